@@ -75,7 +75,7 @@ def momentum(module: nn.Module | Iterator[nn.Parameter], **options: Any) -> torc
 def bits(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(tensor.detach().flatten().clone().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.detach().cpu().flatten().clone().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -93,6 +93,16 @@ def state(module: nn.Module, *optimizers: torch.optim.Optimizer) -> str:
         for kept in optimizer.state.values():
             tensors += [value for value in kept.values() if isinstance(value, Tensor)]
     return bits(tensors)
+
+
+def trained(
+    place: Place, model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[int]
+) -> str:
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, place.rank, step).backward()
+        optimizer.step()
+    return state(model, optimizer)
 
 
 def largest_error(codec: str) -> float:
@@ -213,11 +223,8 @@ def _non_finite(parameter: str, value: float, place: Place, **options: Any) -> d
     parallel.close()
     alike = place.parallel(other, codec="dynamic8")
     optimizer = momentum(alike)
-    for step in [step for step in range(NUM_STEPS) if step != POISONED]:
-        optimizer.zero_grad()
-        loss_of(alike, place.rank, step).backward()
-        optimizer.step()
-    return outcome | {"without": state(alike, optimizer)}
+    without = trained(place, alike, optimizer, [n for n in range(NUM_STEPS) if n != POISONED])
+    return outcome | {"without": without}
 
 
 def _in_parts(turned: bool, scaled: bool, place: Place, **options: Any) -> dict[str, Any]:
@@ -249,18 +256,18 @@ def auto(place: Place) -> dict[str, Any]:
     return outcome | {"before": before, "codec": parallel.statistics().codec}
 
 
+def _refused(place: Place, codec: str, make: Build = network) -> dict[str, Any]:
+    module, _ = place.build(make)
+    loss_of(place.parallel(module, codec=codec), place.rank, 0).backward()
+    return {}
+
+
 def other_codecs(place: Place) -> dict[str, Any]:
-    module, _ = place.build(network)
-    parallel = place.parallel(module, codec="half" if place.rank == place.size - 1 else "dynamic8")
-    loss_of(parallel, place.rank, 0).backward()
-    return {"codec": parallel.statistics().codec}
+    return _refused(place, "half" if place.rank == place.size - 1 else "dynamic8")
 
 
 def float64(place: Place) -> dict[str, Any]:
-    module, _ = place.build(lambda: network().double())
-    parallel = place.parallel(module, codec="dynamic8")
-    loss_of(parallel, place.rank, 0).backward()
-    return {"codec": parallel.statistics().codec}
+    return _refused(place, "dynamic8", lambda: network().double())
 
 
 CASES: dict[str, Callable[[Any], dict[str, Any]]] = {

@@ -1,13 +1,9 @@
-"""Programs of tests that run as several ranks of this machine, and what they say."""
+"""Programs of tests that run as several ranks of this machine."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from processes import Finished
 
-PROGRAMS = Path(__file__).parent / "network" / "programs"
 LAUNCH = """
 import sys
 from paceline.links.launch import launch
@@ -20,8 +16,6 @@ launch([sys.executable, *sys.argv[2:]], int(sys.argv[1]))
 TORCH_FAILED = ("Gloo connectFullMesh failed", "terminate called without an active exception")
 ATTEMPTS = 3
 
-Found = dict[str, list[Any]]  # of each case what came of it, rank by rank
-
 
 def succeeded(run: Callable[[], Finished]) -> Finished:
     """Return what came of a run, which must succeed; one in which torch failed is made again."""
@@ -31,16 +25,3 @@ def succeeded(run: Callable[[], Finished]) -> Finished:
             break
     assert done.code == 0, done.err[-5000:]
     return done
-
-
-def found_in(out: str) -> Found:
-    """Return what the cases have printed."""
-    return {name: outcomes for _, name, outcomes in map(json.loads, out.splitlines())}
-
-
-def same(outcomes: list[Any]) -> Any:
-    """Return what all ranks have found alike."""
-    assert not [one["error"] for one in outcomes if isinstance(one, dict) and "error" in one]
-    for outcome in outcomes:
-        assert outcome == outcomes[0]
-    return outcomes[0]

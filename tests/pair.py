@@ -320,9 +320,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
         "text": str(error) or type(error).__name__,
         "traceback": "".join(traceback.format_exception(error)),
         "kinds": [kind.__name__ for kind in type(error).__mro__],
-        "fields": {
-            name: one if isinstance(one, plain) else str(one) for name, one in fields.items()
-        },
+        "fields": fields,
     }
 
 

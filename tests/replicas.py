@@ -1,6 +1,5 @@
 """Models of float64 that ranks train, each beside one in plain torch on the samples of all."""
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+import codec_training
 from paceline import DataParallel
 from paceline.devices import gpus
 
@@ -72,13 +72,17 @@ def mean(loss: Loss, oracle: nn.Module, step: int) -> Tensor:
 
 
 def train(
-    parallel: nn.Module, oracle: nn.Module, steps: Iterable[int], loss: Loss = square
+    parallel: nn.Module,
+    oracle: nn.Module,
+    steps: Iterable[int],
+    before: Callable[[int], object] = lambda step: None,
 ) -> None:
-    """Train a model on all ranks, and its oracle on this one."""
+    """Train a model on all ranks, and its oracle on this one; `before` is called in each step."""
     optimizers = sgd(parallel), sgd(oracle)
     for step in steps:
         for optimizer in optimizers:
             optimizer.zero_grad()
+        before(step)
         square(parallel, dist.get_rank(), step).backward()
         mean(square, oracle, step).backward()
         for optimizer in optimizers:
@@ -104,7 +108,4 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 
 def bits(model: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for tensor in model.parameters():
-        digest.update(tensor.detach().cpu().flatten().clone().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
+    return codec_training.bits(model.parameters())

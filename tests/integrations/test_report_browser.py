@@ -163,9 +163,7 @@ def test_the_timeline_is_zoomed_by_dragging(desk: Page) -> None:
     assert desk.evaluate(shown.replace("xaxis", "xaxis2")) == pytest.approx([start, end])
 
 
-def test_figures_are_drawn_when_they_come_near_or_are_printed(
-    browser: Browser, folder: Path, tmp_path: Path
-) -> None:
+def test_figures_are_drawn_when_they_come_near_or_are_printed(browser, folder, tmp_path):
     drawn = "[...document.querySelectorAll('.js-plotly-plot')].map(one => one.id)"
     page = browser.page(390, SCREENS[390])
     # Without idle time nothing is drawn that nobody is about to see.
@@ -184,8 +182,7 @@ def test_figures_are_drawn_when_they_come_near_or_are_printed(
     page.pdf(tmp_path / "report.pdf")
     assert all(page.evaluate("printed"))
     page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = false; })")
-    assert page.evaluate("document.body.scrollHeight") == height
-    assert page.complaints == []
+    assert (page.evaluate("document.body.scrollHeight"), page.complaints) == (height, [])
     page.close()
 
 

@@ -1,21 +1,33 @@
+"""Two hosts of one machine: what the network does changes the time, and never the result."""
+
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hosts import Finished
+from safetensors.torch import load_file
+
+from paceline.records.machine_file import read_machine
+from processes import Started
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = Path(__file__).parent / "programs" / "two_hosts.py"
+PROGRAMS = Path(__file__).parent / "programs"
+CUT_S = 20.0
+OnHosts = Callable[..., tuple[Finished, Finished]]
+
+
+def succeeded(finished: tuple[Finished, Finished]) -> tuple[Finished, Finished]:
+    assert [one.code for one in finished] == [0, 0], "".join(one.err for one in finished)
+    return finished
 
 
 @pytest.mark.parametrize("exchange", ["host", "tree"])
-def test_two_ranks_on_each_of_two_hosts_train_as_one_process_does(
-    on_hosts: Callable[..., tuple[Finished, Finished]], exchange: str
-) -> None:
-    finished = on_hosts(2, str(PROGRAM), exchange)
-    assert [one.code for one in finished] == [0, 0], "".join(one.err for one in finished)
+def test_two_ranks_on_each_train_as_one_process_does(on_hosts: OnHosts, exchange: str) -> None:
+    finished = succeeded(on_hosts(2, str(PROGRAMS / "two_hosts.py"), exchange))
     rows = [json.loads(line) for one in finished for line in one.out.splitlines()]
     assert sorted(row["rank"] for row in rows) == [0, 1, 2, 3]
     assert max(row["error"] for row in rows) < 1e-12
@@ -24,3 +36,40 @@ def test_two_ranks_on_each_of_two_hosts_train_as_one_process_does(
     # for that, and says so: else a report would call it idle.
     between = {row["rank"] for row in rows if any("send" in name for name in row["spans"])}
     assert between == {0, 1, 2, 3}
+
+
+def test_the_wire_between_them_is_measured(on_hosts: OnHosts, tmp_path: Path) -> None:
+    options = ("--seconds", "0.2", "--output", "two.toml")
+    succeeded(on_hosts(2, "-m", "paceline", "probe", *options))
+    machine = read_machine(tmp_path / "two.toml")
+    # Two hosts of one name, as both are this computer.
+    assert [host.name for host in machine.hosts] == ["host0", "host1"]
+    assert [device.host for device in machine.devices] == ["host0", "host0", "host1", "host1"]
+    between = {link.between: link for link in machine.links}
+    assert list(between) == [("host0", "host0"), ("host1", "host1"), ("host0", "host1")]
+    assert [link.uses_cores for link in between.values()] == [True, True, False]
+    assert all(1e6 < link.bandwidth_bytes_per_s < 1e12 for link in between.values())
+
+
+def weights(home: Path) -> dict[str, torch.Tensor]:
+    (folder,) = (home / "runs").iterdir()
+    return load_file(folder / "model.safetensors")
+
+
+def test_a_worker_that_is_cut_off_for_20_s_trains_as_if_it_had_not_been(
+    on_hosts: OnHosts, tmp_path: Path
+) -> None:
+    paceline = [sys.executable, "-m", "paceline"]
+    keys = tmp_path / "keys"
+    assert Started([*paceline, "hub", "--generate-keys", str(keys)], tmp_path).finish().code == 0
+    finished = succeeded(on_hosts(1, str(PROGRAMS / "cut_off.py"), str(keys), str(CUT_S)))
+    sent = json.loads(finished[1].out)
+    assert sent["after"] > 2 * sent["before"]  # it was cut off in mid-training
+    home = tmp_path / "uncut"
+    home.mkdir()
+    alone = ["--workers", "1", "--set", "lanes=1", "--set", "staleness=0", "--epochs", "6"]
+    uncut = [*paceline, "train", "lenet5", "--strategy", "wheel", "--profile-s", "0", *alone]
+    assert Started(uncut, home).finish().code == 0
+    own, other = weights(tmp_path), weights(home)
+    assert own.keys() == other.keys()
+    assert all(torch.equal(own[name], other[name]) for name in own)

@@ -1,23 +1,16 @@
-"""One rank: runs the tests that it is told, one after the other, and says what came of each.
+"""One rank of a pair: runs one of torch's tests, and says what came of it."""
 
-`python rank.py RANK STAND_IN`; a line of JSON on stdin is one test, the line on stdout its outcome.
-"""
-
-import faulthandler
-import gc
-import json
 import linecache
 import os
-import signal
-import sys
+import time
 import traceback
 import unittest
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
 import torch.distributed as dist
 from listed import MODULE
 from on_cpu import NUM_RANKS, imported
@@ -27,27 +20,11 @@ from stand_ins import STAND_INS
 DEADLINE = timedelta(seconds=60)
 
 
-def main() -> None:
-    rank, stand_in = int(sys.argv[1]), sys.argv[2]
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what tests print is not an answer
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    torch.set_num_threads(1)
-    case = _case(imported(STAND_INS[stand_in]))
-    gc.freeze()  # what is imported by now stays, and need not be looked through after each test
-    environment = dict(os.environ)
-    print(json.dumps({"outcome": "passed"}), file=answers, flush=True)  # imported, and ready
-    for line in sys.stdin:
-        _clear(environment)  # both ranks have answered by now: nothing is waited for any more
-        told = json.loads(line)
-        outcome = _outcome(case, told["test"], rank, Path(told["folder"]))
-        print(json.dumps(outcome), file=answers, flush=True)
-        if outcome["outcome"] != "passed":
-            _clear(environment)  # closes connections: the other rank need not wait for this one
-
-
-def _case(suite: Any) -> type[unittest.TestCase]:
+@cache
+def _case(stand_in: str) -> type[unittest.TestCase]:
     """Return torch's tests, with what they ask of the class that usually starts their processes."""
+    os.environ["PYTORCH_PRINT_REPRO_ON_FAILURE"] = "0"
+    suite: Any = imported(STAND_INS[stand_in])
     from torch.testing._internal.common_utils import TestCase, set_rng_seed
 
     class Case(suite.DistributedTest._DistTestBase, TestCase):
@@ -74,9 +51,18 @@ def _case(suite: Any) -> type[unittest.TestCase]:
     return Case
 
 
-def _outcome(case: Any, test: str, rank: int, folder: Path) -> dict[str, str]:
+def prepared(stand_in: str) -> None:
+    """Import the tests, which takes long."""
+    _case(stand_in)
+
+
+def outcome(stand_in: str, test: str, folder: Path) -> dict[str, Any]:
     """Run one test in a process group of its own; return what came of it on this rank."""
-    os.environ["TEMP_DIR"] = str(folder)
+    case: Any = _case(stand_in)
+    rank = int(os.environ["RANK"])
+    os.environ |= {"BACKEND": "gloo", "TEMP_DIR": str(folder)}
+    os.environ.pop("LOCAL_RANK", None)  # by which torch would choose a GPU
+    dist.set_debug_level_from_env()
     store = dist.FileStore(str(folder / "store"), NUM_RANKS)
     try:
         dist.init_process_group(
@@ -93,9 +79,10 @@ def _outcome(case: Any, test: str, rank: int, folder: Path) -> dict[str, str]:
             "outcome": "raised",
             "error": "".join(traceback.format_exception_only(error)).strip(),
             "statements": _statements(error),
-            "traceback": traceback.format_exc(),
+            "details": traceback.format_exc(),
+            "at_s": time.monotonic(),
         }
-    return {"outcome": "passed", "error": ""}
+    return {"outcome": "passed"}
 
 
 def _statements(error: Exception) -> str:
@@ -106,17 +93,3 @@ def _statements(error: Exception) -> str:
             lines = linecache.getlines(frame.filename)[frame.lineno - 1 : frame.end_lineno]
             found.append(" ".join("".join(lines).split()))
     return "\n".join(found)
-
-
-def _clear(environment: dict[str, str]) -> None:
-    """Leave nothing of a test to the next: models, process groups, levels of debugging."""
-    gc.collect()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    os.environ.clear()
-    os.environ.update(environment)
-    dist.set_debug_level_from_env()
-
-
-if __name__ == "__main__":
-    main()

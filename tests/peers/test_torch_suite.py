@@ -20,9 +20,7 @@ DEADLINE_S = 1200.0  # half a minute where nothing else runs
 
 
 @pytest.mark.parametrize("exchange", ["auto", "allreduce", "tree", "host"])
-def test_torchs_tests_pass_or_end_as_expected(
-    exchange: str, start: Callable[..., Started], tmp_path: Path
-) -> None:
+def test_torchs_tests_pass_or_end_as_expected(exchange, start, tmp_path):
     outcomes = tmp_path / "outcomes.json"
     done = start(str(RUNNER), "--exchange", exchange, "--json", str(outcomes)).finish(DEADLINE_S)
     assert done.code == 0, done.out + done.err

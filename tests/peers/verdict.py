@@ -2,11 +2,24 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from expected import EXPECTED, NEVER_RUN, Entry, NotApplicable, Refused, entries
 from listed import WITHOUT_HOOKS, ddp_tests
 
-from pair import Outcome
+WORDS = ("passed", "skipped", "raised", "hung or crashed")  # the worst of a pair is its outcome
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one test on a pair of ranks."""
+
+    test: str
+    outcome: str
+    error: str = ""
+    statements: str = ""  # of torch's tests, at which it ended
+    details: str = ""  # a traceback, or what ranks have printed that did not answer
+    seconds: float = 0.0
 
 
 def tests_for(exchange: str) -> list[str]:

@@ -133,35 +133,31 @@ def encoded(rows: str) -> tuple[list[list[int]], str]:
     return sent[: len(CODECS)], bits(every)
 
 
-def check_exchanges(ranks: Ranks, rows: str) -> None:
-    size = ranks.size
-    sizes = ROWS[rows][:size]
+@pytest.mark.parametrize(
+    ("place", "rows"),
+    [
+        *(("pair", rows) for rows in ("uneven", "with none")),
+        *(pytest.param("triple", rows, marks=slow) for rows in ROWS),
+    ],
+)
+def test_ranks_are_one_process(request, place: str, rows: str):
+    ranks: Ranks = request.getfixturevalue(place)
+    sizes = ROWS[rows][: ranks.size]
 
-    def lengths_of(nbytes: Callable[[int], int]) -> list[int]:
-        return [HEADER + 8 * -(-nbytes(WIDTH * count) // 8) for count in sizes]
+    def sent_by(rank: int, nbytes: Callable[[int], int]) -> list[int]:
+        """The bytes that a rank sends of its own rows, and of those of others."""
+        lengths = [HEADER + 8 * -(-nbytes(WIDTH * count) // 8) for count in sizes]
+        return [(ranks.size - 1) * lengths[rank], sum(lengths) - lengths[rank]]
 
-    lengths = lengths_of(lambda count: 8 * count)
     for rank, sent in enumerate(ranks(exact, rows)):
-        own, others = (size - 1) * lengths[rank], sum(lengths) - lengths[rank]
+        own, others = sent_by(rank, lambda count: 8 * count)
         assert sent == [[own, others], [others, own]] * 2
     outcomes = ranks(encoded, rows)
     assert len({bits for _, bits in outcomes}) == 1
     for rank, (sent, _) in enumerate(outcomes):
         for codec, found in zip(CODECS, sent, strict=True):
             form = find_codec(codec) if isinstance(codec, str) else codec
-            lengths = lengths_of(form.nbytes)
-            assert found == [(size - 1) * lengths[rank], sum(lengths) - lengths[rank]], form.name
-
-
-@pytest.mark.parametrize("rows", ["uneven", "with none"])
-def test_two_ranks_are_one_process(pair: Ranks, rows: str):
-    check_exchanges(pair, rows)
-
-
-@slow
-@pytest.mark.parametrize("rows", ROWS)
-def test_three_ranks_are_one_process(triple: Ranks, rows: str):
-    check_exchanges(triple, rows)
+            assert found == sent_by(rank, form.nbytes), form.name
 
 
 def beside_other_work() -> list[int]:

@@ -74,11 +74,15 @@ def deliver(arena: Arena, rank: int, step: int, chunk: int) -> None:
     arena.post(chunk)
 
 
-def take_step(arena: Arena, rank: int, step: int) -> None:
-    arena.begin(step)
+def deliver_all(arena: Arena, rank: int, step: int) -> None:
     for chunk in range(len(CHUNKS)):
         deliver(arena, rank, step, chunk)
     arena.commit()
+
+
+def take_step(arena: Arena, rank: int, step: int) -> None:
+    arena.begin(step)
+    deliver_all(arena, rank, step)
     arena.wait_step()
 
 
@@ -131,17 +135,12 @@ def steps(group: Group, threads: int) -> tuple[str, list[int], list[int]]:
     return digest.hexdigest(), list(arena.members), list(arena.leaders)
 
 
-@pytest.mark.parametrize("threads", [0, 1])
-def test_two_ranks_get_the_bits_of_torch_in_any_order_of_chunks(pair: Ranks, threads: int):
-    first, second = pair(steps, threads, group=False)
-    assert first == second
-    assert first[1:] == ([0, 1], [0])
-
-
-def test_three_ranks_get_the_bits_of_torch_in_any_order_of_chunks(triple: Ranks):
-    first, *others = triple(steps, 1, group=False)
-    assert others == [first] * 2
-    assert first[1:] == ([0, 1, 2], [0])
+@pytest.mark.parametrize(("place", "threads"), [("pair", 0), ("pair", 1), ("triple", 1)])
+def test_ranks_get_the_bits_of_torch_in_any_order_of_chunks(request, place: str, threads: int):
+    ranks = request.getfixturevalue(place)
+    first, *others = ranks(steps, threads, group=False)
+    assert others == [first] * (ranks.size - 1)
+    assert first[1:] == (list(range(ranks.size)), [0])
 
 
 @in_a_group
@@ -162,9 +161,7 @@ def held(group: Group) -> None:
         thread = threading.Thread(target=double, args=[step])
         if group.rank == 0:
             thread.start()
-        for chunk in range(len(CHUNKS)):
-            deliver(arena, group.rank, step, chunk)
-        arena.commit()
+        deliver_all(arena, group.rank, step)
         arena.wait_step()
         check(arena, group.world_size, step, factor=2)
         if group.rank == 0:
@@ -182,9 +179,7 @@ def wait_for(goal: str, arena: Arena, rank: int) -> None:
         deliver(arena, rank, 2, 0)
         arena.wait_chunk(0)
     else:
-        for chunk in range(len(CHUNKS)):
-            deliver(arena, rank, 2, chunk)
-        arena.commit()
+        deliver_all(arena, rank, 2)
         arena.wait_step()
 
 
@@ -261,9 +256,7 @@ def discarded(group: Group) -> int:
     return num_discarded
 
 
-def test_a_step_that_fails_anywhere_is_discarded_everywhere_and_the_next_is_right(
-    triple: Ranks,
-):
+def test_a_step_that_fails_anywhere_is_discarded_everywhere(triple: Ranks):
     assert max(triple(discarded, group=False)) > 0
 
 
@@ -315,14 +308,12 @@ def private(group: Group) -> list[int]:
 
 def test_what_a_rank_writes_to_its_result_is_its_own_and_is_undone(triple: Ranks):
     said, page = triple(private, group=False), os.sysconf("SC_PAGESIZE")
-    assert said[2] == [0] * 6
-    assert said[1] == [0, 0] + [page] * 4
-    assert said[0][:2] == [0, 0]
+    assert (said[2], said[1], said[0][:2]) == ([0] * 6, [0, 0] + [page] * 4, [0, 0])
     assert all(0 <= nbytes - 4 * 200_001 < 2 * page for nbytes in said[0][2:])
 
 
 @in_a_group
-def open_and_mapped(group: Group) -> dict[str, list[int]]:
+def open_and_mapped(group: Group) -> list[list[int]]:
     """What an arena has while it lives and when it is gone, beside what was there before."""
 
     def traces() -> list[int]:
@@ -359,18 +350,17 @@ def open_and_mapped(group: Group) -> dict[str, list[int]]:
     del kept
     gc.collect()
     assert not named
-    found = {"first": first, "closed": closed, "gone": traces()}
-    return {
-        name: [one - other for one, other in zip(counts, before, strict=True)]
-        for name, counts in found.items()
-    }
+    return [
+        [one - other for one, other in zip(counts, before, strict=True)]
+        for counts in (first, closed, traces())
+    ]
 
 
 def test_an_arena_leaves_nothing_open_mapped_or_running(pair: Ranks):
-    for found in pair(open_and_mapped, group=False):
-        assert found["first"] == [0, 1, 2, 1]  # memory, peers, mappings, threads
-        assert found["closed"] == [0, 0, 1, 0]  # a tensor still shows the result
-        assert found["gone"] == [0, 0, 0, 0]
+    for first, closed, gone in pair(open_and_mapped, group=False):
+        assert first == [0, 1, 2, 1]  # memory, peers, mappings, threads
+        assert closed == [0, 0, 1, 0]  # a tensor still shows the result
+        assert gone == [0, 0, 0, 0]
 
 
 @in_a_group
@@ -402,9 +392,7 @@ def test_a_waiting_rank_serves_signals(pair: Ranks):
 def another_machine(group: Group) -> tuple[list[int], list[int]]:
     arena = opened(group)
     arena.begin(1)
-    for chunk in range(len(CHUNKS)):
-        deliver(arena, group.rank, 1, chunk)
-    arena.commit()
+    deliver_all(arena, group.rank, 1)
     for chunk in range(len(CHUNKS)):
         arena.wait_chunk(chunk)
         arena.publish(chunk)

@@ -2,7 +2,6 @@
 
 import random
 import time
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -160,22 +159,15 @@ def evaluation_on_rank_1_alone() -> None:
     assert apart(module, oracle) <= 1e-12
 
 
+@pytest.mark.parametrize("place", ["pair", pytest.param("triple", marks=slow)])
 @each_exchange
-def test_gradients_are_those_of_one_process(pair: Ranks, exchange: str):
+def test_gradients_are_those_of_one_process(request, exchange: str, place: str):
+    ranks: Ranks = request.getfixturevalue(place)
     for is_float64 in (True, False):
-        same(pair(gradients, exchange, is_float64))
-    pair(micro_batches, exchange)
-    pair(two_outputs, exchange)
-    same(pair(batch_norm, exchange))
-
-
-@slow
-@each_exchange
-def test_gradients_of_three_are_those_of_one_process(triple: Ranks, exchange: str):
-    for is_float64 in (True, False):
-        same(triple(gradients, exchange, is_float64))
-    triple(micro_batches, exchange)
-    triple(two_outputs, exchange)
+        same(ranks(gradients, exchange, is_float64))
+    ranks(micro_batches, exchange)
+    ranks(two_outputs, exchange)
+    same(ranks(batch_norm, exchange))
 
 
 def test_exchanges_may_be_chosen_and_one_rank_may_evaluate_alone(pair: Ranks):
@@ -238,8 +230,7 @@ def test_shares_follow_a_slow_rank(pair: Ranks, exchange: str):
 def test_a_rank_that_does_not_help_gets_no_samples_and_trains_along(triple: Ranks, exchange: str):
     outcomes = triple(digits_like, exchange, 100.0, 2, 110)
     same([one["bits"] for one in outcomes])
-    assert outcomes[0]["shares"][-1] == 0
-    assert set(outcomes[-1]["used"][-1]) == {0}
+    assert (outcomes[0]["shares"][-1], set(outcomes[-1]["used"][-1])) == (0, {0})
 
 
 def wrong_samplers(exchange: str) -> None:
@@ -305,8 +296,6 @@ def checkpointed(model: nn.Module) -> None:
         ("balance", {"balance": "auto"}, checkpointed),
     ],
 )
-def test_what_cannot_be_balanced_is_refused(
-    field: str, options: dict[str, Any], call: Callable[[nn.Module], object]
-):
+def test_what_cannot_be_balanced_is_refused(field, options, call):
     with refused(field):
         call(DataParallel(nn.Linear(3, 2), **options))

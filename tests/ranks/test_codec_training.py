@@ -23,6 +23,7 @@ from codec_training import (
     network,
     same,
     state,
+    trained,
 )
 from faults import failpoints
 from paceline import DataParallel
@@ -291,25 +292,17 @@ def state_of_the_hook() -> list[str]:
     place = Place.here()
     one = Hooked(place, "onebit", linear)
     optimizer = momentum(one.module)
-
-    def train(hooked: Hooked, optimizer: torch.optim.Optimizer, steps: range) -> str:
-        for step in steps:
-            optimizer.zero_grad()
-            loss_of(hooked.parallel, place.rank, step).backward()
-            optimizer.step()
-        return state(hooked.module)
-
-    train(one, optimizer, range(4))
+    trained(place, one.parallel, optimizer, range(4))
     saved = [one.module.state_dict(), optimizer.state_dict(), one.state.state_dict()]
     saved = torch.utils._pytree.tree_map_only(Tensor, Tensor.clone, saved)
-    chains = [train(one, optimizer, range(4, 8))]
+    chains = [trained(place, one.parallel, optimizer, range(4, 8))]
     for errors in (saved[2], {}):
         other = Hooked(place, "onebit", linear)
         again = momentum(other.module)
         other.module.load_state_dict(saved[0])
         again.load_state_dict(saved[1])
         other.state.load_state_dict(errors)
-        chains.append(train(other, again, range(4, 8)))
+        chains.append(trained(place, other.parallel, again, range(4, 8)))
     return chains
 
 
@@ -340,8 +333,7 @@ def poisoned(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
 def test_what_is_not_finite_raises_or_is_skipped_on_all_ranks(pair: Ranks, name, num_raised):
     outcome = poisoned(pair(case, name))
     assert [step for step, _, _ in outcome["raised"]] == [POISONED] * num_raised
-    assert outcome["counts"] == [1, 1 - num_raised]
-    assert outcome["bits"] == outcome["without"]
+    assert (outcome["counts"], outcome["bits"]) == ([1, 1 - num_raised], outcome["without"])
 
 
 @slow
@@ -370,12 +362,7 @@ def host_on_one_machine() -> list[str]:
     for codec in (None, "onebit"):
         module, _ = place.build(network)
         parallel = place.parallel(module, codec=codec)
-        optimizer = momentum(parallel)
-        for step in range(3):
-            optimizer.zero_grad()
-            loss_of(parallel, place.rank, step).backward()
-            optimizer.step()
-        digests.append(state(module, optimizer))
+        digests.append(trained(place, parallel, momentum(parallel), range(3)))
         assert parallel.statistics().codec is None
     return digests
 
@@ -432,15 +419,12 @@ def trains_until_struck(codec: str) -> None:
 
 @slow
 @pytest.mark.parametrize("codec", ["dynamic8", "onebit"])
-def test_when_a_rank_dies_the_others_raise(triple: Ranks, codec: str):
-    with failpoints({"at": "test.backward", "rank": 1, "step": 5, "do": "SIGKILL"}):
+def test_when_a_rank_dies_or_stops_the_others_raise(triple: Ranks, codec: str):
+    struck = {"at": "test.backward", "rank": 1, "step": 5}
+    with failpoints(struck | {"do": "SIGKILL"}):
         outcomes = triple(trains_until_struck, codec, errors=True)
     assert [one.kind for one in outcomes] == ["RuntimeError", "Died", "RuntimeError"]
-
-
-@slow
-def test_when_a_rank_stops_the_others_raise(triple: Ranks):
-    stop = {"at": "test.backward", "rank": 1, "step": 5, "do": "SIGSTOP"}
-    with failpoints(stop), pytest.raises(RankFailed) as caught:
-        triple(trains_until_struck, "onebit", deadline_s=3 * LOST_S)
-    assert [f"rank {rank} hangs" in str(caught.value) for rank in range(3)] == [False, True, False]
+    with failpoints(struck | {"do": "SIGSTOP"}), pytest.raises(RankFailed) as caught:
+        triple(trains_until_struck, codec, deadline_s=3 * LOST_S)
+    hanging = [f"rank {rank} hangs" in str(caught.value) for rank in range(3)]
+    assert hanging == [False, True, False]

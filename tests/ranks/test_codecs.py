@@ -129,30 +129,28 @@ def right_means(name: str) -> tuple[list[int], str]:
     return sent, bits(every)
 
 
-def check_right_means(ranks: Ranks, name: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        *(("pair", name) for name in (*CODECS, "threshold:0.5", "float32")),
+        *(
+            pytest.param("triple", name, marks=pytest.mark.slow)
+            for name in ("dynamic8", "half", "onebit", "threshold:0.5", "e3m0", "float32")
+        ),
+    ],
+)
+def test_means_are_those_of_one_process_bit_for_bit(request, place: str, name: str):
+    ranks: Ranks = request.getfixturevalue(place)
     sent, _ = same(ranks(right_means, name))
     if name.startswith("threshold"):  # whose bytes depend on the values
         return
     codec, size = made(name), ranks.size
     for count, nbytes in zip(SENT, sent, strict=True):
-        pieces = [min(PIECE, count - begin) for begin in range(0, count, PIECE)]
+        pieces, times = [min(PIECE, count - begin) for begin in range(0, count, PIECE)], 1
         if codec.encodes_sums:  # each shard to its owner, and its mean to all
             pieces, times = [-(-piece // size) for piece in pieces], 2
-        else:
-            times = 1
         rows = [HEADER + 8 * -(-codec.nbytes(piece) // 8) for piece in pieces]
         assert nbytes == times * (size - 1) * sum(rows)
-
-
-@pytest.mark.parametrize("name", [*CODECS, "threshold:0.5", "float32"])
-def test_means_are_those_of_one_process_bit_for_bit(pair: Ranks, name: str):
-    check_right_means(pair, name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["dynamic8", "half", "onebit", "threshold:0.5", "e3m0", "float32"])
-def test_means_of_three_are_those_of_one_process_bit_for_bit(triple: Ranks, name: str):
-    check_right_means(triple, name)
 
 
 def steady(rank: int, step: int, count: int) -> Tensor:

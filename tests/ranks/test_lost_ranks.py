@@ -110,9 +110,7 @@ def loses(how: str, phase: str, victim: int = 1, place: str = "pair", slow: bool
         loses("SIGKILL", "optimizer", 1, "pair_on_gpus", slow=True),
     ],
 )
-def test_the_others_name_the_rank_that_is_lost(
-    request: pytest.FixtureRequest, place: str, how: str, phase: str, victim: int
-):
+def test_the_others_name_the_rank_that_is_lost(request, place, how, phase, victim):
     for text, named, after_s in lost(request.getfixturevalue(place), "host", how, phase, victim):
         assert named
         assert named in text

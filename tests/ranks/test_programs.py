@@ -113,9 +113,7 @@ def cases() -> list[object]:
 
 
 @pytest.mark.parametrize(("name", "exchange"), cases())
-def test_a_program_is_the_same_as_with_ddp(
-    pair: Ranks, name: str, exchange: str, request: pytest.FixtureRequest
-):
+def test_a_program_is_the_same_as_with_ddp(pair, name, exchange, request):
     deadline_s = 45 if request.node.get_closest_marker("slow") is None else 300
     pair(check, PROGRAMS, name, exchange, "ddp", group=False, deadline_s=deadline_s)
 

@@ -135,9 +135,7 @@ def test_an_interrupted_run_saves_itself_and_goes_on_bit_for_bit(run: Run, folde
 
 
 @pytest.mark.slow
-def test_another_number_of_workers_takes_the_same_samples(
-    run: Run, triple: Ranks, tmp_path: Path, folder: Path
-) -> None:
+def test_another_number_of_workers_takes_the_same_samples(run, triple, tmp_path, folder):
     settings = HOST | {"model": "small_recipes:plain", "checkpoint_every": "37"}
     run(settings)
     expected, whole = load_file(folder / "model.safetensors"), learnt(folder)[1]
@@ -191,9 +189,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(run: Run, folder: Pa
     assert learnt(folder) == before
 
 
-def test_a_host_run_goes_on_with_another_exchange_though_no_checkpoint_can_be_written(
-    run: Run, folder: Path
-) -> None:
+def test_a_host_run_goes_on_with_another_exchange_though_no_checkpoint_can_be_written(run, folder):
     """Sums of two are the same in any order."""
     settings = {"model": "small_recipes:plain", "checkpoint_every": "37"}
     run(settings | HOST)

@@ -215,21 +215,17 @@ def sized(sizes: list[int]) -> list[int]:
     return sent
 
 
-def check_sizes(ranks: Ranks, folder: Path, sizes: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("place", "sizes"),
+    [("pair", [2, 5, 18]), pytest.param("triple", [3, 4, 5, 8, 10, 26, 27], marks=slow)],
+)
+def test_any_size_of_sub_batch_trains_as_one_process_does(request, tmp_path: Path, place, sizes):
     """The terms of the loss are the same bytes in all, and have a header in each sub-batch."""
-    size, sent = ranks.size, ranks(sized, sizes, cwd=folder)[0]
+    ranks: Ranks = request.getfixturevalue(place)
+    sent = ranks(sized, sizes, cwd=tmp_path)[0]
     for sub_batch, nbytes in zip(sizes, sent, strict=True):
-        fewer = MOST - min(MOST, -(-size * MOST // sub_batch))
-        assert sent[0] - nbytes == 5 * (size - 1) * fewer * HEADER
-
-
-def test_any_size_of_sub_batch_trains_as_one_process_does(pair: Ranks, tmp_path: Path):
-    check_sizes(pair, tmp_path, [2, 5, 18])
-
-
-@slow
-def test_any_size_of_sub_batch_of_three_trains_as_one_process_does(triple: Ranks, tmp_path: Path):
-    check_sizes(triple, tmp_path, [3, 4, 5, 8, 10, 26, 27])
+        fewer = MOST - min(MOST, -(-ranks.size * MOST // sub_batch))
+        assert sent[0] - nbytes == 5 * (ranks.size - 1) * fewer * HEADER
 
 
 def by_passes(updates: str, sub_batch: int | None) -> None:
@@ -271,18 +267,12 @@ def by_passes(updates: str, sub_batch: int | None) -> None:
     trainer.close()
 
 
-PASSES = [("step", None), ("sub-batch", None), ("sub-batch", 5)]
-
-
-@pytest.mark.parametrize(("updates", "sub_batch"), PASSES)
-def test_sub_batches_are_those_of_one_process(pair: Ranks, tmp_path: Path, updates, sub_batch):
-    pair(by_passes, updates, sub_batch, cwd=tmp_path)
-
-
-@slow
-@pytest.mark.parametrize(("updates", "sub_batch"), PASSES)
-def test_sub_batches_of_three_are_those_of_one_process(triple: Ranks, tmp_path, updates, sub_batch):
-    triple(by_passes, updates, sub_batch, cwd=tmp_path)
+@pytest.mark.parametrize("place", ["pair", pytest.param("triple", marks=slow)])
+@pytest.mark.parametrize(
+    ("updates", "sub_batch"), [("step", None), ("sub-batch", None), ("sub-batch", 5)]
+)
+def test_sub_batches_are_those_of_one_process(request, tmp_path, place, updates, sub_batch):
+    request.getfixturevalue(place)(by_passes, updates, sub_batch, cwd=tmp_path)
 
 
 def encoded() -> list[float]:

@@ -177,16 +177,11 @@ def each_sub_batch() -> None:
     training.trainer.close()
 
 
+@pytest.mark.parametrize("place", ["pair", pytest.param("triple", marks=slow)])
 @pytest.mark.parametrize("case", CASES)
-def test_steps_are_those_of_one_process_with_the_whole_batch(pair: Ranks, tmp_path, case: str):
+def test_steps_are_those_of_one_process_with_the_whole_batch(request, tmp_path, case, place):
     """Targets of -100 lie unevenly: some ranks and some sub-batches have hardly any others."""
-    pair(equal, case, cwd=tmp_path)
-
-
-@slow
-@pytest.mark.parametrize("case", CASES)
-def test_steps_of_three_are_those_of_one_process(triple: Ranks, tmp_path: Path, case: str):
-    triple(equal, case, cwd=tmp_path)
+    request.getfixturevalue(place)(equal, case, cwd=tmp_path)
 
 
 @slow
@@ -293,8 +288,7 @@ def ended(training: Training, losses: list[float]) -> dict[str, Any]:
 def test_two_ranks_go_on_with_the_bits_of_two(pair: Ranks, tmp_path: Path, way: str):
     """Whatever the head's updates, and with what a codec of gradients has left out so far."""
     before, after = (pair(run, way, cwd=tmp_path)[0] for run in (left, went_on))
-    assert before == after
-    assert before["steps"] == 10
+    assert (before, before["steps"]) == (after, 10)
 
 
 @slow

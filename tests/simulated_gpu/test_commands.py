@@ -185,8 +185,7 @@ def test_ranks_with_host_learn_and_copy_on_lanes_of_their_own(done, tmp_path):
 def test_bodies_on_a_gpu_and_their_hub_conform_to_their_plan(done):
     """Of two lanes, whose copies to their device come one after another."""
     result = done(*LENET, "--strategy", "wheel", "--workers", "2", "--epochs", "1")
-    assert result["machine"]["device"] == f"cpu, {NAME}"
-    assert result["faults"] == []
+    assert (result["machine"]["device"], result["faults"]) == (f"cpu, {NAME}", [])
     assert result["lost"] == []
 
 
@@ -218,5 +217,4 @@ def test_profiles_and_probes_have_the_device_and_rehearsals_the_cpu(done, tmp_pa
     assert all(NAME in one.source for one in (device, link))
     how = ("--device", "p100", "--workers", "2", "--steps", "3", "--strategy", "allreduce")
     result = done("rehearse", "lenet5", *how)
-    assert result["machine"]["device"] == "cpu"
-    assert result["faults"] == []
+    assert (result["machine"]["device"], result["faults"]) == ("cpu", [])

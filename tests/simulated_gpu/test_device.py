@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from paceline.devices import device_of
 from paceline.devices.simulated import RaceError, SimulatedDevice
 from simulated_gpus import simulated_gpus
 
@@ -215,11 +214,6 @@ def test_hooks_run_in_a_thread_of_the_device(device):
     (weight * 2).sum().backward()
     assert threads
     assert threads[0] != threading.get_ident()
-
-
-def test_it_is_found_by_its_name(device):
-    assert device_of(torch.device("simulated", 0)) is device
-    assert device_of(ones(device).device) is device
 
 
 def network() -> nn.Module:

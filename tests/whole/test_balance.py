@@ -1,6 +1,5 @@
 """Whole runs of unequal batches."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,11 @@ def net(num_classes=10):
 WIDE = "nn.Linear(2000, 2000), nn.ReLU(),"
 
 
-def test_uneven_workers_are_rehearsed_with_batches_that_follow_their_speeds(paceline, tmp_path):
+def test_uneven_workers_are_rehearsed_with_batches_that_follow_their_speeds(outcome, tmp_path):
     (tmp_path / "mine.py").write_text(NET.format(""))
     options = ("--stretch", "1,8", "--strategy", "host", "--steps", "6", "--batch-size", "600")
-    shape = ("--input-shape", "1x8x8", "--balance", "auto", "--json")
-    done = paceline("rehearse", "mine:net", *options, *shape)
-    assert done.code == 0, done.err
-    result = json.loads(done.out)
+    shape = ("--input-shape", "1x8x8", "--balance", "auto")
+    result = outcome("rehearse", "mine:net", *options, *shape)
     assert result["settings"]["stretch"] == [1.0, 8.0]
     fast, slow = result["shares"]
     assert fast + slow == 600
@@ -30,11 +27,9 @@ def test_uneven_workers_are_rehearsed_with_batches_that_follow_their_speeds(pace
     assert result["faults"] == []
 
 
-def test_a_run_balances_its_batches_and_learns(paceline):
-    options = ("--balance", "auto", "--force", "--epochs", "3", "--profile-s", "0.5", "--json")
-    done = paceline("train", "lenet5", "--strategy", "host", *options)
-    assert done.code == 0, done.err
-    result = json.loads(done.out)
+def test_a_run_balances_its_batches_and_learns(outcome):
+    options = ("--balance", "auto", "--force", "--epochs", "3", "--profile-s", "0.5")
+    result = outcome("train", "lenet5", "--strategy", "host", *options)
     assert sum(result["shares"]) == result["settings"]["batch_size"] == 64
     assert result["accuracy"] > 0.8
     assert result["faults"] == []

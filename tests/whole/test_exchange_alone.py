@@ -1,26 +1,19 @@
 """One worker that exchanges with itself: the same training, and an exchange that really runs."""
 
-import json
-
 import pytest
 from safetensors.torch import load_file
-
-from refusals import refused_field
 
 pytestmark = pytest.mark.slow
 
 ASKED = ("lenet5", "--data", "synthetic:samples=80,classes=4", "--batch-size", "8", "--epochs", "1")
-QUICK = ("--workers", "1", "--profile-s", "0.2", "--seed", "3", "--json")
+QUICK = ("--workers", "1", "--profile-s", "0.2", "--seed", "3")
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "host", "tree"])
-def test_the_mean_of_one_workers_gradients_is_its_gradients(paceline, tmp_path, strategy):
+def test_the_mean_of_one_workers_gradients_is_its_gradients(outcome, tmp_path, strategy):
     """The oracle is the training without an exchange, bit for bit."""
-    found = []
-    for more in ((), ("--exchange-alone",)):
-        done = paceline("train", *ASKED, *QUICK, "--strategy", strategy, *more)
-        assert done.code == 0, done.err
-        found.append(json.loads(done.out))
+    asked = ("train", *ASKED, *QUICK, "--strategy", strategy)
+    found = [outcome(*asked, *more) for more in ((), ("--exchange-alone",))]
     assert found[1]["faults"] == []
     weights = [load_file(tmp_path / "runs" / one["id"] / "model.safetensors") for one in found]
     assert weights[0].keys() == weights[1].keys()
@@ -33,28 +26,11 @@ def test_the_mean_of_one_workers_gradients_is_its_gradients(paceline, tmp_path, 
     assert (spent[1]["exposed"] + spent[1]["hidden"] > 0) == (strategy != "tree")
 
 
-def test_several_workers_and_strategies_without_ranks_cannot_exchange_alone(paceline):
-    done = paceline("train", *ASKED, "--workers", "2", "--exchange-alone")
-    assert (done.code, refused_field(done.err)) == (2, "exchange_alone")
-    done = paceline("train", *ASKED, "--workers", "1", "--strategy", "wheel", "--exchange-alone")
-    assert (done.code, refused_field(done.err)) == (2, "exchange_alone")
-
-
-def test_a_study_of_the_overhead_is_table_ii(paceline):
+def test_a_study_of_the_overhead_is_table_ii(outcome):
     """Methods differ on one worker, which exchanges with itself."""
-    asked = (
-        "scale",
-        "lenet5",
-        "--workers",
-        "1",
-        "--batch-size",
-        "8",
-        "--strategy",
-        "allreduce,host",
-    )
-    quick = ("--steps", "5", "--repeats", "1", "--profile-s", "0.2", "--output", "study", "--json")
-    done = paceline(*asked, "--overhead", *quick)
-    assert done.code == 0, done.err
-    for cell in json.loads(done.out)["cells"]:
+    asked = ("scale", "lenet5", "--workers", "1", "--batch-size", "8")
+    asked += ("--strategy", "allreduce,host")
+    quick = ("--steps", "5", "--repeats", "1", "--profile-s", "0.2", "--output", "study")
+    for cell in outcome(*asked, "--overhead", *quick)["cells"]:
         assert cell["error"] is None
         assert cell["exposed_s"] + cell["hidden_s"] > 0

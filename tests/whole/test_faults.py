@@ -188,9 +188,7 @@ def test_a_model_that_fails_is_named_with_its_line_and_leaves_no_folder(
 
 @slow
 @pytest.mark.parametrize("strategy", IN_STEP)
-def test_a_model_that_fails_on_one_rank_in_training_is_blamed_there(
-    paceline, tmp_path: Path, strategy: str
-) -> None:
+def test_a_model_that_fails_on_one_rank_in_training_is_blamed_there(paceline, tmp_path, strategy):
     (tmp_path / "failing.py").write_text(FAILING)
     done = paceline("train", "failing:in_training", "--strategy", strategy, *LONG)
     assert done.code == 1, done.err

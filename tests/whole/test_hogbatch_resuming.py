@@ -81,8 +81,7 @@ def test_no_sample_is_lost_or_done_twice(found: Runs, case: str):
     assert {row[0] for row in run["model"]["uses"]} == {3.0}
     assert run["covered"] == [1]
     assert sum(samples for _, samples in run["workers"]) == 3 * 600
-    assert run["progress"] == [1800, 1800]
-    assert run["faults"] == []
+    assert (run["progress"], run["faults"]) == ([1800, 1800], [])
 
 
 def test_the_same_workers_keep_their_numbers_and_others_get_new_ones(found: Runs):
@@ -111,9 +110,7 @@ def test_steps_are_as_many_batches_of_the_batch_size(found: Runs, run: str):
 
 
 @pytest.mark.parametrize("run", STOPPING)
-def test_the_schedule_goes_with_the_samples_of_the_run_whatever_the_batches_are(
-    found: Runs, run: str
-):
+def test_the_schedule_goes_with_the_samples_of_the_run_whatever_the_batches_are(found, run):
     """In batches of 5 and more samples, the rate is zero after an epoch of 6 steps."""
     first, second, third = (test_loss for _, _, test_loss in found[run]["epochs"])
     assert first < 0.65  # it has learnt

@@ -29,9 +29,7 @@ def test_a_run_from_the_command_line(runs: LocalRuns) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--set", "delay=2", "--set", "mixing=0.5")])
-def test_a_killed_worker_is_started_again_and_joins_while_the_others_go_on(
-    runs: LocalRuns, options: tuple[str, ...]
-) -> None:
+def test_a_killed_worker_is_started_again_and_joins_while_the_others_go_on(runs, options):
     slow = runs.slow()
     with failpoints({"at": "worker.pushed", "worker": 1, "step": 3, "do": "SIGKILL"}):
         run = runs.train(*ROUNDS, *options, workers=3, epochs=EPOCHS)
@@ -96,9 +94,7 @@ def test_workers_of_elsewhere_go_on_with_a_hub_that_was_killed(runs: LocalRuns) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
-def test_another_number_of_workers_goes_on_with_the_groups_parameters(
-    runs: LocalRuns, workers: int
-) -> None:
+def test_another_number_of_workers_goes_on_with_the_groups_parameters(runs, workers):
     with failpoints(KILLED | {"do": "SIGINT", "visit": 1}):
         run = runs.train(*ROUNDS, *EVERY, "--output", "killed", epochs=EPOCHS)
         assert "--resume " in run.finish(130).err
@@ -122,9 +118,7 @@ def under_torchrun(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [None, "worker", "hub"])
-def test_ranks_of_torchrun_are_workers_and_killed_ones_are_started_again(
-    runs: LocalRuns, monkeypatch: pytest.MonkeyPatch, killed: str | None
-) -> None:
+def test_ranks_of_torchrun_are_workers_and_killed_ones_are_started_again(runs, monkeypatch, killed):
     """From the checkpoint after step 40, which is that after the ninth exchange."""
     whole = runs.train(*CODED, epochs=EPOCHS).result()
     temporary = runs.folder / "temporary"
@@ -160,9 +154,7 @@ REHEARSE = ("rehearse", "lenet5", "--strategy", "local", "--profile-s", "0.2", "
         ("sync_every=6", "codec=threshold:0.001@0.1"),
     ],
 )
-def test_a_rehearsal_takes_the_devices_times_and_conforms_to_the_plan(
-    runs: LocalRuns, options: tuple[str, ...]
-) -> None:
+def test_a_rehearsal_takes_the_devices_times_and_conforms_to_the_plan(runs, options):
     own = [word for option in options for word in ("--set", option)]
     result = runs.paceline(*REHEARSE, *PACE, *own).result()
     assert result["origin"] == "rehearsed"
@@ -205,9 +197,7 @@ def steady():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("force", [(), ("--force",)])
-def test_a_worker_that_would_not_help_is_refused_unless_by_force(
-    runs: LocalRuns, force: tuple[str, ...]
-) -> None:
+def test_a_worker_that_would_not_help_is_refused_unless_by_force(runs, force):
     """Of 3 ms a step and of 300 ms: the second gains less than the planner asks for."""
     (runs.folder / "uneven.py").write_text(UNEVEN)
     asked = ("--balance", "auto", "--profile-s", "0.5", "--set", "sync_every=8", *force)

@@ -108,7 +108,6 @@ def test_torchrun_starts_workers_again_from_the_last_checkpoint(runs: Runs, tmp_
 
 WHEEL = ("--set", "lanes=1", "--set", "staleness=0", "--set", "head=last")
 LOCAL = ("--set", "sync_every=8")
-PARTS = (*LOCAL, "--set", "fragments=2", "--set", "codec=onebit")
 
 
 @pytest.mark.slow
@@ -118,19 +117,10 @@ PARTS = (*LOCAL, "--set", "fragments=2", "--set", "codec=onebit")
         ("classes", "hogbatch", "cpu:1", "37", ("--policy", "hogbatch")),
         ("plain", "wheel", "1", "0.2s", WHEEL),
         ("with_dropout", "local", "2", "37", ("--set", "sync_every=7")),
-        (
-            "with_dropout",
-            "local",
-            "2",
-            "37",
-            (*LOCAL, "--set", "fragments=2", "--set", "codec=onebit"),
-        ),
         ("with_dropout", "local", "2", "37", (*LOCAL, "--set", "delay=3", "--set", "mixing=0.5")),
     ],
 )
-def test_a_run_with_a_hub_goes_on_bit_for_bit(
-    runs: Runs, recipe, strategy, workers, every, options
-) -> None:
+def test_a_run_with_a_hub_goes_on_bit_for_bit(runs, recipe, strategy, workers, every, options):
     asked = (f"small_recipes:{recipe}", "--strategy", strategy, "--workers", workers, *QUICK)
     begun = runs("train", *asked, *options, "--epochs", "10", "--checkpoint-every", every).finish()
     assert begun.code == 0, begun.err

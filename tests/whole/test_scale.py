@@ -56,14 +56,12 @@ def test_all_kinds_of_cells_stand_side_by_side(found) -> None:
 
 
 @pytest.mark.slow
-def test_a_crash_in_one_cell_is_a_row_and_not_the_end(paceline, tmp_path: Path) -> None:
+def test_a_crash_in_one_cell_is_a_row_and_not_the_end(outcome, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(CRASHING)
-    done = paceline(
+    crashed, well = outcome(
         *("scale", "own:Crashing", "--input-shape", "4", "--strategy", "tree", "--workers", "1"),
-        *("--measure", "--predict", "--machine", "two-core-epyc", *QUICK, "--json"),
-    )
-    assert done.code == 0, done.err
-    crashed, well = json.loads(done.out)["cells"]
+        *("--measure", "--predict", "--machine", "two-core-epyc", *QUICK),
+    )["cells"]
     assert "7" in crashed["error"]
     assert crashed["epoch_s"] is None
     assert (well["kind"], well["error"]) == ("predicted", None)

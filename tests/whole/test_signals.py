@@ -69,6 +69,7 @@ def test_a_signal_to_the_whole_group_is_said_once(start: Start, tmp_path, strate
         ("allreduce", signal.SIGINT),
         ("subbatch", signal.SIGTERM),
         ("hogbatch", signal.SIGTERM),
+        ("hogbatch", signal.SIGINT),
         ("local", signal.SIGINT),
     ],
 )
@@ -82,9 +83,7 @@ def test_a_signal_to_one_rank_stops_all_and_names_it(start, tmp_path, strategy, 
 
 
 @pytest.mark.parametrize("number", list(CODES))
-def test_a_signal_before_the_command_has_imported_anything_is_not_lost(
-    start: Start, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_signal_before_the_command_has_imported_anything_is_not_lost(start, tmp_path, number):
     """It was lost in an import, or printed a traceback."""
     pause = Pause(tmp_path / "pause")
     with failpoints(pause.at("command.importing")):
@@ -102,9 +101,7 @@ def test_a_signal_before_the_command_has_imported_anything_is_not_lost(
         ("wheel", {"name": "worker.profiling", "visit": 1}, False),
     ],
 )
-def test_a_signal_before_the_steps_ends_all_ranks(
-    start: Start, tmp_path: Path, strategy: str, moment: dict, goes_on: bool
-) -> None:
+def test_a_signal_before_the_steps_ends_all_ranks(start, tmp_path, strategy, moment, goes_on):
     """The launcher passed it on to those of its ranks that there were, and started the others."""
     pause = Pause(tmp_path / "pause")
     with failpoints(pause.at(**moment)):
@@ -159,9 +156,7 @@ def test_a_fork_of_a_rank_does_not_keep_its_connections(start: Start) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 1), (signal.SIGUSR1, 3)], ids=["passed on", "left"]
 )
-def test_a_rank_that_is_slower_to_get_the_signal_does_not_speak_of_lost_peers(
-    start: Start, number: signal.Signals, code: int
-) -> None:
+def test_a_rank_that_is_slower_to_get_the_signal_does_not_speak_of_lost_peers(start, number, code):
     """On a busy machine its peer had ended before it was told to: a second line said so."""
     run = start(str(PROGRAMS / "left_alone.py"))
     assert run.process.stdout.readline() == "ready\n"

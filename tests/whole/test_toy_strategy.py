@@ -1,6 +1,5 @@
 """A strategy that the package has never heard of plans, trains, rehearses and reports."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -14,16 +13,10 @@ slow = pytest.mark.slow
 
 
 @pytest.fixture
-def toy(paceline, tmp_path: Path):
+def toy(outcome, tmp_path: Path):
     """Run paceline where the module of the strategy can be imported."""
     shutil.copy(PROGRAM, tmp_path)
-
-    def run(*arguments: str) -> dict:
-        done = paceline(*arguments, *TOY, "--json")
-        assert done.code == 0, done.err
-        return json.loads(done.out)
-
-    return run
+    return lambda *arguments: outcome(*arguments, *TOY)
 
 
 def test_it_trains_as_its_plan_says_and_is_reported(toy, tmp_path: Path) -> None:

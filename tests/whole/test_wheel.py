@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from faults import Pause, failpoints
+from hubs import address_of, result_of
 from processes import Started
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -18,20 +19,6 @@ TRAIN = ("-m", "paceline", "train", "lenet5", "--strategy", "wheel", "--profile-
 HUB = ("-m", "paceline", "hub", "lenet5", "--epochs", "3")
 ONE = ("--workers", "1", "--set", "lanes=1", "--set", "staleness=0")
 KILLED = {"at": "checkpoint.written", "do": "SIGKILL"}  # the hub, which alone writes any
-
-
-def result_of(run: Started) -> dict:
-    done = run.finish()
-    assert done.code == 0, done.err
-    assert "Traceback" not in done.err
-    return json.loads(done.out)
-
-
-def address_of(hub: Started) -> str:
-    for text in iter(hub.process.stderr.readline, ""):
-        if found := re.search(r"listening on (tcp://[0-9.:]+)", text):
-            return found[1]
-    raise AssertionError("the hub has ended")
 
 
 def ran(start, program: str, *arguments: object) -> dict:
@@ -48,8 +35,7 @@ def test_one_worker_trains_as_if_nobody_had_cut_the_model(start, head: str):
     found = ran(start, TURNING, "alone", 2, head)
     assert all(found["same"].values()), found["same"]
     assert (found["bytes"]["head_gradients"] > 0) == (head == "fc1")
-    assert found["staleness"] == {"0": 60}
-    assert found["samples"] == 2 * 1438
+    assert (found["staleness"], found["samples"]) == ({"0": 60}, 2 * 1438)
 
 
 @pytest.mark.slow
@@ -57,13 +43,10 @@ def test_one_worker_trains_as_if_nobody_had_cut_the_model(start, head: str):
     ("workers", "lanes", "more"),
     [(3, 2, {"staleness": 1}), (2, 1, {"staleness": 0}), (3, 2, {"head": "loss", "staleness": 4})],
 )
-def test_bytes_by_purpose_are_those_of_the_plan_and_the_trace_conforms(
-    start, workers: int, lanes: int, more: dict[str, object]
-):
+def test_bytes_by_purpose_are_those_of_the_plan_and_the_trace_conforms(start, workers, lanes, more):
     found = ran(start, TURNING, "many", workers, lanes, json.dumps(more))
     assert min(found["bytes"].values()) > 0 or "head" in more
-    assert found["samples"] == 2 * 1438
-    assert found["steps"] == [60] * workers
+    assert (found["samples"], found["steps"]) == (2 * 1438, [60] * workers)
     assert found["accuracy"][-1] > 0.75
     assert found["losses"][1] < found["losses"][0]
     travelled = sum(n for purpose, n in found["bytes"].items() if not purpose.startswith("head"))
@@ -77,7 +60,7 @@ def test_bytes_by_purpose_are_those_of_the_plan_and_the_trace_conforms(
 def test_a_language_model_trains_as_if_nobody_had_cut_it(start):
     """Bit for bit, in two and a half epochs, with clipped gradients and tests in between."""
     more = {"steps": 25, "clip_norm": 0.5, "evaluate_every": 7}
-    found = ran(start, LANGUAGE, "alone", "double", json.dumps(more))
+    found = ran(start, LANGUAGE, "double", json.dumps(more))
     assert all(found["same"].values()), found["same"]
     assert found["moved"] > 0.5
     assert found["bytes"]["labels"] == 25 * 12 * (6 * 8 + 6 * 8 + 4 + 8 + 6)  # all of a mapping
@@ -86,14 +69,13 @@ def test_a_language_model_trains_as_if_nobody_had_cut_it(start):
     assert found["tests"] == 3  # within epochs
     assert [found["evaluations"][i][1] for i in (1, 3, 5)] == found["test_losses"]
     assert found["accuracy"] == [None] * 3
-    assert found["losses"] == sorted(found["losses"], reverse=True)
-    assert found["steps"] == [25]
+    assert (found["losses"], found["steps"]) == (sorted(found["losses"], reverse=True), [25])
 
 
 @pytest.mark.slow
 def test_bfloat16_is_that_of_autocast_in_one_piece(start):
     found, exact = (
-        ran(start, LANGUAGE, "alone", "single", json.dumps({"steps": 25, "precision": precision}))
+        ran(start, LANGUAGE, "single", json.dumps({"steps": 25, "precision": precision}))
         for precision in ("bfloat16", "float32")
     )
     assert found["moved"] > 0.5

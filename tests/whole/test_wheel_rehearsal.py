@@ -1,13 +1,12 @@
 """Rehearsals of strategy wheel and of trees of hubs: the real wire, and layers that take time."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
+from hubs import address_of, result_of
 from paceline.record.trace import read_trace
-from processes import Started
 
 pytestmark = pytest.mark.slow
 
@@ -28,21 +27,6 @@ BODY = 6 * 25 + 6 + 16 * 6 * 25 + 16  # values: two convolutions
 HEAD = 400 * 120 + 120 + 120 * 84 + 84 + 84 * 10 + 10  # and three matrices
 CROSSING, SHARE = 400, 0.02  # values of a sample; of the body's gradients
 SENT = ("--set", f"gradients=threshold:0.5@{SHARE}")
-
-
-def result_of(run: Started) -> dict:
-    done = run.finish()
-    assert done.code == 0, done.err
-    assert "Traceback" not in done.err
-    return json.loads(done.out)
-
-
-def listening(hub: Started) -> str:
-    """Return where the hub listens."""
-    for text in iter(hub.process.stderr.readline, ""):
-        if found := re.search(r"listening on (tcp://\S+);", text):
-            return found[1]
-    raise AssertionError("the hub has ended")
 
 
 def check(result: dict) -> None:
@@ -79,7 +63,7 @@ def test_workers_of_elsewhere_learn_from_the_hub_that_they_rehearse(start, pacel
     assert paceline("hub", "--generate-keys", "keys").code == 0
     keys = ("--keys", "keys", "--run", "stage")
     hub = start(*REHEARSE, *IN_LANES, *keys, "--bind", "tcp://127.0.0.1:0")
-    own = ("--connect", listening(hub), *keys, "--device", "cpu", "--threads", "1", "--as")
+    own = ("--connect", address_of(hub), *keys, "--device", "cpu", "--threads", "1", "--as")
     workers = [start("-m", "paceline", "worker", *own, listed) for listed in ("0,1", "2,3")]
     check(result_of(hub))
     assert [worker.finish().code for worker in workers] == [0, 0]
@@ -133,11 +117,11 @@ def test_hubs_of_elsewhere_rehearse_what_the_root_has_declared(start):
     bind = ("--bind", "tcp://127.0.0.1:0", "--run", "stage")
     tree = ("--workers", "2", "--set", "child_hubs=1", "--set", "lanes=2")
     root = start(*REHEARSE, *tree, *bind)
-    joining = ("-m", "paceline", "hub", "--connect", listening(root), *bind)
+    joining = ("-m", "paceline", "hub", "--connect", address_of(root), *bind)
     assert start(*joining, "--workers", "4").finish().code == 2
     child = start(*joining, "--json")
     own = ("--run", "stage", "--device", "cpu", "--threads", "1")
-    worker = start("-m", "paceline", "worker", "--connect", listening(child), *own)
+    worker = start("-m", "paceline", "worker", "--connect", address_of(child), *own)
     result, below = result_of(root), result_of(child)
     assert worker.finish().code == 0
     assert result["updates"]["count"] == below["num_pushed"] == ALL_STEPS

@@ -1,46 +1,30 @@
 """Hubs in a tree, as real processes: the same training, the formula's bytes, and who may die."""
 
-import json
 import re
+import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.nn import functional as F
 
 from faults import failpoints
-from paceline.data import ShardedBatches, load
+from hubs import address_of, result_of, until
 from processes import Started
+
+sys.path.append(str(Path(__file__).parent / "programs"))
+
+import turning
 
 pytestmark = pytest.mark.slow
 
-BATCH, EPOCHS, SEED, RATE = 48, 3, 5, 0.05
-STEPS = 30  # of an epoch
-MODEL = """
-import torch
-from torch import nn
-from torch.nn import functional as F
-
-
-class Small(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(1, 6, 3, dtype=torch.float64)
-        self.norm = nn.BatchNorm2d(6, dtype=torch.float64)
-        self.fc1 = nn.Linear(54, 48, dtype=torch.float64)
-        self.inner = nn.BatchNorm1d(48, dtype=torch.float64)
-        self.fc2 = nn.Linear(48, 10, dtype=torch.float64)
-
-    def forward(self, images):
-        maps = F.max_pool2d(self.norm(torch.relu(self.conv(images.double()))), 2)
-        return self.fc2(torch.relu(self.inner(self.fc1(maps.flatten(1)))))
-"""
+EPOCHS, STEPS = 3, 30  # of an epoch
 ALONE = ("--workers", "1", "--set", "lanes=1", "--set", "staleness=0")
 ROOT = (
-    *("-m", "paceline", "hub", "small:Small", "--set", "head=fc1", "--batch-size", str(BATCH)),
-    *("--seed", str(SEED), "--momentum", "0.5", "--profile-s", "0", "--json"),
+    *("-m", "paceline", "hub", "turning:Normed", "--set", "head=fc1", "--seed", str(turning.SEED)),
+    *("--batch-size", str(turning.BATCH), "--momentum", "0.5", "--profile-s", "0", "--json"),
 )
 CHILD = ("-m", "paceline", "hub", "--json")
 ANY = "tcp://127.0.0.1:0"
@@ -48,21 +32,7 @@ ANY = "tcp://127.0.0.1:0"
 
 @pytest.fixture(autouse=True)
 def model(tmp_path: Path) -> None:
-    (tmp_path / "small.py").write_text(MODEL)
-
-
-def until(run: Started, what: str) -> str:
-    """Return the first line of standard error that contains it."""
-    seen = []
-    for line in iter(run.process.stderr.readline, ""):
-        seen.append(line)
-        if what in line:
-            return line
-    raise AssertionError("".join(seen))
-
-
-def address_of(hub: Started) -> str:
-    return re.search(r"tcp://[0-9.:]+", until(hub, "listening on"))[0]
+    shutil.copy(turning.__file__, tmp_path)
 
 
 def worker_of(start, address: str, *more: str) -> Started:
@@ -70,51 +40,18 @@ def worker_of(start, address: str, *more: str) -> Started:
     return start("-m", "paceline", "worker", *joining, *more)
 
 
-def result_of(run: Started) -> dict:
-    done = run.finish()
-    assert done.code == 0, done.err
-    assert "Traceback" not in done.err
-    return json.loads(done.out)
-
-
 def model_of(tmp_path: Path, result: dict) -> dict[str, torch.Tensor]:
     return load_file(tmp_path / "runs" / result["id"] / "model.safetensors")
 
 
 def in_one_piece() -> tuple[dict[str, torch.Tensor], list[float]]:
-    """Return what plain SGD makes of the model, and the mean losses of the epochs.
-
-    In the number of threads that the processes have: sums depend on it.
-    """
+    """In the number of threads that the processes have: sums depend on it."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return trained()
+        return turning.in_one_piece(EPOCHS, turning.Normed)
     finally:
         torch.set_num_threads(before)
-
-
-def trained() -> tuple[dict[str, torch.Tensor], list[float]]:
-    scope: dict = {}
-    exec(MODEL, scope)
-    torch.manual_seed(SEED)
-    model = scope["Small"]().train()
-    data = load("digits", None, SEED)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.5)
-    batches = ShardedBatches(len(data.train), BATCH, 0, 1, SEED)
-    losses = []
-    for epoch in range(EPOCHS):
-        batches.set_epoch(epoch)
-        total = 0.0
-        for rows in batches:
-            inputs, targets = data.train.__getitems__(rows)
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(inputs), targets)
-            loss.backward()
-            optimizer.step()
-            total += float(loss.detach()) * len(rows)
-        losses.append(total / len(data.train))
-    return model.state_dict(), losses
 
 
 def test_one_child_with_one_worker_trains_as_if_there_were_no_tree(start, tmp_path: Path):

@@ -1,26 +1,27 @@
 """Cases of gradients that are encoded between two hosts, and the bytes that it takes.
 
-Arguments: the folder of the programs that run on one machine, and names of cases.
+Arguments: names of cases. Each has a process group of its own: a case that leaves it broken, as a
+refusal on one rank does, harms no other. For each, rank 0 prints what came of it on every rank.
 """
 
+import gc
+import json
 import os
 import sys
+import warnings
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.rendezvous import rendezvous
 
-sys.path.insert(0, sys.argv[1])
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import codec_training
-from codec_training import loss_of, means, momentum, network
-from ranks import CASES, Place, batch, bits, case, main, quick
-
-CASES.update(codec_training.CASES)
-for _name in codec_training.WAITING:
-    quick(codec_training.CASES[_name])
+from codec_cases import normal
+from codec_training import CASES, WAITING, Place, bits, loss_of, means, momentum, network
 
 NUM_STEPS = 5
 
@@ -32,10 +33,9 @@ def _sent() -> int:
     return int((interface / "statistics" / "tx_bytes").read_text())
 
 
-@case
-def bytes_between(place: Place):
+def bytes_between(place: Place) -> dict[str, Any]:
     """Train without a codec, with one, and with what pays; each after a step that makes chunks."""
-    outcome = {}
+    outcome: dict[str, Any] = {}
     for codec in (None, "dynamic8", "half"):
         module, _ = place.build(lambda: nn.Sequential(nn.Linear(100, 3000), nn.Linear(3000, 10)))
         parallel = place.parallel(module, codec=codec)
@@ -43,19 +43,18 @@ def bytes_between(place: Place):
         before = 0
         for step in range(1 + NUM_STEPS):
             optimizer.zero_grad()
-            inputs = batch(place.rank, step, 4, 100, dtype=torch.float32)
+            inputs = normal(400, 1 + 1000 * place.rank + step).view(4, 100)
             parallel(inputs).square().mean().backward()
             optimizer.step()
             before = before or _sent()
         outcome[str(codec)] = _sent() - before
         outcome["count"] = sum(parameter.numel() for parameter in module.parameters())
-        outcome[f"bits of {codec}"] = bits(module)
+        outcome[f"bits of {codec}"] = bits(module.parameters())
         parallel.close()
     return outcome
 
 
-@case
-def many_steps_of_one_bit(place: Place):
+def many_steps_of_one_bit(place: Place) -> dict[str, Any]:
     """What the sum of all gradients lacks, and the largest of them, by the largest of a rank."""
     module, oracle = place.build(network)
     parallel = place.parallel(module, codec="onebit")
@@ -71,5 +70,34 @@ def many_steps_of_one_bit(place: Place):
     return {"lacking": lacking, "largest": max(largest)}
 
 
+def outcome_of(name: str, place: Place) -> dict[str, Any]:
+    own = {"bytes_between": bytes_between, "many_steps_of_one_bit": many_steps_of_one_bit}
+    try:
+        return (CASES | own)[name](place)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def main(names: list[str]) -> None:
+    warnings.simplefilter("ignore")
+    store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=60)))
+    for name in names:
+        place = Place(rank, size, "host", 2.0 if name in WAITING else 20.0)
+        own, timeout = dist.PrefixStore(name, store), timedelta(seconds=place.deadline_s)
+        dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=timeout)
+        outcome = json.dumps(outcome_of(name, place))
+        gc.collect()  # models go, and their threads with them
+        dist.destroy_process_group()
+        store.set(f"{name}/{rank}", outcome)
+        # All begin the next case together, however this one ended.
+        rows = [json.loads(store.get(f"{name}/{other}")) for other in range(size)]
+        if rank == 0:
+            print(json.dumps([name, rows]), flush=True)
+    store.set(f"end/{rank}", "")
+    if rank == 0:  # which may keep the store
+        store.wait([f"end/{other}" for other in range(size)])
+    os._exit(0)  # gloo's threads may still wait for a rank in a case that was refused
+
+
 if __name__ == "__main__":
-    main(["host"], sys.argv[2].split(","))
+    main(sys.argv[1:])

@@ -36,18 +36,8 @@ def hub(keys: str) -> int:
 
 
 def worker(keys: str, seconds: float) -> int:
-    words = [
-        "--connect",
-        ADDRESS,
-        "--as",
-        "0",
-        "--keys",
-        keys,
-        "--threads",
-        "1",
-        "--deadline-s",
-        "60",
-    ]
+    words = ["--connect", ADDRESS, "--as", "0", "--keys", keys, *("--threads", "1")]
+    words += ["--deadline-s", "60"]
     with subprocess.Popen([*PACELINE, "worker", *words], env=ALONE) as body:
         while sent_nbytes() < BEFORE_NBYTES and body.poll() is None:
             time.sleep(0.01)

@@ -7,13 +7,13 @@ import pickle
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from declared import program, trains
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -25,11 +25,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from trial import Trial, gradients, kept, mlp, program, sgd, squares, state_of, trained
-
-
-def net() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+from steps import mlp, normed, sgd, squares, stepped, trained
+from trial import gradients, kept, state_of
 
 
 def saved(thing: Any) -> io.BytesIO:
@@ -39,15 +36,14 @@ def saved(thing: Any) -> io.BytesIO:
     return file
 
 
-@program
-def checkpoint_of_the_wrapper(trial: Trial) -> Iterator[Any]:
+@trains(normed)
+def checkpoint_of_the_wrapper(trial, model):
     """Names have DDP's prefix, and training goes on from it as if nothing had been."""
-    model = trial.wrap(net())
     optimizer = sgd(model)
     yield from trained(model, squares(trial), optimizer)
     yield list(model.state_dict())
     file = saved({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-    fresh = trial.wrap(net())
+    fresh = trial.wrap(normed())
     other = sgd(fresh)
     loaded = torch.load(file)
     yield str(fresh.load_state_dict(loaded["model"]))
@@ -56,50 +52,46 @@ def checkpoint_of_the_wrapper(trial: Trial) -> Iterator[Any]:
     yield from trained(model, squares(trial), optimizer)
 
 
-@program
-def checkpoint_of_the_module(trial: Trial) -> Iterator[Any]:
+@trains(normed)
+def checkpoint_of_the_module(trial, model):
     """model.module.state_dict() into a bare module, and that into a wrapper's module."""
-    model = trial.wrap(net())
     yield from trained(model, squares(trial))
-    bare = net()
+    bare = normed()
     bare.load_state_dict(model.module.state_dict())
     yield state_of(bare)
-    fresh = trial.wrap(net())
+    fresh = trial.wrap(normed())
     fresh.module.load_state_dict(bare.state_dict())
     yield from trained(fresh, squares(trial))
 
 
-@program
-def checkpoint_of_ddp_into_a_bare_module(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(net())
+@trains(normed)
+def checkpoint_of_ddp_into_a_bare_module(trial, model):
     yield from trained(model, squares(trial))
     state = model.state_dict()
     consume_prefix_in_state_dict_if_present(state, "module.")
-    bare = net()
+    bare = normed()
     yield str(bare.load_state_dict(state))
     yield state_of(bare)
 
 
 @program(raises="RuntimeError", better="a checkpoint of the bare module is taken as well")
-def checkpoint_without_prefix_into_the_wrapper(trial: Trial) -> Iterator[Any]:
+def checkpoint_without_prefix_into_the_wrapper(trial):
     model = trial.wrap(mlp())
     state = {name: value * 0.5 for name, value in model.module.state_dict().items()}
     model.load_state_dict(state)
     yield state_of(model)
 
 
-@program
-def checkpoint_loaded_on_rank_0_only(trial: Trial) -> Iterator[Any]:
+def checkpoint_loaded_on_rank_0_only(trial):
     """Before wrapping: construction sends it to all."""
-    module = net()
+    module = normed()
     if trial.rank == 0:
-        module.load_state_dict({n: v * 0.5 for n, v in net().state_dict().items()})
+        module.load_state_dict({n: v * 0.5 for n, v in normed().state_dict().items()})
     yield from trained(trial.wrap(module), squares(trial))
 
 
-@program
-def checkpoint_that_does_not_fit(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(mlp(6, 8, 3))
+@trains(lambda: mlp(6, 8, 3))
+def checkpoint_that_does_not_fit(trial, model):
     state = model.state_dict()
     state.pop("module.0.bias")
     yield trial.refused(lambda: model.load_state_dict(state))
@@ -109,18 +101,15 @@ def checkpoint_that_does_not_fit(trial: Trial) -> Iterator[Any]:
     yield from trained(model, squares(trial))
 
 
-@program
-def checkpoint_loaded_in_the_middle(trial: Trial) -> Iterator[Any]:
+def checkpoint_loaded_in_the_middle(trial, model):
     """Back to the best state so far, in place and with assign=True."""
-    model = trial.wrap(mlp())
     best = copy.deepcopy(model.state_dict())
     yield from trained(model, squares(trial))
     model.load_state_dict(best)
     yield from trained(model, squares(trial))
 
 
-@program
-def checkpoint_within_a_larger_module(trial: Trial) -> Iterator[Any]:
+def checkpoint_within_a_larger_module(trial):
     """State of a module that contains a wrapper: names, saving and loading are as with DDP."""
     whole = nn.ModuleDict({"part": trial.wrap(mlp()), "other": nn.Linear(2, 2)})
     yield list(whole.state_dict())
@@ -129,10 +118,9 @@ def checkpoint_within_a_larger_module(trial: Trial) -> Iterator[Any]:
     yield kept(dict(whole["part"].state_dict()))
 
 
-@program
-def distributed_checkpoint_state_dicts(trial: Trial) -> Iterator[Any]:
+@trains(normed)
+def distributed_checkpoint_state_dicts(trial, model):
     """get_state_dict takes DDP's prefix off, and set_state_dict puts it on."""
-    model = trial.wrap(net())
     optimizer = torch.optim.AdamW(model.parameters(), eps=1e-3)
     yield from trained(model, squares(trial), optimizer)
     yield kept(get_model_state_dict(model))
@@ -140,7 +128,7 @@ def distributed_checkpoint_state_dicts(trial: Trial) -> Iterator[Any]:
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     yield kept(get_model_state_dict(model, options=options))
     states = get_state_dict(model, optimizer)
-    fresh = trial.wrap(net())
+    fresh = trial.wrap(normed())
     other = torch.optim.AdamW(fresh.parameters(), eps=1e-3)
     set_state_dict(fresh, other, model_state_dict=kept(states[0]), optim_state_dict=kept(states[1]))
     yield from trained(fresh, squares(trial), other)
@@ -148,9 +136,8 @@ def distributed_checkpoint_state_dicts(trial: Trial) -> Iterator[Any]:
     yield state_of(model)
 
 
-@program
-def distributed_checkpoint_in_files(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(net())
+@trains(normed)
+def distributed_checkpoint_in_files(trial, model):
     optimizer = torch.optim.AdamW(model.parameters(), eps=1e-3)
     yield from trained(model, squares(trial), optimizer)
     names = [tempfile.mkdtemp() if trial.rank == 0 else None]
@@ -172,24 +159,19 @@ def distributed_checkpoint_in_files(trial: Trial) -> Iterator[Any]:
     yield from trained(model, squares(trial), optimizer)
 
 
-@program
-def wrapper_saved_as_a_whole(trial: Trial) -> Iterator[Any]:
+@trains(normed)
+def wrapper_saved_as_a_whole(trial, model):
     """torch.save(model), and a loaded wrapper that trains on, on all ranks."""
-    model = trial.wrap(net())
     yield from trained(model, squares(trial))
     loaded = torch.load(saved(model), weights_only=False)
     yield [type(loaded) is type(model), state_of(loaded)]
-    optimizer = sgd(loaded)
-    for step in range(3):
-        optimizer.zero_grad()
+    for step in stepped(sgd(loaded), 3):
         loaded(trial.batch(step)).square().mean().backward()
         yield gradients(loaded)
-        optimizer.step()
 
 
-@program
-def wrapper_pickled_before_training(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(net(), find_unused_parameters=True, broadcast_buffers=False)
+@trains(normed, find_unused_parameters=True, broadcast_buffers=False)
+def wrapper_pickled_before_training(trial, model):
     loaded = pickle.loads(pickle.dumps(model))
     yield [state_of(loaded), loaded.find_unused_parameters, loaded.broadcast_buffers]
     for step in range(2):
@@ -198,10 +180,9 @@ def wrapper_pickled_before_training(trial: Trial) -> Iterator[Any]:
         yield gradients(loaded)
 
 
-@program
-def module_saved_as_a_whole_while_it_is_wrapped(trial: Trial) -> Iterator[Any]:
+@trains(normed)
+def module_saved_as_a_whole_while_it_is_wrapped(trial, model):
     """torch.save(model.module) must not find hooks that cannot be pickled."""
-    model = trial.wrap(net())
     yield from trained(model, squares(trial))
     loaded = torch.load(saved(model.module), weights_only=False)
     copied = copy.deepcopy(model.module)
@@ -211,10 +192,9 @@ def module_saved_as_a_whole_while_it_is_wrapped(trial: Trial) -> Iterator[Any]:
     yield from trained(model, squares(trial))
 
 
-@program
-def wrapper_that_is_dropped(trial: Trial) -> Iterator[Any]:
+def wrapper_that_is_dropped(trial):
     """Its module trains alone from then on, and may be wrapped again."""
-    module = net()
+    module = normed()
     model = trial.wrap(module)
     yield from trained(model, squares(trial))
     gone = weakref.ref(model)
@@ -240,9 +220,8 @@ def _hooks(module: nn.Module) -> list[int]:
     ]
 
 
-@program
-def module_memory_freed_with_its_wrapper(trial: Trial) -> Iterator[Any]:
-    module = net()
+def module_memory_freed_with_its_wrapper(trial):
+    module = normed()
     model = trial.wrap(module, watched=False)
     yield from trained(model, squares(trial))
     gone = [weakref.ref(model), weakref.ref(module), weakref.ref(module[0].weight)]
@@ -251,8 +230,7 @@ def module_memory_freed_with_its_wrapper(trial: Trial) -> Iterator[Any]:
     yield [one() is None for one in gone]
 
 
-@program
-def wrapper_dropped_before_it_was_used(trial: Trial) -> Iterator[Any]:
+def wrapper_dropped_before_it_was_used(trial):
     module = mlp()
     for _ in range(3):
         model = trial.wrap(module, watched=False)
@@ -262,8 +240,7 @@ def wrapper_dropped_before_it_was_used(trial: Trial) -> Iterator[Any]:
     yield from trained(trial.wrap(module), squares(trial))
 
 
-@program
-def many_wrappers_one_after_another(trial: Trial) -> Iterator[Any]:
+def many_wrappers_one_after_another(trial):
     """A search over settings: threads, files and shared memory do not pile up."""
     counts = []
     for _ in range(8):
@@ -282,8 +259,7 @@ def many_wrappers_one_after_another(trial: Trial) -> Iterator[Any]:
     yield threading.active_count() <= 1 or "threads in Python are left"
 
 
-@program
-def state_dict_hooks_and_extra_state(trial: Trial) -> Iterator[Any]:
+def state_dict_hooks_and_extra_state(trial):
     class Extra(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -6,18 +6,18 @@ Each has a process group of its own: what one leaves behind harms no other.
 import gc
 import traceback
 from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from declared import find
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from pair import joined
-from trial import PROGRAMS, Program, Raised, Trial, observe
+from trial import Program, Raised, Trial, observe
 
 TOLERANCE = {
     torch.float64: 1e-11,
@@ -34,8 +34,7 @@ _groups: list[Any] = []  # a callback in a thread of gloo must not be the last t
 
 def check(name: str, exchange: str, reference: str) -> None:
     """Run a program with both wrappers, unless the last call had this reference; compare them."""
-    import_module(name.partition(".")[0])
-    program = PROGRAMS[name]
+    program = find(name)
     store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=program.deadline_s)))
     kind = "alone" if exchange in program.exact_by else reference
     if (name, kind) not in _references:

@@ -1,13 +1,13 @@
 """torch.compile before and after wrapping."""
 
 import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import torch
+from declared import plain, program, programs
 from torch import Tensor, nn
 
-from trial import Trial, mlp, program, sgd, squares, trained
+from steps import backward, mlp, sgd, squares, stepped, trained
 
 COMPILED = {"counts": False, "deadline_s": 90.0}
 
@@ -31,32 +31,24 @@ def compiled(module: nn.Module, backend: str = "aot_eager") -> Any:
     return torch.compile(module, backend=backend)
 
 
-@program(**COMPILED)
-def compiled_before_it_is_wrapped(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(compiled(mlp()))
-    yield from trained(model, squares(trial))
+programs(
+    __name__,
+    {
+        "compiled_before_it_is_wrapped": plain(lambda: compiled(mlp())),
+        "compiled_before_with_the_eager_backend": plain(lambda: compiled(Net(), "eager")),
+        "wrapper_that_is_compiled": lambda trial: trained(
+            compiled(trial.wrap(mlp())), squares(trial)
+        ),
+        "wrapper_with_graph_breaks_that_is_compiled": lambda trial: trained(
+            compiled(trial.wrap(Net()), "eager"), squares(trial)
+        ),
+    },
+    **COMPILED,
+)
 
 
 @program(**COMPILED)
-def compiled_before_with_the_eager_backend(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(compiled(Net(), "eager"))
-    yield from trained(model, squares(trial))
-
-
-@program(**COMPILED)
-def wrapper_that_is_compiled(trial: Trial) -> Iterator[Any]:
-    model = compiled(trial.wrap(mlp()))
-    yield from trained(model, squares(trial))
-
-
-@program(**COMPILED)
-def wrapper_with_graph_breaks_that_is_compiled(trial: Trial) -> Iterator[Any]:
-    model = compiled(trial.wrap(Net()), "eager")
-    yield from trained(model, squares(trial))
-
-
-@program(**COMPILED)
-def wrapper_that_is_compiled_in_place(trial: Trial) -> Iterator[Any]:
+def wrapper_that_is_compiled_in_place(trial):
     torch._dynamo.reset()
     model = trial.wrap(mlp())
     model.compile(backend="eager")
@@ -64,7 +56,7 @@ def wrapper_that_is_compiled_in_place(trial: Trial) -> Iterator[Any]:
 
 
 @program(**COMPILED)
-def module_that_is_compiled_in_place(trial: Trial) -> Iterator[Any]:
+def module_that_is_compiled_in_place(trial):
     torch._dynamo.reset()
     module = mlp()
     module.compile(backend="aot_eager")
@@ -74,7 +66,7 @@ def module_that_is_compiled_in_place(trial: Trial) -> Iterator[Any]:
 
 
 @program(**COMPILED)
-def step_that_is_compiled(trial: Trial) -> Iterator[Any]:
+def step_that_is_compiled(trial):
     """The loss function around the wrapper is what is compiled."""
     torch._dynamo.reset()
     model = trial.wrap(mlp())
@@ -83,34 +75,25 @@ def step_that_is_compiled(trial: Trial) -> Iterator[Any]:
     def loss_of(x: Tensor) -> Tensor:
         return model(x).square().mean()
 
-    optimizer = sgd(model)
-    for step in range(3):
-        optimizer.zero_grad()
-        loss = loss_of(trial.batch(step))
-        loss.backward()
-        yield loss
-        optimizer.step()
+    for step in stepped(model, 3):
+        yield backward(loss_of(trial.batch(step)))
 
 
 @program(**COMPILED)
-def compiled_module_with_accumulation_and_evaluation(trial: Trial) -> Iterator[Any]:
+def compiled_module_with_accumulation_and_evaluation(trial):
     model = trial.wrap(compiled(mlp()))
     optimizer = sgd(model)
     for step in range(4):
         with model.no_sync():
             model(trial.batch(step)).square().mean().backward()
-        model(trial.batch(10 + step)).square().mean().backward()
-        yield step
+        yield backward(model(trial.batch(10 + step)).square().mean())
         optimizer.step()
         optimizer.zero_grad()
-        model.eval()
-        with torch.no_grad():
-            yield model(trial.batch(20 + step))
-        model.train()
+        yield trial.evaluated(model, 20 + step)
 
 
 @program(counts=False, deadline_s=200.0)
-def compiled_by_inductor(trial: Trial) -> Iterator[Any]:
+def compiled_by_inductor(trial):
     """With generated code, where there is a compiler for it."""
     if shutil.which("g++") is None:
         return

@@ -1,13 +1,17 @@
 """Graphs that run backward more than once, in parts, through checkpoints, or not to the end."""
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from declared import plain, program, programs, trains
 from torch import Tensor, nn
 
-from trial import OURS, Trial, gradients, mlp, program, sgd, squares, trained
+from steps import backward, differences, mlp, module_of, sgd, squares, trained, zeroed
+from trial import OURS, Trial, gradients
 
 
 class WithoutWeightGradient(torch.autograd.Function):
@@ -40,55 +44,36 @@ class Failing(torch.autograd.Function):
         return gradient
 
 
-class Partial(nn.Module):
+def incomplete() -> nn.Module:
     """Its middle layer's weight gets no gradient from its function."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.middle, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
+    @module_of(first=nn.Linear(6, 6), middle=nn.Linear(6, 6), last=nn.Linear(6, 2))
+    def model(self, x: Tensor) -> Tensor:
         x = WithoutWeightGradient.apply(self.first(x), self.middle.weight) + self.middle.bias
         return self.last(x)
 
+    return model
 
-class Breaking(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = mlp(6, 8, 8), mlp(8, 8, 3)
 
+class Failure(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(Failing.apply(self.first(x)))
+        return Failing.apply(x)
 
 
-@program
-def several_forwards_before_one_backward(trial: Trial) -> Iterator[Any]:
+def breaking() -> nn.Module:
+    return nn.Sequential(mlp(6, 8, 8), Failure(), mlp(8, 8, 3))
+
+
+def several_forwards_before_one_backward(trial, model, step):
     """A siamese network: three passes through one module, and one loss."""
-    model = trial.wrap(mlp())
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        anchor, near, far = (model(trial.batch(10 * step + i)) for i in range(3))
-        return F.triplet_margin_loss(anchor, near, far)
-
-    yield from trained(model, loss_of)
-
-
-@program
-def several_forwards_with_unused_parameters_sought(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(mlp(), find_unused_parameters=True)
-    yield from trained(
-        model,
-        lambda model, step: (
-            (model(trial.batch(step)) - model(trial.batch(10 + step))).square().mean()
-        ),
-    )
+    anchor, near, far = (model(trial.batch(10 * step + i)) for i in range(3))
+    return F.triplet_margin_loss(anchor, near, far)
 
 
 def _twice(trial: Trial, order: Callable[[list[Tensor]], Iterable[Tensor]]) -> Iterator[Any]:
     """Two forward passes, then a backward pass for each."""
     model = trial.wrap(mlp())
-    for step in range(3):
-        model.zero_grad()
+    for step in zeroed(model, 3):
         losses = [model(trial.share(10 * step + i)).square().mean() for i in range(2)]
         for loss in order(losses):
             loss.backward()
@@ -100,20 +85,9 @@ def _twice(trial: Trial, order: Callable[[list[Tensor]], Iterable[Tensor]]) -> I
 
 
 @program(exact_by=OURS)
-def several_forwards_and_a_backward_for_each(trial: Trial) -> Iterator[Any]:
-    yield from _twice(trial, iter)
-
-
-@program(exact_by=OURS)
-def backward_of_the_earlier_forward_last(trial: Trial) -> Iterator[Any]:
-    yield from _twice(trial, reversed)
-
-
-@program(exact_by=OURS)
-def two_losses_of_one_forward_with_retain_graph(trial: Trial) -> Iterator[Any]:
+def two_losses_of_one_forward_with_retain_graph(trial):
     model = trial.wrap(mlp(6, 8, 4))
-    for step in range(3):
-        model.zero_grad()
+    for step in zeroed(model, 3):
         one, other = model(trial.share(step)).chunk(2, dim=1)
         one.square().mean().backward(retain_graph=True)
         yield gradients(trial.bare(model))
@@ -121,19 +95,9 @@ def two_losses_of_one_forward_with_retain_graph(trial: Trial) -> Iterator[Any]:
         yield gradients(trial.bare(model))
 
 
-@program(exact_by=OURS)
-def two_backwards_of_one_forward(trial: Trial) -> Iterator[Any]:
-    yield from _again(trial, trial.wrap(mlp()))
-
-
-@program(exact_by=OURS)
-def two_backwards_of_one_forward_with_unused_parameters_sought(trial: Trial) -> Iterator[Any]:
-    yield from _again(trial, trial.wrap(mlp(), find_unused_parameters=True))
-
-
-def _again(trial: Trial, model: nn.Module) -> Iterator[Any]:
-    for step in range(3):
-        model.zero_grad()
+def _again(trial: Trial, **options: Any) -> Iterator[Any]:
+    model = trial.wrap(mlp(), **options)
+    for step in zeroed(model, 3):
         loss = model(trial.share(step)).square().mean()
         loss.backward(retain_graph=True)
         yield gradients(trial.bare(model))
@@ -141,43 +105,42 @@ def _again(trial: Trial, model: nn.Module) -> Iterator[Any]:
         yield gradients(trial.bare(model))
 
 
+programs(
+    __name__,
+    {
+        "several_forwards_and_a_backward_for_each": lambda trial: _twice(trial, iter),
+        "backward_of_the_earlier_forward_last": lambda trial: _twice(trial, reversed),
+        "two_backwards_of_one_forward": _again,
+        "two_backwards_of_one_forward_with_unused_parameters_sought": partial(
+            _again, find_unused_parameters=True
+        ),
+    },
+    exact_by=OURS,
+)
+
+
 @program(raises="RuntimeError")
-def backward_twice_without_retain_graph(trial: Trial) -> Iterator[Any]:
+def backward_twice_without_retain_graph(trial):
     model = trial.wrap(mlp())
-    loss = model(trial.batch(0)).square().mean()
-    loss.backward()
+    loss = backward(model(trial.batch(0)).square().mean())
     yield "once"
     loss.backward()
 
 
-@program
-def gradients_with_create_graph(trial: Trial) -> Iterator[Any]:
+@trains(lambda: nn.Sequential(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 1)))
+def gradients_with_create_graph(trial, model):
     """backward(create_graph=True), and a second backward through the gradients' own graph."""
-    model = trial.wrap(nn.Sequential(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 1)))
     x = trial.batch(0)
-    for _ in range(2):
-        model.zero_grad()
+    for _ in zeroed(model, 2):
         loss = model(x).square().mean()
         slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
         (loss + sum(slope.square().sum() for slope in slopes)).backward()
         yield gradients(model)
 
 
-@program
-def function_without_a_weight_gradient(trial: Trial) -> Iterator[Any]:
-    """An autograd.Function that returns None for a weight: zeros under DDP, which waits for it."""
-    yield from trained(trial.wrap(Partial()), squares(trial))
-
-
-@program
-def function_without_a_weight_gradient_with_unused_parameters_sought(
-    trial: Trial,
-) -> Iterator[Any]:
-    yield from trained(trial.wrap(Partial(), find_unused_parameters=True), squares(trial))
-
-
-def _with_an_error(trial: Trial, model: nn.Module) -> Iterator[Any]:
+def _with_an_error(trial: Trial, **options: Any) -> Iterator[Any]:
     """The step is lost; DDP goes on with the next forward pass, and so does the user."""
+    model = trial.wrap(breaking(), **options)
     optimizer = sgd(model)
     for step in range(5):
         optimizer.zero_grad()
@@ -195,21 +158,20 @@ def _with_an_error(trial: Trial, model: nn.Module) -> Iterator[Any]:
         optimizer.step()
 
 
-@program(raises="RuntimeError", better="a backward pass that failed on all ranks is discarded")
-def error_in_the_middle_of_backward(trial: Trial) -> Iterator[Any]:
-    yield from _with_an_error(trial, trial.wrap(Breaking()))
+programs(
+    __name__,
+    {
+        "error_in_the_middle_of_backward": _with_an_error,
+        "error_in_the_middle_of_backward_with_unused_parameters_sought": partial(
+            _with_an_error, find_unused_parameters=True
+        ),
+    },
+    raises="RuntimeError",
+    better="a backward pass that failed on all ranks is discarded",
+)
 
 
-@program(raises="RuntimeError", better="a backward pass that failed on all ranks is discarded")
-def error_in_the_middle_of_backward_with_unused_parameters_sought(
-    trial: Trial,
-) -> Iterator[Any]:
-    yield from _with_an_error(trial, trial.wrap(Breaking(), find_unused_parameters=True))
-
-
-@program
-def error_in_forward_on_all_ranks(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(mlp())
+def error_in_forward_on_all_ranks(trial, model):
     optimizer = sgd(model)
     for step in range(4):
         optimizer.zero_grad()
@@ -224,10 +186,8 @@ def error_in_forward_on_all_ranks(trial: Trial) -> Iterator[Any]:
         optimizer.step()
 
 
-@program
-def step_without_backward(trial: Trial) -> Iterator[Any]:
+def step_without_backward(trial, model):
     """Some batches are thrown away after forward, on all ranks, as with a loss that is NaN."""
-    model = trial.wrap(mlp())
     optimizer = sgd(model)
     for step in range(5):
         optimizer.zero_grad()
@@ -238,83 +198,76 @@ def step_without_backward(trial: Trial) -> Iterator[Any]:
         yield loss
 
 
-@program
-def loss_that_is_a_constant_of_the_output(trial: Trial) -> Iterator[Any]:
+def loss_that_is_a_constant_of_the_output(trial, model, step):
     """Multiplied by zero, every gradient is zero, and none is None."""
-    model = trial.wrap(mlp())
-    yield from trained(model, lambda model, step: (model(trial.batch(step)) * 0.0).sum())
+    return (model(trial.batch(step)) * 0.0).sum()
 
 
-@program
-def static_graph_with_an_unused_layer(trial: Trial) -> Iterator[Any]:
+def static_graph_with_an_unused_layer(trial):
     """The first step shows that a layer is never used."""
 
-    class Half(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used, self.unused = mlp(), mlp()
+    @module_of(used=mlp(), unused=mlp())
+    def half(self, x: Tensor) -> Tensor:
+        return self.used(x)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.used(x)
-
-    yield from trained(trial.wrap(Half(), static_graph=True), squares(trial), steps=4)
+    yield from trained(trial.wrap(half, static_graph=True), squares(trial), steps=4)
 
 
-@program
-def order_of_use_that_changes(trial: Trial) -> Iterator[Any]:
+def order_of_use_that_changes(trial):
     """Layers run in another order in each step, the same on all ranks."""
 
-    class Turning(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(mlp(6, 6) for _ in range(4))
+    @module_of(layers=nn.ModuleList(mlp(6, 6) for _ in range(4)))
+    def turning(self, x: Tensor, turn: int) -> Tensor:
+        for number in range(4):
+            x = x + self.layers[(number * (2 * turn + 1) + turn) % 4](x).tanh()
+        return x
 
-        def forward(self, x: Tensor, turn: int) -> Tensor:
-            for number in range(4):
-                x = x + self.layers[(number * (2 * turn + 1) + turn) % 4](x).tanh()
-            return x
-
-    model = trial.wrap(Turning())
+    model = trial.wrap(turning)
     yield from trained(
         model, lambda model, step: model(trial.batch(step), step).square().mean(), steps=5
     )
 
 
-@program
-def order_of_use_that_differs_between_ranks(trial: Trial) -> Iterator[Any]:
+def order_of_use_that_differs_between_ranks(trial):
     """Branches are computed in another order on the other rank: gradients come so, too."""
 
-    class Branches(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(mlp(6, 6) for _ in range(4))
+    @module_of(layers=nn.ModuleList(mlp(6, 6) for _ in range(4)))
+    def branches(self, x: Tensor, order: list[int]) -> Tensor:
+        outputs = {number: self.layers[number](x).tanh() for number in order}
+        return sum(outputs[number] for number in range(4))
 
-        def forward(self, x: Tensor, order: list[int]) -> Tensor:
-            outputs = {number: self.layers[number](x).tanh() for number in order}
-            return sum(outputs[number] for number in range(4))
-
-    model = trial.wrap(Branches())
+    model = trial.wrap(branches)
     order = [0, 1, 2, 3] if trial.rank == 0 else [3, 1, 0, 2]
     yield from trained(
         model, lambda model, step: model(trial.batch(step), order).square().mean(), steps=4
     )
 
 
-@program
-def backward_in_another_thread(trial: Trial) -> Iterator[Any]:
+def backward_in_another_thread(trial):
     """Some loaders and servers run steps in a thread that is not the main one."""
-    from concurrent.futures import ThreadPoolExecutor
-
     model = trial.wrap(mlp())
     optimizer = sgd(model)
 
     def step_of(step: int) -> Tensor:
         optimizer.zero_grad()
-        loss = model(trial.batch(step, dtype=torch.float64)).square().mean()
-        loss.backward()
-        return loss
+        return backward(model(trial.batch(step, dtype=torch.float64)).square().mean())
 
     with ThreadPoolExecutor(1) as pool:
         for step in range(3):
             yield pool.submit(step_of, step).result()
             optimizer.step()
+
+
+programs(
+    __name__,
+    {
+        "several_forwards_with_unused_parameters_sought": plain(
+            mlp, loss=differences, find_unused_parameters=True
+        ),
+        # An autograd.Function that returns None for a weight: zeros under DDP, which waits for it.
+        "function_without_a_weight_gradient": plain(incomplete),
+        "function_without_a_weight_gradient_with_unused_parameters_sought": plain(
+            incomplete, find_unused_parameters=True
+        ),
+    },
+)

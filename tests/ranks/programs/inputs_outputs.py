@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from declared import program, trains
 from torch import Tensor, nn
 
-from trial import OURS, Trial, gradients, mlp, program, sgd, trained
+from steps import mlp, module_of, stepped, trained
+from trial import OURS, Trial, gradients
 
 Boxes = namedtuple("Boxes", ["boxes", "scores"])
 
@@ -65,46 +67,30 @@ class Asking(nn.Module):
         return {"out": out, "flags": flags, "rest": sorted(rest)}
 
 
-@program
-def keyword_arguments_only(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(Asking())
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        answer = model(x=trial.batch(step), scale=0.5, flags={"train": True}, ids=[1, 2])
-        assert answer["flags"] == {"train": True}
-        assert answer["rest"] == ["ids"]
-        return answer["out"].square().mean()
-
-    yield from trained(model, loss_of)
+@trains(Asking)
+def keyword_arguments_only(trial, model, step):
+    answer = model(x=trial.batch(step), scale=0.5, flags={"train": True}, ids=[1, 2])
+    assert (answer["flags"], answer["rest"]) == ({"train": True}, ["ids"])
+    return answer["out"].square().mean()
 
 
-@program
-def nested_dicts_in(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(Asking())
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        views = {"list": [trial.batch(step), trial.batch(10 + step)], "names": ("a", None)}
-        answer = model({"x": trial.batch(20 + step), "views": views, "id": 5}, trial.batch(step))
-        return answer["out"].square().mean()
-
-    yield from trained(model, loss_of)
+@trains(Asking)
+def nested_dicts_in(trial, model, step):
+    views = {"list": [trial.batch(step), trial.batch(10 + step)], "names": ("a", None)}
+    answer = model({"x": trial.batch(20 + step), "views": views, "id": 5}, trial.batch(step))
+    return answer["out"].square().mean()
 
 
-@program
-def inputs_come_as_they_are(trial: Trial) -> Iterator[Any]:
+def inputs_come_as_they_are(trial):
     """Neither copied nor converted: integers, None, objects and the same tensor twice."""
     seen: list[Any] = []
 
-    class Looking(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
+    @module_of(net=mlp())
+    def looking(self, *given: Any, **named: Any) -> Tensor:
+        seen.append((given, named))
+        return self.net(given[0])
 
-        def forward(self, *given: Any, **named: Any) -> Tensor:
-            seen.append((given, named))
-            return self.net(given[0])
-
-    model = trial.wrap(Looking())
+    model = trial.wrap(looking)
     x, thing = trial.batch(0), SimpleNamespace(a=1)
     for _ in range(2):
         model(x, x, 3, None, "text", thing, {"x": x}, (x,), thing=thing).sum().backward()
@@ -147,87 +133,64 @@ def _tensors(answer: Any) -> list[Tensor]:
 def _answered(trial: Trial, kinds: list[str], **options: Any) -> Iterator[Any]:
     for kind in kinds:
         model = trial.wrap(Answering(ANSWERS[kind]), **options)
-        optimizer = sgd(model)
-        for step in range(3):
-            optimizer.zero_grad()
+        for step in stepped(model, 3):
             answer = model(trial.batch(step))
             sum(tensor.square().mean() for tensor in _tensors(answer)).backward()
             yield {"kind": kind, "class": type(answer).__name__, "tensors": _tensors(answer)}
-            optimizer.step()
 
 
-@program
-def outputs_of_every_structure(trial: Trial) -> Iterator[Any]:
+def outputs_of_every_structure(trial):
     yield from _answered(trial, list(ANSWERS))
 
 
-@program
-def outputs_of_every_structure_with_unused_parameters_sought(trial: Trial) -> Iterator[Any]:
+def outputs_of_every_structure_with_unused_parameters_sought(trial):
     kinds = [kind for kind in ANSWERS if kind != "object"]  # in which DDP finds no tensors
     yield from _answered(trial, kinds, find_unused_parameters=True)
 
 
-@program
-def outputs_of_every_structure_with_a_static_graph(trial: Trial) -> Iterator[Any]:
+def outputs_of_every_structure_with_a_static_graph(trial):
     kinds = [kind for kind in ANSWERS if kind not in ("object", "dataclass")]
     yield from _answered(trial, kinds, static_graph=True)
 
 
 @program(exact_by=OURS)
-def dataclass_of_a_static_graph(trial: Trial) -> Iterator[Any]:
+def dataclass_of_a_static_graph(trial):
     """DDP, which finds no tensors in it, leaves the first step's gradients to each rank."""
     model = trial.wrap(Answering(ANSWERS["dataclass"]), static_graph=True)
-    optimizer = sgd(model)
-    for step in range(3):
-        optimizer.zero_grad()
+    for step in stepped(model, 3):
         sum(one.square().mean() for one in _tensors(model(trial.share(step)))).backward()
         yield gradients(trial.bare(model))
-        optimizer.step()
 
 
-@program
-def loss_computed_inside(trial: Trial) -> Iterator[Any]:
+def loss_computed_inside(trial):
     """The module returns a dict with its loss, a number for the log, and a prediction."""
 
-    class WithLoss(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
+    @module_of(net=mlp())
+    def withloss(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Any]:
+        logits = self.net(x)
+        if labels is None:
+            return {"logits": logits}
+        loss = F.cross_entropy(logits, labels)
+        return {"loss": loss, "log": loss.item(), "best": logits.argmax(1)}
 
-        def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Any]:
-            logits = self.net(x)
-            if labels is None:
-                return {"logits": logits}
-            loss = F.cross_entropy(logits, labels)
-            return {"loss": loss, "log": loss.item(), "best": logits.argmax(1)}
-
-    model = trial.wrap(WithLoss())
+    model = trial.wrap(withloss)
     labels = torch.tensor([0, 1, 2, 1])
-    optimizer = sgd(model)
-    for step in range(3):
-        optimizer.zero_grad()
+    for step in stepped(model, 3):
         answer = model(trial.batch(step), labels=labels)
         answer["loss"].backward()
         yield answer
-        optimizer.step()
     model.eval()
     yield model(trial.batch(30))["logits"]
 
 
-@program
-def output_that_is_the_input_or_a_parameter(trial: Trial) -> Iterator[Any]:
+def output_that_is_the_input_or_a_parameter(trial):
     """Leaves among the outputs: the input itself, a weight, a constant."""
 
-    class Leaves(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
-            self.weight = nn.Parameter(torch.ones(3))
+    @module_of(net=mlp(), weight=nn.Parameter(torch.ones(3)))
+    def leaves(self, x: Tensor) -> Any:
+        return self.net(x) * self.weight, x, self.weight, torch.ones(2)
 
-        def forward(self, x: Tensor) -> Any:
-            return self.net(x) * self.weight, x, self.weight, torch.ones(2)
-
-    model = trial.wrap(Leaves())
+    model = trial.wrap(leaves)
 
     def loss_of(model: nn.Module, step: int) -> Tensor:
         x = trial.batch(step)
@@ -238,71 +201,45 @@ def output_that_is_the_input_or_a_parameter(trial: Trial) -> Iterator[Any]:
     yield from trained(model, loss_of)
 
 
-@program
-def inputs_that_require_gradients(trial: Trial) -> Iterator[Any]:
+@trains(Asking)
+def inputs_that_require_gradients(trial, model):
     """Their gradients are this rank's own."""
-    model = trial.wrap(Asking())
     for step in range(3):
         one, other = trial.batch(step).requires_grad_(), trial.batch(9).requires_grad_()
         model(None, one, other)["out"].square().mean().backward()
         yield [one.grad, other.grad]
 
 
-@program
-def output_changed_in_place(trial: Trial) -> Iterator[Any]:
+def output_changed_in_place(trial, model, step):
     """The output is an ordinary tensor, which may be scaled in place."""
-    model = trial.wrap(mlp())
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        out = model(trial.batch(step))
-        out *= 2
-        out[:, 0] = 0
-        return out.square().mean()
-
-    yield from trained(model, loss_of)
+    out = model(trial.batch(step))
+    out *= 2
+    out[:, 0] = 0
+    return out.square().mean()
 
 
-@program
-def output_changed_in_place_with_unused_parameters_sought(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(mlp(), find_unused_parameters=True)
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        out = model(trial.batch(step))
-        out.mul_(2)
-        return out.square().mean()
-
-    yield from trained(model, loss_of)
+@trains(mlp, find_unused_parameters=True)
+def output_changed_in_place_with_unused_parameters_sought(trial, model, step):
+    out = model(trial.batch(step))
+    out.mul_(2)
+    return out.square().mean()
 
 
-@program
-def batches_of_different_sizes(trial: Trial) -> Iterator[Any]:
+def batches_of_different_sizes(trial, model, step):
     """Ranks have other numbers of samples, and means weigh each rank alike, as with DDP."""
-    model = trial.wrap(mlp())
-    yield from trained(
-        model, lambda model, step: model(trial.batch(step, 1 + step + 3 * trial.rank, 6)).var()
-    )
+    return model(trial.batch(step, 1 + step + 3 * trial.rank, 6)).var()
 
 
-@program
-def sequences_of_different_lengths(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(nn.GRU(5, 6, batch_first=True))
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        lengths = [4, 3 - trial.rank, 2]
-        x = nn.utils.rnn.pack_padded_sequence(trial.batch(step, 3, 4, 5), lengths, batch_first=True)
-        out, last = model(x)
-        return out.data.square().mean() + last.square().mean()
-
-    yield from trained(model, loss_of)
+@trains(lambda: nn.GRU(5, 6, batch_first=True))
+def sequences_of_different_lengths(trial, model, step):
+    lengths = [4, 3 - trial.rank, 2]
+    x = nn.utils.rnn.pack_padded_sequence(trial.batch(step, 3, 4, 5), lengths, batch_first=True)
+    out, last = model(x)
+    return out.data.square().mean() + last.square().mean()
 
 
-@program
-def empty_batch_on_one_rank(trial: Trial) -> Iterator[Any]:
+@trains(mlp, steps=4)
+def empty_batch_on_one_rank(trial, model, step):
     """The last batch has nothing for rank 1: its gradients are zeros, and the mean is half."""
-    model = trial.wrap(mlp())
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        rows = 0 if trial.rank == 1 and step == 2 else 4
-        return model(trial.batch(step, rows, 6)).square().sum()
-
-    yield from trained(model, loss_of, steps=4)
+    rows = 0 if trial.rank == 1 and step == 2 else 4
+    return model(trial.batch(step, rows, 6)).square().sum()

@@ -1,24 +1,23 @@
 """Loops in which ranks do not do the same, or in which more runs beside the training."""
 
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from declared import trains
 from switching import STEPS, deep
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from trial import Trial, gradients, mlp, program, sgd, squares, state_of, trained
+from steps import backward, mlp, normed, sgd, squares, stepped, trained, zeroed
+from trial import gradients, state_of
 
 
-@program
-def wrapper_evaluated_on_rank_0_before_a_barrier(trial: Trial) -> Iterator[Any]:
+@trains(deep)
+def wrapper_evaluated_on_rank_0_before_a_barrier(trial, model):
     """Rank 0 validates with the wrapper; the others wait in the user's own barrier."""
-    model = trial.wrap(deep())
     for seen in trained(model, squares(trial), steps=STEPS):
         yield seen
         if trial.rank == 0:
@@ -29,12 +28,9 @@ def wrapper_evaluated_on_rank_0_before_a_barrier(trial: Trial) -> Iterator[Any]:
         dist.barrier()
 
 
-@program
-def wrapper_evaluated_in_training_mode_on_rank_1_before_a_barrier(
-    trial: Trial,
-) -> Iterator[Any]:
+@trains(deep)
+def wrapper_evaluated_in_training_mode_on_rank_1_before_a_barrier(trial, model):
     """A user forgets eval(): without buffers a forward pass still concerns nobody else."""
-    model = trial.wrap(deep())
     for seen in trained(model, squares(trial), steps=STEPS):
         yield seen
         if trial.rank == 1:
@@ -43,10 +39,9 @@ def wrapper_evaluated_in_training_mode_on_rank_1_before_a_barrier(
         dist.barrier()
 
 
-@program
-def forward_with_gradients_on_one_rank_before_a_barrier(trial: Trial) -> Iterator[Any]:
+@trains(deep)
+def forward_with_gradients_on_one_rank_before_a_barrier(trial, model):
     """No backward pass follows it. DDP meets the others in its second forward, and never again."""
-    model = trial.wrap(deep())
     for step, seen in enumerate(trained(model, squares(trial), steps=STEPS)):
         yield seen
         if step >= 2:
@@ -55,38 +50,29 @@ def forward_with_gradients_on_one_rank_before_a_barrier(trial: Trial) -> Iterato
             dist.barrier()
 
 
-@program
-def metrics_reduced_between_forward_and_backward(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(deep())
-    optimizer = sgd(model)
-    for step in range(STEPS):
-        optimizer.zero_grad()
+@trains(deep)
+def metrics_reduced_between_forward_and_backward(trial, model):
+    for step in stepped(model, STEPS):
         loss = model(trial.batch(step)).square().mean()
         total = loss.detach().clone()
         dist.all_reduce(total)
         loss.backward()
         yield total
-        optimizer.step()
 
 
-@program
-def collective_that_runs_beside_backward(trial: Trial) -> Iterator[Any]:
+@trains(deep)
+def collective_that_runs_beside_backward(trial, model):
     """Begun before backward, and waited for afterwards, on the same group."""
-    model = trial.wrap(deep())
-    optimizer = sgd(model)
-    for step in range(STEPS):
-        optimizer.zero_grad()
+    for step in stepped(model, STEPS):
         loss = model(trial.batch(step)).square().mean()
         total = torch.full((1000,), loss.item())
         work = dist.all_reduce(total, async_op=True)
         loss.backward()
         work.wait()
         yield total[:2]
-        optimizer.step()
 
 
-@program
-def collective_in_a_hook_of_a_gradient(trial: Trial) -> Iterator[Any]:
+def collective_in_a_hook_of_a_gradient(trial):
     """The user reduces a gradient of an activation, in the middle of the exchange."""
     module = mlp(6, 8, 8, 3)
 
@@ -100,48 +86,38 @@ def collective_in_a_hook_of_a_gradient(trial: Trial) -> Iterator[Any]:
     yield from trained(model, squares(trial))
 
 
-@program
-def ranks_of_unequal_speed(trial: Trial) -> Iterator[Any]:
+@trains(deep)
+def ranks_of_unequal_speed(trial, model):
     """Now one rank is late for forward, now the other for backward."""
-    model = trial.wrap(deep())
-    optimizer = sgd(model)
-    for step in range(12):
-        optimizer.zero_grad()
+    for step in stepped(model, 12):
         time.sleep(0.01 if (step + trial.rank) % 3 == 0 else 0)
         loss = model(trial.batch(step)).square().mean()
         time.sleep(0.01 if (step + trial.rank) % 3 == 1 else 0)
         loss.backward()
         yield loss
-        optimizer.step()
 
 
-@program
-def loader_with_a_forked_worker(trial: Trial) -> Iterator[Any]:
+@trains(deep)
+def loader_with_a_forked_worker(trial, model):
     """Each epoch forks a process that inherits all that the wrapper has open."""
-    model = trial.wrap(deep())
-    optimizer = sgd(model)
     data = TensorDataset(torch.cat([trial.batch(step) for step in range(4)]))
     for _ in range(3):
-        for (x,) in DataLoader(data, batch_size=4, num_workers=1, multiprocessing_context="fork"):
-            optimizer.zero_grad()
+        for (x,) in stepped(
+            model, DataLoader(data, batch_size=4, num_workers=1, multiprocessing_context="fork")
+        ):
             model(x).square().mean().backward()
             yield "step"
-            optimizer.step()
 
 
-@program
-def profiler_around_the_steps(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(mlp())
+def profiler_around_the_steps(trial, model):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         yield from trained(model, squares(trial))
     names = {event.key for event in profile.key_averages()}
     yield "DistributedDataParallel.forward" in names
 
 
-@program
-def operations_counted(trial: Trial) -> Iterator[Any]:
+def operations_counted(trial, model):
     """A counter of operations sees the module's own, and none of the exchange's."""
-    model = trial.wrap(mlp())
     yield from trained(model, squares(trial))
     model.zero_grad()
     with FlopCounterMode(display=False) as counter:
@@ -149,21 +125,17 @@ def operations_counted(trial: Trial) -> Iterator[Any]:
     yield counter.get_total_flops()
 
 
-@program
-def anomalies_detected(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(mlp())
+def anomalies_detected(trial, model):
     with torch.autograd.detect_anomaly(check_nan=True):
         yield from trained(model, squares(trial))
         loss = (model(trial.batch(9)) * float("nan")).sum()
         yield trial.refused(loss.backward)
 
 
-@program
-def backward_in_other_ways(trial: Trial) -> Iterator[Any]:
+@trains(lambda: mlp(6, 8, 4))
+def backward_in_other_ways(trial, model):
     """Without gradients around it, of several tensors, with a gradient given, in one thread."""
-    model = trial.wrap(mlp(6, 8, 4))
-    for way in range(4):
-        model.zero_grad()
+    for way in zeroed(model, 4):
         out = model(trial.batch(way))
         if way == 0:
             loss = out.sum()
@@ -180,10 +152,9 @@ def backward_in_other_ways(trial: Trial) -> Iterator[Any]:
         yield out
 
 
-@program
-def bare_module_trained_between_the_steps(trial: Trial) -> Iterator[Any]:
+@trains(deep)
+def bare_module_trained_between_the_steps(trial, model):
     """Backward through the bare module is this rank's own, before, between and after."""
-    model = trial.wrap(deep())
     optimizer = sgd(model)
     for step in range(STEPS):
         if step % 3 == 0:
@@ -191,14 +162,12 @@ def bare_module_trained_between_the_steps(trial: Trial) -> Iterator[Any]:
             model.module(trial.batch(100 + step)).square().mean().backward()
             yield gradients(model)
         optimizer.zero_grad()
-        model(trial.batch(step)).square().mean().backward()
-        yield step
+        yield backward(model(trial.batch(step)).square().mean())
         optimizer.step()
 
 
-@program
-def bare_module_on_one_rank_only(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(deep())
+@trains(deep)
+def bare_module_on_one_rank_only(trial, model):
     for step, seen in enumerate(trained(model, squares(trial), steps=12)):
         yield seen
         if trial.rank == step % 2:
@@ -209,25 +178,15 @@ def bare_module_on_one_rank_only(trial: Trial) -> Iterator[Any]:
                 parameter.grad = gradient
 
 
-@program
-def wrapper_and_bare_module_in_one_loss(trial: Trial) -> Iterator[Any]:
+def wrapper_and_bare_module_in_one_loss(trial, model, step):
     """Consistency training: one branch through the wrapper, the other beside it."""
-    model = trial.wrap(mlp())
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        x = trial.batch(step)
-        return (model(x) - model.module(x * 1.1)).square().mean()
-
-    yield from trained(model, loss_of)
+    x = trial.batch(step)
+    return (model(x) - model.module(x * 1.1)).square().mean()
 
 
-@program
-def inner_steps_of_meta_learning(trial: Trial) -> Iterator[Any]:
+def inner_steps_of_meta_learning(trial, model):
     """MAML: the inner loop has its own weights, the outer gradient goes through the wrapper."""
-    model = trial.wrap(mlp())
-    optimizer = sgd(model)
-    for step in range(3):
-        optimizer.zero_grad()
+    for step in stepped(model, 3):
         weights = dict(model.module.named_parameters())
         inner = torch.func.functional_call(model.module, weights, (trial.batch(step),))
         slopes = torch.autograd.grad(
@@ -237,11 +196,9 @@ def inner_steps_of_meta_learning(trial: Trial) -> Iterator[Any]:
         outer = torch.func.functional_call(model.module, fast, (trial.batch(10 + step),))
         (outer.square().mean() + model(trial.batch(20 + step)).square().mean()).backward()
         yield outer
-        optimizer.step()
 
 
-@program
-def second_wrapper_while_the_first_lives(trial: Trial) -> Iterator[Any]:
+def second_wrapper_while_the_first_lives(trial):
     module = mlp()
     models = [trial.wrap(module), trial.wrap(module, watched=False)]
     for step in range(6):
@@ -250,8 +207,7 @@ def second_wrapper_while_the_first_lives(trial: Trial) -> Iterator[Any]:
         yield step
 
 
-@program
-def wrapper_around_a_module_with_a_wrapper(trial: Trial) -> Iterator[Any]:
+def wrapper_around_a_module_with_a_wrapper(trial):
     """An inner wrapper whose parameters the outer one is told to ignore."""
 
     class Outer(nn.Module):
@@ -269,30 +225,24 @@ def wrapper_around_a_module_with_a_wrapper(trial: Trial) -> Iterator[Any]:
     yield from trained(trial.wrap(outer), squares(trial))
 
 
-@program
-def ranks_in_different_modes(trial: Trial) -> Iterator[Any]:
+@trains(normed)
+def ranks_in_different_modes(trial, model):
     """Rank 1 trains in eval mode: nothing is awaited that the other does not send."""
-    module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-    model = trial.wrap(module)
     model.train(trial.rank == 0)
     yield from trained(model, squares(trial), steps=5)
 
 
-@program
-def model_of_many_megabytes(trial: Trial) -> Iterator[Any]:
+def model_of_many_megabytes(trial):
     """Parameters that are larger than one of DDP's buckets."""
     module = nn.Sequential(nn.Linear(6, 1200), nn.Tanh(), nn.Linear(1200, 6000)).float()
     model = trial.wrap(module, watched=False)
-    for step in range(3):
-        model.zero_grad()
+    for step in zeroed(model, 3):
         model(trial.batch(step, dtype=torch.float32)).square().mean().backward()
         yield [(p.grad.sum(), p.grad.flatten()[-5:]) for p in model.parameters()]
 
 
-@program
-def steps_under_many_settings(trial: Trial) -> Iterator[Any]:
+def steps_under_many_settings(trial, model):
     """Deterministic algorithms, inference mode between steps, another default type."""
-    model = trial.wrap(mlp())
     for step, around in enumerate([torch.enable_grad(), nullcontext(), torch.inference_mode()]):
         with around:
             yield state_of(model)

@@ -2,39 +2,27 @@
 
 import copy
 import io
-from collections.abc import Iterator
-from typing import Any
 
 import torch
-from torch import nn
+from declared import trains
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from trial import Trial, gradients, mlp, program, sgd, squares, state_of, trained
+from steps import backward, mlp, normed, sgd, squares, stepped, trained
+from trial import gradients, state_of
 
 
-def with_batch_norm() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-
-
-@program
-def evaluated_before_the_first_step(trial: Trial) -> Iterator[Any]:
+@trains(normed)
+def evaluated_before_the_first_step(trial, model):
     """All ranks have rank 0's values from the construction on."""
-    model = trial.wrap(with_batch_norm())
-    model.eval()
-    with torch.no_grad():
-        yield model(trial.batch(30))
-    model.train()
+    yield trial.evaluated(model, 30)
     yield from trained(model, squares(trial))
-    model.eval()
-    with torch.no_grad():
-        yield model(trial.batch(30))
+    yield trial.evaluated(model, 30)
 
 
-@program
-def sanity_check_before_training(trial: Trial) -> Iterator[Any]:
+@trains(normed)
+def sanity_check_before_training(trial, model):
     """As Lightning does: two validation batches first, with gradients off for all."""
-    model = trial.wrap(with_batch_norm())
     model.eval()
     torch.set_grad_enabled(False)
     for step in range(2):
@@ -44,8 +32,7 @@ def sanity_check_before_training(trial: Trial) -> Iterator[Any]:
     optimizer = sgd(model)
     for step in range(4):
         optimizer.zero_grad()
-        model(trial.batch(step)).square().mean().backward()
-        yield step
+        yield backward(model(trial.batch(step)).square().mean())
         optimizer.step()
         if step == 1:
             model.eval()
@@ -55,10 +42,9 @@ def sanity_check_before_training(trial: Trial) -> Iterator[Any]:
             model.train()
 
 
-@program
-def evaluated_with_gradients_on_before_training(trial: Trial) -> Iterator[Any]:
+def evaluated_with_gradients_on_before_training(trial):
     """Forgetting no_grad in validation keeps graphs alive that nobody runs backward through."""
-    model = trial.wrap(with_batch_norm()).eval()
+    model = trial.wrap(normed()).eval()
     outputs = [model(trial.batch(30 + step)) for step in range(3)]
     yield outputs
     model.train()
@@ -66,9 +52,8 @@ def evaluated_with_gradients_on_before_training(trial: Trial) -> Iterator[Any]:
     yield outputs
 
 
-@program
-def saved_before_the_first_step(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(with_batch_norm())
+@trains(normed)
+def saved_before_the_first_step(trial, model):
     yield state_of(model)
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
@@ -78,10 +63,8 @@ def saved_before_the_first_step(trial: Trial) -> Iterator[Any]:
     yield state_of(model)
 
 
-@program
-def module_copied_before_the_first_step(trial: Trial) -> Iterator[Any]:
+def module_copied_before_the_first_step(trial, model):
     """A target network that begins with the values of rank 0 on every rank."""
-    model = trial.wrap(mlp())
     target = copy.deepcopy(model.module).requires_grad_(False)
     yield state_of(target)
     optimizer = sgd(model)
@@ -89,34 +72,27 @@ def module_copied_before_the_first_step(trial: Trial) -> Iterator[Any]:
         optimizer.zero_grad()
         with torch.no_grad():
             goal = target(trial.batch(20 + step)) * 0.9
-        loss = (model(trial.batch(step)) - goal).square().mean()
-        loss.backward()
+        loss = backward((model(trial.batch(step)) - goal).square().mean())
         optimizer.step()
         if step == 1:
             target.load_state_dict(model.module.state_dict())
         yield {"loss": loss, "target": state_of(target)}
 
 
-@program
-def wrapper_copied_before_the_first_step(trial: Trial) -> Iterator[Any]:
+def wrapper_copied_before_the_first_step(trial, model):
     """Original and copy train independently of each other, each on all ranks."""
-    model = trial.wrap(mlp())
     copied = copy.deepcopy(model)
     yield state_of(copied)
     yield from trained(model, squares(trial))
     yield state_of(copied)
-    optimizer = sgd(copied)
-    for step in range(3):
-        optimizer.zero_grad()
+    for step in stepped(sgd(copied), 3):
         copied(trial.batch(10 + step)).square().mean().backward()
         yield gradients(copied)
-        optimizer.step()
     yield [state_of(model), state_of(copied)]
 
 
-@program
-def wrapper_copied_in_the_middle(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(with_batch_norm())
+@trains(normed)
+def wrapper_copied_in_the_middle(trial, model):
     yield from trained(model, squares(trial))
     copied = copy.deepcopy(model)
     for step in range(3):
@@ -126,10 +102,9 @@ def wrapper_copied_in_the_middle(trial: Trial) -> Iterator[Any]:
         yield [gradients(copied), state_of(copied)]
 
 
-@program
-def averaged_from_before_the_first_step(trial: Trial) -> Iterator[Any]:
+@trains(normed)
+def averaged_from_before_the_first_step(trial, model):
     """Exponential averages of the bare module and of the wrapper, as both are written."""
-    model = trial.wrap(with_batch_norm())
     averages = [
         AveragedModel(one, multi_avg_fn=get_ema_multi_avg_fn(0.5), use_buffers=True)
         for one in (model.module, model)
@@ -147,8 +122,7 @@ def averaged_from_before_the_first_step(trial: Trial) -> Iterator[Any]:
         yield [average.eval()(trial.batch(30)) for average in averages]
 
 
-@program
-def averaged_before_it_is_wrapped(trial: Trial) -> Iterator[Any]:
+def averaged_before_it_is_wrapped(trial):
     """A teacher that is copied before wrapping keeps each rank's own first values."""
     module = mlp()
     teacher = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.5))
@@ -158,34 +132,26 @@ def averaged_before_it_is_wrapped(trial: Trial) -> Iterator[Any]:
         yield state_of(teacher)
 
 
-@program
-def first_step_in_eval_mode(trial: Trial) -> Iterator[Any]:
+@trains(normed)
+def first_step_in_eval_mode(trial, model):
     """Fine-tuning with frozen statistics: the whole model stays in eval mode, and trains."""
-    model = trial.wrap(with_batch_norm())
     model.eval()
     yield from trained(model, squares(trial))
     model.train()
     yield from trained(model, squares(trial))
 
 
-@program
-def batch_norm_layers_in_eval_mode(trial: Trial) -> Iterator[Any]:
+@trains(normed, steps=4)
+def batch_norm_layers_in_eval_mode(trial, model, step):
     """Detectors keep their batch norms in eval mode while all else trains."""
-    model = trial.wrap(with_batch_norm())
-    optimizer = sgd(model)
-    for step in range(4):
-        model.train()
-        model.module[1].eval()
-        optimizer.zero_grad()
-        model(trial.batch(step)).square().mean().backward()
-        yield step
-        optimizer.step()
+    model.train()
+    model.module[1].eval()
+    return model(trial.batch(step)).square().mean()
 
 
-@program
-def batches_of_one_kind_before_another(trial: Trial) -> Iterator[Any]:
+@trains(normed)
+def batches_of_one_kind_before_another(trial, model):
     """Training and evaluation by turns, each with gradients, some of which nobody uses."""
-    model = trial.wrap(with_batch_norm())
     optimizer = sgd(model)
     for step in range(6):
         model.train(step % 2 == 0)
@@ -197,40 +163,25 @@ def batches_of_one_kind_before_another(trial: Trial) -> Iterator[Any]:
         yield loss
 
 
-@program
-def wrapper_in_a_checkpoint_that_is_not_reentrant(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(mlp())
-
-    def loss_of(model: nn.Module, step: int) -> torch.Tensor:
-        x = trial.batch(step).requires_grad_()
-        return checkpoint(model, x, use_reentrant=False).square().mean()
-
-    yield from trained(model, loss_of)
+def wrapper_in_a_checkpoint_that_is_not_reentrant(trial, model, step):
+    x = trial.batch(step).requires_grad_()
+    return checkpoint(model, x, use_reentrant=False).square().mean()
 
 
-@program
-def wrapper_in_a_reentrant_checkpoint(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(mlp())
-
-    def loss_of(model: nn.Module, step: int) -> torch.Tensor:
-        x = trial.batch(step).requires_grad_()
-        return checkpoint(model, x, use_reentrant=True).square().mean()
-
-    yield from trained(model, loss_of)
+def wrapper_in_a_reentrant_checkpoint(trial, model, step):
+    x = trial.batch(step).requires_grad_()
+    return checkpoint(model, x, use_reentrant=True).square().mean()
 
 
-@program
-def first_forward_without_backward(trial: Trial) -> Iterator[Any]:
+@trains(normed)
+def first_forward_without_backward(trial, model):
     """A dummy batch to find out shapes, in training mode and with gradients on."""
-    model = trial.wrap(with_batch_norm())
     yield model(trial.batch(30)).shape
     yield from trained(model, squares(trial))
 
 
-@program
-def first_forward_without_backward_on_one_rank(trial: Trial) -> Iterator[Any]:
+def first_forward_without_backward_on_one_rank(trial, model):
     """Without buffers a forward pass concerns nobody else: one rank may run it alone."""
-    model = trial.wrap(mlp())
     with torch.no_grad():
         if trial.rank == 1:
             yield model(trial.batch(30)).shape
@@ -239,10 +190,9 @@ def first_forward_without_backward_on_one_rank(trial: Trial) -> Iterator[Any]:
     yield from trained(model, squares(trial))
 
 
-@program
-def evaluated_on_one_rank_only(trial: Trial) -> Iterator[Any]:
+@trains(normed)
+def evaluated_on_one_rank_only(trial, model):
     """Rank 0 validates the bare module while the others wait."""
-    model = trial.wrap(with_batch_norm())
     for loss in trained(model, squares(trial)):
         if trial.rank == 0:
             model.module.eval()
@@ -253,18 +203,15 @@ def evaluated_on_one_rank_only(trial: Trial) -> Iterator[Any]:
         yield loss
 
 
-@program
-def wrapped_again_after_training(trial: Trial) -> Iterator[Any]:
+def wrapped_again_after_training(trial):
     """The bare module of one wrapper goes into a second one, as between two phases of training."""
     module = mlp()
     yield from trained(trial.wrap(module), squares(trial))
     yield from trained(trial.wrap(module, watched=False), squares(trial))
 
 
-@program
-def weights_changed_between_construction_and_first_step(trial: Trial) -> Iterator[Any]:
+def weights_changed_between_construction_and_first_step(trial, model):
     """What a rank changes by itself after construction stays its own, as with DDP."""
-    model = trial.wrap(mlp())
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.01 * (1 + trial.rank))

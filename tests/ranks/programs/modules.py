@@ -1,6 +1,5 @@
 """Modules of other kinds, hooks on them, and modules that are changed or called in unusual ways."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -8,53 +7,41 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from trial import Trial, gradients, mlp, program, sgd, squares, state_of, trained
+from steps import backward, mlp, module_of, sgd, squares, stepped, trained
+from trial import gradients, state_of
 
 
-@program
-def lstm_with_its_state_carried_on(trial: Trial) -> Iterator[Any]:
+def lstm_with_its_state_carried_on(trial):
     """Truncated backpropagation through time: the state goes on, detached."""
 
-    class Tagger(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm = nn.LSTM(5, 6, num_layers=2, batch_first=True, dropout=0.2)
-            self.head = nn.Linear(6, 3)
+    @module_of(
+        lstm=nn.LSTM(5, 6, num_layers=2, batch_first=True, dropout=0.2), head=nn.Linear(6, 3)
+    )
+    def tagger(self, x: Tensor, state: Any = None) -> Any:
+        out, state = self.lstm(x, state)
+        return self.head(out), state
 
-        def forward(self, x: Tensor, state: Any = None) -> Any:
-            out, state = self.lstm(x, state)
-            return self.head(out), state
-
-    model = trial.wrap(Tagger())
-    optimizer = sgd(model)
+    model = trial.wrap(tagger)
     state = None
-    for step in range(4):
-        optimizer.zero_grad()
+    for step in stepped(model, 4):
         out, state = model(trial.batch(step, 2, 4, 5), state)
         state = tuple(one.detach() for one in state)
         out.square().mean().backward()
         yield [out, list(state)]
-        optimizer.step()
 
 
-@program
-def rnn_cell_unrolled(trial: Trial) -> Iterator[Any]:
-    class Unrolled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cell = nn.GRUCell(6, 6)
+def rnn_cell_unrolled(trial):
+    @module_of(cell=nn.GRUCell(6, 6))
+    def unrolled(self, x: Tensor) -> Tensor:
+        state = torch.zeros_like(x)
+        for _ in range(3):
+            state = self.cell(x, state)
+        return state
 
-        def forward(self, x: Tensor) -> Tensor:
-            state = torch.zeros_like(x)
-            for _ in range(3):
-                state = self.cell(x, state)
-            return state
-
-    yield from trained(trial.wrap(Unrolled()), squares(trial))
+    yield from trained(trial.wrap(unrolled), squares(trial))
 
 
-@program
-def transformer_with_attention(trial: Trial) -> Iterator[Any]:
+def transformer_with_attention(trial):
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
     model = trial.wrap(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
     mask = nn.Transformer.generate_square_subsequent_mask(5)
@@ -63,8 +50,7 @@ def transformer_with_attention(trial: Trial) -> Iterator[Any]:
     )
 
 
-@program
-def weight_norm_and_spectral_norm(trial: Trial) -> Iterator[Any]:
+def weight_norm_and_spectral_norm(trial):
     """Parametrizations: what is trained is not what is used, and spectral norm has buffers."""
     module = nn.Sequential(
         parametrizations.weight_norm(nn.Linear(6, 8)),
@@ -80,8 +66,7 @@ def weight_norm_and_spectral_norm(trial: Trial) -> Iterator[Any]:
         yield model(trial.batch(30))
 
 
-@program
-def hooks_of_modules(trial: Trial) -> Iterator[Any]:
+def hooks_of_modules(trial):
     """Forward hooks and full backward hooks run once for each pass, and see what they see."""
     module = mlp(6, 8, 8, 3)
     seen: list[Any] = []
@@ -97,8 +82,7 @@ def hooks_of_modules(trial: Trial) -> Iterator[Any]:
         seen.clear()
 
 
-@program
-def hooks_of_tensors(trial: Trial) -> Iterator[Any]:
+def hooks_of_tensors(trial):
     """Hooks on parameters and activations see and change this rank's own gradients."""
     module = mlp(6, 8, 8, 3)
     seen: list[Tensor] = []
@@ -121,8 +105,7 @@ def hooks_of_tensors(trial: Trial) -> Iterator[Any]:
         seen.clear()
 
 
-@program
-def features_taken_with_a_hook(trial: Trial) -> Iterator[Any]:
+def features_taken_with_a_hook(trial):
     """A loss on an activation that a hook took out of the module: perceptual losses do."""
     module = mlp(6, 8, 8, 3)
     taken: dict[str, Tensor] = {}
@@ -136,10 +119,8 @@ def features_taken_with_a_hook(trial: Trial) -> Iterator[Any]:
     yield from trained(model, loss_of)
 
 
-@program
-def functional_call_of_the_wrapper(trial: Trial) -> Iterator[Any]:
+def functional_call_of_the_wrapper(trial, model):
     """Evaluation with other weights: neither the module nor its gradients change."""
-    model = trial.wrap(mlp())
     yield from trained(model, squares(trial))
     other = {name: value * 0.5 for name, value in model.named_parameters()}
     with torch.no_grad():
@@ -149,10 +130,8 @@ def functional_call_of_the_wrapper(trial: Trial) -> Iterator[Any]:
     yield from trained(model, squares(trial))
 
 
-@program
-def transforms_of_the_module(trial: Trial) -> Iterator[Any]:
+def transforms_of_the_module(trial, model):
     """Gradients of each sample with torch.func, between the steps of the wrapper."""
-    model = trial.wrap(mlp())
 
     def loss_of_one(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         return torch.func.functional_call(model.module, parameters, (x,)).square().mean()
@@ -163,20 +142,14 @@ def transforms_of_the_module(trial: Trial) -> Iterator[Any]:
         yield [loss, each(parameters, trial.batch(30))]
 
 
-@program
-def attributes_through_the_wrapper(trial: Trial) -> Iterator[Any]:
+def attributes_through_the_wrapper(trial):
     """Names, modules, modes and repr are DDP's; so are attributes that DDP does not have."""
 
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
-            self.config = {"width": 8}
+    @module_of(net=mlp(), config={"width": 8})
+    def named(self, x: Tensor) -> Tensor:
+        return self.net(x)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(x)
-
-    model = trial.wrap(Named())
+    model = trial.wrap(named)
     yield [name for name, _ in model.named_parameters()]
     yield [name for name, _ in model.named_modules()]
     yield [
@@ -194,8 +167,7 @@ def attributes_through_the_wrapper(trial: Trial) -> Iterator[Any]:
         yield [name, str(getattr(model, name))]
 
 
-@program
-def arguments_of_ddp_in_their_order(trial: Trial) -> Iterator[Any]:
+def arguments_of_ddp_in_their_order(trial):
     """As old code passes them: device_ids, output_device and dim by position."""
     torch.manual_seed(3)
     kind = type(trial.wrap(mlp()))
@@ -206,8 +178,7 @@ def arguments_of_ddp_in_their_order(trial: Trial) -> Iterator[Any]:
     yield trial.refused(lambda: trial.wrap(mlp(), no_such_argument=1))
 
 
-@program
-def wrapper_within_a_module(trial: Trial) -> Iterator[Any]:
+def wrapper_within_a_module(trial):
     """A part is wrapped, and the whole around it is not."""
 
     class Whole(nn.Module):
@@ -230,8 +201,7 @@ def wrapper_within_a_module(trial: Trial) -> Iterator[Any]:
         whole.train(step % 2 == 0)
 
 
-@program
-def methods_other_than_forward(trial: Trial) -> Iterator[Any]:
+def methods_other_than_forward(trial):
     """A generator's own methods are called on the bare module between steps."""
 
     class Autoencoder(nn.Module):
@@ -252,21 +222,15 @@ def methods_other_than_forward(trial: Trial) -> Iterator[Any]:
             yield [loss, model.module.encode(trial.batch(30))]
 
 
-@program
-def diffusion_step(trial: Trial) -> Iterator[Any]:
+def diffusion_step(trial):
     """Noise and times are drawn at random, with keyword arguments and self-conditioning."""
 
-    class Denoiser(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.times = nn.Embedding(10, 6)
-            self.net = mlp(12, 16, 6)
+    @module_of(times=nn.Embedding(10, 6), net=mlp(12, 16, 6))
+    def denoiser(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+        condition = torch.zeros_like(x) if condition is None else condition
+        return self.net(torch.cat([x + self.times(t), condition], 1))
 
-        def forward(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
-            condition = torch.zeros_like(x) if condition is None else condition
-            return self.net(torch.cat([x + self.times(t), condition], 1))
-
-    model = trial.wrap(Denoiser())
+    model = trial.wrap(denoiser)
 
     def loss_of(model: nn.Module, step: int) -> Tensor:
         x, t = trial.batch(step), torch.randint(0, 10, (4,))
@@ -280,31 +244,22 @@ def diffusion_step(trial: Trial) -> Iterator[Any]:
     yield from trained(model, loss_of, steps=4)
 
 
-@program
-def reinforcement_learning(trial: Trial) -> Iterator[Any]:
+def reinforcement_learning(trial):
     """Acting without gradients, learning in several epochs, actor and critic in one module."""
 
-    class Agent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.actor, self.critic = mlp(6, 8, 3), mlp(6, 8, 1)
+    @module_of(actor=mlp(6, 8, 3), critic=mlp(6, 8, 1))
+    def agent(self, x: Tensor) -> tuple[torch.distributions.Categorical, Tensor]:
+        return torch.distributions.Categorical(logits=self.actor(x)), self.critic(x)
 
-        def forward(self, x: Tensor) -> tuple[torch.distributions.Categorical, Tensor]:
-            return torch.distributions.Categorical(logits=self.actor(x)), self.critic(x)
-
-    model = trial.wrap(Agent())
-    optimizer = sgd(model)
+    model = trial.wrap(agent)
     for step in range(2):
         with torch.no_grad():
             policy, _ = model(trial.batch(step))
             actions = policy.sample()
         rewards = torch.ones(4) * (1 + trial.rank)
-        for _ in range(2):
-            optimizer.zero_grad()
+        for _ in stepped(model, 2):
             policy, values = model(trial.batch(step))
             advantage = rewards - values.squeeze(1)
             loss = -(policy.log_prob(actions) * advantage.detach()).mean()
-            loss = loss + advantage.square().mean() - 0.01 * policy.entropy().mean()
-            loss.backward()
+            loss = backward(loss + advantage.square().mean() - 0.01 * policy.entropy().mean())
             yield [loss, actions]
-            optimizer.step()

@@ -1,16 +1,18 @@
 """Optimizers, schedules and what else happens between backward and the next forward."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from declared import program, trains
 from torch import Tensor, nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 
-from trial import OURS, Trial, kept, mlp, program, sgd, squares, state_of, trained
+from steps import backward, mlp, normed, sgd, squares, stepped, trained, zeroed
+from trial import OURS, kept, state_of
 
 HOOK = {"refused_by": OURS, "refusal": "hook"}
 
@@ -39,8 +41,7 @@ class Muonlike(torch.optim.Optimizer):
         parameter.sub_(update, alpha=lr)
 
 
-@program
-def every_common_optimizer(trial: Trial) -> Iterator[Any]:
+def every_common_optimizer(trial):
     """Epsilons are large: Adam would make much of the rounding of a gradient that is zero."""
     makers: list[Callable[[Any], torch.optim.Optimizer]] = [
         lambda parameters: torch.optim.AdamW(parameters, lr=0.01, eps=1e-3, fused=True),
@@ -56,22 +57,16 @@ def every_common_optimizer(trial: Trial) -> Iterator[Any]:
         yield from trained(model, squares(trial), make(model.parameters()))
 
 
-@program
-def clipping_by_norm_and_by_value(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(mlp())
-    optimizer = sgd(model)
-    for step in range(4):
-        optimizer.zero_grad()
+def clipping_by_norm_and_by_value(trial, model):
+    for step in stepped(model, 4):
         (model(trial.batch(step)).square().mean() * 100).backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         nn.utils.clip_grad_value_(model.parameters(), 0.1)
         yield norm
-        optimizer.step()
 
 
-@program
-def schedule_with_warm_up_and_two_groups(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(mlp(6, 8, 8, 3))
+@trains(lambda: mlp(6, 8, 8, 3))
+def schedule_with_warm_up_and_two_groups(trial, model):
     decayed = [p for name, p in model.named_parameters() if name.endswith("weight")]
     plain = [p for name, p in model.named_parameters() if not name.endswith("weight")]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
@@ -84,8 +79,7 @@ def schedule_with_warm_up_and_two_groups(trial: Trial) -> Iterator[Any]:
         schedule.step()
 
 
-@program
-def optimizer_made_before_wrapping(trial: Trial) -> Iterator[Any]:
+def optimizer_made_before_wrapping(trial):
     """Parameters stay the same objects: an optimizer that was made before still moves them."""
     module = mlp()
     optimizer = sgd(module)
@@ -95,10 +89,8 @@ def optimizer_made_before_wrapping(trial: Trial) -> Iterator[Any]:
     assert before == [id(parameter) for parameter in model.parameters()]
 
 
-@program
-def optimizer_in_hooks_after_each_gradient(trial: Trial) -> Iterator[Any]:
+def optimizer_in_hooks_after_each_gradient(trial, model):
     """register_post_accumulate_grad_hook sees what DDP shows it: this rank's own gradient."""
-    model = trial.wrap(mlp())
     seen: list[Tensor] = []
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
@@ -107,10 +99,8 @@ def optimizer_in_hooks_after_each_gradient(trial: Trial) -> Iterator[Any]:
         seen.clear()
 
 
-@program
-def lbfgs_with_a_closure(trial: Trial) -> Iterator[Any]:
+def lbfgs_with_a_closure(trial, model):
     """Many forward and backward passes in one step of the optimizer."""
-    model = trial.wrap(mlp())
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     for step in range(2):
         losses = []
@@ -118,8 +108,7 @@ def lbfgs_with_a_closure(trial: Trial) -> Iterator[Any]:
         def closure(step: int = step, losses: list[Tensor] = losses) -> Tensor:
             optimizer.zero_grad()
             # The same loss on all ranks, or their line searches would go apart.
-            loss = model(torch.ones(2, 6) * (step + 1)).square().mean()
-            loss.backward()
+            loss = backward(model(torch.ones(2, 6) * (step + 1)).square().mean())
             losses.append(loss)
             return loss
 
@@ -127,10 +116,8 @@ def lbfgs_with_a_closure(trial: Trial) -> Iterator[Any]:
         yield losses
 
 
-@program
-def sharpness_aware_minimization(trial: Trial) -> Iterator[Any]:
+def sharpness_aware_minimization(trial, model):
     """SAM: two passes for each step, the first of which may stay unexchanged."""
-    model = trial.wrap(mlp())
     optimizer = sgd(model)
     for step in range(4):
         optimizer.zero_grad()
@@ -141,8 +128,7 @@ def sharpness_aware_minimization(trial: Trial) -> Iterator[Any]:
             for parameter, move in zip(model.parameters(), moves, strict=True):
                 parameter.add_(move)
         optimizer.zero_grad()
-        loss = model(trial.batch(step)).square().mean()
-        loss.backward()
+        loss = backward(model(trial.batch(step)).square().mean())
         with torch.no_grad():
             for parameter, move in zip(model.parameters(), moves, strict=True):
                 parameter.sub_(move)
@@ -150,9 +136,8 @@ def sharpness_aware_minimization(trial: Trial) -> Iterator[Any]:
         optimizer.step()
 
 
-@program
-def zero_redundancy_optimizer(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(mlp(6, 8, 8, 3))
+@trains(lambda: mlp(6, 8, 8, 3))
+def zero_redundancy_optimizer(trial, model):
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01, eps=1e-3)
     yield from trained(model, squares(trial), optimizer)
     optimizer.consolidate_state_dict(to=0)
@@ -160,11 +145,9 @@ def zero_redundancy_optimizer(trial: Trial) -> Iterator[Any]:
         yield kept(optimizer.state_dict()["state"])
 
 
-@program
-def averaged_weights_and_their_batch_norms(trial: Trial) -> Iterator[Any]:
+@trains(normed)
+def averaged_weights_and_their_batch_norms(trial, model):
     """SWA as the documentation has it, with update_bn in the end."""
-    module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-    model = trial.wrap(module)
     average, optimizer = AveragedModel(model), sgd(model)
     schedule = SWALR(optimizer, swa_lr=0.01, anneal_epochs=2)
     for loss in trained(model, squares(trial), optimizer, steps=4):
@@ -176,7 +159,7 @@ def averaged_weights_and_their_batch_norms(trial: Trial) -> Iterator[Any]:
 
 
 @program(**HOOK)
-def local_sgd_after_some_steps(trial: Trial) -> Iterator[Any]:
+def local_sgd_after_some_steps(trial):
     """Gradients are means for two steps; then parameters are averaged every second one."""
     from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as hooks
 
@@ -192,10 +175,8 @@ def local_sgd_after_some_steps(trial: Trial) -> Iterator[Any]:
     yield from trained(model, squares(trial), optimizer, steps=6)
 
 
-@program
-def model_averaging_without_a_hook(trial: Trial) -> Iterator[Any]:
+def model_averaging_without_a_hook(trial, model):
     """Local SGD by hand: no_sync in all steps, and an average every second one."""
-    model = trial.wrap(mlp())
     averager = PeriodicModelAverager(period=2, warmup_steps=0)
     optimizer = sgd(model)
     for step in range(4):
@@ -207,22 +188,16 @@ def model_averaging_without_a_hook(trial: Trial) -> Iterator[Any]:
         yield step
 
 
-@program
-def parameters_moved_by_the_user(trial: Trial) -> Iterator[Any]:
+def parameters_moved_by_the_user(trial, model):
     """SGD by hand, with .data, as in the oldest tutorials."""
-    model = trial.wrap(mlp())
-    for step in range(3):
-        model.zero_grad()
-        model(trial.batch(step)).square().mean().backward()
-        yield step
+    for step in zeroed(model, 3):
+        yield backward(model(trial.batch(step)).square().mean())
         for parameter in model.parameters():
             parameter.data = parameter.data - 0.1 * parameter.grad.data
 
 
-@program
-def gradient_noise_and_centralization(trial: Trial) -> Iterator[Any]:
+def gradient_noise_and_centralization(trial, model):
     """Gradients are changed in place after backward, before the optimizer sees them."""
-    model = trial.wrap(mlp())
     for loss in trained(model, squares(trial)):
         generator = torch.Generator().manual_seed(7)
         for parameter in model.parameters():
@@ -232,10 +207,8 @@ def gradient_noise_and_centralization(trial: Trial) -> Iterator[Any]:
         yield loss
 
 
-@program
-def learning_that_stops_on_all_ranks(trial: Trial) -> Iterator[Any]:
+def learning_that_stops_on_all_ranks(trial, model):
     """Early stopping: the flag is reduced between steps, in the user's own collective."""
-    model = trial.wrap(mlp())
     for loss in trained(model, squares(trial), steps=8):
         total = loss["loss"].detach().clone()
         dist.all_reduce(total)

@@ -1,31 +1,26 @@
 """Gradients outside of the wrapped module, and gradients that are asked for without training it."""
 
 import copy
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
+from declared import trains
 from torch import Tensor, nn
 
-from trial import Trial, gradients, kept, mlp, program, sgd, squares, state_of, trained
+from steps import backward, mlp, sgd, squares, stepped, trained
+from trial import gradients, kept, state_of
 
 
-@program
-def prompt_outside_of_the_wrapper(trial: Trial) -> Iterator[Any]:
+@trains(lambda: mlp(4, 8, 3))
+def prompt_outside_of_the_wrapper(trial, model):
     """Its gradient stays this rank's own, and exact in float64 where it is small."""
-    model = trial.wrap(mlp(4, 8, 3))
     prompt = nn.Parameter(torch.zeros(4))
-    optimizer = sgd([*model.parameters(), prompt])
-    for step in range(4):
-        optimizer.zero_grad()
+    for step in stepped(sgd([*model.parameters(), prompt]), 4):
         model(trial.batch(step, 4, 4) + prompt).sum().mul(1e-3).backward()
         yield {"prompt": prompt.grad}
-        optimizer.step()
 
 
-@program
-def prompt_before_a_frozen_first_layer(trial: Trial) -> Iterator[Any]:
+def prompt_before_a_frozen_first_layer(trial):
     module = mlp(4, 8, 8, 3)
     module[0].requires_grad_(False)
     model = trial.wrap(module)
@@ -37,38 +32,24 @@ def prompt_before_a_frozen_first_layer(trial: Trial) -> Iterator[Any]:
         yield {"prompt": prompt.grad}
 
 
-@program
-def small_loss_beside_a_head_outside(trial: Trial) -> Iterator[Any]:
+def small_loss_beside_a_head_outside(trial):
     """A head that is not wrapped keeps this rank's gradients, to the last bit."""
     body, head = trial.wrap(mlp(6, 8, 8)), nn.Linear(8, 2)
-    optimizer = sgd([*body.parameters(), *head.parameters()])
-    for step in range(3):
-        optimizer.zero_grad()
-        loss = head(body(trial.batch(step))).square().mean() * 1e-6
-        loss.backward()
+    for step in stepped(sgd([*body.parameters(), *head.parameters()]), 3):
+        loss = backward(head(body(trial.batch(step))).square().mean() * 1e-6)
         yield {"loss": loss, "head": gradients(head)}
-        optimizer.step()
 
 
-@program
-def two_wrappers_in_a_chain(trial: Trial) -> Iterator[Any]:
+def two_wrappers_in_a_chain(trial):
     first, second = trial.wrap(mlp(6, 8, 5)), trial.wrap(mlp(5, 7, 2))
-    optimizer = sgd([*first.parameters(), *second.parameters()])
-    for step in range(4):
-        optimizer.zero_grad()
-        loss = second(first(trial.batch(step)).tanh()).square().mean()
-        loss.backward()
-        yield loss
-        optimizer.step()
+    for step in stepped(sgd([*first.parameters(), *second.parameters()]), 4):
+        yield backward(second(first(trial.batch(step)).tanh()).square().mean())
 
 
-@program
-def three_wrappers_of_which_the_middle_is_frozen_for_a_step(trial: Trial) -> Iterator[Any]:
+def three_wrappers_of_which_the_middle_is_frozen_for_a_step(trial):
     models = [trial.wrap(mlp(6, 6)) for _ in range(3)]
     optimizers = [sgd(model) for model in models]
-    for step in range(4):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
+    for step in stepped(optimizers, 4):
         x = trial.batch(step)
         for number, model in enumerate(models):
             if number == 1 and step == 2:
@@ -78,12 +59,9 @@ def three_wrappers_of_which_the_middle_is_frozen_for_a_step(trial: Trial) -> Ite
                 x = x + model(x)
         x.square().mean().backward()
         yield x
-        for optimizer in optimizers:
-            optimizer.step()
 
 
-@program
-def gan_with_requires_grad_toggled(trial: Trial) -> Iterator[Any]:
+def gan_with_requires_grad_toggled(trial):
     """The discriminator is frozen, as in pix2pix, while the generator learns through it."""
     generator, discriminator = trial.wrap(mlp(3, 8, 6)), trial.wrap(mlp(6, 8, 1))
     optimizers = [torch.optim.Adam(m.parameters(), eps=1e-3) for m in (generator, discriminator)]
@@ -97,83 +75,62 @@ def gan_with_requires_grad_toggled(trial: Trial) -> Iterator[Any]:
         optimizers[1].step()
         discriminator.requires_grad_(False)
         optimizers[0].zero_grad()
-        loss = F.softplus(-discriminator(fake)).mean()
-        loss.backward()
+        loss = backward(F.softplus(-discriminator(fake)).mean())
         optimizers[0].step()
         yield [real_loss, fake_loss, loss]
 
 
-@program
-def gan_without_toggling(trial: Trial) -> Iterator[Any]:
+def gan_without_toggling(trial):
     """As in the DCGAN example: two backward passes of the discriminator for one step of it."""
     generator, discriminator = trial.wrap(mlp(3, 8, 6)), trial.wrap(mlp(6, 8, 1))
     optimizers = [torch.optim.Adam(m.parameters(), eps=1e-3) for m in (generator, discriminator)]
     for step in range(4):
         optimizers[1].zero_grad()
-        real = F.softplus(-discriminator(trial.batch(10 + step))).mean()
-        real.backward()
+        real = backward(F.softplus(-discriminator(trial.batch(10 + step))).mean())
         fake = generator(trial.batch(step, 4, 3))
         F.softplus(discriminator(fake.detach())).mean().backward()
         optimizers[1].step()
         optimizers[0].zero_grad()
-        loss = F.softplus(-discriminator(fake)).mean()
-        loss.backward()
+        loss = backward(F.softplus(-discriminator(fake)).mean())
         yield [real, loss]
         optimizers[0].step()
 
 
-@program
-def wgan_gp_with_double_backward(trial: Trial) -> Iterator[Any]:
+def wgan_gp_with_double_backward(trial):
     """The penalty is on the discriminator's own input gradient, with create_graph."""
     discriminator = trial.wrap(nn.Sequential(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 1)))
-    optimizer = torch.optim.Adam(discriminator.parameters(), eps=1e-3)
-    for step in range(3):
-        optimizer.zero_grad()
+    for step in stepped(torch.optim.Adam(discriminator.parameters(), eps=1e-3), 3):
         real, fake = trial.batch(step), trial.batch(10 + step)
         mixed = (0.3 * real + 0.7 * fake).requires_grad_()
         (slope,) = torch.autograd.grad(discriminator(mixed).sum(), mixed, create_graph=True)
         penalty = (slope.norm(dim=1) - 1).square().mean()
-        loss = discriminator(fake).mean() - discriminator(real).mean() + 10 * penalty
-        loss.backward()
+        loss = backward(discriminator(fake).mean() - discriminator(real).mean() + 10 * penalty)
         yield {"loss": loss, "slope": slope}
-        optimizer.step()
 
 
-@program
-def penalty_through_the_module_beside_the_wrapper(trial: Trial) -> Iterator[Any]:
+def penalty_through_the_module_beside_the_wrapper(trial):
     """The penalty runs the bare module, as StyleGAN does, before the wrapper's own backward."""
     module = nn.Sequential(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 1))
     model = trial.wrap(module)
-    optimizer = sgd(model)
-    for step in range(3):
-        optimizer.zero_grad()
+    for step in stepped(model, 3):
         x = trial.batch(step).requires_grad_()
         score = model(x)
         (slope,) = torch.autograd.grad(score.sum(), x, create_graph=True)
         (score.mean() + slope.square().mean()).backward()
         yield slope
-        optimizer.step()
 
 
-@program
-def saliency_between_steps(trial: Trial) -> Iterator[Any]:
+def saliency_between_steps(trial, model):
     """torch.autograd.grad leaves nothing behind that the next step's gradients would show."""
-    model = trial.wrap(mlp())
-    optimizer = sgd(model)
-    for step in range(4):
+    for step in stepped(model, 4):
         x = trial.batch(20 + step).requires_grad_()
         (saliency,) = torch.autograd.grad(model(x).sum(), x)
-        optimizer.zero_grad()
-        loss = model(trial.batch(step)).square().mean()
-        loss.backward()
+        loss = backward(model(trial.batch(step)).square().mean())
         yield [saliency, loss]
-        optimizer.step()
 
 
-@program
-def saliency_on_one_rank_only(trial: Trial) -> Iterator[Any]:
+def saliency_on_one_rank_only(trial, model):
     """One rank plots while the other trains on; a model without buffers needs nobody for that."""
-    model = trial.wrap(mlp())
     optimizer = sgd(model)
     for step in range(4):
         if trial.rank == 0 and step % 2:
@@ -182,30 +139,21 @@ def saliency_on_one_rank_only(trial: Trial) -> Iterator[Any]:
             yield torch.autograd.grad(model.module(x).sum(), x)
             model.train()
         optimizer.zero_grad()
-        model(trial.batch(step)).square().mean().backward()
-        yield step
+        yield backward(model(trial.batch(step)).square().mean())
         optimizer.step()
 
 
-@program
-def adversarial_examples_by_fgsm(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(mlp())
-    optimizer = sgd(model)
-    for step in range(4):
+def adversarial_examples_by_fgsm(trial, model):
+    for step in stepped(model, 4):
         x = trial.batch(step).requires_grad_()
         (slope,) = torch.autograd.grad(model(x).square().mean(), x)
         attacked = (x + 0.1 * slope.sign()).detach()
-        optimizer.zero_grad()
-        loss = model(attacked).square().mean()
-        loss.backward()
+        loss = backward(model(attacked).square().mean())
         yield [attacked, loss]
-        optimizer.step()
 
 
-@program
-def adversarial_examples_by_backward(trial: Trial) -> Iterator[Any]:
+def adversarial_examples_by_backward(trial, model):
     """Some write x.grad with a whole backward pass, and clear the model's gradients afterwards."""
-    model = trial.wrap(mlp())
     optimizer = sgd(model)
     for step in range(3):
         x = trial.batch(step).requires_grad_()
@@ -217,30 +165,21 @@ def adversarial_examples_by_backward(trial: Trial) -> Iterator[Any]:
         optimizer.step()
 
 
-@program
-def backward_for_the_inputs_only(trial: Trial) -> Iterator[Any]:
+def backward_for_the_inputs_only(trial, model):
     """backward(inputs=[x]) reaches no parameter: their gradients stay None."""
-    model = trial.wrap(mlp())
     x = trial.batch(0).requires_grad_()
     model(x).sum().backward(inputs=[x])
     yield x.grad
     yield from trained(model, squares(trial))
 
 
-@program
-def decay_in_the_loss(trial: Trial) -> Iterator[Any]:
+def decay_in_the_loss(trial, model, step):
     """The loss reads parameters beside the forward pass: both ways lead into one gradient."""
-    model = trial.wrap(mlp())
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        decay = sum(parameter.square().sum() for parameter in model.parameters())
-        return model(trial.batch(step)).square().mean() + 0.1 * decay
-
-    yield from trained(model, loss_of)
+    decay = sum(parameter.square().sum() for parameter in model.parameters())
+    return model(trial.batch(step)).square().mean() + 0.1 * decay
 
 
-@program
-def distillation_from_a_frozen_teacher(trial: Trial) -> Iterator[Any]:
+def distillation_from_a_frozen_teacher(trial):
     teacher = mlp().requires_grad_(False).eval()
     student = trial.wrap(copy.deepcopy(teacher).requires_grad_(True))
 
@@ -252,24 +191,18 @@ def distillation_from_a_frozen_teacher(trial: Trial) -> Iterator[Any]:
     yield state_of(teacher)
 
 
-@program
-def weighting_of_losses_outside(trial: Trial) -> Iterator[Any]:
+def weighting_of_losses_outside(trial):
     """Learned weights of two losses, which only the loss function knows."""
     model, logs = trial.wrap(mlp(6, 8, 4)), nn.Parameter(torch.zeros(2))
-    optimizer = sgd([*model.parameters(), logs])
-    for step in range(4):
-        optimizer.zero_grad()
+    for step in stepped(sgd([*model.parameters(), logs]), 4):
         one, other = model(trial.batch(step)).chunk(2, dim=1)
         losses = torch.stack([one.square().mean(), other.abs().mean()])
         (losses * logs.neg().exp() + logs).sum().backward()
         yield kept([losses, logs.grad])
-        optimizer.step()
 
 
-@program
-def gradient_with_respect_to_parameters(trial: Trial) -> Iterator[Any]:
+def gradient_with_respect_to_parameters(trial, model):
     """torch.autograd.grad with respect to the parameters is this rank's own, as with DDP."""
-    model = trial.wrap(mlp())
     for step in range(2):
         loss = model(trial.batch(step)).square().mean()
         yield list(torch.autograd.grad(loss, list(model.parameters())))

@@ -1,60 +1,49 @@
 """Other types of numbers and layouts: mixed precision, complex, sparse, channels last."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from declared import program, trains
 from torch import Tensor, nn
 
-from trial import OURS, Trial, gradients, mlp, program, sgd, squares, trained
+from steps import mlp, module_of, sgd, squares, stepped, trained, zeroed
+from trial import OURS, Trial, gradients
 
 
-def narrow(trial: Trial, dtype: torch.dtype = torch.float32) -> Any:
+def _narrow(trial: Trial, dtype: torch.dtype = torch.float32) -> Any:
     return lambda model, step: model(trial.batch(step, dtype=dtype)).float().square().mean()
 
 
-@program
-def float32(trial: Trial) -> Iterator[Any]:
-    yield from trained(trial.wrap(mlp().float()), narrow(trial), steps=5)
+def float32(trial):
+    yield from trained(trial.wrap(mlp().float()), _narrow(trial), steps=5)
 
 
-@program
-def autocast_to_bfloat16_around_the_wrapper(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(mlp().float())
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            out = model(trial.batch(step, dtype=torch.float32))
-        assert out.dtype == torch.bfloat16
-        return out.float().square().mean()
-
-    yield from trained(model, loss_of)
+@trains(lambda: mlp().float())
+def autocast_to_bfloat16_around_the_wrapper(trial, model, step):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = model(trial.batch(step, dtype=torch.float32))
+    assert out.dtype == torch.bfloat16
+    return out.float().square().mean()
 
 
-@program
-def autocast_inside_the_module(trial: Trial) -> Iterator[Any]:
-    class Cast(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp().float()
+def autocast_inside_the_module(trial):
+    @module_of(net=mlp().float())
+    @torch.autocast("cpu", dtype=torch.bfloat16)
+    def cast(self, x: Tensor) -> Tensor:
+        return self.net(x)
 
-        @torch.autocast("cpu", dtype=torch.bfloat16)
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(x)
-
-    yield from trained(trial.wrap(Cast()), narrow(trial))
+    yield from trained(trial.wrap(cast), _narrow(trial))
 
 
-@program
-def gradient_scaler(trial: Trial) -> Iterator[Any]:
+@trains(lambda: mlp().float())
+def gradient_scaler(trial, model):
     """A scale that is too large at first: steps are skipped on all ranks, then not."""
-    model = trial.wrap(mlp().float())
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=2)
     optimizer = sgd(model)
     for step in range(6):
         optimizer.zero_grad()
-        loss = narrow(trial)(model, step)
+        loss = _narrow(trial)(model, step)
         scaler.scale(loss * 2**5).backward()
         scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -63,72 +52,55 @@ def gradient_scaler(trial: Trial) -> Iterator[Any]:
         yield [loss, norm, scaler.get_scale()]
 
 
-@program
-def gradients_infinite_on_one_rank(trial: Trial) -> Iterator[Any]:
+def gradients_infinite_on_one_rank(trial, model):
     """Infinite or NaN on one rank is so on all, as sums are."""
-    model = trial.wrap(mlp())
-    for step in range(3):
-        model.zero_grad()
+    for step in zeroed(model, 3):
         factor = float("inf") if step == 1 and trial.rank == 1 else 1.0
         (model(trial.batch(step)).square().mean() * factor).backward()
         yield step
 
 
-@program
-def gradients_very_small(trial: Trial) -> Iterator[Any]:
+@trains(lambda: mlp().float())
+def gradients_very_small(trial, model):
     """Means of denormal numbers, in float32."""
-    model = trial.wrap(mlp().float())
-    for step in range(2):
-        model.zero_grad()
-        (narrow(trial)(model, step) * 1e-30 * 1e-8).backward()
+    for step in zeroed(model, 2):
+        (_narrow(trial)(model, step) * 1e-30 * 1e-8).backward()
         yield step
 
 
-@program
-def bfloat16_module(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(mlp().bfloat16())
-    yield from trained(model, narrow(trial, torch.bfloat16))
+@trains(lambda: mlp().bfloat16())
+def bfloat16_module(trial, model):
+    yield from trained(model, _narrow(trial, torch.bfloat16))
 
 
-@program
-def float16_module(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(mlp().half())
-    yield from trained(model, narrow(trial, torch.float16))
+@trains(lambda: mlp().half())
+def float16_module(trial, model):
+    yield from trained(model, _narrow(trial, torch.float16))
 
 
-@program
-def parameters_of_several_types(trial: Trial) -> Iterator[Any]:
+def parameters_of_several_types(trial):
     """Norms in float32, layers in bfloat16, a head in float64."""
 
-    class Several(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(6, 8).bfloat16()
-            self.norm = nn.LayerNorm(8).float()
-            self.head = nn.Linear(8, 2).double()
+    @module_of(
+        first=nn.Linear(6, 8).bfloat16(),
+        norm=nn.LayerNorm(8).float(),
+        head=nn.Linear(8, 2).double(),
+    )
+    def several(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.first(x.bfloat16()).float()).double())
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.norm(self.first(x.bfloat16()).float()).double())
-
-    yield from trained(trial.wrap(Several()), squares(trial), steps=4)
+    yield from trained(trial.wrap(several), squares(trial), steps=4)
 
 
-@program
-def complex_parameters(trial: Trial) -> Iterator[Any]:
-    class Fourier(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.filter = nn.Parameter(torch.randn(4, dtype=torch.complex128))
-            self.net = mlp()
+def complex_parameters(trial):
+    @module_of(filter=nn.Parameter(torch.randn(4, dtype=torch.complex128)), net=mlp())
+    def fourier(self, x: Tensor) -> Tensor:
+        return self.net(torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=6))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=6))
-
-    yield from trained(trial.wrap(Fourier()), squares(trial))
+    yield from trained(trial.wrap(fourier), squares(trial))
 
 
-@program
-def sparse_embedding(trial: Trial) -> Iterator[Any]:
+def sparse_embedding(trial):
     """Sparse gradients stay sparse, over the rows of all ranks."""
     module = nn.Sequential(nn.Embedding(20, 6, sparse=True), nn.Flatten(), nn.Linear(18, 2))
     model = trial.wrap(module)
@@ -136,112 +108,80 @@ def sparse_embedding(trial: Trial) -> Iterator[Any]:
         torch.optim.SparseAdam(list(module[0].parameters()), lr=0.05),
         sgd(module[2]),
     ]
-    for step in range(4):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
+    for step in stepped(optimizers, 4):
         words = trial.batch(step, 4, 3).mul(10).long().abs() % 20
         model(words).square().mean().backward()
         yield module[0].weight.grad.is_sparse
-        for optimizer in optimizers:
-            optimizer.step()
 
 
 @program(raises="RuntimeError", better="a sparse weight that no rank has used is left alone")
-def sparse_embedding_bag_with_unused_parameters_sought(trial: Trial) -> Iterator[Any]:
-    class Bags(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bags = nn.ModuleList(
-                nn.EmbeddingBag(10, 4, mode="sum", sparse=True) for _ in range(2)
-            )
-            self.head = nn.Linear(4, 2)
+def sparse_embedding_bag_with_unused_parameters_sought(trial):
+    @module_of(
+        bags=nn.ModuleList(nn.EmbeddingBag(10, 4, mode="sum", sparse=True) for _ in range(2)),
+        head=nn.Linear(4, 2),
+    )
+    def bags(self, words: Tensor, which: int) -> Tensor:
+        return self.head(self.bags[which](words))
 
-        def forward(self, words: Tensor, which: int) -> Tensor:
-            return self.head(self.bags[which](words))
-
-    model = trial.wrap(Bags(), find_unused_parameters=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step, which in enumerate([0, 0, 1]):
-        optimizer.zero_grad()
+    model = trial.wrap(bags, find_unused_parameters=True)
+    for step, which in stepped(torch.optim.SGD(model.parameters(), lr=0.1), enumerate([0, 0, 1])):
         words = trial.batch(step, 4, 3).mul(10).long().abs() % 10
         model(words, which).square().mean().backward()
         yield step
-        optimizer.step()
 
 
-@program
-def channels_last(trial: Trial) -> Iterator[Any]:
+def channels_last(trial):
     """Gradients have their parameters' strides, whatever goes over the wire."""
     module = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3, stride=2)
     ).to(memory_format=torch.channels_last)
     model = trial.wrap(module)
-    optimizer = sgd(model)
-    for step in range(3):
-        optimizer.zero_grad()
+    for step in stepped(model, 3):
         x = trial.batch(step, 2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
         model(x).square().mean().backward()
         yield [list(parameter.grad.stride()) for parameter in model.parameters()]
-        optimizer.step()
 
 
-@program
-def parameters_that_are_not_contiguous(trial: Trial) -> Iterator[Any]:
+def parameters_that_are_not_contiguous(trial):
     """A transposed weight and an expanded gradient."""
 
-    class Transposed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(3, 6).t())
-            self.bias = nn.Parameter(torch.randn(3))
-            self.scale = nn.Parameter(torch.ones(4, 5))
+    @module_of(
+        weight=nn.Parameter(torch.randn(3, 6).t()),
+        bias=nn.Parameter(torch.randn(3)),
+        scale=nn.Parameter(torch.ones(4, 5)),
+    )
+    def transposed(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias + self.scale.sum()
 
-        def forward(self, x: Tensor) -> Tensor:
-            return x @ self.weight + self.bias + self.scale.sum()
-
-    model = trial.wrap(Transposed())
-    optimizer = sgd(model)
-    for step in range(3):
-        optimizer.zero_grad()
+    model = trial.wrap(transposed)
+    for step in stepped(model, 3):
         model(trial.batch(step)).sum().backward()
         yield [list(parameter.grad.stride()) for parameter in model.parameters()]
-        optimizer.step()
 
 
-@program
-def parameters_without_elements_or_dimensions(trial: Trial) -> Iterator[Any]:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
-            self.scalar = nn.Parameter(torch.tensor(0.5))
-            self.empty = nn.Parameter(torch.zeros(0, 3))
+def parameters_without_elements_or_dimensions(trial):
+    @module_of(
+        net=mlp(), scalar=nn.Parameter(torch.tensor(0.5)), empty=nn.Parameter(torch.zeros(0, 3))
+    )
+    def odd(self, x: Tensor) -> Tensor:
+        return self.net(x) * self.scalar + self.empty.sum()
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(x) * self.scalar + self.empty.sum()
-
-    yield from trained(trial.wrap(Odd()), squares(trial))
+    yield from trained(trial.wrap(odd), squares(trial))
 
 
-@program
-def thousand_small_parameters(trial: Trial) -> Iterator[Any]:
-    class Many(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scales = nn.ParameterList(torch.randn(3) for _ in range(300))
-            self.net = mlp()
+def thousand_small_parameters(trial):
+    @module_of(scales=nn.ParameterList(torch.randn(3) for _ in range(300)), net=mlp())
+    def many(self, x: Tensor) -> Tensor:
+        out = self.net(x)
+        for scale in self.scales:
+            out = (out * scale).tanh() + scale
+        return out
 
-        def forward(self, x: Tensor) -> Tensor:
-            out = self.net(x)
-            for scale in self.scales:
-                out = (out * scale).tanh() + scale
-            return out
-
-    yield from trained(trial.wrap(Many()), squares(trial))
+    yield from trained(trial.wrap(many), squares(trial))
 
 
 @program(exact_by=OURS)
-def converted_after_wrapping(trial: Trial) -> Iterator[Any]:
+def converted_after_wrapping(trial):
     """After model.double() torch's reducer exchanges nothing any more, without a word."""
     model = trial.wrap(mlp().float(), watched=False)
     for step in range(4):
@@ -253,17 +193,16 @@ def converted_after_wrapping(trial: Trial) -> Iterator[Any]:
 
 
 @program(raises="RuntimeError", refused_by=OURS, refusal="mixed_precision")
-def mixed_precision_of_ddp(trial: Trial) -> Iterator[Any]:
+def mixed_precision_of_ddp(trial):
     """DDP's own mixed precision, which needs an accelerator's streams."""
     from torch.nn.parallel.distributed import _MixedPrecision
 
     half = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = trial.wrap(mlp().float(), mixed_precision=half)
-    yield from trained(model, narrow(trial))
+    yield from trained(model, _narrow(trial))
 
 
-@program
-def segmentation_with_class_weights(trial: Trial) -> Iterator[Any]:
+def segmentation_with_class_weights(trial):
     """A small U-net, in float32, with two losses and a buffer of class weights."""
 
     class Unet(nn.Module):

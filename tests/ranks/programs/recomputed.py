@@ -1,13 +1,14 @@
 """Activations that are computed again, and weights and layers that are used more than once."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch.nn.functional as F
+from declared import plain, programs
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from trial import Trial, mlp, program, squares, trained
+from steps import mlp, module_of, squares, trained
+from trial import Run, Trial
 
 
 class Tied(nn.Module):
@@ -34,74 +35,48 @@ class Tied(nn.Module):
         return checkpoint(layer, x, use_reentrant=self.use_reentrant)
 
 
-def tokens(trial: Trial, step: int) -> Tensor:
-    return trial.batch(step, 4, 5).mul(10).long().abs() % 7
-
-
-def language(trial: Trial) -> Any:
+def _language(trial: Trial) -> Any:
     def loss_of(model: nn.Module, step: int) -> Tensor:
-        x = tokens(trial, step)
+        x = trial.batch(step, 4, 5).mul(10).long().abs() % 7
         return F.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
 
     return loss_of
 
 
-@program
-def tied_embedding(trial: Trial) -> Iterator[Any]:
-    yield from trained(trial.wrap(Tied()), language(trial))
+def tied(*known: Any, **options: Any) -> Run:
+    """A program that trains such a model."""
+    return plain(lambda: Tied(*known), loss=_language, **options)
 
 
-@program
-def tied_embedding_with_checkpoints(trial: Trial) -> Iterator[Any]:
-    yield from trained(trial.wrap(Tied(use_reentrant=False)), language(trial))
-
-
-@program
-def tied_embedding_with_reentrant_checkpoints(trial: Trial) -> Iterator[Any]:
-    yield from trained(trial.wrap(Tied(use_reentrant=True)), language(trial))
-
-
-@program
-def layers_used_twice(trial: Trial) -> Iterator[Any]:
-    """As ALBERT: the same layers again and again."""
-    yield from trained(trial.wrap(Tied(times=3)), language(trial))
-
-
-@program
-def layers_used_twice_in_checkpoints(trial: Trial) -> Iterator[Any]:
-    yield from trained(trial.wrap(Tied(use_reentrant=False, times=2)), language(trial))
-
-
-@program(
-    raises="RuntimeError", better="a parameter may become ready more than once in a backward pass"
-)
-def layers_used_twice_in_reentrant_checkpoints(trial: Trial) -> Iterator[Any]:
-    yield from trained(trial.wrap(Tied(use_reentrant=True, times=2)), language(trial))
-
-
-@program
-def layers_used_twice_in_reentrant_checkpoints_of_a_static_graph(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(Tied(use_reentrant=True, times=2), static_graph=True)
-    yield from trained(model, language(trial), steps=4)
-
-
-@program
-def checkpoints_of_a_static_graph(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(Tied(use_reentrant=False), static_graph=True)
-    yield from trained(model, language(trial), steps=4)
-
-
-@program
-def sequence_of_checkpoints_with_dropout(trial: Trial) -> Iterator[Any]:
+def sequence_of_checkpoints_with_dropout(trial):
     """What is computed again draws the same numbers, and leaves the random streams alone."""
     layers = [nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3), nn.Tanh()) for _ in range(4)]
 
-    class Segments(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(*layers)
+    @module_of(layers=nn.Sequential(*layers))
+    def segments(self, x: Tensor) -> Tensor:
+        return checkpoint_sequential(self.layers, 2, x, use_reentrant=False)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint_sequential(self.layers, 2, x, use_reentrant=False)
+    yield from trained(trial.wrap(segments), squares(trial))
 
-    yield from trained(trial.wrap(Segments()), squares(trial))
+
+programs(
+    __name__,
+    {
+        "tied_embedding": tied(),
+        "tied_embedding_with_checkpoints": tied(False),
+        "tied_embedding_with_reentrant_checkpoints": tied(True),
+        # As ALBERT: the same layers again and again.
+        "layers_used_twice": tied(None, 3),
+        "layers_used_twice_in_checkpoints": tied(False, 2),
+        "layers_used_twice_in_reentrant_checkpoints_of_a_static_graph": tied(
+            True, 2, steps=4, static_graph=True
+        ),
+        "checkpoints_of_a_static_graph": tied(False, steps=4, static_graph=True),
+    },
+)
+programs(
+    __name__,
+    {"layers_used_twice_in_reentrant_checkpoints": tied(True, 2)},
+    raises="RuntimeError",
+    better="a parameter may become ready more than once in a backward pass",
+)

@@ -1,14 +1,13 @@
 """Modules whose forward pass does something besides: it counts, remembers, or draws at random."""
 
 import random
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
+from declared import plain, programs, trains
 from torch import Tensor, nn
 
-from trial import Trial, mlp, program, sgd, squares, trained
+from steps import backward, mlp, sgd, squares, stepped, trained
 
 
 class Counting(nn.Module):
@@ -69,8 +68,7 @@ class Deep(nn.Module):
         return x
 
 
-@program
-def forward_that_counts_itself(trial: Trial) -> Iterator[Any]:
+def forward_that_counts_itself(trial):
     """A forward pass that nobody asked for would be counted, and change the loss."""
     module = Counting()
     model = trial.wrap(module)
@@ -78,68 +76,53 @@ def forward_that_counts_itself(trial: Trial) -> Iterator[Any]:
         yield [seen, module.runs]
 
 
-@program
-def memory_bank(trial: Trial) -> Iterator[Any]:
+def memory_bank(trial):
     module = Remembering()
     model = trial.wrap(module)
     for seen in trained(model, squares(trial), steps=4):
         yield [seen, module.at]
 
 
-@program
-def memory_bank_of_each_rank(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(Remembering(), broadcast_buffers=False)
-    yield from trained(model, squares(trial), steps=4)
-
-
-@program
-def forward_that_draws_from_all_streams(trial: Trial) -> Iterator[Any]:
-    yield from trained(trial.wrap(Drawing()), squares(trial), steps=4)
-
-
-@program
-def dropout_with_equal_seeds(trial: Trial) -> Iterator[Any]:
+@trains(Drawing)
+def dropout_with_equal_seeds(trial, model):
     """Both ranks drop the same units if the user seeds them alike: nobody else draws."""
-    model = trial.wrap(Drawing())
     torch.manual_seed(5)
     np.random.seed(5)
     random.seed(5)
     yield from trained(model, squares(trial), steps=4)
-    model.eval()
-    with torch.no_grad():
-        yield model(trial.batch(30))
+    yield trial.evaluated(model, 30)
 
 
-@program
-def stochastic_depth_alike_on_all_ranks(trial: Trial) -> Iterator[Any]:
+@trains(Deep, find_unused_parameters=True)
+def stochastic_depth_alike_on_all_ranks(trial, model):
     """Other layers in each step, the same on all ranks, with find_unused_parameters."""
-    model = trial.wrap(Deep(), find_unused_parameters=True)
     random.seed(3)
-    optimizer = sgd(model)
-    for step in range(6):
-        optimizer.zero_grad()
-        loss = model(trial.batch(step).requires_grad_()).square().mean()
-        loss.backward()
-        yield loss
-        optimizer.step()
+    for step in stepped(model, 6):
+        yield backward(model(trial.batch(step).requires_grad_()).square().mean())
 
 
-@program
-def stochastic_depth_of_each_rank(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(Deep(), find_unused_parameters=True)
+@trains(Deep, find_unused_parameters=True)
+def stochastic_depth_of_each_rank(trial, model):
     optimizer = sgd(model)
     for step in range(6):
         optimizer.zero_grad(set_to_none=step % 2 == 0)
-        model(trial.batch(step).requires_grad_()).square().mean().backward()
-        yield step
+        yield backward(model(trial.batch(step).requires_grad_()).square().mean())
         optimizer.step()
 
 
-@program
-def forward_that_fails_once(trial: Trial) -> Iterator[Any]:
+@trains(Counting)
+def forward_that_fails_once(trial, model):
     """An error before the first step is the user's own; afterwards all goes on."""
-    model = trial.wrap(Counting())
     yield trial.refused(lambda: model(trial.batch(0, 4, 5)))
     yield from trained(model, squares(trial))
     yield trial.refused(lambda: model(trial.batch(0, 4, 5)))
     yield from trained(model, squares(trial))
+
+
+programs(
+    __name__,
+    {
+        "memory_bank_of_each_rank": plain(Remembering, steps=4, broadcast_buffers=False),
+        "forward_that_draws_from_all_streams": plain(Drawing, steps=4),
+    },
+)

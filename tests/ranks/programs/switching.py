@@ -4,14 +4,14 @@ Nothing of that may be seen in what is trained.
 """
 
 import copy
-from collections.abc import Iterator
-from typing import Any
 
 import torch
+from declared import trains
 from torch import Tensor, nn
 from unused import Experts
 
-from trial import Trial, gradients, mlp, program, sgd, squares, state_of, trained
+from steps import backward, mlp, module_of, sgd, squares, stepped, trained
+from trial import gradients, state_of
 
 STEPS = 44  # exchange "auto" has tried everything after 38
 
@@ -20,14 +20,12 @@ def deep() -> nn.Sequential:
     return mlp(6, 8, 8, 8, 8, 3)
 
 
-@program
-def through_all_exchanges(trial: Trial) -> Iterator[Any]:
+def through_all_exchanges(trial):
     yield from trained(trial.wrap(deep()), squares(trial), steps=STEPS)
 
 
-@program
-def adam_in_float32_through_all_exchanges(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(deep().float())
+@trains(lambda: deep().float())
+def adam_in_float32_through_all_exchanges(trial, model):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-3)
     yield from trained(
         model,
@@ -37,23 +35,18 @@ def adam_in_float32_through_all_exchanges(trial: Trial) -> Iterator[Any]:
     )
 
 
-@program
-def batch_norm_and_evaluation_through_all_exchanges(trial: Trial) -> Iterator[Any]:
+def batch_norm_and_evaluation_through_all_exchanges(trial):
     module = nn.Sequential(
         nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 3)
     )
     model = trial.wrap(module)
     for seen in trained(model, squares(trial), steps=STEPS):
         yield seen
-        model.eval()
-        with torch.no_grad():
-            yield model(trial.batch(100))
-        model.train()
+        yield trial.evaluated(model, 100)
 
 
-@program
-def accumulation_through_all_exchanges(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(deep())
+@trains(deep)
+def accumulation_through_all_exchanges(trial, model):
     optimizer = sgd(model)
     for step in range(STEPS):
         with model.no_sync():
@@ -65,87 +58,61 @@ def accumulation_through_all_exchanges(trial: Trial) -> Iterator[Any]:
         optimizer.zero_grad(set_to_none=step % 5 != 0)
 
 
-@program
-def experts_through_all_exchanges(trial: Trial) -> Iterator[Any]:
+@trains(lambda: Experts(4), find_unused_parameters=True)
+def experts_through_all_exchanges(trial, model):
     """Used by turns, differently on each rank; expert 3 for the first time in step 30."""
-    model = trial.wrap(Experts(4), find_unused_parameters=True)
-    optimizer = sgd(model)
-    for step in range(STEPS):
+    for step in stepped(model, STEPS):
         chosen = [(step + trial.rank * (step // 4)) % 3, *([3] if step > 30 else [])]
-        optimizer.zero_grad()
         model(trial.batch(step), chosen).square().mean().backward()
         yield step
-        optimizer.step()
 
 
-@program
-def several_forwards_through_all_exchanges(trial: Trial) -> Iterator[Any]:
+@trains(deep, steps=STEPS)
+def several_forwards_through_all_exchanges(trial, model, step):
     """Two forward passes for one backward, and one that nobody runs backward through."""
-    model = trial.wrap(deep())
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        model(trial.batch(200 + step))
-        return (model(trial.batch(step)) - model(trial.batch(100 + step))).square().mean()
-
-    yield from trained(model, loss_of, steps=STEPS)
+    model(trial.batch(200 + step))
+    return (model(trial.batch(step)) - model(trial.batch(100 + step))).square().mean()
 
 
-@program
-def gradients_kept_through_all_exchanges(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(mlp())
-    optimizer = sgd(model)
+def gradients_kept_through_all_exchanges(trial, model):
     held: list[Tensor] = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
+    for step in stepped(model, STEPS):
         model(trial.batch(step)).square().mean().backward()
         held.append(model.module[0].weight.grad)
         yield held[::8]
-        optimizer.step()
 
 
-@program
-def views_of_buckets_through_all_exchanges(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(deep(), gradient_as_bucket_view=True)
+@trains(deep, gradient_as_bucket_view=True)
+def views_of_buckets_through_all_exchanges(trial, model):
     optimizer = sgd(model)
     for step in range(STEPS):
         optimizer.zero_grad(set_to_none=step % 3 == 0)
-        model(trial.batch(step)).square().mean().backward()
-        yield step
+        yield backward(model(trial.batch(step)).square().mean())
         optimizer.step()
 
 
-@program
-def prompt_outside_through_all_exchanges(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(mlp(4, 8, 3))
+@trains(lambda: mlp(4, 8, 3))
+def prompt_outside_through_all_exchanges(trial, model):
     prompt = nn.Parameter(torch.zeros(4))
-    optimizer = sgd([*model.parameters(), prompt])
-    for step in range(STEPS):
-        optimizer.zero_grad()
+    for step in stepped(sgd([*model.parameters(), prompt]), STEPS):
         model(trial.batch(step, 4, 4) + prompt).sum().mul(1e-3).backward()
         yield prompt.grad
-        optimizer.step()
 
 
-@program
-def two_models_through_all_exchanges(trial: Trial) -> Iterator[Any]:
+def two_models_through_all_exchanges(trial):
     """Each tries for itself, at other times than the other."""
     models = [trial.wrap(mlp(6, 8, 6)), trial.wrap(mlp(6, 8, 1))]
     optimizers = [sgd(model) for model in models]
-    for step in range(STEPS):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
+    for step in stepped(optimizers, STEPS):
         x = models[0](trial.batch(step))
         if step % 3:
             x = models[1](x)
         x.square().mean().backward()
         yield step
-        for optimizer in optimizers:
-            optimizer.step()
 
 
-@program
-def copied_while_exchanges_are_tried(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(deep())
+@trains(deep)
+def copied_while_exchanges_are_tried(trial, model):
     copies = []
     for seen in trained(model, squares(trial), steps=STEPS):
         yield seen
@@ -158,10 +125,9 @@ def copied_while_exchanges_are_tried(trial: Trial) -> Iterator[Any]:
         yield [gradients(one) for one in copies]
 
 
-@program
-def saved_while_exchanges_are_tried(trial: Trial) -> Iterator[Any]:
+@trains(deep)
+def saved_while_exchanges_are_tried(trial, model):
     """A training that is stopped and goes on from a checkpoint, in the middle of the trials."""
-    model = trial.wrap(deep())
     optimizer = sgd(model)
     yield from trained(model, squares(trial), optimizer, steps=15)
     states = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
@@ -173,21 +139,16 @@ def saved_while_exchanges_are_tried(trial: Trial) -> Iterator[Any]:
     yield state_of(fresh)
 
 
-@program
-def static_graph_with_checkpoints_through_all_exchanges(trial: Trial) -> Iterator[Any]:
+def static_graph_with_checkpoints_through_all_exchanges(trial):
     from torch.utils.checkpoint import checkpoint
 
-    class Repeated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.head = mlp(6, 8, 6), mlp(6, 3)
+    @module_of(layer=mlp(6, 8, 6), head=mlp(6, 3))
+    def repeated(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = x + checkpoint(self.layer, x, use_reentrant=True)
+        return self.head(x)
 
-        def forward(self, x: Tensor) -> Tensor:
-            for _ in range(2):
-                x = x + checkpoint(self.layer, x, use_reentrant=True)
-            return self.head(x)
-
-    model = trial.wrap(Repeated(), static_graph=True)
+    model = trial.wrap(repeated, static_graph=True)
     yield from trained(
         model,
         lambda model, step: model(trial.batch(step).requires_grad_()).square().mean(),
@@ -195,16 +156,13 @@ def static_graph_with_checkpoints_through_all_exchanges(trial: Trial) -> Iterato
     )
 
 
-@program
-def uneven_inputs_through_all_exchanges(trial: Trial) -> Iterator[Any]:
+@trains(deep)
+def uneven_inputs_through_all_exchanges(trial, model):
     """Epochs in join(), with training on equal batches between them."""
-    model = trial.wrap(deep())
     optimizer = sgd(model)
     for epoch in range(4):
         with model.join():
-            for step in range(8 - 3 * trial.rank):
-                optimizer.zero_grad()
+            for step in stepped(optimizer, 8 - 3 * trial.rank):
                 model(trial.batch(10 * epoch + step)).square().mean().backward()
                 yield gradients(model.module)
-                optimizer.step()
         yield from trained(model, squares(trial), optimizer, steps=8)

@@ -1,7 +1,9 @@
 """Programs of the kind that people train, and what can be seen of one while it runs.
 
-A program is a generator: it makes modules, wraps them with `trial.wrap`, trains, and yields what it
-wants compared (losses, outputs, copies). After each yield the harness looks by itself at every
+A program is a public function whose first argument is `trial`; a second one is a model, an `mlp()`
+unless `trains` says more; one with a third, `step`, is the loss of this model, which is trained.
+Others are generators: they make modules, wrap them with `trial.wrap`, train, and yield what they
+want compared (losses, outputs, copies). After each yield the harness looks by itself at every
 wrapped module (parameters, gradients, buffers, how often its forward ran) and at the random
 streams. What a program yields and does must not depend on what `trial.wrap` returns:
 DistributedDataParallel, or Paceline's DataParallel with one exchange or another.
@@ -10,9 +12,9 @@ DistributedDataParallel, or Paceline's DataParallel with one exchange or another
 import hashlib
 import pickle
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,7 @@ BATCH = 4
 DEADLINE_S = 30.0  # for a program with one kind of wrapper
 WAIT_S = 15.0  # for a rank that waits in vain for another
 
-Run = Callable[["Trial"], Iterator[Any]]
+Run = Callable[["Trial"], Iterator[Any]]  # a program
 
 
 @dataclass(frozen=True)
@@ -50,19 +52,6 @@ class Program:
     counts: bool = True
     deadline_s: float = DEADLINE_S
     wait_s: float = WAIT_S
-
-
-PROGRAMS: dict[str, Program] = {}
-
-
-def program(run: Run | None = None, **known: Any) -> Any:
-    """Register a program, by the name of its file and its own."""
-
-    def register(run: Run) -> Run:
-        PROGRAMS[f"{run.__module__}.{run.__name__}"] = Program(run, **known)
-        return run
-
-    return register if run is None else register(run)
 
 
 @dataclass(frozen=True)
@@ -165,6 +154,14 @@ class Trial:
             return Raised.of(error)
         return None
 
+    def evaluated(self, model: nn.Module, step: int = 30) -> Tensor:
+        """What a model answers in evaluation, before it is trained on."""
+        model.eval()
+        with torch.no_grad():
+            answer = model(self.batch(step))
+        model.train()
+        return answer
+
     def look(self, yielded: Any) -> dict[str, Any]:
         """Return all that can be seen now."""
         seen: dict[str, Any] = {"yielded": kept(yielded), "streams": streams()}
@@ -241,41 +238,3 @@ def streams() -> dict[str, str]:
         "random": repr(random.getstate()).encode(),
     }
     return {name: hashlib.sha256(state).hexdigest()[:12] for name, state in states.items()}
-
-
-Loss = Callable[[nn.Module, int], Tensor]
-
-
-def sgd(module: nn.Module | Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Momentum and decay move a parameter whose gradient is zero, but not one that has none."""
-    parameters = module.parameters() if isinstance(module, nn.Module) else module
-    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01)
-
-
-def trained(
-    model: nn.Module,
-    loss_of: Loss,
-    optimizer: torch.optim.Optimizer | None = None,
-    steps: int = 3,
-) -> Iterator[Any]:
-    """Train as everyone does, and show each step's loss before the optimizer changes anything."""
-    optimizer = optimizer or sgd(model)
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss = loss_of(model, step)
-        loss.backward()
-        yield {"loss": loss}
-        optimizer.step()
-
-
-def squares(trial: Trial) -> Loss:
-    """The usual loss."""
-    return lambda model, step: model(trial.batch(step)).square().mean()
-
-
-def mlp(*sizes: int) -> nn.Sequential:
-    sizes = sizes or (6, 8, 3)
-    layers: list[nn.Module] = []
-    for one, other in pairwise(sizes):
-        layers += [nn.Linear(one, other), nn.Tanh()]
-    return nn.Sequential(*layers[:-1])

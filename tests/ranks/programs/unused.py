@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from declared import plain, program, programs, trains
 from torch import Tensor, nn
 
-from trial import Trial, mlp, program, sgd, squares, trained
+from steps import backward, mlp, sgd, squares, stepped, trained
+from trial import Run, Trial
 
 
 class Experts(nn.Module):
@@ -53,107 +55,57 @@ class Heads(nn.Module):
         return [self.heads[task](features) for task in tasks]
 
 
-def _experts(trial: Trial, model: nn.Module, choices: list[list[list[int]]]) -> Iterator[Any]:
+def _experts(choices: list[list[list[int]]], experts: int = 3, **options: Any) -> Run:
     """Train on the experts that `choices` has for each step and rank."""
-    optimizer = sgd(model)
-    for step, chosen in enumerate(choices):
-        optimizer.zero_grad()
-        model(trial.batch(step), chosen[trial.rank]).square().mean().backward()
-        yield step
-        optimizer.step()
+
+    def run(trial: Trial) -> Iterator[Any]:
+        model = trial.wrap(Experts(experts), find_unused_parameters=True, **options)
+        for step, chosen in stepped(model, enumerate(choices)):
+            yield backward(model(trial.batch(step), chosen[trial.rank]).square().mean())
+
+    return run
 
 
 OTHER_EXPERTS = [[[0], [1]], [[0, 1], [2]], [[2], [2]], [[1], [0]], [[0, 1, 2], [0, 1, 2]]]
+LATE = [[[0], [0]], [[0], [0]], [[0], [0]], [[0, 2], [0]], [[1], [2]]]
 
 
-@program
-def other_experts_on_the_other_rank(trial: Trial) -> Iterator[Any]:
-    """From the first batch on; expert 3 is used by nobody and keeps its gradient None."""
-    model = trial.wrap(Experts(), find_unused_parameters=True)
-    yield from _experts(trial, model, OTHER_EXPERTS)
-
-
-@program
-def other_experts_with_gradients_as_views(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(Experts(), find_unused_parameters=True, gradient_as_bucket_view=True)
-    yield from _experts(trial, model, OTHER_EXPERTS)
-
-
-@program
-def expert_that_is_used_late(trial: Trial) -> Iterator[Any]:
-    """Not in the first steps, by which others have learned an order."""
-    model = trial.wrap(Experts(3), find_unused_parameters=True)
-    late = [[[0], [0]], [[0], [0]], [[0], [0]], [[0, 2], [0]], [[1], [2]]]
-    yield from _experts(trial, model, late)
-
-
-@program
-def gradients_of_unused_experts_kept(trial: Trial) -> Iterator[Any]:
+@trains(lambda: Experts(3), find_unused_parameters=True)
+def gradients_of_unused_experts_kept(trial, model):
     """Without zero_grad, what an unused expert has in .grad stays as it is."""
-    model = trial.wrap(Experts(3), find_unused_parameters=True)
     for step, chosen in enumerate([[[0, 1], [0]], [[0], [0]], [[2], [0]], [[0], [0]]]):
         model(trial.batch(step), chosen[trial.rank]).square().mean().backward()
         yield step
 
 
-@program
-def samples_routed_by_their_data(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(Routed(), find_unused_parameters=True)
-    yield from trained(model, squares(trial), steps=6)
-
-
-@program
-def heads_that_take_turns(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(Heads(), find_unused_parameters=True)
-    optimizer = sgd(model)
-    for step, tasks in enumerate([("a", "a"), ("b", "a"), ("ab", "c"), ("c", "c")]):
-        optimizer.zero_grad()
+@trains(Heads, find_unused_parameters=True)
+def heads_that_take_turns(trial, model):
+    for step, tasks in stepped(model, enumerate([("a", "a"), ("b", "a"), ("ab", "c"), ("c", "c")])):
         sum(out.square().mean() for out in model(trial.batch(step), tasks[trial.rank])).backward()
         yield step
-        optimizer.step()
 
 
-@program
-def output_that_is_not_in_the_loss(trial: Trial) -> Iterator[Any]:
+@trains(Heads, find_unused_parameters=True)
+def output_that_is_not_in_the_loss(trial, model):
     """All heads compute, but the loss takes one: the others' gradients are None, as with DDP."""
-    model = trial.wrap(Heads(), find_unused_parameters=True)
-    optimizer = sgd(model)
-    for step, used in enumerate([(0, 0), (1, 0), (2, 1)]):
-        optimizer.zero_grad()
+    for step, used in stepped(model, enumerate([(0, 0), (1, 0), (2, 1)])):
         model(trial.batch(step), "abc")[used[trial.rank]].square().mean().backward()
         yield step
-        optimizer.step()
 
 
-@program
-def unused_parameters_sought_where_there_are_none(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(mlp(), find_unused_parameters=True)
-    yield from trained(model, squares(trial))
-
-
-@program
-def parameter_that_nobody_ever_uses(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(Experts(3), find_unused_parameters=True)
-    yield from _experts(trial, model, [[[0, 1], [0, 1]]] * 4)
-
-
-@program
-def unused_parameters_with_accumulation(trial: Trial) -> Iterator[Any]:
+@trains(lambda: Experts(3), find_unused_parameters=True)
+def unused_parameters_with_accumulation(trial, model):
     """An expert that only the micro-batches in no_sync touch."""
-    model = trial.wrap(Experts(3), find_unused_parameters=True)
-    optimizer = sgd(model)
-    for step in range(3):
-        optimizer.zero_grad()
+    for step in stepped(model, 3):
         with model.no_sync():
             model(trial.batch(step), [1 + trial.rank]).square().mean().backward()
             yield "alone"
         model(trial.batch(10 + step), [0]).square().mean().backward()
         yield "together"
-        optimizer.step()
 
 
 @program(raises="RuntimeError")
-def unused_parameter_that_nobody_seeks(trial: Trial) -> Iterator[Any]:
+def unused_parameter_that_nobody_seeks(trial):
     """DDP raises in the forward pass after the one of which gradients are missing.
 
     Until then gradients are as they may be: some buckets were exchanged, and some were not.
@@ -167,7 +119,7 @@ def unused_parameter_that_nobody_seeks(trial: Trial) -> Iterator[Any]:
 
 
 @program(raises="RuntimeError")
-def unused_parameter_that_nobody_seeks_in_a_later_step(trial: Trial) -> Iterator[Any]:
+def unused_parameter_that_nobody_seeks_in_a_later_step(trial):
     model = trial.wrap(Experts(2))
     for step, chosen in enumerate([[0, 1], [0, 1], [0], [0, 1], [0, 1]]):
         model.zero_grad()
@@ -178,10 +130,8 @@ def unused_parameter_that_nobody_seeks_in_a_later_step(trial: Trial) -> Iterator
             yield "backward"
 
 
-@program
-def frozen_after_construction_and_not_sought(trial: Trial) -> Iterator[Any]:
+def frozen_after_construction_and_not_sought(trial, model):
     """DDP would miss the gradients of what was frozen: it needs to be made anew."""
-    model = trial.wrap(mlp())
     yield from trained(model, squares(trial))
     model.module[0].requires_grad_(False)
     if trial.is_torch:
@@ -189,20 +139,13 @@ def frozen_after_construction_and_not_sought(trial: Trial) -> Iterator[Any]:
     yield from trained(model, squares(trial))
 
 
-@program
-def frozen_after_construction(trial: Trial) -> Iterator[Any]:
-    model = trial.wrap(mlp(6, 8, 8, 3), find_unused_parameters=True)
-    optimizer = sgd(model)
-    for step in range(6):
-        model.module[2].requires_grad_(step not in (2, 3))
-        optimizer.zero_grad()
-        model(trial.batch(step)).square().mean().backward()
-        yield step
-        optimizer.step()
+@trains(lambda: mlp(6, 8, 8, 3), find_unused_parameters=True, steps=6)
+def frozen_after_construction(trial, model, step):
+    model.module[2].requires_grad_(step not in (2, 3))
+    return model(trial.batch(step)).square().mean()
 
 
-@program
-def frozen_before_construction(trial: Trial) -> Iterator[Any]:
+def frozen_before_construction(trial):
     """Frozen layers at both ends and in the middle have no gradient, and take part in nothing."""
     module = mlp(6, 8, 8, 8, 3)
     module[0].requires_grad_(False)
@@ -210,8 +153,7 @@ def frozen_before_construction(trial: Trial) -> Iterator[Any]:
     yield from trained(trial.wrap(module), squares(trial))
 
 
-@program
-def unfrozen_in_the_middle_with_a_new_group(trial: Trial) -> Iterator[Any]:
+def unfrozen_in_the_middle_with_a_new_group(trial):
     """DDP would never exchange what is unfrozen after wrapping: it needs to be made anew."""
     module = mlp(6, 8, 8, 3)
     module[0].requires_grad_(False)
@@ -224,13 +166,11 @@ def unfrozen_in_the_middle_with_a_new_group(trial: Trial) -> Iterator[Any]:
                 model = trial.wrap(module, watched=False)
             optimizer.add_param_group({"params": list(module[0].parameters()), "lr": 0.01})
         optimizer.zero_grad()
-        model(trial.batch(step)).square().mean().backward()
-        yield step
+        yield backward(model(trial.batch(step)).square().mean())
         optimizer.step()
 
 
-@program
-def unfrozen_and_wrapped_anew(trial: Trial) -> Iterator[Any]:
+def unfrozen_and_wrapped_anew(trial):
     """Gradual unfreezing as it is done right: a new wrapper for each phase."""
     module = mlp(6, 8, 8, 3)
     module[:4].requires_grad_(False)
@@ -242,38 +182,52 @@ def unfrozen_and_wrapped_anew(trial: Trial) -> Iterator[Any]:
         )
 
 
-@program(raises="RuntimeError")
-def everything_frozen(trial: Trial) -> Iterator[Any]:
-    trial.wrap(mlp().requires_grad_(False))
-    yield "never"
+programs(
+    __name__,
+    {
+        "everything_frozen": plain(lambda: mlp().requires_grad_(False)),
+        "module_without_parameters": plain(nn.ReLU),
+        "lazy_module_without_shapes": plain(
+            lambda: nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(3))
+        ),
+    },
+    raises="RuntimeError",
+)
 
 
-@program(raises="RuntimeError")
-def module_without_parameters(trial: Trial) -> Iterator[Any]:
-    trial.wrap(nn.ReLU())
-    yield "never"
-
-
-@program(raises="RuntimeError")
-def lazy_module_without_shapes(trial: Trial) -> Iterator[Any]:
-    trial.wrap(nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(3)))
-    yield "never"
-
-
-@program
-def lazy_module_after_a_dry_run(trial: Trial) -> Iterator[Any]:
+def lazy_module_after_a_dry_run(trial):
     module = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3))
     module(torch.zeros(1, 6))
     yield from trained(trial.wrap(module), squares(trial))
 
 
-@program(raises="RuntimeError", wait_s=3.0)
-def modules_of_other_shapes_on_the_other_rank(trial: Trial) -> Iterator[Any]:
-    trial.wrap(mlp(6, 8 + trial.rank, 3))
-    yield "never"
+programs(
+    __name__,
+    {
+        "modules_of_other_shapes_on_the_other_rank": lambda trial: trained(
+            trial.wrap(mlp(6, 8 + trial.rank, 3)), squares(trial)
+        ),
+        "modules_with_more_parameters_on_the_other_rank": lambda trial: trained(
+            trial.wrap(mlp(6, *[8] * (2 - trial.rank), 3)), squares(trial)
+        ),
+    },
+    raises="RuntimeError",
+    wait_s=3.0,
+)
 
 
-@program(raises="RuntimeError", wait_s=3.0)
-def modules_with_more_parameters_on_the_other_rank(trial: Trial) -> Iterator[Any]:
-    trial.wrap(mlp(6, 8, 3) if trial.rank else mlp(6, 8, 8, 3))
-    yield "never"
+programs(
+    __name__,
+    {
+        # From the first batch on; expert 3 is used by nobody and keeps its gradient None.
+        "other_experts_on_the_other_rank": _experts(OTHER_EXPERTS, 4),
+        "other_experts_with_gradients_as_views": _experts(
+            OTHER_EXPERTS, 4, gradient_as_bucket_view=True
+        ),
+        # Not in the first steps, by which others have learned an order.
+        "expert_that_is_used_late": _experts(LATE),
+        "parameter_that_nobody_ever_uses": _experts([[[0, 1], [0, 1]]] * 4),
+        "samples_routed_by_their_data": plain(Routed, steps=6, find_unused_parameters=True),
+        "unused_parameters_sought_where_there_are_none": plain(mlp, find_unused_parameters=True),
+    },
+)

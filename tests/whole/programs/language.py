@@ -1,7 +1,6 @@
 """Runs of strategy wheel on a small language model, and the same training in one piece.
 
-    python language.py alone [SETTINGS]   one worker, one lane, beside plain SGD
-    python language.py many WORKERS LANES
+    python language.py RECIPE SETTINGS   one worker, one lane, beside plain SGD
 
 A sample is a mapping, which is both inputs and targets; the loss is of the next tokens and of a
 number for the sentence. Worker processes import this file for its recipe.
@@ -15,12 +14,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from turning import Quiet, trained
+from turning import SEED, Quiet, session_of, trained
 
 from paceline.recipes.recipe import Recipe
 
 VOCABULARY, LENGTH, WIDTH = 800, 6, 8
-SAMPLES, BATCH, SEED, RATE, MOMENTUM = 120, 12, 5, 0.5, 0.5
+SAMPLES, BATCH, RATE, MOMENTUM = 120, 12, 0.5, 0.5
 
 
 class Block(nn.Module):
@@ -119,30 +118,6 @@ class Counting(Quiet):
         self.tests += 1
 
 
-def session_of(model: str, more: dict, **config):
-    from paceline.core.settings import TrainSettings
-    from paceline.exchange.session import TrainingSession
-    from paceline.links.group import Group
-    from paceline.strategies.wheel import STRATEGY
-    from paceline.strategies.wheel.config import Wheel
-
-    wheel = Wheel(**config)
-    settings = TrainSettings(
-        model=f"language:{model}",
-        strategy="wheel",
-        workers=wheel.workers,
-        batch_size=BATCH,
-        seed=SEED,
-        learning_rate=RATE,
-        momentum=MOMENTUM,
-        profile_s=0.05,
-        deadline_s=60.0,
-        **more,
-    )
-    alone = Group.alone(torch.device("cpu"), settings.deadline_s)
-    return TrainingSession(settings, STRATEGY, wheel, "language", alone, Counting())
-
-
 def in_one_piece(recipe: Recipe, settings) -> dict[str, Tensor]:
     from paceline.data import ShardedBatches
 
@@ -168,14 +143,10 @@ def in_one_piece(recipe: Recipe, settings) -> dict[str, Tensor]:
 def main() -> None:
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
     torch.set_num_threads(1)
-    case, *rest = sys.argv[1:]
-    if case == "many":
-        workers, lanes = map(int, rest)
-        session = session_of("single", {"epochs": 2}, workers=workers, lanes=lanes)
-        print(json.dumps(trained(session)[0]))
-        return
-    model, more = rest[0], json.loads(rest[1])
-    session = session_of(model, more, workers=1, lanes=1, staleness=0)
+    model, more = sys.argv[1], json.loads(sys.argv[2])
+    settings = {"batch_size": BATCH, "learning_rate": RATE, "momentum": MOMENTUM} | more
+    config = {"workers": 1, "lanes": 1, "staleness": 0}
+    session = session_of(f"language:{model}", Counting(), settings, **config)
     found, own = trained(session)
     other = in_one_piece(globals()[model](), session.settings)
     found["same"] = {key: torch.equal(own[key], other[key]) for key in other}

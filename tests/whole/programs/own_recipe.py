@@ -8,6 +8,7 @@ import signal
 
 os.environ.pop("OMP_NUM_THREADS", None)  # as a person has it; libraries read it when loaded
 
+import gc
 import json
 import sys
 import threading
@@ -43,17 +44,16 @@ class Samples:
         return {"values": rows[index], "label": labels[index]}
 
 
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1))
+
+    def forward(self, values: Tensor, label: Tensor) -> Tensor:
+        return self.layers(values)[:, 0]
+
+
 def model() -> nn.Module:
-    layers = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1))
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = layers
-
-        def forward(self, values: Tensor, label: Tensor) -> Tensor:
-            return self.layers(values)[:, 0]
-
     return Model()
 
 
@@ -156,7 +156,8 @@ def all_strategies() -> None:
 
 
 def led() -> None:
-    """Strategies of which this process is a part; each twice."""
+    """Strategies of which this process is a part; each twice. Its random numbers are its own."""
+    numbers = torch.get_rng_state()
     kinds: dict[str, dict[str, Any]] = {
         "hogbatch": {"workers": "cpu:1,cpu:1", "force": True},
         "wheel": {"workers": 2, "options": {"head": "2"}},
@@ -167,7 +168,9 @@ def led() -> None:
             common = {"batch_size": BATCH, "epochs": 2, "profile_s": 0.2}
             run = paceline.train(pairs, strategy=strategy, **common | settings)
             losses = [one.train_loss for one in run.result.epochs]
-            say({"strategy": strategy, "losses": losses, "lost": run.result.lost})
+            kept = torch.equal(numbers, torch.get_rng_state())
+            found = {"strategy": strategy, "losses": losses, "numbers": kept}
+            say(found | {"lost": run.result.lost})
 
 
 def in_a_thread() -> None:
@@ -177,12 +180,14 @@ def in_a_thread() -> None:
 
 
 def as_a_rank() -> None:
+    gc.disable()  # so that what a run keeps in a cycle of references shows
     for strategy in ("host", "allreduce"):
         tell(trained(strategy=strategy))
     try:
         trained(strategy="hogbatch", workers="cpu:1")
     except paceline.InvalidInput as error:
-        say({"refused": error.field})
+        threads = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+        say({"refused": error.field, "left": [name for name in threads if "gloo" in name]})
 
 
 def goes_on() -> None:

@@ -5,8 +5,9 @@
 A run begins with the first workers and pauses after the first number of samples; the next ones go
 on with what was saved, until the last ones train to the end. A pause of `e2` is after two epochs,
 one of `+7` only saves, after each seven samples, and the same workers go on. Each run prints a
-line. Workers import this file for its recipes. A file `kill` or `die` in the current folder hits
-the worker that trains on a sample, or that saves its optimizer, once.
+line. Workers import this file for its
+recipes. A file `die` in the current folder hits the worker that saves its optimizer, once; see
+counted.py for others.
 """
 
 import copy
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from counted import count, num_memories, prepare, session_of, taken
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
@@ -28,8 +30,6 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 from torch.utils.data import Dataset
 
 NUM_SAMPLES, BATCH_SIZE, EPOCHS = 96, 16, 3
-COUNTED_SAMPLES = 600
-HIT = COUNTED_SAMPLES - 1  # no trial has it: trials take the first samples
 
 
 class Rows(Dataset):
@@ -81,72 +81,35 @@ def own_data() -> Any:
     """Each worker has a data set of its own."""
     from paceline.recipes.recipe import Recipe
 
-    return Recipe(
-        model=Net,
-        train=Rows(0, NUM_SAMPLES),
-        test=Rows(1000, 32),
-        loss=loss,
-        schedule=CosineAnnealingLR,
-    )
+    data = {"train": Rows(0, NUM_SAMPLES), "test": Rows(1000, 32)}
+    return Recipe(model=Net, loss=loss, schedule=CosineAnnealingLR, **data)
 
 
-def shared_data() -> Any:
+def of_shared_data(model: Any, **more: Any) -> Any:
     """The samples are tensors in shared memory."""
-    from paceline.data.dataset import TensorSamples
-    from paceline.recipes.classification import accuracy, class_loss
-    from paceline.recipes.recipe import Recipe
-
-    rows = [Rows(0, NUM_SAMPLES)[index] for index in range(NUM_SAMPLES)]
-    samples = TensorSamples(*(torch.stack([one[key] for one in rows]) for key in rows[0]))
-    return Recipe(
-        model=lambda: Net().layers,
-        train=samples,
-        test=samples,
-        loss=class_loss,
-        score=accuracy,
-        num_classes=2,
-    )
-
-
-def stopping() -> Any:
-    """The learning rate is zero from the second epoch on."""
     from paceline.data.dataset import TensorSamples
     from paceline.recipes.classification import class_loss
     from paceline.recipes.recipe import Recipe
 
     rows = [Rows(0, NUM_SAMPLES)[index] for index in range(NUM_SAMPLES)]
     samples = TensorSamples(*(torch.stack([one[key] for one in rows]) for key in rows[0]))
-    return Recipe(
-        model=lambda: nn.Linear(6, 2), train=samples, test=samples, loss=class_loss, schedule=stops
-    )
+    return Recipe(model=model, train=samples, test=samples, loss=class_loss, **more)
+
+
+def shared_data() -> Any:
+    from paceline.recipes.classification import accuracy
+
+    return of_shared_data(lambda: Net().layers, score=accuracy, num_classes=2)
+
+
+def stopping() -> Any:
+    """The learning rate is zero from the second epoch on."""
+    return of_shared_data(lambda: nn.Linear(6, 2), schedule=stops)
 
 
 def stops(optimizer: Optimizer, num_steps: int) -> LambdaLR:
     assert num_steps == EPOCHS * NUM_SAMPLES // BATCH_SIZE
     return LambdaLR(optimizer, lambda step: float(step < num_steps // EPOCHS))
-
-
-class Counted(nn.Module):
-    """A row of two scores for each sample, which is its own number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.uses = nn.Parameter(torch.zeros(COUNTED_SAMPLES, 2))
-
-    def forward(self, numbers: Tensor) -> Tensor:
-        rows = numbers[:, 0].long()
-        if self.training and bool((rows == HIT).any()) and _taken("kill"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.uses[rows]
-
-
-def _taken(name: str) -> bool:
-    """Whether this process is the one that takes the file away."""
-    try:
-        Path(name).rename(f"{name}.{os.getpid()}")
-    except FileNotFoundError:
-        return False
-    return True
 
 
 class Count(Optimizer):
@@ -155,27 +118,13 @@ class Count(Optimizer):
     def __init__(self, parameters: Any, lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
 
-    @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        for parameter in self.param_groups[0]["params"]:
-            rows = parameter.grad.abs().sum(1).nonzero()[:, 0]
-            parameter[rows] += 1
+        count(self.param_groups[0]["params"])
 
     def state_dict(self) -> dict[str, Any]:
-        if _taken("die"):
+        if taken("die"):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().state_dict()
-
-
-def counted() -> Any:
-    """A model that counts how often each sample was used."""
-    from paceline.data.dataset import TensorSamples
-    from paceline.recipes.classification import class_loss
-    from paceline.recipes.recipe import Recipe
-
-    numbers = torch.arange(float(COUNTED_SAMPLES))[:, None]
-    samples = TensorSamples(numbers, torch.zeros(COUNTED_SAMPLES, dtype=torch.int64))
-    return Recipe(model=Counted, train=samples, loss=class_loss)
 
 
 class Paused(Exception):
@@ -226,29 +175,13 @@ class Silent:
         self.said.append(text)
 
 
-def session_of(recipe: str, workers: str, changes: dict[str, Any], progress: Silent) -> Any:
-    from paceline.core.settings import TrainSettings
-    from paceline.exchange.session import TrainingSession
-    from paceline.links.group import Group
-    from paceline.strategies.hogbatch import STRATEGY
-    from paceline.strategies.hogbatch.config import Hogbatch, parse_workers
-
-    own = {"optimizer": "resuming:Count"} if recipe == "counted" else {"optimizer": "sgd"}
-    known: dict[str, Any] = {
-        "model": f"resuming:{recipe}",
-        "strategy": "hogbatch",
-        "workers": workers,
-        "learning_rate": 0.1,
-        "momentum": 0.0,
-        "batch_size": BATCH_SIZE,
-        "epochs": EPOCHS,
-        "profile_s": 0.02,
-        "force": True,
-    }
-    settings = TrainSettings(**known | own | changes)
-    config = Hogbatch(workers=len(parse_workers(workers)), cpu_batch=(5, 40), gpu_batch=(5, 16))
-    alone = Group.alone(torch.device("cpu"), settings.deadline_s)
-    return TrainingSession(settings, STRATEGY, config, "resumed", alone, progress)
+def session(recipe: str, workers: str, changes: dict[str, Any], progress: Silent) -> Any:
+    known = {"model": f"resuming:{recipe}", "optimizer": "sgd"}
+    if recipe == "counted":
+        known = {"model": "counted:recipe", "optimizer": "resuming:Count"}
+    config = {"cpu_batch": (5, 40), "gpu_batch": (5, 16)}
+    more = {"batch_size": BATCH_SIZE, "epochs": EPOCHS}
+    return session_of(workers, progress, config, **more | known | changes)
 
 
 def ran(recipe: str, workers: str, when: str, changes: dict[str, Any], saved: Any) -> Any:
@@ -256,7 +189,7 @@ def ran(recipe: str, workers: str, when: str, changes: dict[str, Any], saved: An
     from paceline.strategies.hogbatch.run import start
 
     progress = Silent()
-    with start(session_of(recipe, workers, changes, progress)) as runner:
+    with start(session(recipe, workers, changes, progress)) as runner:
         if saved is not None:
             runner.restore(saved[0], json.loads(saved[1]))
         saver = None
@@ -305,15 +238,8 @@ def found(runner: Any, outcome: Any, model: dict[str, Tensor], progress: Silent)
     }
 
 
-def _num_memories() -> int:
-    """How many descriptors of shared memory this process has."""
-    links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-    return sum(str(link).startswith("/memfd:") for link in links)
-
-
 def main() -> None:
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
-    os.environ["PACELINE_SIMULATED_GPUS"] = "1"
+    prepare(__file__)
     logging.basicConfig(format="%(message)s")
     for words in " ".join(sys.argv[1:]).split(" -- "):
         recipe, workers, pauses, *given = words.split()
@@ -321,14 +247,14 @@ def main() -> None:
         for name in ("kill", "die"):
             if changes.pop(name, None):
                 Path(name).touch()
-        before, state, last = _num_memories(), None, {}
+        before, state, last = num_memories(), None, {}
         for number, own in enumerate(workers.split("/")):
             when = (*pauses.split("/"), "")[number] if pauses != "-" else ""
             last = ran(recipe, own, when, copy.copy(changes), state)
             state = last if isinstance(last, tuple) else None
         del state
         gc.collect()  # coordinator and runner refer to each other
-        last["left"] = _num_memories() - before
+        last["left"] = num_memories() - before
         print(json.dumps([words, last]), flush=True)
 
 

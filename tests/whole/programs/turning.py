@@ -52,48 +52,59 @@ class Quiet:
         assert text.startswith("update ")
 
 
-def session_of(epochs: int, head: str = "fc1", **config):
+def session_of(model: str, progress: Quiet, settings: dict, **config):
     from paceline.core.settings import TrainSettings
     from paceline.exchange.session import TrainingSession
     from paceline.links.group import Group
     from paceline.strategies.wheel import STRATEGY
     from paceline.strategies.wheel.config import Wheel
 
-    wheel = Wheel(head=head, **config)
-    settings = TrainSettings(
-        model="turning:Small",
-        strategy="wheel",
-        workers=wheel.workers,
-        batch_size=BATCH,
-        epochs=epochs,
-        seed=SEED,
-        learning_rate=RATE,
-        momentum=MOMENTUM,
-        optimizer="sgd",
-        profile_s=0.05,
-        deadline_s=60.0,
-        wait_s=600.0,
-    )
-    alone = Group.alone(torch.device("cpu"), settings.deadline_s)
-    return TrainingSession(settings, STRATEGY, wheel, "turning", alone, Quiet())
+    wheel = Wheel(**config)
+    known = {"strategy": "wheel", "seed": SEED, "profile_s": 0.05, "deadline_s": 60.0}
+    asked = TrainSettings(model=model, workers=wheel.workers, **known | settings)
+    alone = Group.alone(torch.device("cpu"), asked.deadline_s)
+    return TrainingSession(asked, STRATEGY, wheel, "turning", alone, progress)
 
 
-def in_one_piece(epochs: int) -> dict[str, Tensor]:
+def small(epochs: int, **config):
+    settings = {"batch_size": BATCH, "epochs": epochs, "optimizer": "sgd", "wait_s": 600.0}
+    settings |= {"learning_rate": RATE, "momentum": MOMENTUM}
+    return session_of("turning:Small", Quiet(), settings, **{"head": "fc1"} | config)
+
+
+class Normed(Small):
+    """The same, with a state in the head, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.BatchNorm1d(48, dtype=torch.float64)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = F.max_pool2d(self.norm(torch.relu(self.conv(images.double()))), 2)
+        return self.fc2(torch.relu(self.inner(self.fc1(maps.flatten(1)))))
+
+
+def in_one_piece(epochs: int, make=Small) -> tuple[dict[str, Tensor], list[float]]:
+    """What plain SGD makes of the model, and the mean losses of the epochs."""
     from paceline.data import ShardedBatches, load
 
     torch.manual_seed(SEED)
-    model = Small().train()
+    model, losses = make().train(), []
     data = load("digits", None, SEED)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
     batches = ShardedBatches(len(data.train), BATCH, 0, 1, SEED)
     for epoch in range(epochs):
         batches.set_epoch(epoch)
+        total = 0.0
         for rows in batches:
             inputs, targets = data.train.__getitems__(rows)
             optimizer.zero_grad()
-            F.cross_entropy(model(inputs), targets).backward()
+            loss = F.cross_entropy(model(inputs), targets)
+            loss.backward()
             optimizer.step()
-    return model.state_dict()
+            total += float(loss.detach()) * len(rows)
+        losses.append(total / len(data.train))
+    return model.state_dict(), losses
 
 
 def trained(session) -> tuple[dict, dict[str, Tensor]]:
@@ -130,15 +141,15 @@ def main() -> None:
     torch.set_num_threads(1)
     case, *rest = sys.argv[1:]
     if case == "alone":
-        session = session_of(int(rest[0]), rest[1], workers=1, lanes=1, staleness=0)
+        session = small(int(rest[0]), head=rest[1], workers=1, lanes=1, staleness=0)
         found, own = trained(session)
-        other = in_one_piece(int(rest[0]))
+        other, _ = in_one_piece(int(rest[0]))
         same = {key: torch.equal(own[key], other[key]) for key in other}
         print(json.dumps(found | {"same": same}))
         return
     workers, lanes, *more = rest
     config = json.loads(more[0]) if more else {}
-    print(json.dumps(trained(session_of(2, workers=int(workers), lanes=int(lanes), **config))[0]))
+    print(json.dumps(trained(small(2, workers=int(workers), lanes=int(lanes), **config))[0]))
 
 
 if __name__ == "__main__":

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 import transformers
+from declared import program, programs
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from trial import Trial, program
+from steps import module_of
+from trial import Trial
 
 HF: dict[str, Any] = {"counts": False, "deadline_s": 60.0}
 STEPS = 4
@@ -23,36 +25,39 @@ SIZES = {**SMALL, "intermediate_size": 24}
 Batch = dict[str, Tensor]
 
 
-def words(trial: Trial, step: int) -> Tensor:
+def _words(trial: Trial, step: int) -> Tensor:
     """Four sequences of seven words."""
     return trial.share(step, 4, 7).mul(100).long().abs() % WORDS
 
 
-def language(trial: Trial, step: int) -> Batch:
+def _language(trial: Trial, step: int) -> Batch:
     """As a collator for causal language models makes it."""
-    ids = words(trial, step)
+    ids = _words(trial, step)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
 
 
-def masked(trial: Trial, step: int) -> Batch:
+def _masked(trial: Trial, step: int) -> Batch:
     """As many masked words in each sequence, so that means over words are means over ranks."""
-    ids = words(trial, step)
+    ids = _words(trial, step)
     labels = torch.full_like(ids, -100)
     labels[:, 2::3] = ids[:, 2::3]
     return {"input_ids": ids.masked_fill(labels >= 0, 1), "labels": labels}
 
 
-def images(trial: Trial, step: int) -> Batch:
+def _images(trial: Trial, step: int) -> Batch:
     pixels = trial.share(step, 4, 3, 8, 8)
     return {"pixel_values": pixels, "labels": pixels.flatten(1).argmax(1) % 3}
 
 
-def gpt2(**options: Any) -> nn.Module:
+def gpt2(use_reentrant: bool | None = None) -> nn.Module:
     config = transformers.GPT2Config(
         n_embd=16, n_layer=2, n_head=2, n_positions=8, vocab_size=WORDS,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
-    return transformers.GPT2LMHeadModel(config, **options).double()
+    module = transformers.GPT2LMHeadModel(config).double()
+    if use_reentrant is not None:
+        module.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    return module
 
 
 def llama() -> nn.Module:
@@ -78,14 +83,24 @@ def vit() -> nn.Module:
     return transformers.ViTForImageClassification(config).double()
 
 
+def with_lora(module: nn.Module, targets: list[str], **more: Any) -> nn.Module:
+    config = LoraConfig(r=2, target_modules=targets, lora_dropout=0.0, **more)
+    if getattr(module, "is_gradient_checkpointing", False):
+        module.enable_input_require_grads()  # all that comes before the first adapter is frozen
+    return get_peft_model(module, config).double()
+
+
 def adam(model: nn.Module) -> torch.optim.Optimizer:
     """With a large epsilon: some gradients of attention are zero but for rounding."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(trained, lr=1e-2, eps=1e-4)
 
 
-def trained(
-    trial: Trial, module: nn.Module, batch_of: Callable[[Trial, int], Batch], **options: Any
+def _trained(
+    trial: Trial,
+    module: nn.Module,
+    batch_of: Callable[[Trial, int], Batch] = _language,
+    **options: Any,
 ) -> Iterator[Any]:
     """The usual loop: keyword arguments in, `.loss` out, clipped, with a schedule."""
     model = trial.wrap(module, **options)
@@ -105,107 +120,67 @@ def trained(
             model(**batch_of(trial, 100 + step))
 
 
-@program(**HF)
-def gpt2_as_a_language_model(trial: Trial) -> Iterator[Any]:
-    yield from trained(trial, gpt2(), language)
+programs(
+    __name__,
+    {
+        "gpt2_as_a_language_model": lambda trial: _trained(trial, gpt2()),
+        "gpt2_with_gradient_checkpointing": lambda trial: _trained(trial, gpt2(False)),
+        "gpt2_with_reentrant_gradient_checkpointing": lambda trial: _trained(trial, gpt2(True)),
+        "gpt2_with_lora": lambda trial: _trained(
+            trial, with_lora(gpt2(), ["c_attn", "c_proj"], lora_alpha=4)
+        ),
+        "gpt2_with_lora_and_gradient_checkpointing": lambda trial: _trained(
+            trial, with_lora(gpt2(True), ["c_attn"])
+        ),
+        "llama_with_tied_embeddings": lambda trial: _trained(trial, llama()),
+        "llama_with_lora_and_a_saved_head": lambda trial: _trained(
+            trial, with_lora(llama(), ["q_proj", "v_proj"], modules_to_save=["norm"])
+        ),
+        "bert_with_masked_words": lambda trial: _trained(
+            trial, transformers.BertForMaskedLM(bert_config()).double(), _masked
+        ),
+        "vit_on_images": lambda trial: _trained(trial, vit(), _images),
+    },
+    **HF,
+)
 
 
 @program(**HF)
-def gpt2_with_gradient_checkpointing(trial: Trial) -> Iterator[Any]:
-    module = gpt2()
-    module.gradient_checkpointing_enable({"use_reentrant": False})
-    yield from trained(trial, module, language)
-
-
-@program(**HF)
-def gpt2_with_reentrant_gradient_checkpointing(trial: Trial) -> Iterator[Any]:
-    module = gpt2()
-    module.gradient_checkpointing_enable({"use_reentrant": True})
-    yield from trained(trial, module, language)
-
-
-@program(**HF)
-def gpt2_with_accumulation(trial: Trial) -> Iterator[Any]:
+def gpt2_with_accumulation(trial):
     """Two micro-batches for each step, the first of which is not exchanged."""
     model = trial.wrap(gpt2())
     optimizer = adam(model)
     for step in range(STEPS):
         if trial.kind == "alone":
-            (model(**language(trial, 2 * step)).loss / 2).backward()
+            (model(**_language(trial, 2 * step)).loss / 2).backward()
         else:
             with model.no_sync():
-                (model(**language(trial, 2 * step)).loss / 2).backward()
-        (model(**language(trial, 2 * step + 1)).loss / 2).backward()
+                (model(**_language(trial, 2 * step)).loss / 2).backward()
+        (model(**_language(trial, 2 * step + 1)).loss / 2).backward()
         yield nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
 
 
 @program(**HF)
-def gpt2_with_lora(trial: Trial) -> Iterator[Any]:
-    config = LoraConfig(r=2, lora_alpha=4, target_modules=["c_attn", "c_proj"], lora_dropout=0.0)
-    yield from trained(trial, get_peft_model(gpt2(), config).double(), language)
-
-
-@program(**HF)
-def gpt2_with_lora_and_gradient_checkpointing(trial: Trial) -> Iterator[Any]:
-    """All that comes before the first adapter is frozen: inputs must require gradients."""
-    module = gpt2()
-    module.gradient_checkpointing_enable({"use_reentrant": True})
-    module.enable_input_require_grads()
-    config = LoraConfig(r=2, target_modules=["c_attn"], lora_dropout=0.0)
-    yield from trained(trial, get_peft_model(module, config).double(), language)
-
-
-@program(**HF)
-def llama_with_tied_embeddings(trial: Trial) -> Iterator[Any]:
-    yield from trained(trial, llama(), language)
-
-
-@program(**HF)
-def llama_with_lora_and_a_saved_head(trial: Trial) -> Iterator[Any]:
-    config = LoraConfig(
-        r=2, target_modules=["q_proj", "v_proj"], modules_to_save=["norm"], lora_dropout=0.0
-    )
-    yield from trained(trial, get_peft_model(llama(), config).double(), language)
-
-
-@program(**HF)
-def bert_with_masked_words(trial: Trial) -> Iterator[Any]:
-    module = transformers.BertForMaskedLM(bert_config()).double()
-    yield from trained(trial, module, masked)
-
-
-@program(**HF)
-def bert_with_a_pooler_that_nobody_uses(trial: Trial) -> Iterator[Any]:
+def bert_with_a_pooler_that_nobody_uses(trial):
     """A head of the user's own on the last hidden state: the pooler's gradients stay None."""
 
-    class Tagger(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bert = transformers.BertModel(bert_config())
-            self.head = nn.Linear(16, 3)
-
-        def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
-            hidden = self.bert(input_ids=input_ids).last_hidden_state
-            logits = self.head(hidden)
-            loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-            return transformers.modeling_outputs.TokenClassifierOutput(loss=loss, logits=logits)
+    @module_of(bert=transformers.BertModel(bert_config()), head=nn.Linear(16, 3))
+    def tagger(self, input_ids: Tensor, labels: Tensor) -> Any:
+        logits = self.head(self.bert(input_ids=input_ids).last_hidden_state)
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return transformers.modeling_outputs.TokenClassifierOutput(loss=loss, logits=logits)
 
     def tagged(trial: Trial, step: int) -> Batch:
-        ids = words(trial, step)
+        ids = _words(trial, step)
         return {"input_ids": ids, "labels": ids % 3}
 
-    yield from trained(trial, Tagger().double(), tagged, find_unused_parameters=True)
+    yield from _trained(trial, tagger.double(), tagged, find_unused_parameters=True)
 
 
 @program(**HF)
-def vit_on_images(trial: Trial) -> Iterator[Any]:
-    yield from trained(trial, vit(), images)
-
-
-@program(**HF)
-def t5_with_two_stacks(trial: Trial) -> Iterator[Any]:
+def t5_with_two_stacks(trial):
     """An encoder and a decoder with one embedding."""
     config = transformers.T5Config(
         d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, vocab_size=WORDS,
@@ -213,21 +188,21 @@ def t5_with_two_stacks(trial: Trial) -> Iterator[Any]:
     )  # fmt: skip
 
     def translated(trial: Trial, step: int) -> Batch:
-        ids = words(trial, step)
+        ids = _words(trial, step)
         return {"input_ids": ids, "labels": ids.flip(1)}
 
     module = transformers.T5ForConditionalGeneration(config).double()
-    yield from trained(trial, module, translated)
+    yield from _trained(trial, module, translated)
 
 
 @program(**HF)
-def gpt2_saved_loaded_and_asked(trial: Trial) -> Iterator[Any]:
+def gpt2_saved_loaded_and_asked(trial):
     """Generating from the bare module in the middle, then going on."""
     model = trial.wrap(gpt2())
     optimizer = adam(model)
     bare = trial.bare(model)
     for step in range(3):
-        model(**language(trial, step)).loss.backward()
+        model(**_language(trial, step)).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         bare.eval()

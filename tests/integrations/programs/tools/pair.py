@@ -23,6 +23,11 @@ def case(function: Case) -> Case:
     return function
 
 
+def cases(**functions: Case) -> None:
+    """Cases of one expression, by name."""
+    CASES.update(functions)
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     for name in sys.argv[1:] or CASES:

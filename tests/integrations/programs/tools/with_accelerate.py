@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 from paceline.integrations.accelerate import with_paceline
-from pair import Counting, Net, batches, case, distance, main, said_by, sgd, wraps
+from pair import Counting, Net, batches, case, cases, distance, main, said_by, sgd, wraps
 
 
 def accelerator_of(**options: Any) -> Accelerator:
@@ -72,24 +72,12 @@ def for_gpus_where_there_are_none() -> dict[str, Any]:
     return {"said": [said]}
 
 
-@case
-def plain() -> dict[str, Any]:
-    return beside_ddp()
-
-
-@case
-def accumulated() -> dict[str, Any]:
-    return beside_ddp(gradient_accumulation_steps=2)
-
-
-@case
-def with_a_layer_left_out() -> dict[str, Any]:
-    return beside_ddp(odd=True, ddp={"find_unused_parameters": True})
-
-
-@case
-def in_bfloat16() -> dict[str, Any]:
-    return beside_ddp(mixed_precision="bf16")
+cases(
+    plain=lambda: beside_ddp(),
+    accumulated=lambda: beside_ddp(gradient_accumulation_steps=2),
+    with_a_layer_left_out=lambda: beside_ddp(odd=True, ddp={"find_unused_parameters": True}),
+    in_bfloat16=lambda: beside_ddp(mixed_precision="bf16"),
+)
 
 
 @case

@@ -10,7 +10,7 @@ from torch import nn
 
 import paceline
 from paceline.integrations.fabric import PacelineStrategy
-from pair import Net, batches, case, distance, main, said_by, sgd, wraps
+from pair import Net, batches, case, cases, distance, main, said_by, sgd, wraps
 
 
 def fabric_of(strategy: object, **options: Any) -> Fabric:
@@ -52,25 +52,16 @@ def beside_ddp(strategy: object, ddp: object = "ddp", **options: Any) -> dict[st
     }
 
 
-@case
-def by_name() -> dict[str, Any]:
-    return beside_ddp("paceline")
-
-
-@case
-def accumulated() -> dict[str, Any]:
-    return beside_ddp(PacelineStrategy(exchange="host"), micro=2)
-
-
-@case
-def with_a_layer_left_out() -> dict[str, Any]:
-    ours = PacelineStrategy(exchange="host", find_unused_parameters=True)
-    return beside_ddp(ours, DDPStrategy(find_unused_parameters=True), odd=True)
-
-
-@case
-def in_bfloat16() -> dict[str, Any]:
-    return beside_ddp(PacelineStrategy(exchange="host"), precision="bf16-mixed")
+cases(
+    by_name=lambda: beside_ddp("paceline"),
+    accumulated=lambda: beside_ddp(PacelineStrategy(exchange="host"), micro=2),
+    with_a_layer_left_out=lambda: beside_ddp(
+        PacelineStrategy(exchange="host", find_unused_parameters=True),
+        DDPStrategy(find_unused_parameters=True),
+        odd=True,
+    ),
+    in_bfloat16=lambda: beside_ddp(PacelineStrategy(exchange="host"), precision="bf16-mixed"),
+)
 
 
 @case

@@ -9,7 +9,7 @@ from lightning.pytorch.plugins import FSDPPrecision
 from torch import Tensor, nn
 
 from paceline.integrations.lightning import PacelineStrategy
-from pair import Counting, Net, batches, case, distance, main, said_by, sgd, wraps
+from pair import Counting, Net, batches, case, cases, distance, main, said_by, sgd, wraps
 
 
 class Task(lightning.LightningModule):
@@ -97,24 +97,13 @@ def by_name() -> dict[str, Any]:
     return {"worst": distance(ours, theirs), **ours.noted}
 
 
-@case
-def accumulated() -> dict[str, Any]:
-    return beside_ddp(accumulate_grad_batches=2)
-
-
-@case
-def by_hand() -> dict[str, Any]:
-    return beside_ddp(ByHand, {"find_unused_parameters": True})
-
-
-@case
-def with_a_layer_left_out() -> dict[str, Any]:
-    return beside_ddp(Odd, {"find_unused_parameters": True})
-
-
-@case
-def in_bfloat16() -> dict[str, Any]:
-    return beside_ddp(precision="bf16-mixed")
+cases(
+    accumulated=lambda: beside_ddp(accumulate_grad_batches=2),
+    by_hand=lambda: beside_ddp(ByHand, {"find_unused_parameters": True}),
+    with_a_layer_left_out=lambda: beside_ddp(Odd, {"find_unused_parameters": True}),
+    in_bfloat16=lambda: beside_ddp(precision="bf16-mixed"),
+    clipped=lambda: beside_ddp(gradient_clip_val=0.1),
+)
 
 
 @case
@@ -123,11 +112,6 @@ def compiled() -> dict[str, Any]:
     for strategy, task in zip((PacelineStrategy(exchange="host"), "ddp"), tasks, strict=True):
         trainer(strategy).fit(torch.compile(task, backend="aot_eager"), batches(), batches())
     return {"worst": distance(*tasks), **tasks[0].noted}
-
-
-@case
-def clipped() -> dict[str, Any]:
-    return beside_ddp(gradient_clip_val=0.1)
 
 
 @case

@@ -6,7 +6,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from paceline.integrations.transformers import with_paceline
-from pair import case, distance, main, said_by, wraps
+from pair import case, cases, distance, main, said_by, wraps
 
 NUMBERS, LENGTH = 16, 8
 
@@ -48,19 +48,13 @@ def beside_ddp(**options: Any) -> dict[str, Any]:
     }
 
 
-@case
-def plain() -> dict[str, Any]:
-    return beside_ddp()
-
-
-@case
-def accumulated() -> dict[str, Any]:
-    return beside_ddp(gradient_accumulation_steps=2, eval_strategy="steps", eval_steps=2)
-
-
-@case
-def in_bfloat16() -> dict[str, Any]:
-    return beside_ddp(bf16=True)
+cases(
+    plain=beside_ddp,
+    accumulated=lambda: beside_ddp(
+        gradient_accumulation_steps=2, eval_strategy="steps", eval_steps=2
+    ),
+    in_bfloat16=lambda: beside_ddp(bf16=True),
+)
 
 
 @case

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from trial import Trial, mlp, program, squares, trained
+from steps import mlp, squares, trained
+from trial import Trial
 
 
-@program
 def differs_in_the_second_step(trial: Trial) -> Iterator[Any]:
     model = trial.wrap(mlp())
     for number, seen in enumerate(trained(model, squares(trial))):
@@ -15,7 +15,6 @@ def differs_in_the_second_step(trial: Trial) -> Iterator[Any]:
         yield seen
 
 
-@program
 def draws_a_number_too_many(trial: Trial) -> Iterator[Any]:
     model = trial.wrap(mlp())
     if not trial.is_torch:
@@ -23,7 +22,6 @@ def draws_a_number_too_many(trial: Trial) -> Iterator[Any]:
     yield from trained(model, squares(trial))
 
 
-@program
 def runs_forward_once_too_often(trial: Trial) -> Iterator[Any]:
     model = trial.wrap(mlp())
     if not trial.is_torch:
@@ -31,7 +29,6 @@ def runs_forward_once_too_often(trial: Trial) -> Iterator[Any]:
     yield from trained(model, squares(trial))
 
 
-@program
 def raises_where_ddp_does_not(trial: Trial) -> Iterator[Any]:
     yield from trained(trial.wrap(mlp()), squares(trial))
     if not trial.is_torch:

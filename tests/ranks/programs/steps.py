@@ -1,0 +1,100 @@
+"""Networks of programs, their losses, and the steps in which they learn."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trial import Trial
+
+Loss = Callable[[nn.Module, int], Tensor]
+
+
+def squares(trial: Trial) -> Loss:
+    """The usual loss."""
+    return lambda model, step: model(trial.batch(step)).square().mean()
+
+
+def sgd(module: nn.Module | Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Momentum and decay move a parameter whose gradient is zero, but not one that has none."""
+    parameters = module.parameters() if isinstance(module, nn.Module) else module
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01)
+
+
+def stepped(
+    trained: nn.Module | torch.optim.Optimizer | list[torch.optim.Optimizer],
+    steps: int | Iterable[Any],
+    set_to_none: bool = True,
+) -> Iterator[Any]:
+    """Steps before which gradients are zeroed, and after which optimizers move parameters."""
+    if isinstance(trained, nn.Module):
+        trained = sgd(trained)
+    optimizers = trained if isinstance(trained, list) else [trained]
+    for step in range(steps) if isinstance(steps, int) else steps:
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none)
+        yield step
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def zeroed(model: nn.Module, steps: int) -> Iterator[int]:
+    """Steps before which gradients are zeroed."""
+    for step in range(steps):
+        model.zero_grad()
+        yield step
+
+
+def backward(loss: Tensor) -> Tensor:
+    loss.backward()
+    return loss
+
+
+def trained(
+    model: nn.Module,
+    loss_of: Loss,
+    optimizer: torch.optim.Optimizer | None = None,
+    steps: int = 3,
+) -> Iterator[Any]:
+    """Train as everyone does, and show each step's loss before the optimizer changes anything."""
+    for step in stepped(optimizer or model, steps):
+        yield {"loss": backward(loss_of(model, step))}
+
+
+class Made(nn.Module):
+    """Parts, and a function of this module and its inputs that is the forward pass."""
+
+    def __init__(self, run: Callable[..., Any], parts: dict[str, Any]) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.run(self, *inputs, **named)
+
+
+def module_of(**parts: Any) -> Callable[[Callable[..., Any]], Made]:
+    """Make a module of parts and a forward pass."""
+    return lambda run: Made(run, parts)
+
+
+def mlp(*sizes: int) -> nn.Sequential:
+    sizes = sizes or (6, 8, 3)
+    layers: list[nn.Module] = []
+    for one, other in pairwise(sizes):
+        layers += [nn.Linear(one, other), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+def normed() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def differences(trial: Trial) -> Loss:
+    """Of two forward passes."""
+    return lambda model, step: (
+        (model(trial.batch(step)) - model(trial.batch(10 + step))).square().mean()
+    )

@@ -1,0 +1,87 @@
+"""A model for strategy hogbatch that counts how often each sample was used in an update.
+
+A file in the current folder says what happens in the middle of a run: `kill`, `nan` and `stop` are
+taken by the worker that has the last sample, which is then hit, once.
+"""
+
+import os
+import signal
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+NUM_SAMPLES = 600
+HIT = NUM_SAMPLES - 1  # no trial has it: trials take the first samples
+
+
+def taken(name: str) -> bool:
+    """Whether this process is the one that takes the file away."""
+    try:
+        Path(name).rename(f"{name}.{os.getpid()}")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+class Counted(nn.Module):
+    """A row of two scores for each sample, which is its own number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.uses = nn.Parameter(torch.zeros(NUM_SAMPLES, 2))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        rows = numbers[:, 0].long()
+        is_hit = self.training and bool((rows == HIT).any())
+        for name, number in (("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)):
+            if is_hit and taken(name):
+                os.kill(os.getpid(), number)
+        scores = self.uses[rows]
+        return scores * nan if is_hit and taken("nan") else scores
+
+
+@torch.no_grad()
+def count(parameters: list[nn.Parameter]) -> None:
+    """Add one to the rows that have a gradient, and touch no other."""
+    for parameter in parameters:
+        rows = parameter.grad.abs().sum(1).nonzero()[:, 0]
+        parameter[rows] += 1
+
+
+def recipe() -> Any:
+    from paceline.data.dataset import TensorSamples
+    from paceline.recipes.classification import class_loss
+    from paceline.recipes.recipe import Recipe
+
+    numbers = torch.arange(float(NUM_SAMPLES))[:, None]
+    samples = TensorSamples(numbers, torch.zeros(NUM_SAMPLES, dtype=torch.int64))
+    return Recipe(model=Counted, train=samples, loss=class_loss)
+
+
+def num_memories() -> int:
+    """How many descriptors of shared memory this process has."""
+    links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return sum(str(link).startswith("/memfd:") for link in links)
+
+
+def session_of(workers: str, progress: Any, config: dict[str, Any], **settings: Any) -> Any:
+    from paceline.core.settings import TrainSettings
+    from paceline.exchange.session import TrainingSession
+    from paceline.links.group import Group
+    from paceline.strategies.hogbatch import STRATEGY
+    from paceline.strategies.hogbatch.config import Hogbatch, parse_workers
+
+    known = {"strategy": "hogbatch", "learning_rate": 0.1, "momentum": 0.0, "profile_s": 0.02}
+    asked = TrainSettings(**known | {"workers": workers, "force": True} | settings)
+    own = Hogbatch(workers=len(parse_workers(workers)), **config)
+    alone = Group.alone(torch.device("cpu"), asked.deadline_s)
+    return TrainingSession(asked, STRATEGY, own, "counted", alone, progress)
+
+
+def prepare(file: str) -> None:
+    """Have workers import what is in the folder of this file, and find a simulated GPU."""
+    os.environ["PYTHONPATH"] = str(Path(file).parent)
+    os.environ["PACELINE_SIMULATED_GPUS"] = "1"
