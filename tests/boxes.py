@@ -82,20 +82,20 @@ def after(task: Task) -> tuple[str, ...]:
 class ExchangeOnly:
     """Prices what exchanges as a machine does, and computation at nothing."""
 
+    free = COMPUTE
+
     def __init__(self, machine: Machine) -> None:
         self._roofline = Roofline.of(machine)
 
     def seconds(self, task: Task) -> float:
         """Return how long the task holds its resources."""
-        return 0.0 if task.kind in COMPUTE else self._roofline.seconds(task)
+        return 0.0 if task.kind in self.free else self._roofline.seconds(task)
 
 
 class WithoutUpdate(ExchangeOnly):
     """Prices all but the weight update."""
 
-    def seconds(self, task: Task) -> float:
-        """Return how long the task holds its resources."""
-        return 0.0 if task.kind is Kind.STEP else self._roofline.seconds(task)
+    free = frozenset({Kind.STEP})
 
 
 def exchange_s(plan: Plan, machine: Machine) -> float:

@@ -57,24 +57,6 @@ def host_overhead_s(layers: Sequence[LayerPhases]) -> float:
     return host_s(layers) - backpropagation_s(layers)
 
 
-def hidden_overhead_s(layers: Sequence[LayerPhases]) -> float:
-    """Return T_O for the case that all layers but the first hide behind backward: its least.
-
-    That is the sum of all t_as, plus t_aa^1 + t_bc^1.
-    """
-    return fsum(layer.t_as for layer in layers) + layers[0].t_aa + layers[0].t_bc
-
-
 def typical_s(layers: Sequence[LayerPhases]) -> float:
-    """Return T' = T_BP + T'_O: backward of strategy tree, which need not synchronise (def. 3.4)."""
-    return backpropagation_s(layers) + typical_overhead_s(layers)
-
-
-def typical_overhead_s(layers: Sequence[LayerPhases]) -> float:
-    """Return T'_O = sum of all (t_aa + t_bc): what strategy tree adds to backward."""
-    return fsum(layer.t_aa + layer.t_bc for layer in layers)
-
-
-def host_wins(host: Sequence[LayerPhases], typical: Sequence[LayerPhases]) -> bool:
-    """Return True if T_O < T'_O, for the layers' times in either exchange."""
-    return host_overhead_s(host) < typical_overhead_s(typical)
+    """Return T' = T_BP + sum of all (t_aa + t_bc), which strategy tree takes (def. 3.4)."""
+    return backpropagation_s(layers) + fsum(layer.t_aa + layer.t_bc for layer in layers)

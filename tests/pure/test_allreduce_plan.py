@@ -1,18 +1,28 @@
-"""Buckets of allreduce, and rings of hosts and GPUs against closed forms."""
+"""Allreduce: its buckets, rings of hosts and GPUs against closed forms, rails, several rings."""
+
+from collections import Counter
+from itertools import combinations, pairwise, permutations
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from boxes import box, chain, codec_speed, link, ring
+from paceline.core.cluster import Cluster
 from paceline.core.cost import Roofline
 from paceline.core.machine import Machine
 from paceline.core.plan import Cost, Kind
+from paceline.core.ring_search import rings_at_once
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
+from paceline.core.transfer import Ring, lanes_of, rings
 from paceline.core.workload import Layer, Parameter
+from paceline.records.catalogue import by_name, known_link
+from paceline.records.machine_file import read_machine
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.plan import buckets, plan
+from refusals import refused
 
 MIB = 2**20
 
@@ -24,7 +34,7 @@ def layer(name: str, *mib: float) -> Layer:
     return Layer(name, parameters, 0, Cost(), Cost())
 
 
-def cluster(num_hosts: int, **link_facts) -> Machine:
+def ring_of(num_hosts: int, **link_facts) -> Machine:
     """One core a host, all hosts in a ring of 1 GB/s and 10 us."""
     names = "abcdefgh"[:num_hosts]
     return box(*["cpu"] * num_hosts, hosts=names, links=ring(names, 1e9, 1e-5, **link_facts))
@@ -34,9 +44,7 @@ def test_buckets_follow_gradients_and_the_first_is_small():
     parts = buckets([layer("fc", 0.5, 4), layer("conv2", 20), layer("conv1", 6, 1)], None)
     found = [(part.nbytes / MIB, part.last_layer) for part in parts]
     assert found == [(4.5, "fc"), (26, "conv1"), (1, "conv1")]
-
-
-def test_a_given_bucket_size_is_that_of_every_bucket():
+    # A given size is that of every bucket.
     ready = [layer("c", 6, 6), layer("b", 6, 6), layer("a", 6)]
     assert [part.nbytes / MIB for part in buckets(ready, 10)] == [12, 12, 6]
     assert [part.nbytes / MIB for part in buckets(ready, 1000)] == [30]
@@ -57,7 +65,7 @@ def test_buckets_hold_every_gradient_once(sizes, bucket_mb):
 @pytest.mark.parametrize("num_workers", [2, 3, 8])
 def test_an_exchange_that_nothing_hides_takes_the_time_of_a_ring(num_workers):
     # One layer: its gradient is ready only when backward is over.
-    work, machine = chain((2, 100 * MIB)), cluster(num_workers)
+    work, machine = chain((2, 100 * MIB)), ring_of(num_workers)
     ring_s = 2 * (num_workers - 1) * (100 * MIB / num_workers / 1e9 + 1e-5)
     config = AllReduce(workers=num_workers)
     step_s = period(lambda n: plan(work, machine, config, Window(n)), Roofline.of(machine), 3)
@@ -67,18 +75,11 @@ def test_an_exchange_that_nothing_hides_takes_the_time_of_a_ring(num_workers):
 @pytest.mark.parametrize(("uses_cores", "shown_mib"), [(False, 0.25), (True, 1000.25)])
 def test_buckets_hide_behind_earlier_layers_unless_cores_carry_them(uses_cores, shown_mib):
     # The last layer's exchange of 1 s is beside the 20 s of the first one's backward.
-    work, machine = chain((20, MIB // 4), (2, 1000 * MIB)), cluster(2, uses_cores=uses_cores)
+    work, machine = chain((20, MIB // 4), (2, 1000 * MIB)), ring_of(2, uses_cores=uses_cores)
     timeline = simulate(plan(work, machine, AllReduce(), Window(1)), Roofline.of(machine))
     num_messages = 4 if uses_cores else 2
     expected = 22 + 4 * work.num_parameters / 1e9 + shown_mib * MIB / 1e9 + num_messages * 1e-5
     assert timeline.makespan_s == pytest.approx(expected, rel=1e-9)
-
-
-def test_ranks_on_one_host_share_its_link():
-    machine = box("cpu", "cpu", links=[link("h", "h", 1e9)])
-    tasks = plan(chain((0, 100 * MIB)), machine, AllReduce(), Window(1))
-    # Each of the two sends all its bytes (2 (n - 1) / n of them), and both through one link.
-    assert tasks["s0/reduce[0]"].cost.nbytes == 2 * 100 * MIB
 
 
 @pytest.mark.parametrize(("bus", "network"), [(1e9, 1.25e11), (1e11, 1.25e8)])
@@ -108,3 +109,183 @@ def test_cores_copy_gradients_into_buckets_and_back(kind, workers, codec, times)
     tasks = plan(work, machine, AllReduce(workers=workers, codec=codec), Window(1)).tasks
     traffic = {task.part: task.cost.nbytes for task in tasks if task.kind is Kind.BACKWARD}
     assert traffic == {"l0": times * MIB, "l1": times * 2 * MIB}
+
+
+NBYTES = 10e9
+
+
+def cluster(rails: int, hosts: int = 2, network: str = "ib-hdr") -> Cluster:
+    named = by_name(f"{hosts}x8xa100-40gb+{rails}x{network}")
+    assert isinstance(named, Cluster)
+    return named
+
+
+def ring_s(machine: Machine) -> float:
+    return Ring.at_once(machine, machine.first_devices(machine.num_devices), ()).seconds(NBYTES)
+
+
+def reached(name: str) -> float:
+    known = known_link(name)
+    return known.share * known.bandwidth_bytes_per_s
+
+
+@given(hosts=st.integers(2, 4), rails=st.integers(1, 16))
+def test_rings_take_all_rails_or_what_joins_the_gpus_of_a_host(hosts: int, rails: int) -> None:
+    ranks = 8 * hosts
+    machine = cluster(rails, hosts).for_workers(ranks).reached
+    # Every host sends 2 (n - 1) / n of the bytes to the next, and every GPU as many over NVLink.
+    sent = 2 * (ranks - 1) / ranks * NBYTES
+    # One adapter that reads the memory of GPUs is not slowed by their bus.
+    rate = min(rails * reached("ib-hdr"), reached("nvlink3"))
+    assert reached("ib-hdr") > reached("pcie4")
+    assert machine.reached.links == machine.links  # once and not twice
+    assert ring_s(machine) == pytest.approx(sent / rate, rel=0.01)
+    route = Ring.at_once(machine, machine.first_devices(ranks), ()).reduction(NBYTES)
+    assert route.cost.nbytes <= sent  # on the busiest of the links, which one of the rails is
+
+
+@pytest.mark.parametrize("network", ["ib-hdr", "25gbe"])
+def test_a_host_that_stands_for_many_exchanges_as_all_that_are_listed(network: str) -> None:
+    declared = cluster(4, 4, network)
+    listed, standing = (declared.for_workers(32, symmetric).reached for symmetric in (False, True))
+    assert len(standing.hosts) < len(listed.hosts)
+    assert ring_s(standing) == pytest.approx(ring_s(listed))
+
+
+def test_messages_and_exchanges_of_hosts_take_one_adapter() -> None:
+    one, many = (cluster(rails, 4).for_workers(32).reached for rails in (1, 8))
+    for ours in (one, many):
+        found = rings(ours, ours.hosts, ours.devices)[0].seconds(NBYTES)
+        assert found == pytest.approx(2 * 3 / 4 * NBYTES / reached("ib-hdr"), rel=0.01)
+    first, other = (Ring.over(ours, ours.devices, ()).seconds(NBYTES) for ours in (one, many))
+    assert first == pytest.approx(other)
+
+
+@pytest.mark.parametrize(
+    ("kind", "network", "nbytes_per_s"),
+    [
+        ("cpu", {"nbytes_per_s": 1e9, "rails": 4}, 1e9),  # rings of cores take one adapter
+        ("cpu", {"nbytes_per_s": 1e9}, 1e9),
+        # Adapters of GPUs are beside their links with their hosts: past these.
+        ("gpu", {"nbytes_per_s": 2e9, "rails": 4}, 8e9),
+        ("gpu", {"nbytes_per_s": 8e9}, 3e9),  # without RDMA the bus of one GPU carries all
+    ],
+)
+def test_a_listed_link_has_rails_too(kind: str, network: dict, nbytes_per_s: float) -> None:
+    links = [link("gpu0", "a", 3e9), link("gpu1", "b", 3e9)] if kind == "gpu" else []
+    machine = box(kind, kind, hosts="ab", links=[*links, link("a", "b", **network)])
+    assert ring_s(machine) == pytest.approx(NBYTES / nbytes_per_s)
+
+
+@pytest.mark.parametrize(
+    ("links", "field"),
+    [
+        ([link("gpu0", "gpu1", 1e9, rails=2)], "gpu0--gpu1.rails"),
+        ([link("gpu0", "h", 1e9, rails=2), link("gpu1", "h", 1e9)], "gpu0--h.rails"),
+        ([link("gpu0", "h", 1e9), link("h", "h", 1e9, rails=2)], "h--h.rails"),
+        ([link("gpu0", "h", 1e9, rdma=True), link("gpu1", "h", 1e9)], "gpu0--h.rdma"),
+    ],
+)
+def test_links_within_a_host_have_none(links: list[dict], field: str) -> None:
+    with pytest.raises(ValueError, match=f"links.{field}: "):
+        box("gpu", "gpu", links=links)
+
+
+@pytest.mark.parametrize("name", ["8xv100+2x25gbe", "2x8xv100+0x25gbe", "2x8xv100+65x25gbe"])
+def test_rails_that_mean_nothing_are_refused(name: str) -> None:
+    with refused("machine") as caught:
+        by_name(name)
+    assert f"{name}: rails: " in caught.value.problem
+
+
+GBPS = 1e9
+
+
+def meshed(num_gpus: int, widths: dict[tuple[int, int], int]):
+    """Return so many GPUs, of which pairs have so many links of 1 GB/s."""
+    links = [link(f"gpu{a}", f"gpu{b}", count * GBPS) for (a, b), count in widths.items()]
+    links += [link(f"gpu{i}", "a", GBPS / 10) for i in range(num_gpus)]
+    return box(*["gpu"] * num_gpus, hosts="a" * num_gpus, links=links)
+
+
+def steps(order) -> list[tuple[str, str]]:
+    names = [station.name for station in order]
+    return list(pairwise([*names, names[0]]))
+
+
+@pytest.mark.parametrize(("gpus", "rings"), [(3, 2), (4, 4), (8, 6)])
+def test_a_dgx1_has_six_rings_and_its_halves_four(gpus: int, rings: int) -> None:
+    machine = read_machine(Path("machines/dgx1-v100.toml"))
+    devices = machine.devices[:gpus]
+    found = rings_at_once(machine, devices)
+    assert len(found) == rings
+    # Each way of each link is taken at most as often as there are NVLinks of 25 GB/s.
+    used = Counter(step for order in found for step in steps(order))
+    for (source, target), times in used.items():
+        (one,) = (one for one in machine.links if set(one.between) == {source, target})
+        assert times <= one.bandwidth_bytes_per_s / 25e9
+    assert all(sorted(order, key=devices.index) == list(devices) for order in found)
+
+
+def test_a_dgx1_exchanges_over_all_six_links_as_the_catalogue_has_it() -> None:
+    # Six NVLinks of 25 GB/s: the same number that the catalogue takes from NVIDIA for eight V100.
+    machine = read_machine(Path("machines/dgx1-v100.toml"))
+    equal = by_name("8xv100")
+    assert equal is not None
+    nbytes = 10e9
+    explicit, catalogued = (Ring.at_once(one, one.devices, ()) for one in (machine, equal))
+    assert explicit.seconds(nbytes) == pytest.approx(2 * 7 / 8 * nbytes / 150e9, rel=0.01)
+    assert catalogued.seconds(nbytes) == pytest.approx(explicit.seconds(nbytes), rel=0.01)
+    # The task in a plan takes as long: its bytes at the pace of the route that it holds.
+    task = explicit.reduction(nbytes)
+    (route,) = {route for route in explicit.routes if lanes_of(route) == task.on[: len(route)]}
+    pace = route[0].link.bandwidth_bytes_per_s
+    assert task.cost.nbytes / pace == pytest.approx(2 * 7 / 8 * nbytes / 150e9, rel=1e-6)
+
+
+@st.composite
+def meshes(draw):
+    num_gpus = draw(st.integers(3, 5))
+    pairs = list(combinations(range(num_gpus), 2))
+    counts = draw(st.lists(st.integers(0, 2), min_size=len(pairs), max_size=len(pairs)))
+    return num_gpus, {pair: n for pair, n in zip(pairs, counts, strict=True) if n}
+
+
+@given(meshes())
+def test_no_more_rings_can_be_found_by_trying_all(mesh) -> None:
+    num_gpus, counts = mesh
+    if not counts:
+        return
+    narrowest = min(counts.values())
+    spare = {frozenset(pair): n // narrowest for pair, n in counts.items()}
+    cycles = [
+        Counter(map(frozenset, pairwise((0, *order, 0))))
+        for order in permutations(range(1, num_gpus))
+        if order[0] < order[-1]
+    ]
+
+    def most(left: dict[frozenset[int], int], start: int) -> int:
+        best = 0
+        for number in range(start, len(cycles)):
+            after = {pair: n - cycles[number][pair] for pair, n in left.items()}
+            known = cycles[number].keys() <= left.keys()
+            if known and min(after.values()) >= 0:
+                best = max(best, 1 + most(after, number))
+        return best
+
+    machine = meshed(num_gpus, counts)
+    assert len(rings_at_once(machine, machine.devices)) == 2 * most(spare, 0)
+
+
+def test_gpus_without_direct_links_and_cores_form_one_ring_as_listed() -> None:
+    machine = meshed(3, {(0, 1): 1, (1, 2): 1})  # no ring: 0 and 2 meet at the host
+    assert rings_at_once(machine, machine.devices) == []
+    ring = Ring.at_once(machine, machine.devices, ())
+    assert len(ring.routes) == 3
+    # Of a node that stands for many, the rings within it are not those of all.
+    cluster = by_name("2x8xv100+25gbe")
+    assert cluster is not None
+    part = cluster.for_workers(16, symmetric=True)
+    assert Ring.at_once(part, part.devices, ()).seconds(1e9) > 1e9 / 3e9
+    cores = box("cpu", "cpu", "cpu", hosts="abc", links=[])
+    assert rings_at_once(cores, cores.devices) == []

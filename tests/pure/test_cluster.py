@@ -1,31 +1,40 @@
-"""Clusters of equal nodes: one node stands for all, and links are shared below their switches."""
+"""Clusters, of which one node stands for all, and the exchange of groups of hosts."""
 
-import subprocess
-import sys
 from collections import Counter
 from math import prod
-from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
-import boxes
-from boxes import FACT, FLOPS_PER_S, ExchangeOnly, chain, codec_speed, link
+from boxes import (
+    FACT,
+    FLOPS_PER_S,
+    ExchangeOnly,
+    WithoutUpdate,
+    after,
+    box,
+    chain,
+    codec_speed,
+    exchange_s,
+    link,
+    named,
+)
 from findings import numbers
 from paceline.core.cluster import Cluster, Symmetric
-from paceline.core.cost import Roofline
+from paceline.core.compare import breakdown
+from paceline.core.cost import Roofline, update_cost
 from paceline.core.machine import Machine
-from paceline.core.plan import COMMUNICATION, Plan
+from paceline.core.plan import COMMUNICATION, Kind, Plan, Task, TaskId
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.core.transfer import Ring
 from paceline.planner import search
-from paceline.planner.search import forecast_one
-from paceline.records.catalogue import known_link
-from paceline.records.machine_file import find_machine, read_machine
 from paceline.strategies import find_exchange, find_strategy
 from paceline.strategies.hierarchy.config import Hierarchy
-from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.hierarchy.plan import memory, variants
+from paceline.strategies.hierarchy.plan import plan as plan_hierarchy
 from refusals import refused
 
 CODECS = {"eightbit": codec_speed(1e7, 2e7, 1e-4)}
@@ -211,29 +220,6 @@ def test_a_strategy_without_symmetry_is_planned_on_many_workers_that_are_asked_f
 
 
 @pytest.mark.parametrize(
-    ("child_hubs", "num_devices", "sent_by_hub"),
-    [
-        (0, 1 + 64 // 4, 64 * 4_000_000),  # the body's parameters, to each worker
-        (8, 1 + 64 // 4 + 8, 8 * 4_004_000),  # all parameters, to each child
-    ],
-)
-def test_many_workers_of_wheel_are_planned_on_a_machine_by_name(
-    child_hubs: int, num_devices: int, sent_by_hub: int
-):
-    """They alternate by fours on 16 of the GPUs; in a tree each hub has one of its own, too."""
-    work, machine = chain((0.01, 4_000_000), (0.01, 4000)), find_machine("8x8xv100+25gbe")
-    config = Wheel(workers=64, lanes=4, head="l1", child_hubs=child_hubs)
-    found = forecast_one(lambda _: work, machine, find_strategy("wheel"), config, 64)
-    assert found.workers == 64
-    assert len(found.memory_nbytes) == num_devices
-    assert found.link_nbytes["host0.gpu0->host0"] == sent_by_hub
-    if not child_hubs:  # seven of the 16 stand beside the hub's
-        away = 4_000_000 * (64 - 7 * 4)
-        assert found.link_nbytes["host0->switch0"] == away
-        assert found.step_s > away / known_link("25gbe").bandwidth_bytes_per_s
-
-
-@pytest.mark.parametrize(
     ("change", "place"),
     [
         ({"levels": [level("rack", 0, 1e6)]}, ("levels", 0, "count")),
@@ -251,39 +237,129 @@ def test_what_is_no_cluster_is_refused_with_its_field(change, place):
     assert place is None or place in {one["loc"] for one in caught.value.errors()}
 
 
-PLAN_ALL = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-sys.path[:0] = sys.argv[1:]
-from pathlib import Path
-from boxes import chain
-from paceline.core.compare import breakdown
-from paceline.core.cost import Roofline
-from paceline.core.simulate import period, simulate
-from paceline.records.machine_file import read_machine
-from test_cluster import STRATEGIES, planned
-machine = read_machine(Path("machines/cluster-16384.toml")).for_workers(16384, symmetric=True)
-cost, work = Roofline.of(machine), chain(*[(0.0001, 1_000_000)] * 100)
-for name in STRATEGIES:
-    if "dynamic8" not in name:
-        plan_of = planned(machine, name, 16384, work)
-        seconds = period(plan_of, cost, 8)
-        breakdown(simulate(plan_of(8), cost))
-        print(name, seconds, sep="=")
-"""
+NBYTES = 4000
+HOSTS = "abcdefghi"
 
 
-@pytest.mark.slow
-def test_sixteen_thousand_workers_are_planned_in_two_gibibytes():
-    folders = {str(Path(file).parent) for file in (__file__, boxes.__file__)}
-    command = [sys.executable, "-c", PLAN_ALL, *folders]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr
-    found = {name: float(s) for name, s in (line.split("=") for line in done.stdout.splitlines())}
-    assert set(found) == {"allreduce", "host", "hierarchy rings", "hierarchy servers"}
-    # 2,047 x 2 latencies of a ring over all nodes, for each of 100 chunks that follow one another.
-    latencies_s = 2 * 2047 * 2 * (1e-6 + 0.5e-6 + 0.5e-6) * 100
-    assert found["host"] > latencies_s
-    assert found["hierarchy rings"] < found["host"] / 10
-    machine = read_machine(Path("machines/cluster-16384.toml"))
-    assert machine.num_devices == prod((32, 4, 16, 8)) == 16384
+def all_linked(num_hosts: int, nbytes_per_s: float, latency_s: float = 0.0) -> list[dict]:
+    names = HOSTS[:num_hosts]
+    pairs = [(one, other) for one in names for other in names if one < other]
+    return [link(*pair, nbytes_per_s, latency_s) for pair in pairs]
+
+
+def grouped(groups: list[int], pace: float = 1e3, latency_s: float = 0.0, **host) -> Machine:
+    """One core on each host; all hosts have links with each other."""
+    names = HOSTS[: prod(groups)]
+    links = all_linked(len(names), pace, latency_s)
+    machine = box(*["cpu"] * len(names), hosts=names, links=links, host=host or None)
+    return Machine.model_validate(machine.model_dump() | {"groups": groups})
+
+
+def seconds(machine: Machine, nbytes: int, **config) -> float:
+    options = Hierarchy(workers=len(machine.devices), **config)
+    return exchange_s(plan_hierarchy(chain((0, nbytes)), machine, options, Window(1)), machine)
+
+
+def test_these_tasks_and_no_others_lie_between_hosts():
+    machine, work = grouped([2, 2]), chain((0, NBYTES))
+    found = named(plan_hierarchy(work, machine, Hierarchy(4), Window(1)))
+    sends = {f"send[0.{way}]" for way in ("out0", "out1", "in1", "in0")}
+    assert {name for name in found if "@" not in name} == {"reduce[0]"} | sends
+    served = plan_hierarchy(work, machine, Hierarchy(4, between="servers"), Window(1))
+    assert named(served) - found == {f"reduce[0.{part}]" for part in ("add0", "add1", "update")}
+    assert served["s0/step@worker0"].cost == update_cost(work)
+    assert set(after(served["s0/step@worker3"])) >= {"s0/send[0.in0]"}
+    assert [one.between for one in variants(4)] == ["rings", "servers"]
+
+
+@given(
+    st.lists(st.integers(2, 3), min_size=1, max_size=2),
+    st.integers(1, 10**6),
+    st.floats(0, 1e-2),
+    st.floats(1e3, 1e9),
+)
+def test_rings_of_groups_move_as_much_as_one_ring_in_fewer_messages(sizes, count, latency_s, pace):
+    # With links of their own between all hosts, n hosts send 2 (n - 1) / n of the bytes each.
+    n = prod(sizes)
+    num_messages = 2 * sum(size - 1 for size in sizes)
+    expected = 2 * (n - 1) / n * 4 * count / pace + num_messages * latency_s
+    copies_s = 2 * 4 * count / 1e18 + 2 * 4 * count / 1e18
+    found = seconds(grouped(sizes, pace, latency_s), 4 * count)
+    assert found == pytest.approx(expected + copies_s, rel=1e-6)
+
+
+def test_servers_add_and_update_their_share_and_send_at_once():
+    # Groups of 2, then 2: halves of all, then of the half; a message each way and level.
+    machine = grouped([2, 2], 1e3, 0.5, memory_bandwidth_bytes_per_s=1e4)
+    wire_s = 2 * (NBYTES / 2 + NBYTES / 4) / 1e3 + 4 * 0.5
+    # Copy in, sum of one, then of two halves and of two quarters, and the update of a quarter.
+    traffic = (2 + 2) * NBYTES + 3 * NBYTES / 2 + 3 * NBYTES / 4 + 5 * NBYTES / 4
+    found = seconds(machine, NBYTES, between="servers")
+    assert found == pytest.approx(wire_s + traffic / 1e4, rel=1e-9)
+
+
+@pytest.mark.parametrize(("num_hosts", "servers"), [(4, 4), (4, 2), (4, 1), (3, 1)])
+def test_few_servers_are_the_bottleneck(num_hosts, servers):
+    """The incast in closed form: what a server gets, adds, updates and sends back."""
+    machine = grouped([num_hosts], memory_bandwidth_bytes_per_s=1e5)
+    share = NBYTES / servers
+    # The ring's links lead to one neighbour: what a server gets goes over its own link.
+    wire_s = 2 * (num_hosts - 1) * share / 1e3
+    local_s = ((num_hosts + 1) * share + 5 * share) / 1e5
+    sums_s = (2 * NBYTES + 2 * NBYTES) / 1e5  # copied to its place, and read and written as a sum
+    found = seconds(machine, NBYTES, between="servers", servers=servers)
+    assert found == pytest.approx(wire_s + local_s + sums_s, rel=1e-6)
+    assert found >= seconds(machine, NBYTES, between="servers") * (1 - 1e-9)
+
+
+def test_memory_is_that_of_replicas_and_of_gradients_and_parameters_on_hosts():
+    def needed(config: Hierarchy, num_hosts: int = 2) -> list[int]:
+        found = memory(chain((0, NBYTES)), grouped([num_hosts]), config)
+        return [found[host] for host in HOSTS[:num_hosts]]
+
+    assert needed(Hierarchy()) == [2 * NBYTES] * 2  # one worker's gradients and the sum
+    served = 2 * NBYTES + 3 * NBYTES // 2
+    assert needed(Hierarchy(between="servers")) == [served] * 2
+    few = Hierarchy(3, between="servers", servers=2)
+    assert needed(few, 3) == [served, served, 2 * NBYTES]
+    assert set(memory(chain((0, NBYTES)), box("cpu"), Hierarchy(workers=1))) == {"cpu0"}
+
+
+def test_servers_are_among_the_hosts_of_one_group():
+    for groups, servers in (([2], 3), ([2, 2], 1)):
+        config = Hierarchy(prod(groups), between="servers", servers=servers)
+        with refused("servers"):
+            plan_hierarchy(chain((1, 4)), grouped(groups), config, Window(1))
+
+
+def test_sums_hide_behind_backward_chunk_by_chunk_and_show_after_it():
+    machine = grouped([2, 2])
+    cost = WithoutUpdate(machine)
+
+    def window(num_steps):
+        return plan_hierarchy(
+            chain((20, 4), (20, NBYTES)), machine, Hierarchy(workers=4), Window(num_steps)
+        )
+
+    # The last layer's 6 s of messages hide; the first has next to nothing to send.
+    assert period(window, cost, 3) == pytest.approx(40, rel=1e-3)
+    parts = breakdown(
+        simulate(
+            plan_hierarchy(chain((20, NBYTES)), machine, Hierarchy(workers=4), Window(3)), cost
+        )
+    )
+    assert (parts.exposed_s, parts.idle_s) == pytest.approx((6.0, 0.0), abs=1e-6)
+
+
+def test_a_way_that_is_shared_before_its_narrowest_hop_is_priced_by_the_slower():
+    # Two pairs of neighbours share a wide hop, which then is slower than the narrow one.
+    links = [link(f"gpu{i}", "xy"[i % 2], 10.0) for i in range(4)] + [link("x", "y", 15.0)]
+    switches = [{"name": name, "source": "-"} for name in "xy"]
+    values = box(*["gpu"] * 4).model_dump() | {"links": links, "switches": switches}
+    machine = Machine.model_validate(values)
+    ring = Ring.over(machine, machine.devices, ())
+    on, cost = ring.reduction(60.0)
+    # Each of four sends 6 messages of 15 bytes, and two of them go from x to y.
+    assert ring.seconds(60.0) == pytest.approx(6 * 15 * 2 / 15)
+    priced = Roofline.of(machine).seconds(Task(TaskId(0, Kind.REDUCE), on, cost))
+    assert priced == pytest.approx(ring.seconds(60.0))

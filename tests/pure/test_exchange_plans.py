@@ -1,15 +1,19 @@
-"""What holds of every strategy that exchanges all gradients in each step, and of their settings."""
+"""What holds of every strategy that exchanges all gradients in each step, and fitted links."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from boxes import box, chain, codec_speed, link
+from boxes import box, chain, codec_speed, exchange_s, link
+from paceline.core.calibration import Measurement
 from paceline.core.cost import Roofline
 from paceline.core.errors import InvalidInput
+from paceline.core.machine import Machine
 from paceline.core.plan import Kind, Plan
 from paceline.core.simulate import makespan_s, simulate
 from paceline.core.strategy import Window
-from paceline.strategies import STRATEGIES
+from paceline.strategies import EXCHANGES, STRATEGIES
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.hierarchy.config import Hierarchy
 from paceline.strategies.hogbatch.config import Hogbatch
@@ -72,44 +76,28 @@ def test_steps_that_repeat_are_as_if_each_was_made(monkeypatch, name, options, n
     monkeypatch.setattr(Plan, "of_steps", classmethod(one_by_one))
     made = planned()
     # Nothing that anybody asks of the two plans tells them apart.
-    assert (repeated.tasks, repeated.resources) == (made.tasks, made.resources)
-    assert (repeated.num_parents, repeated.held) == (made.num_parents, made.held)
-    assert [sorted(one) for one in repeated.children] == [sorted(one) for one in made.children]
-    assert priced(repeated) == priced(made)
-    assert len(repeated) == len(made)
+    assert asked(repeated) == asked(made)
     cost = Roofline.of(machine)
     assert simulate(repeated, cost).spans == simulate(made, cost).spans
     assert makespan_s(repeated, cost) == simulate(made, cost).makespan_s
 
 
-def priced(plan: Plan) -> list:
+def asked(plan: Plan) -> tuple:
     sorts, sort_of = plan.priced_alike
-    return [sorts[sort].cost for sort in sort_of]
+    priced, children = [sorts[sort].cost for sort in sort_of], map(sorted, plan.children)
+    return len(plan), plan.tasks, plan.resources, plan.num_parents, plan.held, priced, [*children]
 
 
 @pytest.mark.parametrize(
     ("config", "fields"),
     [
-        (AllReduce, {"workers": 0}),
-        (AllReduce, {"bucket_mb": 0}),
-        (AllReduce, {"buckets": 3}),
-        (HostReduce, {"workers": 0}),
-        (HostReduce, {"chunk": 0}),
-        (HostReduce, {"chunks": 3}),
-        (Tree, {"workers": 0}),
-        (Hierarchy, {"workers": 0}),
-        (Hierarchy, {"chunk": 0}),
-        (Hierarchy, {"between": "trees"}),
-        (Hierarchy, {"servers": 1}),  # without between="servers"
-        (Wheel, {"workers": 0}),
-        (Wheel, {"lanes": 0}),
-        (Wheel, {"gradients": "zip"}),
-        (Wheel, {"lane": 2}),
-        (Hogbatch, {"cpu_batch": (64, 1)}),
-        (Hogbatch, {"gpu_batch": (0, 8)}),
-        (Hogbatch, {"alpha": 1.0}),
-        (Hogbatch, {"beta": 0.0}),
-        (Hogbatch, {"policy": "omnivore"}),
+        *[(config, {"workers": 0}) for config in (AllReduce, HostReduce, Tree, Hierarchy, Wheel)],
+        *[(config, {"chunk": 0}) for config in (HostReduce, Hierarchy)],
+        *[(AllReduce, {"bucket_mb": 0}), (AllReduce, {"buckets": 3}), (HostReduce, {"chunks": 3})],
+        *[(Hierarchy, {"between": "trees"}), (Hierarchy, {"servers": 1})],  # 1 of between="servers"
+        *[(Wheel, fields) for fields in ({"lanes": 0}, {"gradients": "zip"}, {"lane": 2})],
+        *[(Hogbatch, {"cpu_batch": (64, 1)}), (Hogbatch, {"gpu_batch": (0, 8)})],
+        *[(Hogbatch, fields) for fields in ({"alpha": 1.0}, {"beta": 0.0})],
         (Local, {"codec": "zip"}),
         *[
             (SubBatch, {field: codec})
@@ -127,3 +115,90 @@ def test_settings_that_make_no_sense_are_refused_by_name(config, fields):
     else:
         (fault,) = caught.value.errors()
         assert fault["loc"] in {(next(iter(fields)),), ()}
+
+
+SMALL, LARGE = 1024, 2**22
+
+
+def measured(latency_s: float, seconds_per_byte: float) -> tuple[Measurement, Measurement]:
+    small, large = (Measurement(n, latency_s + n * seconds_per_byte) for n in (SMALL, LARGE))
+    return small, large
+
+
+def exchanging(machine: Machine, strategy: str, nbytes: int, **config):
+    known = EXCHANGES[strategy]
+    options = known.config(workers=len(machine.devices), **config)
+    return known.plan(chain((0, nbytes)), machine, options, Window(1))
+
+
+@given(
+    st.sampled_from(sorted(EXCHANGES)),
+    st.sampled_from(["cpu", "gpu"]),
+    st.sampled_from(["aa", "aaa", "a" * 8, "ab", "aab", "abbb", "aaabbb"]),
+    st.floats(0, 50),  # the latency in times of the large exchange without it
+    st.floats(1e-12, 1e-6),
+    st.sampled_from([1e-18, 1e-9]),  # seconds of a byte in memory
+)
+def test_workers_exchange_as_measured(strategy, kind, places, latency, s_per_byte, memory_s):
+    latency_s = latency * LARGE * s_per_byte
+    # Only cores of one host carry their messages, and so their sums, themselves.
+    carried = kind == "cpu" and set(places) == {"a"}
+    facts = {"memory_bandwidth_bytes_per_s": 1 / memory_s} if carried else {}
+    machine = box(*[kind] * len(places), hosts=places, device=facts, host=facts)
+    found = EXCHANGES[strategy].calibrate(machine, measured(latency_s, s_per_byte))
+    assert found.devices == machine.devices
+    assert {one.uses_cores for one in found.links} == {carried}
+    for nbytes in (SMALL, 100_000, LARGE, 20 * LARGE):
+        expected = latency_s + nbytes * s_per_byte
+        tasks = exchanging(found, strategy, nbytes)
+        assert exchange_s(tasks, found) == pytest.approx(expected, rel=1e-9)
+
+
+def test_what_additions_take_on_gpus_is_no_links():
+    device = {"memory_bandwidth_bytes_per_s": 3e9, "call_latency_s": 1e-5}
+    known = measured(0.1 * LARGE * 5e-9, 5e-9)
+    found = EXCHANGES["tree"].calibrate(box("gpu", "gpu", device=device), known)
+    assert exchange_s(exchanging(found, "tree", LARGE), found) == pytest.approx(known[1].seconds)
+
+
+@pytest.mark.parametrize("strategy", sorted(EXCHANGES))
+@pytest.mark.parametrize("large_s", [1e-3, 0.5e-3, 1e-9])
+def test_noise_that_makes_the_large_exchange_the_faster_gives_a_machine(strategy, large_s):
+    noisy = (Measurement(SMALL, 1e-3), Measurement(LARGE, large_s))
+    found = EXCHANGES[strategy].calibrate(box("cpu", "cpu"), noisy)
+    assert Machine.model_validate(found.model_dump()) == found
+    assert exchange_s(exchanging(found, strategy, LARGE), found) > 0
+
+
+@pytest.mark.parametrize("codec", ["half", "dynamic8", "e3m0", "onebit", "auto"])
+@pytest.mark.parametrize("strategy", ["allreduce", "host"])
+@pytest.mark.parametrize(("kind", "places"), [("cpu", "aa"), ("cpu", "aab"), ("gpu", "ab")])
+def test_an_exchange_measured_with_a_codec_takes_as_long_with_it(strategy, kind, places, codec):
+    known, machine = EXCHANGES[strategy], box(*[kind] * len(places), hosts=places)
+    config = known.config(workers=len(places), codec=codec)
+    found = known.calibrate(machine, measured(3e-3, 2e-8), config)
+    for nbytes in (SMALL, LARGE, 20 * LARGE):  # what is beyond a piece was measured in pieces
+        tasks = exchanging(found, strategy, nbytes, codec=codec)
+        assert not {task.kind for task in tasks.tasks} & {Kind.ENCODE, Kind.DECODE}
+        # Blocks that are not full are rounded up.
+        close = pytest.approx(3e-3 + nbytes * 2e-8, rel=1e-2 if nbytes == SMALL else 1e-3)
+        assert exchange_s(tasks, found) == close
+
+
+def test_a_trace_of_a_run_with_a_codec_has_the_spans_of_one_without():
+    # The recorder notes an exchange as a whole.
+    known, machine = EXCHANGES["allreduce"], box("cpu", "cpu")
+    work = chain((0, LARGE), (0, 40 * LARGE))
+    plans = []
+    for codec in ("dynamic8", None):
+        config = known.config(codec=codec)
+        found = known.calibrate(machine, measured(1e-4, 1e-9), config)
+        plans.append(known.plan(work, found, config, Window(2)))
+        if codec:
+            with refused("codec"):  # what was measured is no other codec
+                known.plan(work, found, known.config(codec="onebit"), Window(1))
+    encoded, plain = plans
+    assert [task.id for task in encoded.tasks] == [task.id for task in plain.tasks]
+    # Codes and scales of the gradients: so much is on the wire.
+    sent = 2 * 40 * LARGE / 4 * (1 + 4 / 1024)
+    assert encoded["s0/reduce[0]"].cost.nbytes == pytest.approx(sent)

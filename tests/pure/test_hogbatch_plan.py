@@ -30,14 +30,6 @@ from refusals import refused
 EQUAL = Hogbatch(policy="hogbatch", threads=1)
 
 
-@pytest.mark.parametrize("ratio", [1.5, 4.25, 15.5, 236.3])
-def test_with_equal_batches_updates_are_as_the_speeds(ratio):
-    # Algorithm 1: within a time each worker makes as many updates as it has time for.
-    timeline = run(per_sample(10), at_speeds(1.0, ratio), EQUAL, 105.0)
-    expected = {"cpu0": 10, "cpu1": int(10.5 * ratio)}
-    assert statistics.num_updates(timeline) == expected
-
-
 @pytest.mark.parametrize("ratio", [1.5, 4.25, 15.5])
 def test_missed_updates_are_the_ratio_of_speeds(ratio):
     missed = statistics.staleness(run(per_sample(10), at_speeds(1.0, ratio), EQUAL, 1e3))
@@ -47,30 +39,12 @@ def test_missed_updates_are_the_ratio_of_speeds(ratio):
     assert mean == pytest.approx(ratio, rel=0.02)
 
 
-def test_proportional_batches_take_equally_long():
-    # 4:1 and 100 samples a worker: 160 and 40, each in 40 s of the slow one.
-    machine, config = at_speeds(4.0, 1.0), Hogbatch(policy="proportional", threads=1)
-    step_s = period(lambda n: plan(per_sample(100), machine, config, Window(n)), roof(machine), 2)
-    assert step_s == pytest.approx(40, rel=1e-6)
-    timeline = simulate(plan(per_sample(100), machine, config, Window(3)), roof(machine))
-    assert {size for _, size in statistics.batch_sizes(timeline)["cpu0"]} == {160}
-    assert statistics.utilisation(timeline) == pytest.approx({"cpu0": 1, "cpu1": 1}, rel=1e-6)
-
-
 @given(ratio=st.floats(1.0, 60.0), alpha=st.sampled_from([1.5, 2.0, 4.0]))
 def test_adaptive_balances_updates_where_thresholds_allow_it(ratio, alpha):
     config = Hogbatch(threads=1, cpu_batch=(1, 64), alpha=alpha)
     timeline = run(per_sample(8), at_speeds(1.0, ratio), config, 300.0)
     assert statistics.update_shares(timeline)["cpu0"] == pytest.approx(0.5, abs=0.05)
     assert min(statistics.utilisation(timeline).values()) > 0.9
-
-
-@pytest.mark.parametrize("ratio", [128.5, 512.5])
-def test_beyond_its_thresholds_adaptive_is_as_uneven_as_they_leave_it(ratio):
-    # The slow worker stays at 1 sample, the fast one at 64.
-    config = Hogbatch(threads=1, cpu_batch=(1, 64))
-    made = statistics.num_updates(run(per_sample(8), at_speeds(1.0, ratio), config, 150.0))
-    assert made["cpu1"] / made["cpu0"] == pytest.approx(ratio / 64, rel=0.05)
 
 
 @given(
@@ -101,7 +75,7 @@ def test_adaptive_stays_within_thresholds_and_steps(speeds, alpha, least, factor
     numel=st.integers(1, 2000),
     gpu_depth=st.integers(1, 3),
 )
-def test_the_simulator_reproduces_what_the_coordinator_decided(
+def test_the_simulator_reproduces_the_coordinators_decisions(
     speeds, policy, links, numel, gpu_depth
 ):
     # An oracle that knows the simulated times alone: the policy is asked again, with the updates
@@ -142,9 +116,7 @@ def test_the_simulator_reproduces_what_the_coordinator_decided(
     gpu_depth=st.integers(1, 3),
     alone=st.booleans(),
 )
-def test_the_period_of_a_gpu_is_that_of_the_simulated_plan(
-    speed, numel, sample_nbytes, gpu_depth, alone
-):
+def test_the_period_of_a_gpu_is_the_simulated_one(speed, numel, sample_nbytes, gpu_depth, alone):
     kinds = ["gpu"] if alone else ["gpu", "cpu"]
     machine = at_speeds(*[speed, 1e-3][: len(kinds)], kinds=kinds, links=[link("gpu0", "h", 1e6)])
     config = Hogbatch(workers=len(kinds), policy="hogbatch", threads=1, gpu_depth=gpu_depth)

@@ -1,4 +1,4 @@
-"""The sizes of batches: the papers' policies, one of the user's, and how many are given ahead."""
+"""The sizes of hogbatch's batches, by the papers' policies or the user's, and its workers' text."""
 
 from math import inf
 
@@ -11,7 +11,7 @@ from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.records.settings import check_options
 from paceline.strategies.hogbatch import STRATEGY, statistics
-from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
+from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec, adding_threads, parse_workers
 from paceline.strategies.hogbatch.plan import plan
 from paceline.strategies.hogbatch.policy import (
     MOST_REPORTED,
@@ -121,29 +121,6 @@ def test_threads_without_a_sample_make_no_update():
 )
 def test_batches_ahead_count_by_the_time_at_which_the_next_one_begins(made, ahead, expected):
     assert expected_updates(0, made, ahead) == expected
-
-
-BATCHES = st.lists(st.tuples(st.floats(1e-3, 1.0), st.integers(1, 8)), max_size=12)
-
-
-@given(st.lists(BATCHES, min_size=1, max_size=4), st.data())
-def test_expected_updates_are_between_those_made_and_those_given(ahead, data):
-    worker = data.draw(st.integers(0, len(ahead) - 1))
-    found = expected_updates(worker, [0.0] * len(ahead), ahead)
-    given_out = [sum(updates for _, updates in batches) for batches in ahead]
-    assert found[worker] == given_out[worker]
-    assert all(0 <= one <= most for one, most in zip(found, given_out, strict=True))
-
-
-def test_two_equal_workers_keep_their_sizes_however_many_batches_lie_ahead():
-    """As if all but the last of the other were done, the first to be given some was doubled."""
-    policy = AdaptivePolicy((8, 8), (1, 1), (512, 512))
-    ahead, sizes = ([], []), [8, 8]
-    for worker in (0, 1) * 10:
-        updates = expected_updates(worker, [5.0, 5.0], ahead)
-        sizes[worker] = policy.next_batch(worker, updates, sizes)
-        ahead[worker].append((1.0, 1.0))
-    assert sizes == [8, 8]
 
 
 def num_given(batch_s: float, left_s: float, depth: int = 1, prefetches: bool = True) -> int:
@@ -271,3 +248,52 @@ def test_every_size_is_checked(name: str, worker: int):
     with refused("policy") as caught:
         policy.next_batch(worker, (0.0, 0.0), (0, 0))
     assert f"worker {worker}" in caught.value.problem
+
+
+CPUS = st.builds(
+    WorkerSpec,
+    kind=st.just("cpu"),
+    threads=st.integers(1, 4096),
+    slow=st.floats(1, 1e6).map(lambda factor: round(factor, 6)),
+)
+GPUS = st.integers(0, 10**6).map(lambda index: WorkerSpec("gpu", index=index))
+
+
+@given(st.lists(CPUS | GPUS, min_size=1, max_size=8, unique_by=lambda spec: (spec.kind, spec)))
+def test_what_is_written_is_read_back(specs: list[WorkerSpec]):
+    assert parse_workers(", ".join(map(str, specs)), 2) == tuple(specs)
+
+
+@pytest.mark.parametrize(("number", "threads"), [(1, 4), (2, 2), (3, 1), (5, 1)])
+def test_a_number_of_workers_shares_the_cores(number: int, threads: int):
+    assert parse_workers(str(number), 4) == (WorkerSpec("cpu", threads),) * number
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        *[(one, f"{one!r} (worker 0)") for one in ("", "cpu", "-1", "1_0")],
+        *[(one, repr(one)) for one in ("cpu:0", "gpu:0@slow=2")],
+        *[(f"cpu:1@{one}", f"cpu:1@{one}") for one in ("slow=0.5", "slow=", "slow=inf", "fast=2")],
+        ("cpu:1,,cpu:1", "'' (worker 1)"),
+        ("cpu:1,tpu:1", "'tpu:1' (worker 1)"),
+        ("cpu:5000", "4096"),
+        ("gpu:1,cpu:1,gpu:1", "gpu:1"),
+        *[(too_many, "256") for too_many in ("0", "257", ",".join(["cpu:1"] * 257))],
+    ],
+)
+def test_what_is_no_worker_is_named(text: str, named: str):
+    with refused("workers") as caught:
+        parse_workers(text, 2)
+    assert named in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("workers", "threads"),
+    [
+        *[("gpu:0", 16), ("cpu:12,gpu:0", 4), ("cpu:4,gpu:0,cpu:4,gpu:1", 4)],
+        *[("cpu:16,gpu:0", 1), ("cpu:32,gpu:0,gpu:1", 1), ("cpu:3", 13)],
+    ],
+)
+def test_updates_of_gpus_are_added_on_the_cores_that_others_leave(workers, threads):
+    assert adding_threads(parse_workers(workers, 16), 16) == threads

@@ -1,44 +1,37 @@
+"""Quantities, ways between devices, what tasks and layers cost, and the memory of a step."""
+
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from boxes import box, link
 from paceline.core.cost import (
-    Measured,
     Rate,
     Roofline,
-    codec_lanes,
+    Totals,
     compute_lane,
     exchange_lane,
-    link_lane,
+    layer_times,
+    update_cost,
 )
 from paceline.core.facts import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from paceline.core.machine import Machine
-from paceline.core.plan import Cost, Kind, PriceKey, Task, TaskId
+from paceline.core.plan import Kind, Task, TaskId
 from paceline.core.transfer import Ring
+from paceline.core.workload import (
+    Cost,
+    Layer,
+    Parameter,
+    Workload,
+    feature_nbytes,
+    largest_batch,
+    replica_nbytes,
+)
 from refusals import refused
-
-FACT = {"memory_bytes": "8 GiB", "memory_bandwidth_bytes_per_s": "10 GB/s", "source": "made up"}
-
-
-def machine(devices: list[tuple[str, str, str]], links: list[tuple[str, str, str]]) -> Machine:
-    hosts = sorted({host for _, host, _ in devices})
-    return Machine.model_validate(
-        {
-            "name": "test",
-            "hosts": [FACT | {"cores": 2, "name": host} for host in hosts],
-            "devices": [
-                FACT | {"flops_per_s": "1 Tflop/s", "name": name, "host": host, "kind": kind}
-                for name, host, kind in devices
-            ],
-            "links": [
-                {"between": [a, b], "bandwidth_bytes_per_s": w, "latency_s": "10 us", "source": "-"}
-                for a, b, w in links
-            ],
-        }
-    )
 
 
 @pytest.mark.parametrize(
@@ -69,43 +62,35 @@ def names(route) -> list[str]:
 
 
 def test_routes_take_the_fewest_hops_and_then_the_widest_way():
-    gpus = [(f"gpu{i}", "box", "gpu") for i in range(4)]
-    links = [
-        ("gpu0", "gpu1", "20 GB/s"),
-        ("gpu1", "gpu3", "20 GB/s"),
-        ("gpu0", "gpu2", "40 GB/s"),
-        ("gpu2", "gpu3", "40 GB/s"),
-    ]
-    m = machine(gpus, links)
+    pairs = ("gpu0", "gpu1", 20e9), ("gpu1", "gpu3", 20e9), ("gpu0", "gpu2", 40e9)
+    links = [link(*pair) for pair in (*pairs, ("gpu2", "gpu3", 40e9))]
+    m = box(*["gpu"] * 4, links=links)
     assert names(m.route(m.devices[0], m.devices[1])) == ["gpu0->gpu1"]
     assert names(m.route(m.devices[0], m.devices[3])) == ["gpu0->gpu2", "gpu2->gpu3"]
     assert names(m.route(m.devices[3], m.devices[0])) == ["gpu3->gpu2", "gpu2->gpu0"]
 
 
-def with_a_switch(num_gpus: int, bus: str, own: str, together: str | None) -> Machine:
+def with_a_switch(num_gpus: int, bus: float, own: float, together: float | None) -> Machine:
     """Return GPUs of one host, each on its bus and on a switch between them."""
-    gpus = [(f"gpu{i}", "box", "gpu") for i in range(num_gpus)]
-    fields = machine(gpus, [(name, "box", bus) for name, _, _ in gpus]).model_dump()
-    shared = [] if together is None else [("links", "links", together)]
-    for one, other, width in [*((name, "links", own) for name, _, _ in gpus), *shared]:
-        link = {"between": [one, other], "bandwidth_bytes_per_s": width}
-        fields["links"] += ({**link, "latency_s": 0.0, "source": "-"},)
-    fields["switches"] = [{"name": "links", "source": "-"}]
-    return Machine.model_validate(fields)
+    gpus = [f"gpu{i}" for i in range(num_gpus)]
+    links = [link(gpu, end, rate) for gpu in gpus for end, rate in (("h", bus), ("links", own))]
+    links += [] if together is None else [link("links", "links", together)]
+    fields = {"links": links, "switches": [{"name": "links", "source": "-"}]}
+    return Machine.model_validate(box(*["gpu"] * num_gpus).model_dump() | fields)
 
 
-@pytest.mark.parametrize(("together", "shared"), [(None, []), ("6 GB/s", ["links->links"])])
+@pytest.mark.parametrize(("together", "shared"), [(None, []), (6e9, ["links->links"])])
 def test_devices_that_have_a_switch_send_over_it_and_not_over_a_wider_bus(together, shared):
-    m = with_a_switch(2, bus="16 GB/s", own="4 GB/s", together=together)
+    m = with_a_switch(2, bus=16e9, own=4e9, together=together)
     assert names(m.route(*m.devices)) == ["gpu0->links", *shared, "links->gpu1"]
-    assert names(m.route(m.devices[0], m.hosts[0])) == ["gpu0->box"]
+    assert names(m.route(m.devices[0], m.hosts[0])) == ["gpu0->h"]
 
 
 @pytest.mark.parametrize("num_gpus", [2, 3, 4, 8])
 @pytest.mark.parametrize("together", [1e9, 6e9, 12e9, 1e12])
 def test_cards_that_share_a_way_divide_it(num_gpus: int, together: float):
     # Each of n cards sends 2 (n - 1) / n of the bytes at once: at its own rate, or an nth of all.
-    m = with_a_switch(num_gpus, "16 GB/s", "4 GB/s", f"{together / 1e9:g} GB/s")
+    m = with_a_switch(num_gpus, 16e9, 4e9, together)
     ring, nbytes = Ring.at_once(m, m.devices, ()), 300e6
     each = min(4e9, together / num_gpus)
     expected = 2 * (num_gpus - 1) / num_gpus * nbytes / each
@@ -115,38 +100,9 @@ def test_cards_that_share_a_way_divide_it(num_gpus: int, together: float):
 
 
 def test_cores_stand_where_their_host_stands():
-    m = machine(
-        [("cpu0", "a", "cpu"), ("cpu1", "a", "cpu"), ("cpu2", "b", "cpu")],
-        [("a", "a", "1 GB/s"), ("a", "b", "1 Gbit/s")],
-    )
+    m = box("cpu", "cpu", "cpu", hosts="aab", links=[link("a", "a", 1e9), link("a", "b", 1e8)])
     assert names(m.route(m.devices[0], m.devices[1])) == ["a->a"]
     assert names(m.route(m.devices[0], m.devices[2])) == ["a->b"]
-
-
-def test_a_missing_way_is_named():
-    apart = machine([("cpu0", "a", "cpu"), ("cpu1", "b", "cpu")], [])
-    together = machine([("cpu0", "a", "cpu"), ("cpu1", "a", "cpu")], [])
-    for m in (apart, together):
-        with refused("machine test"):
-            m.route(*m.devices)
-
-
-@pytest.mark.parametrize(
-    ("flops", "nbytes", "num_calls", "seconds"),
-    [(4e12, 0, 0, 4.0), (0, 300e9, 0, 3.0), (1e12, 500e9, 0, 5.0), (1e12, 0, 10, 1.0001)],
-)
-def test_roofline_takes_the_slower_of_arithmetic_and_traffic(flops, nbytes, num_calls, seconds):
-    rate = Rate(flops_per_s=1e12, nbytes_per_s=100e9, call_latency_s=1e-5)
-    lane = compute_lane("gpu0")
-    task = Task(TaskId(0, Kind.FORWARD, "t"), (lane,), Cost(flops, nbytes, num_calls))
-    assert Roofline({lane: rate}).seconds(task) == pytest.approx(seconds)
-
-
-def test_a_transfer_is_priced_by_its_link_and_not_by_the_devices_that_it_holds():
-    m = machine([("cpu0", "a", "cpu"), ("cpu1", "b", "cpu")], [("a", "b", "1 Gbit/s")])
-    on = (link_lane("b", "a"), exchange_lane("cpu0"), exchange_lane("cpu1"))
-    task = Task(TaskId(0, Kind.REDUCE, "t"), on, Cost(nbytes=125e6, num_calls=2))
-    assert Roofline.of(m).seconds(task) == pytest.approx(1 + 2e-5)
 
 
 def test_nothing_to_price_by_is_an_error():
@@ -155,38 +111,108 @@ def test_nothing_to_price_by_is_an_error():
         Roofline({}).seconds(task)
 
 
-def test_measured_prices_come_first():
-    lane = compute_lane("cpu0")
-    cost = Measured({PriceKey("cpu0", Kind.FORWARD, "conv1"): 0.5}, Roofline({lane: Rate(1.0)}))
-    known = Task(TaskId(0, Kind.FORWARD, "conv1", 0), (lane,), Cost(7))
-    unknown = Task(TaskId(0, Kind.BACKWARD, "conv1", 0), (lane,), Cost(7))
-    assert (cost.seconds(known), cost.seconds(unknown)) == (0.5, 7.0)
-
-
-@pytest.mark.parametrize("kind", [Kind.ENCODE, Kind.DECODE])
-def test_a_codec_is_priced_by_its_speed_and_holds_what_computes(kind):
-    speed = {"encode_values_per_s": 1e9, "decode_values_per_s": 4e9, "latency_s": 0.5}
-    m = machine([("gpu0", "a", "gpu")], [])
-    device = m.devices[0].model_dump() | {"codecs": {"eightbit": speed}}
-    m = Machine.model_validate(m.model_dump() | {"devices": [device]})
-    on = codec_lanes(m.devices[0], "eightbit", kind)
-    assert compute_lane("gpu0") in on
-    task = Task(TaskId(0, kind, "t"), on, Cost(flops=8e9, num_calls=2))
-    assert Roofline.of(m).seconds(task) == (9.0 if kind is Kind.ENCODE else 3.0)
-
-
 def test_a_copy_with_other_links_has_other_ways():
-    slow = machine([("cpu0", "a", "cpu"), ("cpu1", "b", "cpu")], [("a", "b", "1 Gbit/s")])
+    slow = box("cpu", "cpu", hosts="ab", links=[link("a", "b", 125e6)])
     assert len(slow.route(*slow.devices)) == 1
     faster = slow.links[0].model_copy(update={"bandwidth_bytes_per_s": 1e9})
     copied = slow.model_copy(update={"links": (faster,)})
     assert copied.route(*copied.devices)[0].link is faster
-    with refused("machine test"):
+    with refused("machine box"):
         copied.model_copy(update={"links": ()}).route(*copied.devices)
 
 
 def test_groups_hold_all_hosts():
-    m = machine([(f"cpu{i}", f"h{i}", "cpu") for i in range(4)], [])
+    m = box(*["cpu"] * 4, hosts="abcd")
     assert Machine.model_validate(m.model_dump() | {"groups": [2, 2]}).groups == (2, 2)
     with pytest.raises(ValidationError):
         Machine.model_validate(m.model_dump() | {"groups": [2, 3]})
+
+
+# Two parameters of 40 and 60 values, 400 bytes of gradients.
+LAYERS = (
+    Layer("a", (Parameter("a.w", (4, 10)),), 0, Cost(300, 10, 1), Cost(600, 20, 2)),
+    Layer("b", (Parameter("b.w", (60,)),), 0, Cost(100, 4000, 3), Cost(200, 8000, 6)),
+)
+WORKLOAD = Workload("net", 8, LAYERS, (1, 0), 0)
+RATE = Rate(flops_per_s=100, nbytes_per_s=1000, call_latency_s=0.25)
+
+
+def test_a_layer_takes_the_longer_of_arithmetic_and_traffic_and_its_latencies():
+    times = layer_times(WORKLOAD, RATE)
+    assert times.forward_s == (3 + 0.25, 4 + 0.75)  # the first is arithmetic, the second traffic
+    assert times.backward_s == (6 + 0.5, 8 + 1.5)
+    # 4 flops and 5 times 4 bytes for each of 100 values, two calls for each of 2 tensors.
+    assert update_cost(WORKLOAD) == Cost(400, 2000, 4)
+    assert times.update_s == 4 + 1.0
+    facts = {"flops_per_s": 100, "memory_bandwidth_bytes_per_s": 1000, "call_latency_s": 0.25}
+    rate = Roofline.of(box("gpu", device=facts)).rates[compute_lane("gpu0")]
+    assert layer_times(WORKLOAD, rate) == times
+
+
+@given(
+    st.builds(Rate, st.floats(1e3, 1e15), st.floats(1e3, 1e13), st.floats(0, 1e-3)),
+    st.builds(Totals, st.floats(0, 10), st.floats(0, 10), st.floats(0, 10)),
+)
+def test_phases_sum_to_their_totals_and_layers_keep_their_proportions(rate: Rate, totals: Totals):
+    plain, scaled = layer_times(WORKLOAD, rate), layer_times(WORKLOAD, rate, totals)
+    assert sum(scaled.forward_s) == pytest.approx(totals.forward_s)
+    assert sum(scaled.backward_s) == pytest.approx(totals.backward_s)
+    assert scaled.update_s == pytest.approx(totals.update_s)
+    for one, other in ((plain.forward_s, scaled.forward_s), (plain.backward_s, scaled.backward_s)):
+        assert one[0] * other[1] == pytest.approx(one[1] * other[0])
+
+
+def test_an_infinitely_fast_device_takes_no_time():
+    assert layer_times(WORKLOAD, Rate()) == ((0.0, 0.0), (0.0, 0.0), 0.0)
+    assert layer_times(WORKLOAD, Rate(), Totals(0, 0, 0)) == ((0.0, 0.0), (0.0, 0.0), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rate", "totals", "phase"),
+    [(Rate(), Totals(0, 1, 0), "backward"), (RATE, Totals(1, 1, -1), "update")],
+)
+def test_totals_that_cannot_be_met_are_refused(rate: Rate, totals: Totals, phase: str):
+    with pytest.raises(ValueError, match=f"^{phase}: "):
+        layer_times(WORKLOAD, rate, totals)
+
+
+def keeping(name: str, values: int, kept: int, working: int | None) -> Layer:
+    return Layer(name, (Parameter(name, (values,)),), kept, Cost(), Cost(), kept, working)
+
+
+def of(*layers: Layer) -> Workload:
+    return Workload("test", 1, layers, tuple(reversed(range(len(layers)))), 8)
+
+
+def test_gradients_come_as_feature_maps_go() -> None:
+    # Backward of "b" has all that is kept and its own gradient; that of "a" has both gradients, but
+    # no more what "b" kept.
+    layers = (keeping("a", 100, 1000, 20), keeping("b", 10, 3000, 50))
+    state, batch = 2 * 4 * 110, 8
+    most = max(1000 + 3000 + 4 * 10 + 50, 1000 + 4 * 110 + 20)
+    assert replica_nbytes(of(*layers)) == state + batch + most
+    late = of(keeping("a", 100, 3000, 20), keeping("b", 10, 10, 50))
+    assert replica_nbytes(late) == state + batch + 3000 + 4 * 110 + 20
+    # A model that keeps nothing needs three copies; without gradients features alone count.
+    assert replica_nbytes(of(keeping("a", 100, 0, 0))) == 3 * 400 + 8
+    assert (feature_nbytes(layers), feature_nbytes(())) == (4050, 0)
+
+
+@given(st.integers(0, 10**5), st.integers(0, 10**5), st.integers(0, 10**4), st.integers(0, 10**8))
+def test_the_largest_batch_is_the_last_one_that_is_predicted_to_fit(kept, working, values, limit):
+    one = of(keeping("a", values + 1, kept + 1, working), keeping("b", 7, 40, 30))
+
+    def needed(size: int) -> int:
+        layers = tuple(
+            replace(
+                layer,
+                kept_nbytes=size * (layer.kept_nbytes or 0),
+                working_nbytes=size * (layer.working_nbytes or 0),
+            )
+            for layer in one.layers
+        )
+        return replica_nbytes(replace(one, layers=layers, input_nbytes=8 * size))
+
+    found = largest_batch(one, limit)
+    assert needed(found + 1) > limit
+    assert found == 0 or needed(found) <= limit

@@ -1,12 +1,19 @@
-"""Machine files: what they say, the place of what is wrong, and the ways between devices."""
+"""Machine files: what they say, the place of what is wrong, and that they are read as written."""
 
+import tomllib
+from math import inf
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
-from paceline.core.machine import Machine
-from paceline.records.machine_file import read_machine
+from paceline.core.facts import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, ValuesPerSecond
+from paceline.core.machine import CodecSpeed, Device, Host, Machine, Switch
+from paceline.core.network import Link
+from paceline.records.machine_file import as_rounded, machine_text, quantity, read_machine, rounded
 from refusals import refused
 
 GOOD = dedent(
@@ -83,8 +90,9 @@ def test_every_machine_of_the_repository_is_valid_and_connected(path: Path):
         known.route(known.devices[0], device)
 
 
-def codecs(text: str) -> str:
-    return f"[devices.codecs]\n{text}\n[[links]]"
+def codec(name: str, speed: str) -> tuple[str, str]:
+    table = f"[devices.codecs]\n{name} = {{ encode_values_per_s = {speed} }}"
+    return "[[links]]", f"{table}\n[[links]]"
 
 
 @pytest.mark.parametrize(
@@ -109,42 +117,20 @@ def codecs(text: str) -> str:
         ('host = "a"', 'host = "c"', "devices.gpu0.host", "['a']"),
         ('kind = "gpu"', 'kind = "tpu"', "devices.0.kind", "'gpu'"),
         ('name = "gpu0"', 'name = "a"', "names must be unique", "['a']"),
-        (
-            "[[links]]",
-            codecs("twobit = { encode_values_per_s = 1 }"),
-            "devices.0.codecs.twobit.[key]",
-            "'fourbit'",
-        ),
-        (
-            "[[links]]",
-            codecs('cast = { encode_values_per_s = "1 GB/s" }'),
-            "devices.0.codecs.cast.encode_values_per_s",
-            "",
-        ),
-        (
-            "[[links]]",
-            codecs("cast = { encode_values_per_s = 1 }"),
-            "devices.0.codecs.cast.decode_values_per_s",
-            "",
-        ),
+        (*codec("twobit", "1"), "devices.0.codecs.twobit.[key]", "'fourbit'"),
+        (*codec("cast", '"1 GB/s"'), "devices.0.codecs.cast.encode_values_per_s", ""),
+        (*codec("cast", "1"), "devices.0.codecs.cast.decode_values_per_s", ""),
         ("cores = 2", "cores = ", "not TOML", "line 6"),
         ("[[hosts]]", "[[hosts]", "not TOML", "line 4"),
         ("data sheet", "\\q", "not TOML", ""),
         ("data sheet", "\udcff\udcfe", "not TOML", ""),
     ],
 )
-def test_what_is_wrong_in_a_machine_file_is_named_by_its_place(
-    read, tmp_path, old, new, place, hint
-):
+def test_a_fault_of_a_machine_file_is_named_by_its_place(read, tmp_path, old, new, place, hint):
     with refused(tmp_path / "mine.toml") as caught:
         read(GOOD.replace(old, new, 1))
     assert caught.value.problem.startswith(place)
     assert hint in caught.value.problem
-
-
-def test_a_missing_machine_file_is_named(tmp_path: Path):
-    with refused(tmp_path / "none.toml"):
-        read_machine(tmp_path / "none.toml")
 
 
 def device(name: str, host: str, kind: str) -> str:
@@ -183,22 +169,142 @@ SWITCH = '[[switches]]\nname = "s"\nsource = "-"\n'
 
 
 @pytest.mark.parametrize(
-    "more",
+    "text",
     [
-        hosts_of_cores("bcd") + links_of("ab", "bc", "cd"),  # one link short of a cycle
-        hosts_of_cores("bc") + links_of("as", "bs", "cs") + SWITCH,
-        device("cpu0", "a", "cpu"),
+        GOOD + hosts_of_cores("bcd") + links_of("ab", "bc", "cd"),  # one link short of a cycle
+        GOOD + hosts_of_cores("bc") + links_of("as", "bs", "cs") + SWITCH,
+        GOOD + device("cpu0", "a", "cpu"),
+        # Cores of one host have its memory; one device alone needs no link.
+        HEAD + HOST + device("cpu0", "a", "cpu") + device("cpu1", "a", "cpu"),
+        HEAD + HOST + device("gpu0", "a", "gpu"),
     ],
 )
-def test_what_is_reached_in_any_way_is_no_fault(read, more):
-    known = read(GOOD + more)
-    assert all(known.route(known.devices[0], other) for other in known.devices[1:])
+def test_what_is_reached_in_any_way_is_no_fault(read, text):
+    known = read(text)
+    if known.links:
+        assert all(known.route(known.devices[0], other) for other in known.devices[1:])
+
+
+POSITIVE = st.floats(min_value=0, max_value=1e30, exclude_min=True)
+NOT_NEGATIVE = st.floats(min_value=0, max_value=1e30)
+SOURCES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=2000)
+SPEEDS = st.builds(
+    CodecSpeed,
+    encode_values_per_s=POSITIVE | st.just(inf),
+    decode_values_per_s=POSITIVE | st.just(inf),
+    latency_s=NOT_NEGATIVE,
+)
+CODECS = st.dictionaries(st.sampled_from(["eightbit", "fourbit", "cast", "onebit"]), SPEEDS)
+FACTS = {
+    "memory_bytes": POSITIVE,
+    "memory_bandwidth_bytes_per_s": POSITIVE,
+    "codecs": CODECS,
+    "source": SOURCES,
+}
+UNITS = {
+    "B": Bytes,
+    "B/s": BytesPerSecond,
+    "flop/s": FlopsPerSecond,
+    "value/s": ValuesPerSecond,
+    "s": Seconds,
+}
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Machine:
+    names = draw(
+        st.lists(st.text("aZ09_.-", min_size=1, max_size=9), min_size=3, max_size=7, unique=True)
+    )
+    host, device, switch, *others = names
+    hosts = st.builds(
+        Host,
+        name=st.just(host),
+        cores=st.integers(1, 2**31),
+        reduce_latency_s=NOT_NEGATIVE,
+        **FACTS,
+    )
+
+    def devices(name: str) -> st.SearchStrategy[Device]:
+        return st.builds(
+            Device,
+            name=st.just(name),
+            host=st.just(host),
+            kind=st.sampled_from(["cpu", "gpu"]),
+            flops_per_s=POSITIVE,
+            call_latency_s=NOT_NEGATIVE,
+            sync_latency_s=st.none() | NOT_NEGATIVE,
+            **FACTS,
+        )
+
+    has_switch = draw(st.booleans())
+    ends = st.sampled_from(names if has_switch else [host, device, *others])
+    links = st.builds(
+        Link,
+        between=st.tuples(ends, ends),
+        bandwidth_bytes_per_s=POSITIVE,
+        latency_s=NOT_NEGATIVE,
+        uses_cores=st.booleans(),
+        source=SOURCES,
+    )
+    return Machine(
+        name=draw(st.text("aZ09_.-", min_size=1, max_size=100)),
+        hosts=(draw(hosts),),
+        devices=tuple(draw(devices(name)) for name in (device, *others)),
+        links=tuple(draw(st.lists(links, max_size=4))),
+        switches=(Switch(name=switch, source=draw(SOURCES)),) if has_switch else (),
+        groups=(1,) * draw(st.integers(0, 2)),
+    )
+
+
+@given(machines(), st.text(st.characters(exclude_categories=["Cs"])))
+def test_what_is_written_is_read_back_exactly(machine: Machine, comment: str):
+    text = machine_text(machine, comment)
+    assert text.isascii()
+    assert Machine.model_validate(tomllib.loads(text)) == machine
+
+
+def test_a_machine_file_is_written_as_people_write_it(tmp_path: Path):
+    """With the units of quantities, and without what is as usual."""
+    for path in (MACHINES / "power8-p100.toml", MACHINES / "two-core-epyc.toml"):
+        machine, copy = read_machine(path), tmp_path / "copy.toml"
+        copy.write_text(machine_text(machine, "of Paceline\nitself"))
+        assert read_machine(copy) == machine
+        head = f'# of Paceline\n# itself\nname = "{path.stem}"\n\n[[hosts]]\n'
+        assert copy.read_text().startswith(head)
+    lines = copy.read_text().splitlines()
+    assert {'memory_bytes = "23.5 GiB"', 'memory_bandwidth_bytes_per_s = "50 GB/s"'} <= {*lines}
+    assert {'call_latency_s = "3 us"', "uses_cores = true"} <= {*lines}
+    assert not any(line.startswith("sync_latency_s") for line in lines)
+    assert (
+        'codecs.eightbit = { encode_values_per_s = "1.6 Gvalue/s", '
+        'decode_values_per_s = "5 Gvalue/s", latency_s = "450 us" }'
+    ) in lines
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@given(value=st.floats(1e-9, 1e18))
+def test_a_quantity_means_the_value_and_a_rounded_one_nearly(unit: str, value: float):
+    read = TypeAdapter(UNITS[unit]).validate_python
+    text = quantity(value, unit)
+    assert text is None or read(text) == value
+    assert read(rounded(value, unit)) == as_rounded(value, unit)
+    assert as_rounded(value, unit) == pytest.approx(value, rel=0.005000001)
+    assert quantity(as_rounded(value, unit), unit) is not None or not 1 <= value < 1e14
 
 
 @pytest.mark.parametrize(
-    "devices",
-    # Cores of one host have its memory; one device alone needs no link.
-    [device("cpu0", "a", "cpu") + device("cpu1", "a", "cpu"), device("gpu0", "a", "gpu")],
+    ("write", "value", "unit", "text"),
+    [
+        (rounded, 1.6e9, "B/s", "1.6 GB/s"),
+        (rounded, 16 * 2.0**30, "B", "17.2 GB"),
+        (rounded, 450e-6, "s", "450 us"),
+        (rounded, 0.0, "s", "0 ns"),
+        (quantity, 16 * 2.0**30, "B", "16 GiB"),
+        (quantity, 512.0, "B", "512 B"),
+        (quantity, 0.0, "s", None),
+        (quantity, inf, "value/s", None),
+        (quantity, 1e-12, "s", None),
+    ],
 )
-def test_cores_of_a_host_or_a_single_device_need_no_link(read, devices):
-    assert not read(HEAD + HOST + devices).links
+def test_quantities_are_rounded_or_exact(write, value: float, unit: str, text: str | None):
+    assert write(value, unit) == text

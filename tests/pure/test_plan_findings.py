@@ -2,18 +2,17 @@
 
 import pytest
 
-from boxes import box, chain, link
 from findings import COMPUTES, by_topic, numbers, run, said
 from paceline.core.after_backward import AfterBackward
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Insight
-from paceline.planner import Refusal, search
+from paceline.planner import Refusal
 from paceline.records.result import AdviceRow, PlanRow, RankingRows
 from paceline.records.settings import validated_rehearsal
 from paceline.report.insights import verdict
 from paceline.report.planned import of_plan
 from paceline.report.terminal import plan_sentences
-from paceline.strategies import EXCHANGES, STRATEGIES, find_exchange
+from paceline.strategies import EXCHANGES, STRATEGIES
 from plan_rows import plan_row
 
 
@@ -160,21 +159,6 @@ def test_the_first_refusal_of_a_strategy_is_said_and_where(planned, workers, lin
     assert line in told
     assert len(told) == 2 + bool(planned)  # of each strategy one, and the note about ranges
     assert len(others) == 1
-
-
-def test_a_search_that_finds_room_on_other_devices_says_which_have_none():
-    work = chain((1.0, 4_000_000))  # parameters, gradients and momentum take 12 MB
-    three = box("cpu", "cpu", "cpu", links=[link("h", "h", 1e9)])
-    small, *others = three.devices
-    small = small.model_copy(update={"memory_bytes": 1_000_000})
-    faster = [one.model_copy(update={"flops_per_s": 2e9}) for one in others]
-    machine = three.model_copy(update={"devices": (small, *faster)})
-    plans = search(lambda _: work, machine, [find_exchange("allreduce")], 8, 2)
-    assert {one.placement for one in plans} == {"fastest"}
-    (refused,) = RankingRows.of(plans).refused
-    assert (refused.strategy, refused.workers, refused.placement) == ("allreduce", 2, "as listed")
-    assert "cpu0" in refused.why
-    assert numbers(refused.why)[0] == 0.012
 
 
 def test_what_a_range_holds_depends_on_who_says_how_fast_devices_are():

@@ -16,24 +16,14 @@ class Clock:
         return self.now_s
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-def usual(turns: ProgressDeadline, clock: Clock, seconds: float, times: int = 5) -> None:
-    for _ in range(times):
-        turns.replied(0)
-        clock.now_s += seconds
-        turns.requested(0)
-
-
 @pytest.mark.parametrize(("usual_s", "allowed_s"), [(0.01, DEADLINE_S), (1.0, 20.0)])
-def test_a_worker_may_take_twenty_times_its_median_and_at_least_the_deadline(
-    clock, usual_s: float, allowed_s: float
-):
+def test_a_worker_may_take_twenty_times_its_median_and_at_least_the_deadline(usual_s, allowed_s):
+    clock = Clock()
     turns = ProgressDeadline(DEADLINE_S, clock)
-    usual(turns, clock, usual_s)
+    for _ in range(5):
+        turns.replied(0)
+        clock.now_s += usual_s
+        turns.requested(0)
     clock.now_s += 1000  # it is the hub's turn
     assert turns.overdue() == {}
     turns.replied(0)
@@ -45,7 +35,8 @@ def test_a_worker_may_take_twenty_times_its_median_and_at_least_the_deadline(
     assert turns.overdue() == {}
 
 
-def test_a_first_step_may_take_long_and_pauses_of_the_hub_are_left_out(clock):
+def test_a_first_step_may_take_long_and_pauses_of_the_hub_are_left_out():
+    clock = Clock()
     turns = ProgressDeadline(DEADLINE_S, clock)
     turns.replied(3)
     clock.now_s += 9.9 * DEADLINE_S

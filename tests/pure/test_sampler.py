@@ -78,15 +78,6 @@ def test_same_seed_same_order_and_another_epoch_or_seed_another_order() -> None:
         assert epoch_of(100, 10, 1, seed=seed) != epoch_of(100, 10, 1, seed=0, epoch=1)
 
 
-def test_every_order_is_about_equally_likely() -> None:
-    firsts = [0] * 4
-    batches = ShardedBatches(4, 4, 0, 1, seed=0)
-    for epoch in range(2000):
-        batches.set_epoch(epoch)
-        firsts[next(iter(batches))[0]] += 1
-    assert all(abs(count - 500) < 5 * (2000 * 0.25 * 0.75) ** 0.5 for count in firsts)
-
-
 def test_order_is_fixed_for_all_machines_and_versions() -> None:
     # Ranks with different numpy versions must cut the same permutation: this one was recorded once.
     assert list(ShardedBatches(10, 4, 0, 1, seed=5)) == [[3, 2, 4], [9, 6, 7], [0, 8, 5, 1]]
@@ -104,18 +95,14 @@ def test_set_epoch_during_an_epoch_takes_effect_in_the_next_one() -> None:
 @pytest.mark.parametrize(
     ("arguments", "field", "got"),
     [
-        ((10, 1, 0, 2, 0), "batch_size", None),
-        ((3, 8, 0, 4, 0), "workers", None),
-        ((0, 8, 0, 1, 0), "workers", None),
-        ((10, 4, 2, 2, 0), "rank", 2),
-        ((10, 4, -1, 2, 0), "rank", -1),
+        *[((10, 4, rank, 2, 0), "rank", rank) for rank in (2, -1)],
         ((10, 0, 0, 1, 0), "batch_size", 0),
         ((10, 4, 0, 0, 0), "workers", 0),
         ((10, 4, 0, 2, -1), "seed", -1),
     ],
 )
-def test_bad_arguments(arguments: tuple[int, int, int, int, int], field: str, got) -> None:
-    with refused(field, **({} if got is None else {"got": got})):
+def test_bad_arguments(arguments: tuple[int, int, int, int, int], field: str, got: int) -> None:
+    with refused(field, got=got):
         ShardedBatches(*arguments)
     with refused("epoch", got=-1):
         ShardedBatches(10, 4, 0, 2, 0).set_epoch(-1)

@@ -213,11 +213,6 @@ def test_a_worker_keeps_its_columns_of_the_logits():
     assert kept == pytest.approx([logits * (1 + own / BATCH) for own in (12, 6, 3)])
 
 
-def test_the_head_never_exchanges_its_gradients():
-    wide, narrow = (model(CONV, layer("fc1", (n, FEATURES), out=WIDTH)) for n in (10**6, 10))
-    assert sent(made(wide).tasks) == sent(made(narrow).tasks)
-
-
 @pytest.mark.parametrize(
     ("workers", "batch_size", "sub_batch", "own"),  # and what each gives to every sub-batch
     [

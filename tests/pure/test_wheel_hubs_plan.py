@@ -95,30 +95,12 @@ def test_a_slow_way_to_the_root_sets_the_pace_of_an_exchange_and_not_of_a_step(g
     assert found == pytest.approx(max(6.0, exchange_s * 2 / gather), rel=0.02)
 
 
-def test_heads_of_two_children_are_computed_side_by_side():
-    # A head takes 2.4 s, and four bodies 3 s a step each: one hub computes four heads, two two.
-    flat = box(*["cpu"] * 5, hosts="abcde", links=[link("a", one, FAST) for one in "bcde"])
-    alone_s = period_of(flat, Wheel(4, lanes=1), head_s=0.8)
-    assert alone_s == pytest.approx(4 * (2.4 + UPDATE_S), rel=1e-3)
-    tree_s = period_of(rooms(2, 2, inner=FAST), Wheel(4, lanes=1, child_hubs=2), head_s=0.8)
-    # A worker waits for both heads, and then computes.
-    assert 2 * 2.4 <= tree_s < 0.7 * alone_s
-
-
 def test_a_forecast_covers_whole_means():
     config = Wheel(4, lanes=2, child_hubs=2, gather=20)
     found = forecast(model(), rooms(2, 1), STRATEGY, config, 4 * SAMPLES)
     # A child has two steps of workers in each step, and so a mean in every tenth.
     assert found.link_nbytes["hub0->root"] == pytest.approx(WHOLE / 10, rel=1e-9)
     assert found.step_s == pytest.approx(6.0, rel=0.02)
-
-
-def test_devices_are_taken_hub_by_hub_in_the_machines_order():
-    found = place(rooms(2, 2), Wheel(8, lanes=2, child_hubs=2))
-    assert found.hub.host == "root"
-    assert [one.host for one in found.heads] == ["hub0"] * 4 + ["hub1"] * 4
-    bodies = [f"body{room}{i}" for room in (0, 1) for i in (0, 1) for _ in range(2)]
-    assert [one.host for one in found.bodies] == bodies
 
 
 def test_the_memory_of_root_and_children():
@@ -197,14 +179,6 @@ def test_the_bodys_parameters_and_gradients_never_cross_the_bus_of_the_hub(confi
     own = [t for t in planned(config, steps=1).tasks if "gpu0" in {on.owner for on in t.on}]
     copied = {(t.kind, t.part) for t in own if t.kind in (Kind.D2H, Kind.H2D)}
     assert {one for one in copied if one[1] in ("parameters", "gradients")} == crossings
-
-
-def test_a_hub_that_limits_is_later_by_its_copies():
-    lent_s, kept_s = (
-        period_of(two_gpus(), config, steps=8, body_s=0.01, head_s=1.0) for config in (LENT, KEPT)
-    )
-    # Of two workers, there and back.
-    assert lent_s - kept_s == pytest.approx(2 * 2 * HEAD / BUS, rel=0.1)
 
 
 def test_the_device_needs_one_head_and_the_host_the_rest():
@@ -303,9 +277,7 @@ def limits(found: Forecast) -> list[float]:
 
 
 @pytest.mark.parametrize(("head_s", "needed"), [(0.9, 3), (1.0, 4), (1.1, 4)])
-def test_the_plan_says_how_many_devices_keep_up_where_heads_take_longer(
-    head_s: float, needed: int
-) -> None:
+def test_the_plan_says_how_many_devices_keep_up_where_heads_take_longer(head_s, needed):
     """p k / t is 2.7, 3 and 3.3, of k = 3 and t = 1 s, and here is one device with heads.
 
     At 3 the calls decide, of 5 us each. An answer has one that waits for the GPU, and its update
@@ -335,30 +307,13 @@ def test_the_devices_that_keep_up_are_counted_for_each_hub() -> None:
         (1.5, 50 * 2**20, 2 * 6 * 1.5, 1e6),
     ],
 )
-def test_the_plan_does_not_blame_a_hub_that_keeps_up_or_waits(
-    head_s: float, sample_nbytes: int, least_s: float, most_s: float
-) -> None:
+def test_no_plan_blames_a_hub_that_keeps_up_or_waits(head_s, sample_nbytes, least_s, most_s):
     def work(samples: int) -> Workload:
         return two_layers(samples, head_s, sample_nbytes)
 
     found = forecast_one(work, MACHINE, STRATEGY, Wheel(workers=6, head="head"), 6 * 16)
     assert limits(found) == []
     assert least_s < found.step_s < most_s
-
-
-@pytest.mark.parametrize(
-    ("head_s", "num_devices", "child_hubs"), [(0.8, 5, 2), (0.01, 5, 0), (0.8, 4, 0)]
-)
-def test_heads_are_placed_on_more_devices_where_that_pays_and_there_are_any(
-    head_s: float, num_devices: int, child_hubs: int
-) -> None:
-    """Of four workers: one hub and two devices, or a root, two child hubs and two devices."""
-    machine = box(*["cpu"] * num_devices, links=[link("h", "h", 1e15)])
-    ranking = search(lambda _: model(head_s=head_s), machine, [STRATEGY], 4 * SAMPLES, workers=4)
-    best = next(one for one in ranking if one.codec is None)
-    assert best.config.child_hubs == child_hubs
-    said = any("child_hubs=2" in note for note in best.notes)
-    assert said == bool(child_hubs)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +325,7 @@ def test_heads_are_placed_on_more_devices_where_that_pays_and_there_are_any(
         (40.0, 0, "aaaa", "aaaa", 4 * 2.4),
     ],
 )
-def test_heads_are_on_both_hosts_where_means_cross_between_them_in_time(
+def test_heads_are_on_both_hosts_where_means_cross_in_time(
     mean_s: float, child_hubs: int, heads: str, bodies: str, step_s: float
 ) -> None:
     """Three devices and two, between which a mean of all gradients takes so long."""
@@ -383,5 +338,6 @@ def test_heads_are_on_both_hosts_where_means_cross_between_them_in_time(
     assert [one.host for one in placed.bodies] == [*bodies]
     assert {one.host for one in placed.heads} == set(heads)
     assert best.step_s == pytest.approx(step_s, rel=0.05)
+    assert any("child_hubs=2" in note for note in best.notes) == bool(child_hubs)
     if child_hubs:
         assert best.link_nbytes["a->b"] == best.link_nbytes["b->a"] == pytest.approx(WHOLE)
