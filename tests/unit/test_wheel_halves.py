@@ -18,7 +18,7 @@ from paceline.strategies.wheel.protocol import flatten, load_vector, views
 from paceline.strategies.wheel.split import Split
 from paceline.strategies.wheel.stand_in import paced_halves
 from refusals import refused
-from sleeping import Sleeping
+from ticking import Sleeping
 
 CUTS = [(name, first) for name, case in CASES.items() for first in case.cuts]
 DTYPES = (torch.float32, torch.float64)
