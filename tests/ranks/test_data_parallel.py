@@ -81,7 +81,8 @@ def test_neither_time_nor_chunks_nor_a_tree_change_a_bit(ranks: Ranks, num_steps
     assert len({own for ranks in found.values() for own, _, _ in ranks}) == 1
     (_, (tried, exchange), why), (_, _, others) = found["host", "auto"]
     assert (exchange, why) == ("host", others)
-    assert len(set(tried)) == len(tried) >= 1
+    assert len(set(tried)) == len(tried)
+    assert tried or num_steps < 50
 
 
 def test_all_ranks_choose_the_same_exchange(pair: Ranks):

@@ -70,7 +70,7 @@ def trains(exchange: str, victim: int, num_steps: int = 12) -> tuple[str, str, f
         return str(error), f"worker {victim} (process {pids[victim]})", time.monotonic() - started
     finally:
         store.set(f"ended/{dist.get_rank()}", "")
-        if dist.get_rank() == survivors[0] and victim != dist.get_rank():
+        if dist.get_rank() == survivors[0] and victim in range(len(pids)):
             store.wait([f"ended/{rank}" for rank in survivors])
             with suppress(ProcessLookupError):  # it is but stopped, or has ended already
                 os.kill(pids[victim], signal.SIGKILL)

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 
 CIBUILDWHEEL = packages.project()["tool"]["cibuildwheel"]
 TESTED = [ROOT / one for one in CIBUILDWHEEL["test-command"].split() if one.endswith(".py")]
+ON_THIS_PROCESSOR = "test_instruction_sets_are_those_that_the_kernel_lists"
 PORTABLE = "--config-settings=cmake.define.PACELINE_PORTABLE=ON"
 
 
@@ -71,7 +72,8 @@ def test_the_plain_kernels_give_the_same_values(programs: Path, tmp_path: Path) 
     python = programs / "python"
     asked = "from paceline.native import instruction_sets; print(instruction_sets())"
     assert run(python, "-c", asked, cwd=tmp_path) == "[]\n"
-    done = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTED, cwd=tmp_path)
+    command = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    done = run(*command, "-k", f"not {ON_THIS_PROCESSOR}", *TESTED, cwd=tmp_path)
     assert " passed" in done
 
 
