@@ -111,6 +111,8 @@ def test_threads_without_a_sample_make_no_update():
     [
         # Of twenty batches that the other was given none counts before it is done.
         ([3.0, 7.0], [[], [(0.001, 1.0)] * 20], [3.0, 7.0]),
+        # What ends as the next one begins counts: of two that are equal none is ahead.
+        ([5.0, 5.0], [[(1.0, 1.0)], [(1.0, 1.0)]], [6.0, 6.0]),
         # At 1.0 s, when the next one begins, the second has done three, which end at 0.9.
         (
             [10.0, 20.0, 30.0],
