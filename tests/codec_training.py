@@ -257,8 +257,8 @@ def auto(place: Place) -> dict[str, Any]:
 
 
 def _refused(place: Place, codec: str, make: Build = network) -> dict[str, Any]:
-    module, _ = place.build(make)
-    loss_of(place.parallel(module, codec=codec), place.rank, 0).backward()
+    parallel = place.parallel(place.build(make)[0], codec=codec)  # lives until backward is done
+    loss_of(parallel, place.rank, 0).backward()
     return {}
 
 
