@@ -89,7 +89,7 @@ def test_a_program_goes_on_with_a_run_of_its_recipe(start, paceline, tmp_path):
     assert row["alike"]
     assert first == second
     done = paceline("train", "--config", str(first / "run.toml"))
-    assert (done.code, refused_field(done.err)) == (2, "given-recipe")
+    assert (done.code, refused_field(done.err)) == (2, "given-recipe:model")
 
 
 def test_a_program_plans_and_rehearses_a_recipe(start):
