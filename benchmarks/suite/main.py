@@ -39,10 +39,6 @@ def main() -> None:
         _write(HERE / "mutations.json", [asdict(one) for one in drawn])
     elif what == "measure":
         _measure(Path(arguments[0]).resolve(), Path(arguments[1]).resolve(), arguments[2:])
-    elif what == "combine":
-        print(
-            json.dumps(_lines(Path(arguments[0]).resolve(), Path(arguments[1]).resolve()), indent=1)
-        )
     else:
         _run(*(Path(one).resolve() for one in arguments))
 
