@@ -135,7 +135,7 @@ def test_workers_that_cannot_help_are_refused(paceline, arguments: list[str]):
 
 
 def test_a_worker_that_is_killed_is_reported_and_its_samples_are_done(outcome):
-    with failpoints({"at": "batch.done", "worker": 0, "visit": 9, "do": "SIGKILL"}):
+    with failpoints({"at": "batch.done", "batch": 9, "do": "SIGKILL"}):
         result = outcome(*TRAIN, "--workers", "cpu:1,cpu:1", "--force", "--epochs", "2")
     (lost,) = result["lost"]
     assert "SIGKILL" in lost
