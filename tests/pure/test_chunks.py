@@ -58,14 +58,7 @@ def test_every_layer_is_in_one_chunk_and_chunks_are_neighbours(num_layers, size)
 
 @pytest.mark.parametrize(
     ("num_layers", "sizes"),
-    [
-        (1, (1,)),
-        (2, (1,)),
-        (3, (1, 2)),
-        (4, (1, 2, 3)),
-        (8, (1, 2, 3, 4, 6)),
-        (156, (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)),
-    ],
+    [(1, (1,)), (4, (1, 2, 3)), (156, (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128))],
 )
 def test_candidates(num_layers: int, sizes: tuple[int, ...]):
     assert candidates(num_layers) == sizes
@@ -160,7 +153,8 @@ def test_the_papers_account_of_figure_5a():
     assert account.done_after == 150
     assert account.used[90:150:10] == [10, 20, 30, 40, 50, 60]
     assert account.used[150:] == [9] * 50
-    assert [trial.chunk for trial in tuner.trials] == [*range(1, 11), 20, 30, 40, 50]
+    expected = [(size, None, around(9)(size, 0)) for size in (*range(1, 11), 20, 30, 40, 50)]
+    assert list(tuner.trials) == expected  # in seconds per step
 
 
 @pytest.mark.parametrize(
@@ -184,12 +178,6 @@ def test_runtime_search_tries_nothing_twice(num_layers: int, step: int, times: l
     assert len(set(groupings)) == len(groupings)
     assert set(account.used) == {trial.chunk for trial in tuner.trials}
     assert tuner.chunk == min(tuner.trials, key=lambda trial: trial.measured_s).chunk
-
-
-def test_trials_are_seconds_per_step():
-    tuner = RuntimeSearch(3, interval=4)
-    run(tuner, lambda chunk, iteration: chunk + iteration % 2, 8)
-    assert tuner.trials == ((1, None, 1.5), (2, None, 2.5))
 
 
 @st.composite

@@ -57,11 +57,6 @@ def test_sentences_are_short_and_their_words_those_of_the_field(page):
     assert not METAPHORS & set(re.findall(r"[a-z]+", prose(text).lower()))
 
 
-def test_the_readme_is_short_and_shows_how_to_install():
-    assert len(README.splitlines()) <= 120
-    assert "\npip install paceline\n" in README
-
-
 def test_each_figure_of_the_readme_is_a_result_with_the_same_command():
     table = README.partition("## Five figures")[2].partition("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith("|")][2:]
