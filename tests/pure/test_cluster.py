@@ -26,10 +26,9 @@ from findings import numbers
 from paceline.core.cluster import Cluster, Symmetric
 from paceline.core.cost import Roofline, update_cost
 from paceline.core.machine import Machine
-from paceline.core.plan import COMMUNICATION, Kind, Plan, Task, TaskId
+from paceline.core.plan import COMMUNICATION, Plan
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
-from paceline.core.transfer import Ring
 from paceline.planner import search
 from paceline.strategies import find_exchange, find_strategy
 from paceline.strategies.hierarchy.config import Hierarchy
@@ -305,17 +304,3 @@ def test_memory_is_that_of_replicas_and_of_gradients_and_parameters_on_hosts():
     few = Hierarchy(3, between="servers", servers=2)
     assert needed(few, 3) == [served, served, 2 * NBYTES]
     assert set(memory(chain((0, NBYTES)), box("cpu"), Hierarchy(workers=1))) == {"cpu0"}
-
-
-def test_a_way_that_is_shared_before_its_narrowest_hop_is_priced_by_the_slower():
-    # Two pairs of neighbours share a wide hop, which then is slower than the narrow one.
-    links = [link(f"gpu{i}", "xy"[i % 2], 10.0) for i in range(4)] + [link("x", "y", 15.0)]
-    switches = [{"name": name, "source": "-"} for name in "xy"]
-    values = box(*["gpu"] * 4).model_dump() | {"links": links, "switches": switches}
-    machine = Machine.model_validate(values)
-    ring = Ring.over(machine, machine.devices, ())
-    on, cost = ring.reduction(60.0)
-    # Each of four sends 6 messages of 15 bytes, and two of them go from x to y.
-    assert ring.seconds(60.0) == pytest.approx(6 * 15 * 2 / 15)
-    priced = Roofline.of(machine).seconds(Task(TaskId(0, Kind.REDUCE), on, cost))
-    assert priced == pytest.approx(ring.seconds(60.0))

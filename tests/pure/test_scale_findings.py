@@ -18,21 +18,11 @@ def said(cells, topic: str) -> Insight | None:
 def guess(method: str, workers: int, epoch_s: float, within: float = 0.13, **facts) -> ScaleCell:
     """Return a predicted cell whose range is that share of the epoch to both sides."""
     spread = ((1 - within) * epoch_s, (1 + within) * epoch_s)
-    facts = {"kind": "predicted", "epoch_s": epoch_s, "spread": spread} | facts
-    return cell(method, workers, **facts)
+    return cell(method, workers, kind="predicted", epoch_s=epoch_s, spread=spread, **facts)
 
 
 def timed(method: str, workers: int, epoch_s: float, *spread: float, **facts) -> ScaleCell:
     return cell(method, workers, epoch_s=epoch_s, spread=spread or (epoch_s, epoch_s), **facts)
-
-
-def test_the_cheapest_method_is_named_and_why():
-    found = said(study({"tree": 40, "host": 4, "allreduce": 9}, (1, 2, 4)), "method")
-    assert found.code == "method.fastest"
-    # Workers, batch, 100 / 4 + 9 over 100 / 4 + 4, and the exposed seconds of both.
-    assert numbers(found.sentence) == [4, 16, 1.17, 4.0, 9.0]
-    assert found.sentence.index("host") < found.sentence.index("allreduce")
-    assert found.figures[0] == ("epoch with host", "29.0 s")
 
 
 def guessed(*epochs_s: float, within: float = 0.13) -> list[ScaleCell]:
@@ -45,6 +35,7 @@ def raced(tree: tuple, host: tuple) -> list[ScaleCell]:
     return [timed("tree", 2, *tree), timed("host", 2, *host)]
 
 
+THREE = study({"tree": 40, "host": 4, "allreduce": 9}, (1, 2, 4))
 WIDE = guess("allreduce", 2, 14, 0.5)
 ALONE = timed("tree", 1, 10.0), timed("allreduce", 1, 12.18)
 CLOSE = (
@@ -57,6 +48,8 @@ CLOSE = (
 @pytest.mark.parametrize(
     ("cells", "finding", "told"),
     [
+        # 100 / 4 + 9 over 100 / 4 + 4, and the exposed seconds of both.
+        (THREE, "fastest: host allreduce", [4, 16, 1.17, 4.0, 9.0]),
         # Measured on two workers: the quartiles overlap, or they do not.
         (raced((10.0, 9.5, 10.9), (10.6, 10.1, 11.0)), "may_be_fastest: tree host", [2, 16, 1.06]),
         (
@@ -191,6 +184,11 @@ def test_memory_limits_where_a_larger_batch_pays_and_does_not_fit():
     # Of predictions only where a larger batch is sure to pay.
     for epoch_s, code in ((16.0, "computation"), (12.0, "memory")):
         assert said(batches(8.9e9, epoch_s, guess), "limit").code == f"limit.{code}"
+    # A process that was fullest before its steps does not hide that they grow: 10 GB at the start,
+    # and a step has half a GB a sample.
+    law = ((16, 10), (32, 10), (64, 26))
+    known = comparable([cell(batch=size, memory_bytes=full * 10**9) for size, full in law])
+    assert memory_of(known, known[0]).sample_bytes == 0.5e9
 
 
 def test_cells_that_are_more_real_speak_first_and_failed_ones_not_at_all():
@@ -199,12 +197,6 @@ def test_cells_that_are_more_real_speak_first_and_failed_ones_not_at_all():
     assert found.figures[0][0] == "epoch with host"
     assert insights("net", [failed(), failed("tree")]) == insights("net", []) == ()
     assert codes(insights("net", [failed(), cell()])) == ["limit.computation", "change.computation"]
-
-
-def test_a_process_that_was_fullest_before_its_steps_does_not_hide_that_they_grow():
-    law = ((16, 10), (32, 10), (64, 26))  # 10 GB at the start; a step has half a GB a sample
-    known = comparable([cell(batch=size, memory_bytes=full * 10**9) for size, full in law])
-    assert memory_of(known, known[0]).sample_bytes == 0.5e9
 
 
 @given(st.floats(0, 1e10), st.floats(1, 1e8), st.integers(1, 64), st.integers(1, 64))

@@ -129,15 +129,6 @@ def test_nothing_is_said_of_a_number_that_nothing_is_beside():
     assert Ranking((), (), 8).workers_sentence is None
 
 
-def test_efficiency_is_against_what_the_devices_do_alone():
-    machine = joined(["cpu"] * 2, 4e6)
-    found = ranked(machine, workers=2)
-    # Alone each computes its 4 samples in 4 s; together they take 2 s longer.
-    update_s = found[0].step_s - 6
-    assert found[0].efficiency == pytest.approx((4 + update_s) / (6 + update_s))
-    assert ranked(machine, workers=1)[0].efficiency == 1
-
-
 def test_what_does_not_fit_in_memory_is_refused():
     # Parameters, gradients and momentum of 4 MB each are needed.
     less, enough = (
@@ -149,28 +140,27 @@ def test_what_does_not_fit_in_memory_is_refused():
     assert enough.forecasts
 
 
-def test_a_strategy_that_a_model_does_not_suit_says_so_and_the_rest_is_planned():
+def test_all_variants_are_forecast_and_a_strategy_that_does_not_suit_says_so():
     def unsuited(*_):
         raise InvalidInput("model chain", "no layer can be split")
 
+    def variants(workers: int) -> list:
+        return [ALLREDUCE.config(workers=workers, bucket_mb=size) for size in (1, 25)]
+
     picky = Strategy(name="picky", config=ALLREDUCE.config, plan=unsuited)
-    found = ranked(joined(["cpu"] * 2, 4e6), ALLREDUCE, picky)
-    assert {forecast.strategy for forecast in found} == {"allreduce"}
+    both = Strategy(name="both", config=ALLREDUCE.config, plan=ALLREDUCE.plan, variants=variants)
+    found = ranked(joined(["cpu"] * 2, 4e6), both, picky, workers=2)
+    assert {(one.strategy, one.config.bucket_mb) for one in found} == {("both", 1), ("both", 25)}
     assert [(one.strategy, one.workers, one.why) for one in found.refused] == [
         ("picky", 2, "model chain: no layer can be split")
     ]
 
 
-def test_all_variants_of_a_strategy_are_forecast():
-    def variants(workers: int) -> list:
-        return [ALLREDUCE.config(workers=workers, bucket_mb=size) for size in (1, 25)]
-
-    both = Strategy(name="both", config=ALLREDUCE.config, plan=ALLREDUCE.plan, variants=variants)
-    found = ranked(joined(["cpu"] * 2, 4e6), both, workers=2)
-    assert sorted(forecast.config.bucket_mb for forecast in found) == [1, 25]
-
-
-def test_of_unequal_devices_the_fastest_are_found():
+def test_efficiency_is_against_what_the_devices_do_alone_and_the_fastest_are_found():
+    pair = ranked(joined(["cpu"] * 2, 4e6), workers=2)[0]
+    # Alone each computes its 4 samples in 4 s; together they take 2 s longer.
+    update_s = pair.step_s - 6
+    assert pair.efficiency == pytest.approx((4 + update_s) / (6 + update_s))
     slow = joined(["cpu"] * 3, 4e6)
     fast = slow.devices[2].model_copy(update={"flops_per_s": 8e9})
     uneven = slow.model_copy(update={"devices": (*slow.devices[:2], fast)})
