@@ -2,6 +2,7 @@
 
 import random
 from itertools import product
+from math import inf, nan
 from statistics import median
 from types import SimpleNamespace
 from typing import cast
@@ -71,19 +72,22 @@ def test_splits_that_are_known(num_samples, own, most, expected) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "most", "field"),
+    ("ask", "field"),
     [
-        ([1, -1], None, "speeds"),
-        ([1, float("nan")], None, "speeds"),
-        ([1, float("inf")], None, "speeds"),
-        ([], None, "most"),
-        ([0, 0], None, "most"),
-        ([1, 1], [4, 5], "most"),
+        *[(lambda own=own: apportion(10, own), "speeds") for own in ([1, -1], [1, nan], [1, inf])],
+        *[(lambda own=own: apportion(10, own), "most") for own in ([], [0, 0])],
+        (lambda: apportion(10, [1, 1], [4, 5]), "most"),
+        (lambda: Balance(4, 2).record([0.0, 1.0]), "seconds"),
+        (lambda: Balance(4, 2).record([1.0, -1.0]), "seconds"),
+        (lambda: Balance(4, 0), "num_ranks"),
+        *[(lambda own=own: admit(own, 10), "speeds and exchange_s") for own in ([], [1.0, 0.0])],
+        (lambda: admit([1.0], 10, exchange_s=-1.0), "speeds and exchange_s"),
+        (lambda: admit([1.0, 1.0], 10, most=[3, 3]), "most"),
     ],
 )
-def test_what_cannot_be_split(own, most, field) -> None:
+def test_what_makes_no_sense_is_refused(ask, field) -> None:
     with pytest.raises(ValueError, match=f"^{field}: "):
-        apportion(10, own, most)
+        ask()
 
 
 def rounds(balance: Balance, fixed: list[float], each: list[float], number: int) -> list[tuple]:
@@ -164,14 +168,6 @@ def test_shares_before_and_after_a_round(num_samples, most, first, seconds, then
     assert (balance.shares, balance.record(seconds)) == (first, then)
 
 
-def test_there_is_a_rank_and_a_sample_takes_time() -> None:
-    for seconds in ([0.0, 1.0], [1.0, -1.0]):
-        with pytest.raises(ValueError, match=r"^seconds: "):
-            Balance(4, 2).record(seconds)
-    with pytest.raises(ValueError, match=r"^num_ranks: "):
-        Balance(4, 0)
-
-
 def helps(*arguments, **options) -> list[bool]:
     return [one.helps for one in admit(*arguments, **options)]
 
@@ -197,6 +193,8 @@ def test_whom_the_exchange_costs_more_than_it_gains_is_refused() -> None:
     idle = admit([100.0, 0.5], 64)[1]
     assert not idle.helps
     assert idle.balanced_samples_per_s == idle.without_samples_per_s == pytest.approx(100)
+    verdicts = [one.why.partition("samples/s, ")[2].partition(":")[0] for one in (slower, idle)]
+    assert verdicts[0] != verdicts[1]
     # Many may be worth an exchange that two are not: alone 1 s, two 0.5 + 0.6 s, four 0.25 + 0.6 s.
     assert helps([100.0] * 2, 100, exchange_s=0.6) == [True, False]
     assert all(helps([100.0] * 4, 100, exchange_s=0.6))
@@ -218,15 +216,6 @@ def test_those_who_are_admitted_reach_nearly_the_most(speeds: list[float], batch
     assert min(one.samples_per_s for one in admitted) >= max(
         (one.samples_per_s for one in verdicts if not one.helps), default=0
     )
-
-
-@pytest.mark.parametrize(
-    ("speeds", "options"),
-    [([], {}), ([1.0, 0.0], {}), ([1.0], {"exchange_s": -1.0}), ([1.0, 1.0], {"most": [3, 3]})],
-)
-def test_no_verdict_of_what_makes_no_sense(speeds, options) -> None:
-    with pytest.raises(ValueError, match=r"^(speeds and exchange_s|most): "):
-        admit(speeds, 10, **options)
 
 
 def test_a_profile_says_what_each_device_computes_and_what_the_exchange_takes() -> None:

@@ -131,27 +131,21 @@ def test_what_another_worker_would_bring_and_those_beside_one_brought(
 
 
 @pytest.mark.parametrize(
-    ("peaks", "code", "used"),
+    ("fact", "value", "code", "told"),
     [
-        ((2**28, 2**27), "room", 37.5),
-        ((2**29, 2**29), "nearly_full", 100),
-        ((int(0.81 * 2**30),), "nearly_full", 81),
-        ((859, 0), "room", 0),
+        ("predicted_step_s", 105, "prediction.usual", [5.0, 6]),
+        ("predicted_step_s", 50, "prediction.far_off", [-50.0, 6]),
+        ("predicted_step_s", 25298.3, "prediction.far_off", [253.0, 6]),  # in times
+        # Memory is nearly full from four fifths.
+        ("peak_memory_bytes", (2**28, 2**27), "memory.room", [37.5]),
+        ("peak_memory_bytes", (2**29, 2**29), "memory.nearly_full", [100]),
+        ("peak_memory_bytes", (int(0.81 * 2**30),), "memory.nearly_full", [81]),
+        ("peak_memory_bytes", (859, 0), "memory.room", [0]),
     ],
 )
-def test_memory_is_nearly_full_from_four_fifths(peaks, code, used):
-    found = said(run(COMPUTES, peak_memory_bytes=peaks))["memory"]
-    assert (found.code, numbers(found.sentence)[-1]) == (f"memory.{code}", used)
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "told"),
-    [(0.05, "usual", 5.0), (-0.5, "far_off", -50.0), (251.983, "far_off", 253.0)],
-)
-def test_the_prediction_is_judged(error: float, code: str, told: float):
-    found = said(run(COMPUTES, predicted_step_s=100 * (1 + error)))["prediction"]
-    assert found.code == f"prediction.{code}"
-    assert numbers(found.sentence)[-2:] == [told, 6]  # errors beyond tenfold are in times
+def test_prediction_and_memory_are_judged(fact, value, code, told):
+    found = said(run(COMPUTES, **{fact: value}))[code.partition(".")[0]]
+    assert (found.code, numbers(found.sentence)[-len(told) :]) == (code, told)
 
 
 @given(st.lists(st.just(0.0) | st.floats(1e-9, 1e6), min_size=6, max_size=6).filter(any))

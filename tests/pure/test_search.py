@@ -114,7 +114,7 @@ def test_the_gain_of_workers_that_wait_for_nobody_is_beside_that_of_others(worke
     assert "hogbatch" in several.workers_sentence
 
 
-def test_nothing_is_said_of_a_number_that_nothing_is_beside():
+def test_what_does_not_fit_is_refused_and_nothing_said_of_a_number_that_nothing_is_beside():
     """A whole batch does not fit into one device, its half does into each of two."""
     machine = joined(["cpu"] * 2, 4e6, device={"memory_bytes": 12_000_000 + 1000})
 
@@ -125,19 +125,10 @@ def test_nothing_is_said_of_a_number_that_nothing_is_beside():
     for asked in (2, None):
         found = search(kept, machine, [ALLREDUCE], 8, asked)
         assert [one.workers for one in found] == [2]
+        refused_ones = [(one.workers, one.why.split()[0]) for one in found.refused]
+        assert refused_ones == ([] if asked else [(1, "cpu0")])
         assert (found.worth, found.workers_sentence) == (None, None)
     assert Ranking((), (), 8).workers_sentence is None
-
-
-def test_what_does_not_fit_in_memory_is_refused():
-    # Parameters, gradients and momentum of 4 MB each are needed.
-    less, enough = (
-        ranked(joined(["cpu"] * 2, 4e6, device={"memory_bytes": nbytes}))
-        for nbytes in (11_999_999, 12_000_000)
-    )
-    assert (not less.forecasts, {refusal.workers for refusal in less.refused}) == (True, {1, 2})
-    assert less.refused[0].why.startswith("cpu0 ")
-    assert enough.forecasts
 
 
 def test_all_variants_are_forecast_and_a_strategy_that_does_not_suit_says_so():
