@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from boxes import (
     FACT,
-    FLOPS_PER_S,
     ExchangeOnly,
     WithoutUpdate,
     after,
@@ -53,19 +52,12 @@ RACKS = (
 
 def cluster(kind: str = "gpu", per_node: int = 4, levels=RACKS) -> Cluster:
     """Nodes of GPUs, each behind its own link, or of cores that message through memory."""
-    facts = {"kind": kind, "host": "n", "flops_per_s": FLOPS_PER_S, "codecs": CODECS}
-    devices = [FACT | facts | {"name": f"{kind}{i}"} for i in range(per_node)]
-    links = [link(device["name"], "n", 2e6 + 1e5 * i, 1e-5) for i, device in enumerate(devices)]
-    computer = {"name": "n", "cores": 8, "reduce_latency_s": 1e-4, "codecs": CODECS}
-    return Cluster.model_validate(
-        {
-            "name": "made",
-            "hosts": [FACT | computer | {"memory_bandwidth_bytes_per_s": 1e7}],
-            "devices": devices,
-            "links": links if kind == "gpu" else [link("n", "n", 3e6, 1e-5)],
-            "levels": list(levels),
-        }
-    )
+    gpus = [link(f"gpu{i}", "n", 2e6 + 1e5 * i, 1e-5) for i in range(per_node)]
+    links = gpus if kind == "gpu" else [link("n", "n", 3e6, 1e-5)]
+    host = {"reduce_latency_s": 1e-4, "memory_bandwidth_bytes_per_s": 1e7, "codecs": CODECS}
+    devices, facts = [kind] * per_node, {"codecs": CODECS}
+    node = box(*devices, hosts="n" * per_node, links=links, host=host, device=facts)
+    return Cluster.model_validate(node.model_dump() | {"levels": list(levels)})
 
 
 STRATEGIES = {

@@ -53,16 +53,11 @@ def test_what_a_machine_has_no_devices_or_links_for_is_refused(name, workers, ki
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 7])
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("allreduce", {"codec": "dynamic8"}),
-        ("tree", {}),
-        ("host", {"codec": "half"}),
-        ("hierarchy", {"between": "servers"}),
-    ],
+    [("allreduce", {"codec": "dynamic8"}), ("hierarchy", {"between": "servers"})],
 )
 def test_steps_that_repeat_are_as_if_each_was_made(monkeypatch, name, options, num_steps):
     known = STRATEGIES[name]
-    codecs = {"codecs": dict.fromkeys(("eightbit", "cast"), codec_speed(1e4, 1e4))}
+    codecs = {"codecs": {"eightbit": codec_speed(1e4, 1e4)}}
     links = [link("a", "b", 1e3), link("a", "a", 1e4, 0.1)]
     machine = box("cpu", "cpu", "cpu", hosts="aab", links=links, device=codecs)
 
@@ -76,16 +71,17 @@ def test_steps_that_repeat_are_as_if_each_was_made(monkeypatch, name, options, n
     monkeypatch.setattr(Plan, "of_steps", classmethod(one_by_one))
     made = planned()
     # Nothing that anybody asks of the two plans tells them apart.
-    assert asked(repeated) == asked(made)
+    for name in ("tasks", "resources", "num_parents", "held"):
+        assert getattr(repeated, name) == getattr(made, name)
+    assert [*map(sorted, repeated.children)] == [*map(sorted, made.children)]
+    priced, each = (
+        [plan.priced_alike[0][sort].cost for sort in plan.priced_alike[1]]
+        for plan in (repeated, made)
+    )
+    assert priced == each
     cost = Roofline.of(machine)
     assert simulate(repeated, cost).spans == simulate(made, cost).spans
     assert makespan_s(repeated, cost) == simulate(made, cost).makespan_s
-
-
-def asked(plan: Plan) -> tuple:
-    sorts, sort_of = plan.priced_alike
-    priced, children = [sorts[sort].cost for sort in sort_of], map(sorted, plan.children)
-    return len(plan), plan.tasks, plan.resources, plan.num_parents, plan.held, priced, [*children]
 
 
 @pytest.mark.parametrize(
@@ -121,8 +117,7 @@ SMALL, LARGE = 1024, 2**22
 
 
 def measured(latency_s: float, seconds_per_byte: float) -> tuple[Measurement, Measurement]:
-    small, large = (Measurement(n, latency_s + n * seconds_per_byte) for n in (SMALL, LARGE))
-    return small, large
+    return tuple(Measurement(n, latency_s + n * seconds_per_byte) for n in (SMALL, LARGE))
 
 
 def exchanging(machine: Machine, strategy: str, nbytes: int, **config):

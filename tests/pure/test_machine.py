@@ -184,19 +184,10 @@ def test_gradients_come_as_feature_maps_go() -> None:
 
 @given(st.integers(0, 10**5), st.integers(0, 10**5), st.integers(0, 10**4), st.integers(0, 10**8))
 def test_the_largest_batch_is_the_last_one_that_is_predicted_to_fit(kept, working, values, limit):
-    one = of(keeping("a", values + 1, kept + 1, working), keeping("b", 7, 40, 30))
+    def sized(size: int) -> Workload:
+        one = keeping("a", values + 1, size * (kept + 1), size * working)
+        return replace(of(one, keeping("b", 7, size * 40, size * 30)), input_nbytes=8 * size)
 
-    def needed(size: int) -> int:
-        layers = tuple(
-            replace(
-                layer,
-                kept_nbytes=size * (layer.kept_nbytes or 0),
-                working_nbytes=size * (layer.working_nbytes or 0),
-            )
-            for layer in one.layers
-        )
-        return replica_nbytes(replace(one, layers=layers, input_nbytes=8 * size))
-
-    found = largest_batch(one, limit)
-    assert needed(found + 1) > limit
-    assert found == 0 or needed(found) <= limit
+    found = largest_batch(sized(1), limit)
+    assert replica_nbytes(sized(found + 1)) > limit
+    assert found == 0 or replica_nbytes(sized(found)) <= limit
