@@ -160,7 +160,6 @@ def test_messages_and_exchanges_of_hosts_take_one_adapter() -> None:
     ("kind", "network", "nbytes_per_s"),
     [
         ("cpu", {"nbytes_per_s": 1e9, "rails": 4}, 1e9),  # rings of cores take one adapter
-        ("cpu", {"nbytes_per_s": 1e9}, 1e9),
         # Adapters of GPUs are beside their links with their hosts: past these.
         ("gpu", {"nbytes_per_s": 2e9, "rails": 4}, 8e9),
         ("gpu", {"nbytes_per_s": 8e9}, 3e9),  # without RDMA the bus of one GPU carries all

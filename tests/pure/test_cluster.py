@@ -193,7 +193,6 @@ def test_a_strategy_without_symmetry_is_planned_on_many_workers_that_are_asked_f
     ("change", "place"),
     [
         ({"levels": [level("rack", 0, 1e6)]}, ("levels", 0, "count")),
-        ({"levels": [level("rack", 8, -1.0)]}, ("levels", 0, "bandwidth_bytes_per_s")),
         ({"levels": [level("r", 8, 1e6, oversubscription=0.5)]}, ("levels", 0, "oversubscription")),
         ({"levels": [level("n", 8, 1e6)]}, ()),  # the name of the node
         ({"levels": []}, ("levels",)),

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -70,10 +71,10 @@ def test_routes_take_the_fewest_hops_and_then_the_widest_way():
     assert ways == [["a->a"], ["a->b"]]
 
 
-def with_a_switch(num_gpus: int, bus: float, own: float, together: float | None) -> Machine:
-    """Return GPUs of one host, each on its bus and on a switch between them."""
-    gpus = [f"gpu{i}" for i in range(num_gpus)]
-    links = [link(gpu, end, rate) for gpu in gpus for end, rate in (("h", bus), ("links", own))]
+def with_a_switch(num_gpus: int, together: float | None) -> Machine:
+    """Return GPUs of one host, each on its bus of 16 GB/s and by 4 GB/s on a switch."""
+    ends = product([f"gpu{i}" for i in range(num_gpus)], [("h", 16e9), ("links", 4e9)])
+    links = [link(gpu, end, rate) for gpu, (end, rate) in ends]
     links += [] if together is None else [link("links", "links", together)]
     fields = {"links": links, "switches": [{"name": "links", "source": "-"}]}
     return Machine.model_validate(box(*["gpu"] * num_gpus).model_dump() | fields)
@@ -81,7 +82,7 @@ def with_a_switch(num_gpus: int, bus: float, own: float, together: float | None)
 
 @pytest.mark.parametrize(("together", "shared"), [(None, []), (6e9, ["links->links"])])
 def test_devices_that_have_a_switch_send_over_it_and_not_over_a_wider_bus(together, shared):
-    m = with_a_switch(2, bus=16e9, own=4e9, together=together)
+    m = with_a_switch(2, together)
     assert names(m.route(*m.devices)) == ["gpu0->links", *shared, "links->gpu1"]
     assert names(m.route(m.devices[0], m.hosts[0])) == ["gpu0->h"]
 
@@ -90,7 +91,7 @@ def test_devices_that_have_a_switch_send_over_it_and_not_over_a_wider_bus(togeth
 @pytest.mark.parametrize("together", [1e9, 6e9, 12e9, 1e12])
 def test_cards_that_share_a_way_divide_it(num_gpus: int, together: float):
     # Each of n cards sends 2 (n - 1) / n of the bytes at once: at its own rate, or an nth of all.
-    m = with_a_switch(num_gpus, 16e9, 4e9, together)
+    m = with_a_switch(num_gpus, together)
     ring, nbytes = Ring.at_once(m, m.devices, ()), 300e6
     each = min(4e9, together / num_gpus)
     expected = 2 * (num_gpus - 1) / num_gpus * nbytes / each

@@ -17,18 +17,10 @@ from plan_rows import plan_row
 
 
 def advice(pays: bool) -> AdviceRow:
-    return AdviceRow(
-        pays=pays,
-        codec="dynamic8",
-        strategy="allreduce",
-        workers=2,
-        step_s=0.5,
-        plain_strategy="allreduce",
-        plain_workers=2,
-        plain_step_s=1.0,
-        link_busy=0.75,
-        sentence="about codecs",
-    )
+    facts = {"pays": pays, "codec": "dynamic8", "link_busy": 0.75, "sentence": "about codecs"}
+    plans = {"strategy": "allreduce", "workers": 2, "step_s": 0.5}
+    plain = {f"plain_{name}": value for name, value in plans.items()}
+    return AdviceRow(**facts, **plans, **plain | {"plain_step_s": 1.0})
 
 
 def ranking(*plans: PlanRow, **facts: object) -> RankingRows:

@@ -79,12 +79,8 @@ def test_a_method_is_the_fastest_only_beyond_the_ranges_of_the_others(cells, fin
     assert list(dict.fromkeys(methods)) == named.split()
 
 
-def predicted(epochs_s: dict[int, float]) -> list[ScaleCell]:
-    return [guess("tree", workers, epoch_s) for workers, epoch_s in epochs_s.items()]
-
-
-def measured(epochs_s: dict[int, float]) -> list[ScaleCell]:
-    return [timed("tree", workers, epoch_s) for workers, epoch_s in epochs_s.items()]
+def growing(epochs_s: dict[int, float], of=guess) -> list[ScaleCell]:
+    return [of("tree", workers, epoch_s) for workers, epoch_s in epochs_s.items()]
 
 
 def pair(one: tuple, two: tuple, **facts) -> list[ScaleCell]:
@@ -103,8 +99,8 @@ SLOW = study({"tree": 20}, (1, 2))
         ([*SLOW, timed("tree", 4, 84.0)], "pay.lose", [2, 1.43, 1, 71, 4, 17]),
         ([SLOW[0], timed("tree", 2, 130.0)], "enough.lose", [1, 2, 23]),
         # One worker was measured beside other work, and two without.
-        (measured({1: 63, 2: 5}), "doubtful", [2, 12.6, 1, 2.0]),
-        (measured({1: 63, 2: 31}), "pay", [2, 2.03, 1, 100]),
+        (growing({1: 63, 2: 5}, timed), "doubtful", [2, 12.6, 1, 2.0]),
+        (growing({1: 63, 2: 31}, timed), "pay", [2, 2.03, 1, 100]),
         # Within the quartiles of the repetitions, and beyond them.
         (pair((10.0, 7.9, 13.0), (8.0, 7.0, 9.0)), "may_pay", [2, 1.25, 1]),
         (pair((10.0, 7.9, 13.0), (7.0, 6.0, 7.8)), "pay", [2, 1.43, 1, 71]),
@@ -114,17 +110,17 @@ SLOW = study({"tree": 20}, (1, 2))
         (pair((10.0, 9.0, 10.4), (22.0, 20.4, 24.0), scaling="weak"), "enough.may_lose", [1, 2, 9]),
         (study({"tree": 25}, (1, 4), scaling="weak"), "pay", [4, 3.2, 1, 80]),  # 4 * 100 / 125
         # Predicted.
-        (predicted({1: 10, 2: 8}), "may_pay", [2, 1.25, 1]),
-        (predicted({1: 10, 2: 7.6}), "pay", [2, 1.32, 1, 66]),
+        (growing({1: 10, 2: 8}), "may_pay", [2, 1.25, 1]),
+        (growing({1: 10, 2: 7.6}), "pay", [2, 1.32, 1, 66]),
         # 16 take 22.8 to 29.7 s, and 8 28.3 to 36.7 s.
-        (predicted({1: 120, 8: 32.5, 16: 26.25}), "fewer_may_do", [16, 4.57, 1, 8]),
+        (growing({1: 120, 8: 32.5, 16: 26.25}), "fewer_may_do", [16, 4.57, 1, 8]),
         # The fewest that may do as well, where two numbers may.
-        (predicted({1: 120, 2: 60, 3: 55, 4: 50}), "fewer_may_do", [4, 2.4, 1, 2]),
-        (predicted({1: 10, 2: 11}), "may_be_enough.may_lose", [1, 2, 9]),
-        (predicted({1: 10, 2: 9.99}), "may_be_enough.may_be_same", [1, 2]),
-        (predicted({1: 10, 2: 13.5}), "enough.lose", [1, 2, 26]),
-        (predicted({1: 10, 2: 9.8, 3: 20}), "may_be_enough.lose", [1, 3, 50]),
-        (predicted({2: 10, 4: 5, 8: 4.9}), "pay.may_gain", [4, 2.0, 2, 100, 8, 2]),
+        (growing({1: 120, 2: 60, 3: 55, 4: 50}), "fewer_may_do", [4, 2.4, 1, 2]),
+        (growing({1: 10, 2: 11}), "may_be_enough.may_lose", [1, 2, 9]),
+        (growing({1: 10, 2: 9.99}), "may_be_enough.may_be_same", [1, 2]),
+        (growing({1: 10, 2: 13.5}), "enough.lose", [1, 2, 26]),
+        (growing({1: 10, 2: 9.8, 3: 20}), "may_be_enough.lose", [1, 3, 50]),
+        (growing({2: 10, 4: 5, 8: 4.9}), "pay.may_gain", [4, 2.0, 2, 100, 8, 2]),
     ],
 )
 def test_workers_pay_only_beyond_the_ranges(cells, code, told):
