@@ -233,15 +233,10 @@ def test_what_is_written_is_read_back_exactly(machine: Machine, comment: str):
     assert Machine.model_validate(tomllib.loads(text)) == machine
 
 
-def test_a_machine_file_is_written_as_people_write_it(tmp_path: Path):
+def test_a_machine_file_is_written_as_people_write_it():
     """With the units of quantities, and without what is as usual."""
-    for path in (MACHINES / "power8-p100.toml", MACHINES / "two-core-epyc.toml"):
-        machine, copy = read_machine(path), tmp_path / "copy.toml"
-        copy.write_text(machine_text(machine, "of Paceline\nitself"))
-        assert read_machine(copy) == machine
-        head = f'# of Paceline\n# itself\nname = "{path.stem}"\n\n[[hosts]]\n'
-        assert copy.read_text().startswith(head)
-    text = copy.read_text()
+    text = machine_text(read_machine(MACHINES / "two-core-epyc.toml"), "of Paceline\nitself")
+    assert text.startswith('# of Paceline\n# itself\nname = "two-core-epyc"\n\n[[hosts]]\n')
     assert 'memory_bytes = "23.5 GiB"\nmemory_bandwidth_bytes_per_s = "50 GB/s"\n' in text
     assert "\nuses_cores = true\n" in text
     assert "sync_latency_s" not in text

@@ -154,10 +154,11 @@ def test_what_is_said_for_sure_holds_throughout_the_ranges(one_s, other_s, one_s
 )
 def test_what_limits_and_what_to_change(parts, code: str, share: float):
     found = by_topic(insights("net", [cell("tree", 2, **parts)]))
-    assert (found["limit"].code, numbers(found["limit"].sentence)) == (
-        *(f"limit.{code}", [2, 16, share]),
-    )
-    assert found["change"].code == f"change.{code}"
+    assert numbers(found["limit"].sentence) == [2, 16, share]
+    assert [found[topic].code for topic in ("limit", "change")] == [
+        f"limit.{code}",
+        f"change.{code}",
+    ]
     left_s = 10 - (4.5 if code == "computation" else share / 10)
     assert numbers(found["change"].sentence)[-2:] == pytest.approx([left_s, 10], rel=0.01)
 
