@@ -131,7 +131,6 @@ def test_bfloat16_is_that_of_autocast(pair: Ranks):
 WAYS: dict[str, dict[str, Any]] = {
     "step": {"make": ADAMW},
     "each": {"make": SGD, "updates": "sub-batch"},
-    "onebit": {"make": SGD, "gradients": "onebit"},
 }
 
 
@@ -146,7 +145,6 @@ def left(way: str) -> dict[str, Any]:
     state = own.trainer.gather_state()
     if state is not None:
         torch.save(state, "state.pt")
-    torch.save(own.trainer.gradients.state(), f"feedback{own.rank}.pt")
     return ended(own)
 
 
@@ -154,8 +152,6 @@ def went_on(way: str) -> dict[str, Any]:
     """Another training with the state that was written down."""
     own = of_six(way)
     own.trainer.load_state(torch.load("state.pt", weights_only=False))
-    if own.size == 2:
-        own.trainer.gradients.load_state(torch.load(f"feedback{own.rank}.pt"))
     return ended(own)
 
 
@@ -173,9 +169,8 @@ def ended(own: Split) -> dict[str, Any]:
     return {"tensors": numbers, "losses": losses, "steps": state.num_steps}
 
 
-@pytest.mark.parametrize("way", ["step", "onebit", pytest.param("each", marks=slow)])
+@pytest.mark.parametrize("way", ["step", pytest.param("each", marks=slow)])
 def test_two_ranks_go_on_with_the_bits_of_two(pair: Ranks, tmp_path: Path, way: str):
-    """Whatever the head's updates, and with what a codec of gradients has left out so far."""
     before, after = (pair(run, way, cwd=tmp_path)[0] for run in (left, went_on))
     assert (before, before["steps"]) == (after, 10)
 
