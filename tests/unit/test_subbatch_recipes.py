@@ -228,21 +228,3 @@ def test_nothing_is_described_with_values():
     assert made == ["meta"]
     assert described.rows_per_sample == TOKENS
     assert described.outputs.shape == (3, TOKENS, VOCABULARY)
-
-
-def test_tokens_are_not_normalised_over_samples():
-    class Statistics(nn.Module):
-        """A chain of layers that would be a head of images."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding, self.norm = nn.Embedding(VOCABULARY, 8), nn.BatchNorm1d(8)
-            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, VOCABULARY)
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            x = self.first(self.embedding(tokens))
-            return self.last(self.norm(x.transpose(1, 2)).transpose(1, 2))
-
-    assert list(parted(tokens_recipe(model=Statistics)).shardings) == ["last"]
-    with refused("head"):
-        parted(tokens_recipe(model=Statistics), head="first")
