@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -222,31 +223,23 @@ def test_no_exchange_meets_that_which_has_failed_before_it_on_one_rank(pair: Ran
 
 def test_both_threads_may_fail_at_once():
     """As they do when a rank is lost; a thread that ended then would leave later ones waiting."""
-    raised = []
-
-    def fail(work: Work, together: threading.Barrier) -> None:
-        together.wait()
-        try:
-            work.fail(ValueError("lost"))
-        except Exception as error:
-            raised.append(error)
-
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for _ in range(300):
-            work = Work("", torch.empty(0), lambda: None, 1.0, torch.futures.Future(), None)
-            both = threading.Barrier(2)
-            threads = [threading.Thread(target=fail, args=(work, both)) for _ in range(2)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            with pytest.raises(ValueError, match="lost"):
-                work.future.wait()
+        with ThreadPoolExecutor(2) as threads:
+            for _ in range(300):
+                work = Work("", torch.empty(0), lambda: None, 1.0, torch.futures.Future(), None)
+                both = threading.Barrier(2)
+
+                def fail(_: int, work: Work = work, both: threading.Barrier = both) -> None:
+                    both.wait()
+                    work.fail(ValueError("lost"))
+
+                list(threads.map(fail, range(2)))  # raises what they have raised
+                with pytest.raises(ValueError, match="lost"):
+                    work.future.wait()
     finally:
         sys.setswitchinterval(interval)
-    assert raised == []
 
 
 class Clocked:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import codec_cases as cases
 from paceline.codecs import blockwise
-from paceline.codecs.blockwise import TABLES, QuantizationTable, table
+from paceline.codecs.blockwise import TABLES, QuantizationTable
 from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table, join, split
 from paceline.native import (
     Codebook,
@@ -51,7 +51,7 @@ class Kernel(NamedTuple):
 
     @property
     def table(self) -> QuantizationTable:
-        return four_bit_table(self.name) if self.is_four_bit else table(self.name)
+        return cases.table_of(self.name)
 
     @property
     def native(self) -> Codebook | FourBitTable:

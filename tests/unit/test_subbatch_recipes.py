@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn, optim
 from torch.nn.functional import cross_entropy
 
@@ -16,7 +14,7 @@ from paceline.links.rendezvous import process_group
 from paceline.recipes.classification import accuracy, class_loss, label_loss
 from paceline.recipes.losses import bits_per_byte, next_token_loss
 from paceline.recipes.recipe import Recipe
-from paceline.strategies.subbatch.batch import StepBatch, label_message
+from paceline.strategies.subbatch.batch import label_message
 from paceline.strategies.subbatch.build import describe_recipe, split
 from paceline.strategies.subbatch.bypass import bypassed
 from paceline.strategies.subbatch.config import SubBatch
@@ -92,20 +90,6 @@ def test_another_loss_is_refused(changes: dict[str, Any], outputs, targets, fiel
 def test_targets_that_do_not_fit_are_refused(targets: torch.Tensor):
     with refused("data"):
         label_message(targets, 6, 6)
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.integers(1, 4), st.integers(1, 4))
-def test_sub_batches_have_whole_samples(counts: list[int], num_tokens: int, num_sub_batches: int):
-    most = max(counts) * num_tokens
-    whole = torch.arange(sum(counts) * num_tokens).view(-1, num_tokens)
-    parts = whole.split(counts)
-    messages = torch.cat([label_message(one, most, 10**6) for one in parts])
-    batch = StepBatch.of(messages, num_sub_batches)
-    assert torch.equal(batch.targets, whole.flatten())
-    for number in range(num_sub_batches):
-        own = [one.tensor_split(num_sub_batches)[number].flatten() for one in parts]
-        assert torch.equal(batch.targets[batch.rows_of(number)], torch.cat(own))
-        assert batch.sizes_of(number) == tuple(map(len, own))
 
 
 @pytest.mark.parametrize(
