@@ -156,26 +156,19 @@ def test_splitting_the_head_changes_no_arithmetic(workers, updates):
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
-def test_the_wire_carries_what_the_formula_says(workers):
-    # Each worker sends (K - 1) / K of all that a pass gathers or returns, and of the convolution's
-    # gradients twice that, with a flag for each of its two parameters. The loss costs 12 bytes a
-    # sample, its label 8, and their header 16.
-    features = BATCH * 4 * (FEATURES + WIDTH)
-    expected = (workers - 1) * (2 * features + 12 * BATCH * workers + 8 * BATCH + 16)
-    expected += 2 * (workers - 1) / workers * (CONV.gradient_nbytes + 2 * 4)
-    assert sent(made(workers=workers).tasks) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("workers", [2, 3])
-def test_of_tokens_each_has_a_row(workers):
-    nbytes = dict.fromkeys(("labels", "loss", "head", "head:activation_gradients"), 0.0)
-    for task in made(LANGUAGE, workers).tasks:
-        if task.part in nbytes and task.kind not in COMPUTE:
-            nbytes[task.part] += task.cost.nbytes / (workers - 1)
-    rows = BATCH * TOKENS
-    features = 4 * WIDTH * rows
-    expected = (16 + 8 * rows, 12 * rows * workers, features, features)
-    assert tuple(nbytes.values()) == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("workload", "rows", "widths"),
+    [(NET, BATCH, FEATURES + WIDTH), (LANGUAGE, BATCH * TOKENS, WIDTH)],
+)
+def test_the_wire_carries_what_the_formula_says(workload, rows, widths, workers):
+    # Each worker sends (K - 1) / K of all that a pass gathers or returns, and of the body's
+    # gradients twice that, with a flag for each of its parameters. The loss costs 12 bytes a row,
+    # its label 8, and their header 16.
+    expected = (workers - 1) * (2 * 4 * rows * widths + 12 * rows * workers + 8 * rows + 16)
+    body = cut(workload, None, workers).body
+    flags = sum(4 * len(layer.parameters) for layer in body.layers)
+    expected += 2 * (workers - 1) / workers * (body.gradient_nbytes + flags)
+    assert sent(made(workload, workers).tasks) == pytest.approx(expected)
 
 
 def test_a_worker_keeps_its_columns_of_the_logits():

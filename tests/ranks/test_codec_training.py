@@ -148,7 +148,6 @@ def test_what_ranks_cannot_do_is_refused_on_all(pair: Ranks):
     ("field", "options"),
     [
         ("codec", {"codec": "fp8"}),
-        ("codec", {"codec": "threshold:-1"}),
         ("codec", {"codec": 8}),
         ("codec", {"codec": OneBit}),
         ("codec", {"codec": "half", "exchange": "tree"}),

@@ -117,14 +117,6 @@ def test_settings_that_do_not_go_with_it_are_refused(field: str, more: dict):
         validated_settings(GIVEN | more)
 
 
-def test_codecs_are_fields_of_the_configuration():
-    codecs = {"options": {"activations": "dynamic8"}}
-    codecs |= {"codec": "activation_gradients=half,gradients=none"}
-    settings = validated_settings(GIVEN | codecs)
-    assert settings.options["activation_gradients"] == "half"
-    assert settings.options["gradients"] is None
-
-
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 def test_masks_are_those_of_plain_dropouts_on_the_whole_batch(p: float):
     values = torch.randn(ROWS, 9)
