@@ -236,10 +236,8 @@ def auto(place: Place) -> dict[str, Any]:
     """Long enough for the codec to be tried, and switched off where it does not win."""
     module, _ = place.build(network)
     parallel = place.parallel(module, codec="auto")
-    compared(place, parallel, "dynamic8", steps=1)
-    before = parallel.statistics().codec
     outcome = compared(place, parallel, "dynamic8", steps=24)
-    return outcome | {"before": before, "codec": parallel.statistics().codec}
+    return outcome | {"codec": parallel.statistics().codec}
 
 
 def _refused(place: Place, codec: str, make: Build = network) -> dict[str, Any]:

@@ -145,15 +145,11 @@ def test_threshold_is_within_tau_of_small_constants_and_sends_tau_of_large_ones(
     assert abs(sent - 100 * a_step) <= (0.1 if a_step == value else 0) + 1e-4
 
 
-FORGETFUL = {
-    "onebit": OneBit(16),
-    "linear8": EightBit("linear8"),
-    "threshold": Threshold(0.3),
-    **{name: FourBit(name) for name in FOUR_BIT_TABLES},
-}
-
-
-@pytest.mark.parametrize("inner", FORGETFUL.values(), ids=FORGETFUL)
+@pytest.mark.parametrize(
+    "inner",
+    [OneBit(16), EightBit("linear8"), Threshold(0.3), *map(FourBit, FOUR_BIT_TABLES)],
+    ids=lambda one: one.name,
+)
 @given(st.integers(0, 100))
 def test_error_feedback_owes_what_was_lost_and_goes_on_from_its_state(inner: Codec, seed: int):
     """What was sent and what is still owed are together what was given, but for rounding."""

@@ -99,8 +99,6 @@ def test_targets_that_do_not_fit_are_refused(targets: torch.Tensor):
         partial(optim.AdamW, lr=1e-6),
         partial(optim.RMSprop, lr=0.1),
         partial(optim.Adagrad, lr=0.1),
-        partial(optim.ASGD, lr=0.1),
-        partial(optim.Rprop, lr=0.1),
     ],
 )
 def test_optimizers_of_each_value_can_have_rows(optimizer: Any):
