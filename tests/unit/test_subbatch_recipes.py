@@ -175,7 +175,7 @@ def test_what_is_not_the_result_of_its_last_layer_is_no_bypass():
     assert bypassed(Language(), "norm", tokens) is None
     assert bypassed(Doubling(), "head", tokens) is None
     with refused("head"):
-        partition(Doubling(), ["head"], "doubling", tokens)
+        parted(tokens_recipe(model=Doubling))
 
 
 def test_a_model_that_changes_its_mind_in_training_is_refused():
