@@ -240,25 +240,19 @@ def auto(place: Place) -> dict[str, Any]:
     return outcome | {"codec": parallel.statistics().codec}
 
 
-def _refused(place: Place, codec: str, make: Build = network) -> dict[str, Any]:
+def _refused(place: Place, codec: str | None = None, make: Build = network) -> dict[str, Any]:
+    """By default the last rank has another codec."""
+    codec = codec or ("half" if place.rank == place.size - 1 else "dynamic8")
     parallel = place.parallel(place.build(make)[0], codec=codec)  # lives until backward is done
     loss_of(parallel, place.rank, 0).backward()
     return {}
 
 
-def other_codecs(place: Place) -> dict[str, Any]:
-    return _refused(place, "half" if place.rank == place.size - 1 else "dynamic8")
-
-
-def float64(place: Place) -> dict[str, Any]:
-    return _refused(place, "dynamic8", lambda: network().double())
-
-
 CASES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "right_gradients": right_gradients,
     "auto": auto,
-    "other_codecs": other_codecs,
-    "float64": float64,
+    "other_codecs": _refused,
+    "float64": partial(_refused, codec="dynamic8", make=lambda: network().double()),
     "nan_raises": partial(_non_finite, "0.weight", math.nan, on_nonfinite="raise"),
     "infinity_raises_by_default": partial(_non_finite, "6.bias", -math.inf),
     "nan_is_skipped": partial(_non_finite, "6.weight", math.nan, on_nonfinite="skip"),

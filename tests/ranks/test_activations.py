@@ -5,6 +5,7 @@ of all losses.
 """
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from itertools import accumulate
 from typing import Any
 
@@ -254,3 +255,14 @@ def wrong_rows() -> None:
 
 def test_what_does_not_fit_is_refused(pair: Ranks):
     pair(wrong_rows)
+
+
+def without_rank_1() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    if dist.get_rank() == 0:
+        all_gather(torch.ones(2, 3), "dynamic8", sizes=[2, 2], group=group)
+
+
+@slow
+def test_nobody_waits_for_a_rank_that_does_not_come(pair: Ranks):
+    assert pair(without_rank_1, errors=True)[0].kind == "RuntimeError"
