@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from boxes import box, link
 from hogbatches import POLICIES, SHARED, WAYS, at_speeds, per_sample, roof, run
-from paceline.core.plan import COMPUTE, Cost, Kind, Lane
+from paceline.core.plan import COMPUTE, Cost, Kind
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.core.workload import Layer, Parameter, Workload
@@ -124,25 +124,6 @@ def test_the_period_of_a_gpu_is_the_simulated_one(speed, numel, sample_nbytes, g
     ends = [update.end_s for update in statistics.updates(timeline)["gpu0"]]
     # Two stages that take nearly as long as each other need many batches to fill the pipeline.
     assert (ends[-1] - ends[-21]) / 20 == pytest.approx(period_s(batch, gpu_depth), rel=3e-2)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "took"),
-    [
-        # samples in, model in, compute, update out, update added
-        ((1, 1, 10, 1, 1), 10),  # all else is beside the computing
-        ((9, 3, 10, 1, 1), 12),  # what is copied in takes one lane
-        ((1, 4, 5, 1, 7), 11),  # the model is not copied while an update is added
-        ((1, 6, 8, 8, 4), 13),  # the last but one is to be in the model: half of all but samples
-    ],
-)
-def test_batches_of_a_gpu_overlap(seconds, took):
-    machine = box("gpu", "cpu", links=[link("gpu0", "h", 1.0)])
-    stages, _ = priced_batches(per_sample(4), machine, [WorkerSpec("gpu")], shared=True)(0, 4)
-    computing = [stage for stage in stages if stage.on[0].lane is Lane.COMPUTE]
-    kept = (*stages[:2], computing[0], *stages[-2:])
-    assert period_s((kept, seconds), 3) == took
-    assert period_s((kept, seconds), 1) == sum(seconds)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -6,13 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.cost import Roofline
-from paceline.core.simulate import simulate
-from paceline.core.strategy import Window
 from paceline.records.settings import check_options
-from paceline.strategies.hogbatch import STRATEGY, statistics
+from paceline.strategies.hogbatch import STRATEGY
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec, adding_threads, parse_workers
-from paceline.strategies.hogbatch.plan import plan
 from paceline.strategies.hogbatch.policy import (
     MOST_REPORTED,
     POLICIES,
@@ -24,7 +20,6 @@ from paceline.strategies.hogbatch.policy import (
     updates_of,
     wants_more,
 )
-from paceline.studies.papers.hogbatch import DATA_SETS, devices, workload
 from refusals import refused
 
 CPU, GPU = WorkerSpec("cpu", 56), WorkerSpec("gpu")
@@ -201,16 +196,6 @@ def test_a_users_policy_is_asked_as_the_built_in_ones_are():
     sizes = [policy.next_batch(0, [1.0, 0.0], [size, 3]) for size in (0, 1, 15, 16)]
     assert sizes == [1, 2, 16, 16]
     assert policy.policy.asked[0] == (0, (1.0, 0.0))
-
-
-def test_a_plan_asks_it_too():
-    config = check_options(STRATEGY, {"policy": f"{__name__}:Growing", "gpu_depth": 1}, 2)
-    machine, work = devices("cpu0", "gpu0"), workload(DATA_SETS[0], 8)
-    timeline = simulate(plan(work, machine, config, Window(4)), Roofline.of(machine))
-    sizes = [size for _, size in statistics.batch_sizes(timeline)["gpu0"]]
-    assert len(sizes) > 2
-    assert sizes == [min(16, number + 1) for number in range(len(sizes))]
-    assert STRATEGY.memory(work, machine, config)["gpu0"] > 0
 
 
 @pytest.mark.parametrize("name", ["Missing", "Unmade", "sized", "Boundless"])

@@ -1,7 +1,5 @@
 """Trees of hubs, servers in main memory (section 3.4.2), and hubs that limit (3.4.1)."""
 
-from itertools import product
-
 import pytest
 
 from boxes import FLOPS_PER_S, after, box, link
@@ -19,7 +17,7 @@ from paceline.records.machine_file import find_machine
 from paceline.strategies import find_strategy
 from paceline.strategies.wheel import STRATEGY
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.plan import memory, place, placements, plan
+from paceline.strategies.wheel.plan import memory, place, plan
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, split
 from refusals import refused
 from wheels import BODY, CROSSING, HEAD, SAMPLES, model
@@ -216,15 +214,6 @@ def test_the_planner_lends_the_head_where_the_device_is_too_small():
     assert (usual.config.server_memory, small.config.server_memory) == ("device", "host")
     assert any("server_memory=host" in note for note in small.notes)
     assert not none
-
-
-def test_child_hubs_are_tried_with_their_servers_in_either_memory():
-    def tried(**options) -> list[tuple[int, str]]:
-        found = placements(model(), Wheel(workers=4, **options))
-        return sorted((one.child_hubs, one.server_memory) for one in found)
-
-    assert tried() == sorted(product((0, 2, 4), ("device", "host")))
-    assert tried(child_hubs=2, server_memory="host") == [(2, "host")]
 
 
 def test_a_plan_has_as_many_workers_as_alternate_on_the_devices() -> None:

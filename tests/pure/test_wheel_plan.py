@@ -261,13 +261,6 @@ def test_the_cut_found_sends_the_fewest_bytes_or_none_is(num_convolutions, matri
     assert on_the_wire(messages(found, Wheel())) == least
 
 
-def test_a_named_head_begins_there():
-    parts = split(model(), Wheel(head="c1"))
-    assert [one.name for one in parts.body.layers] == ["c0"]
-    assert [one.name for one in parts.head.in_backward_order] == ["f1", "f0", "c1"]
-    assert parts.head.input_nbytes == 8 * CROSSING
-
-
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_a_rehearsal_paces_devices_by_what_layers_take_in_the_plan(kind: str):
     work, config = model(), Wheel(workers=1, lanes=1)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.errors import WorkerLost
 from paceline.rpc.client import Client, HubRestarted, Outbox
 from paceline.rpc.frames import FrameHeader, Message, MessageKind, ProtocolError, unpack
 from paceline.rpc.keys import (
@@ -160,19 +159,6 @@ class TestOutbox:
         with pytest.raises(HubRestarted):
             outbox.admit(Message("a"))
         assert outbox.admit(Message("a")).sequence == 4
-
-    def test_a_failure_is_raised_by_every_wait_now_and_later(self):
-        outbox = joined()
-        pending = outbox.admit(parts(MAX_NBYTES))
-        outbox.admit(parts(MAX_NBYTES))
-        waiting = [blocks(pending.result), blocks(lambda: outbox.admit(parts(MAX_NBYTES)))]
-        outbox.fail(WorkerLost("gone"))
-        outbox.fail(WorkerLost("closed"))
-        for result in waiting:
-            with pytest.raises(WorkerLost, match="gone"):
-                result.result(DEADLINE_S)
-        with pytest.raises(WorkerLost, match="gone"):
-            outbox.admit(Message("a"))
 
 
 @pytest.mark.parametrize(

@@ -287,8 +287,7 @@ def test_a_run_ends_when_all_are_done_or_will_never_be_back():
     run.membership.finish(0)
     assert not run.membership.is_over
     run.membership.drop(1)
-    assert run.membership.is_over
-    assert run.membership.num_steps == 4
+    assert (run.membership.is_over, run.membership.num_steps) == (True, 4)
     run = Run(1).begun()
     run.membership.mark_dead(0, "was ended by SIGKILL")
     run.membership.drop(0)

@@ -74,13 +74,11 @@ def test_halves_compute_the_model_to_the_last_bit(name: str, first: str, dtype: 
 def test_the_plan_and_the_run_cut_alike(name: str):
     """What the plan says is in the body, and crosses the cut, is what the halves do."""
     case = CASES[name]
-    model = case.model(torch.float32)
-    example = case.inputs(dtype=torch.float32)
-    workload = describe(model, example)
+    model, example = case.model(torch.float32), case.inputs(dtype=torch.float32)
+    workload, named = describe(model, example), dict(model.named_parameters())
     numbers = {layer.name: index for index, layer in enumerate(workload.layers)}
     for first in case.cuts:
         halves, parts = cut(model, example, first), Split.before(workload, numbers[first])
-        named = dict(model.named_parameters())
         names = (*halves.body_names, *halves.head_names)
         own = (*halves.body_parameters, *halves.head_parameters)
         assert sorted(names) == sorted(named)
@@ -94,15 +92,15 @@ def test_cutting_leaves_everything_as_it_was():
     case = CASES["dropping"]
     model = case.model().eval()
     model.norm.train()
-    before, modes = state(model), [module.training for module in model.modules()]
-    attributes = set(vars(model))
-    torch.manual_seed(5)
-    random = torch.get_rng_state()
+
+    def now() -> tuple:
+        modes = [module.training for module in model.modules()]
+        return modes, set(vars(model)), torch.get_rng_state().tolist()
+
+    before, as_it_was = state(model), now()
     cut(model, case.inputs(), "fc1")
     assert equal(state(model).values(), before.values())
-    assert [module.training for module in model.modules()] == modes
-    assert torch.equal(torch.get_rng_state(), random)
-    assert set(vars(model)) == attributes
+    assert now() == as_it_was
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
