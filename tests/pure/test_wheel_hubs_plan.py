@@ -1,5 +1,7 @@
 """Trees of hubs, servers in main memory (section 3.4.2), and hubs that limit (3.4.1)."""
 
+from functools import partial
+
 import pytest
 
 from boxes import FLOPS_PER_S, after, box, link
@@ -262,10 +264,7 @@ def test_the_plan_says_how_many_devices_keep_up_where_heads_take_longer(head_s, 
     assert found.step_s == pytest.approx(6 * head_s, rel=0.02)  # all answers, one after another
 
 
-def alexnet(samples: int) -> Workload:
-    found = recorded("alexnet", samples)
-    assert found is not None
-    return found
+alexnet = partial(recorded, "alexnet")
 
 
 def test_the_devices_that_keep_up_are_counted_for_each_hub() -> None:
