@@ -10,8 +10,8 @@ from paceline.links.launch import launch
 launch([sys.executable, *sys.argv[2:]], int(sys.argv[1]))
 """
 
-# What torch's process group on CPUs does now and then: one of its threads, which frees the tensors of
-# the last collective, finds that Python is ending, and aborts a rank that is done.
+# What torch's process group on CPUs does now and then: one of its threads, which frees the tensors
+# of the last collective, finds that Python is ending, and aborts a rank that is done.
 TORCH_FAILED = "terminate called without an active exception"
 ATTEMPTS = 3
 

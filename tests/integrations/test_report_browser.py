@@ -5,8 +5,9 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -53,6 +54,29 @@ def desk(browser: Browser, folder: Path) -> Page:
     page = browser.page(1440, SCREENS[1440])
     page.open(folder / "report.html")
     return page
+
+
+def test_it_is_small_and_its_trace_is_one_that_perfetto_loads(folder: Path) -> None:
+    def refuse(constant: str) -> NoReturn:
+        raise AssertionError(f"{constant} is not JSON")
+
+    assert (folder / "report.html").stat().st_size < 2e6
+    events = json.loads((folder / "trace.json").read_text(), parse_constant=refuse)["traceEvents"]
+    tracks: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    num_updates = 0
+    for event in events:
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        if event["ph"] == "X":
+            num_updates += (event["cat"], event["args"]["origin"]) == ("step", "measured")
+            start, length = round(1000 * event["ts"]), round(1000 * event["dur"])
+            assert length >= 0
+            tracks.setdefault((event["pid"], event["tid"]), []).append((start, start + length))
+    # Slices of one track that overlap without one holding the other are dropped.
+    for slices in tracks.values():
+        for one, other in pairwise(sorted(slices)):
+            assert one[1] <= other[0]
+    assert num_updates == STEPS * WORKERS
 
 
 @pytest.mark.parametrize("width", SCREENS)

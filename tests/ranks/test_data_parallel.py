@@ -2,6 +2,7 @@
 
 import copy
 import re
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -459,3 +460,45 @@ def test_a_process_alone_trains_as_without(exchange: str):
     assert (statistics.num_steps, statistics.bytes_sent) == (0, 0)
     assert {str(span.kind.value) for span in parallel.timeline().spans} == {"forward", "step"}
     parallel.close()
+
+
+class Wide(nn.Module):
+    """More bytes of gradients than a container's /dev/shm often has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(18 * 2**20))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight * x).sum()
+
+
+def trains_with_a_small_dev_shm() -> None:
+    import ctypes
+
+    assert ctypes.CDLL(None).unshare(0x00020000) == 0  # CLONE_NEWNS
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", "/dev/shm"]
+    subprocess.run(mount, check=True)
+    module = Wide()
+    parallel = parallel_of(module, "host")
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=1.0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        parallel(torch.tensor(1.0 + dist.get_rank())).backward()
+        optimizer.step()
+    assert parallel.statistics().bytes_sent == 3 * 72 * 2**20
+    assert torch.equal(module.weight, torch.full_like(module.weight, -4.5))
+
+
+def test_gradients_need_no_space_in_dev_shm():
+    """A container gives /dev/shm 64 MiB; a full one would end in a SIGBUS."""
+    try:
+        subprocess.run(["unshare", "-m", "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("a mount namespace needs root")
+    ranks = Ranks(2)  # of their own, as they stay in the namespace
+    try:
+        ranks(trains_with_a_small_dev_shm)
+    finally:
+        ranks.close()

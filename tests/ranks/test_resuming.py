@@ -176,6 +176,19 @@ def test_more_epochs_may_follow(run: Run, folder: Path) -> None:
     assert len(learnt(folder)[1]) == 2
 
 
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(run: Run, folder: Path) -> None:
+    settings = {"strategy": "tree", "checkpoint_every": "20"}
+    run(settings)
+    before = learnt(folder)
+    newest = folder / "checkpoints" / "step-00000040" / "model.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-5] ^= 8
+    newest.write_bytes(data)
+    run(settings, is_resumed=True)
+    assert learnt(folder) == before
+
+
 def test_a_host_run_goes_on_with_another_exchange_though_no_checkpoint_can_be_written(run, folder):
     """Sums of two are the same in any order."""
     settings = {"model": "small_recipes:plain", "checkpoint_every": "37"}
