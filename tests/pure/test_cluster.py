@@ -1,6 +1,7 @@
 """Clusters, of which one node stands for all, and the exchange of groups of hosts."""
 
 from collections import Counter
+from itertools import combinations
 from math import prod
 
 import pytest
@@ -10,7 +11,6 @@ from pydantic import ValidationError
 
 from boxes import (
     FACT,
-    FLOPS_PER_S,
     ExchangeOnly,
     WithoutUpdate,
     after,
@@ -23,13 +23,11 @@ from boxes import (
 )
 from findings import numbers
 from paceline.core.cluster import Cluster, Symmetric
-from paceline.core.compare import breakdown
 from paceline.core.cost import Roofline, update_cost
 from paceline.core.machine import Machine
-from paceline.core.plan import COMMUNICATION, Kind, Plan, Task, TaskId
+from paceline.core.plan import COMMUNICATION, Plan
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
-from paceline.core.transfer import Ring
 from paceline.planner import search
 from paceline.strategies import find_exchange, find_strategy
 from paceline.strategies.hierarchy.config import Hierarchy
@@ -41,8 +39,8 @@ CODECS = {"eightbit": codec_speed(1e7, 2e7, 1e-4)}
 
 
 def level(name: str, count: int, nbytes_per_s: float, latency_s: float = 0.0, **more) -> dict:
-    fact = {"bandwidth_bytes_per_s": nbytes_per_s, "latency_s": latency_s, "source": "made up"}
-    return fact | {"name": name, "count": count} | more
+    fact = link("", "", nbytes_per_s, latency_s) | {"name": name, "count": count} | more
+    return {key: value for key, value in fact.items() if key != "between"}
 
 
 RACKS = (
@@ -54,19 +52,12 @@ RACKS = (
 
 def cluster(kind: str = "gpu", per_node: int = 4, levels=RACKS) -> Cluster:
     """Nodes of GPUs, each behind its own link, or of cores that message through memory."""
-    facts = {"kind": kind, "host": "n", "flops_per_s": FLOPS_PER_S, "codecs": CODECS}
-    devices = [FACT | facts | {"name": f"{kind}{i}"} for i in range(per_node)]
-    links = [link(device["name"], "n", 2e6 + 1e5 * i, 1e-5) for i, device in enumerate(devices)]
-    computer = {"name": "n", "cores": 8, "reduce_latency_s": 1e-4, "codecs": CODECS}
-    return Cluster.model_validate(
-        {
-            "name": "made",
-            "hosts": [FACT | computer | {"memory_bandwidth_bytes_per_s": 1e7}],
-            "devices": devices,
-            "links": links if kind == "gpu" else [link("n", "n", 3e6, 1e-5)],
-            "levels": list(levels),
-        }
-    )
+    gpus = [link(f"gpu{i}", "n", 2e6 + 1e5 * i, 1e-5) for i in range(per_node)]
+    links = gpus if kind == "gpu" else [link("n", "n", 3e6, 1e-5)]
+    host = {"reduce_latency_s": 1e-4, "memory_bandwidth_bytes_per_s": 1e7, "codecs": CODECS}
+    devices, facts = [kind] * per_node, {"codecs": CODECS}
+    node = box(*devices, hosts="n" * per_node, links=links, host=host, device=facts)
+    return Cluster.model_validate(node.model_dump() | {"levels": list(levels)})
 
 
 STRATEGIES = {
@@ -109,18 +100,12 @@ def test_one_node_stands_for_all_equal_ones(name, workers, kind):
     assert busiest(one(2)) == pytest.approx(busiest(all_(2)), rel=1e-9)
     if workers > 4:
         assert len(one(2)) < len(all_(2))
-
-
-@pytest.mark.parametrize("workers", [8, 24, 48])
-@pytest.mark.parametrize("between", ["rings", "servers"])
-def test_what_the_representatives_need_is_what_each_needs(workers, between):
-    config, memory = Hierarchy(workers=workers, between=between), find_strategy("hierarchy").memory
-    found, expected = (
-        memory(WORK, cluster().for_workers(workers, symmetric), config)
-        for symmetric in (True, False)
-    )
-    assert found.items() <= expected.items()
-    assert set(expected.values()) == set(found.values())
+    strategy, options = find_strategy(name.split()[0]), STRATEGIES[name]
+    if strategy.memory is not None:
+        config = strategy.config(workers=workers, **options)
+        needed, of_all = (strategy.memory(WORK, machine, config) for machine in (alike, every))
+        assert needed.items() <= of_all.items()
+        assert set(needed.values()) == set(of_all.values())
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -130,15 +115,6 @@ def test_the_size_of_a_plan_does_not_depend_on_the_number_of_nodes(name):
         len(planned(whole.for_workers(n, symmetric=True), name, n)(1)) for n in (4 * 2048, 2**19)
     )
     assert large <= small * 1.5
-
-
-def test_a_ring_over_nodes_is_as_slow_as_its_slowest_way():
-    # 48 cores: 94 messages in turn, each over six links of the three levels.
-    alike = cluster("cpu").for_workers(48, symmetric=True)
-    ring = Ring.over(alike, alike.first_devices(48), ())
-    assert ring.num_ranks == 48
-    latency_s = 2 * (1e-4 + 2e-4 + 3e-4)
-    assert ring.seconds(48e6) == pytest.approx(94 * (latency_s + 1e6 / 1e6))
 
 
 def test_hosts_below_a_switch_share_its_link():
@@ -159,29 +135,23 @@ def test_hosts_below_a_switch_share_its_link():
 
 
 def test_nodes_are_filled_in_order_and_switches_are_there_as_far_as_they_are_used():
-    whole = cluster()
-    assert (whole.num_nodes, whole.num_devices) == (24, 96)
-    part = whole.for_workers(21)
-    assert [host.name for host in part.hosts] == [f"n{i}" for i in range(6)]
-    assert [switch.name for switch in part.switches] == ["rack0", "rack1", "rack2", "row0"]
-    devices = [device.name for device in part.first_devices(6)]
-    assert devices[3:] == ["n0.gpu3", "n1.gpu0", "n1.gpu1"]
-    way = part.route(part.hosts[0], part.hosts[5])
-    assert [hop.target for hop in way] == ["rack0", "row0", "rack2", "n5"]
-    assert not whole.for_workers(4).switches
-    assert whole.for_workers(96, symmetric=True).groups == (2, 3, 4)
-    # A machine that is no cluster is planned as it is.
-    assert part.for_workers(3, symmetric=True) is part
-    assert part.num_devices == 24
-
-
-def test_what_is_inside_a_node_is_in_every_node():
     node = cluster().model_dump()
     node["switches"] = [{"name": "crossbar", "source": "made up"}]
     node["links"] += tuple(link(f"gpu{i}", "crossbar", 1e9) for i in range(4))
-    part = Cluster.model_validate(node).for_workers(8)
-    way = part.route(part.devices[4], part.devices[6])
-    assert [hop.target for hop in way] == ["n1.crossbar", "n1.gpu2"]
+    whole = Cluster.model_validate(node)
+    part = whole.for_workers(21)
+    within = [f"n{i}.crossbar" for i in range(6)]
+    used = ["rack0", "rack1", "rack2", "row0"]
+    assert {switch.name for switch in part.switches} == {*within, *used}
+    assert [one.name for one in part.first_devices(6)][3:] == ["n0.gpu3", "n1.gpu0", "n1.gpu1"]
+    for ends, way in (
+        ((part.hosts[0], part.hosts[5]), ["rack0", "row0", "rack2", "n5"]),
+        ((part.devices[4], part.devices[6]), ["n1.crossbar", "n1.gpu2"]),
+    ):
+        assert [hop.target for hop in part.route(*ends)] == way
+    assert [switch.name for switch in whole.for_workers(4).switches] == within[:1]
+    # A machine that is no cluster is planned as it is.
+    assert part.for_workers(3, symmetric=True) is part
 
 
 BIG = cluster(levels=[level("rack", 30, 1e6), level("row", 32, 1e6)])
@@ -223,7 +193,6 @@ def test_a_strategy_without_symmetry_is_planned_on_many_workers_that_are_asked_f
     ("change", "place"),
     [
         ({"levels": [level("rack", 0, 1e6)]}, ("levels", 0, "count")),
-        ({"levels": [level("rack", 8, -1.0)]}, ("levels", 0, "bandwidth_bytes_per_s")),
         ({"levels": [level("r", 8, 1e6, oversubscription=0.5)]}, ("levels", 0, "oversubscription")),
         ({"levels": [level("n", 8, 1e6)]}, ()),  # the name of the node
         ({"levels": []}, ("levels",)),
@@ -241,16 +210,10 @@ NBYTES = 4000
 HOSTS = "abcdefghi"
 
 
-def all_linked(num_hosts: int, nbytes_per_s: float, latency_s: float = 0.0) -> list[dict]:
-    names = HOSTS[:num_hosts]
-    pairs = [(one, other) for one in names for other in names if one < other]
-    return [link(*pair, nbytes_per_s, latency_s) for pair in pairs]
-
-
 def grouped(groups: list[int], pace: float = 1e3, latency_s: float = 0.0, **host) -> Machine:
     """One core on each host; all hosts have links with each other."""
     names = HOSTS[: prod(groups)]
-    links = all_linked(len(names), pace, latency_s)
+    links = [link(*pair, pace, latency_s) for pair in combinations(names, 2)]
     machine = box(*["cpu"] * len(names), hosts=names, links=links, host=host or None)
     return Machine.model_validate(machine.model_dump() | {"groups": groups})
 
@@ -260,7 +223,7 @@ def seconds(machine: Machine, nbytes: int, **config) -> float:
     return exchange_s(plan_hierarchy(chain((0, nbytes)), machine, options, Window(1)), machine)
 
 
-def test_these_tasks_and_no_others_lie_between_hosts():
+def test_these_tasks_and_no_others_lie_between_hosts_and_hide_behind_backward():
     machine, work = grouped([2, 2]), chain((0, NBYTES))
     found = named(plan_hierarchy(work, machine, Hierarchy(4), Window(1)))
     sends = {f"send[0.{way}]" for way in ("out0", "out1", "in1", "in0")}
@@ -270,6 +233,10 @@ def test_these_tasks_and_no_others_lie_between_hosts():
     assert served["s0/step@worker0"].cost == update_cost(work)
     assert set(after(served["s0/step@worker3"])) >= {"s0/send[0.in0]"}
     assert [one.between for one in variants(4)] == ["rings", "servers"]
+    # The last layer's 6 s of messages hide; the first has next to nothing to send.
+    layers, config = chain((20, 4), (20, NBYTES)), Hierarchy(workers=4)
+    repeated = lambda n: plan_hierarchy(layers, machine, config, Window(n))  # noqa: E731
+    assert period(repeated, WithoutUpdate(machine), 3) == pytest.approx(40, rel=1e-3)
 
 
 @given(
@@ -312,6 +279,12 @@ def test_few_servers_are_the_bottleneck(num_hosts, servers):
     assert found >= seconds(machine, NBYTES, between="servers") * (1 - 1e-9)
 
 
+@pytest.mark.parametrize(("groups", "servers"), [([2], 3), ([2, 2], 1)])
+def test_servers_are_among_the_hosts_of_one_group(groups, servers):
+    with refused("servers"):
+        seconds(grouped(groups), NBYTES, between="servers", servers=servers)
+
+
 def test_memory_is_that_of_replicas_and_of_gradients_and_parameters_on_hosts():
     def needed(config: Hierarchy, num_hosts: int = 2) -> list[int]:
         found = memory(chain((0, NBYTES)), grouped([num_hosts]), config)
@@ -319,47 +292,6 @@ def test_memory_is_that_of_replicas_and_of_gradients_and_parameters_on_hosts():
 
     assert needed(Hierarchy()) == [2 * NBYTES] * 2  # one worker's gradients and the sum
     served = 2 * NBYTES + 3 * NBYTES // 2
-    assert needed(Hierarchy(between="servers")) == [served] * 2
     few = Hierarchy(3, between="servers", servers=2)
     assert needed(few, 3) == [served, served, 2 * NBYTES]
     assert set(memory(chain((0, NBYTES)), box("cpu"), Hierarchy(workers=1))) == {"cpu0"}
-
-
-def test_servers_are_among_the_hosts_of_one_group():
-    for groups, servers in (([2], 3), ([2, 2], 1)):
-        config = Hierarchy(prod(groups), between="servers", servers=servers)
-        with refused("servers"):
-            plan_hierarchy(chain((1, 4)), grouped(groups), config, Window(1))
-
-
-def test_sums_hide_behind_backward_chunk_by_chunk_and_show_after_it():
-    machine = grouped([2, 2])
-    cost = WithoutUpdate(machine)
-
-    def window(num_steps):
-        return plan_hierarchy(
-            chain((20, 4), (20, NBYTES)), machine, Hierarchy(workers=4), Window(num_steps)
-        )
-
-    # The last layer's 6 s of messages hide; the first has next to nothing to send.
-    assert period(window, cost, 3) == pytest.approx(40, rel=1e-3)
-    parts = breakdown(
-        simulate(
-            plan_hierarchy(chain((20, NBYTES)), machine, Hierarchy(workers=4), Window(3)), cost
-        )
-    )
-    assert (parts.exposed_s, parts.idle_s) == pytest.approx((6.0, 0.0), abs=1e-6)
-
-
-def test_a_way_that_is_shared_before_its_narrowest_hop_is_priced_by_the_slower():
-    # Two pairs of neighbours share a wide hop, which then is slower than the narrow one.
-    links = [link(f"gpu{i}", "xy"[i % 2], 10.0) for i in range(4)] + [link("x", "y", 15.0)]
-    switches = [{"name": name, "source": "-"} for name in "xy"]
-    values = box(*["gpu"] * 4).model_dump() | {"links": links, "switches": switches}
-    machine = Machine.model_validate(values)
-    ring = Ring.over(machine, machine.devices, ())
-    on, cost = ring.reduction(60.0)
-    # Each of four sends 6 messages of 15 bytes, and two of them go from x to y.
-    assert ring.seconds(60.0) == pytest.approx(6 * 15 * 2 / 15)
-    priced = Roofline.of(machine).seconds(Task(TaskId(0, Kind.REDUCE), on, cost))
-    assert priced == pytest.approx(ring.seconds(60.0))

@@ -1,17 +1,31 @@
-"""The exchanges of host, in chunks, and of tree against closed forms."""
+"""Host, in chunks, and tree: their exchanges in closed form, and what Le et al. 2018 derive."""
 
-from math import ceil, log2
+from itertools import combinations, pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from boxes import WithoutUpdate, after, box, chain, exchange_s, link
+from closed_forms import (
+    LayerPhases,
+    backpropagation_s,
+    host_overhead_s,
+    host_s,
+    processing_s,
+    typical_s,
+)
+from findings import numbers
+from paceline.core.after_backward import AfterBackward, BackwardPhase
 from paceline.core.compare import breakdown_by_device
-from paceline.core.cost import Measured, Roofline
+from paceline.core.cost import Measured, Roofline, Slowed
+from paceline.core.durations import duration
 from paceline.core.plan import Kind, PriceKey
 from paceline.core.simulate import period, simulate
-from paceline.core.strategy import Window
+from paceline.core.strategy import Strategy, Window
+from paceline.planner.backward import after_backward_sentence
+from paceline.strategies import host, tree
 from paceline.strategies.host.config import HostReduce
 from paceline.strategies.host.plan import plan
 from paceline.strategies.tree.config import Tree
@@ -48,9 +62,9 @@ def test_sums_hide_behind_backward_unless_the_ranks_have_all_cores(uses_cores):
     # 2 s of backward beside a sum of 1 s; the last layer's gradients are nothing.
     links = [link("h", "h", 1.0, uses_cores=uses_cores)]
     machine = box("cpu", "cpu", links=links, host={"reduce_latency_s": 1.0})
-    tasks = plan(chain((2, 4), (2, 4)), machine, HostReduce(), Window(1))
-    makespan_s = simulate(tasks, WithoutUpdate(machine)).makespan_s
-    assert makespan_s == pytest.approx(4 + 1 + (1 if uses_cores else 0))
+    window = lambda n: plan(chain((2, 4), (2, 4)), machine, HostReduce(), Window(n))  # noqa: E731
+    step_s = period(window, WithoutUpdate(machine), 3)
+    assert step_s == pytest.approx(4 + 1 + (1 if uses_cores else 0))
 
 
 @pytest.mark.parametrize(
@@ -86,15 +100,6 @@ def test_synchronising_is_paid_on_top_of_backward(facts, measured, expected):
     assert Measured(measured, Roofline.of(machine)).seconds(task) == expected
 
 
-def test_what_a_worker_waits_for_between_hosts_is_communication_and_not_idle_time():
-    machine = box("cpu", "cpu", "cpu", hosts="aab", links=[link("a", "b", 100.0)])
-    tasks = plan(chain((1, NBYTES)), machine, HostReduce(workers=3), Window(1))
-    for parts in breakdown_by_device(simulate(tasks, Roofline.of(machine))).values():
-        # A ring of two hosts: half of the bytes, twice.
-        assert parts.exposed_s == pytest.approx(NBYTES / 100.0, rel=1e-6)
-        assert parts.idle_s == pytest.approx(0.0, abs=1e-6)
-
-
 def test_several_hosts_sum_their_own_and_exchange_the_sums_in_a_ring():
     # Three ranks on two hosts. Each host sends 2 (n - 1) / n of the bytes to the other.
     machine = box("cpu", "cpu", "cpu", hosts="aab", links=[link("a", "b", 1000.0, 0.25)])
@@ -104,31 +109,15 @@ def test_several_hosts_sum_their_own_and_exchange_the_sums_in_a_ring():
     assert Roofline.of(machine).seconds(send) == pytest.approx(4.0 + 2 * 0.25)
     assert set(after(tasks["s0/step@worker2"])) >= {"s0/send[0]", "s0/send[1]"}
     assert exchange_s(tasks, machine) == pytest.approx(2 * 4.5)  # sums go on beside the network
+    # What a worker waits for is communication and not idle time.
+    for parts in breakdown_by_device(simulate(tasks, Roofline.of(machine))).values():
+        assert (parts.exposed_s, parts.idle_s) == pytest.approx((9.0, 0.0), abs=1e-4)
 
 
-def test_steps_follow_one_another_and_communication_belongs_to_the_devices():
-    machine = box("cpu", "cpu", host={"reduce_latency_s": 1.0})
-
-    def window(num_steps):
-        return plan(chain((3, 4), (2, 4)), machine, HostReduce(), Window(num_steps))
-
-    cost = WithoutUpdate(machine)
-    assert period(window, cost, 3) == pytest.approx(3 + 2 + 1)
-    parts = breakdown_by_device(simulate(window(4), cost))
-    assert list(parts) == ["cpu0", "cpu1"]
-    for part in parts.values():
-        assert (part.exposed_s, part.hidden_s) == pytest.approx((1.0, 1.0))
-        assert part.idle_s == pytest.approx(0.0, abs=1e-9)
-
-
-TREE_BYTES_PER_S = 1000.0
-
-
-def gpus(number: int, adds_per_s: float = 1e18):
-    """GPUs of which each has a link of its own with each other one."""
-    links = [link(f"gpu{i}", f"gpu{j}", TREE_BYTES_PER_S) for i in range(number) for j in range(i)]
-    device = {"memory_bandwidth_bytes_per_s": adds_per_s}
-    return box(*["gpu"] * number, links=links, device=device)
+def between_all(number: int, nbytes_per_s: float) -> list[dict]:
+    """Return links of which each GPU has one of its own with each other one."""
+    pairs = combinations(range(number), 2)
+    return [link(f"gpu{i}", f"gpu{j}", nbytes_per_s) for i, j in pairs]
 
 
 @given(st.integers(1, 300))
@@ -144,23 +133,9 @@ def test_at_distance_k_send_those_that_k_leaves_over_after_division_by_2k(world_
     assert {(child, rank) for rank, own in below.items() for child in own} == expected
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4, 5, 8])
-def test_an_exchange_takes_a_message_each_way_and_an_addition_for_each_level(workers):
-    # Messages of 4 s, additions of 3 x 4000 / 24000 = 0.5 s.
-    machine = gpus(workers, adds_per_s=24000.0)
-
-    def window(steps):
-        return plan_tree(chain((1, NBYTES)), machine, Tree(workers=workers), Window(steps))
-
-    step_s = 1 + ceil(log2(workers)) * (2 * 4.0 + 0.5)
-    assert simulate(window(1), WithoutUpdate(machine)).makespan_s == pytest.approx(step_s)
-    if workers & (workers - 1) == 0:
-        assert period(window, WithoutUpdate(machine), 3) == pytest.approx(step_s)
-
-
 @pytest.mark.parametrize(("uses_cores", "workers"), [(False, 4), (True, 4), (True, 5)])
 def test_processes_of_one_host_share_its_link(uses_cores, workers):
-    links = [link("h", "h", TREE_BYTES_PER_S, 0.25, uses_cores=uses_cores)]
+    links = [link("h", "h", 1000.0, 0.25, uses_cores=uses_cores)]
     machine = box(*["cpu"] * workers, links=links)
     tasks = plan_tree(chain((0, NBYTES)), machine, Tree(workers=workers), Window(1))
     assert exchange_s(tasks, machine) == pytest.approx(2 * (workers - 1) * 4.25)
@@ -174,8 +149,9 @@ def test_additions_of_cores_run_at_the_speed_of_the_memory_and_not_of_layers():
 
 
 def test_every_worker_updates_when_it_has_the_means_and_has_passed_them_on():
-    tasks = plan_tree(chain((1, NBYTES)), gpus(4), Tree(workers=4), Window(2))
-    ends = {s.name: s for s in simulate(tasks, WithoutUpdate(gpus(4))).spans}
+    machine = box(*["gpu"] * 4, links=between_all(4, 1000.0))
+    tasks = plan_tree(chain((1, NBYTES)), machine, Tree(workers=4), Window(2))
+    ends = {s.name: s for s in simulate(tasks, WithoutUpdate(machine)).spans}
     for rank in (1, 2, 3):
         assert ends[f"s0/step@worker{rank}"].start_s >= ends[f"s0/send[down{rank}]"].end_s
         assert after(tasks[f"s1/load@worker{rank}"]) == (f"s0/step@worker{rank}",)
@@ -186,3 +162,90 @@ def test_every_worker_updates_when_it_has_the_means_and_has_passed_them_on():
     # The largest distance first, so that both halves of the tree go on at once.
     assert ends["s0/send[down1]"].start_s == ends["s0/send[down3]"].start_s
     assert ends["s0/send[down2]"].end_s == ends["s0/send[down1]"].start_s
+
+
+NBYTES_PER_S, ADDS_PER_S, SYNC_S = 1e6, 5e6, 0.01
+layers = st.lists(st.tuples(st.floats(1e-3, 1.0), st.integers(1, 10**5)), min_size=1, max_size=8)
+
+
+def left(strategy: Strategy, workload, machine, workers: int, num_steps: int = 2) -> AfterBackward:
+    """Return what a strategy says of its plan."""
+    config, cost = strategy.config(workers=workers), Slowed(WithoutUpdate(machine), 1.0)
+    plan = strategy.plan(workload, machine, config, Window(num_steps))
+    return strategy.after_backward(BackwardPhase(plan, cost, simulate(plan, cost)))
+
+
+def in_turn(sizes):
+    """Return the layers with so long a backward that no copy ever waits for another."""
+    wire_times = [(t_bp, 4 * n / NBYTES_PER_S) for t_bp, n in sizes]
+    times = [LayerPhases(t_bp, SYNC_S, 2 * t, t) for t_bp, t in wire_times]
+    return [
+        before._replace(t_bp=max(before.t_bp, later.t_aa + later.t_bc))
+        for before, later in pairwise(times)
+    ] + times[-1:]
+
+
+def says(text: str, seconds: float) -> bool:
+    """Return True if the text has this time, whichever way it was rounded."""
+    return any(duration(seconds * (1 + off)) in text for off in (-1e-9, 1e-9))
+
+
+@given(layers)
+def test_host_states_definitions_3_1_to_3_3(sizes):
+    links = [link(f"gpu{i}", "h", NBYTES_PER_S) for i in range(2)]
+    sums = {"memory_bandwidth_bytes_per_s": 3 * NBYTES_PER_S}  # two are read and one is written
+    machine = box("gpu", "gpu", links=links, host=sums, device={"sync_latency_s": SYNC_S})
+    times = in_turn(sizes)
+    work = chain(*[(one.t_bp, 4 * n) for one, (_, n) in zip(times, sizes, strict=True)])
+    found = left(host.STRATEGY, work, machine, workers=2)
+    assert found.backward_s == pytest.approx(backpropagation_s(times), rel=1e-9)
+    assert found.sync_s == pytest.approx(SYNC_S * len(times), rel=1e-9)
+    assert found.total_s == pytest.approx(host_s(times), rel=1e-9)
+    assert found.overhead_s == pytest.approx(host_overhead_s(times), rel=1e-6)
+    assert found.left_s == pytest.approx(found.overhead_s - found.sync_s, rel=1e-6)
+    decides = processing_s(times).index(max(processing_s(times)))
+    assert f"l{decides}," in found.because
+    assert says(found.because, host_s(times))
+
+
+@given(layers, st.sampled_from([2, 3, 4, 5, 8]))
+def test_tree_states_definition_3_4(sizes, workers):
+    levels, device = (workers - 1).bit_length(), {"memory_bandwidth_bytes_per_s": ADDS_PER_S}
+    machine = box(*["gpu"] * workers, links=between_all(workers, NBYTES_PER_S), device=device)
+    work = chain(*[(t_bp, 4 * n) for t_bp, n in sizes])
+    wire_s, add_s = levels * 4 / NBYTES_PER_S, levels * 4 * 3 / ADDS_PER_S  # of a value
+    times = [LayerPhases(t_bp, 0.0, n * (wire_s + add_s), n * wire_s) for t_bp, n in sizes]
+    found = left(tree.STRATEGY, work, machine, workers)
+    assert (found.backward_s, found.sync_s) == (pytest.approx(backpropagation_s(times)), 0.0)
+    assert found.total_s == pytest.approx(typical_s(times), rel=1e-9)
+    assert found.left_s == pytest.approx(found.overhead_s, rel=1e-6)
+    summed_s, down_s = (sum(getattr(one, name) for one in times) for name in ("t_aa", "t_bc"))
+    assert all(says(found.because, one) for one in (summed_s, down_s, typical_s(times)))
+
+    window = lambda n: plan_tree(work, machine, Tree(workers=workers), Window(n))  # noqa: E731
+    cost = WithoutUpdate(machine)
+    assert simulate(window(1), cost).makespan_s == pytest.approx(typical_s(times), rel=1e-9)
+    if workers & (workers - 1) == 0:
+        assert period(window, cost, 2) == pytest.approx(typical_s(times), rel=1e-9)
+
+
+def of_plan(name, left_s, overhead_s, *, workers=2, codec=None):
+    told = None
+    if left_s is not None:
+        told = AfterBackward(0.1, overhead_s - left_s, left_s, 0.1 + overhead_s, f"{name} does so")
+    return SimpleNamespace(
+        strategy=name, workers=workers, placement="as listed", codec=codec, after_backward=told
+    )
+
+
+def test_the_smaller_overhead_decides_and_not_what_is_left():
+    # Many small layers: host leaves less after backward, but its synchronisations cost more.
+    said = after_backward_sentence([of_plan("tree", 0.004, 0.004), of_plan("host", 0.001, 0.006)])
+    # Backward, workers, left with tree and host; then what each adds, the least first.
+    assert numbers(said)[:6] == [100, 2, 4, 1, 4, 6]
+    assert said.rindex("(tree)") < said.rindex("(host)")
+    # Plans with codecs or on other workers are not compared.
+    alone = [of_plan("host", 0.001, 0.002), of_plan("tree", 0.004, 0.004, workers=4)]
+    said = after_backward_sentence([of_plan("host", 0.0, 0.0, codec="half"), *alone])
+    assert (numbers(said), "tree" in said) == ([100, 2, 1], False)
+    assert after_backward_sentence([of_plan("allreduce", None, None)]) is None

@@ -63,22 +63,13 @@ def read(tmp_path: Path):
 
 
 def test_a_machine_file_is_read_and_may_say_how_fast_codecs_are(read):
-    speed = (
-        '{ encode_values_per_s = "1.6 Gvalue/s", decode_values_per_s = 5e9, latency_s = "2 us" }'
-    )
-    host = f"codecs.cast = {speed}\ncores = 2"
-    device = f'codecs.eightbit = {speed}\nkind = "gpu"'
+    facts = 'encode_values_per_s = "1.6 Gvalue/s", decode_values_per_s = 5e9, latency_s = "2 us"'
+    host = f"codecs.cast = {{ {facts} }}\ncores = 2"
+    device = f'codecs.eightbit = {{ {facts} }}\nkind = "gpu"'
     m = read(GOOD.replace("cores = 2", host).replace('kind = "gpu"', device))
     assert m.links[0].bandwidth_bytes_per_s == 16e9
-    (of_device,), (of_host,) = m.devices[0].codecs.values(), m.hosts[0].codecs.values()
-    assert (set(m.devices[0].codecs), set(m.hosts[0].codecs)) == ({"eightbit"}, {"cast"})
-    assert of_device == of_host
-    assert of_device.model_dump() == {
-        "encode_values_per_s": 1.6e9,
-        "decode_values_per_s": 5e9,
-        "latency_s": 2e-6,
-    }
-    assert Machine.model_validate(m.model_dump()) == m
+    speed = CodecSpeed(encode_values_per_s=1.6e9, decode_values_per_s=5e9, latency_s=2e-6)
+    assert (m.devices[0].codecs, m.hosts[0].codecs) == ({"eightbit": speed}, {"cast": speed})
     assert len({*m.hosts, *m.devices}) == 2  # hosts and devices are keys
 
 
@@ -105,13 +96,12 @@ def codec(name: str, speed: str) -> tuple[str, str]:
         ("cores = 2", "cores = 2\ncorse = 3", "hosts.0.corse", "'cores'"),
         ("cores = 2", "cores = -1", "hosts.0.cores", ""),
         ('name = "pair"', 'name = "pair"\nspeed = 3', "speed", "devices"),
-        ('"16 GB/s"', '"-16 GB/s"', "links.0.bandwidth_bytes_per_s", ""),
+        ('name = "pair"', 'name = "pair"\ngroups = [2, 2]', "groups", "4 hosts"),
         ('"16 GB/s"', '"1e999 GB/s"', "links.0.bandwidth_bytes_per_s", "1e999"),
         ('"16 GB/s"', '"a lot"', "links.0.bandwidth_bytes_per_s", "'1 Gbit/s'"),
         ('bandwidth_bytes_per_s = "16', '_ = "16', "links.0._", "bandwidth_bytes_per_s"),
         ('bandwidth_bytes_per_s = "16 GB/s"', "", "links.0.bandwidth", '"1 Gbit/s"'),
         ('"16 GB/s"', "-16e9", "links.0.bandwidth_bytes_per_s", ""),
-        ('"16 GB/s"', '"16 GB"', "links.0.bandwidth_bytes_per_s", ""),
         ('"1 Tflop/s"', '"1 Tflops"', "devices.0.flops_per_s", ""),
         ('["gpu0", "a"]', '["gpu0", "b"]', "links.gpu0--b.between", "'b'"),
         ('host = "a"', 'host = "c"', "devices.gpu0.host", "['a']"),
@@ -122,7 +112,6 @@ def codec(name: str, speed: str) -> tuple[str, str]:
         (*codec("cast", "1"), "devices.0.codecs.cast.decode_values_per_s", ""),
         ("cores = 2", "cores = ", "not TOML", "line 6"),
         ("[[hosts]]", "[[hosts]", "not TOML", "line 4"),
-        ("data sheet", "\\q", "not TOML", ""),
         ("data sheet", "\udcff\udcfe", "not TOML", ""),
     ],
 )
@@ -131,6 +120,9 @@ def test_a_fault_of_a_machine_file_is_named_by_its_place(read, tmp_path, old, ne
         read(GOOD.replace(old, new, 1))
     assert caught.value.problem.startswith(place)
     assert hint in caught.value.problem
+
+
+SWITCH = '[[switches]]\nname = "s"\nsource = "-"\n'
 
 
 def device(name: str, host: str, kind: str) -> str:
@@ -149,45 +141,36 @@ def links_of(*ends: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("more", "missed"),
+    ("text", "missed"),
     [
-        (device("gpu1", "a", "gpu"), "gpu1"),
-        (HOST.replace('"a"', '"b"'), "b"),
-        # Four hosts that were to form a ring: two of its links are not there.
-        (hosts_of_cores("bcd") + links_of("ab", "cd"), "c"),
-        (hosts_of_cores("bc") + links_of("bc"), "b"),
+        (GOOD + device("gpu1", "a", "gpu"), "gpu1"),
+        (GOOD + HOST.replace('"a"', '"b"'), "b"),
+        # Four hosts that were to form a ring: two of its links are not there, or one.
+        (GOOD + hosts_of_cores("bcd") + links_of("ab", "cd"), "c"),
+        (GOOD + hosts_of_cores("bcd") + links_of("ab", "bc", "cd"), None),
+        (GOOD + hosts_of_cores("bc") + links_of("bc"), "b"),
+        (GOOD + hosts_of_cores("bc") + links_of("as", "bs", "cs") + SWITCH, None),
+        (GOOD + device("cpu0", "a", "cpu"), None),
+        # Cores of one host have its memory; one device alone needs no link.
+        (HEAD + HOST + device("cpu0", "a", "cpu") + device("cpu1", "a", "cpu"), None),
+        (HEAD + HOST + device("gpu0", "a", "gpu"), None),
     ],
 )
-def test_what_nothing_leads_to_is_a_fault_of_the_file(read, tmp_path, more, missed):
+def test_what_nothing_leads_to_is_a_fault_of_the_file(read, tmp_path, text, missed):
+    if missed is None:
+        known = read(text)
+        assert not known.links or all(known.route(known.devices[0], d) for d in known.devices[1:])
+        return
     with refused(tmp_path / "mine.toml") as caught:
-        read(GOOD + more)
+        read(text)
     assert caught.value.problem.startswith("links: ")
     assert f"{missed!r}" in caught.value.problem
 
 
-SWITCH = '[[switches]]\nname = "s"\nsource = "-"\n'
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        GOOD + hosts_of_cores("bcd") + links_of("ab", "bc", "cd"),  # one link short of a cycle
-        GOOD + hosts_of_cores("bc") + links_of("as", "bs", "cs") + SWITCH,
-        GOOD + device("cpu0", "a", "cpu"),
-        # Cores of one host have its memory; one device alone needs no link.
-        HEAD + HOST + device("cpu0", "a", "cpu") + device("cpu1", "a", "cpu"),
-        HEAD + HOST + device("gpu0", "a", "gpu"),
-    ],
-)
-def test_what_is_reached_in_any_way_is_no_fault(read, text):
-    known = read(text)
-    if known.links:
-        assert all(known.route(known.devices[0], other) for other in known.devices[1:])
-
-
 POSITIVE = st.floats(min_value=0, max_value=1e30, exclude_min=True)
 NOT_NEGATIVE = st.floats(min_value=0, max_value=1e30)
-SOURCES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=2000)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=2000)
+NAMES = st.lists(st.text("aZ09_.-", min_size=1, max_size=9), min_size=5, max_size=5, unique=True)
 SPEEDS = st.builds(
     CodecSpeed,
     encode_values_per_s=POSITIVE | st.just(inf),
@@ -195,12 +178,7 @@ SPEEDS = st.builds(
     latency_s=NOT_NEGATIVE,
 )
 CODECS = st.dictionaries(st.sampled_from(["eightbit", "fourbit", "cast", "onebit"]), SPEEDS)
-FACTS = {
-    "memory_bytes": POSITIVE,
-    "memory_bandwidth_bytes_per_s": POSITIVE,
-    "codecs": CODECS,
-    "source": SOURCES,
-}
+FACTS = {"memory_bytes": POSITIVE, "memory_bandwidth_bytes_per_s": POSITIVE, "codecs": CODECS}
 UNITS = {
     "B": Bytes,
     "B/s": BytesPerSecond,
@@ -210,53 +188,45 @@ UNITS = {
 }
 
 
-@st.composite
-def machines(draw: st.DrawFn) -> Machine:
-    names = draw(
-        st.lists(st.text("aZ09_.-", min_size=1, max_size=9), min_size=3, max_size=7, unique=True)
-    )
-    host, device, switch, *others = names
-    hosts = st.builds(
-        Host,
-        name=st.just(host),
-        cores=st.integers(1, 2**31),
-        reduce_latency_s=NOT_NEGATIVE,
-        **FACTS,
-    )
+def machine_of(names: list[str]) -> st.SearchStrategy[Machine]:
+    """Return machines of a host, three devices and a switch, that is of these names."""
+    host, *devices, switch = names
 
-    def devices(name: str) -> st.SearchStrategy[Device]:
-        return st.builds(
-            Device,
-            name=st.just(name),
-            host=st.just(host),
-            kind=st.sampled_from(["cpu", "gpu"]),
-            flops_per_s=POSITIVE,
-            call_latency_s=NOT_NEGATIVE,
-            sync_latency_s=st.none() | NOT_NEGATIVE,
-            **FACTS,
-        )
+    def part(of: type, **facts) -> st.SearchStrategy:
+        known = {
+            name: fact if isinstance(fact, st.SearchStrategy) else st.just(fact)
+            for name, fact in facts.items()
+        }
+        return st.builds(of, source=TEXT, **known)
 
-    has_switch = draw(st.booleans())
-    ends = st.sampled_from(names if has_switch else [host, device, *others])
-    links = st.builds(
+    of_device = {
+        "kind": st.sampled_from(["cpu", "gpu"]),
+        "flops_per_s": POSITIVE,
+        "call_latency_s": NOT_NEGATIVE,
+        "sync_latency_s": st.none() | NOT_NEGATIVE,
+    }
+    links = part(
         Link,
-        between=st.tuples(ends, ends),
+        between=st.tuples(*[st.sampled_from(names)] * 2),
         bandwidth_bytes_per_s=POSITIVE,
         latency_s=NOT_NEGATIVE,
         uses_cores=st.booleans(),
-        source=SOURCES,
     )
-    return Machine(
-        name=draw(st.text("aZ09_.-", min_size=1, max_size=100)),
-        hosts=(draw(hosts),),
-        devices=tuple(draw(devices(name)) for name in (device, *others)),
-        links=tuple(draw(st.lists(links, max_size=4))),
-        switches=(Switch(name=switch, source=draw(SOURCES)),) if has_switch else (),
-        groups=(1,) * draw(st.integers(0, 2)),
+    cores = {"cores": st.integers(1, 2**31), "reduce_latency_s": NOT_NEGATIVE}
+    return st.builds(
+        Machine,
+        name=st.just("-".join(names)),
+        hosts=st.tuples(part(Host, name=host, **cores, **FACTS)),
+        devices=st.tuples(
+            *[part(Device, name=name, host=host, **of_device, **FACTS) for name in devices]
+        ),
+        links=st.lists(links, max_size=4).map(tuple),
+        switches=st.tuples(part(Switch, name=switch)),
+        groups=st.sampled_from([(), (1,), (1, 1)]),
     )
 
 
-@given(machines(), st.text(st.characters(exclude_categories=["Cs"])))
+@given(NAMES.flatmap(machine_of), st.just("") | TEXT)
 def test_what_is_written_is_read_back_exactly(machine: Machine, comment: str):
     text = machine_text(machine, comment)
     assert text.isascii()
@@ -271,14 +241,12 @@ def test_a_machine_file_is_written_as_people_write_it(tmp_path: Path):
         assert read_machine(copy) == machine
         head = f'# of Paceline\n# itself\nname = "{path.stem}"\n\n[[hosts]]\n'
         assert copy.read_text().startswith(head)
-    lines = copy.read_text().splitlines()
-    assert {'memory_bytes = "23.5 GiB"', 'memory_bandwidth_bytes_per_s = "50 GB/s"'} <= {*lines}
-    assert {'call_latency_s = "3 us"', "uses_cores = true"} <= {*lines}
-    assert not any(line.startswith("sync_latency_s") for line in lines)
-    assert (
-        'codecs.eightbit = { encode_values_per_s = "1.6 Gvalue/s", '
-        'decode_values_per_s = "5 Gvalue/s", latency_s = "450 us" }'
-    ) in lines
+    text = copy.read_text()
+    assert 'memory_bytes = "23.5 GiB"\nmemory_bandwidth_bytes_per_s = "50 GB/s"\n' in text
+    assert "\nuses_cores = true\n" in text
+    assert "sync_latency_s" not in text
+    speeds = 'encode_values_per_s = "1.6 Gvalue/s", decode_values_per_s = "5 Gvalue/s"'
+    assert f'\ncodecs.eightbit = {{ {speeds}, latency_s = "450 us" }}\n' in text
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -295,15 +263,12 @@ def test_a_quantity_means_the_value_and_a_rounded_one_nearly(unit: str, value: f
 @pytest.mark.parametrize(
     ("write", "value", "unit", "text"),
     [
-        (rounded, 1.6e9, "B/s", "1.6 GB/s"),
         (rounded, 16 * 2.0**30, "B", "17.2 GB"),
         (rounded, 450e-6, "s", "450 us"),
         (rounded, 0.0, "s", "0 ns"),
         (quantity, 16 * 2.0**30, "B", "16 GiB"),
-        (quantity, 512.0, "B", "512 B"),
         (quantity, 0.0, "s", None),
         (quantity, inf, "value/s", None),
-        (quantity, 1e-12, "s", None),
     ],
 )
 def test_quantities_are_rounded_or_exact(write, value: float, unit: str, text: str | None):

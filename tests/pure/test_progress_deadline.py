@@ -1,5 +1,7 @@
 """Workers that keep their connection alive and complete nothing."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from paceline.rpc.progress_deadline import ProgressDeadline
@@ -7,19 +9,10 @@ from paceline.rpc.progress_deadline import ProgressDeadline
 DEADLINE_S = 5.0
 
 
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.mark.parametrize(("usual_s", "allowed_s"), [(0.01, DEADLINE_S), (1.0, 20.0)])
 def test_a_worker_may_take_twenty_times_its_median_and_at_least_the_deadline(usual_s, allowed_s):
-    clock = Clock()
-    turns = ProgressDeadline(DEADLINE_S, clock)
+    clock = SimpleNamespace(now_s=100.0)
+    turns = ProgressDeadline(DEADLINE_S, lambda: clock.now_s)
     for _ in range(5):
         turns.replied(0)
         clock.now_s += usual_s
@@ -36,8 +29,8 @@ def test_a_worker_may_take_twenty_times_its_median_and_at_least_the_deadline(usu
 
 
 def test_a_first_step_may_take_long_and_pauses_of_the_hub_are_left_out():
-    clock = Clock()
-    turns = ProgressDeadline(DEADLINE_S, clock)
+    clock = SimpleNamespace(now_s=100.0)
+    turns = ProgressDeadline(DEADLINE_S, lambda: clock.now_s)
     turns.replied(3)
     clock.now_s += 9.9 * DEADLINE_S
     assert turns.overdue() == {}

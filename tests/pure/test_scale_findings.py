@@ -18,21 +18,11 @@ def said(cells, topic: str) -> Insight | None:
 def guess(method: str, workers: int, epoch_s: float, within: float = 0.13, **facts) -> ScaleCell:
     """Return a predicted cell whose range is that share of the epoch to both sides."""
     spread = ((1 - within) * epoch_s, (1 + within) * epoch_s)
-    facts = {"kind": "predicted", "epoch_s": epoch_s, "spread": spread} | facts
-    return cell(method, workers, **facts)
+    return cell(method, workers, kind="predicted", epoch_s=epoch_s, spread=spread, **facts)
 
 
 def timed(method: str, workers: int, epoch_s: float, *spread: float, **facts) -> ScaleCell:
     return cell(method, workers, epoch_s=epoch_s, spread=spread or (epoch_s, epoch_s), **facts)
-
-
-def test_the_cheapest_method_is_named_and_why():
-    found = said(study({"tree": 40, "host": 4, "allreduce": 9}, (1, 2, 4)), "method")
-    assert found.code == "method.fastest"
-    # Workers, batch, 100 / 4 + 9 over 100 / 4 + 4, and the exposed seconds of both.
-    assert numbers(found.sentence) == [4, 16, 1.17, 4.0, 9.0]
-    assert found.sentence.index("host") < found.sentence.index("allreduce")
-    assert found.figures[0] == ("epoch with host", "29.0 s")
 
 
 def guessed(*epochs_s: float, within: float = 0.13) -> list[ScaleCell]:
@@ -45,6 +35,7 @@ def raced(tree: tuple, host: tuple) -> list[ScaleCell]:
     return [timed("tree", 2, *tree), timed("host", 2, *host)]
 
 
+THREE = study({"tree": 40, "host": 4, "allreduce": 9}, (1, 2, 4))
 WIDE = guess("allreduce", 2, 14, 0.5)
 ALONE = timed("tree", 1, 10.0), timed("allreduce", 1, 12.18)
 CLOSE = (
@@ -57,6 +48,8 @@ CLOSE = (
 @pytest.mark.parametrize(
     ("cells", "finding", "told"),
     [
+        # 100 / 4 + 9 over 100 / 4 + 4, and the exposed seconds of both.
+        (THREE, "fastest: host allreduce", [4, 16, 1.17, 4.0, 9.0]),
         # Measured on two workers: the quartiles overlap, or they do not.
         (raced((10.0, 9.5, 10.9), (10.6, 10.1, 11.0)), "may_be_fastest: tree host", [2, 16, 1.06]),
         (
@@ -86,12 +79,8 @@ def test_a_method_is_the_fastest_only_beyond_the_ranges_of_the_others(cells, fin
     assert list(dict.fromkeys(methods)) == named.split()
 
 
-def predicted(epochs_s: dict[int, float]) -> list[ScaleCell]:
-    return [guess("tree", workers, epoch_s) for workers, epoch_s in epochs_s.items()]
-
-
-def measured(epochs_s: dict[int, float]) -> list[ScaleCell]:
-    return [timed("tree", workers, epoch_s) for workers, epoch_s in epochs_s.items()]
+def growing(epochs_s: dict[int, float], of=guess) -> list[ScaleCell]:
+    return [of("tree", workers, epoch_s) for workers, epoch_s in epochs_s.items()]
 
 
 def pair(one: tuple, two: tuple, **facts) -> list[ScaleCell]:
@@ -110,8 +99,8 @@ SLOW = study({"tree": 20}, (1, 2))
         ([*SLOW, timed("tree", 4, 84.0)], "pay.lose", [2, 1.43, 1, 71, 4, 17]),
         ([SLOW[0], timed("tree", 2, 130.0)], "enough.lose", [1, 2, 23]),
         # One worker was measured beside other work, and two without.
-        (measured({1: 63, 2: 5}), "doubtful", [2, 12.6, 1, 2.0]),
-        (measured({1: 63, 2: 31}), "pay", [2, 2.03, 1, 100]),
+        (growing({1: 63, 2: 5}, timed), "doubtful", [2, 12.6, 1, 2.0]),
+        (growing({1: 63, 2: 31}, timed), "pay", [2, 2.03, 1, 100]),
         # Within the quartiles of the repetitions, and beyond them.
         (pair((10.0, 7.9, 13.0), (8.0, 7.0, 9.0)), "may_pay", [2, 1.25, 1]),
         (pair((10.0, 7.9, 13.0), (7.0, 6.0, 7.8)), "pay", [2, 1.43, 1, 71]),
@@ -121,17 +110,17 @@ SLOW = study({"tree": 20}, (1, 2))
         (pair((10.0, 9.0, 10.4), (22.0, 20.4, 24.0), scaling="weak"), "enough.may_lose", [1, 2, 9]),
         (study({"tree": 25}, (1, 4), scaling="weak"), "pay", [4, 3.2, 1, 80]),  # 4 * 100 / 125
         # Predicted.
-        (predicted({1: 10, 2: 8}), "may_pay", [2, 1.25, 1]),
-        (predicted({1: 10, 2: 7.6}), "pay", [2, 1.32, 1, 66]),
+        (growing({1: 10, 2: 8}), "may_pay", [2, 1.25, 1]),
+        (growing({1: 10, 2: 7.6}), "pay", [2, 1.32, 1, 66]),
         # 16 take 22.8 to 29.7 s, and 8 28.3 to 36.7 s.
-        (predicted({1: 120, 8: 32.5, 16: 26.25}), "fewer_may_do", [16, 4.57, 1, 8]),
+        (growing({1: 120, 8: 32.5, 16: 26.25}), "fewer_may_do", [16, 4.57, 1, 8]),
         # The fewest that may do as well, where two numbers may.
-        (predicted({1: 120, 2: 60, 3: 55, 4: 50}), "fewer_may_do", [4, 2.4, 1, 2]),
-        (predicted({1: 10, 2: 11}), "may_be_enough.may_lose", [1, 2, 9]),
-        (predicted({1: 10, 2: 9.99}), "may_be_enough.may_be_same", [1, 2]),
-        (predicted({1: 10, 2: 13.5}), "enough.lose", [1, 2, 26]),
-        (predicted({1: 10, 2: 9.8, 3: 20}), "may_be_enough.lose", [1, 3, 50]),
-        (predicted({2: 10, 4: 5, 8: 4.9}), "pay.may_gain", [4, 2.0, 2, 100, 8, 2]),
+        (growing({1: 120, 2: 60, 3: 55, 4: 50}), "fewer_may_do", [4, 2.4, 1, 2]),
+        (growing({1: 10, 2: 11}), "may_be_enough.may_lose", [1, 2, 9]),
+        (growing({1: 10, 2: 9.99}), "may_be_enough.may_be_same", [1, 2]),
+        (growing({1: 10, 2: 13.5}), "enough.lose", [1, 2, 26]),
+        (growing({1: 10, 2: 9.8, 3: 20}), "may_be_enough.lose", [1, 3, 50]),
+        (growing({2: 10, 4: 5, 8: 4.9}), "pay.may_gain", [4, 2.0, 2, 100, 8, 2]),
     ],
 )
 def test_workers_pay_only_beyond_the_ranges(cells, code, told):
@@ -191,6 +180,11 @@ def test_memory_limits_where_a_larger_batch_pays_and_does_not_fit():
     # Of predictions only where a larger batch is sure to pay.
     for epoch_s, code in ((16.0, "computation"), (12.0, "memory")):
         assert said(batches(8.9e9, epoch_s, guess), "limit").code == f"limit.{code}"
+    # A process that was fullest before its steps does not hide that they grow: 10 GB at the start,
+    # and a step has half a GB a sample.
+    law = ((16, 10), (32, 10), (64, 26))
+    known = comparable([cell(batch=size, memory_bytes=full * 10**9) for size, full in law])
+    assert memory_of(known, known[0]).sample_bytes == 0.5e9
 
 
 def test_cells_that_are_more_real_speak_first_and_failed_ones_not_at_all():
@@ -199,12 +193,6 @@ def test_cells_that_are_more_real_speak_first_and_failed_ones_not_at_all():
     assert found.figures[0][0] == "epoch with host"
     assert insights("net", [failed(), failed("tree")]) == insights("net", []) == ()
     assert codes(insights("net", [failed(), cell()])) == ["limit.computation", "change.computation"]
-
-
-def test_a_process_that_was_fullest_before_its_steps_does_not_hide_that_they_grow():
-    law = ((16, 10), (32, 10), (64, 26))  # 10 GB at the start; a step has half a GB a sample
-    known = comparable([cell(batch=size, memory_bytes=full * 10**9) for size, full in law])
-    assert memory_of(known, known[0]).sample_bytes == 0.5e9
 
 
 @given(st.floats(0, 1e10), st.floats(1, 1e8), st.integers(1, 64), st.integers(1, 64))

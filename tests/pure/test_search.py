@@ -18,7 +18,7 @@ from paceline.core.workload import Workload
 from paceline.planner import Ranking, search
 from paceline.planner.explain import drawing
 from paceline.planner.search import placements
-from paceline.planner.sweep import Range, chart, parse_range, shown, sweep
+from paceline.planner.sweep import chart, parse_range, sweep
 from paceline.strategies import EXCHANGES, STRATEGIES, find_exchange
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.plan import plan, sizes
@@ -42,29 +42,6 @@ def joined(kinds: list[str], nbytes_per_s: float, **facts) -> Machine:
     return box(*kinds, links=[link("h", "h", nbytes_per_s)], **facts)
 
 
-def test_more_workers_gain_until_the_link_takes_what_they_save():
-    # The largest part of 8 samples takes n workers as many seconds, and a ring sends 2 (n - 1) / n
-    # of 4 MB for each of them over one link.
-    machine = joined(["cpu"] * 4, 4e6)
-    found = ranked(machine)
-    update_s = found.best_of[1].step_s - SECONDS
-    for workers, forecast in found.best_of.items():
-        ring_s = 2 * (workers - 1)
-        assert forecast.step_s == pytest.approx(-(-8 // workers) + ring_s + update_s)
-    assert found.worth == 2  # 4 + 2 s; 3 take 3 + 4, 4 take 2 + 6
-    rate = (SECONDS + update_s) / (SECONDS / 2 + 2 + update_s)
-    # Less than 13 % and 17 % of their steps, the ranges of both, would have to be apart; of four it
-    # is 23 %.
-    assert figures(found) == [2, round(rate, 2), 4, 25]
-    assert verbs(found) == ["may", "may"]
-    # Two that gain more than predictions err: 4 + 0.2 s, for 8.
-    sure = ranked(joined(["cpu"] * 2, 4e7))
-    assert (figures(sure), verbs(sure)) == ([2, 1.90], [])
-    slow = ranked(joined(["cpu"] * 2, 1e5))
-    assert slow[0].workers == slow.worth == 1
-    assert (figures(slow)[:2], verbs(slow)) == ([1, 2], ["would"])
-
-
 def figures(found: Ranking) -> list[float]:
     return numbers((found.workers_sentence or "").replace("x ", " "))
 
@@ -76,37 +53,38 @@ def verbs(found: Ranking) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("ring_s", "percent", "verb"),
+    ("num_devices", "nbytes_per_s", "asked", "worth", "told", "sure"),
     [
-        (1.0, [], []),  # 4 + 1 and 2 + 3 s: as fast
-        (0.97, [1], ["may"]),  # 4.97 for 4.91 s
-        (1.05, [2], ["may"]),  # 5.05 for 5.15 s
+        # 4 + 2 s; 3 take 3 + 4, 4 take 2 + 6. Less than 13 % and 17 % of their steps, the ranges
+        # of both, would have to be apart; of four it is 23 %.
+        (4, 4e6, None, 2, [2, 1.33, 4, 25], ["may", "may"]),
+        (2, 4e7, None, 2, [2, 1.90], []),  # more than predictions err: 4 + 0.2 s, for 8
+        (2, 1e5, None, 1, [1, 2, 90], ["would"]),  # 8 s, for 84
+        # Four gain 2 % at most, or more would be worth using: 4 + 1 and 2 + 3 s, as fast;
+        (4, 8e6, None, 2, [2, 1.60, 4], []),
+        (4, 8e6 / 0.97, None, 2, [2, 1.61, 4, 1], ["may"]),  # 4.97 for 4.91 s
+        (4, 8e6 / 1.05, None, 2, [2, 1.58, 4, 2], ["may"]),  # 5.05 for 5.15 s
+        # One that was asked for is set beside one worker, and never "worth using": of those that
+        # were not looked at, another may be faster.
+        (2, 1e5, 2, None, [2, 0.10], ["slower"]),
+        (4, 4e6, 4, None, [4, 1.00], ["faster"]),  # no faster: 2 + 6 s, for 8
+        (2, 4e6, 2, None, [2, 1.33], []),
+        (4, 1e9, 4, None, [4, 3.95], []),  # 8.004 s for 2 + 0.024 + 0.004
+        (1, 4e6, 1, 1, [1], []),
     ],
 )
-def test_what_more_workers_gain_is_within_the_ranges(ring_s, percent, verb):
-    """It is 2 % at most, or more of them would be worth using."""
-    found = ranked(joined(["cpu"] * 4, 8e6 / ring_s))
-    times = round(found.best_of[1].step_s / found.best_of[2].step_s, 2)
-    assert (figures(found), verbs(found)) == ([2, times, 4, *percent], verb)
-
-
-@pytest.mark.parametrize(
-    ("nbytes_per_s", "workers", "times", "verb"),
-    [
-        (1e5, 2, 0.10, ["slower"]),
-        (4e6, 4, 1.00, ["faster"]),  # no faster: 2 + 6 s, for 8
-        (4e6, 2, 1.33, []),
-        (1e9, 4, 3.95, []),  # 8.004 s for 2 + 0.024 + 0.004
-    ],
-)
-def test_a_number_that_was_asked_for_is_set_beside_one_worker(nbytes_per_s, workers, times, verb):
-    """It is never "worth using": of those that were not looked at, another may be faster."""
-    machine = joined(["cpu"] * workers, nbytes_per_s)
-    found = ranked(machine, workers=workers)
-    assert {one.workers for one in found} == {workers}
-    assert found.alone.step_s == ranked(machine).best_of[1].step_s
-    assert found.worth is None
-    assert (figures(found), verbs(found)) == ([workers, times], verb)
+def test_more_workers_gain_until_the_link_takes_what_they_save(
+    num_devices, nbytes_per_s, asked, worth, told, sure
+):
+    found = ranked(joined(["cpu"] * num_devices, nbytes_per_s), workers=asked)
+    one = found.alone or found.best_of[1]
+    assert {each.workers for each in found} == ({asked} if asked else {*range(1, num_devices + 1)})
+    # The largest part of 8 samples takes n workers as many seconds, and a ring sends 2 (n - 1) / n
+    # of 4 MB for each of them over one link.
+    for workers, forecast in found.best_of.items():
+        expected = -(-8 // workers) + 2 * (workers - 1) * 4e6 / nbytes_per_s
+        assert forecast.step_s - (one.step_s - SECONDS) == pytest.approx(expected)
+    assert (found.worth, figures(found), verbs(found)) == (worth, told, sure)
 
 
 def gpus(count: int, nbytes_per_s: float) -> Machine:
@@ -136,7 +114,7 @@ def test_the_gain_of_workers_that_wait_for_nobody_is_beside_that_of_others(worke
     assert "hogbatch" in several.workers_sentence
 
 
-def test_nothing_is_said_of_a_number_that_nothing_is_beside():
+def test_what_does_not_fit_is_refused_and_nothing_said_of_a_number_that_nothing_is_beside():
     """A whole batch does not fit into one device, its half does into each of two."""
     machine = joined(["cpu"] * 2, 4e6, device={"memory_bytes": 12_000_000 + 1000})
 
@@ -147,53 +125,33 @@ def test_nothing_is_said_of_a_number_that_nothing_is_beside():
     for asked in (2, None):
         found = search(kept, machine, [ALLREDUCE], 8, asked)
         assert [one.workers for one in found] == [2]
+        refused_ones = [(one.workers, one.why.split()[0]) for one in found.refused]
+        assert refused_ones == ([] if asked else [(1, "cpu0")])
         assert (found.worth, found.workers_sentence) == (None, None)
-    alone = ranked(joined(["cpu"], 4e6), workers=1)
-    assert (figures(alone), verbs(alone)) == ([1], [])
     assert Ranking((), (), 8).workers_sentence is None
 
 
-def test_efficiency_is_against_what_the_devices_do_alone():
-    machine = joined(["cpu"] * 2, 4e6)
-    found = ranked(machine, workers=2)
-    # Alone each computes its 4 samples in 4 s; together they take 2 s longer.
-    update_s = found[0].step_s - 6
-    assert found[0].efficiency == pytest.approx((4 + update_s) / (6 + update_s))
-    assert ranked(machine, workers=1)[0].efficiency == 1
-
-
-def test_what_does_not_fit_in_memory_is_refused_and_the_rest_planned():
-    # Parameters, gradients and momentum of 4 MB each are needed; one device has less.
-    small = joined(["cpu"] * 2, 4e6, device={"memory_bytes": 11_999_999})
-    found = ranked(small)
-    assert not found.forecasts
-    assert {refusal.workers for refusal in found.refused} == {1, 2}
-    assert found.refused[0].why.startswith("cpu0 ")
-    assert ranked(joined(["cpu"] * 2, 4e6, device={"memory_bytes": 12_000_000})).forecasts
-
-
-def test_a_strategy_that_a_model_does_not_suit_says_so_and_the_rest_is_planned():
+def test_all_variants_are_forecast_and_a_strategy_that_does_not_suit_says_so():
     def unsuited(*_):
         raise InvalidInput("model chain", "no layer can be split")
 
+    def variants(workers: int) -> list:
+        return [ALLREDUCE.config(workers=workers, bucket_mb=size) for size in (1, 25)]
+
     picky = Strategy(name="picky", config=ALLREDUCE.config, plan=unsuited)
-    found = ranked(joined(["cpu"] * 2, 4e6), ALLREDUCE, picky)
-    assert {forecast.strategy for forecast in found} == {"allreduce"}
+    both = Strategy(name="both", config=ALLREDUCE.config, plan=ALLREDUCE.plan, variants=variants)
+    found = ranked(joined(["cpu"] * 2, 4e6), both, picky, workers=2)
+    assert {(one.strategy, one.config.bucket_mb) for one in found} == {("both", 1), ("both", 25)}
     assert [(one.strategy, one.workers, one.why) for one in found.refused] == [
         ("picky", 2, "model chain: no layer can be split")
     ]
 
 
-def test_all_variants_of_a_strategy_are_forecast():
-    def variants(workers: int) -> list:
-        return [ALLREDUCE.config(workers=workers, bucket_mb=size) for size in (1, 25)]
-
-    both = Strategy(name="both", config=ALLREDUCE.config, plan=ALLREDUCE.plan, variants=variants)
-    found = ranked(joined(["cpu"] * 2, 4e6), both, workers=2)
-    assert sorted(forecast.config.bucket_mb for forecast in found) == [1, 25]
-
-
-def test_of_unequal_devices_the_fastest_are_found():
+def test_efficiency_is_against_what_the_devices_do_alone_and_the_fastest_are_found():
+    pair = ranked(joined(["cpu"] * 2, 4e6), workers=2)[0]
+    # Alone each computes its 4 samples in 4 s; together they take 2 s longer.
+    update_s = pair.step_s - 6
+    assert pair.efficiency == pytest.approx((4 + update_s) / (6 + update_s))
     slow = joined(["cpu"] * 3, 4e6)
     fast = slow.devices[2].model_copy(update={"flops_per_s": 8e9})
     uneven = slow.model_copy(update={"devices": (*slow.devices[:2], fast)})
@@ -254,18 +212,10 @@ def test_the_sub_batches_of_the_shortest_step_are_found_for_each_codec(latency_s
         shortest = min(step_s(other) for other in sizes(net(BATCH), asked))
         assert step_s(one.config) == pytest.approx(shortest, rel=1e-3)
         assert any("sub_batch=" in note for note in one.notes) == bool(one.config.sub_batch)
-    # Messages that cost much make them larger.
+    # Messages that cost much make them larger. A size that is asked for is the only one.
     whole = (found[0].config.sub_batch or BATCH) == WORKERS * BATCH
     assert whole is (latency_s == 1.0)
-
-
-def test_a_size_that_is_asked_for_is_the_only_one():
-    _, found = searched(1.0, sub_batch=20)
-    assert {one.config.sub_batch for one in found} == {20}
-
-
-def sample_work(samples: int) -> Workload:
-    return replace(chain((0.1, 40_000_000)), batch_size=samples)
+    assert {one.config.sub_batch for one in searched(1.0, sub_batch=20)[1]} == {20}
 
 
 MACHINE = box(
@@ -275,22 +225,30 @@ MACHINE = box(
     links=[link("a", "b", 1e6), link("a", "a", 1e9), link("b", "b", 1e9)],
     device={"codecs": {"eightbit": codec_speed(4e7, 4e7)}},
 )
-SWEEP = sweep(sample_work, MACHINE, EXCHANGES.values(), 8, parse_range("bandwidth=100M:10G"))
+SWEEP = sweep(
+    lambda samples: replace(chain((0.1, 40_000_000)), batch_size=samples),
+    MACHINE,
+    EXCHANGES.values(),
+    8,
+    parse_range("bandwidth=100M:10G"),
+)
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "quantity", "ends"),
     [
-        ("bandwidth=100M:10G", Range("bandwidth", 1e8, 1e10)),
-        ("bandwidth=0.5Gbit/s:2 Gbit/s", Range("bandwidth", 5e8, 2e9)),
-        ("latency=10u:1m", Range("latency", 1e-5, 1e-3)),
-        ("latency=1ms:0.1s", Range("latency", 1e-3, 0.1)),
+        ("bandwidth=100M:10G", "bandwidth", (1e8, 1e10)),
+        ("bandwidth=0.5Gbit/s:2 Gbit/s", "bandwidth", (5e8, 2e9)),
+        ("latency=10u:1m", "latency", (1e-5, 1e-3)),
+        ("latency=1ms:0.1s", "latency", (1e-3, 0.1)),
     ],
 )
-def test_ranges_have_units(text, found):
+def test_ranges_have_units_and_values_that_are_even_on_a_log_scale(text, quantity, ends):
     parsed = parse_range(text)
-    assert parsed.quantity == found.quantity
-    assert (parsed.first, parsed.last) == pytest.approx((found.first, found.last))
+    assert parsed.quantity == quantity
+    assert (parsed.values[0], parsed.values[-1]) == pytest.approx(ends)
+    ratios = [b / a for a, b in itertools.pairwise(parsed.values)]
+    assert ratios == pytest.approx([ratios[0]] * len(ratios))
 
 
 @pytest.mark.parametrize(
@@ -301,13 +259,6 @@ def test_ranges_have_units(text, found):
 def test_what_is_no_range_is_refused(text):
     with refused("sweep"):
         parse_range(text)
-
-
-def test_values_are_even_on_a_log_scale():
-    values = Range("bandwidth", 1e8, 1e10).values
-    assert (values[0], values[-1]) == pytest.approx((1e8, 1e10))
-    ratios = [b / a for a, b in itertools.pairwise(values)]
-    assert ratios == pytest.approx([ratios[0]] * len(ratios))
 
 
 def test_only_links_between_hosts_are_swept():
@@ -328,27 +279,18 @@ def test_a_codec_is_best_on_a_slow_link_and_none_on_a_fast_one():
     assert first.endswith(" + codec")
     assert "10 Gbit/s" in last
     assert last.endswith(" allreduce")
-
-
-def test_the_chart_shows_every_way_at_every_value():
     lines = chart(SWEEP).splitlines()
     names = {line.split(maxsplit=1)[1]: line.split()[0] for line in lines[18:]}
-    assert set(names) == set(SWEEP.series)
-    top = lines[0].split("|")[1]
-    assert top.rstrip()[-1] == names["allreduce"]  # the best of the last value is on top
-    assert shown(SWEEP.range, 1e8) in lines[16]
+    assert set(names) == set(series)
+    assert lines[0].split("|")[1].rstrip()[-1] == names["allreduce"]  # on top at the last value
 
 
 def test_a_whole_step_is_drawn_with_what_takes_its_time():
     parts = [
-        (Kind.FORWARD, "compute", 0, 1),
-        (Kind.STEP, "compute", 1, 2),
-        (Kind.FORWARD, "compute", 2, 38),
-        (Kind.BACKWARD, "compute", 38, 73),
-        (Kind.D2H, "d2h", 56, 65),
-        (Kind.STEP, "compute", 73, 74),
-        (Kind.FORWARD, "compute", 74, 145),
-        (Kind.STEP, "compute", 145, 146),
+        *[(Kind.FORWARD, "compute", 0, 1), (Kind.STEP, "compute", 1, 2)],
+        *[(Kind.FORWARD, "compute", 2, 38), (Kind.BACKWARD, "compute", 38, 73)],
+        *[(Kind.D2H, "d2h", 56, 65), (Kind.STEP, "compute", 73, 74)],
+        *[(Kind.FORWARD, "compute", 74, 145), (Kind.STEP, "compute", 145, 146)],
     ]
     spans = [
         Span(kind, i, "", None, (Resource("gpu", Lane(lane)),), start, end)
