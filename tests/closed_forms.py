@@ -16,17 +16,12 @@ from typing import NamedTuple
 
 
 class LayerPhases(NamedTuple):
-    """Seconds that one layer takes, and the paper's symbols for them.
+    """Seconds that one layer takes, and the paper's symbols for them."""
 
-    `t_bp`: its back-propagation (steps B-1 to B-4). `t_as`: synchronising the device with its host
-    (B-4-1). `t_aa`: accumulating its gradients (B-4-2, or T-3 on GPU 0). `t_bc`: bringing what
-    results to all workers (B-4-3, or the parameters in T-5).
-    """
-
-    t_bp: float
-    t_as: float
-    t_aa: float
-    t_bc: float
+    t_bp: float  # back-propagation (steps B-1 to B-4)
+    t_as: float  # synchronising the device with its host (B-4-1)
+    t_aa: float  # accumulating its gradients (B-4-2, or T-3 on GPU 0)
+    t_bc: float  # bringing what results to all workers (B-4-3, or the parameters in T-5)
 
 
 def backpropagation_s(layers: Sequence[LayerPhases]) -> float:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.codecs import blockwise
 from paceline.codecs.blockwise import QuantizationTable, table
-from paceline.codecs.four_bit import four_bit_table, join, split
+from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table, join, split
 from paceline.native import instruction_sets
 
 INSTRUCTIONS: tuple[str, ...] = ("portable",)
@@ -17,6 +17,11 @@ if "avx2" in instruction_sets():
 if {"avx2", "avx512f"} <= set(instruction_sets()):
     INSTRUCTIONS += ("avx512",)
 SCALES = (1.0, 1e-3, 0.7, 3.1e9, 1e-37, 3e38)
+
+
+def table_of(name: str) -> QuantizationTable:
+    """Return the table of eight or four bits."""
+    return four_bit_table(name) if name in FOUR_BIT_TABLES else table(name)
 
 
 def bin_edges(one: QuantizationTable, scale: float) -> Tensor:
@@ -52,57 +57,47 @@ def check_encode(
     scale: float | None = None,
     device: str = "cpu",
     offset: int = 0,
-) -> None:
-    """Compare codes, scales and the number of values that are not finite.
+) -> tuple[Tensor, Tensor]:
+    """Compare codes, scales and the number of values that are not finite; return the first two.
 
     `offset` values stand in memory before the first, so that nothing is aligned to 16 bytes.
     """
-    from paceline.codecs import triton_kernels
+    from paceline.codecs import triton_four_bit, triton_kernels
 
-    one = table(name)
-    given = None if scale is None else torch.full((-(-len(values) // block_size),), scale)
-    expected_scales = blockwise.scales_of(values, block_size) if given is None else given
-    codes, scales, num_nonfinite = triton_kernels.encode(
-        _shifted(values, device, offset),
-        None if given is None else given.to(device),
-        block_size,
-        one,
-    )
+    one, there, scales = table_of(name), _shifted(values, device, offset), None
+    expected_scales = blockwise.scales_of(values, block_size)
+    if scale is not None:
+        scales = expected_scales.fill_(scale).to(device)
+    expected = blockwise.encode(values, expected_scales, block_size, one)
+    if name in FOUR_BIT_TABLES:
+        expected = join(expected)
+        codes, scales, num_nonfinite = triton_four_bit.encode(there, block_size, one)
+    else:
+        codes, scales, num_nonfinite = triton_kernels.encode(there, scales, block_size, one)
+    assert torch.equal(codes.cpu(), expected)
     assert torch.equal(scales.cpu().view(torch.int32), expected_scales.view(torch.int32))
-    assert torch.equal(codes.cpu(), blockwise.encode(values, expected_scales, block_size, one))
     assert int(num_nonfinite) == len(values) - int(values.isfinite().sum())
+    return expected, expected_scales
 
 
 def check_decode(
-    codes: Tensor, scales: Tensor, name: str, block_size: int, device: str = "cpu", offset: int = 0
+    codes: Tensor,
+    scales: Tensor,
+    name: str,
+    block_size: int,
+    device: str = "cpu",
+    offset: int = 0,
 ) -> None:
     """Compare what codes decode to, and sums with it, down to the sign of zero."""
-    from paceline.codecs import triton_kernels
-
-    one, totals = table(name), normal(len(codes), 1)
-    meant = blockwise.decode(codes, scales, block_size, one)
-    for adds, expected in ((False, meant), (True, totals + meant)):
-        found = _shifted(totals, device, offset)
-        triton_kernels.decode(
-            found, _shifted(codes, device, offset), scales.to(device), block_size, one, adds
-        )
-        assert torch.equal(found.cpu().view(torch.int32), expected.view(torch.int32))
+    check_four_bit_decode(codes, scales, name, block_size, len(codes), device, offset)
 
 
 def check_four_bit(
     values: Tensor, name: str, block_size: int, device: str = "cpu", offset: int = 0
 ) -> None:
     """Compare 4-bit codes, scales, the count of what is not finite, values and sums."""
-    from paceline.codecs import triton_four_bit
-
-    one, there = four_bit_table(name), _shifted(values, device, offset)
-    expected_scales = blockwise.scales_of(values, block_size)
-    expected = join(blockwise.encode(values, expected_scales, block_size, one))
-    codes, scales, num_nonfinite = triton_four_bit.encode(there, block_size, one)
-    assert torch.equal(codes.cpu(), expected)
-    assert torch.equal(scales.cpu().view(torch.int32), expected_scales.view(torch.int32))
-    assert int(num_nonfinite) == len(values) - int(values.isfinite().sum())
-    check_four_bit_decode(expected, expected_scales, name, block_size, len(values), device, offset)
+    found = check_encode(values, name, block_size, None, device, offset)
+    check_four_bit_decode(*found, name, block_size, len(values), device, offset)
 
 
 def check_four_bit_decode(
@@ -114,16 +109,17 @@ def check_four_bit_decode(
     device: str = "cpu",
     offset: int = 0,
 ) -> None:
-    """Compare what 4-bit codes decode to, and sums with it, down to the sign of zero."""
-    from paceline.codecs import triton_four_bit
+    """Compare as `check_decode` does, of so many codes, of which a byte may have two."""
+    from paceline.codecs import triton_four_bit, triton_kernels
 
-    one, totals = four_bit_table(name), normal(count, 1)
-    meant = blockwise.decode(split(codes, count), scales, block_size, one)
+    kernels = triton_four_bit if name in FOUR_BIT_TABLES else triton_kernels
+    one, totals = table_of(name), normal(count, 1)
+    single = split(codes, count) if name in FOUR_BIT_TABLES else codes
+    meant = blockwise.decode(single, scales, block_size, one)
     for adds, expected in ((False, meant), (True, totals + meant)):
         found = _shifted(totals, device, offset)
-        triton_four_bit.decode(
-            found, _shifted(codes, device, offset), scales.to(device), block_size, one, adds
-        )
+        own = _shifted(codes, device, offset), scales.to(device), block_size, one
+        kernels.decode(found, *own, adds)
         assert torch.equal(found.cpu().view(torch.int32), expected.view(torch.int32))
 
 

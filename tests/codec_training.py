@@ -179,19 +179,28 @@ def _poison(place: Place, module: nn.Module, parameter: str, value: float) -> di
     return now
 
 
-def _steps(
+def _poisoned(
+    parameter: str,
+    value: float,
     place: Place,
-    parallel: nn.Module,
-    optimizers: list[torch.optim.Optimizer],
-    now: dict[str, int],
-    scaler: torch.amp.GradScaler | None = None,
+    order: int | None = None,
+    scaled: bool = False,
+    fused: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Train, and tell of each step who raised what, and whether anything changed."""
-    raised: list[list[Any]] = []
-    changed = []
+    """Train with a step that is poisoned; tell who raised in which, and if it changed anything.
+
+    With an `order`, 1 or -1, two optimizers have a part of the model each, and take turns so.
+    """
+    module, _ = place.build(network)
+    parallel = place.parallel(module, codec="dynamic8", **options)
+    now, own = _poison(place, module, parameter, value), list(module.parameters())
+    groups = [own] if order is None else [own[:4], own[4:]][::order]
+    optimizers = [momentum(iter(group), fused=fused) for group in groups]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled else None
+    raised, changed = [], []
     for now["step"] in range(NUM_STEPS):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
+        parallel.zero_grad()
         loss = loss_of(parallel, place.rank, now["step"])
         (scaler.scale(loss) if scaler else loss).backward()
         before = state(parallel, *optimizers)
@@ -204,11 +213,12 @@ def _steps(
             scaler.update()
         changed.append(before != state(parallel, *optimizers))
     counts = parallel.statistics()
+    parallel.close()
     return {
         "raised": raised,
         "changed": changed,
-        "finite": all(bool(one.isfinite().all()) for one in parallel.parameters()),
-        "bits": state(parallel, *optimizers),
+        "finite": all(bool(one.isfinite().all()) for one in own),
+        "bits": state(module, *optimizers),
         "counts": [counts.num_nonfinite, counts.num_skipped],
         "scale": scaler.get_scale() if scaler else None,
     }
@@ -216,76 +226,47 @@ def _steps(
 
 def _non_finite(parameter: str, value: float, place: Place, **options: Any) -> dict[str, Any]:
     """Train with a step that is poisoned, and without it: what is left must be the same."""
-    (module, _), (other, _) = place.build(network), place.build(network)
-    parallel = place.parallel(module, codec="dynamic8", **options)
-    now = _poison(place, module, parameter, value)
-    outcome = _steps(place, parallel, [momentum(parallel)], now)
-    parallel.close()
-    alike = place.parallel(other, codec="dynamic8")
-    optimizer = momentum(alike)
-    without = trained(place, alike, optimizer, [n for n in range(NUM_STEPS) if n != POISONED])
-    return outcome | {"without": without}
-
-
-def _in_parts(turned: bool, scaled: bool, place: Place, **options: Any) -> dict[str, Any]:
-    """Two optimizers have a part of the model each; gradients of one of them are poisoned."""
-    module, _ = place.build(network)
-    parallel = place.parallel(module, codec="dynamic8", **options)
-    parameters = list(parallel.parameters())
-    optimizers = [momentum(iter(parameters[:4])), momentum(iter(parameters[4:]))]
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled else None
-    now = _poison(place, module, "0.bias", math.inf)
-    return _steps(place, parallel, optimizers[:: -1 if turned else 1], now, scaler)
-
-
-def _scaled(place: Place, **options: Any) -> dict[str, Any]:
-    module, _ = place.build(network)
-    parallel = place.parallel(module, codec="dynamic8")
-    now = _poison(place, module, "2.weight", math.inf)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    return _steps(place, parallel, [momentum(parallel, **options)], now, scaler)
+    outcome = _poisoned(parameter, value, place, **options)
+    alike = place.parallel(place.build(network)[0], codec="dynamic8")
+    steps = [number for number in range(NUM_STEPS) if number != POISONED]
+    return outcome | {"without": trained(place, alike, momentum(alike), steps)}
 
 
 def auto(place: Place) -> dict[str, Any]:
     """Long enough for the codec to be tried, and switched off where it does not win."""
     module, _ = place.build(network)
     parallel = place.parallel(module, codec="auto")
-    compared(place, parallel, "dynamic8", steps=1)
-    before = parallel.statistics().codec
     outcome = compared(place, parallel, "dynamic8", steps=24)
-    return outcome | {"before": before, "codec": parallel.statistics().codec}
+    return outcome | {"codec": parallel.statistics().codec}
 
 
-def _refused(place: Place, codec: str, make: Build = network) -> dict[str, Any]:
+def _refused(place: Place, codec: str | None = None, make: Build = network) -> dict[str, Any]:
+    """By default the last rank has another codec."""
+    codec = codec or ("half" if place.rank == place.size - 1 else "dynamic8")
     parallel = place.parallel(place.build(make)[0], codec=codec)  # lives until backward is done
     loss_of(parallel, place.rank, 0).backward()
     return {}
 
 
-def other_codecs(place: Place) -> dict[str, Any]:
-    return _refused(place, "half" if place.rank == place.size - 1 else "dynamic8")
-
-
-def float64(place: Place) -> dict[str, Any]:
-    return _refused(place, "dynamic8", lambda: network().double())
-
-
 CASES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "right_gradients": right_gradients,
     "auto": auto,
-    "other_codecs": other_codecs,
-    "float64": float64,
+    "other_codecs": _refused,
+    "float64": partial(_refused, codec="dynamic8", make=lambda: network().double()),
     "nan_raises": partial(_non_finite, "0.weight", math.nan, on_nonfinite="raise"),
     "infinity_raises_by_default": partial(_non_finite, "6.bias", -math.inf),
     "nan_is_skipped": partial(_non_finite, "6.weight", math.nan, on_nonfinite="skip"),
     "infinity_is_skipped": partial(_non_finite, "2.bias", math.inf, on_nonfinite="skip"),
-    "grad_scaler": _scaled,
-    "grad_scaler_of_a_fused_optimizer": partial(_scaled, fused=True),
+    "grad_scaler": partial(_poisoned, "2.weight", math.inf, scaled=True),
+    "grad_scaler_of_a_fused_optimizer": partial(
+        _poisoned, "2.weight", math.inf, scaled=True, fused=True
+    ),
 }
-for _order, _turned in (("", False), ("_of_whom_the_second_has_it", True)):
+for _name, _order in (("", 1), ("_of_whom_the_second_has_it", -1)):
+    _of_two = partial(_poisoned, "0.bias", math.inf, order=_order)
     CASES |= {
-        f"two_optimizers_raise{_order}": partial(_in_parts, _turned, False),
-        f"two_optimizers_skip{_order}": partial(_in_parts, _turned, False, on_nonfinite="skip"),
-        f"two_optimizers_of_a_grad_scaler{_order}": partial(_in_parts, _turned, True),
+        f"two_optimizers_raise{_name}": _of_two,
+        f"two_optimizers_skip{_name}": partial(_of_two, on_nonfinite="skip"),
+        f"two_optimizers_of_a_grad_scaler{_name}": partial(_of_two, scaled=True),
     }
 WAITING = ("other_codecs", "float64")  # cases in which some rank may wait in vain

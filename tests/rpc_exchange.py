@@ -196,13 +196,12 @@ def client_of(
 
 def work(port: int, steps: int = 3, nbytes: int = 1000, **options: Any) -> Ended:
     """In each step fetch the state from the hub, and push bytes made of it."""
-    restarts = 0
+    restarts, done = 0, False
     with closing(client_of(port, **options)) as client:
         assert client.settings == SETTINGS
-        while True:
+        while not done:
             try:
-                if _step(client, steps, nbytes):
-                    break
+                done = _step(client, steps, nbytes)
             except HubRestarted:
                 restarts += 1
     return Ended(restarts, client.sent_nbytes, client.received_nbytes)

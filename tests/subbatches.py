@@ -15,7 +15,6 @@ def layer(name: str, *shapes: tuple[int, ...], out: int, seconds: float = 1.0) -
 
 CONV = layer("conv", (8, 3, 5, 5), (8,), out=FEATURES)
 FC1 = layer("fc1", (WIDTH, FEATURES), (WIDTH,), out=WIDTH)
-NORM = layer("norm", (WIDTH,), (WIDTH,), out=WIDTH, seconds=0.5)
 FC2 = layer("fc2", (CLASSES, WIDTH), (CLASSES,), out=CLASSES)
 
 
@@ -23,7 +22,6 @@ def model(*layers: Layer) -> Workload:
     return Workload("net", BATCH, layers, tuple(reversed(range(len(layers)))), 0)
 
 
-OTHER = layer("other", (7, FEATURES), out=7)
 NET = model(CONV, FC1, FC2)
 
 
@@ -32,11 +30,3 @@ def ring_of(count: int, nbytes_per_s: float = WIRE, **device) -> Machine:
     pairs = zip(gpus, gpus[1:] + gpus[:1], strict=True)
     links = [link(one, other, nbytes_per_s) for one, other in pairs] if count > 1 else []
     return box(*["gpu"] * count, links=links, device=device)
-
-
-# A model of tokens, with a norm before its head; its widths are those of a chain of linear layers.
-TOKENS, VOCABULARY = 5, 50
-ATTENTION = layer("attention", (WIDTH, WIDTH), out=TOKENS * WIDTH)
-TOKEN_NORM = layer("norm", (WIDTH,), (WIDTH,), out=TOKENS * WIDTH)
-LM_HEAD = layer("head", (VOCABULARY, WIDTH), out=TOKENS * VOCABULARY)
-LANGUAGE = model(CONV, ATTENTION, TOKEN_NORM, LM_HEAD)

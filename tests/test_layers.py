@@ -23,9 +23,7 @@ PURE = {
     "paceline.core": [path.stem for path in (PACKAGE / "core").glob("[a-z]*.py")],
     "paceline.planner": [path.stem for path in (PACKAGE / "planner").glob("[a-z]*.py")],
     "paceline.strategies": [
-        *("allreduce.config", "allreduce.plan"),
-        *("host.config", "host.plan"),
-        *("tree.config", "tree.plan"),
+        f"{name}.{part}" for name in ("allreduce", "host", "tree") for part in ("config", "plan")
     ],
     "paceline.record": ["trace"],
     "paceline.report": ["differences", "page"],

@@ -22,24 +22,15 @@ class _OnCpu:
         super().__init__(module, *args, **kwargs, **self.exchange)
 
 
-class Torch(_OnCpu, DistributedDataParallel):
-    pass
+def _class(name: str, base: type[nn.Module], **exchange: str) -> type[nn.Module]:
+    return type(name, (_OnCpu, base), {"exchange": exchange, "__module__": __name__})
 
 
-class Auto(_OnCpu, paceline.DataParallel):
-    exchange: ClassVar = {"exchange": "auto"}
-
-
-class AllReduce(_OnCpu, paceline.DataParallel):
-    exchange: ClassVar = {"exchange": "allreduce"}
-
-
-class Tree(_OnCpu, paceline.DataParallel):
-    exchange: ClassVar = {"exchange": "tree"}
-
-
-class Host(_OnCpu, paceline.DataParallel):
-    exchange: ClassVar = {"exchange": "host"}
+Torch = _class("Torch", DistributedDataParallel)
+Auto, AllReduce, Tree, Host = (
+    _class(name, paceline.DataParallel, exchange=name.lower())
+    for name in ("Auto", "AllReduce", "Tree", "Host")
+)
 
 
 STAND_INS: dict[str, type[nn.Module]] = {

@@ -1,6 +1,5 @@
 """Asynchronous plans against closed forms: updates by speeds, policies, stages, costs, memory."""
 
-from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from boxes import box, link
 from hogbatches import POLICIES, SHARED, WAYS, at_speeds, per_sample, roof, run
-from paceline.core.plan import COMPUTE, Cost, Kind, Lane
+from paceline.core.plan import COMPUTE, Cost, Kind
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.core.workload import Layer, Parameter, Workload
@@ -30,13 +29,11 @@ from refusals import refused
 EQUAL = Hogbatch(policy="hogbatch", threads=1)
 
 
-@pytest.mark.parametrize("ratio", [1.5, 4.25, 15.5])
-def test_missed_updates_are_the_ratio_of_speeds(ratio):
-    missed = statistics.staleness(run(per_sample(10), at_speeds(1.0, ratio), EQUAL, 1e3))
-    assert set(missed["cpu0"]) == {int(ratio), int(ratio) + 1}
-    assert set(missed["cpu1"]) == {0, 1}
+def test_missed_updates_are_the_ratio_of_speeds():
+    missed = statistics.staleness(run(per_sample(10), at_speeds(1.0, 4.25), EQUAL, 1e3))
+    assert (set(missed["cpu0"]), set(missed["cpu1"])) == ({4, 5}, {0, 1})
     mean = sum(number * count for number, count in missed["cpu0"].items()) / missed["cpu0"].total()
-    assert mean == pytest.approx(ratio, rel=0.02)
+    assert mean == pytest.approx(4.25, rel=0.02)
 
 
 @given(ratio=st.floats(1.0, 60.0), alpha=st.sampled_from([1.5, 2.0, 4.0]))
@@ -129,25 +126,6 @@ def test_the_period_of_a_gpu_is_the_simulated_one(speed, numel, sample_nbytes, g
     assert (ends[-1] - ends[-21]) / 20 == pytest.approx(period_s(batch, gpu_depth), rel=3e-2)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "took"),
-    [
-        # samples in, model in, compute, update out, update added
-        ((1, 1, 10, 1, 1), 10),  # all else is beside the computing
-        ((9, 3, 10, 1, 1), 12),  # what is copied in takes one lane
-        ((1, 4, 5, 1, 7), 11),  # the model is not copied while an update is added
-        ((1, 6, 8, 8, 4), 13),  # the last but one is to be in the model: half of all but samples
-    ],
-)
-def test_batches_of_a_gpu_overlap(seconds, took):
-    machine = box("gpu", "cpu", links=[link("gpu0", "h", 1.0)])
-    stages, _ = priced_batches(per_sample(4), machine, [WorkerSpec("gpu")], shared=True)(0, 4)
-    computing = [stage for stage in stages if stage.on[0].lane is Lane.COMPUTE]
-    kept = (*stages[:2], computing[0], *stages[-2:])
-    assert period_s((kept, seconds), 3) == took
-    assert period_s((kept, seconds), 1) == sum(seconds)
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_workers_never_wait_for_each_other_and_together_set_the_step(policy):
     machine = at_speeds(1.0, 7.3)
@@ -166,13 +144,11 @@ def test_workers_never_wait_for_each_other_and_together_set_the_step(policy):
 def test_a_gpu_copies_the_model_in_and_its_gradient_out():
     machine = box("cpu", "gpu", links=[link("gpu1", "h", 1000.0, 0.25)])
     tasks = plan(per_sample(2, numel=500), machine, EQUAL, Window(10))  # 4000 bytes
-    layers = ["forward[a]", "forward[b]", "backward[b]", "backward[a]", "step"]
-    expected = ["h2d[batch]", "h2d[model]", *layers, "d2h[update]", "reduce[update]"]
-    names = [f"s0/{name}@worker1" for name in expected]
-    own = [task.name for task in tasks.tasks if task.step == 0 and task.worker == 1]
-    assert own == names
     spans = {span.name: span.duration_s for span in simulate(tasks, roof(machine)).spans}
-    seconds = dict(zip(expected, map(spans.get, names), strict=True))
+    own = [task.name for task in tasks.tasks if task.step == 0 and task.worker == 1]
+    seconds = {name[3:].removesuffix("@worker1"): spans[name] for name in own}
+    layers = ["forward[a]", "forward[b]", "backward[b]", "backward[a]", "step"]
+    assert [*seconds] == ["h2d[batch]", "h2d[model]", *layers, "d2h[update]", "reduce[update]"]
     assert seconds["h2d[batch]"] == pytest.approx(0.25 + 0.08)
     assert seconds["h2d[model]"] == seconds["d2h[update]"] == pytest.approx(4.25)
     # Cores read no copy: their three stages are all that they do.
@@ -183,21 +159,9 @@ def test_a_gpu_copies_the_model_in_and_its_gradient_out():
 def test_a_gpu_alone_keeps_the_model():
     machine = box("gpu", links=[link("gpu0", "h", 1000.0)])
     tasks = plan(per_sample(2), machine, replace(EQUAL, workers=1), Window(2)).tasks
-    kinds = Counter(task.kind for task in tasks)
-    assert (kinds[Kind.D2H], kinds[Kind.REDUCE], kinds[Kind.STEP]) == (0, 0, 2)
+    assert not {task.kind for task in tasks} & {Kind.D2H, Kind.REDUCE}
     assert {task.part for task in tasks if task.kind is Kind.H2D} == {"batch"}
     assert all(task.on[0].owner == "gpu0" for task in tasks)
-
-
-def test_updates_on_their_way_do_not_count():
-    machine = box("cpu", "gpu", links=[link("gpu1", "h", 1000.0)])
-    # 4 s each way beside 2 s of backward.
-    tasks = plan_until(per_sample(2, numel=500), machine, EQUAL, 20.0)
-    before = simulate(tasks, roof(machine), until=10.0)
-    assert statistics.num_updates(before) == {"cpu0": 4, "gpu1": 0}
-    assert any(span.kind is Kind.STEP and span.on[0].owner == "gpu1" for span in before.spans)
-    after = simulate(tasks, roof(machine), until=10.2)
-    assert statistics.num_updates(after)["gpu1"] == 1
 
 
 def test_a_window_ends_with_its_last_samples_and_a_horizon_is_reached_by_all():
@@ -257,8 +221,9 @@ def test_parameters_and_calls_are_paid_for_in_small_batches_too(threads, nbytes)
 
 def test_threads_are_the_hosts_unless_told():
     machine = box("cpu", "cpu")  # 8 cores
-    assert updates_per_batch(machine, Hogbatch()) == {"cpu0": 4, "cpu1": 4}
-    assert updates_per_batch(machine, Hogbatch(threads=3, beta=0.5)) == {"cpu0": 1.5, "cpu1": 1.5}
+    for options, updates in (({}, 4), ({"threads": 3, "beta": 0.5}, 1.5)):
+        found = updates_per_batch(machine, Hogbatch(**options))
+        assert found == {"cpu0": updates, "cpu1": updates}
 
 
 def test_memory_holds_the_largest_batch_and_one_shared_model():

@@ -1,6 +1,6 @@
 """Trees of hubs, servers in main memory (section 3.4.2), and hubs that limit (3.4.1)."""
 
-from itertools import product
+from functools import partial
 
 import pytest
 
@@ -19,7 +19,7 @@ from paceline.records.machine_file import find_machine
 from paceline.strategies import find_strategy
 from paceline.strategies.wheel import STRATEGY
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.plan import memory, place, placements, plan
+from paceline.strategies.wheel.plan import memory, place, plan
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, split
 from refusals import refused
 from wheels import BODY, CROSSING, HEAD, SAMPLES, model
@@ -90,17 +90,12 @@ def test_children_in_step_take_a_worker_s_step_the_sum_the_way_and_all_updates(n
 def test_a_slow_way_to_the_root_sets_the_pace_of_an_exchange_and_not_of_a_step(gather):
     # 40 s each way, one exchange of a child at a time: of one step of each worker, or of ten.
     exchange_s = 80 + UPDATE_S + 2 * WHOLE / MEMORY
-    config = Wheel(4, lanes=2, child_hubs=2, gather=gather)
-    found = period_of(rooms(2, 1, WHOLE / 40.0), config, steps=60)
+    config, machine = Wheel(4, lanes=2, child_hubs=2, gather=gather), rooms(2, 1, WHOLE / 40.0)
+    found = period_of(machine, config, steps=60)
     assert found == pytest.approx(max(6.0, exchange_s * 2 / gather), rel=0.02)
-
-
-def test_a_forecast_covers_whole_means():
-    config = Wheel(4, lanes=2, child_hubs=2, gather=20)
-    found = forecast(model(), rooms(2, 1), STRATEGY, config, 4 * SAMPLES)
-    # A child has two steps of workers in each step, and so a mean in every tenth.
-    assert found.link_nbytes["hub0->root"] == pytest.approx(WHOLE / 10, rel=1e-9)
-    assert found.step_s == pytest.approx(6.0, rel=0.02)
+    # A forecast covers whole means: a child has two steps of workers in each step.
+    told = forecast(model(), machine, STRATEGY, config, 4 * SAMPLES)
+    assert told.link_nbytes["hub0->root"] == pytest.approx(WHOLE * 2 / gather, rel=1e-9)
 
 
 def test_the_memory_of_root_and_children():
@@ -162,23 +157,17 @@ def test_each_answer_copies_the_heads_parameters_there_and_its_gradients_back():
     assert after(tasks["s1/forward[f0]@worker0"]) == (there.name,)
     assert after(tasks["s1/d2h[activation_gradients]@worker0"]) == (back.name,)
     # The hub's thread waits for both: nothing else is computed there meanwhile.
-    for one in (there, back):
-        assert "gpu0/compute" in map(str, one.on)
+    assert all("gpu0/compute" in map(str, one.on) for one in (there, back))
+    # The body's parameters and gradients cross the bus of the hub only if it keeps them.
+    for config, crossings in ((KEPT, {"d2h[parameters]", "h2d[gradients]"}), (LENT, set())):
+        on_bus = [t for t in planned(config).tasks if "gpu0" in {on.owner for on in t.on}]
+        copied = {f"{t.kind}[{t.part}]" for t in on_bus if t.kind in (Kind.D2H, Kind.H2D)}
+        assert {one for one in copied if one.endswith(("[parameters]", "[gradients]"))} == crossings
     # Updates are made by the memory of the host.
     update = tasks["s0/step@worker0"]
     assert [str(on) for on in update.on] == ["gpu0/compute", "a/reduce"]
     slow = two_gpus(host={"memory_bandwidth_bytes_per_s": 1e3})
     assert Roofline.of(slow).seconds(update) == pytest.approx(5 * WHOLE / 1e3)
-
-
-@pytest.mark.parametrize(
-    ("config", "crossings"),
-    [(KEPT, {(Kind.D2H, "parameters"), (Kind.H2D, "gradients")}), (LENT, set())],
-)
-def test_the_bodys_parameters_and_gradients_never_cross_the_bus_of_the_hub(config, crossings):
-    own = [t for t in planned(config, steps=1).tasks if "gpu0" in {on.owner for on in t.on}]
-    copied = {(t.kind, t.part) for t in own if t.kind in (Kind.D2H, Kind.H2D)}
-    assert {one for one in copied if one[1] in ("parameters", "gradients")} == crossings
 
 
 def test_the_device_needs_one_head_and_the_host_the_rest():
@@ -229,36 +218,6 @@ def test_the_planner_lends_the_head_where_the_device_is_too_small():
     assert not none
 
 
-def test_child_hubs_are_tried_with_their_servers_in_either_memory():
-    def tried(**options) -> list[tuple[int, str]]:
-        found = placements(model(), Wheel(workers=4, **options))
-        return sorted((one.child_hubs, one.server_memory) for one in found)
-
-    assert tried() == sorted(product((0, 2, 4), ("device", "host")))
-    assert tried(child_hubs=2, server_memory="host") == [(2, "host")]
-
-
-MACHINE = find_machine("k40-gigabit")  # four devices, so a hub and three for bodies
-K40_FLOPS_PER_S = 1.31e12
-
-
-def alexnet(samples: int) -> Workload:
-    found = recorded("alexnet", samples)
-    assert found is not None
-    return found
-
-
-def two_layers(samples: int, head_share: float, sample_nbytes: int = 64) -> Workload:
-    """Return a body of a second on each device, and a head of that share of it."""
-
-    def layer(name: str, shape: tuple[int, ...], seconds: float) -> Layer:
-        flops, parameters = seconds / 3 * K40_FLOPS_PER_S, (Parameter(f"{name}.weight", shape),)
-        return Layer(name, parameters, sample_nbytes * samples, Cost(flops), Cost(2 * flops))
-
-    layers = layer("body", (4, 4, 3, 3), 1.0), layer("head", (16, 16), head_share)
-    return Workload("two", samples, layers, (1, 0), 64 * samples)
-
-
 def test_a_plan_has_as_many_workers_as_alternate_on_the_devices() -> None:
     allreduce = find_strategy("allreduce")
     ranking = search(alexnet, MACHINE, [STRATEGY, allreduce], 6 * 256, workers=6)
@@ -268,6 +227,22 @@ def test_a_plan_has_as_many_workers_as_alternate_on_the_devices() -> None:
     # Six workers of four devices are not compared with six devices.
     own = forecast_one(alexnet, MACHINE, allreduce, allreduce.config(workers=1), 256)
     assert found.alone_samples_per_s / 4 == pytest.approx(own.samples_per_s, rel=1e-6)
+
+
+MACHINE = find_machine("k40-gigabit")  # four devices, so a hub and three for bodies
+
+
+def of_two_layers(head_share: float, sample_nbytes: int = 64) -> Forecast:
+    """Of a body of a second on each device, and a head of that share of it."""
+    nbytes = sample_nbytes * 16
+
+    def layer(name: str, shape: tuple[int, ...], seconds: float) -> Layer:
+        flops = seconds / 3 * 1.31e12  # a second of a K40
+        return Layer(name, (Parameter("weight", shape),), nbytes, Cost(flops), Cost(2 * flops))
+
+    layers = layer("body", (4, 4, 3, 3), 1.0), layer("head", (16, 16), head_share)
+    work, config = Workload("two", 16, layers, (1, 0), 64 * 16), Wheel(workers=6, head="head")
+    return forecast_one(lambda _: work, MACHINE, STRATEGY, config, 6 * 16)
 
 
 def limits(found: Forecast) -> list[float]:
@@ -284,11 +259,12 @@ def test_the_plan_says_how_many_devices_keep_up_where_heads_take_longer(head_s, 
     four, two for each of two tensors; a body's step has two that wait, and one that loads: p k / t
     is 3 (1 s + 25 us) / (1 s + 15 us), and three devices are too few.
     """
-    config = Wheel(workers=6, head="head")
-    found = forecast_one(lambda n: two_layers(n, head_s), MACHINE, STRATEGY, config, 6 * 16)
-    times, devices = limits(found)
-    assert (times, devices) == (pytest.approx(3 * head_s, abs=0.005), needed)
+    found = of_two_layers(head_s)
+    assert limits(found) == [pytest.approx(3 * head_s, abs=0.005), needed]
     assert found.step_s == pytest.approx(6 * head_s, rel=0.02)  # all answers, one after another
+
+
+alexnet = partial(recorded, "alexnet")
 
 
 def test_the_devices_that_keep_up_are_counted_for_each_hub() -> None:
@@ -308,10 +284,7 @@ def test_the_devices_that_keep_up_are_counted_for_each_hub() -> None:
     ],
 )
 def test_no_plan_blames_a_hub_that_keeps_up_or_waits(head_s, sample_nbytes, least_s, most_s):
-    def work(samples: int) -> Workload:
-        return two_layers(samples, head_s, sample_nbytes)
-
-    found = forecast_one(work, MACHINE, STRATEGY, Wheel(workers=6, head="head"), 6 * 16)
+    found = of_two_layers(head_s, sample_nbytes)
     assert limits(found) == []
     assert least_s < found.step_s < most_s
 

@@ -16,14 +16,12 @@ from torch import Tensor
 
 from codec_cases import normal
 from codec_training import bits
-from faults import failpoints
 from paceline.codecs import Sent, all_gather, reduce_scatter
 from paceline.codecs.blockwise import EightBit
 from paceline.codecs.feedback import OneBit
 from paceline.codecs.gathering import begin_gather, begin_return
 from paceline.codecs.names import find_codec
 from paceline.core.errors import NonFinite
-from paceline.links.failpoints import reach
 from pair import Ranks
 from refusals import refused
 
@@ -200,13 +198,7 @@ def test_several_are_under_way_at_once_and_bfloat16_stays_bfloat16(pair: Ranks):
     pair(in_bfloat16)
 
 
-def names_of(call: Callable[[], object]) -> str:
-    with pytest.raises(NonFinite) as caught:
-        call()
-    return str(caught.value)
-
-
-def not_finite() -> list[str]:
+def not_finite() -> None:
     """In the activations of one rank, in the gradients of another, and too large for a codec."""
     rank = dist.get_rank()
     x = torch.ones(2, 3, requires_grad=True)
@@ -222,32 +214,21 @@ def not_finite() -> list[str]:
             scale[0] = torch.inf
         (gathered * scale).sum().backward()
 
-    said = [
-        names_of(lambda: all_gather(bad, "dynamic8", what="fc1")),
-        names_of(lambda: all_gather(bad, what="fc1")),
-        names_of(lambda: all_gather(large, "half", what="fc1")),
-        names_of(lambda: backward("dynamic8")),
-        names_of(lambda: backward(None)),
-    ]
+    for call, *facts in (
+        (lambda: all_gather(bad, "dynamic8", what="fc1"), "2 values", "rank 1", "dynamic8/1024"),
+        (lambda: all_gather(bad, what="fc1"), "2 values", "rank 1", "float32"),
+        (lambda: all_gather(large, "half", what="fc1"), "6 values", "rank 0", "half"),
+        (lambda: backward("dynamic8"), "gradient of", "3 values", "rank 1", "dynamic8/1024"),
+        (lambda: backward(None), "gradient of", "3 values", "rank 1", "float32"),
+    ):
+        with pytest.raises(NonFinite) as caught:
+            call()
+        assert all(fact in str(caught.value) for fact in ("fc1", *facts)), caught.value
     all_gather(x, "dynamic8")  # they have all gone on from there
-    return said
 
 
 def test_what_is_not_finite_is_an_error_on_all_ranks_that_names_one(pair: Ranks):
-    first, second = pair(not_finite)
-    assert first == second
-    for said, facts in zip(
-        first,
-        [
-            ("fc1", "2 values", "rank 1", "dynamic8/1024"),
-            ("fc1", "2 values", "rank 1", "float32"),
-            ("fc1", "6 values", "rank 0", "half"),
-            ("gradient of fc1", "3 values", "rank 1", "dynamic8/1024"),
-            ("gradient of fc1", "3 values", "rank 1", "float32"),
-        ],
-        strict=True,
-    ):
-        assert all(fact in said for fact in facts), said
+    pair(not_finite)
 
 
 def wrong_rows() -> None:
@@ -282,17 +263,6 @@ def without_rank_1() -> None:
         all_gather(torch.ones(2, 3), "dynamic8", sizes=[2, 2], group=group)
 
 
-def gathers_until_struck() -> None:
-    for step in range(100):
-        x = torch.ones(4, 1000, requires_grad=True)
-        gathered = all_gather(x, "dynamic8", activation_gradients="dynamic8")
-        reach("test.gathered", rank=dist.get_rank(), step=step)
-        gathered.sum().backward()
-
-
 @slow
-def test_nobody_waits_for_a_rank_that_does_not_come_or_dies(pair: Ranks):
+def test_nobody_waits_for_a_rank_that_does_not_come(pair: Ranks):
     assert pair(without_rank_1, errors=True)[0].kind == "RuntimeError"
-    with failpoints({"at": "test.gathered", "rank": 1, "step": 5, "do": "SIGKILL"}):
-        other, died = pair(gathers_until_struck, errors=True)
-    assert (other.kind, died.kind) == ("RuntimeError", "Died")

@@ -87,28 +87,25 @@ def lost(ranks: Ranks, exchange: str, how: str, phase: str, victim: int) -> list
     return [one for rank, one in enumerate(found) if rank != victim]
 
 
-def loses(how: str, phase: str, victim: int = 1, place: str = "pair", slow: bool = False) -> object:
-    marks = [pytest.mark.slow] if slow else []
-    return pytest.param(place, how, phase, victim, marks=marks)
+BACKWARD = ("pair", "backward", 1)
+QUICK = [
+    *(("SIGKILL", "pair", phase, 1) for phase in ("construction", "first backward")),
+    *(("SIGKILL", *BACKWARD), ("SIGSTOP", *BACKWARD)),
+    *(("SIGKILL", "pair", "backward", 0), ("SIGKILL", "triple", "backward", 1)),
+]
+LONG = [
+    *(("SIGKILL", "pair", phase, 1) for phase in ("forward", "optimizer")),
+    *(("SIGSTOP", "pair", phase, 1) for phase in ("construction", "first backward")),
+    *(("SIGSTOP", "pair", phase, 1) for phase in ("forward", "optimizer")),
+    *(("SIGSTOP", "pair", "optimizer", 0), ("SIGSTOP", "triple", "backward", 1)),
+    *(("SIGKILL", "pair_on_gpus", one, 1) for one in ("first backward", "backward", "optimizer")),
+    ("SIGSTOP", "pair_on_gpus", "backward", 1),
+]
 
 
 @pytest.mark.parametrize(
-    ("place", "how", "phase", "victim"),
-    [
-        *(loses("SIGKILL", one) for one in ("construction", "first backward", "backward")),
-        *(loses("SIGKILL", one, slow=True) for one in ("forward", "optimizer")),
-        loses("SIGKILL", "backward", 0),
-        loses("SIGSTOP", "backward"),
-        *(loses("SIGSTOP", one, slow=True) for one in ("construction", "first backward")),
-        *(loses("SIGSTOP", one, slow=True) for one in ("forward", "optimizer")),
-        loses("SIGSTOP", "optimizer", 0, slow=True),
-        loses("SIGKILL", "backward", 1, "triple"),
-        loses("SIGSTOP", "backward", 1, "triple", slow=True),
-        loses("SIGKILL", "first backward", 1, "pair_on_gpus", slow=True),
-        loses("SIGKILL", "backward", 1, "pair_on_gpus", slow=True),
-        loses("SIGSTOP", "backward", 1, "pair_on_gpus", slow=True),
-        loses("SIGKILL", "optimizer", 1, "pair_on_gpus", slow=True),
-    ],
+    ("how", "place", "phase", "victim"),
+    [*QUICK, *(pytest.param(*one, marks=pytest.mark.slow) for one in LONG)],
 )
 def test_the_others_name_the_rank_that_is_lost(request, place, how, phase, victim):
     for text, named, after_s in lost(request.getfixturevalue(place), "host", how, phase, victim):
@@ -144,21 +141,3 @@ def test_a_rank_that_pauses_for_less_than_the_deadline_is_waited_for(pair: Ranks
     with failpoints({"at": "test.backward", "rank": 1, "step": 5, "do": "SIGSTOP"}):
         first, second = pair(pauses)
     assert first == second
-
-
-def is_interrupted() -> None:
-    """Rank 0 has a Ctrl-C while it waits for rank 1, which is stopped."""
-    if dist.get_rank() == 0:
-        handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
-        signal.setitimer(signal.ITIMER_REAL, 1.0)
-        try:
-            trains("host", 1, 2000)
-        finally:
-            signal.signal(signal.SIGALRM, handler)
-    trains("host", 1, 2000)
-
-
-def test_a_rank_that_waits_can_be_interrupted(pair: Ranks):
-    with failpoints({"at": "test.backward", "rank": 1, "step": 5, "do": "SIGSTOP"}):
-        interrupted, _ = pair(is_interrupted, errors=True)
-    assert interrupted.kind == "KeyboardInterrupt"

@@ -14,74 +14,50 @@ EXCHANGES = ("allreduce", "host", "host_chunk_1", "tree")
 # In few steps "auto" does nothing but "allreduce"; these take many, or change what is exchanged.
 OF_AUTO = ("compiled", "groups", "loops", "modes", "optimizers", "switching", "unused")
 # Programs that run with every exchange in `make test`: what each exchange has code of its own for.
-ALL_QUICK = {
-    "accumulation": (
-        "no_sync_in_all_micro_batches_but_the_last",
-        "parameters_that_only_earlier_micro_batches_touch",
-        "gradients_kept_over_steps",
-        "gradients_deleted_by_some_ranks_only",
-    ),
-    "checkpoints": (
-        "checkpoint_loaded_in_the_middle",
-        "wrapper_saved_as_a_whole",
-    ),
-    "graphs": (
-        "several_forwards_and_a_backward_for_each",
-        "two_losses_of_one_forward_with_retain_graph",
-        "order_of_use_that_differs_between_ranks",
-        "error_in_the_middle_of_backward",
-        "static_graph_with_an_unused_layer",
-    ),
-    "groups": (
-        "group_of_rank_1_alone",
-        "group_in_another_order",
-        "uneven_inputs_in_join",
-        "uneven_inputs_with_accumulation_in_join",
-        "parameters_and_buffers_to_ignore",
-        "hook_of_the_user",
-        "gradients_as_views_of_buckets",
-        "parameters_whose_exchange_is_delayed",
-    ),
-    "inputs_outputs": (
-        "output_changed_in_place",
-        "empty_batch_on_one_rank",
-    ),
-    "loops": (
-        "forward_with_gradients_on_one_rank_before_a_barrier",
-        "second_wrapper_while_the_first_lives",
-    ),
-    "modes": (
-        "wrapper_copied_in_the_middle",
-        "first_step_in_eval_mode",
-        "first_forward_without_backward_on_one_rank",
-    ),
-    "norms": (
-        "batch_norm_in_training_and_evaluation",
-        "buffers_of_many_types_that_are_replaced",
-    ),
-    "optimizers": ("clipping_by_norm_and_by_value",),
-    "outside_the_module": (
-        "two_wrappers_in_a_chain",
-        "wgan_gp_with_double_backward",
-    ),
-    "precision": (
-        "parameters_of_several_types",
-        "sparse_embedding",
-        "parameters_that_are_not_contiguous",
-        "gradients_infinite_on_one_rank",
-    ),
-    "recomputed": ("layers_used_twice_in_reentrant_checkpoints_of_a_static_graph",),
-    "switching": (
-        "through_all_exchanges",
-        "experts_through_all_exchanges",
-        "copied_while_exchanges_are_tried",
-    ),
-    "unused": (
-        "other_experts_on_the_other_rank",
-        "unused_parameter_that_nobody_seeks",
-        "frozen_after_construction",
-    ),
-}
+ALL_QUICK = [
+    "no_sync_in_all_micro_batches_but_the_last",
+    "parameters_that_only_earlier_micro_batches_touch",
+    "gradients_kept_over_steps",
+    "gradients_deleted_by_some_ranks_only",
+    "checkpoint_loaded_in_the_middle",
+    "wrapper_saved_as_a_whole",
+    "several_forwards_and_a_backward_for_each",
+    "two_losses_of_one_forward_with_retain_graph",
+    "order_of_use_that_differs_between_ranks",
+    "error_in_the_middle_of_backward",
+    "static_graph_with_an_unused_layer",
+    "group_of_rank_1_alone",
+    "group_in_another_order",
+    "uneven_inputs_in_join",
+    "uneven_inputs_with_accumulation_in_join",
+    "parameters_and_buffers_to_ignore",
+    "hook_of_the_user",
+    "gradients_as_views_of_buckets",
+    "parameters_whose_exchange_is_delayed",
+    "output_changed_in_place",
+    "empty_batch_on_one_rank",
+    "forward_with_gradients_on_one_rank_before_a_barrier",
+    "second_wrapper_while_the_first_lives",
+    "wrapper_copied_in_the_middle",
+    "first_step_in_eval_mode",
+    "first_forward_without_backward_on_one_rank",
+    "batch_norm_in_training_and_evaluation",
+    "buffers_of_many_types_that_are_replaced",
+    "clipping_by_norm_and_by_value",
+    "two_wrappers_in_a_chain",
+    "wgan_gp_with_double_backward",
+    "parameters_of_several_types",
+    "sparse_embedding",
+    "parameters_that_are_not_contiguous",
+    "gradients_infinite_on_one_rank",
+    "layers_used_twice_in_reentrant_checkpoints_of_a_static_graph",
+    "through_all_exchanges",
+    "experts_through_all_exchanges",
+    "copied_while_exchanges_are_tried",
+    "other_experts_on_the_other_rank",
+    "unused_parameter_that_nobody_seeks",
+    "frozen_after_construction",
+]
 # Compiling takes seconds; these show most.
 COMPILED = ("compiled_before_with_the_eager_backend", "module_that_is_compiled_in_place")
 IN_THREES = (
@@ -105,7 +81,7 @@ def cases() -> list[object]:
     for name in names_in(PROGRAMS):
         file, _, own = name.partition(".")
         for exchange in (*EXCHANGES, *(["auto"] if file in OF_AUTO else [])):
-            is_quick = exchange == "host" or own in ALL_QUICK.get(file, ())
+            is_quick = exchange == "host" or own in ALL_QUICK
             is_quick &= file != "compiled" or own in COMPILED
             is_quick &= file != "switching" or exchange == "auto"
             found.append(pytest.param(name, exchange, marks=[] if is_quick else pytest.mark.slow))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import codec_cases as cases
 from paceline.codecs import blockwise
-from paceline.codecs.blockwise import TABLES, QuantizationTable, table
+from paceline.codecs.blockwise import TABLES, QuantizationTable
 from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table, join, split
 from paceline.native import (
     Codebook,
@@ -51,7 +51,7 @@ class Kernel(NamedTuple):
 
     @property
     def table(self) -> QuantizationTable:
-        return four_bit_table(self.name) if self.is_four_bit else table(self.name)
+        return cases.table_of(self.name)
 
     @property
     def native(self) -> Codebook | FourBitTable:
@@ -127,17 +127,14 @@ def test_the_specification_finds_the_nearest_magnitude(kernel: Kernel):
     assert torch.equal(codes.long(), distances.argmin(1))
 
 
-@pytest.mark.parametrize("name", MAGNITUDES)
-def test_tables_of_four_bits_are_their_definition(name: str):
-    assert four_bit_table(name).magnitudes.tolist() == torch.tensor(MAGNITUDES[name]).tolist()
-
-
-def test_codes_of_four_bits_by_hand():
+def test_tables_and_codes_of_four_bits_by_hand():
     """Blocks of four: scales of 1 and 4; the first of two codes is the lower half of a byte."""
     values = torch.tensor([1.0, -0.5, 0.0, torch.nan, torch.inf, -4.0, 2.0, -0.001, 0.3])
     codes, scales = Kernel("e3m0").specified(values, 4)
     assert codes.tolist() == [7 + 16 * (6 + 8), 0, 0 + 16 * (7 + 8), 6, 7]
     assert scales.tolist() == torch.tensor([1.0, 4.0, 0.3]).tolist()
+    for name, magnitudes in MAGNITUDES.items():
+        assert torch.equal(four_bit_table(name).magnitudes, torch.tensor(magnitudes))
 
 
 @each_kernel
@@ -163,13 +160,15 @@ def test_kernels_are_specified_on_all_sixteen_bit_values(kernel: Kernel, dtype: 
 
 
 @each_kernel
-def test_kernels_are_specified_at_any_length_and_address(kernel: Kernel):
+def test_kernels_are_specified_at_any_length_address_and_number_of_threads(kernel: Kernel):
     """Around the borders of blocks, of bytes, and of the vectors of all kernels."""
     for count in (*range(70), 127, 128, 129, 1023, 1025, 2049):
         for block_size in (BLOCK, 2, 34):
             kernel.check(cases.normal(count, count), block_size)
     for offset in range(1, 9):
         kernel.check(cases.normal(300 + offset)[offset:])
+    for threads in (1, 3):
+        kernel._replace(sets=("fastest",)).check(cases.normal(1_000_001), 1024, threads)
 
 
 @each_kernel
@@ -188,12 +187,6 @@ def test_all_codes_decode_and_are_added_with_two_roundings(kernel: Kernel):
     kernel.check_decode(codes, scales, block_size, block_size * len(scales))
     if kernel.is_four_bit:
         kernel.check_decode(codes, scales, block_size, block_size * len(scales) - 1)
-
-
-@pytest.mark.parametrize("name", ["dynamic8", "e3m0"])
-def test_threads_do_not_change_a_bit(name: str):
-    for threads in (1, 3):
-        Kernel(name, ("fastest",)).check(cases.normal(1_000_001), 1024, threads)
 
 
 @pytest.mark.parametrize(
@@ -273,13 +266,9 @@ def test_casts_are_torchs_at_any_length_and_address(name: str):
     for count in (*range(40), 8191, 8192, 8193, 20_000):
         check_cast(cases.normal(count + 1)[1:], name)
     check_cast(cases.denormals(), name)
-
-
-@each_type
-def test_threads_share_the_casts_and_count_together(name: str):
     values = cases.normal(1_000_003)
     values[::1000] = torch.nan
-    check_cast(values, name, ("fastest",), threads=3)
+    check_cast(values, name, ("fastest",), threads=3)  # which count together
 
 
 def test_casts_that_do_not_fit_are_refused():

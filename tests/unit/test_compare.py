@@ -11,7 +11,7 @@ from command_line import write_run
 from paceline.core.outcome import Epoch, Updates
 from paceline.records.result import read_run
 from paceline.report.side_by_side import SideBySide, epoch_rows, side_by_side, time_rows
-from refusals import refused, refused_field
+from refusals import refused
 
 # Seconds of an epoch, and the test losses after epochs.
 CURVES = {"fast": (1.0, (0.8, 0.6, 0.5)), "slow": (2.0, (0.7, 0.4)), "wild": (0.5, (0.9, 0.55))}
@@ -102,16 +102,13 @@ def test_three_runs_in_the_terminal_as_json_and_on_a_page(line, folders, tmp_pat
 
 def test_two_runs_have_their_steps_and_a_page_of_losses(line, folders, tmp_path):
     page = tmp_path / "two.html"
-    line("compare", *folders[:2], "--page", page, "--json")
-    assert (line.code, line.err) == (0, "")
-    assert json.loads(line.out)["left"] == "fast"
+    assert line("compare", *folders[:2], "--page", page, "--json").found["left"] == "fast"
     assert page.is_file()
     line("compare", *folders[:2], "--page", page)
-    assert "forward" in line.out  # of the steps
-    assert "policy slow" in line.out  # of the runs beside each other
-    assert str(page) in line.out
-    line("compare", folders[0], "--page", tmp_path / "one.html")
-    assert (line.code, refused_field(line.err)) == (2, "page")  # that is its report
+    # The steps, and the runs beside each other.
+    assert all(shown in line.out for shown in ("forward", "policy slow", str(page)))
+    # The page of one run is its report.
+    assert line("compare", folders[0], "--page", tmp_path / "one.html").refused == "page"
     assert not (tmp_path / "one.html").exists()
 
 
@@ -132,11 +129,10 @@ def test_a_run_is_compared_with_its_prediction(line, tmp_path):
     folder = write_run(tmp_path / "run", 1.5, 2.0)
     table = line("compare", folder, "--json").found
     assert (table["left"], table["right"]) == ("predicted", "measured")
-    first = table["rows"][0]
-    assert first["quantity"] == "step"
-    assert (first["left_s"], first["right_s"]) == pytest.approx((1.5, 2.0))
-    assert first["error"] == pytest.approx(-0.25)
-    assert "-25.0 %" in line("compare", folder).out
+    first = {"quantity": "step", "left_s": 1.5, "right_s": 2.0, "error": -0.25}
+    assert table["rows"][0] == pytest.approx(first)
+    out = line("compare", folder).out
+    assert all(figure in out for figure in ("1.50 s", "2.00 s", "-25.0 %"))
 
 
 def test_two_runs_are_compared_by_what_differs_and_what_came_of_it(line, tmp_path):
@@ -154,22 +150,16 @@ def test_two_runs_are_compared_by_what_differs_and_what_came_of_it(line, tmp_pat
     ]
     assert found["machine"] == [{"name": "torch", "left": "2.12", "right": "2.13"}]
     figures = {row["name"]: (row["left"], row["right"]) for row in found["figures"]}
-    assert (figures["test accuracy"], figures["step, untraced"]) == ((0.5, 0.75), (4, 3))
-    assert figures["samples/s"] == (16, 21)
+    expected = {"test accuracy": (0.5, 0.75), "step, untraced": (4, 3), "samples/s": (16, 21)}
+    assert figures.items() >= expected.items()
     faster, shorter, machine = found["sentences"]
     assert all(figure in faster for figure in ("21.0", "16.0", "1.31"))
     assert "1.00 s" in shorter  # half of a step is forward, and half the update: 0.5 s less of each
     assert "torch" in machine
-    line("compare", one, other)
-    assert line.code == 0
-    assert all(shown in line.out for shown in ("one", "other", "1.31", "+25.00", "-25.0 %"))
-
-
-def test_a_comparison_of_unlike_batches_or_of_equal_runs(line, tmp_path):
-    one, other = write_run(tmp_path / "one", 1, 4), write_run(tmp_path / "other", 7, 3)
+    out = line("compare", one, other).out
+    assert all(shown in out for shown in ("one", "other", "1.31", "+25.00", "-25.0 %"))
     change(other, settings={"batch_size": 128})
-    (setting,) = line("compare", one, other, "--json").found["settings"]
-    assert setting["name"] == "batch_size"
+    assert "batch size" in line("compare", one, other).out
     same = line("compare", one, one, "--json").found
     assert (same["settings"], same["machine"]) == ([], [])
     assert line("compare", one, one).code == 0
@@ -177,7 +167,7 @@ def test_a_comparison_of_unlike_batches_or_of_equal_runs(line, tmp_path):
 
 def test_a_report_is_written_anew_and_its_path_printed(line, tmp_path):
     folder = write_run(tmp_path / "run", 1, 1)
-    line("report", folder)
-    assert (line.code, line.err, line.out) == (0, "", f"{folder}/report.html\n")
-    assert "lenet5" in (folder / "report.html").read_text()
+    assert line("report", folder).out == f"{folder}/report.html\n"
+    (folder / "report.html").write_text("")
     assert line("report", folder, "--json").found == {"report": f"{folder}/report.html"}
+    assert "lenet5" in (folder / "report.html").read_text()

@@ -84,10 +84,8 @@ def test_on_the_only_core_a_worker_takes_from_the_others_what_it_gains(
 
 
 def test_a_gpu_needs_no_core_and_is_not_faster_without_a_worker() -> None:
-    workers = [trial(0, 0.1, "gpu"), trial(1, 1.0)]
-    (verdict,) = admit(epochs("hogbatch", 500, cores=1), workers)
-    assert verdict.helps
-    assert verdict.without_samples_per_s == pytest.approx(10.0)
+    (verdict,) = admit(epochs("hogbatch", 500, cores=1), [trial(0, 0.1, "gpu"), trial(1, 1.0)])
+    assert (verdict.helps, verdict.without_samples_per_s) == (True, pytest.approx(10.0))
 
 
 def test_all_who_do_not_help_are_named_slowest_first_and_one_is_left() -> None:
@@ -122,36 +120,35 @@ def test_long_epochs_are_as_fast_as_the_plan_of_a_run_that_goes_on(policy: str, 
     assert samples_per_s(asked, trials) == pytest.approx(going_on, rel=0.03)
 
 
-@pytest.mark.parametrize("policy", ["hogwild", "hogbatch"])
-def test_what_is_left_out_of_a_long_epoch_is_like_the_rest(policy: str) -> None:
+def test_what_is_left_out_of_a_long_epoch_is_like_the_rest() -> None:
     """A million samples, of which only some are looked at: all but one batch is as for ever."""
-    workers = [trial(0, 1.0), trial(1, 7.0)]
-    assert samples_per_s(epochs(policy, 16_000), workers) == pytest.approx(1 + 1 / 7, rel=2e-3)
+    for policy in ("hogwild", "hogbatch"):
+        found = samples_per_s(epochs(policy, 16_000), [trial(0, 1.0), trial(1, 7.0)])
+        assert found == pytest.approx(1 + 1 / 7, rel=2e-3)
 
 
-def two_layers() -> Workload:
-    costs = Cost(flops=1e6, nbytes=4e4, num_calls=2), Cost(flops=2e6, nbytes=8e4, num_calls=3)
-    weight = (Parameter("weight", (64, 64)),)
-    layers = tuple(Layer(name, weight, 4 * 64 * 32, *costs) for name in ("one", "two"))
-    return Workload("net", 32, layers, backward_order=(1, 0), input_nbytes=4 * 64 * 32)
+COSTS = Cost(flops=1e6, nbytes=4e4, num_calls=2), Cost(flops=2e6, nbytes=8e4, num_calls=3)
+LAYERS = tuple(
+    Layer(name, (Parameter("weight", (64, 64)),), 4 * 64 * 32, *COSTS) for name in ("one", "two")
+)
+TWO = Workload("net", 32, LAYERS, backward_order=(1, 0), input_nbytes=4 * 64 * 32)
 
 
 def seconds(measured: dict[int, float], size: int, kind="cpu", threads: int = 1) -> float:
     """Return how long a batch takes on the machine that is fitted to the trial."""
     spec = WorkerSpec(kind, threads=threads)
-    machine = machine_of(two_layers(), [SpeedTrial(0, spec, measured)])
-    tasks = plan_of_batches(two_layers(), machine, Hogbatch(), {0: spec}, {0: [size]})
+    machine = machine_of(TWO, [SpeedTrial(0, spec, measured)])
+    tasks = plan_of_batches(TWO, machine, Hogbatch(), {0: spec}, {0: [size]})
     return simulate(tasks, Roofline.of(machine)).makespan_s
 
 
 @pytest.mark.parametrize(("kind", "threads"), [("cpu", 1), ("cpu", 4), ("gpu", 1)])
 def test_all_sizes_take_as_long_as_they_were_tried(threads: int, kind):
-    measured = {threads: 1e-3, 32: 5e-3}
-    for size, took_s in measured.items():
-        assert seconds(measured, size, kind, threads) == pytest.approx(took_s, rel=1e-6)
+    expected = measured = {threads: 1e-3, 32: 5e-3}
     if threads == 1:  # a size between is between
-        middle_s = seconds(measured, 16, kind)
-        assert middle_s == pytest.approx(1e-3 + 15 / 31 * 4e-3, rel=1e-6)
+        expected = {**measured, 16: 1e-3 + 15 / 31 * 4e-3}
+    found = {size: seconds(measured, size, kind, threads) for size in expected}
+    assert found == pytest.approx(expected, rel=1e-6)
     # One size is enough for a rate.
     assert seconds({32: 5e-3}, 32) == pytest.approx(5e-3, rel=1e-6)
 
@@ -165,9 +162,9 @@ def test_noise_leaves_the_larger_batch_as_it_was_tried(small_s: float, large_s: 
 def test_a_replay_has_the_batches_of_the_trace():
     specs = {0: WorkerSpec("cpu"), 1: WorkerSpec("cpu", threads=2, slow=4.0), 2: WorkerSpec("gpu")}
     trials = [SpeedTrial(n, spec, {spec.threads: 1e-3, 32: 4e-3}) for n, spec in specs.items()]
-    machine = machine_of(two_layers(), trials)
+    machine = machine_of(TWO, trials)
     sizes = {0: [1, 2, 4], 1: [8, 2], 2: [32]}
-    tasks = plan_of_batches(two_layers(), machine, Hogbatch(), specs, sizes)
+    tasks = plan_of_batches(TWO, machine, Hogbatch(), specs, sizes)
     timeline = simulate(tasks, Roofline.of(machine))
     assert conform(tasks, timeline) == []
     assert traced_sizes(timeline.spans) == sizes

@@ -96,50 +96,63 @@ class Doubled(nn.Sequential):
         return 2 * super().forward(inputs)
 
 
-def changed(change: Callable[[MLP], object]) -> MLP:
-    model = MLP(WIDTHS)
-    change(model)
-    return model
+def changed(change: Callable[[MLP], object]) -> Callable[[], MLP]:
+    def make() -> MLP:
+        model = MLP(WIDTHS)
+        change(model)
+        return model
+
+    return make
 
 
 def double(*args):
     return 2 * args[-1]
 
 
-def tied() -> nn.Module:
-    model = nn.Sequential(nn.Linear(37, 37), nn.ReLU(), nn.Linear(37, 37), nn.Linear(37, 5))
-    model[2].weight = model[0].weight
-    return model
+def tie(model: MLP) -> None:
+    model.layers[3] = nn.Linear(50, 50)
+    model.layers[5] = nn.Linear(50, 50)
+    model.layers[5].weight = model.layers[3].weight
 
 
 def replace_forward(model: MLP) -> None:
     model.layers[1].forward = lambda inputs: inputs[:, :1].expand(-1, 50)
 
 
+def around(*layers: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Linear(37, 9), *layers, nn.Linear(9, 5))
+
+
 OTHERS = {
     "forward of its own": lambda: Doubled(nn.Linear(37, 5)),
-    "dropout": lambda: nn.Sequential(nn.Linear(37, 9), nn.Dropout(0.5), nn.Linear(9, 5)),
-    "norm": lambda: nn.Sequential(nn.Linear(37, 9), nn.BatchNorm1d(9), nn.Linear(9, 5)),
-    "twice": lambda: nn.Sequential(nn.Linear(37, 9), nn.ReLU(), nn.ReLU(), nn.Linear(9, 5)),
+    "dropout": around(nn.Dropout(0.5)),
+    "norm": around(nn.BatchNorm1d(9)),
+    "twice": around(nn.ReLU(), nn.ReLU()),
     "float64": lambda: MLP(WIDTHS).double(),
     "other inputs": lambda: MLP((38, 5)),
-    "hook": lambda: changed(lambda one: next(one.modules()).register_forward_hook(double)),
-    "gradient hook": lambda: changed(lambda one: next(one.parameters()).register_hook(double)),
-    "replaced forward": lambda: changed(replace_forward),
-    "frozen": lambda: changed(lambda one: next(one.parameters()).requires_grad_(False)),
-    "tied": tied,
-    "weight norm": lambda: changed(
-        lambda one: nn.utils.parametrizations.weight_norm(one.layers[1])
-    ),
+    "hook": changed(lambda one: next(one.modules()).register_forward_hook(double)),
+    "gradient hook": changed(lambda one: next(one.parameters()).register_hook(double)),
+    "replaced forward": changed(replace_forward),
+    "frozen": changed(lambda one: next(one.parameters()).requires_grad_(False)),
+    "tied": changed(tie),
+    "weight norm": changed(lambda one: nn.utils.parametrizations.weight_norm(one.layers[1])),
 }
 
 
 @pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
 def test_any_other_network_is_torch_s(make):
-    model = make().train()
-    parameters = [one for one in model.parameters() if one.requires_grad]
-    optimizer = torch.optim.SGD(parameters, 0.1)
-    assert DenseThread.of(model, samples(), optimizer, Learning(class_loss)) is None
+    model, data = make().train(), samples()
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], 0.1)
+    assert DenseThread.of(model, data, optimizer, Learning(class_loss)) is None
+
+
+def test_images_need_a_network_that_flattens_them():
+    data = samples()
+    images = TensorSamples(data.inputs.reshape(-1, 1, 37), data.targets)
+    for model, is_known in ((MLP(WIDTHS), True), (nn.Sequential(nn.Linear(37, 5)), False)):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        thread = DenseThread.of(model, images, optimizer, Learning(class_loss))
+        assert (thread is not None) is is_known
 
 
 @pytest.mark.parametrize(
@@ -176,15 +189,6 @@ def test_an_optimizer_with_hooks_or_a_scheduler_is_torch_s():
         handle.remove()
 
 
-def test_images_need_a_network_that_flattens_them():
-    data = samples()
-    images = TensorSamples(data.inputs.reshape(-1, 1, 37), data.targets)
-    for model, is_known in ((MLP(WIDTHS), True), (nn.Sequential(nn.Linear(37, 5)), False)):
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        thread = DenseThread.of(model, images, optimizer, Learning(class_loss))
-        assert (thread is not None) is is_known
-
-
 def test_what_is_not_finite_is_left_to_torch():
     model = built("rectifiers")
     thread, before = thread_of(model), copy.deepcopy(model.state_dict())
@@ -205,31 +209,24 @@ def test_a_bad_class_is_refused_as_it_is_in_torch():
     data = samples()
     data.targets[0] = 7
     recipe = classifying(lambda: MLP(WIDTHS), (data.inputs, data.targets))
-    make = optimizer_of("sgd", 0.1, 0.0)
-    with on_threads(recipe, make) as (replica, _), refused("loss of classifier"):
+    threads = on_threads(recipe, optimizer_of("sgd", 0.1, 0.0))
+    with threads as (replica, _), refused("loss of classifier"):
         replica.train(torch.arange(2), 1.0, None)
 
 
-@pytest.mark.parametrize(
-    ("widths", "most"), [((37, 5), 256), ((37, 512, 512, 5), 7), ((37, 1024, 1024, 5), 4)]
-)
-def test_the_wider_the_network_the_fewer_samples(widths, most):
-    thread = thread_of(MLP(widths))
-    assert thread is not None
-    assert thread.most_samples == most
+def test_the_wider_the_network_the_fewer_samples():
+    widths = {(37, 5): 256, (37, 512, 512, 5): 7, (37, 1024, 1024, 5): 4}
+    assert {one: thread_of(MLP(one)).most_samples for one in widths} == widths
+
+
+def layer_of(outputs: int, inputs: int, bias: int | None = None) -> tuple:
+    own = None if bias is None else torch.zeros(bias)
+    return torch.zeros(outputs, inputs), own, None, None, Activation.RELU
 
 
 @pytest.mark.parametrize(
     "layers",
-    [
-        [],
-        [(torch.zeros(5, 36), None, None, None, Activation.NONE)],
-        [(torch.zeros(5, 37), torch.zeros(4), None, None, Activation.NONE)],
-        [
-            (torch.zeros(6, 37), None, None, None, Activation.RELU),
-            (torch.zeros(5, 7), None, None, None, Activation.NONE),
-        ],
-    ],
+    [[], [layer_of(5, 36)], [layer_of(5, 37, bias=4)], [layer_of(6, 37), layer_of(5, 7)]],
 )
 def test_memory_that_does_not_fit_is_refused(layers):
     data = samples()

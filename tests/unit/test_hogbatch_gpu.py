@@ -28,7 +28,6 @@ from paceline.links.shared_memory import SharedTensors
 from paceline.models import describe
 from paceline.recipes.optimizers import OptimizerFactory, optimizer_of
 from paceline.strategies.hogbatch import gpu_replica
-from paceline.strategies.hogbatch.batches import BatchReader
 from paceline.strategies.hogbatch.calibration import SpeedTrial, machine_of, plan_of_batches
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica, clear_gradients
@@ -37,11 +36,9 @@ from paceline.strategies.hogbatch.statistics import BatchResult
 from simulated_gpus import simulated_gpus
 
 DEPTHS = (1, 2, 3)
-each_depth = pytest.mark.parametrize(
-    "depth", [*(pytest.param(depth, marks=pytest.mark.slow) for depth in (1, 2)), 3]
-)
+slow = pytest.mark.slow
+each_depth = pytest.mark.parametrize("depth", DEPTHS)
 SIZES = (10, 7, 10, 3, 12, 2, 9, 9, 5, 12, 4, 10)  # of batches: also larger and smaller than before
-LATE_S = 0.05  # of work that is not done before other work, unless something waits for it
 OTHERS = 0.25  # what another worker adds to all of the model: exact in any float
 
 
@@ -58,17 +55,17 @@ def rate(number: int) -> float:
     return (1.0, 0.5, 2.0)[number % 3]
 
 
-@pytest.fixture
-def device() -> Iterator[SimulatedDevice]:
+@contextmanager
+def unharmed() -> Iterator[SimulatedDevice]:
     """A simulated device, on which nothing has failed."""
-    with unharmed() as found:
+    with simulated_gpus() as (found,):
+        found.delays = lambda stream, what: 0.0
         yield found
 
 
-@contextmanager
-def unharmed() -> Iterator[SimulatedDevice]:
-    with simulated_gpus() as (found,):
-        found.delays = lambda stream, what: 0.0
+@pytest.fixture
+def device() -> Iterator[SimulatedDevice]:
+    with unharmed() as found:
         yield found
 
 
@@ -83,25 +80,21 @@ class Case(NamedTuple):
     ) -> list[BatchResult]:
         """Train on batches; after each of them another worker adds to the model, if asked."""
         done: list[BatchResult] = []
-
-        def add(result: BatchResult) -> None:
+        for result in self._results(rows, traced):
             done.append(result)
             if others:
                 add_others(self.memory.tensors)
-
-        for number, one in enumerate(rows):
-            for result in self._results(one, number, traced):
-                add(result)
-        while self.replica.num_begun:
-            add(self.replica.finish())
         return done
 
     def next(self, rows: Tensor, number: int) -> None:
         """Begin a batch, and end those that must be done before."""
-        list(self._results(rows, number, traced=True))
+        list(train_next(self.replica, rows, rate(number), number))
 
-    def _results(self, rows: Tensor, number: int, traced: bool) -> Iterator[BatchResult]:
-        return train_next(self.replica, rows, rate(number), number if traced else None)
+    def _results(self, rows: Sequence[Tensor], traced: bool) -> Iterator[BatchResult]:
+        for number, one in enumerate(rows):
+            yield from train_next(self.replica, one, rate(number), number if traced else None)
+        while self.replica.num_begun:
+            yield self.replica.finish()
 
 
 def add_others(model: dict[str, Tensor]) -> None:
@@ -183,16 +176,18 @@ class Naive:
         self.losses.append(float(loss) * len(rows))
 
 
-def assert_alike(found: dict[str, Tensor], expected: dict[str, Tensor], exact: bool) -> None:
-    within = {"rtol": 1e-10, "atol": 1e-10} if exact else {"rtol": 1e-4, "atol": 1e-5}
+def assert_alike(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor.detach(), **within, msg=name)
+        torch.testing.assert_close(found[name], tensor.detach(), rtol=1e-10, atol=1e-10, msg=name)
 
 
 @pytest.mark.parametrize(
     ("name", "momentum", "depth"),
-    [("SGD", 0.9, depth) for depth in DEPTHS]
-    + [(name, 0.0, DEPTHS[-1]) for name in ("sgd", "adam", "rmsprop")],
+    [
+        *(pytest.param("SGD", 0.9, depth, marks=slow) for depth in (1, 2)),
+        ("SGD", 0.9, 3),
+        *(pytest.param(name, 0.0, 3, marks=slow) for name in ("sgd", "adam", "rmsprop")),
+    ],
 )
 def test_alone_it_trains_as_torch_does(device, depth, name, momentum):
     make, data = optimizer_of(name, 0.05, momentum), samples(torch.float64)
@@ -208,19 +203,26 @@ def test_alone_it_trains_as_torch_does(device, depth, name, momentum):
             optimizer.zero_grad()
             assert result.updates == 1
             assert result.loss == pytest.approx(len(rows) * loss.item(), rel=1e-10)
-        assert_alike(case.memory.tensors, tensors_of(expected), exact=True)
+        assert_alike(case.memory.tensors, tensors_of(expected))
         assert int(case.memory.tensors["1.num_batches_tracked"]) == len(SIZES)
 
 
-@each_depth
-def test_with_others_it_does_what_a_naive_version_does(device, depth):
+@pytest.mark.parametrize(
+    ("depth", "threads"),
+    [(3, 1), *(pytest.param(*of, marks=slow) for of in ((1, 1), (2, 1), (3, 3), (3, 4)))],
+)
+def test_with_others_it_does_what_a_naive_version_does(device, depth, threads, monkeypatch):
+    """Threads share even this small model among them, and each value is added once."""
+    monkeypatch.setattr(gpu_replica, "_LEAST_ADDED", 16)
     make, data = optimizer_of("SGD", 0.05, 0.9), samples(torch.float64)
     naive = Naive(double_net, make, data)
     naive.train(batches(), max(1, depth - 1), others=True)
-    with sharing(device, double_net, make, data, depth=depth) as case:
+    with sharing(device, double_net, make, data, depth=depth, threads=threads) as case:
+        pieces = [piece for run in case.replica._runs for piece in run.pieces(0, threads)]
+        assert len(pieces) == threads + 1  # integers are one
         done = case.train(batches(), others=True)
         assert [one.loss for one in done] == pytest.approx(naive.losses, rel=1e-10)
-        assert_alike(case.memory.tensors, naive.shared, exact=True)
+        assert_alike(case.memory.tensors, naive.shared)
 
 
 class Count:
@@ -240,41 +242,53 @@ class Count:
 
 
 class Seen(nn.Module):
-    """Keeps what its weight was in each batch, in an order that is that of the computing."""
+    """Keeps what its weight was in each batch, in an order that is that of the computing.
 
-    def __init__(self) -> None:
+    It counts batches in both of its integers, and has a mask that every replica draws anew.
+    """
+
+    def __init__(self, number: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(4, 6))
-        self.register_buffer("mask", torch.rand(6) > 2)  # nothing
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mask", torch.arange(6) % 3 == number)
+        self.register_buffer("calls", torch.zeros(2, dtype=torch.int32))
         self.seen: list[Tensor] = []
 
     def forward(self, inputs: Tensor) -> Tensor:
-        self.calls += 1
-        self.seen.append(self.weight.detach().clone())
+        self.calls[1].add_(2)
+        self.calls[0].add_(1)
+        self.seen.append(torch.cat([self.weight.detach()[0, :1], self.mask.float()]))
         return inputs.masked_fill(self.mask, 0) @ self.weight.t()
 
 
-@each_depth
-@pytest.mark.parametrize("late", ["h2d", "d2h", "kernel", ""])
+@pytest.mark.parametrize(
+    ("depth", "late"),
+    [
+        pytest.param(depth, late, marks=() if (depth, late) == (3, "d2h") else slow)
+        for depth in DEPTHS
+        for late in ("h2d", "d2h", "kernel", "")
+    ],
+)
 def test_updates_are_neither_lost_nor_doubled_nor_missed_by_the_worker_itself(device, depth, late):
     """Each batch adds one, and others add after each: all of it can be counted."""
     num_batches = 8
-    device.delays = delayed({late: [LATE_S / 20]})
+    device.delays = delayed({late: [2.5e-3]})
     built: list[Seen] = []
 
     def build() -> Seen:
-        built.append(Seen())
+        built.append(Seen(len(built)))
         return built[-1]
 
     with sharing(device, build, Count, depth=depth) as case:  # type: ignore[arg-type]
         case.train(batches(num_batches), others=True)
-        weight, calls = case.memory.tensors["weight"], int(case.memory.tensors["calls"])
-        assert weight.tolist() == [[num_batches * (1 + OTHERS)] * 6] * 4
-        assert calls == num_batches
-        seen = [one.cpu()[0, 0].item() for one in built[-1].seen]
+        found = {name: tensor.tolist() for name, tensor in case.memory.tensors.items()}
+        assert found["weight"] == [[num_batches * (1 + OTHERS)] * 6] * 4
+        assert found["calls"] == [num_batches, 2 * num_batches]
+        assert found["mask"] == built[0].mask.tolist() != Seen(1).mask.tolist()
+        seen = [one.tolist() for one in built[-1].seen]
     added_by_then = [max(0, number - max(1, depth - 1) + 1) for number in range(num_batches)]
-    assert seen == [number + OTHERS * added for number, added in enumerate(added_by_then)]
+    weights = [number + OTHERS * added for number, added in enumerate(added_by_then)]
+    assert seen == [[weight, *map(float, found["mask"])] for weight in weights]
 
 
 def delayed(seconds: dict[str, Sequence[float]]) -> Callable[[SimulatedStream, str], float]:
@@ -288,39 +302,27 @@ def delayed(seconds: dict[str, Sequence[float]]) -> Callable[[SimulatedStream, s
     return delay
 
 
-def bits_after(delays: Callable[[SimulatedStream, str], float], depth: int) -> list[bytes]:
+@cache
+def bits_after(depth: int, **delays: tuple[float, ...]) -> list[bytes]:
     """Return the bytes of the shared model after some batches, and of their losses."""
     with unharmed() as device, sharing(device, depth=depth, threads=2) as case:
-        device.delays = delays
+        device.delays = delayed(delays)
         done = case.train(batches(7), others=True)
         losses = torch.tensor([one.loss for one in done], dtype=torch.float64)
         return [bytes(case.memory.memory.numpy()), bytes(losses.numpy())]
 
 
-DELAYS = st.lists(st.sampled_from([0.0, 1e-4, 2e-3]), min_size=1, max_size=5)
+DELAYS = st.lists(st.sampled_from([0.0, 1e-4, 2e-3]), min_size=1, max_size=5).map(tuple)
 
 
-@cache
-def bits_at_once(depth: int) -> list[bytes]:
-    return bits_after(lambda stream, what: 0.0, depth)
-
-
-def check_bits(depth: int, **delays: Sequence[float]) -> None:
-    assert bits_after(delayed(delays), depth) == bits_at_once(depth)
-
-
-@pytest.mark.slow
+@slow
 @settings(max_examples=25)  # each takes a second
 @given(kernel=DELAYS, h2d=DELAYS, d2h=DELAYS, depth=st.sampled_from(DEPTHS))
 def test_the_result_is_the_same_bits_whatever_takes_long(kernel, h2d, d2h, depth):
-    check_bits(depth, kernel=kernel, h2d=h2d, d2h=d2h)
+    assert bits_after(depth, kernel=kernel, h2d=h2d, d2h=d2h) == bits_after(depth)
 
 
-@pytest.mark.parametrize(("late", "depth"), [("kernel", 3), ("h2d", 2), ("d2h", 3)])
-def test_the_result_is_the_same_bits_if_one_kind_of_work_is_late(late: str, depth: int):
-    check_bits(depth, **{late: [LATE_S / 20]})
-
-
+@slow
 @pytest.mark.parametrize("name", ["sgd", "SGD", "adam"])
 @each_depth
 def test_a_batch_whose_loss_is_not_finite_changes_nothing_and_spoils_none(device, name, depth):
@@ -336,10 +338,11 @@ def test_a_batch_whose_loss_is_not_finite_changes_nothing_and_spoils_none(device
     with sharing(device, double_net, make, bad, depth=depth) as case:
         done = case.train(batches())
         assert [one.loss != one.loss for one in done] == is_lost
-        assert_alike(case.memory.tensors, naive.shared, exact=True)
+        assert_alike(case.memory.tensors, naive.shared)
         assert not any(one.isnan().any() for one in case.memory.tensors.values())
 
 
+@slow
 def test_it_leaves_the_shared_model_alone_bit_by_bit(device):
     """Not even zeros are added, which others could lose an update by, and which end a minus."""
     inputs, targets = samples()
@@ -359,34 +362,7 @@ def test_sparse_gradients_are_cleared_too():
     assert table.weight.grad.to_dense().tolist() == [[0.0] * 3] * 5
 
 
-class Masked(nn.Module):
-    """Has a mask that every worker draws anew, and a count of its own."""
-
-    drawn = 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        Masked.drawn += 1
-        self.head = nn.Linear(6, 4)
-        self.register_buffer("mask", torch.arange(6) % 3 == Masked.drawn % 3)
-        self.register_buffer("seen", torch.zeros(2, dtype=torch.int32))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.seen[1].add_(2)
-        self.seen[0].add_(1)
-        return self.head(inputs.masked_fill(self.mask, 0))
-
-
-def test_buffers_of_bool_are_the_shared_ones_and_those_of_integers_are_counted(device):
-    with sharing(device, Masked) as case:  # whose replica has drawn another mask
-        model = {name: tensor.clone() for name, tensor in case.memory.tensors.items()}
-        case.train(batches(6))
-        assert torch.equal(case.memory.tensors["mask"], model["mask"])
-        assert case.memory.tensors["seen"].tolist() == [6, 12]
-        changed = case.memory.tensors["head.weight"] != model["head.weight"]
-        assert torch.equal(changed.any(0), ~model["mask"])
-
-
+@slow
 def test_nothing_makes_the_host_wait_for_a_copy_in_training_or_trials(device):
     with sharing(device) as case:
         before = device.num_blocking_copies
@@ -418,6 +394,7 @@ def gate() -> Iterator[threading.Event]:
     found.set()
 
 
+@slow
 def test_copies_and_sums_run_beside_the_computing(device, gate):
     """While a batch is computed, its neighbours' copies come in, and updates go out and are added.
 
@@ -460,6 +437,7 @@ def test_a_batch_is_computed_while_the_update_before_it_is_on_its_way(device, ga
         case.train([])
 
 
+@slow
 @each_depth
 def test_traced_batches_conform_to_their_plan_and_have_their_times_in_order(device, depth):
     device.delays = delayed({"kernel": [1e-4], "h2d": [2e-3], "d2h": [3e-3]})
@@ -480,29 +458,13 @@ def test_traced_batches_conform_to_their_plan_and_have_their_times_in_order(devi
     assert all(later.begun_ns >= one.stepped_ns for one, later in pairwise(done))
 
 
-@pytest.mark.parametrize("threads", [1, 3, 4])
-def test_threads_share_a_large_model_among_them_and_each_value_is_added_once(
-    device, threads, monkeypatch
-):
-    monkeypatch.setattr(gpu_replica, "_LEAST_ADDED", 16)
-    make, data = optimizer_of("SGD", 0.05, 0.9), samples()
-    naive = Naive(net, make, data)
-    naive.train(batches(), 2, others=True)
-    with sharing(device, net, make, data, threads=threads) as case:
-        pieces = [p for run in case.replica._runs for p in run.pieces(0, threads)]
-        assert sum(len(shared) for shared, _ in pieces if shared.is_floating_point()) > 100
-        assert len(pieces) == threads + 1  # integers are one
-        case.train(batches(), others=True)
-        assert_alike(case.memory.tensors, naive.shared, exact=False)
-
-
 class Scripted:
     """A replica whose batches begin and end at given times: three in work at once."""
 
-    depth, is_done = 3, False
+    depth, is_done, spans, num_begun, most_begun = 3, False, (), 0, 0
 
     def __init__(self, times: Sequence[tuple[int, int]]) -> None:
-        self._times, self.num_begun, self.most_begun, self.spans = iter(times), 0, 0, []
+        self._times = iter(times)
 
     def load(self, rows: Tensor) -> None:
         """Nothing is copied."""
@@ -530,16 +492,3 @@ def test_a_trial_tells_the_time_from_one_batchs_end_to_the_next(times, median_ns
     scripted = Scripted(times)
     assert median_seconds(scripted, 40, 10, 0.0) == pytest.approx(1e-9 * median_ns)
     assert (scripted.num_begun, scripted.most_begun) == (0, 2)
-
-
-def test_memory_for_samples_is_taken_for_larger_batches_alone(device):
-    buffer = gpu_replica._SampleBuffer(device, BatchReader(classifying(net, samples())))
-    sizes = (4, 8, 3, 8, 9)
-    with device.use(device.new_stream()):
-        found = [buffer.copy_in(torch.arange(size))[0] for size in sizes]
-    device.synchronize()
-    places = [one.raw.data_ptr() for one in found]  # type: ignore[attr-defined]
-    assert [len(one) for one in found] == list(sizes)
-    assert places[1] == places[2] == places[3]
-    assert len({places[0], places[1], places[4]}) == 3
-    assert torch.equal(found[4].cpu(), samples()[0][:9])

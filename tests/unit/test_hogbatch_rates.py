@@ -21,7 +21,6 @@ from torch.optim.lr_scheduler import (
 from hogbatches import classifying
 from paceline.core.settings import TrainSettings
 from paceline.exchange.setup import learning_by, optimizer_by
-from paceline.recipes.recipe import Recipe
 from paceline.strategies.hogbatch.rates import ScheduledRate
 from refusals import refused
 
@@ -68,9 +67,6 @@ def test_a_rate_is_that_of_the_most_samples_so_far():
     for steps, expected in ((4, 1 / 5), (2, 1 / 5), (5, 1 / 6)):
         assert scheduled.factor(steps * BATCH_SIZE) == pytest.approx(expected)
     assert resumed.factor(5 * BATCH_SIZE) == pytest.approx(1 / 6)
-
-
-def test_without_a_schedule_rates_stay_as_they_are():
     assert ScheduledRate(sgd, lambda optimizer: None, BATCH_SIZE).factor(10**9) == 1.0
 
 
@@ -87,32 +83,18 @@ def test_a_schedule_of_more_than_the_rate_is_refused(rate: float, schedule):
         ScheduledRate(lambda some: SGD(some, rate, momentum=0.9), schedule, BATCH_SIZE)
 
 
-def recipe(**fields) -> Recipe:
+def test_settings_go_before_the_recipe_whose_schedule_gets_the_steps_of_the_run():
     data = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
-    return replace(classifying(lambda: nn.Linear(2, 2), data), **fields)
-
-
-@pytest.mark.parametrize(
-    ("given", "kind", "rate"),
-    [({"optimizer": "rmsprop", "momentum": 0.0}, RMSprop, None), ({}, AdamW, 0.07)],
-)
-def test_the_optimizer_of_the_settings_goes_before_that_of_the_recipe(given, kind, rate):
-    own = recipe(optimizer=lambda some: AdamW(some, 0.07))
-    made = optimizer_by(own, TrainSettings(model="mine:recipe", **given))(own.model().parameters())
-    assert type(made) is kind
-    assert rate in (None, made.param_groups[0]["lr"])
-
-
-def test_the_schedule_of_a_recipe_gets_the_steps_of_the_run():
-    asked: list[int] = []
-
-    def schedule(optimizer: Optimizer, num_steps: int) -> LRScheduler:
-        asked.append(num_steps)
-        return CosineAnnealingLR(optimizer, num_steps)
-
-    settings = TrainSettings(model="mine:recipe")
-    made = learning_by(recipe(schedule=schedule), settings, 50)[1](
-        sgd([nn.Parameter(torch.ones(1))])
+    own = replace(
+        classifying(lambda: nn.Linear(2, 2), data),
+        optimizer=lambda some: AdamW(some, 0.07),
+        schedule=lambda optimizer, num_steps: CosineAnnealingLR(optimizer, num_steps),
     )
-    assert isinstance(made, CosineAnnealingLR)
-    assert asked == [50]
+    told = {"optimizer": "rmsprop", "momentum": 0.0}
+    for given, kind in ((told, RMSprop), ({}, AdamW)):
+        settings = TrainSettings(model="mine:recipe", **given)
+        made = optimizer_by(own, settings)(own.model().parameters())
+        assert type(made) is kind
+        schedule = learning_by(own, settings, 50)[1](made)
+        assert (type(schedule), schedule.T_max) == (CosineAnnealingLR, 50)
+    assert made.param_groups[0]["lr"] == 0.07

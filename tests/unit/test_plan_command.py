@@ -36,38 +36,15 @@ def plan(line):
     )
 
 
-def test_all_strategies_and_numbers_of_workers_are_planned_best_first(plan):
-    found = plan("alexnet", MACHINE, "--batch-size", 32)
-    assert (found["model"], found["batch_size"], found["origin"]) == ("alexnet", 32, "predicted")
-    rates = [row["samples_per_s"] for row in found["plans"]]
-    assert rates == sorted(rates, reverse=True)
-    both = [row for row in found["plans"] if row["workers"] == 2]
-    assert {row["strategy"] for row in both} == STRATEGIES.keys() - {"hierarchy"}
-    # Ranks of one host sum in its memory, where nothing is encoded.
-    assert {row["codec"] for row in both if row["strategy"] == "host"} == {None}
-    plain = {
-        row["workers"]: row
-        for row in found["plans"]
-        if (row["strategy"], row["codec"]) == ("allreduce", None)
-    }
-    wire = {workers: row["wire_nbytes_per_step"] for workers, row in plain.items()}
-    assert wire == {1: 0, 2: 2 * ALEXNET_NBYTES}  # two ranks send all through one link
-    for row in plain.values():
-        assert row["samples_per_s"] == pytest.approx(32 / row["step_s"])
-
-
 @pytest.mark.parametrize(
     ("options", "arguments"),
     [
-        ((), {}),
         (("--workers", 2, "--batch-size", 32), {"workers": 2, "batch_size": 32}),
         (("--strategy", "host,tree"), {"strategies": ["host", "tree"]}),
         (
             ("--strategy", "host", "--set", "chunk=3", "--workers", 2),
             {"strategy": "host", "options": {"chunk": 3}, "workers": 2},
         ),
-        (("--measured", "350/s@16"), {"measured": "350/s@16"}),
-        (("--precision", "bfloat16"), {"precision": "bfloat16"}),
     ],
 )
 def test_the_command_prints_the_plan_of_the_function(plan, options, arguments):
@@ -77,24 +54,16 @@ def test_the_command_prints_the_plan_of_the_function(plan, options, arguments):
     assert found["plans"]
 
 
-def at_rate(plan, rate: str, *more: object) -> dict:
-    """Plan AlexNet on two hosts of one core each, joined by a link of that rate."""
-    text = GIGABIT_FILE.read_text()
-    assert "117 MB/s" in text
-    Path("hosts.toml").write_text(text.replace("117 MB/s", rate))
-    return plan("alexnet", "hosts.toml", "--batch-size", 32, *more)
-
-
 def test_a_codec_is_advised_where_the_link_is_slow(plan):
-    found = at_rate(plan, "11.7 MB/s", "--workers", 2, "--strategy", "allreduce,host,tree")
-    steps = {(row["strategy"], row["codec"]): row["step_s"] for row in found["plans"]}
-    assert steps["allreduce", "half"] == steps["allreduce", "bfloat16"]
-    fastest = min(steps, key=steps.__getitem__)
-    plain = min((key for key in steps if key[1] is None), key=steps.__getitem__)
-    advice = found["advice"]
-    assert (advice["pays"], advice["workers"], advice["plain_workers"]) == (True, 2, 2)
-    assert (advice["strategy"], advice["codec"], advice["step_s"]) == (*fastest, steps[fastest])
-    assert (advice["plain_strategy"], advice["plain_step_s"]) == (plain[0], steps[plain])
+    Path("slow.toml").write_text(GIGABIT_FILE.read_text().replace("117 MB/s", "11.7 MB/s"))
+    asked = ("--batch-size", 32, "--workers", 2, "--strategy", "allreduce,host,tree")
+    found = plan("alexnet", "slow.toml", *asked)
+    rows, advice = found["plans"], found["advice"]
+    plain = next(row for row in rows if row["codec"] is None)
+    names = ("strategy", "workers", "step_s")
+    assert advice["pays"]
+    assert [advice[name] for name in ("codec", *names)] == [rows[0][x] for x in ("codec", *names)]
+    assert [advice[f"plain_{name}"] for name in names] == [plain[name] for name in names]
     # The gradients at that rate, and all of 8 buckets' latencies.
     wire_s = ALEXNET_NBYTES / 11.7e6
     assert advice["link_busy"] * advice["plain_step_s"] == pytest.approx(wire_s, rel=5e-3)
@@ -116,12 +85,10 @@ def test_a_plan_is_drawn_and_swept(line, plan):
     found = plan("lenet5", GIGABIT, *asked, *swept)
     assert (found["values"][0], found["values"][-1]) == (1e8, pytest.approx(1e10))
     assert found["samples_per_s"].keys() == {"allreduce", "allreduce + codec", "tree"}
-    assert len(found["samples_per_s"]["allreduce + codec"]) == len(found["values"])
-    assert len(found["best"]) >= 1
+    assert {len(one) for one in found["samples_per_s"].values()} == {len(found["values"])}
     one = ("--strategy", "host", "--set", "chunk=3", "--sweep", "latency=10u:1m")
     assert plan("lenet5", MACHINE, *one)["samples_per_s"].keys() == {"host"}
-    line("plan", "lenet5", "--machine", MACHINE, *one)
-    assert (line.code, line.err) == (0, "")
+    assert line("plan", "lenet5", "--machine", MACHINE, *one).code == 0
 
 
 def test_the_policy_of_the_docs_is_planned_and_one_that_it_lacks_refused(line):
@@ -135,7 +102,8 @@ def test_the_policy_of_the_docs_is_planned_and_one_that_it_lacks_refused(line):
 
 
 def test_a_plan_is_kept_only_if_asked_and_has_a_page(plan, line, tmp_path):
-    plan("lenet5", MACHINE)
+    found = plan("lenet5", MACHINE, "--workers", 2)
+    assert {row["strategy"] for row in found["plans"]} == STRATEGIES.keys() - {"hierarchy"}
     assert list(tmp_path.iterdir()) == []
     printed = plan("lenet5", MACHINE, "--output", "plans")
     folder = Path(printed.pop("folder"))
@@ -147,9 +115,8 @@ def test_a_plan_is_kept_only_if_asked_and_has_a_page(plan, line, tmp_path):
     assert ranking == {name: printed[name] for name in ranking}
     best = kept.ranking.plans[0]
     timeline = read_timeline(folder / "trace.json", "predicted")
-    again = paceline.plan("lenet5", MACHINE)[0]
-    assert (again.strategy, again.step_s) == (best.strategy, best.step_s)
-    assert timeline.makespan_s == pytest.approx(again.timeline.makespan_s)
+    makespan_s = paceline.plan("lenet5", MACHINE)[0].timeline.makespan_s
+    assert timeline.makespan_s == pytest.approx(makespan_s)
     page = (folder / "report.html").read_text()
     assert best.why in page
     assert line("report", folder).code == 0
@@ -164,9 +131,7 @@ def plan_here(strategy: str, *, rank: int = 0, model: str = "net") -> None:
     go_through(RunRequest(verb="plan", settings=settings, run_id="planned"), group)
 
 
-@pytest.mark.parametrize(
-    ("unrest", "percent"), [(0.0, 13), (BUSY, 13 + max(0, 100 * BUSY - 5)), (0.25, 33)]
-)
+@pytest.mark.parametrize(("unrest", "percent"), [(BUSY, 13 + max(0, 100 * BUSY - 5)), (0.25, 33)])
 def test_ranges_are_wider_by_what_a_machine_is_restless(
     unrest, percent, monkeypatch, caplog, capsys
 ):
@@ -198,7 +163,6 @@ def test_two_machines_are_for_strategies_that_a_launcher_can_start(line, capsys)
     line(*shlex.split(launch_command(capsys)))
     assert line.code == 0, line.err
     commands = [one for one in line.out.splitlines() if one.startswith("torchrun ")]
-    assert len(commands) == 2
-    for rank, one in enumerate(commands):
+    for rank, one in zip((0, 1), commands, strict=True):
         assert f" --node-rank {rank} --master-addr ADDRESS " in one
         assert " train lenet5 --strategy measured_runs:HUB_OF_RANKS --workers 2 " in one

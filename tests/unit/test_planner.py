@@ -41,15 +41,6 @@ def forecast_of(workers: int, **options) -> Forecast:
     return forecast(workload(), machine(**options), ALLREDUCE, config, num_samples)
 
 
-def test_one_worker_only_computes():
-    found = forecast_of(1)
-    assert found.step_s == pytest.approx(COMPUTE_S)
-    assert found.samples_per_s == pytest.approx(7 / COMPUTE_S)
-    assert (found.wire_nbytes, found.devices) == (0, ("cpu0",))
-    assert found.breakdown.exposed_s == 0
-    assert "100 %" in found.why
-
-
 def test_buckets_hide_behind_backward_as_far_as_it_lasts():
     found = forecast_of(2)
     # 5 s of exchange begin when the 3 s of the first layer's backward do; 3 s follow the last.
@@ -106,10 +97,8 @@ def test_codecs_whose_speed_is_known_are_forecast(name, kernels, codecs):
 
 
 def test_nothing_is_forecast_for_codecs_that_encode_nothing():
-    one_host = machine().model_dump()
-    for device in one_host["devices"]:
-        device["codecs"] = {"eightbit": SPEED}
-    on_one = Machine.model_validate(one_host)
+    fast = {"device": {"codecs": {"eightbit": SPEED}}}
+    on_one = box("cpu", "cpu", links=[link("h", "h", WIRE_PER_S, LATENCY_S)], **fast)
     assert [one.codec for one in forecasts(on_one, "host")] == [None]
     assert [one.codec for one in forecasts(on_one)] == [None, "dynamic8"]
     assert [one.codec for one in forecasts(on_one, workers=1)] == [None]

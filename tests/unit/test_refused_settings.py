@@ -1,9 +1,13 @@
-"""The values that settings refuse: a row for each, with the field that the error names."""
+"""What is refused: values of settings, and lines of words, by the field that the error names."""
 
+import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 
+from command_line import MACHINE, steps, write_run
+from paceline.record.trace import write_trace
 from paceline.records.profile import validated_profile
 from paceline.records.scale import ScaleSettings
 from paceline.records.settings import (
@@ -16,6 +20,7 @@ from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.strategies.wheel.remote import ChildSettings
 from paceline.studies.launch.job import JobSettings
 from paceline.studies.probe.probe_ranks import ProbeSettings
+from profiles import profile_result, write_profile
 from refusals import refused
 
 INF, NAN = float("inf"), float("nan")
@@ -32,97 +37,33 @@ KINDS = {
     "child": (partial(validated, ChildSettings), {"connect": "tcp://10.0.0.1:5555"}),
 }
 REFUSED = {
-    "train": {
-        "model": (3, None),
-        "strategy": ("magic", "hots"),
-        "workers": (0, 1.5, "few", "cpu:1,cpu:1", 10**9, "1" * 10),
-        "batch_size": (-1, 0, 1.5),
-        "codec": ("dinamic8", "gradients=half", 3),
-        "port": (-1, 65536),
-        "profile_s": (0, -1, INF),
-        "deadline_s": (-1, 0, 1e20, NAN),
-        "wait_s": (0, INF),
-        "epochs": (0, 1.5, "many"),
-        "steps": (0, 2**63),
-        "learning_rate": (0, -1, INF, NAN, 1e39),
-        "momentum": (1, -0.1, NAN),
-        "warmup_steps": (-1,),
-        "precision": ("float16",),
-        "accumulate": (0, 33),
-        "clip_norm": (0, INF, 1e39),
-        "evaluate_every": (0,),
-        "seed": (-1, 2**63),
-        "checkpoint_every": ("0", "0s", "5m", "-1s", True),
-        "keep": (0,),
-        "restarts": (-1,),
-        "options": ({"workers": 3}, [1]),
-        "optimizer_options": ([1], {"eps": INF}, {"betas": [0.9, -INF]}, {"eps": 2**64}),
-        "force": (True,),
-        "balance": ("always",),
-        "policy": ("adaptive",),
-        "exchange_alone": (True,),
-        "keys": ("folder",),
-        "bind": ("tcp://10.0.0.1:5555",),
-        "speed": (3,),
-    },
-    "rehearse": {
-        "device, stretch": (2,),
-        "steps": (2,),
-        "forward_ms": (0, NAN, INF),
-        "backward_ms": (-1, 1e20),
-        "update_ms": (0,),
-        "chunk_search": ("best", "runtime"),
-        "search_step": (2,),
-        "search_range": (2,),
-        "interval": (2,),
-        "profile_s": (0, -1),
-        "strategy": ("hogbatch", "auto"),
-        "workers": (0,),
-        "momentum": (0.5,),
-        "balance": ("auto",),
-    },
-    "plan": {
-        "workers": (0,),
-        "batch_size": (0,),
-        "precision": ("int8",),
-        "profile_s": (0,),
-        "input_shape": ("big", "1x1.5"),
-        "port": (65536,),
-    },
-    "profile": {
-        "workers": (0,),
-        "batch_size": (0,),
-        "steps": (3, 100_001),
-        "memory": (0, "8 GiB/s", "8 GiB"),
-        "attempt_s": (0, INF),
-        "strategy": ("wheel", "magic"),
-        "options": ({"workers": 2},),
-    },
-    "scale": {
-        "workers": ("one", (), (1,) * 65),
-        "batch_size": ("16,few",),
-        "scaling.0": ("",),
-        "strategy": ("wheel", "host,host"),
-        "steps": (4,),
-        "classes": (1,),
-        "repeats": (0, 1001),
-        "samples": (0,),
-    },
+    "train": {"model": (3, None), "strategy": ("magic", "hots"), "batch_size": (-1, 0, 1.5)}
+    | {"workers": (0, 1.5, "few", "cpu:1,cpu:1", 10**9, "1" * 10), "accumulate": (0, 33)}
+    | {"codec": ("dinamic8", "gradients=half", 3), "port": (-1, 65536), "keep": (0,)}
+    | {"profile_s": (0, -1, INF), "deadline_s": (-1, 0, 1e20, NAN), "wait_s": (0, INF)}
+    | {"epochs": (0, 1.5, "many"), "steps": (0, 2**63), "seed": (-1, 2**63), "restarts": (-1,)}
+    | {"learning_rate": (0, -1, INF, NAN, 1e39), "momentum": (1, -0.1, NAN), "warmup_steps": (-1,)}
+    | {"precision": ("float16",), "clip_norm": (0, INF, 1e39), "evaluate_every": (0,)}
+    | {"checkpoint_every": ("0", "0s", "5m", "-1s", True), "options": ({"workers": 3}, [1])}
+    | {"optimizer_options": ([1], {"eps": INF}, {"betas": [0.9, -INF]}, {"eps": 2**64})}
+    | {"force": (True,), "balance": ("always",), "policy": ("adaptive",), "keys": ("folder",)}
+    | {"exchange_alone": (True,), "bind": ("tcp://10.0.0.1:5555",), "speed": (3,)},
+    "rehearse": {"device, stretch": (2,), "steps": (2,), "forward_ms": (0, NAN, INF)}
+    | {"backward_ms": (-1, 1e20), "update_ms": (0,), "chunk_search": ("best", "runtime")}
+    | {"search_step": (2,), "search_range": (2,), "interval": (2,), "profile_s": (0,)}
+    | {"strategy": ("hogbatch", "auto"), "momentum": (0.5,), "balance": ("auto",)},
+    "plan": {"workers": (0,), "batch_size": (0,), "precision": ("int8",), "profile_s": (0,)}
+    | {"input_shape": ("big", "1x1.5"), "port": (65536,)},
+    "profile": {"workers": (0,), "batch_size": (0,), "steps": (3, 100_001), "attempt_s": (0, INF)}
+    | {"memory": (0, "8 GiB/s", "8 GiB"), "strategy": ("wheel", "magic")},
+    "scale": {"workers": ("one", (), (1,) * 65), "batch_size": ("16,few",), "scaling.0": ("",)}
+    | {"strategy": ("wheel", "host,host"), "steps": (4,), "classes": (1,), "repeats": (0, 1001)}
+    | {"samples": (0,)},
     "probe": {"workers": (0,), "seconds": (0, NAN, INF)},
-    "job": {
-        "nodes": (0,),
-        "gpu": ("H 100", "H\n"),
-        "cpus": (0,),
-        "hours": (0, 10_001, NAN),
-        "master": ("a b",),
-        "master_port": (0, 65536),
-    },
-    "worker": {
-        "connect": (None,),
-        "workers": ("", "1,1", "-1", "0;1"),
-        "lanes": (0,),
-        "deadline_s": (0, NAN),
-    },
+    "job": {"nodes": (0,), "gpu": ("H 100", "H\n"), "cpus": (0,), "hours": (0, 10_001, NAN)}
+    | {"master": ("a b",), "master_port": (0, 65536)},
+    "worker": {"connect": (None,), "workers": ("", "1,1", "-1", "0;1"), "lanes": (0,)}
+    | {"deadline_s": (0, NAN)},
     "child": {"number": (-1, 2**32), "gather": (0,), "workers": (0, 4097)},
 }
 ROWS = [
@@ -155,24 +96,17 @@ TOGETHER = [
     ("train", {"batch_size": 2, "workers": 3}, "batch_size"),
     ("train", {"exchange_alone": True, "workers": 2}, "exchange_alone"),
     ("train", {"strategy": "tree", "codec": "half"}, "codec"),
-    *(("train", {"strategy": name} | TWICE, "codec") for name in ("allreduce", "host", "local")),
+    ("train", TWICE, "codec"),
     ("train", AUTO | {"codec": "half"}, "codec"),
     ("train", AUTO | {"profile_s": 0}, "profile_s"),
     ("train", AUTO | {"options": {"chunk": 1}}, "options"),
     ("train", AUTO | {"workers": "cpu:1"}, "workers"),
-    ("train", AUTO | {"policy": "adaptive"}, "policy"),
     ("train", SUBBATCH | {"codec": "all=half"}, "codec"),
-    ("train", SUBBATCH | {"codec": 3}, "codec"),
     ("train", SUBBATCH | {"options": {"activations": "onebit"}}, "codec"),
-    *(
-        ("train", {"options": options}, "strategy allreduce")
-        for options in ({"bucket_mb": 0}, {"bucket_mb": 1.5}, {"buckets": 1})
-    ),
-    ("train", WHEEL | {"workers": 0}, "workers"),
-    ("train", WHEEL | {"workers": 65}, "batch_size"),
-    ("train", WHEEL | {"policy": "adaptive"}, "policy"),
+    ("train", {"options": {"bucket_mb": 1.5}}, "strategy allreduce"),
+    ("train", {"options": {"buckets": 1}}, "strategy allreduce"),
     ("train", WHEEL | {"port": 7}, "port"),
-    ("train", WHEEL | {"balance": "auto"}, "balance"),
+    ("train", WHEEL | {"keys": "folder"}, "keys"),
     ("train", WHEEL | {"options": {"lanes": 0}}, "strategy wheel"),
     ("train", WHEEL | {"options": {"hub": "a"}}, "options"),
     ("train", WHEEL | {"options": {"staleness": -1}}, "strategy wheel"),
@@ -182,46 +116,28 @@ TOGETHER = [
     ),
     ("train", WHEEL | {"codec": "activations=half,activations=half"}, "codec"),
     ("train", WHEEL | {"codec": "activations=half", "options": {"activations": "none"}}, "codec"),
-    ("train", HOST | {"codec": "activations=half"}, "codec"),
-    ("train", HOST | {"workers": "cpu:1"}, "workers"),
     ("train", HOST | {"policy": "adaptive"}, "policy"),
     ("train", HOGBATCH | {"profile_s": 0}, "profile_s"),
     ("train", HOGBATCH | {"workers": "cpu"}, "workers"),
-    ("train", HOGBATCH | {"batch_size": 0}, "batch_size"),
     ("train", HOGBATCH | {"port": 7}, "port"),
     ("train", HOGBATCH | {"policy": "fair"}, "strategy hogbatch"),
     ("train", HOGBATCH | {"policy": "hogwild", "options": {"policy": "adaptive"}}, "policy"),
     ("train", HOGBATCH | {"options": {"threads": 2}}, "options"),
-    ("train", HOGBATCH | {"options": {"workers": 2}}, "options"),
-    ("train", HOGBATCH | {"options": {"staleness_decay": -1}}, "strategy hogbatch"),
     ("train", HOGBATCH | {"options": {"cpu_batch": [9, 4]}}, "strategy hogbatch"),
     ("rehearse", {"device": None}, "device, stretch"),
     ("rehearse", {"device": None, "stretch": 0.5}, "stretch.0"),
-    ("rehearse", {"device": None, "stretch": "1,few"}, "stretch.1"),
     ("rehearse", {"device": None, "stretch": "1,2,3"}, "stretch"),
     ("rehearse", {"device": None, "stretch": 2, "update_ms": 1}, "update_ms"),
     ("rehearse", {"device": None, "stretch": 2} | SUBBATCH, "stretch"),
-    ("rehearse", {"device": None, "stretch": 2} | WHEEL, "stretch"),
-    ("rehearse", {"input_shape": "0x32x32"}, "input_shape.0"),
-    ("rehearse", {"workers": 3, "batch_size": 2}, "batch_size"),
-    ("rehearse", {"options": {"chunk": 2}}, "strategy allreduce"),
     ("rehearse", SEARCH | {"options": {"chunk": 2}}, "chunk_search"),
     ("rehearse", SEARCH | {"workers": 1}, "chunk_search"),
     ("rehearse", SEARCH | {"chunk_search": "predicted", "search_step": 2}, "search_step"),
     ("rehearse", SEARCH | WHEEL, "chunk_search"),
-    ("rehearse", WHEEL | {"port": 7}, "port"),
-    ("rehearse", WHEEL | {"keys": "none"}, "keys"),
-    ("rehearse", WHEEL | {"codec": "labels=half"}, "codec"),
-    ("rehearse", HOST | {"bind": "tcp://a:1"}, "bind"),
-    ("rehearse", {"strategy": "tree", "codec": "half"}, "codec"),
     ("plan", {"input_shape": "1x-1x32"}, "input_shape.1"),
     ("profile", {"workers": 3, "batch_size": 2}, "batch_size"),
-    ("profile", {"options": {"buckets": 1}}, "strategy allreduce"),
     ("scale", {"machine": "k40-gigabit"}, "machine"),
     ("scale", {"overhead": True, "workers": "2"}, "overhead"),
     ("scale", {"overhead": True, "predict": True}, "overhead"),
-    ("scale", {"workers": "1,0"}, "workers.1"),
-    ("scale", {"scaling": "weak,feeble"}, "scaling.1"),
 ]
 
 
@@ -263,6 +179,137 @@ def test_values_within_the_bounds_are_taken(kind, fields):
     assert validate(kind, fields)
 
 
-def test_the_model_has_to_be_given():
-    with refused("model"):
-        validated_settings({})
+# What a command refuses beyond its settings, before it starts anything.
+LENET5 = ("plan", "lenet5", "--machine", MACHINE)
+TRAIN, PACED = ("train", "lenet5"), ("rehearse", "lenet5", "--device", "k40-gigabit/gpu0")
+TRAIN_WHEEL, PACED_WHEEL = (*TRAIN, "--strategy", "wheel"), (*PACED, "--strategy", "wheel")
+TRAIN_HOGBATCH = ("train", "mlp-64-32-10", "--strategy", "hogbatch", "--workers", "cpu:1")
+MEASURED = ("plan", "lenet5", "--machine", "8xv100", "--strategy", "allreduce")
+TEN = "synthetic:samples=10"
+HUB, WORKER = ("hub", "lenet5"), ("worker", "--connect", "tcp://127.0.0.1:1")
+LAUNCH = ("launch", "lenet5", "--emit")
+RUN_FIELDS = {"kind": "plan", "model": "net", "machine": "a", "batch_size": 1, "facts": {}}
+RANKING = {"plans": [], "refused": []} | dict.fromkeys(
+    ("workers_worth", "workers_sentence", "advice")
+)
+# The field, and the words of the command.
+LINES = [
+    ("none.toml", "plan", "lenet5", "--machine", "none.toml"),
+    ("none.toml", "rehearse", "lenet5", "--device", "none.toml:a"),
+    ("none.toml", "train", "--config", "none.toml"),
+    ("bad.toml", "plan", "lenet5", "--machine", "bad.toml"),
+    ("measured, profile", *MEASURED, "--measured", "350/s", "--profile", "two"),
+    ("measured, profile", "plan", "lenet5", "--measured", "350/s"),
+    ("precision", "plan", "lenet5", "--precision", "float16"),
+    ("torch.nn:ReLU", "plan", "torch.nn:ReLU", "--machine", MACHINE),
+    ("workers", *LENET5, "--workers", 3),
+    ("explain, sweep", "plan", "lenet5", "--explain"),
+    ("explain", *LENET5, "--explain", "--sweep", "bandwidth=1M:2M"),
+    ("profile", *MEASURED, "--profile", "two"),
+    ("input_shape", "plan", "lenet5", "--input-shape", "1x32x32"),
+    ("data", *LENET5, "--data", "digits"),
+    ("output", *LENET5, "--output", "file/inside"),
+    ("output", *LENET5, "--sweep", "bandwidth=1M:2M", "--output", "plans"),
+    ("lenet5", *LENET5, "--input-shape", "9x9"),
+    ("workers", *TRAIN_WHEEL, "--workers", 60),
+    ("workers", *TRAIN_WHEEL, "--data", TEN, "--workers", 12, "--set", "lanes=12"),
+    ("workers", *TRAIN_HOGBATCH, "--workers", "cpu:4000"),
+    ("workers", *PACED, "--workers", 9999, "--batch-size", 9999),
+    ("workers", *PACED_WHEEL, "--workers", 60),
+    ("workers", *WORKER, "--as", "a"),
+    ("workers", "profile", "lenet5", "--workers", 1000, "--batch-size", 1000),
+    ("workers", *LAUNCH, "slurm", "--machine", MACHINE, "--workers", 5),
+    # Options of a strategy.
+    ("options", *LENET5, "--set", "codec=half"),
+    ("options", *LENET5, "--strategy", "allreduce,host", "--set", "chunk=1"),
+    ("--set", *TRAIN, "--set", "bucket_mb"),
+    ("--optimizer-set", *TRAIN, "--optimizer-set", "eps"),
+    ("optimizer", *TRAIN_HOGBATCH, "--optimizer", "lbfgs"),
+    ("optimizer_options", *TRAIN, "--optimizer", "adamw", "--optimizer-set", "ep=1"),
+    ("momentum", *TRAIN_HOGBATCH, "--optimizer", "adam", "--momentum", 0.9),
+    ("schedule", "train", "gpt", "--schedule", "cosin"),
+    ("head", *TRAIN_WHEEL, "--set", "head=none"),
+    ("head", *PACED_WHEEL, "--set", "head=none"),
+    ("staleness", *TRAIN_WHEEL, "--set", "staleness=0"),
+    ("staleness_decay", *PACED_WHEEL, "--set", "staleness_decay=1"),
+    ("codec", *LENET5, "--strategy", "host", "--set", "codec=threshold:1@2"),
+    ("codec", *TRAIN_WHEEL, "--codec", "activations=onebit"),
+    ("codec", *TRAIN_WHEEL, "--codec", "activation_gradients=auto"),
+    ("codec", *TRAIN_WHEEL, "--codec", "gradients=threshold:0.1"),
+    ("cpu_batch", *TRAIN_HOGBATCH, "--set", "cpu_batch=[1,5000]"),
+    ("checkpoint_every", *TRAIN_WHEEL, "--checkpoint-every", 500),
+    # Devices and addresses.
+    ("device", "rehearse", "lenet5", "--device", f"{MACHINE}:gpu"),
+    ("device", *WORKER, "--device", "tpu"),
+    ("bind", *HUB),
+    ("bind", *HUB, "--bind", "tcp://10.9.9.9:5555"),
+    ("bind", *PACED_WHEEL, "--bind", "tcp://0.0.0.0:5555"),
+    ("none/hub.key", *HUB, "--bind", "tcp://127.0.0.1:5555", "--keys", "none"),
+    ("none/worker.key", *WORKER, "--keys", "none"),
+    ("connect", "worker"),
+    ("connect", "worker", "--connect", "tcp://10.9.9.9:5555"),
+    ("model", "plan", "lenet6", "--machine", MACHINE),
+    ("model", "hub"),
+    ("model", "hub", "--config", "empty.toml"),
+    ("strategy", "plan", "lenet5", "--strategy", "host,tree"),
+    ("strategy", "hub", "--config", "host.toml"),
+    ("strategy", *LAUNCH, "slurm", "--strategy", "hogbatch"),
+    ("master", *LAUNCH, "torchrun", "--nodes", 2),
+    ("image", *LAUNCH, "kubernetes"),
+    ("nodes", *LAUNCH, "slurm", "--workers", 3, "--nodes", 2),
+    ("gpu", *LAUNCH, "slurm", "--machine", "2xv100"),
+    # Files and folders.
+    ("train.toml", "plan", "--config", "train.toml"),
+    ("resume", "train", "--resume", "empty.toml"),
+    ("resume", *TRAIN_WHEEL, "--resume", "none"),
+    ("resume", *TRAIN_WHEEL, "--resume", "old"),
+    ("misspelled/run.toml", "train", "--resume", "misspelled"),
+    ("none", "compare", "none"),
+    ("none", "report", "none"),
+    ("none", *MEASURED, "--profile", "none"),
+    ("plan", "compare", "run", "plan"),
+    ("plan", "report", "plan", "--rehearsal", "run"),
+    ("two", "compare", "two", "run"),
+    ("two", "compare", "run", "run", "two"),
+    ("empty/trace.json", "compare", "empty"),
+    ("short", "compare", "short"),
+    ("run or short", "compare", "run", "short"),
+    ("nameless/result.json", "compare", "run", "nameless"),
+    ("damaged/result.json", "report", "damaged"),
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    """Files and folders that commands are asked to use."""
+    folder = tmp_path_factory.mktemp("files")
+    for name, text in {
+        "file": "",
+        "bad.toml": "[[hosts]]",
+        "empty.toml": "",
+        "train.toml": 'model = "lenet5"\nepochs = 3\n',
+        "host.toml": 'model = "lenet5"\nstrategy = "host"\nbind = "tcp://127.0.0.1:0"\n',
+        "misspelled/run.toml": 'model = "lenet5"\nsnapshots = "kept"\n',
+        "old/run.toml": "profile_s = 1.0\n",
+        "empty/trace.json": '{"traceEvents": []}',
+        "plan/result.json": json.dumps(RUN_FIELDS | {"id": "plan", "ranking": RANKING}),
+        "damaged/result.json": json.dumps(RUN_FIELDS | {"id": "damaged"}),
+    }.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    write_run(folder / "run", 1, 1)
+    write_profile(folder / "two", profile_result())
+    for name in ("nameless", "plan", "damaged"):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "trace.json").write_text((folder / "run" / "trace.json").read_text())
+    (folder / "short").mkdir()
+    one = steps(1, "predicted", 1), steps(1, "measured", 1)
+    write_trace(folder / "short" / "trace.json", one)
+    return folder
+
+
+@pytest.mark.parametrize(("field", "arguments"), [(field, row) for field, *row in LINES])
+def test_what_a_command_cannot_do_is_refused(line, files, monkeypatch, arguments, field):
+    monkeypatch.chdir(files)
+    assert line(*arguments).refused == field
+    assert not list(files.glob("runs/*"))

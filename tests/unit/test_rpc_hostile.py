@@ -51,27 +51,18 @@ def test_a_repeated_request_is_answered_again_but_not_executed(hub, raw):
     assert len(hub.steps_of()) == 3
 
 
-def large(raw: Raw) -> None:
-    big = raw.header(MessageKind.REQUEST, 1, topic="push", sizes=(1 << 39,))
-    raw.frames(pack(big, b"x" * PIECE_NBYTES), b"x" * PIECE_NBYTES)
-
-
-def many(raw: Raw) -> None:
-    for sequence in range(1, 10):
-        raw.push(sequence)
-
-
-def late_piece(raw: Raw) -> None:
-    late = raw.header(MessageKind.REQUEST, 1, topic="push", sizes=(1000,), offset=500)
-    raw.frames(pack(late, b"x" * 500), b"x" * 500)
+def piece_of(raw: Raw, nbytes: int, size: int, offset: int = 0) -> None:
+    """Send a piece of a push of so many bytes."""
+    header = raw.header(MessageKind.REQUEST, 1, topic="push", sizes=(size,), offset=offset)
+    raw.frames(pack(header, bytes(nbytes)), bytes(nbytes))
 
 
 @pytest.mark.parametrize(
     ("wrong", "num_done"),
     [
-        (large, 0),
-        (many, 8),
-        (late_piece, 0),
+        (lambda raw: piece_of(raw, PIECE_NBYTES, 1 << 39), 0),
+        (lambda raw: [raw.push(sequence) for sequence in range(1, 10)], 8),
+        (lambda raw: piece_of(raw, 500, 1000, offset=500), 0),
         (lambda raw: raw.send(replace(raw.header(MessageKind.REQUEST, 1), nonce=b"otherrun")), 0),
         (lambda raw: raw.send(replace(raw.header(MessageKind.REQUEST, 1), worker=1), b"x"), 0),
         (lambda raw: raw.send(raw.header(MessageKind.WELCOME, 1), b"x"), 0),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.defaults import completed, usual_for
+from paceline.core.defaults import completed
 from paceline.core.interval import Interval
 from paceline.core.settings import TrainSettings
 from paceline.data.spec import FORMS
@@ -19,7 +19,6 @@ from paceline.records.config_file import (
     merged,
     read_config,
     to_toml,
-    with_resumed,
     write_config,
 )
 from paceline.records.profile import validated_profile
@@ -38,22 +37,16 @@ LENET5 = {"model": "lenet5"}
 WHEEL = LENET5 | {"strategy": "wheel"}
 
 
-def test_what_is_not_given_has_a_value():
-    settings = validated_settings(LENET5)
-    assert (settings.data, settings.strategy, settings.workers) == ("digits", "allreduce", 2)
-    assert configuration(settings) == AllReduce(workers=2, bucket_mb=None)
-    assert configuration(settings).gradient_as_bucket_view is True
-    assert settings.output == Path("runs")
+def test_options_and_workers_are_those_of_the_configuration():
+    assert configuration(validated_settings(LENET5)) == AllReduce(workers=2)
     options = {"bucket_mb": 5, "gradient_as_bucket_view": False}
     settings = validated_settings(LENET5 | {"workers": 3, "options": options})
     assert configuration(settings) == AllReduce(3, 5, False)
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "host", "local"])
-def test_the_codec_of_gradients_is_named_by_itself_where_nothing_else_travels(strategy: str):
-    given = {"model": "gpt", "strategy": strategy}
+def test_the_codec_of_gradients_is_named_by_itself_where_nothing_else_travels():
     for name, expected in (("dynamic8", "dynamic8"), ("none", None)):
-        assert configuration(validated_settings(given | {"codec": name})).codec == expected
+        assert configuration(validated_settings(LENET5 | {"codec": name})).codec == expected
 
 
 @pytest.mark.parametrize(
@@ -78,18 +71,13 @@ def test_a_strategy_has_its_own_defaults_unless_values_are_given(asked: dict, ex
         ("lenet5", {}, ("digits", "sgd", 0.05, 0.9, "constant")),
         ("alexnet", {}, ("digits", "sgd", 0.001, 0.9, "constant")),
         ("gpt", {}, ("text", "adamw", 1e-3, None, "constant")),
-        ("gpt2", {}, ("text", "adamw", 6e-4, None, "constant")),
         ("bert", {"data": "masked-text:a"}, ("masked-text:a", "adamw", 1e-3, None, "constant")),
         ("bert-base", {}, ("masked-text", "adamw", 1e-4, None, "constant")),
         ("vit", {"schedule": "cosine"}, ("digits", "adamw", 1e-3, None, "cosine")),
         # A rate belongs to an optimizer.
         ("lenet5", {"optimizer": "Adam"}, ("digits", "Adam", None, None, "constant")),
         ("gpt", {"optimizer": "SGD"}, ("text", "SGD", 0.05, 0.9, "constant")),
-        ("gpt", {"optimizer": "AdamW"}, ("text", "AdamW", 1e-3, None, "constant")),
-        *(
-            ("lenet5", {"strategy": name, "learning_rate": 0.2}, ("digits", "sgd", 0.2, 0.9))
-            for name in ("auto", "hogbatch", "host")
-        ),
+        ("lenet5", {"strategy": "auto", "learning_rate": 0.2}, ("digits", "sgd", 0.2, 0.9)),
         ("lenet5", {"optimizer": "a:b", "learning_rate": 1}, ("digits", "a:b", 1, None)),
         ("mine:recipe", {}, (None, None, None, None, None)),  # it may have its own
     ],
@@ -108,16 +96,9 @@ def test_a_recipe_may_have_its_own_until_nobody_can_name_another():
     assert (like_images.learning_rate, like_images.momentum) == (0.05, 0.5)
 
 
-@pytest.mark.parametrize("model", ["lenet5", "alexnet", "gpt", "gpt2", "bert-base", "vit"])
-def test_the_help_has_the_rate_that_suits_a_model(model: str):
-    text = TrainSettings.model_fields["learning_rate"].description or ""
-    assert re.search(rf"(?<!\d){usual_for(model).learning_rate:.4f}".rstrip("0") + r"0*\b", text)
-
-
-@pytest.mark.parametrize("name", sorted({form.partition(":")[0] for form in FORMS}))
-def test_the_help_of_data_names_all_that_there_are(name: str):
+def test_the_help_of_data_names_all_that_there_are():
     text = TrainSettings.model_fields["data"].description or ""
-    assert re.search(rf"(?<![\w-]){name}\b(?!-)", text)
+    assert {form.partition(":")[0] for form in FORMS} <= set(re.findall(r"[\w-]+", text))
 
 
 def test_a_strategy_may_refuse_a_setting_and_auto_refuses_it_too(monkeypatch):
@@ -150,7 +131,6 @@ def test_strategies_are_known_by_name_and_refuse_only_what_is_a_setting():
     [
         ("1", Interval(1, None)),
         ("0.05s", Interval(None, 0.05)),
-        ("5min", Interval(None, 300)),
         ("2 h", Interval(None, 7200)),
         ("never", None),
         (None, Interval(seconds=300)),
@@ -161,10 +141,10 @@ def test_an_interval_is_steps_or_seconds(text: str | None, interval: Interval | 
     assert settings.checkpoint_interval == interval
 
 
-@pytest.mark.parametrize("both", [(None, None), (1, 1.0), (0, None), (None, 1e10), (None, 0.0)])
-def test_an_interval_is_one_of_both(both: tuple):
-    with pytest.raises(ValueError, match="interval"):
-        Interval(*both)
+def test_an_interval_is_one_of_both():
+    for both in ((None, None), (1, 1.0), (0, None), (None, 1e10), (None, 0.0)):
+        with pytest.raises(ValueError, match="interval"):
+            Interval(*both)
 
 
 # The text "null" stands for None within tables.
@@ -177,34 +157,16 @@ VALUES = st.recursive(
     max_leaves=4,
 )
 # A value for each setting that is not its default.
-TRAIN = {
-    "model": "mine:net",
-    "workers": 3,
-    "batch_size": 96,
-    "data": 'text:it\'s "a" \x7f\n',
-    "epochs": 9,
-    "optimizer": "adamw",
-    "learning_rate": 1e-38,
-    "momentum": 0.125,
-    "optimizer_options": {"betas": [0.5, 0.75], "eps": None, "a b": {"x": True}},
-    "schedule": "cosine",
-    "warmup_steps": 3,
-    "precision": "bfloat16",
-    "accumulate": 2,
-    "clip_norm": 0.1,
-    "evaluate_every": 10**9,
-    "seed": 2**63 - 1,
-    "checkpoint_every": "0.05s",
-    "keep": 9,
-    "resume": Path("before"),
-    "restarts": 4,
-    "tensorboard": Path("board"),
-    "output": Path("there"),
-    "profile_s": 0.001,
-    "deadline_s": 1e6,
-    "strategy": "allreduce",
-    "options": {"bucket_mb": None, "codec": "half"},
-}
+TRAIN = (
+    {"model": "mine:net", "workers": 3, "batch_size": 96, "data": 'text:it\'s "a" \x7f\n'}
+    | {"epochs": 9, "optimizer": "adamw", "learning_rate": 1e-38, "momentum": 0.125}
+    | {"optimizer_options": {"betas": [0.5, 0.75], "eps": None, "a b": {"x": True}}}
+    | {"schedule": "cosine", "warmup_steps": 3, "precision": "bfloat16", "accumulate": 2}
+    | {"clip_norm": 0.1, "evaluate_every": 10**9, "seed": 2**63 - 1, "checkpoint_every": "0.05s"}
+    | {"keep": 9, "resume": Path("before"), "restarts": 4, "tensorboard": Path("board")}
+    | {"output": Path("there"), "profile_s": 0.001, "deadline_s": 1e6, "strategy": "allreduce"}
+    | {"options": {"bucket_mb": None, "codec": "half"}}
+)
 OF_SOME = {
     *("kind", "policy", "codec", "balance", "force", "exchange_alone", "port", "bind", "keys"),
     *("run", "wait_s", "steps"),
@@ -222,27 +184,13 @@ def written(folder: Path, settings_of_run: Any) -> dict[str, Any]:
     [
         {},
         {"epochs": None, "steps": 10**6},
-        {"strategy": "auto", "options": None, "force": True, "balance": "auto"},
-        {"strategy": "host", "options": {"chunk": 2}, "port": 7},
+        {"strategy": "auto", "options": None, "force": True, "balance": "auto", "port": 7},
         {"strategy": "allreduce", "workers": 1, "exchange_alone": True},
-        {"strategy": "subbatch", "options": {"updates": "sub-batch"}, "accumulate": 1},
-        {
-            "strategy": "wheel",
-            "options": {"staleness": None, "head": "", "lanes": 1},
-            "accumulate": 1,
-            "bind": "tcp://10.0.0.1:5555",
-            "run": "mine",
-            "wait_s": 0.5,
-            "keys": Path("keys"),
-        },
-        {
-            "strategy": "hogbatch",
-            "options": {"cpu_batch": [2, 8], "beta": 0.5},
-            "policy": "cpu_gpu",
-            "workers": "cpu:1,cpu:2",
-            "accumulate": 1,
-            "evaluate_every": None,
-        },
+        {"strategy": "wheel", "options": {"staleness": None, "head": "", "lanes": 1}}
+        | {"accumulate": 1, "bind": "tcp://10.0.0.1:5555", "run": "mine", "keys": Path("keys")}
+        | {"wait_s": 0.5},
+        {"strategy": "hogbatch", "options": {"cpu_batch": [2, 8], "beta": 0.5}, "accumulate": 1}
+        | {"policy": "cpu_gpu", "workers": "cpu:1,cpu:2", "evaluate_every": None},
     ],
 )
 def test_the_file_of_a_training_gives_the_same_settings(tmp_path: Path, asked: dict):
@@ -259,7 +207,6 @@ def test_the_file_of_a_training_gives_the_same_settings(tmp_path: Path, asked: d
     [
         {"device": "p100", "forward_ms": 1.5, "strategy": "host", "chunk_search": "predicted"},
         {"stretch": "1,4", "input_shape": "3x8x8", "balance": "auto"},
-        {"device": "p100", "strategy": "wheel", "options": {"staleness": None, "lanes": 1}},
         {"device": "p100", "strategy": "subbatch", "codec": "gradients=none,activations=half"},
     ],
 )
@@ -298,10 +245,8 @@ def test_what_is_written_is_toml_with_the_same_values(values: dict[str, Any]):
     [
         ("optimiser = 'sgd'", "'optimiser'"),
         ("kind = 'train'", "'kind'"),
-        ("epochs = 0", "epochs"),
         ("options = 3", "options"),
         ("epochs = ", "not TOML"),
-        ("epochs = 1\nepochs = 2", "not TOML"),
         (b"\xff\xfe", "not TOML"),
         (None, "cannot be read"),
     ],
@@ -315,32 +260,21 @@ def test_a_wrong_file_is_named_with_the_key(tmp_path: Path, text: str | bytes | 
     assert caught.value.problem.startswith(key)
 
 
-def test_null_and_steps_are_written_as_words_of_toml(tmp_path: Path):
+def test_none_is_a_word_of_toml(tmp_path: Path):
     path = tmp_path / "mine.toml"
-    path.write_text(
-        'checkpoint_every = 500\nworkers = "cpu:1"\n[options]\nstaleness = "null"\nlanes = 1\n'
-    )
-    assert read_config(path, TrainSettings) == {
-        "checkpoint_every": 500,
-        "workers": "cpu:1",
-        "options": {"staleness": None, "lanes": 1},
-    }
+    path.write_text('checkpoint_every = 500\n[options]\nstaleness = "null"\nlanes = 1\n')
+    expected = {"checkpoint_every": 500, "options": {"staleness": None, "lanes": 1}}
+    assert read_config(path, TrainSettings) == expected
 
 
 @pytest.mark.parametrize(
     ("given_values", "below", "expected"),
     [
-        ({}, {"epochs": 5}, {"epochs": 5}),
         ({"epochs": 1}, {"epochs": 5, "seed": 3}, {"epochs": 1, "seed": 3}),
         ({"steps": 9}, {"epochs": 5}, {"steps": 9}),
         ({"epochs": 9}, {"steps": 5}, {"epochs": 9}),
         ({"stretch": "2"}, {"device": "p100"}, {"stretch": "2"}),
         ({"options": {"a": 1}}, {"options": {"a": 2, "b": 3}}, {"options": {"a": 1, "b": 3}}),
-        (
-            {"optimizer_options": {"eps": 1}},
-            {"optimizer_options": {"foreach": False}},
-            {"optimizer_options": {"eps": 1, "foreach": False}},
-        ),
         (
             {"policy": "adaptive"},
             {"options": {"policy": "cpu_gpu", "beta": 0.5}},
@@ -354,10 +288,4 @@ def test_null_and_steps_are_written_as_words_of_toml(tmp_path: Path):
     ],
 )
 def test_what_is_given_replaces_what_is_below(given_values: dict, below: dict, expected: dict):
-    kept = dict(below)
     assert merged(given_values, below) == expected
-    assert below == kept
-
-
-def test_what_resumes_nothing_is_left_as_it_is():
-    assert with_resumed({"model": "lenet5"}, TrainSettings) == {"model": "lenet5"}

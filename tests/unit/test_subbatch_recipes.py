@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn, optim
 from torch.nn.functional import cross_entropy
 
@@ -16,7 +14,7 @@ from paceline.links.rendezvous import process_group
 from paceline.recipes.classification import accuracy, class_loss, label_loss
 from paceline.recipes.losses import bits_per_byte, next_token_loss
 from paceline.recipes.recipe import Recipe
-from paceline.strategies.subbatch.batch import StepBatch, label_message
+from paceline.strategies.subbatch.batch import label_message
 from paceline.strategies.subbatch.build import describe_recipe, split
 from paceline.strategies.subbatch.bypass import bypassed
 from paceline.strategies.subbatch.config import SubBatch
@@ -94,20 +92,6 @@ def test_targets_that_do_not_fit_are_refused(targets: torch.Tensor):
         label_message(targets, 6, 6)
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.integers(1, 4), st.integers(1, 4))
-def test_sub_batches_have_whole_samples(counts: list[int], num_tokens: int, num_sub_batches: int):
-    most = max(counts) * num_tokens
-    whole = torch.arange(sum(counts) * num_tokens).view(-1, num_tokens)
-    parts = whole.split(counts)
-    messages = torch.cat([label_message(one, most, 10**6) for one in parts])
-    batch = StepBatch.of(messages, num_sub_batches)
-    assert torch.equal(batch.targets, whole.flatten())
-    for number in range(num_sub_batches):
-        own = [one.tensor_split(num_sub_batches)[number].flatten() for one in parts]
-        assert torch.equal(batch.targets[batch.rows_of(number)], torch.cat(own))
-        assert batch.sizes_of(number) == tuple(map(len, own))
-
-
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -115,8 +99,6 @@ def test_sub_batches_have_whole_samples(counts: list[int], num_tokens: int, num_
         partial(optim.AdamW, lr=1e-6),
         partial(optim.RMSprop, lr=0.1),
         partial(optim.Adagrad, lr=0.1),
-        partial(optim.ASGD, lr=0.1),
-        partial(optim.Rprop, lr=0.1),
     ],
 )
 def test_optimizers_of_each_value_can_have_rows(optimizer: Any):
@@ -193,7 +175,7 @@ def test_what_is_not_the_result_of_its_last_layer_is_no_bypass():
     assert bypassed(Language(), "norm", tokens) is None
     assert bypassed(Doubling(), "head", tokens) is None
     with refused("head"):
-        partition(Doubling(), ["head"], "doubling", tokens)
+        parted(tokens_recipe(model=Doubling))
 
 
 def test_a_model_that_changes_its_mind_in_training_is_refused():
@@ -228,21 +210,3 @@ def test_nothing_is_described_with_values():
     assert made == ["meta"]
     assert described.rows_per_sample == TOKENS
     assert described.outputs.shape == (3, TOKENS, VOCABULARY)
-
-
-def test_tokens_are_not_normalised_over_samples():
-    class Statistics(nn.Module):
-        """A chain of layers that would be a head of images."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding, self.norm = nn.Embedding(VOCABULARY, 8), nn.BatchNorm1d(8)
-            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, VOCABULARY)
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            x = self.first(self.embedding(tokens))
-            return self.last(self.norm(x.transpose(1, 2)).transpose(1, 2))
-
-    assert list(parted(tokens_recipe(model=Statistics)).shardings) == ["last"]
-    with refused("head"):
-        parted(tokens_recipe(model=Statistics), head="first")

@@ -14,7 +14,6 @@ from paceline.core.cost import PacedDevice, Rate, Totals
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.exchange.session import TrainingSession
 from paceline.links.rendezvous import process_group
-from paceline.models import find
 from paceline.recipes.losses import bits_per_byte, next_token_loss
 from paceline.recipes.named import given
 from paceline.recipes.recipe import Recipe
@@ -35,27 +34,6 @@ def session(settings: Any, group: Any, progress: Any = None, device: Any = None)
 def told(method: MagicMock) -> list[Any]:
     """What a progress was told, by one of its methods."""
     return [one.args[0] for one in method.call_args_list]
-
-
-def test_a_session_is_measured_trained_and_saved(tmp_path: Path):
-    settings = TrainSettings(
-        model="lenet5", strategy="subbatch", workers=1, epochs=1, profile_s=0.1, batch_size=128
-    )
-    progress = MagicMock()
-    with process_group(20.0) as group, start(session(settings, group, progress)) as runner:
-        machine, cost = runner.measure()
-        outcome = runner.train(SubBatch(workers=1))
-        runner.save(tmp_path / "model.safetensors")
-    assert len(machine.devices) == 1
-    assert cost is not None
-    assert outcome.epochs[0].score > 0.2
-    assert outcome.head.layers == ("fc3", "fc4", "fc5")
-    assert outcome.head.own_state_nbytes == (outcome.head.state_nbytes,)
-    assert {one.purpose: one.planned_nbytes for one in outcome.traffic}["activations"] == 0
-    assert not [fault for fault in outcome.faults if "planned" in fault]
-    assert told(progress.begin) == [progress.advance.call_count]
-    assert told(progress.epoch) == list(outcome.epochs)
-    load_model(find("lenet5").build(10), str(tmp_path / "model.safetensors"))
 
 
 @pytest.mark.parametrize(
@@ -86,18 +64,22 @@ COUNTING = Recipe(
 )
 
 
-def test_a_recipe_of_tokens_goes_through_a_session():
+def test_a_recipe_of_tokens_goes_through_a_session(tmp_path: Path):
     """Inputs by name, bfloat16, clipped gradients, tests within the epoch, a run cut short."""
-    progress = MagicMock()
+    progress, path = MagicMock(), tmp_path / "model.safetensors"
     with given(COUNTING) as name, process_group(20.0) as group:
         settings = TrainSettings(
             model=name, strategy="subbatch", workers=1, batch_size=6, profile_s=0.1, steps=25,
             learning_rate=0.5, precision="bfloat16", clip_norm=1.0, evaluate_every=4,
         )  # fmt: skip
         with start(session(settings, group, progress)) as runner:
-            runner.measure()
+            machine, cost = runner.measure()
             outcome = runner.train(SubBatch(workers=1))
+            runner.save(path)
+    assert (len(machine.devices), cost is None) == (1, False)
     assert [one.num_steps for one in told(progress.evaluation)] == [4, 8, 12, 16, 24]
+    assert told(progress.begin) == [progress.advance.call_count]
+    assert told(progress.epoch) == list(outcome.epochs)
     assert len(outcome.epochs) == 3
     assert outcome.evaluations[-1].score < 0.5 * outcome.evaluations[0].score
     assert outcome.score == "bits per byte"
@@ -105,7 +87,10 @@ def test_a_recipe_of_tokens_goes_through_a_session():
     assert outcome.head.layers == ("head",)
     # Parameters, gradients and momentum.
     assert outcome.head.state_nbytes == 3 * 4 * VOCABULARY * WIDTH
+    assert outcome.head.own_state_nbytes == (outcome.head.state_nbytes,)
+    assert {one.purpose: one.planned_nbytes for one in outcome.traffic}["activations"] == 0
     assert not [fault for fault in outcome.faults if "planned" in fault]
+    load_model(Language(), str(path))
 
 
 @pytest.mark.parametrize("of_tokens", [False, True])

@@ -1,6 +1,5 @@
 """A head in parts within one process: what is cut, what is refused, and what parts compute."""
 
-import copy
 from dataclasses import replace
 
 import pytest
@@ -21,7 +20,6 @@ from paceline.strategies.subbatch import paced, parameters
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.layers import (
     DropoutMasks,
-    HeadLayer,
     Shard,
     Sharding,
     dropout_seed,
@@ -117,57 +115,6 @@ GIVEN = {"model": "lenet5", "strategy": "subbatch"}
 def test_settings_that_do_not_go_with_it_are_refused(field: str, more: dict):
     with refused(field):
         validated_settings(GIVEN | more)
-
-
-def test_codecs_are_fields_of_the_configuration():
-    codecs = {"options": {"activations": "dynamic8"}}
-    codecs |= {"codec": "activation_gradients=half,gradients=none"}
-    settings = validated_settings(GIVEN | codecs)
-    assert settings.options["activation_gradients"] == "half"
-    assert settings.options["gradients"] is None
-
-
-def test_a_layer_in_parts_has_the_outputs_errors_and_gradients_of_the_whole():
-    torch.manual_seed(0)
-    layer, norm = nn.Linear(10, 8), nn.BatchNorm1d(8)
-    nn.init.uniform_(norm.weight)
-    model = nn.Sequential(nn.Linear(4, 10), layer, nn.ReLU(), nn.Dropout(0.4), norm).double()
-    name, step, seed = "3", 5, 11
-    inputs = torch.randn(ROWS, 10, dtype=torch.float64, requires_grad=True)
-    of_outputs = torch.randn(ROWS, 8, dtype=torch.float64)
-    torch.manual_seed(dropout_seed(seed, step, name))
-    expected = model[1:](inputs)
-    expected.backward(of_outputs)
-
-    rows, masks = torch.arange(ROWS), DropoutMasks(seed, step, ROWS)
-    outputs, errors, gradients = [], torch.zeros_like(inputs), []
-    sharding = Sharding.even(8, RANKS)
-    for rank in range(RANKS):
-        torch.manual_seed(0)
-        shards = dict.fromkeys(("1", "4"), sharding.shard(rank))
-        own = build_sharded(lambda: _copied(model), shards, 0)
-        _, head = partition(own, ["1", "4"], "net")
-        linear, normal = (HeadLayer(traced, sharding, rank) for traced in head)
-        outputs.append(
-            normal.forward(0, linear.forward(0, inputs.detach(), rows, masks), rows, masks)
-        )
-        by_own = of_outputs.split(sharding.sizes, 1)[rank]
-        errors += linear.backward_input(0, normal.backward_input(0, by_own, 1.0), 1.0)
-        linear.backward_weight(0, 1.0)
-        gradients.append([one.grad for part in (linear, normal) for one in part.parameters])
-    torch.testing.assert_close(torch.cat(outputs, 1), expected.detach(), rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(errors, inputs.grad, rtol=1e-13, atol=1e-13)
-    for parts, parameter in zip(
-        zip(*gradients, strict=True), [*layer.parameters(), *norm.parameters()], strict=True
-    ):
-        torch.testing.assert_close(torch.cat(parts), parameter.grad, rtol=1e-13, atol=1e-13)
-
-
-def _copied(model: nn.Module) -> nn.Module:
-    copied = copy.deepcopy(model)
-    for parameter in copied.parameters():
-        parameter.grad = None
-    return copied
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])

@@ -1,7 +1,7 @@
 """Halves of models: they are the model, to the last bit, or the model is not cut."""
 
-import copy
 from collections.abc import Callable
+from itertools import pairwise
 from math import prod
 from types import SimpleNamespace
 from typing import Any
@@ -74,13 +74,11 @@ def test_halves_compute_the_model_to_the_last_bit(name: str, first: str, dtype: 
 def test_the_plan_and_the_run_cut_alike(name: str):
     """What the plan says is in the body, and crosses the cut, is what the halves do."""
     case = CASES[name]
-    model = case.model(torch.float32)
-    example = case.inputs(dtype=torch.float32)
-    workload = describe(model, example)
+    model, example = case.model(torch.float32), case.inputs(dtype=torch.float32)
+    workload, named = describe(model, example), dict(model.named_parameters())
     numbers = {layer.name: index for index, layer in enumerate(workload.layers)}
     for first in case.cuts:
         halves, parts = cut(model, example, first), Split.before(workload, numbers[first])
-        named = dict(model.named_parameters())
         names = (*halves.body_names, *halves.head_names)
         own = (*halves.body_parameters, *halves.head_parameters)
         assert sorted(names) == sorted(named)
@@ -94,15 +92,15 @@ def test_cutting_leaves_everything_as_it_was():
     case = CASES["dropping"]
     model = case.model().eval()
     model.norm.train()
-    before, modes = state(model), [module.training for module in model.modules()]
-    attributes = set(vars(model))
-    torch.manual_seed(5)
-    random = torch.get_rng_state()
+
+    def now() -> tuple:
+        modes = [module.training for module in model.modules()]
+        return modes, set(vars(model)), torch.get_rng_state().tolist()
+
+    before, as_it_was = state(model), now()
     cut(model, case.inputs(), "fc1")
     assert equal(state(model).values(), before.values())
-    assert [module.training for module in model.modules()] == modes
-    assert torch.equal(torch.get_rng_state(), random)
-    assert set(vars(model)) == attributes
+    assert now() == as_it_was
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -129,16 +127,6 @@ def test_hooks_of_layers_run_in_the_halves():
         layer.module.register_forward_pre_hook(lambda *_, name=layer.name: seen.append(name))
     halves.head(halves.body(case.inputs()))
     assert seen == ["conv1", "conv2", "fc3", "fc4", "fc5"]
-
-
-def test_copies_of_halves_are_apart():
-    """Each lane of a device has parameters of its own."""
-    case = CASES["lenet5"]
-    halves = cut(case.model(), case.inputs(), "fc3")
-    other = copy.deepcopy(halves)
-    load_vector(other.body_parameters, torch.zeros_like(flatten(other.body_parameters)))
-    assert not flatten(other.body_parameters).any()
-    assert flatten(halves.body_parameters).any()
 
 
 def chain(net: nn.Module, samples: Tensor) -> Tensor:
@@ -185,17 +173,15 @@ def counting(net: nn.Module, samples: Tensor) -> Tensor:
     return chain(net, samples) * net.calls
 
 
-def tied() -> nn.Module:
+def changed(change: Callable[[Connected], object]) -> Connected:
     net = Connected()
+    change(net)
+    return net
+
+
+def tie(net: Connected) -> None:
     net.last = nn.Linear(6, 6)
     net.last.weight = net.first.weight
-    return net
-
-
-def frozen() -> nn.Module:
-    net = Connected()
-    net.first.requires_grad_(False)
-    return net
 
 
 UNCUT = {
@@ -207,8 +193,8 @@ UNCUT = {
     "counting": lambda: Connected(counting),
     "strange": lambda: Connected(lambda net, x: SimpleNamespace(scores=chain(net, x))),
     "summed": lambda: Connected(lambda net, x: net.last(net.first(x).sum(0, keepdim=True))),
-    "tied": tied,
-    "frozen": frozen,
+    "tied": lambda: changed(tie),
+    "frozen": lambda: changed(lambda net: net.first.requires_grad_(False)),
 }
 
 
@@ -219,18 +205,18 @@ def test_what_cannot_be_cut_is_refused(make: Callable[[], nn.Module]):
         cut(make(), torch.randn(4, 6), "last")
 
 
-@pytest.mark.parametrize(("first", "width"), [("first", 6), ("middle", 6), ("last", 7)])
-def test_names_and_batches_that_do_not_fit_are_refused(first: str, width: int):
-    """The first layer leaves nothing for the body; there is no middle one."""
-    with refused("head"):
-        cut(Connected(), torch.randn(4, width), first)
-
-
-def test_parameters_of_two_types_are_refused():
-    model = Connected()
-    model.last.half()
-    with refused("model"):
-        cut(model, torch.randn(4, 6), "last")
+@pytest.mark.parametrize(
+    ("first", "width", "change", "field"),
+    [
+        ("first", 6, bool, "head"),  # nothing is left for the body
+        ("middle", 6, bool, "head"),  # there is none
+        ("last", 7, bool, "head"),
+        ("last", 6, lambda net: net.last.half(), "model"),  # of two types
+    ],
+)
+def test_names_batches_and_types_that_do_not_fit_are_refused(first, width, change, field):
+    with refused(field):
+        cut(changed(change), torch.randn(4, width), first)
 
 
 def test_vectors_that_do_not_fit_are_refused():
@@ -254,39 +240,39 @@ def paced_lenet(monkeypatch: pytest.MonkeyPatch) -> tuple[Sleeping, Case, Split]
 
 def test_paced_halves_have_names_sizes_and_residuals_of_the_real_ones(paced_lenet):
     _, case, parts = paced_lenet
-    real = cut(case.model(torch.float32), case.inputs(dtype=torch.float32), "fc3")
+    model = case.model(torch.float32)
+    real = cut(model, case.inputs(dtype=torch.float32), "fc3")
     whole, halves = paced_halves(parts, [0.0] * 5, [0.0] * 5, 0.0, 10)
     assert halves.crossing == real.crossing
     assert set(halves.body_names) == set(real.body_names)
     assert set(halves.head_names) == set(real.head_names)
-    shapes = {name: p.shape for name, p in whole.named_parameters()}
-    assert shapes == {name: p.shape for name, p in case.model().named_parameters()}
     named = dict(whole.named_parameters())
+    assert {n: p.shape for n, p in named.items()} == {
+        n: p.shape for n, p in model.named_parameters()
+    }
     pairs = zip(halves.body_names, halves.body_parameters, strict=True)
     assert all(named[key] is parameter for key, parameter in pairs)
     activations = halves.body(torch.zeros(3, 1, 32, 32))
     taken_in = activations.detach().requires_grad_()
     scores = halves.head(taken_in)
-    assert scores.shape == (3, 10)
     scores.sum().backward()
     torch.autograd.backward(activations, taken_in.grad)
-    assert taken_in.grad.shape == (3, 400)
+    assert (scores.shape, taken_in.grad.shape) == ((3, 10), (3, 400))
     assert [p.grad.shape for p in whole.parameters()] == [p.shape for p in whole.parameters()]
 
 
 def test_paced_halves_take_the_times_of_their_own_layers(paced_lenet):
     clock, _, parts = paced_lenet
     _, halves = paced_halves(parts, [1, 2, 4, 8, 16], [32, 64, 128, 256, 512], 0.0, 10)
-    ends = []
+    ends = [0.0]
     activations = halves.body(torch.zeros(3, 1, 32, 32))
     ends.append(clock.now)
     taken_in = activations.detach().requires_grad_()
-    scores = halves.head(taken_in)
+    loss = halves.head(taken_in).sum()
     ends.append(clock.now)
-    scores.sum().backward()
+    loss.backward()
     ends.append(clock.now)
     torch.autograd.backward(activations, taken_in.grad)
     ends.append(clock.now)
-    took = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-    assert took == pytest.approx([3, 28, 896, 96])
+    assert [end - start for start, end in pairwise(ends)] == pytest.approx([3, 28, 896, 96])
     assert torch.equal(taken_in.grad, torch.zeros(3, 400))

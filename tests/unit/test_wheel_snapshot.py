@@ -1,6 +1,5 @@
 """Snapshots of a parameter server: going on from one is as if nothing had happened."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,21 +113,16 @@ def test_a_snapshot_that_cannot_be_written_does_not_end_the_run(tmp_path: Path, 
     assert "Not a directory" in caplog.text
 
 
-def test_one_is_written_when_it_is_due_and_at_the_end(tmp_path: Path):
-    epochs = [Epoch(1, 0.5, 0.4, 0.9, 1.0)]
-    server = mlp()
-    folder = CheckpointFolder(tmp_path / "kept", keep=9)
-    for every_s, versions in ((0.0, (1, 2)), (1000.0, (2,))):
-        server.version = 0
-        checkpoints = Checkpoints(folder.path, every_s, server, RUN, LAYOUT)
-        checkpoints.save_if_due(epochs)  # no update yet
-        for version in (1, 2):
-            server.version = version
-            checkpoints.save_if_due(epochs)
-            checkpoints.close()
-        checkpoints.close(epochs)
-        assert folder.steps == versions
-        shutil.rmtree(folder.path)
+@pytest.mark.parametrize(("every_s", "versions"), [(0.0, (1, 2)), (1000.0, (2,))])
+def test_one_is_written_when_it_is_due_and_at_the_end(tmp_path: Path, every_s: float, versions):
+    server, folder = mlp(), CheckpointFolder(tmp_path, keep=9)
+    checkpoints = Checkpoints(tmp_path, every_s, server, RUN, LAYOUT)
+    checkpoints.save_if_due([])  # no update yet
+    for server.version in (1, 2):
+        checkpoints.save_if_due([])
+        checkpoints.close()
+    checkpoints.close([])
+    assert folder.steps == versions
 
 
 def test_a_resumed_server_has_the_epochs_that_all_have_completed_and_says_what_it_skipped(
@@ -151,10 +145,6 @@ def test_a_resumed_server_has_the_epochs_that_all_have_completed_and_says_what_i
     assert (after.version, after.workers.of(1).next_step) == (1, 5)
 
 
-def wider() -> ParameterServer:
-    return mlp(case=CASES["mlp"]._replace(build=lambda: MLP([12, 9, 7, 4])))
-
-
 @pytest.mark.parametrize(
     ("build", "options", "field"),
     [
@@ -162,7 +152,7 @@ def wider() -> ParameterServer:
         (mlp, {"layout": '{"settings": {"batch_size": 64}}'}, "resume"),
         (lambda: mlp(num_workers=3), {}, None),
         (lambda: mlp(make=OPTIMIZERS["adam"]), {}, None),
-        (wider, {}, None),
+        (lambda: mlp(case=CASES["mlp"]._replace(build=lambda: MLP([12, 9, 7, 4]))), {}, None),
     ],
 )
 def test_a_snapshot_that_does_not_fit_is_refused_and_changes_nothing(

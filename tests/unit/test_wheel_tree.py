@@ -126,9 +126,7 @@ def test_with_one_worker_every_step_is_the_sequential_one_to_the_last_bit():
         land(child)
         other.step(step, *batch)
         assert equal(values(root.model), values(alone.model))
-    assert (
-        root.updates.staleness["all workers"] == child.updates.staleness["all workers"] == {0: 10}
-    )
+    assert {str(one.updates.staleness["all workers"]) for one in (root, child)} == {"{0: 10}"}
     assert child.updates.by_worker == {"worker0": 10}
 
 
@@ -136,12 +134,10 @@ def test_workers_go_on_while_an_update_is_on_its_way_until_the_next_is_full():
     root, child, uplink, (one, other) = tree(2)
     source = batches(CASE, 9)
     uplink.gate.clear()
-    for hand in (one, other):
-        hand.step(0, *next(source))
-    assert child.may_begin(0, 1)
-    one.step(1, *next(source))
-    assert child.may_begin(1, 1)
-    other.step(1, *next(source))
+    for step in (0, 1):
+        for hand in (one, other):
+            assert child.may_begin(hand.worker, step)
+            hand.step(step, *next(source))
     assert not child.may_begin(0, 2)
     assert not child.poll_parent()  # nothing has come
     uplink.gate.set()
@@ -167,17 +163,10 @@ def test_what_is_left_goes_to_the_parent_at_the_end():
     assert root.workers.of(0).next_step == STEPS
 
 
-@pytest.mark.parametrize(
-    ("place", "steps"),
-    [
-        (ResumePoint(3, (5, 3)), [5, 3]),
-        (ResumePoint(4, (5, 3)), [5, 4]),
-        (ResumePoint(2, ()), [2, 2]),
-    ],
-)
-def test_a_child_goes_on_where_its_parent_says(place: ResumePoint, steps: list[int]):
-    _, child, *_ = tree(2, place=place)
-    assert [child.workers.of(worker).next_step for worker in range(2)] == steps
+def test_a_child_goes_on_where_its_parent_says():
+    for step, below, steps in ((3, (5, 3), [5, 3]), (4, (5, 3), [5, 4]), (2, (), [2, 2])):
+        _, child, *_ = tree(2, place=ResumePoint(step, below))
+        assert [child.workers.of(worker).next_step for worker in range(2)] == steps
 
 
 def test_a_parent_that_has_begun_anew_makes_the_summed_gradients_void():
@@ -207,23 +196,22 @@ def test_a_parent_that_has_begun_anew_makes_the_summed_gradients_void():
         child.update(0, 0, 0, gradients)
 
 
-def with_losses(parts: Sequence[Any], rows: list[list[float]]) -> Sequence[Any]:
-    losses = torch.tensor(rows, dtype=torch.float64)
-    return (*parts[:2], part_of(losses), *parts[3:])
+def spoilt(parts: Sequence[Any], place: int, part: Any) -> Sequence[Any]:
+    return (*parts[:place], part, *parts[place + 1 :])
 
 
+ROWS = [(0.5, 4, 1), (0, -4, 1), (1e9, 4, 1), (0, 4, math.nan), (0, 4, 1e300)]  # of losses
 SPOILT = [
     lambda parts: parts[:4],
-    lambda parts: (parts[1], *parts[1:]),
-    lambda parts: (*parts[:3], parts[3][:-1], *parts[4:]),
-    lambda parts: (*parts[:2], parts[2][:-8], *parts[3:]),
-    lambda parts: with_losses(parts, [[0.5, 4.0, 1.0]]),
-    lambda parts: with_losses(parts, [[0.0, -4.0, 1.0]]),
-    lambda parts: with_losses(parts, [[1e9, 4.0, 1.0]]),
-    lambda parts: with_losses(parts, [[0.0, 4.0, math.nan]]),
-    lambda parts: with_losses(parts, [[0.0, 4.0, 1e300]]),
-    lambda parts: (*parts[:3], bytes(8 * 1001), *parts[4:]),
-    lambda parts: (parts[0], struct.pack("d", math.nan) + bytes(parts[1])[8:], *parts[2:]),
+    lambda parts: spoilt(parts, 0, parts[1]),
+    lambda parts: spoilt(parts, 3, parts[3][:-1]),
+    lambda parts: spoilt(parts, 2, parts[2][:-8]),
+    *(
+        lambda parts, row=row: spoilt(parts, 2, part_of(torch.tensor([row], dtype=torch.float64)))
+        for row in ROWS
+    ),
+    lambda parts: spoilt(parts, 3, bytes(8 * 1001)),
+    lambda parts: spoilt(parts, 1, struct.pack("d", math.nan) + bytes(parts[1])[8:]),
 ]
 
 
@@ -238,9 +226,9 @@ def test_what_does_not_fit_is_refused_and_changes_nothing():
     before = values(root.model)
     places = [(sent.step, sent.version)] * len(SPOILT) + [(STEPS + 1, 0), (1, 1)]
     for spoil, (step, version) in zip([*SPOILT, tuple, tuple], places, strict=True):
-        spoilt = Message(sent.topic, step, version, parts=spoil(sent.parts))
+        wrong = Message(sent.topic, step, version, parts=spoil(sent.parts))
         with pytest.raises((InvalidInput, NonFinite)):
-            uplink.children.update(0, spoilt, is_first=True)
+            uplink.children.update(0, wrong, is_first=True)
     assert equal(values(root.model), before)
     assert root.version == 0
 
@@ -274,5 +262,4 @@ def test_what_a_tree_cannot_do_is_refused(line, field: str, arguments: list[str]
 
 def test_a_parent_that_is_not_there_is_waited_for_and_named(line):
     line(*CHILD, "--deadline-s", "0.2")
-    assert line.code == 1
-    assert "tcp://127.0.0.1:1" in line.err.splitlines()[-1]
+    assert (line.code, CHILD[2] in line.err.splitlines()[-1]) == (1, True)

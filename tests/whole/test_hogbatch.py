@@ -1,4 +1,4 @@
-"""Uneven workers as real processes: every sample once an epoch, whoever dies, joins or fails."""
+"""Uneven workers as real processes: every sample once an epoch, whoever dies, joins or pauses."""
 
 import json
 import shutil
@@ -7,12 +7,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from faults import failpoints
-from paceline.strategies.hogbatch.config import PolicyName
 from processes import ENDING_S, Started
 from refusals import refused_field
 
@@ -20,41 +19,42 @@ slow = pytest.mark.slow
 PROGRAMS = Path(__file__).parent / "programs"
 TRAIN = ("train", "mlp-64-32-10", "--strategy", "hogbatch", "--profile-s", "0.1")
 NUM_SAMPLES = 1438  # of the digits, to train on
-KILLS = {policy: f"kill/{policy}/cpu:1,cpu:1/3" for policy in get_args(PolicyName)}
-KILLS["adaptive"] = "kill/adaptive/cpu:1,cpu:1,cpu:1/3"
+KILLS = {"kill/hogbatch/cpu:1,cpu:1/3": 1, "kill/adaptive/cpu:1,cpu:1,cpu:1/3": 2}
 STOP = "stop/adaptive/cpu:1,cpu:1/2"
 JOIN = "join/adaptive/cpu:2@slow=3/100000"
 NAN = "nan/adaptive/cpu:1,cpu:1/2"
+Runs = dict[str, dict[str, Any]]
 ON_GPU = "gpu/cpu_gpu/gpu:0/3"
 BESIDE_GPU = {kind: f"{kind}/cpu_gpu/cpu:1,gpu:0/3" for kind in ("kill", "stop", "nan")}
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory) -> dict[str, dict[str, Any]]:
-    """What came of each run; one process coordinates them one after another."""
-    asked = [*KILLS.values(), STOP, JOIN, NAN, ON_GPU, *BESIDE_GPU.values()]
-    command = [sys.executable, str(PROGRAMS / "uneven.py"), *asked]
-    program = Started(command, tmp_path_factory.mktemp("uneven"))
+def runs_of(program: str, asked: list[str], folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what came of each run; one process coordinates them one after another."""
+    started = Started([sys.executable, str(PROGRAMS / program), *asked], folder)
     try:
-        done = program.finish(300)
+        done = started.finish(300)
         assert done.code == 0, done.err
         assert "Traceback" not in done.err
-        assert not program.members()
+        assert not started.members()
     finally:
-        program.kill()
+        started.kill()
     runs = dict(map(json.loads, done.out.splitlines()))
     assert {one["left"] for one in runs.values()} == {0}
     return runs
 
 
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> Runs:
+    asked = [*KILLS, STOP, JOIN, NAN, ON_GPU, *BESIDE_GPU.values()]
+    return runs_of("uneven.py", asked, tmp_path_factory.mktemp("uneven"))
+
+
 @slow
-@pytest.mark.parametrize("policy", KILLS)
-def test_a_killed_worker_gives_its_samples_to_the_others(found, policy: str):
-    run = found[KILLS[policy]]
-    assert run["uses"] == [3.0] * 600
+@pytest.mark.parametrize("case", KILLS)
+def test_a_killed_worker_gives_its_samples_to_the_others(found, case: str):
+    run = found[case]
     (lost,) = run["lost"]
-    assert "SIGKILL" in lost
-    assert run["num_peaks"] == KILLS[policy].count("cpu:") - 1
+    assert (run["uses"], run["num_peaks"], "SIGKILL" in lost) == ([3.0] * 600, KILLS[case], True)
 
 
 @slow
@@ -66,20 +66,18 @@ def test_a_worker_that_does_not_answer_is_given_up(found):
 def test_a_worker_joins_late_and_every_sample_is_used_once_an_epoch(found):
     run = found[JOIN]
     assert (run["workers"], run["uses"]) == ([0, 1], [float(run["epochs"])] * 600)
-    assert run["samples"] == run["epochs"] * 600
-    assert (run["lost"], run["faults"]) == ([], [])
+    assert (run["samples"], run["lost"], run["faults"]) == (run["epochs"] * 600, [], [])
 
 
 @slow
 def test_a_simulated_gpu_uses_every_sample_once_an_epoch(found):
-    assert found[ON_GPU]["uses"] == [3.0] * 600
-    assert (found[ON_GPU]["lost"], found[ON_GPU]["faults"]) == ([], [])
+    run = found[ON_GPU]
+    assert (run["uses"], run["lost"], run["faults"]) == ([3.0] * 600, [], [])
     for case in ("kill", "stop"):
         # Whichever of two is lost; without locks, one may overwrite what the other has added.
         run = found[BESIDE_GPU[case]]
-        assert run["samples"] == 3 * 600
+        assert (run["samples"], len(run["lost"])) == (3 * 600, 1)
         assert max(run["uses"]) <= 3.0
-        assert len(run["lost"]) == 1
 
 
 @slow
@@ -89,35 +87,27 @@ def test_a_loss_that_is_no_number_ends_the_run(found):
     assert str(found[NAN]["hit"][0]) in found[NAN]["error"]
 
 
-def test_a_run_from_the_command_line(outcome, tmp_path: Path):
+@pytest.mark.parametrize(
+    "workers",
+    ["cpu:1,cpu:1@slow=4", *(pytest.param(one, marks=slow) for one in ("cpu:1,gpu:0", "gpu:0"))],
+)
+def test_a_run_learns_and_conforms_to_its_plan(outcome, monkeypatch, tmp_path: Path, workers):
+    monkeypatch.setenv("PACELINE_SIMULATED_GPUS", str(workers.count("gpu")))
+    policy = ("cpu_gpu", "--set", "cpu_batch=[8,64]") if "gpu" in workers else ("adaptive",)
     # With force: on a busy machine the slow worker may be found to slow the other one down.
-    workers = ("--policy", "adaptive", "--workers", "cpu:1,cpu:1@slow=4", "--force")
-    result = outcome(*TRAIN, *workers, "--learning-rate", "0.1", "--epochs", "4")
-    assert set(result["updates"]["by_worker"]) == set(result["utilisation"]) == {"cpu0", "cpu1"}
-    assert min(result["updates"]["by_worker"].values()) > 0
-    assert all(0 < share <= 1 for share in result["utilisation"].values())
+    how = ("--workers", workers, "--force", "--learning-rate", "0.1", "--epochs", "4")
+    result = outcome(*TRAIN, "--policy", *policy, *how)
     assert result["accuracy"] > 0.85
     assert result["samples_per_s"] > 0
     assert (result["faults"], result["lost"]) == ([], [])
-    assert sum(row["samples"] for row in result["workers"]) == 4 * NUM_SAMPLES
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert (folder / "report.html").stat().st_size > 0
-    assert (folder / "model.safetensors").stat().st_size > 4 * 64 * 32
-
-
-@slow
-@pytest.mark.parametrize("workers", ["cpu:1,gpu:0", "gpu:0"])
-def test_a_run_on_a_simulated_gpu_learns_and_conforms_to_its_plan(outcome, monkeypatch, workers):
-    monkeypatch.setenv("PACELINE_SIMULATED_GPUS", "1")
-    options = ("--policy", "cpu_gpu", "--set", "cpu_batch=[8,64]", "--force")
-    options += ("--workers", workers, "--learning-rate", "0.1", "--epochs", "4")
-    result = outcome(*TRAIN, *options)
-    assert result["accuracy"] > 0.85
-    assert (result["faults"], result["lost"]) == ([], [])
-    assert sum(row["samples"] for row in result["workers"]) == 4 * NUM_SAMPLES
+    assert set(result["updates"]["by_worker"]) == set(result["utilisation"])
+    assert [row["spec"] for row in result["workers"]] == workers.split(",")
+    samples = [row["samples"] for row in result["workers"]]
+    assert (sum(samples), min(samples) > 0) == (4 * NUM_SAMPLES, True)
     assert all(0 < share <= 1 for share in result["utilisation"].values())
-    on_gpu = next(row for row in result["workers"] if row["spec"] == "gpu:0")
-    assert on_gpu["samples"] > 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (folder / "report.html").exists()
+    assert (folder / "model.safetensors").stat().st_size > 4 * 64 * 32
 
 
 @slow
@@ -134,11 +124,17 @@ def test_workers_that_cannot_help_are_refused(paceline, arguments: list[str]):
     assert refused_field(done.err).startswith("worker")
 
 
+@slow
+def test_a_recipe_without_tests_and_without_a_score_is_trained(outcome, training):
+    result = outcome(*training("without_tests", "--steps", "6", "--batch-size", "50"))
+    assert [one["test_loss"] for one in result["epochs"]] == [None, None]
+    assert sum(row["samples"] for row in result["workers"]) == 300
+
+
 def test_a_worker_that_is_killed_is_reported_and_its_samples_are_done(outcome):
     with failpoints({"at": "batch.done", "batch": 9, "do": "SIGKILL"}):
         result = outcome(*TRAIN, "--workers", "cpu:1,cpu:1", "--force", "--epochs", "2")
-    (lost,) = result["lost"]
-    assert "SIGKILL" in lost
+    assert ["SIGKILL" in lost for lost in result["lost"]] == [True]
     assert sum(row["samples"] for row in result["workers"]) == 2 * NUM_SAMPLES
 
 
@@ -159,6 +155,14 @@ def test_a_killed_coordinator_takes_its_workers_with_it(start):
     while run.members():
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Callable[..., tuple[str, ...]]:
+    """The command that trains a recipe of programs/hogbatch_recipes.py."""
+    shutil.copy(PROGRAMS / "hogbatch_recipes.py", tmp_path)
+    how = ("--strategy", "hogbatch", "--workers", "cpu:1,cpu:1", "--profile-s", "0.1", "--force")
+    return lambda name, *more: ("train", f"hogbatch_recipes:{name}", *how, *more)
 
 
 MINE = '''
@@ -204,14 +208,6 @@ def test_a_policy_of_the_users_decides_the_sizes_and_is_compared(paceline, outco
     assert (done.code, refused_field(done.err)) == (2, "policy")
 
 
-@pytest.fixture
-def training(tmp_path: Path) -> Callable[..., tuple[str, ...]]:
-    """The command that trains a recipe of programs/hogbatch_recipes.py."""
-    shutil.copy(PROGRAMS / "hogbatch_recipes.py", tmp_path)
-    how = ("--strategy", "hogbatch", "--workers", "cpu:1,cpu:1", "--profile-s", "0.1", "--force")
-    return lambda name, *more: ("train", f"hogbatch_recipes:{name}", *how, *more)
-
-
 @slow
 def test_a_recipe_of_tokens_learns(outcome, training):
     how = ("--epochs", "6", "--clip-norm", "5", "--precision", "bfloat16")
@@ -225,16 +221,100 @@ def test_a_recipe_of_tokens_learns(outcome, training):
 
 
 @slow
-def test_a_recipe_without_tests_and_without_a_score_is_trained(outcome, training):
-    result = outcome(*training("without_tests", "--steps", "6", "--batch-size", "50"))
-    assert [one["test_loss"] for one in result["epochs"]] == [None, None]
-    assert sum(row["samples"] for row in result["workers"]) == 300
-
-
-@slow
 def test_a_sample_that_a_worker_cannot_read_ends_the_run_in_one_line(paceline, training):
     done = paceline(*training("raising"))
     assert (done.code, done.out) == (2, "")
     assert refused_field(done.err).startswith("worker ")
     assert "sample 150 " in done.err
     assert "Traceback" not in done.err
+
+
+ONE = "cpu:1"
+WHOLE, TWICE = ONE, f"{ONE}/{ONE}"
+WAYS = {
+    "momentum": "own_data {} momentum=0.9 clip_norm=0.5",
+    "adam": "own_data {} optimizer=adam learning_rate=0.01 precision=bfloat16",
+    "shared": "shared_data {} momentum=0.9",
+}
+# At once, within epochs, at the end of one before its test, after it, and before the last test.
+PAUSES = ("1", "40", "96", "e1", "131", "e2", "288")
+ONCE_SAVED = WAYS["adam"].format(f"{WHOLE} +17")
+RESUMED = {
+    **{WAYS["momentum"].format(f"{TWICE} {pause}"): "momentum" for pause in PAUSES},
+    **{WAYS[way].format(f"{TWICE} 131"): way for way in ("adam", "shared")},
+    WAYS["momentum"].format(f"{ONE}/{ONE}/{ONE} 40/131"): "momentum",
+    ONCE_SAVED: "adam",
+}
+COUNTED = {
+    "the same": "counted cpu:1,cpu:1/cpu:1,cpu:1/cpu:1,cpu:1 200/e1",
+    "others": "counted cpu:1,cpu:1,cpu:1/cpu:1,cpu:1/cpu:2,cpu:1@slow=2,cpu:1,cpu:1 500/900",
+    "a killed one": "counted cpu:1,cpu:1,cpu:1/cpu:1,cpu:1/cpu:1 900/1300 kill=1",
+    "one killed as it saves": "counted cpu:1,cpu:1/cpu:1,cpu:1 700 die=1",
+    "a gpu": "counted gpu:0/gpu:0 700",
+    "saved": "counted cpu:1,cpu:1,cpu:1 +90",
+}
+STOPPING = ("stopping cpu:1,cpu:1 -", "stopping cpu:1/cpu:1 200")
+STEPS = ("counted cpu:1,cpu:1 - steps=50", "counted cpu:1/cpu:1 700 steps=50")
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory) -> Runs:
+    """Runs that pause and go on."""
+    asked = [way.format(f"{WHOLE} -") for way in WAYS.values()]
+    asked += [*RESUMED, *COUNTED.values(), *STEPS, *STOPPING]
+    words = " -- ".join(asked).split()
+    return runs_of("resuming.py", words, tmp_path_factory.mktemp("resuming"))
+
+
+@slow
+def test_one_worker_goes_on_bit_by_bit(resumed: Runs):
+    """Wherever it was stopped, once or twice or only saved, with any optimizer and data."""
+    whole = {name: resumed[way.format(f"{WHOLE} -")] for name, way in WAYS.items()}
+    for asked, way in RESUMED.items():
+        run = resumed[asked]
+        for key in ("bits", "epochs", "batches", "updates", "workers", "by_worker", "progress"):
+            assert run[key] == whole[way][key], (asked, key)
+        assert (run["covered"], run["lost"], run["faults"]) == ([1], [], [])
+    assert resumed[ONCE_SAVED]["num_saved"] > 5
+    # Otherwise the comparisons above would show nothing.
+    assert len({one["bits"] for one in whole.values()}) == len(WAYS)
+
+
+@slow
+@pytest.mark.parametrize("case", COUNTED)
+def test_no_sample_is_lost_or_done_twice(resumed: Runs, case: str):
+    run = resumed[COUNTED[case]]
+    assert {row[0] for row in run["model"]["uses"]} == {3.0}
+    assert sum(samples for _, samples in run["workers"]) == 3 * 600
+    assert (run["covered"], run["progress"], run["faults"]) == ([1], [1800, 1800], [])
+    if "killed" in case:  # a worker that was lost before is reported after
+        (lost,) = run["lost"]
+        assert "SIGKILL" in lost
+
+
+@slow
+def test_the_same_workers_keep_their_numbers_and_others_get_new_ones(resumed: Runs):
+    assert resumed[COUNTED["the same"]]["by_worker"] == [0, 1]
+    others = resumed[COUNTED["others"]]
+    assert [name for name, _ in others["workers"]] == [f"cpu{number}" for number in range(9)]
+    assert all(set(others["by_worker"]) & own for own in ({0, 1, 2}, {3, 4}, {5, 6, 7, 8}))
+
+
+@slow
+@pytest.mark.parametrize("run", STEPS)
+def test_steps_are_as_many_batches_of_the_batch_size(resumed: Runs, run: str):
+    """50 times 16 samples of 600: an epoch, and a part of the next."""
+    uses = [row[0] for row in resumed[run]["model"]["uses"]]
+    assert sorted(set(uses)) == [1.0, 2.0]
+    assert sum(uses) == 50 * 16 == sum(samples for _, samples in resumed[run]["workers"])
+    assert [number for number, *_ in resumed[run]["epochs"]] == [0, 1]
+    assert resumed[run]["progress"] == [800, 800]
+
+
+@slow
+@pytest.mark.parametrize("run", STOPPING)
+def test_the_schedule_goes_with_the_samples_of_the_run_whatever_the_batches_are(resumed, run):
+    """In batches of 5 and more samples, the rate is zero after an epoch of 6 steps."""
+    first, second, third = (test_loss for _, _, test_loss in resumed[run]["epochs"])
+    assert first < 0.65  # it has learnt
+    assert first == second == third

@@ -89,12 +89,9 @@ def test_a_run_from_the_command_line(start, tmp_path: Path):
     arguments = ("--workers", "2", "--set", "lanes=2", "--codec", codec, "--epochs", "2")
     result = result_of(start(*TRAIN, *arguments, "--json"))
     assert result["epochs"][-1]["score"] > 0.8
-    assert [row["nbytes"] for row in result["traffic"]] == [
-        row["planned_nbytes"] for row in result["traffic"]
-    ]
+    assert all(row["nbytes"] == row["planned_nbytes"] for row in result["traffic"])
     assert (result["faults"], result["lost"]) == ([], [])
-    assert result["predicted_step_s"] > 0
-    assert result["step_s"] > 0
+    assert min(result["predicted_step_s"], result["step_s"]) > 0
     assert list(result["utilisation"]) == list(result["predicted_utilisation"]) == ["cpu1"]
     updates = result["updates"]
     assert sum(updates["staleness"]["all workers"].values()) == updates["count"] == 2 * 2 * 23
@@ -194,7 +191,6 @@ def net():
 def test_what_fails_in_a_body_is_said_in_one_line(paceline, tmp_path: Path):
     (tmp_path / "failing.py").write_text(FAILING)
     done = paceline("train", "failing:net", *TRAIN[4:], "--epochs", "100")
-    assert done.code == 1
-    assert "Traceback" not in done.err
+    assert (done.code, "Traceback" in done.err) == (1, False)
     last = done.err.splitlines()[-1]
     assert re.search(r"worker [01] .*RuntimeError: bang .* failing\.py:\d+", last)

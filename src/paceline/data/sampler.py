@@ -76,27 +76,21 @@ class ShardedBatches(_Batches):
         self, num_samples: int, batch_size: int, rank: int, world_size: int, seed: int
     ) -> None:
         super().__init__(num_samples, batch_size, rank, world_size, seed)
-        if batch_size < world_size:
-            raise InvalidInput(
-                "batch_size",
-                f"a batch of {batch_size} cannot be shared by {world_size} workers: take a batch "
-                f"of at least {world_size}, or at most {_count(batch_size, 'worker')}",
-            )
         if num_samples < world_size:
             raise InvalidInput(
                 "workers",
                 f"{_count(num_samples, 'sample')} cannot be shared by "
                 f"{_count(world_size, 'worker')}: each worker needs at least one",
             )
-        smallest = num_samples // len(self)
-        if smallest < world_size:
-            most_steps = num_samples // world_size
+        least = -(-num_samples // (num_samples // world_size))
+        if batch_size < least:
+            smallest = num_samples // len(self)
             raise InvalidInput(
                 "batch_size",
-                f"{num_samples} samples in batches of {batch_size} make {len(self)} steps, the "
-                f"smallest of {_count(smallest, 'sample')}, too few for {world_size} workers: "
-                f"take a batch of at least {-(-num_samples // most_steps)}, or at most "
-                f"{_count(smallest, 'worker')}",
+                f"must be at least {least} for each of {_count(world_size, 'worker')} to have a "
+                f"sample in each of {len(self)} steps",
+                got=batch_size,
+                hint=f"or take at most {_count(smallest, 'worker')}",
             )
 
     def __iter__(self) -> Iterator[list[int]]:

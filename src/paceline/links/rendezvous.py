@@ -56,9 +56,7 @@ def _process_group(own: Device, deadline_s: float, exchanges_alone: bool) -> Ite
     # finds: their threads would outlive them, and abort an interpreter that ends meanwhile.
     importlib.import_module("torch._dynamo")
     store, members = _meet(myself(rank, device), world_size, deadline)
-    dist.init_process_group(
-        own.backend, timeout=deadline, world_size=world_size, rank=rank, store=store
-    )
+    _initialise(own, rank, world_size, store, deadline)
     # Values in host memory need gloo: nccl would make the host wait for the GPU.
     control = None if own.backend == "gloo" else dist.new_group(backend="gloo", timeout=deadline)
     group = Group(
@@ -94,7 +92,7 @@ def joined(
     device = own.torch_device
     timeout = None if deadline_s is None else timedelta(seconds=deadline_s)
     if not dist.is_initialized() and "RANK" in os.environ:
-        _initialise(own, timeout)
+        _make_default_group(own, timeout)
     if not dist.is_initialized() or dist.get_world_size(process_group) == 1:
         alone_s = default_pg_timeout.total_seconds() if deadline_s is None else deadline_s
         return Group.alone(device, alone_s, process_group)
@@ -123,15 +121,33 @@ def joined(
     return replace(unknown, members=members)
 
 
-def _initialise(own: Device, timeout: timedelta | None) -> None:
+def _make_default_group(own: Device, timeout: timedelta | None) -> None:
     """Make torch's default group, of the ranks that the environment describes."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "1"))
     # Before it is made: ranks with different backends would wait for each other in vain.
     store, _ = _meet(myself(rank, own.torch_device), world_size, timeout or default_pg_timeout)
     with own.use():
-        dist.init_process_group(
-            own.backend, timeout=timeout, world_size=world_size, rank=rank, store=store
-        )
+        _initialise(own, rank, world_size, store, timeout)
+
+
+def _initialise(
+    own: Device, rank: int, world_size: int, store: Store, timeout: timedelta | None
+) -> None:
+    """Initialise torch.distributed, and wait until all ranks have.
+
+    gloo connects a rank while another one may be done already; if that one leaves at once, the
+    first fails with "connectFullMesh".
+    """
+    dist.init_process_group(
+        own.backend, timeout=timeout, world_size=world_size, rank=rank, store=store
+    )
+    store.set(f"paceline/joined/{rank}", "")
+    try:
+        store.wait([f"paceline/joined/{other}" for other in range(world_size)])
+    except RuntimeError as error:
+        raise WorkerLost(
+            f"worker {rank} stops: not all of {world_size} workers joined the process group"
+        ) from error
 
 
 def _timeout_of(process_group: dist.ProcessGroup | None, device: torch.device) -> timedelta:

@@ -1,31 +1,30 @@
 """Gradients that accumulate before they are exchanged, and gradients that people keep."""
 
+from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import Any
 
 import torch
-from declared import trains
+from declared import plain, programs, trains
 from torch import nn
 from unused import Experts
 
-from steps import backward, mlp, sgd, squares, stepped, trained, zeroed
-from trial import gradients, kept
+from steps import alone, backward, learn, mlp, sgd, squares, stepped, trained, zeroed
+from trial import Run, Trial, gradients, kept
 
 
 def no_sync_in_all_micro_batches_but_the_last(trial, model):
     for step in stepped(model, 3):
-        for micro in range(3):
-            with model.no_sync() if micro < 2 else nullcontext():
-                loss = backward(model(trial.batch(10 * step + micro)).square().mean() / 3)
-            yield [loss, gradients(model)]
+        for micro in range(2):
+            yield alone(trial, model, 10 * step + micro)
+        yield learn(trial, model, 10 * step + 2)
 
 
 @trains(lambda: mlp(6, 8, 8, 3))
 def no_sync_from_the_very_first_step(trial, model):
     """Gradients that were there before anything was ever exchanged."""
-    with model.no_sync():
-        for micro in range(4):
-            model(trial.batch(micro)).square().mean().backward()
-            yield micro
+    for micro in range(4):
+        yield alone(trial, model, micro)
     yield from trained(model, squares(trial))
 
 
@@ -42,14 +41,13 @@ def no_sync_around_forward_only(trial, model):
     for step in zeroed(model, 3):
         with model.no_sync():
             loss = model(trial.batch(step)).square().mean()
-        loss.backward()
-        yield gradients(model)
+        yield backward(loss)
 
 
 def no_sync_ended_by_an_error(trial, model):
     try:
         with model.no_sync():
-            model(trial.batch(0)).square().mean().backward()
+            learn(trial, model, 0)
             raise KeyError("stopped")
     except KeyError:
         yield gradients(model)
@@ -60,35 +58,28 @@ def no_sync_within_no_sync(trial, model):
     with model.no_sync():
         with model.no_sync():
             model(trial.batch(0)).sum().backward()
-        model(trial.batch(1)).sum().backward()
-        yield "alone"
-    model(trial.batch(2)).sum().backward()
-    yield "together"
+        yield backward(model(trial.batch(1)).sum())
+    yield backward(model(trial.batch(2)).sum())
 
 
-def flag_instead_of_no_sync(trial, model):
-    """`require_backward_grad_sync`, which many training loops set by hand."""
-    optimizer = sgd(model)
-    for step in range(6):
-        model.require_backward_grad_sync = step % 3 == 2
-        loss = backward(model(trial.batch(step)).square().mean())
-        yield [loss, gradients(model)]
-        if model.require_backward_grad_sync:
-            optimizer.step()
-            optimizer.zero_grad()
+def _flagged(every: int, is_early: bool) -> Run:
+    """`require_backward_grad_sync` set by hand: before forward, as in nanoGPT, or after it."""
 
+    def run(trial: Trial) -> Iterator[Any]:
+        model = trial.wrap(mlp())
+        optimizer = sgd(model)
+        for step in range(6):
+            is_last = step % every == every - 1
+            if is_early:
+                model.require_backward_grad_sync = is_last
+            loss = squares(trial)(model, step)
+            model.require_backward_grad_sync = is_last
+            yield backward(loss)
+            if is_last:
+                optimizer.step()
+                optimizer.zero_grad()
 
-def flag_set_before_backward(trial, model):
-    """nanoGPT sets it before forward; others between forward and backward."""
-    optimizer = sgd(model)
-    for step in range(4):
-        loss = model(trial.batch(step)).square().mean()
-        model.require_backward_grad_sync = step % 2 == 1
-        loss.backward()
-        yield [loss, gradients(model)]
-        if model.require_backward_grad_sync:
-            optimizer.step()
-            optimizer.zero_grad()
+    return run
 
 
 @trains(lambda: Experts(4), find_unused_parameters=True)
@@ -97,10 +88,8 @@ def parameters_that_only_earlier_micro_batches_touch(trial, model):
     for step in stepped(model, 3):
         with model.no_sync():
             model(trial.batch(step), [1]).square().mean().backward()
-            model(trial.batch(10 + step), [2 + trial.rank]).square().mean().backward()
-            yield gradients(model)
-        model(trial.batch(20 + step), [0]).square().mean().backward()
-        yield gradients(model)
+            yield backward(model(trial.batch(10 + step), [2 + trial.rank]).square().mean())
+        yield backward(model(trial.batch(20 + step), [0]).square().mean())
 
 
 @trains(lambda: Experts(3), find_unused_parameters=True)
@@ -110,16 +99,14 @@ def parameters_touched_alone_and_never_exchanged_before(trial, model):
         model.zero_grad(set_to_none=step != 2)
         with model.no_sync():
             model(trial.batch(step), [trial.rank]).square().mean().backward()
-        model(trial.batch(10 + step), [0]).square().mean().backward()
-        yield gradients(model)
+        yield backward(model(trial.batch(10 + step), [0]).square().mean())
 
 
 def accumulation_without_no_sync(trial, model):
     """Each micro-batch is exchanged, with what is there already."""
     optimizer = sgd(model)
     for step in range(4):
-        model(trial.batch(step)).square().mean().backward()
-        yield gradients(model)
+        yield learn(trial, model, step)
         if step % 2:
             optimizer.step()
             optimizer.zero_grad()
@@ -130,24 +117,24 @@ def accumulation_over_gradients_that_are_views(trial, model):
     optimizer = sgd(model)
     for step in range(6):
         with model.no_sync() if step % 3 < 2 else nullcontext():
-            model(trial.batch(step)).square().mean().backward()
+            learn(trial, model, step)
         yield gradients(model)
         if step % 3 == 2:
             optimizer.step()
             optimizer.zero_grad(set_to_none=step > 3)
 
 
-def gradients_zeroed_in_place(trial, model):
-    for step in stepped(model, 4, set_to_none=False):
-        yield backward(model(trial.batch(step)).square().mean())
+def _tied() -> nn.Module:
+    module = mlp(6, 6, 6, 6)
+    module[4].weight = module[0].weight
+    return module
 
 
 @trains(lambda: Experts(3), find_unused_parameters=True)
 def gradients_zeroed_in_place_while_an_expert_rests(trial, model):
     """Zeros are no None: momentum and decay move what rests, on all ranks."""
     for step, chosen in stepped(model, enumerate([[0, 1], [0], [0], [1], [2]]), set_to_none=False):
-        model(trial.batch(step), chosen).square().mean().backward()
-        yield step
+        yield backward(model(trial.batch(step), chosen).square().mean())
 
 
 @trains(lambda: mlp(6, 8, 8, 3))
@@ -155,7 +142,7 @@ def gradients_kept_over_steps(trial, model):
     """References without a copy: earlier steps' gradients keep their values."""
     held: list[list[torch.Tensor]] = []
     for step in stepped(model, 4):
-        model(trial.batch(step)).square().mean().backward()
+        learn(trial, model, step)
         held.append([parameter.grad for parameter in model.parameters()])
         yield kept(held)
 
@@ -182,7 +169,7 @@ def gradients_that_the_user_replaces(trial, model):
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, 0.5)
         held = [parameter.grad for parameter in model.parameters()]
-        model(trial.batch(step)).square().mean().backward()
+        learn(trial, model, step)
         same = [p.grad is one for p, one in zip(model.parameters(), held, strict=True)]
         yield [same, gradients(model)]
 
@@ -191,19 +178,7 @@ def gradients_deleted_by_some_ranks_only(trial, model):
     """One rank zeroes in place, the other sets None: the means are the same."""
     for step in range(3):
         model.zero_grad(set_to_none=trial.rank == 0)
-        yield backward(model(trial.batch(step)).square().mean())
-
-
-@trains(lambda: mlp(6, 64, 64, 64, 3), bucket_cap_mb=0.01)
-def gradients_in_small_buckets(trial, model):
-    """Many buckets or one: the same gradients."""
-    yield from trained(model, squares(trial), steps=4)
-
-
-def weights_tied_by_the_user_in_two_modules(trial):
-    module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
-    module[4].weight = module[0].weight
-    yield from trained(trial.wrap(module), squares(trial), steps=4)
+        yield learn(trial, model, step)
 
 
 @trains(lambda: mlp(6, 8, 8, 3))
@@ -216,14 +191,28 @@ def gradients_in_one_flat_buffer(trial, model):
         at += parameter.numel()
     for step in range(4):
         flat.zero_()
-        model(trial.batch(step)).square().mean().backward()
+        learn(trial, model, step)
         yield flat
         with torch.no_grad():
             vector = nn.utils.parameters_to_vector(model.parameters()) - 0.1 * flat
             nn.utils.vector_to_parameters(vector, model.parameters())
 
 
-def parameters_in_shared_memory(trial):
-    module = mlp()
-    module.share_memory()
-    yield from trained(trial.wrap(module), squares(trial))
+programs(
+    __name__,
+    {
+        "flag_instead_of_no_sync": _flagged(3, is_early=True),
+        "flag_set_before_backward": _flagged(2, is_early=False),
+        "gradients_zeroed_in_place": lambda trial: (
+            learn(trial, model, step)
+            for model in [trial.wrap(mlp())]
+            for step in stepped(model, 4, set_to_none=False)
+        ),
+        # Many buckets or one: the same gradients.
+        "gradients_in_small_buckets": plain(
+            lambda: mlp(6, 64, 64, 64, 3), steps=4, bucket_cap_mb=0.01
+        ),
+        "weights_tied_by_the_user_in_two_modules": plain(_tied, steps=4),
+        "parameters_in_shared_memory": plain(lambda: mlp().share_memory()),
+    },
+)

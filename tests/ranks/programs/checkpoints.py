@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import pickle
+import shutil
 import tempfile
 import threading
 import weakref
@@ -25,7 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from steps import mlp, normed, sgd, squares, stepped, trained
+from steps import learn, mlp, normed, sgd, squares, stepped, trained
 from trial import gradients, kept, state_of
 
 
@@ -153,9 +154,7 @@ def distributed_checkpoint_in_files(trial, model):
     yield state_of(model)
     dist.barrier()
     if trial.rank == 0:
-        for file in (*Path(names[0]).glob("*"), *Path(names[0]).glob(".metadata")):
-            file.unlink(missing_ok=True)
-        Path(names[0]).rmdir()
+        shutil.rmtree(names[0])
     yield from trained(model, squares(trial), optimizer)
 
 
@@ -246,15 +245,10 @@ def many_wrappers_one_after_another(trial):
     for _ in range(8):
         model = trial.wrap(mlp(), watched=False)
         for step in range(2):
-            model(trial.batch(step)).square().mean().backward()
+            learn(trial, model, step)
         del model
         gc.collect()
-        counts.append(
-            (
-                len(list(Path("/proc/self/task").iterdir())),
-                len(list(Path("/proc/self/fd").iterdir())),
-            )
-        )
+        counts.append([len([*Path("/proc/self", one).iterdir()]) for one in ("task", "fd")])
     yield [later <= earlier for earlier, later in zip(counts[3], counts[-1], strict=True)]
     yield threading.active_count() <= 1 or "threads in Python are left"
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from declared import plain, program, programs, trains
 from torch import Tensor, nn
 
-from steps import backward, differences, mlp, module_of, sgd, squares, trained, zeroed
+from steps import backward, differences, learn, mlp, module_of, squares, stepped, zeroed
 from trial import OURS, Trial, gradients
 
 
@@ -122,7 +122,7 @@ programs(
 @program(raises="RuntimeError")
 def backward_twice_without_retain_graph(trial):
     model = trial.wrap(mlp())
-    loss = backward(model(trial.batch(0)).square().mean())
+    loss = learn(trial, model, 0)
     yield "once"
     loss.backward()
 
@@ -134,28 +134,21 @@ def gradients_with_create_graph(trial, model):
     for _ in zeroed(model, 2):
         loss = model(x).square().mean()
         slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
-        (loss + sum(slope.square().sum() for slope in slopes)).backward()
-        yield gradients(model)
+        yield backward(loss + sum(slope.square().sum() for slope in slopes))
 
 
 def _with_an_error(trial: Trial, **options: Any) -> Iterator[Any]:
     """The step is lost; DDP goes on with the next forward pass, and so does the user."""
     model = trial.wrap(breaking(), **options)
-    optimizer = sgd(model)
-    for step in range(5):
-        optimizer.zero_grad()
-        loss = model(trial.batch(step)).square().mean()
+    for step in stepped(model, 5):
         Failing.fails = step == 2
         try:
-            loss.backward()
+            yield learn(trial, model, step)
         except FloatingPointError:
-            optimizer.zero_grad()
+            model.zero_grad()
             yield "failed"
-            continue
         finally:
             Failing.fails = False
-        yield loss
-        optimizer.step()
 
 
 programs(
@@ -172,30 +165,18 @@ programs(
 
 
 def error_in_forward_on_all_ranks(trial, model):
-    optimizer = sgd(model)
-    for step in range(4):
-        optimizer.zero_grad()
+    for step in stepped(model, 4):
         width = 5 if step == 2 else 6
-        try:
-            loss = model(trial.batch(step, 4, width)).square().mean()
-        except RuntimeError:
-            yield "failed"
-            continue
-        loss.backward()
-        yield loss
-        optimizer.step()
+        yield trial.refused(
+            lambda: backward(model(trial.batch(step, 4, width)).square().mean())  # noqa: B023
+        )
 
 
 def step_without_backward(trial, model):
     """Some batches are thrown away after forward, on all ranks, as with a loss that is NaN."""
-    optimizer = sgd(model)
-    for step in range(5):
-        optimizer.zero_grad()
-        loss = model(trial.batch(step)).square().mean()
-        if step % 2 == 0:
-            loss.backward()
-            optimizer.step()
-        yield loss
+    for step in stepped(model, 5):
+        loss = squares(trial)(model, step)
+        yield backward(loss) if step % 2 == 0 else loss
 
 
 def loss_that_is_a_constant_of_the_output(trial, model, step):
@@ -203,59 +184,55 @@ def loss_that_is_a_constant_of_the_output(trial, model, step):
     return (model(trial.batch(step)) * 0.0).sum()
 
 
-def static_graph_with_an_unused_layer(trial):
-    """The first step shows that a layer is never used."""
-
-    @module_of(used=mlp(), unused=mlp())
-    def half(self, x: Tensor) -> Tensor:
-        return self.used(x)
-
-    yield from trained(trial.wrap(half, static_graph=True), squares(trial), steps=4)
+def half() -> nn.Module:
+    """Half of it is never used."""
+    return module_of(used=mlp(), unused=mlp())(lambda self, x: self.used(x))
 
 
-def order_of_use_that_changes(trial):
-    """Layers run in another order in each step, the same on all ranks."""
+def turning() -> nn.Module:
+    """Layers run in an order of each turn."""
 
     @module_of(layers=nn.ModuleList(mlp(6, 6) for _ in range(4)))
-    def turning(self, x: Tensor, turn: int) -> Tensor:
+    def model(self, x: Tensor, turn: int) -> Tensor:
         for number in range(4):
             x = x + self.layers[(number * (2 * turn + 1) + turn) % 4](x).tanh()
         return x
 
-    model = trial.wrap(turning)
-    yield from trained(
-        model, lambda model, step: model(trial.batch(step), step).square().mean(), steps=5
-    )
+    return model
 
 
-def order_of_use_that_differs_between_ranks(trial):
-    """Branches are computed in another order on the other rank: gradients come so, too."""
+@trains(turning, steps=5)
+def order_of_use_that_changes(trial, model, step):
+    """Layers run in another order in each step, the same on all ranks."""
+    return model(trial.batch(step), step).square().mean()
+
+
+def branches() -> nn.Module:
+    """They are computed in an order that is given."""
 
     @module_of(layers=nn.ModuleList(mlp(6, 6) for _ in range(4)))
-    def branches(self, x: Tensor, order: list[int]) -> Tensor:
+    def model(self, x: Tensor, order: list[int]) -> Tensor:
         outputs = {number: self.layers[number](x).tanh() for number in order}
         return sum(outputs[number] for number in range(4))
 
-    model = trial.wrap(branches)
-    order = [0, 1, 2, 3] if trial.rank == 0 else [3, 1, 0, 2]
-    yield from trained(
-        model, lambda model, step: model(trial.batch(step), order).square().mean(), steps=4
-    )
+    return model
 
 
-def backward_in_another_thread(trial):
+@trains(branches, steps=4)
+def order_of_use_that_differs_between_ranks(trial, model, step):
+    """Branches are computed in another order on the other rank: gradients come so, too."""
+    return model(trial.batch(step), [[0, 1, 2, 3], [3, 1, 0, 2]][trial.rank > 0]).square().mean()
+
+
+def backward_in_another_thread(trial, model):
     """Some loaders and servers run steps in a thread that is not the main one."""
-    model = trial.wrap(mlp())
-    optimizer = sgd(model)
 
     def step_of(step: int) -> Tensor:
-        optimizer.zero_grad()
         return backward(model(trial.batch(step, dtype=torch.float64)).square().mean())
 
     with ThreadPoolExecutor(1) as pool:
-        for step in range(3):
+        for step in stepped(model, 3):
             yield pool.submit(step_of, step).result()
-            optimizer.step()
 
 
 programs(
@@ -264,6 +241,8 @@ programs(
         "several_forwards_with_unused_parameters_sought": plain(
             mlp, loss=differences, find_unused_parameters=True
         ),
+        # The first step shows that a layer is never used.
+        "static_graph_with_an_unused_layer": plain(half, steps=4, static_graph=True),
         # An autograd.Function that returns None for a weight: zeros under DDP, which waits for it.
         "function_without_a_weight_gradient": plain(incomplete),
         "function_without_a_weight_gradient_with_unused_parameters_sought": plain(

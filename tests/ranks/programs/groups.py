@@ -1,36 +1,30 @@
 """Process groups, uneven inputs, hooks on communication, and what DDP's other arguments do."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from declared import plain, program, programs, trains
+from graphs import half
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.nn.functional import all_gather
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from steps import backward, mlp, module_of, normed, sgd, squares, stepped, trained
-from trial import OURS, Trial, gradients
+from steps import alone, backward, learn, mlp, module_of, normed, sgd, squares, stepped, trained
+from trial import OURS, Run, Trial
 
 HOOK = {"refused_by": OURS, "refusal": "hook"}
 
 
-def group_of_its_own(trial):
-    """process_group= with a second group of the same ranks."""
-    model = trial.wrap(normed(), process_group=dist.new_group([0, 1]))
-    yield from trained(model, squares(trial))
-
-
-def group_of_one_rank(trial):
-    """Each rank trains with itself: nothing is shared between them."""
-    groups = [dist.new_group([rank]) for rank in range(2)]
-    model = trial.wrap(normed(), process_group=groups[trial.rank])
-    yield from trained(model, squares(trial))
+def _in(make: Callable[[], nn.Module], where: Callable[[Trial], dict[str, Any]]) -> Run:
+    """A program that trains with the arguments that `where` makes."""
+    return lambda trial: trained(trial.wrap(make(), **where(trial)), squares(trial))
 
 
 def group_of_rank_1_alone(trial):
@@ -52,11 +46,6 @@ def group_in_another_order(trial):
             models[number].zero_grad()
             models[number](trial.batch(step)).square().mean().backward()
         yield step
-
-
-def mesh_instead_of_a_group(trial):
-    model = trial.wrap(mlp(), device_mesh=init_device_mesh("cpu", (2,)))
-    yield from trained(model, squares(trial))
 
 
 @trains(normed)
@@ -82,35 +71,24 @@ def collective_of_the_user_in_forward(trial):
         gathered[dist.get_rank()] = other
         return one @ torch.cat(gathered).T
 
-    model = trial.wrap(contrastive)
-    labels = torch.arange(4) + 4 * trial.rank
-    yield from trained(
-        model,
-        lambda model, step: nn.functional.cross_entropy(
-            model(trial.batch(step), trial.batch(10 + step)), labels
-        ),
-    )
+    model, labels = trial.wrap(contrastive), torch.arange(4) + 4 * trial.rank
+    for step in stepped(model, 3):
+        scores = model(trial.batch(step), trial.batch(10 + step))
+        yield backward(nn.functional.cross_entropy(scores, labels))
 
 
-def collective_of_the_user_in_backward(trial):
+@trains(lambda: mlp(6, 8, 4))
+def collective_of_the_user_in_backward(trial, model, step):
     """torch.distributed.nn's gather has its own collective in the middle of backward."""
-    from torch.distributed.nn.functional import all_gather
-
-    model = trial.wrap(mlp(6, 8, 4))
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        features = torch.cat(all_gather(model(trial.batch(step)), dist.group.WORLD))
-        return (features @ features.T).square().mean()
-
-    yield from trained(model, loss_of)
+    features = torch.cat(all_gather(model(trial.batch(step)), dist.group.WORLD))
+    return (features @ features.T).square().mean()
 
 
 def _uneven(trial: Trial, model: nn.Module, **options: Any) -> Iterator[Any]:
     """Rank 1 has two batches, rank 0 has four."""
     with model.join(**options):
         for step in stepped(model, 4 - 2 * trial.rank):
-            loss = backward(model(trial.batch(step)).square().mean())
-            yield {"loss": loss, "gradients": gradients(model.module)}
+            yield learn(trial, model, step)
     yield "joined"
 
 
@@ -137,7 +115,7 @@ def uneven_inputs_that_end_all(trial):
 def join_that_is_not_enabled(trial, model):
     with model.join(enable=False):
         for step in stepped(model, 3):
-            yield backward(model(trial.batch(step)).square().mean())
+            yield learn(trial, model, step)
 
 
 @trains(normed)
@@ -145,7 +123,7 @@ def even_inputs_in_join_and_steps_after_it(trial, model):
     for _ in range(2):
         with model.join():
             for step in stepped(model, 2):
-                yield backward(model(trial.batch(step)).square().mean())
+                yield learn(trial, model, step)
     yield from trained(model, squares(trial))
 
 
@@ -154,11 +132,9 @@ def uneven_inputs_with_accumulation_in_join(trial, model):
     with model.join():
         for step in range(4 - 2 * trial.rank):
             if step % 2 == 0:
-                with model.no_sync():
-                    model(trial.batch(step)).square().mean().backward()
+                alone(trial, model, step)
                 continue
-            model(trial.batch(step)).square().mean().backward()
-            yield gradients(model.module)
+            yield learn(trial, model, step)
             optimizer.step()
             optimizer.zero_grad()
     yield "joined"
@@ -169,8 +145,7 @@ def uneven_inputs_in_join_with_zero_redundancy(trial, model):
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
     with Join([model, optimizer]):
         for step in stepped(optimizer, 3 - trial.rank):
-            model(trial.batch(step)).square().mean().backward()
-            yield gradients(model.module)
+            yield learn(trial, model, step)
     yield "joined"
 
 
@@ -183,38 +158,40 @@ def parameters_and_buffers_to_ignore(trial):
     yield from trained(trial.wrap(module), squares(trial))
 
 
-@program(**HOOK)
-def hook_of_the_user(trial):
-    model = trial.wrap(mlp())
-
-    def halved(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        tensor = bucket.buffer().div_(4)
-        work = dist.all_reduce(tensor, async_op=True)
-        return work.get_future().then(lambda future: future.value()[0])
-
-    model.register_comm_hook(None, halved)
-    yield from trained(model, squares(trial))
+def _halved(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    work = dist.all_reduce(bucket.buffer().div_(4), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
 
 
-@program(**HOOK)
-def hook_that_communicates_nothing(trial):
-    model = trial.wrap(mlp())
-
-    def alone(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        future: torch.futures.Future[Tensor] = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
-
-    model.register_comm_hook(None, alone)
-    yield from trained(model, squares(trial))
+def _alone(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
 
 
-@program(**HOOK)
-def hooks_that_come_with_torch(trial):
-    for hook in (default_hooks.allreduce_hook, default_hooks.fp16_compress_hook):
-        model = trial.wrap(mlp())
-        model.register_comm_hook(None, hook)
-        yield from trained(model, squares(trial))
+def _hooked(*hooks: Callable[..., Any]) -> Run:
+    """A program that trains with one hook after another."""
+
+    def run(trial: Trial) -> Iterator[Any]:
+        for hook in hooks:
+            model = trial.wrap(mlp())
+            model.register_comm_hook(None, hook)
+            yield from trained(model, squares(trial))
+
+    return run
+
+
+programs(
+    __name__,
+    {
+        "hook_of_the_user": _hooked(_halved),
+        "hook_that_communicates_nothing": _hooked(_alone),
+        "hooks_that_come_with_torch": _hooked(
+            default_hooks.allreduce_hook, default_hooks.fp16_compress_hook
+        ),
+    },
+    **HOOK,
+)
 
 
 @program(**HOOK)
@@ -239,17 +216,8 @@ def gradients_as_views_of_buckets(trial, model):
     optimizer = sgd(model)
     for step in range(4):
         optimizer.zero_grad(set_to_none=step % 2 == 0)
-        yield backward(model(trial.batch(step)).square().mean())
+        yield learn(trial, model, step)
         optimizer.step()
-
-
-def unused_parameters_skipped(trial):
-    @module_of(used=mlp(), unused=mlp())
-    def half(self, x: Tensor) -> Tensor:
-        return self.used(x)
-
-    model = trial.wrap(half, find_unused_parameters=True, skip_all_reduce_unused_params=True)
-    yield from trained(model, squares(trial))
 
 
 @program(refused_by=OURS, refusal="delay_all_reduce_named_params")
@@ -267,7 +235,7 @@ def parameters_whose_exchange_is_delayed(trial):
     for step in range(2):
         for parameter in module.parameters():
             parameter.grad = None
-        loss = backward(model(trial.batch(step)).square().mean())
+        loss = learn(trial, model, step)
         yield [loss, module[0].weight.grad, module[2].bias.grad]
         dist.barrier()
 
@@ -302,7 +270,7 @@ def optimizer_in_backward(trial):
     _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.1})
     model = trial.wrap(module)
     for step in range(3):
-        yield backward(model(trial.batch(step)).square().mean())
+        yield learn(trial, model, step)
 
 
 programs(
@@ -312,5 +280,18 @@ programs(
             mlp, steps=4, gradient_as_bucket_view=True, static_graph=True
         ),
         "gradients_copied_in_batches": plain(mlp, batched_grad_copy=True),
+        "unused_parameters_skipped": plain(
+            half, find_unused_parameters=True, skip_all_reduce_unused_params=True
+        ),
+        # A second group of the same ranks.
+        "group_of_its_own": _in(normed, lambda trial: {"process_group": dist.new_group([0, 1])}),
+        # Each rank trains with itself: nothing is shared between them.
+        "group_of_one_rank": _in(
+            normed,
+            lambda trial: {"process_group": [dist.new_group([r]) for r in range(2)][trial.rank]},
+        ),
+        "mesh_instead_of_a_group": _in(
+            mlp, lambda trial: {"device_mesh": init_device_mesh("cpu", (2,))}
+        ),
     },
 )

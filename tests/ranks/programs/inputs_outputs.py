@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from declared import program, trains
+from declared import program, programs, trains
 from torch import Tensor, nn
 
-from steps import mlp, module_of, stepped, trained
-from trial import OURS, Trial, gradients
+from steps import mlp, module_of, stepped
+from trial import OURS, Run, Trial, gradients
 
 Boxes = namedtuple("Boxes", ["boxes", "scores"])
 
@@ -130,27 +130,31 @@ def _tensors(answer: Any) -> list[Tensor]:
     return []
 
 
-def _answered(trial: Trial, kinds: list[str], **options: Any) -> Iterator[Any]:
-    for kind in kinds:
-        model = trial.wrap(Answering(ANSWERS[kind]), **options)
-        for step in stepped(model, 3):
-            answer = model(trial.batch(step))
-            sum(tensor.square().mean() for tensor in _tensors(answer)).backward()
-            yield {"kind": kind, "class": type(answer).__name__, "tensors": _tensors(answer)}
+def _answers(*left_out: str, **options: Any) -> Run:
+    def run(trial: Trial) -> Iterator[Any]:
+        for kind in (kind for kind in ANSWERS if kind not in left_out):
+            model = trial.wrap(Answering(ANSWERS[kind]), **options)
+            for step in stepped(model, 3):
+                answer = model(trial.batch(step))
+                sum(tensor.square().mean() for tensor in _tensors(answer)).backward()
+                yield {"kind": kind, "class": type(answer).__name__, "tensors": _tensors(answer)}
+
+    return run
 
 
-def outputs_of_every_structure(trial):
-    yield from _answered(trial, list(ANSWERS))
-
-
-def outputs_of_every_structure_with_unused_parameters_sought(trial):
-    kinds = [kind for kind in ANSWERS if kind != "object"]  # in which DDP finds no tensors
-    yield from _answered(trial, kinds, find_unused_parameters=True)
-
-
-def outputs_of_every_structure_with_a_static_graph(trial):
-    kinds = [kind for kind in ANSWERS if kind not in ("object", "dataclass")]
-    yield from _answered(trial, kinds, static_graph=True)
+programs(
+    __name__,
+    {
+        "outputs_of_every_structure": _answers(),
+        # DDP finds no tensors in what is left out.
+        "outputs_of_every_structure_with_unused_parameters_sought": _answers(
+            "object", find_unused_parameters=True
+        ),
+        "outputs_of_every_structure_with_a_static_graph": _answers(
+            "object", "dataclass", static_graph=True
+        ),
+    },
+)
 
 
 @program(exact_by=OURS)
@@ -183,22 +187,17 @@ def loss_computed_inside(trial):
     yield model(trial.batch(30))["logits"]
 
 
-def output_that_is_the_input_or_a_parameter(trial):
+@trains(
+    lambda: module_of(net=mlp(), weight=nn.Parameter(torch.ones(3)))(
+        lambda self, x: (self.net(x) * self.weight, x, self.weight, torch.ones(2))
+    )
+)
+def output_that_is_the_input_or_a_parameter(trial, model, step):
     """Leaves among the outputs: the input itself, a weight, a constant."""
-
-    @module_of(net=mlp(), weight=nn.Parameter(torch.ones(3)))
-    def leaves(self, x: Tensor) -> Any:
-        return self.net(x) * self.weight, x, self.weight, torch.ones(2)
-
-    model = trial.wrap(leaves)
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        x = trial.batch(step)
-        out, same, weight, _ = model(x)
-        assert same is x
-        return out.square().mean() + weight.abs().sum()
-
-    yield from trained(model, loss_of)
+    x = trial.batch(step)
+    out, same, weight, _ = model(x)
+    assert same is x
+    return out.square().mean() + weight.abs().sum()
 
 
 @trains(Asking)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from steps import backward, mlp, normed, sgd, squares, stepped, trained, zeroed
-from trial import gradients, state_of
+from steps import backward, learn, mlp, normed, sgd, squares, stepped, trained, zeroed
+from trial import state_of
 
 
 @trains(deep)
@@ -21,10 +21,7 @@ def wrapper_evaluated_on_rank_0_before_a_barrier(trial, model):
     for seen in trained(model, squares(trial), steps=STEPS):
         yield seen
         if trial.rank == 0:
-            model.eval()
-            with torch.no_grad():
-                model(trial.batch(100))
-            model.train()
+            trial.evaluated(model, 100)
         dist.barrier()
 
 
@@ -86,15 +83,13 @@ def collective_in_a_hook_of_a_gradient(trial):
     yield from trained(model, squares(trial))
 
 
-@trains(deep)
-def ranks_of_unequal_speed(trial, model):
+@trains(deep, steps=12)
+def ranks_of_unequal_speed(trial, model, step):
     """Now one rank is late for forward, now the other for backward."""
-    for step in stepped(model, 12):
-        time.sleep(0.01 if (step + trial.rank) % 3 == 0 else 0)
-        loss = model(trial.batch(step)).square().mean()
-        time.sleep(0.01 if (step + trial.rank) % 3 == 1 else 0)
-        loss.backward()
-        yield loss
+    time.sleep(0.01 if (step + trial.rank) % 3 == 0 else 0)
+    loss = model(trial.batch(step)).square().mean()
+    time.sleep(0.01 if (step + trial.rank) % 3 == 1 else 0)
+    return loss
 
 
 @trains(deep)
@@ -105,8 +100,7 @@ def loader_with_a_forked_worker(trial, model):
         for (x,) in stepped(
             model, DataLoader(data, batch_size=4, num_workers=1, multiprocessing_context="fork")
         ):
-            model(x).square().mean().backward()
-            yield "step"
+            yield backward(model(x).square().mean())
 
 
 def profiler_around_the_steps(trial, model):
@@ -121,7 +115,7 @@ def operations_counted(trial, model):
     yield from trained(model, squares(trial))
     model.zero_grad()
     with FlopCounterMode(display=False) as counter:
-        model(trial.batch(0)).square().mean().backward()
+        learn(trial, model, 0)
     yield counter.get_total_flops()
 
 
@@ -159,10 +153,9 @@ def bare_module_trained_between_the_steps(trial, model):
     for step in range(STEPS):
         if step % 3 == 0:
             model.zero_grad()
-            model.module(trial.batch(100 + step)).square().mean().backward()
-            yield gradients(model)
+            yield backward(model.module(trial.batch(100 + step)).square().mean())
         optimizer.zero_grad()
-        yield backward(model(trial.batch(step)).square().mean())
+        yield learn(trial, model, step)
         optimizer.step()
 
 
@@ -203,23 +196,14 @@ def second_wrapper_while_the_first_lives(trial):
     models = [trial.wrap(module), trial.wrap(module, watched=False)]
     for step in range(6):
         module.zero_grad()
-        models[step // 2 % 2](trial.batch(step)).square().mean().backward()
-        yield step
+        yield backward(models[step // 2 % 2](trial.batch(step)).square().mean())
 
 
 def wrapper_around_a_module_with_a_wrapper(trial):
     """An inner wrapper whose parameters the outer one is told to ignore."""
-
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.head = trial.wrap(mlp(6, 8, 8), watched=False), nn.Linear(8, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.inner(x).tanh())
-
-    outer = Outer()
-    names = [f"inner.{name}" for name, _ in outer.inner.named_parameters()]
+    inner = trial.wrap(mlp(6, 8, 8), watched=False)
+    outer = nn.Sequential(inner, nn.Tanh(), nn.Linear(8, 3))
+    names = [f"0.{name}" for name, _ in inner.named_parameters()]
     kind = nn.parallel.DistributedDataParallel
     kind._set_params_and_buffers_to_ignore_for_model(outer, names)
     yield from trained(trial.wrap(outer), squares(trial))
@@ -250,6 +234,5 @@ def steps_under_many_settings(trial, model):
         torch.use_deterministic_algorithms(step == 1)
         torch.set_default_dtype(torch.float32 if step == 1 else torch.float64)
         model.zero_grad()
-        model(trial.batch(step, dtype=torch.float64)).square().mean().backward()
-        yield gradients(model)
+        yield backward(model(trial.batch(step, dtype=torch.float64)).square().mean())
     torch.use_deterministic_algorithms(False)

@@ -8,7 +8,7 @@ from declared import trains
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from steps import backward, mlp, normed, sgd, squares, stepped, trained
+from steps import backward, learn, mlp, normed, sgd, squares, stepped, trained
 from trial import gradients, state_of
 
 
@@ -23,23 +23,15 @@ def evaluated_before_the_first_step(trial, model):
 @trains(normed)
 def sanity_check_before_training(trial, model):
     """As Lightning does: two validation batches first, with gradients off for all."""
-    model.eval()
-    torch.set_grad_enabled(False)
     for step in range(2):
-        yield model(trial.batch(30 + step))
-    torch.set_grad_enabled(True)
-    model.train()
+        yield trial.evaluated(model, 30 + step)
     optimizer = sgd(model)
-    for step in range(4):
-        optimizer.zero_grad()
-        yield backward(model(trial.batch(step)).square().mean())
-        optimizer.step()
-        if step == 1:
-            model.eval()
-            with torch.inference_mode():
-                validated = model(trial.batch(30)).sum().item()
-            yield validated
-            model.train()
+    yield from trained(model, squares(trial), optimizer, steps=2)
+    model.eval()
+    with torch.inference_mode():
+        yield model(trial.batch(30)).sum().item()
+    model.train()
+    yield from trained(model, squares(trial), optimizer)
 
 
 def evaluated_with_gradients_on_before_training(trial):
@@ -67,14 +59,10 @@ def module_copied_before_the_first_step(trial, model):
     """A target network that begins with the values of rank 0 on every rank."""
     target = copy.deepcopy(model.module).requires_grad_(False)
     yield state_of(target)
-    optimizer = sgd(model)
-    for step in range(4):
-        optimizer.zero_grad()
-        with torch.no_grad():
-            goal = target(trial.batch(20 + step)) * 0.9
+    for step in stepped(model, 4):
+        goal = target(trial.batch(20 + step)) * 0.9
         loss = backward((model(trial.batch(step)) - goal).square().mean())
-        optimizer.step()
-        if step == 1:
+        if step == 2:
             target.load_state_dict(model.module.state_dict())
         yield {"loss": loss, "target": state_of(target)}
 
@@ -113,7 +101,7 @@ def averaged_from_before_the_first_step(trial, model):
     optimizer = sgd(model)
     for step in range(4):
         optimizer.zero_grad()
-        model(trial.batch(step)).square().mean().backward()
+        learn(trial, model, step)
         optimizer.step()
         for average, one in zip(averages, (model.module, model), strict=True):
             average.update_parameters(one)
@@ -152,15 +140,10 @@ def batch_norm_layers_in_eval_mode(trial, model, step):
 @trains(normed)
 def batches_of_one_kind_before_another(trial, model):
     """Training and evaluation by turns, each with gradients, some of which nobody uses."""
-    optimizer = sgd(model)
-    for step in range(6):
+    for step in stepped(model, 6):
         model.train(step % 2 == 0)
-        optimizer.zero_grad()
-        loss = model(trial.batch(step)).square().mean()
-        if step != 3:
-            loss.backward()
-            optimizer.step()
-        yield loss
+        loss = squares(trial)(model, step)
+        yield loss if step == 3 else backward(loss)
 
 
 def wrapper_in_a_checkpoint_that_is_not_reentrant(trial, model, step):
@@ -183,10 +166,7 @@ def first_forward_without_backward(trial, model):
 def first_forward_without_backward_on_one_rank(trial, model):
     """Without buffers a forward pass concerns nobody else: one rank may run it alone."""
     with torch.no_grad():
-        if trial.rank == 1:
-            yield model(trial.batch(30)).shape
-        else:
-            yield None
+        yield model(trial.batch(30)).shape if trial.rank == 1 else None
     yield from trained(model, squares(trial))
 
 
@@ -195,10 +175,7 @@ def evaluated_on_one_rank_only(trial, model):
     """Rank 0 validates the bare module while the others wait."""
     for loss in trained(model, squares(trial)):
         if trial.rank == 0:
-            model.module.eval()
-            with torch.no_grad():
-                model.module(trial.batch(30))
-            model.module.train()
+            trial.evaluated(model.module)
         torch.distributed.barrier()
         yield loss
 

@@ -4,10 +4,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from declared import trains
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from steps import backward, mlp, module_of, sgd, squares, stepped, trained
+from steps import backward, learn, mlp, module_of, squares, stepped, trained
 from trial import gradients, state_of
 
 
@@ -30,24 +31,70 @@ def lstm_with_its_state_carried_on(trial):
         yield [out, list(state)]
 
 
-def rnn_cell_unrolled(trial):
+def hooks_of_tensors(trial):
+    """Hooks on parameters and activations see and change this rank's own gradients."""
+    module = mlp(6, 8, 8, 3)
+    seen: list[Tensor] = []
+
+    def double(gradient: Tensor) -> Tensor:
+        seen.append(gradient.clone())
+        return gradient * 2
+
+    module[0].weight.register_hook(double)
+    model = trial.wrap(module)
+    module[2].bias.register_hook(double)
+    for step in stepped(model, 3):
+        out = model(trial.batch(step))
+        out.register_hook(double)
+        backward(out.square().mean())
+        yield sorted(float(gradient.sum()) for gradient in seen)
+        seen.clear()
+
+
+def diffusion_step(trial):
+    """Noise and times are drawn at random, with keyword arguments and self-conditioning."""
+
+    @module_of(times=nn.Embedding(10, 6), net=mlp(12, 16, 6))
+    def denoiser(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+        condition = torch.zeros_like(x) if condition is None else condition
+        return self.net(torch.cat([x + self.times(t), condition], 1))
+
+    model = trial.wrap(denoiser)
+    for step in stepped(model, 4):
+        x, t = trial.batch(step), torch.randint(0, 10, (4,))
+        noise = torch.randn_like(x)
+        condition = None
+        if torch.rand(()) < 0.5:
+            with torch.no_grad():
+                condition = model(x + noise, t)
+        yield backward(F.mse_loss(model(x + noise, t, condition=condition), noise))
+
+
+def unrolled() -> nn.Module:
     @module_of(cell=nn.GRUCell(6, 6))
-    def unrolled(self, x: Tensor) -> Tensor:
+    def model(self, x: Tensor) -> Tensor:
         state = torch.zeros_like(x)
         for _ in range(3):
             state = self.cell(x, state)
         return state
 
-    yield from trained(trial.wrap(unrolled), squares(trial))
+    return model
 
 
-def transformer_with_attention(trial):
+@trains(unrolled)
+def rnn_cell_unrolled(trial, model, step):
+    return squares(trial)(model, step)
+
+
+def encoder() -> nn.Module:
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
-    model = trial.wrap(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+@trains(encoder)
+def transformer_with_attention(trial, model, step):
     mask = nn.Transformer.generate_square_subsequent_mask(5)
-    yield from trained(
-        model, lambda model, step: model(trial.batch(step, 2, 5, 8), mask=mask).square().mean()
-    )
+    return model(trial.batch(step, 2, 5, 8), mask=mask).square().mean()
 
 
 def weight_norm_and_spectral_norm(trial):
@@ -82,41 +129,24 @@ def hooks_of_modules(trial):
         seen.clear()
 
 
-def hooks_of_tensors(trial):
-    """Hooks on parameters and activations see and change this rank's own gradients."""
-    module = mlp(6, 8, 8, 3)
-    seen: list[Tensor] = []
-
-    def double(gradient: Tensor) -> Tensor:
-        seen.append(gradient.clone())
-        return gradient * 2
-
-    module[0].weight.register_hook(double)
-    model = trial.wrap(module)
-    module[2].bias.register_hook(double)
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        out = model(trial.batch(step))
-        out.register_hook(double)
-        return out.square().mean()
-
-    for loss in trained(model, loss_of):
-        yield [loss, sorted(float(gradient.sum()) for gradient in seen)]
-        seen.clear()
-
-
 def features_taken_with_a_hook(trial):
     """A loss on an activation that a hook took out of the module: perceptual losses do."""
     module = mlp(6, 8, 8, 3)
     taken: dict[str, Tensor] = {}
     module[2].register_forward_hook(lambda module, args, out: taken.update(features=out))
     model = trial.wrap(module)
+    for step in stepped(model, 3):
+        yield backward(squares(trial)(model, step) + taken["features"].abs().mean())
 
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        out = model(trial.batch(step))
-        return out.square().mean() + taken["features"].abs().mean()
 
-    yield from trained(model, loss_of)
+def wrapper_within_a_module(trial):
+    """A part is wrapped, and the whole around it is not."""
+    torch.manual_seed(9)
+    whole = nn.Sequential(trial.wrap(mlp(6, 8, 8)), nn.Tanh(), nn.Linear(8, 3))
+    for step in stepped(whole, 3):
+        learn(trial, whole, step)
+        yield [gradients(whole[2]), list(state_of(whole))]
+        whole.train(step % 2 == 0)
 
 
 def functional_call_of_the_wrapper(trial, model):
@@ -178,29 +208,6 @@ def arguments_of_ddp_in_their_order(trial):
     yield trial.refused(lambda: trial.wrap(mlp(), no_such_argument=1))
 
 
-def wrapper_within_a_module(trial):
-    """A part is wrapped, and the whole around it is not."""
-
-    class Whole(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = trial.wrap(mlp(6, 8, 8))
-            self.head = nn.Linear(8, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.body(x).tanh())
-
-    torch.manual_seed(9)
-    whole = Whole()
-    optimizer = sgd(whole)
-    for step in range(3):
-        optimizer.zero_grad()
-        whole(trial.batch(step)).square().mean().backward()
-        yield [gradients(whole.head), list(state_of(whole))]
-        optimizer.step()
-        whole.train(step % 2 == 0)
-
-
 def methods_other_than_forward(trial):
     """A generator's own methods are called on the bare module between steps."""
 
@@ -220,28 +227,6 @@ def methods_other_than_forward(trial):
     for loss in trained(model, lambda m, step: F.mse_loss(m(trial.batch(step)), trial.batch(step))):
         with torch.no_grad():
             yield [loss, model.module.encode(trial.batch(30))]
-
-
-def diffusion_step(trial):
-    """Noise and times are drawn at random, with keyword arguments and self-conditioning."""
-
-    @module_of(times=nn.Embedding(10, 6), net=mlp(12, 16, 6))
-    def denoiser(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
-        condition = torch.zeros_like(x) if condition is None else condition
-        return self.net(torch.cat([x + self.times(t), condition], 1))
-
-    model = trial.wrap(denoiser)
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        x, t = trial.batch(step), torch.randint(0, 10, (4,))
-        noise = torch.randn_like(x)
-        condition = None
-        if torch.rand(()) < 0.5:
-            with torch.no_grad():
-                condition = model(x + noise, t)
-        return F.mse_loss(model(x + noise, t, condition=condition), noise)
-
-    yield from trained(model, loss_of, steps=4)
 
 
 def reinforcement_learning(trial):

@@ -4,8 +4,7 @@ import torch
 from declared import plain, program, programs, trains
 from torch import Tensor, nn
 
-from steps import backward, differences, mlp, normed, sgd, squares, stepped, trained
-from trial import gradients
+from steps import differences, learn, mlp, normed, squares, stepped, trained
 
 
 class Schedule(nn.Module):
@@ -29,13 +28,8 @@ class Schedule(nn.Module):
 @trains(normed)
 def batch_norm_in_training_and_evaluation(trial, model):
     """Running statistics in evaluation are rank 0's on all ranks."""
-    optimizer = sgd(model)
-    for step in range(5):
-        model.train()
-        optimizer.zero_grad()
-        loss = backward(model(trial.batch(step)).square().mean())
-        optimizer.step()
-        yield loss
+    for seen in trained(model, squares(trial), steps=5):
+        yield seen
         yield trial.evaluated(model, 30)
 
 
@@ -58,10 +52,8 @@ def batch_norm_with_accumulation(trial, model):
     for step in stepped(model, 3):
         with model.no_sync():
             for micro in range(2):
-                model(trial.batch(10 * step + micro)).square().mean().backward()
-                yield micro
-        model(trial.batch(10 * step + 2)).square().mean().backward()
-        yield gradients(model)
+                yield learn(trial, model, 10 * step + micro)
+        yield learn(trial, model, 10 * step + 2)
 
 
 @program(raises="ValueError")

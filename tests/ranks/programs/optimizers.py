@@ -11,7 +11,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 
-from steps import backward, mlp, normed, sgd, squares, stepped, trained, zeroed
+from steps import alone, backward, learn, mlp, normed, sgd, squares, stepped, trained, zeroed
 from trial import OURS, kept, state_of
 
 HOOK = {"refused_by": OURS, "refusal": "hook"}
@@ -118,22 +118,14 @@ def lbfgs_with_a_closure(trial, model):
 
 def sharpness_aware_minimization(trial, model):
     """SAM: two passes for each step, the first of which may stay unexchanged."""
-    optimizer = sgd(model)
-    for step in range(4):
-        optimizer.zero_grad()
-        with model.no_sync():
-            model(trial.batch(step)).square().mean().backward()
-        with torch.no_grad():
-            moves = [0.05 * p.grad / (p.grad.norm() + 1e-3) for p in model.parameters()]
-            for parameter, move in zip(model.parameters(), moves, strict=True):
-                parameter.add_(move)
-        optimizer.zero_grad()
-        loss = backward(model(trial.batch(step)).square().mean())
-        with torch.no_grad():
-            for parameter, move in zip(model.parameters(), moves, strict=True):
-                parameter.sub_(move)
+    for step in stepped(model, 4):
+        alone(trial, model, step)
+        moves = [0.05 * p.grad / (p.grad.norm() + 1e-3) for p in model.parameters()]
+        torch._foreach_add_([p.data for p in model.parameters()], moves)
+        model.zero_grad()
+        loss = learn(trial, model, step)
+        torch._foreach_sub_([p.data for p in model.parameters()], moves)
         yield loss
-        optimizer.step()
 
 
 @trains(lambda: mlp(6, 8, 8, 3))
@@ -181,8 +173,7 @@ def model_averaging_without_a_hook(trial, model):
     optimizer = sgd(model)
     for step in range(4):
         optimizer.zero_grad()
-        with model.no_sync():
-            model(trial.batch(step)).square().mean().backward()
+        alone(trial, model, step)
         optimizer.step()
         averager.average_parameters(model.parameters())
         yield step
@@ -191,7 +182,7 @@ def model_averaging_without_a_hook(trial, model):
 def parameters_moved_by_the_user(trial, model):
     """SGD by hand, with .data, as in the oldest tutorials."""
     for step in zeroed(model, 3):
-        yield backward(model(trial.batch(step)).square().mean())
+        yield learn(trial, model, step)
         for parameter in model.parameters():
             parameter.data = parameter.data - 0.1 * parameter.grad.data
 

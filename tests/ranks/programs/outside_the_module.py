@@ -1,14 +1,16 @@
 """Gradients outside of the wrapped module, and gradients that are asked for without training it."""
 
 import copy
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from declared import trains
-from torch import Tensor, nn
+from declared import programs, trains
+from torch import nn
 
-from steps import backward, mlp, sgd, squares, stepped, trained
-from trial import gradients, kept, state_of
+from steps import backward, learn, mlp, sgd, squares, stepped, trained
+from trial import Trial, gradients, kept, state_of
 
 
 @trains(lambda: mlp(4, 8, 3))
@@ -46,54 +48,55 @@ def two_wrappers_in_a_chain(trial):
         yield backward(second(first(trial.batch(step)).tanh()).square().mean())
 
 
+def distillation_from_a_frozen_teacher(trial):
+    teacher = mlp().requires_grad_(False).eval()
+    student = trial.wrap(copy.deepcopy(teacher).requires_grad_(True))
+    for step in stepped(student, 3):
+        x = trial.batch(step)
+        yield backward(F.mse_loss(student(x) * 1.1, teacher(x)))
+    yield state_of(teacher)
+
+
 def three_wrappers_of_which_the_middle_is_frozen_for_a_step(trial):
     models = [trial.wrap(mlp(6, 6)) for _ in range(3)]
-    optimizers = [sgd(model) for model in models]
-    for step in stepped(optimizers, 4):
+    for step in stepped([sgd(model) for model in models], 4):
         x = trial.batch(step)
         for number, model in enumerate(models):
-            if number == 1 and step == 2:
-                with torch.no_grad():
-                    x = x + model(x)
-            else:
+            with torch.set_grad_enabled((number, step) != (1, 2)):
                 x = x + model(x)
-        x.square().mean().backward()
-        yield x
+        yield backward(x.square().mean())
 
 
-def gan_with_requires_grad_toggled(trial):
-    """The discriminator is frozen, as in pix2pix, while the generator learns through it."""
+def _gan(trial: Trial, toggles: bool) -> Iterator[Any]:
+    """A step of the discriminator, and one of the generator through it."""
     generator, discriminator = trial.wrap(mlp(3, 8, 6)), trial.wrap(mlp(6, 8, 1))
     optimizers = [torch.optim.Adam(m.parameters(), eps=1e-3) for m in (generator, discriminator)]
     for step in range(4):
         fake = generator(trial.batch(step, 4, 3))
         discriminator.requires_grad_(True)
         optimizers[1].zero_grad()
-        real_loss = F.softplus(-discriminator(trial.batch(10 + step))).mean()
-        fake_loss = F.softplus(discriminator(fake.detach())).mean()
-        (real_loss + fake_loss).backward()
+        if toggles:
+            real = F.softplus(-discriminator(trial.batch(10 + step))).mean()
+            (real + F.softplus(discriminator(fake.detach())).mean()).backward()
+        else:
+            real = backward(F.softplus(-discriminator(trial.batch(10 + step))).mean())
+            backward(F.softplus(discriminator(fake.detach())).mean())
         optimizers[1].step()
-        discriminator.requires_grad_(False)
+        discriminator.requires_grad_(not toggles)
         optimizers[0].zero_grad()
-        loss = backward(F.softplus(-discriminator(fake)).mean())
+        yield [real, backward(F.softplus(-discriminator(fake)).mean())]
         optimizers[0].step()
-        yield [real_loss, fake_loss, loss]
 
 
-def gan_without_toggling(trial):
-    """As in the DCGAN example: two backward passes of the discriminator for one step of it."""
-    generator, discriminator = trial.wrap(mlp(3, 8, 6)), trial.wrap(mlp(6, 8, 1))
-    optimizers = [torch.optim.Adam(m.parameters(), eps=1e-3) for m in (generator, discriminator)]
-    for step in range(4):
-        optimizers[1].zero_grad()
-        real = backward(F.softplus(-discriminator(trial.batch(10 + step))).mean())
-        fake = generator(trial.batch(step, 4, 3))
-        F.softplus(discriminator(fake.detach())).mean().backward()
-        optimizers[1].step()
-        optimizers[0].zero_grad()
-        loss = backward(F.softplus(-discriminator(fake)).mean())
-        yield [real, loss]
-        optimizers[0].step()
+programs(
+    __name__,
+    {
+        # Frozen, as in pix2pix, while the generator learns through it.
+        "gan_with_requires_grad_toggled": lambda trial: _gan(trial, toggles=True),
+        # As in the DCGAN example: two backward passes of the discriminator for one step of it.
+        "gan_without_toggling": lambda trial: _gan(trial, toggles=False),
+    },
+)
 
 
 def wgan_gp_with_double_backward(trial):
@@ -125,7 +128,7 @@ def saliency_between_steps(trial, model):
     for step in stepped(model, 4):
         x = trial.batch(20 + step).requires_grad_()
         (saliency,) = torch.autograd.grad(model(x).sum(), x)
-        loss = backward(model(trial.batch(step)).square().mean())
+        loss = learn(trial, model, step)
         yield [saliency, loss]
 
 
@@ -139,7 +142,7 @@ def saliency_on_one_rank_only(trial, model):
             yield torch.autograd.grad(model.module(x).sum(), x)
             model.train()
         optimizer.zero_grad()
-        yield backward(model(trial.batch(step)).square().mean())
+        yield learn(trial, model, step)
         optimizer.step()
 
 
@@ -177,18 +180,6 @@ def decay_in_the_loss(trial, model, step):
     """The loss reads parameters beside the forward pass: both ways lead into one gradient."""
     decay = sum(parameter.square().sum() for parameter in model.parameters())
     return model(trial.batch(step)).square().mean() + 0.1 * decay
-
-
-def distillation_from_a_frozen_teacher(trial):
-    teacher = mlp().requires_grad_(False).eval()
-    student = trial.wrap(copy.deepcopy(teacher).requires_grad_(True))
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        x = trial.batch(step)
-        return F.mse_loss(model(x) * 1.1, teacher(x))
-
-    yield from trained(student, loss_of)
-    yield state_of(teacher)
 
 
 def weighting_of_losses_outside(trial):

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from declared import program, trains
+from declared import plain, program, programs, trains
 from torch import Tensor, nn
 
-from steps import mlp, module_of, sgd, squares, stepped, trained, zeroed
+from steps import backward, mlp, module_of, sgd, squares, stepped, trained, zeroed
 from trial import OURS, Trial, gradients
 
 
@@ -15,8 +15,43 @@ def _narrow(trial: Trial, dtype: torch.dtype = torch.float32) -> Any:
     return lambda model, step: model(trial.batch(step, dtype=dtype)).float().square().mean()
 
 
-def float32(trial):
-    yield from trained(trial.wrap(mlp().float()), _narrow(trial), steps=5)
+programs(
+    __name__,
+    {
+        "float32": plain(lambda: mlp().float(), steps=5, loss=_narrow),
+        "bfloat16_module": plain(
+            lambda: mlp().bfloat16(), loss=lambda trial: _narrow(trial, torch.bfloat16)
+        ),
+        "float16_module": plain(
+            lambda: mlp().half(), loss=lambda trial: _narrow(trial, torch.float16)
+        ),
+        "autocast_inside_the_module": plain(
+            lambda: module_of(net=mlp().float())(
+                torch.autocast("cpu", dtype=torch.bfloat16)(lambda self, x: self.net(x))
+            ),
+            loss=_narrow,
+        ),
+        # Norms in float32, layers in bfloat16, a head in float64.
+        "parameters_of_several_types": plain(
+            lambda: module_of(
+                first=nn.Linear(6, 8).bfloat16(), norm=nn.LayerNorm(8).float(), head=nn.Linear(8, 2)
+            )(lambda self, x: self.head(self.norm(self.first(x.bfloat16()).float()).double())),
+            steps=4,
+        ),
+        "complex_parameters": plain(
+            lambda: module_of(filter=nn.Parameter(torch.randn(4).to(torch.complex128)), net=mlp())(
+                lambda self, x: self.net(torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=6))
+            )
+        ),
+        "parameters_without_elements_or_dimensions": plain(
+            lambda: module_of(
+                net=mlp(),
+                scalar=nn.Parameter(torch.tensor(0.5)),
+                empty=nn.Parameter(torch.zeros(0, 3)),
+            )(lambda self, x: self.net(x) * self.scalar + self.empty.sum())
+        ),
+    },
+)
 
 
 @trains(lambda: mlp().float())
@@ -25,15 +60,6 @@ def autocast_to_bfloat16_around_the_wrapper(trial, model, step):
         out = model(trial.batch(step, dtype=torch.float32))
     assert out.dtype == torch.bfloat16
     return out.float().square().mean()
-
-
-def autocast_inside_the_module(trial):
-    @module_of(net=mlp().float())
-    @torch.autocast("cpu", dtype=torch.bfloat16)
-    def cast(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-    yield from trained(trial.wrap(cast), _narrow(trial))
 
 
 @trains(lambda: mlp().float())
@@ -56,48 +82,14 @@ def gradients_infinite_on_one_rank(trial, model):
     """Infinite or NaN on one rank is so on all, as sums are."""
     for step in zeroed(model, 3):
         factor = float("inf") if step == 1 and trial.rank == 1 else 1.0
-        (model(trial.batch(step)).square().mean() * factor).backward()
-        yield step
+        yield backward(model(trial.batch(step)).square().mean() * factor)
 
 
 @trains(lambda: mlp().float())
 def gradients_very_small(trial, model):
     """Means of denormal numbers, in float32."""
     for step in zeroed(model, 2):
-        (_narrow(trial)(model, step) * 1e-30 * 1e-8).backward()
-        yield step
-
-
-@trains(lambda: mlp().bfloat16())
-def bfloat16_module(trial, model):
-    yield from trained(model, _narrow(trial, torch.bfloat16))
-
-
-@trains(lambda: mlp().half())
-def float16_module(trial, model):
-    yield from trained(model, _narrow(trial, torch.float16))
-
-
-def parameters_of_several_types(trial):
-    """Norms in float32, layers in bfloat16, a head in float64."""
-
-    @module_of(
-        first=nn.Linear(6, 8).bfloat16(),
-        norm=nn.LayerNorm(8).float(),
-        head=nn.Linear(8, 2).double(),
-    )
-    def several(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(self.first(x.bfloat16()).float()).double())
-
-    yield from trained(trial.wrap(several), squares(trial), steps=4)
-
-
-def complex_parameters(trial):
-    @module_of(filter=nn.Parameter(torch.randn(4, dtype=torch.complex128)), net=mlp())
-    def fourier(self, x: Tensor) -> Tensor:
-        return self.net(torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=6))
-
-    yield from trained(trial.wrap(fourier), squares(trial))
+        yield backward(_narrow(trial)(model, step) * 1e-30 * 1e-8)
 
 
 def sparse_embedding(trial):
@@ -126,8 +118,7 @@ def sparse_embedding_bag_with_unused_parameters_sought(trial):
     model = trial.wrap(bags, find_unused_parameters=True)
     for step, which in stepped(torch.optim.SGD(model.parameters(), lr=0.1), enumerate([0, 0, 1])):
         words = trial.batch(step, 4, 3).mul(10).long().abs() % 10
-        model(words, which).square().mean().backward()
-        yield step
+        yield backward(model(words, which).square().mean())
 
 
 def channels_last(trial):
@@ -157,16 +148,6 @@ def parameters_that_are_not_contiguous(trial):
     for step in stepped(model, 3):
         model(trial.batch(step)).sum().backward()
         yield [list(parameter.grad.stride()) for parameter in model.parameters()]
-
-
-def parameters_without_elements_or_dimensions(trial):
-    @module_of(
-        net=mlp(), scalar=nn.Parameter(torch.tensor(0.5)), empty=nn.Parameter(torch.zeros(0, 3))
-    )
-    def odd(self, x: Tensor) -> Tensor:
-        return self.net(x) * self.scalar + self.empty.sum()
-
-    yield from trained(trial.wrap(odd), squares(trial))
 
 
 def thousand_small_parameters(trial):

@@ -52,10 +52,9 @@ def sequence_of_checkpoints_with_dropout(trial):
     """What is computed again draws the same numbers, and leaves the random streams alone."""
     layers = [nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3), nn.Tanh()) for _ in range(4)]
 
-    @module_of(layers=nn.Sequential(*layers))
-    def segments(self, x: Tensor) -> Tensor:
-        return checkpoint_sequential(self.layers, 2, x, use_reentrant=False)
-
+    segments = module_of(layers=nn.Sequential(*layers))(
+        lambda self, x: checkpoint_sequential(self.layers, 2, x, use_reentrant=False)
+    )
     yield from trained(trial.wrap(segments), squares(trial))
 
 

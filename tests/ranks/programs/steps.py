@@ -52,6 +52,17 @@ def backward(loss: Tensor) -> Tensor:
     return loss
 
 
+def learn(trial: Trial, model: nn.Module, step: int) -> Tensor:
+    """A backward pass of the usual loss."""
+    return backward(squares(trial)(model, step))
+
+
+def alone(trial: Trial, model: nn.Module, step: int) -> Tensor:
+    """One that is not exchanged."""
+    with model.no_sync():
+        return learn(trial, model, step)
+
+
 def trained(
     model: nn.Module,
     loss_of: Loss,

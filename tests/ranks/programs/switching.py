@@ -8,9 +8,10 @@ import copy
 import torch
 from declared import trains
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from unused import Experts
 
-from steps import backward, mlp, module_of, sgd, squares, stepped, trained
+from steps import alone, backward, learn, mlp, module_of, normed, sgd, squares, stepped, trained
 from trial import gradients, state_of
 
 STEPS = 44  # exchange "auto" has tried everything after 38
@@ -20,26 +21,19 @@ def deep() -> nn.Sequential:
     return mlp(6, 8, 8, 8, 8, 3)
 
 
-def through_all_exchanges(trial):
-    yield from trained(trial.wrap(deep()), squares(trial), steps=STEPS)
+@trains(deep, steps=STEPS)
+def through_all_exchanges(trial, model, step):
+    return squares(trial)(model, step)
 
 
 @trains(lambda: deep().float())
 def adam_in_float32_through_all_exchanges(trial, model):
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-3)
-    yield from trained(
-        model,
-        lambda model, step: model(trial.batch(step, dtype=torch.float32)).square().mean(),
-        optimizer,
-        steps=STEPS,
-    )
+    for step in stepped(torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-3), STEPS):
+        yield backward(model(trial.batch(step, dtype=torch.float32)).square().mean())
 
 
-def batch_norm_and_evaluation_through_all_exchanges(trial):
-    module = nn.Sequential(
-        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 3)
-    )
-    model = trial.wrap(module)
+@trains(lambda: nn.Sequential(*normed()[:2], nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 3)))
+def batch_norm_and_evaluation_through_all_exchanges(trial, model):
     for seen in trained(model, squares(trial), steps=STEPS):
         yield seen
         yield trial.evaluated(model, 100)
@@ -49,22 +43,17 @@ def batch_norm_and_evaluation_through_all_exchanges(trial):
 def accumulation_through_all_exchanges(trial, model):
     optimizer = sgd(model)
     for step in range(STEPS):
-        with model.no_sync():
-            model(trial.batch(100 + step)).square().mean().backward()
-            yield "alone"
-        model(trial.batch(step)).square().mean().backward()
-        yield "together"
+        yield alone(trial, model, 100 + step)
+        yield learn(trial, model, step)
         optimizer.step()
         optimizer.zero_grad(set_to_none=step % 5 != 0)
 
 
-@trains(lambda: Experts(4), find_unused_parameters=True)
-def experts_through_all_exchanges(trial, model):
+@trains(lambda: Experts(4), find_unused_parameters=True, steps=STEPS)
+def experts_through_all_exchanges(trial, model, step):
     """Used by turns, differently on each rank; expert 3 for the first time in step 30."""
-    for step in stepped(model, STEPS):
-        chosen = [(step + trial.rank * (step // 4)) % 3, *([3] if step > 30 else [])]
-        model(trial.batch(step), chosen).square().mean().backward()
-        yield step
+    chosen = [(step + trial.rank * (step // 4)) % 3, *([3] if step > 30 else [])]
+    return model(trial.batch(step), chosen).square().mean()
 
 
 @trains(deep, steps=STEPS)
@@ -77,7 +66,7 @@ def several_forwards_through_all_exchanges(trial, model, step):
 def gradients_kept_through_all_exchanges(trial, model):
     held: list[Tensor] = []
     for step in stepped(model, STEPS):
-        model(trial.batch(step)).square().mean().backward()
+        learn(trial, model, step)
         held.append(model.module[0].weight.grad)
         yield held[::8]
 
@@ -87,7 +76,7 @@ def views_of_buckets_through_all_exchanges(trial, model):
     optimizer = sgd(model)
     for step in range(STEPS):
         optimizer.zero_grad(set_to_none=step % 3 == 0)
-        yield backward(model(trial.batch(step)).square().mean())
+        yield learn(trial, model, step)
         optimizer.step()
 
 
@@ -102,13 +91,26 @@ def prompt_outside_through_all_exchanges(trial, model):
 def two_models_through_all_exchanges(trial):
     """Each tries for itself, at other times than the other."""
     models = [trial.wrap(mlp(6, 8, 6)), trial.wrap(mlp(6, 8, 1))]
-    optimizers = [sgd(model) for model in models]
-    for step in stepped(optimizers, STEPS):
+    for step in stepped([sgd(model) for model in models], STEPS):
         x = models[0](trial.batch(step))
-        if step % 3:
-            x = models[1](x)
-        x.square().mean().backward()
-        yield step
+        yield backward((models[1](x) if step % 3 else x).square().mean())
+
+
+def repeated() -> nn.Module:
+    """A layer that runs twice, in checkpoints."""
+
+    @module_of(layer=mlp(6, 8, 6), head=mlp(6, 3))
+    def model(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = x + checkpoint(self.layer, x, use_reentrant=True)
+        return self.head(x)
+
+    return model
+
+
+@trains(repeated, static_graph=True, steps=STEPS)
+def static_graph_with_checkpoints_through_all_exchanges(trial, model, step):
+    return model(trial.batch(step).requires_grad_()).square().mean()
 
 
 @trains(deep)
@@ -139,23 +141,6 @@ def saved_while_exchanges_are_tried(trial, model):
     yield state_of(fresh)
 
 
-def static_graph_with_checkpoints_through_all_exchanges(trial):
-    from torch.utils.checkpoint import checkpoint
-
-    @module_of(layer=mlp(6, 8, 6), head=mlp(6, 3))
-    def repeated(self, x: Tensor) -> Tensor:
-        for _ in range(2):
-            x = x + checkpoint(self.layer, x, use_reentrant=True)
-        return self.head(x)
-
-    model = trial.wrap(repeated, static_graph=True)
-    yield from trained(
-        model,
-        lambda model, step: model(trial.batch(step).requires_grad_()).square().mean(),
-        steps=STEPS,
-    )
-
-
 @trains(deep)
 def uneven_inputs_through_all_exchanges(trial, model):
     """Epochs in join(), with training on equal batches between them."""
@@ -163,6 +148,5 @@ def uneven_inputs_through_all_exchanges(trial, model):
     for epoch in range(4):
         with model.join():
             for step in stepped(optimizer, 8 - 3 * trial.rank):
-                model(trial.batch(10 * epoch + step)).square().mean().backward()
-                yield gradients(model.module)
+                yield learn(trial, model, 10 * epoch + step)
         yield from trained(model, squares(trial), optimizer, steps=8)

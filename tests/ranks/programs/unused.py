@@ -7,7 +7,7 @@ import torch
 from declared import plain, program, programs, trains
 from torch import Tensor, nn
 
-from steps import backward, mlp, sgd, squares, stepped, trained
+from steps import backward, learn, mlp, module_of, sgd, squares, stepped, trained
 from trial import Run, Trial
 
 
@@ -42,17 +42,15 @@ class Routed(nn.Module):
         return out
 
 
-class Heads(nn.Module):
+def heads() -> nn.Module:
     """A body and one head for each task."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = mlp(6, 8, 8)
-        self.heads = nn.ModuleDict({name: nn.Linear(8, 2) for name in "abc"})
-
-    def forward(self, x: Tensor, tasks: str) -> list[Tensor]:
+    @module_of(body=mlp(6, 8, 8), heads=nn.ModuleDict({name: nn.Linear(8, 2) for name in "abc"}))
+    def model(self, x: Tensor, tasks: str) -> list[Tensor]:
         features = self.body(x)
         return [self.heads[task](features) for task in tasks]
+
+    return model
 
 
 def _experts(choices: list[list[list[int]]], experts: int = 3, **options: Any) -> Run:
@@ -74,23 +72,22 @@ LATE = [[[0], [0]], [[0], [0]], [[0], [0]], [[0, 2], [0]], [[1], [2]]]
 def gradients_of_unused_experts_kept(trial, model):
     """Without zero_grad, what an unused expert has in .grad stays as it is."""
     for step, chosen in enumerate([[[0, 1], [0]], [[0], [0]], [[2], [0]], [[0], [0]]]):
-        model(trial.batch(step), chosen[trial.rank]).square().mean().backward()
-        yield step
+        yield backward(model(trial.batch(step), chosen[trial.rank]).square().mean())
 
 
-@trains(Heads, find_unused_parameters=True)
+@trains(heads, find_unused_parameters=True)
 def heads_that_take_turns(trial, model):
     for step, tasks in stepped(model, enumerate([("a", "a"), ("b", "a"), ("ab", "c"), ("c", "c")])):
-        sum(out.square().mean() for out in model(trial.batch(step), tasks[trial.rank])).backward()
-        yield step
+        yield backward(
+            sum(out.square().mean() for out in model(trial.batch(step), tasks[trial.rank]))
+        )
 
 
-@trains(Heads, find_unused_parameters=True)
+@trains(heads, find_unused_parameters=True)
 def output_that_is_not_in_the_loss(trial, model):
     """All heads compute, but the loss takes one: the others' gradients are None, as with DDP."""
     for step, used in stepped(model, enumerate([(0, 0), (1, 0), (2, 1)])):
-        model(trial.batch(step), "abc")[used[trial.rank]].square().mean().backward()
-        yield step
+        yield backward(model(trial.batch(step), "abc")[used[trial.rank]].square().mean())
 
 
 @trains(lambda: Experts(3), find_unused_parameters=True)
@@ -98,10 +95,8 @@ def unused_parameters_with_accumulation(trial, model):
     """An expert that only the micro-batches in no_sync touch."""
     for step in stepped(model, 3):
         with model.no_sync():
-            model(trial.batch(step), [1 + trial.rank]).square().mean().backward()
-            yield "alone"
-        model(trial.batch(10 + step), [0]).square().mean().backward()
-        yield "together"
+            yield backward(model(trial.batch(step), [1 + trial.rank]).square().mean())
+        yield backward(model(trial.batch(10 + step), [0]).square().mean())
 
 
 @program(raises="RuntimeError")
@@ -145,12 +140,18 @@ def frozen_after_construction(trial, model, step):
     return model(trial.batch(step)).square().mean()
 
 
-def frozen_before_construction(trial):
-    """Frozen layers at both ends and in the middle have no gradient, and take part in nothing."""
+def _run_dry() -> nn.Module:
+    module = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3))
+    module(torch.zeros(1, 6))
+    return module
+
+
+def _frozen() -> nn.Module:
+    """Frozen layers at both ends and in the middle."""
     module = mlp(6, 8, 8, 8, 3)
     module[0].requires_grad_(False)
     module[4].weight.requires_grad_(False)
-    yield from trained(trial.wrap(module), squares(trial))
+    return module
 
 
 def unfrozen_in_the_middle_with_a_new_group(trial):
@@ -166,7 +167,7 @@ def unfrozen_in_the_middle_with_a_new_group(trial):
                 model = trial.wrap(module, watched=False)
             optimizer.add_param_group({"params": list(module[0].parameters()), "lr": 0.01})
         optimizer.zero_grad()
-        yield backward(model(trial.batch(step)).square().mean())
+        yield learn(trial, model, step)
         optimizer.step()
 
 
@@ -193,12 +194,6 @@ programs(
     },
     raises="RuntimeError",
 )
-
-
-def lazy_module_after_a_dry_run(trial):
-    module = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3))
-    module(torch.zeros(1, 6))
-    yield from trained(trial.wrap(module), squares(trial))
 
 
 programs(
@@ -228,6 +223,9 @@ programs(
         "expert_that_is_used_late": _experts(LATE),
         "parameter_that_nobody_ever_uses": _experts([[[0, 1], [0, 1]]] * 4),
         "samples_routed_by_their_data": plain(Routed, steps=6, find_unused_parameters=True),
+        "lazy_module_after_a_dry_run": plain(_run_dry),
+        # They have no gradient, and take part in nothing.
+        "frozen_before_construction": plain(_frozen),
         "unused_parameters_sought_where_there_are_none": plain(mlp, find_unused_parameters=True),
     },
 )

@@ -146,23 +146,6 @@ programs(
 
 
 @program(**HF)
-def gpt2_with_accumulation(trial):
-    """Two micro-batches for each step, the first of which is not exchanged."""
-    model = trial.wrap(gpt2())
-    optimizer = adam(model)
-    for step in range(STEPS):
-        if trial.kind == "alone":
-            (model(**_language(trial, 2 * step)).loss / 2).backward()
-        else:
-            with model.no_sync():
-                (model(**_language(trial, 2 * step)).loss / 2).backward()
-        (model(**_language(trial, 2 * step + 1)).loss / 2).backward()
-        yield nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-@program(**HF)
 def bert_with_a_pooler_that_nobody_uses(trial):
     """A head of the user's own on the last hidden state: the pooler's gradients stay None."""
 
@@ -193,23 +176,3 @@ def t5_with_two_stacks(trial):
 
     module = transformers.T5ForConditionalGeneration(config).double()
     yield from _trained(trial, module, translated)
-
-
-@program(**HF)
-def gpt2_saved_loaded_and_asked(trial):
-    """Generating from the bare module in the middle, then going on."""
-    model = trial.wrap(gpt2())
-    optimizer = adam(model)
-    bare = trial.bare(model)
-    for step in range(3):
-        model(**_language(trial, step)).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        bare.eval()
-        prompt = torch.tensor([[1, 2, 3]])
-        answer = bare.generate(prompt, max_new_tokens=3, do_sample=False, pad_token_id=0)
-        bare.train()
-        yield answer
-    fresh = gpt2()
-    fresh.load_state_dict(bare.state_dict())
-    yield list(fresh.parameters())
