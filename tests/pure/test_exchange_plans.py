@@ -172,8 +172,9 @@ def test_an_exchange_measured_with_a_codec_takes_as_long_with_it(strategy, kind,
     known, machine = EXCHANGES[strategy], box(*[kind] * len(places), hosts=places)
     config = known.config(workers=len(places), codec=codec)
     found, plain = (known.calibrate(machine, measured(3e-3, 2e-8), one) for one in (config, None))
-    with refused("codec"):  # what was measured is no other codec
-        exchanging(found, strategy, LARGE, codec="dynamic8" if codec == "onebit" else "onebit")
+    if strategy == "allreduce":
+        with refused("codec"):  # what was measured is no other codec
+            exchanging(found, strategy, LARGE, codec="dynamic8" if codec == "onebit" else "onebit")
     for nbytes in (SMALL, LARGE, 20 * LARGE):  # what is beyond a piece was measured in pieces
         tasks = exchanging(found, strategy, nbytes, codec=codec)
         # The recorder notes an exchange as a whole: a trace has the spans of one without a codec.
