@@ -71,7 +71,7 @@ def test_unequal_shares_give_the_gradient_of_the_whole_batch(num_samples, batch_
     loss.backward()
     assert torch.allclose(weight, start.weight.grad, rtol=1e-12, atol=1e-14)
     assert torch.allclose(bias, start.bias.grad, rtol=1e-12, atol=1e-14)
-    assert float(sum(losses) / world_size) == pytest.approx(float(loss), rel=1e-12)
+    assert float(sum(losses) / world_size) == pytest.approx(float(loss.detach()), rel=1e-12)
 
 
 def recipe_of(data: TensorSamples, num_classes: int) -> Recipe:
