@@ -183,18 +183,6 @@ def test_other_damage_is_found(written: Path, name: str, damage: Callable[[Path]
     assert f"{NEWEST}: {name} " in skipped(written)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_files_of_two_checkpoints_that_were_swapped_are_found(written: Path, name: str) -> None:
-    one, other = (written / folder / name for folder in ("step-00000001", NEWEST))
-    contents = one.read_bytes(), other.read_bytes()
-    one.write_bytes(contents[1])
-    other.write_bytes(contents[0])
-    with refused(written) as caught:
-        CheckpointFolder(written).latest()
-    for folder in ("step-00000001", NEWEST):
-        assert f"{folder}: {name} " in caught.value.problem
-
-
 def test_a_folder_of_another_steps_name_is_damaged(written: Path) -> None:
     (written / NEWEST).rename(written / "step-00000003")
     assert skipped(written)
@@ -284,13 +272,6 @@ def test_what_cannot_be_saved_is_refused_and_leaves_nothing(
     with refused(field):
         folder.write(2, {"b.json": {}, name: contents})
     assert names(tmp_path) == ["step-00000001"]
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(CheckpointNotWritten) as caught:
-        write(tmp_path / "file" / "checkpoints", 3)
-    assert str(caught.value).startswith(f"{tmp_path}/file/checkpoints: ")
 
 
 def test_a_file_that_may_not_grow_leaves_the_one_before(tmp_path: Path) -> None:
