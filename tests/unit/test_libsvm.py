@@ -9,7 +9,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.core.errors import InvalidInput
 from paceline.data import Dataset, load
 from paceline.data.dataset import TensorSamples
 from paceline.data.published import parse_multilabel
@@ -94,35 +93,6 @@ def test_lines_are_parsed_as_a_naive_reader_would(tmp_path: Path, samples) -> No
         inputs, targets = part.__getitems__(range(len(samples)))
         np.testing.assert_array_equal(inputs.numpy(), expected)
         assert [classes[target] for target in targets] == [label for label, _ in samples]
-
-
-pieces_of_text = st.lists(
-    st.sampled_from(
-        [b"1", b"-", b",", b" ", b"\n", b":", b"0:1", b"3", b".5", b"#", b"qid:", b"nan", b"\0"]
-    )
-    | st.binary(max_size=3),
-    max_size=25,
-)
-
-
-@given(pieces_of_text, st.booleans())
-@same_folder
-def test_any_bytes_are_read_or_refused(tmp_path: Path, pieces: list[bytes], several: bool) -> None:
-    body, path = b"".join(pieces), tmp_path / "x"
-    try:
-        if several:
-            header = b"%d 5 3\n0 1:1\n" % (2 + body.count(b"\n"))
-            file = parse_multilabel(written(path, header + body + b"\n"))
-            assert file.features.shape == (2 + body.count(b"\n"), 5)
-            values = torch.from_numpy(file.features.data)
-        else:
-            samples = loaded(path, GOOD.encode() + body).train
-            values, _ = samples.__getitems__(range(len(samples)))
-    except InvalidInput as error:
-        assert error.field in (str(path), "data")
-        assert "\n" not in str(error)
-    else:
-        assert values.isfinite().all()
 
 
 # A bad line, and what of it the error shows.
