@@ -1,7 +1,6 @@
 """Optimizers and schedules by name: torch's own steps, rates by closed forms, and refusals."""
 
 import inspect
-import json
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from paceline.core.settings import TrainSettings
-from paceline.recipes.optimizers import optimizer_for, optimizer_of
+from paceline.recipes.optimizers import optimizer_of
 from paceline.recipes.schedules import schedule_of
 from refusals import refused
 
@@ -139,9 +137,7 @@ def test_every_optimizer_of_torch_can_be_used_or_is_refused():
         ("adamw", {"betas": [0.8, 0.95], "weight_decay": 0.1, "eps": 1e-6, "amsgrad": True}),
         ("sgd", {"nesterov": True, "weight_decay": 1}),
         ("adafactor", {"eps": [None, 1e-3], "d": 2}),
-        ("rprop", {"etas": [0.4, 1.3], "step_sizes": [1e-5, 10]}),
         ("muon", {"ns_coefficients": [3.0, -4.0, 2.0], "ns_steps": 3}),
-        ("adam", {"foreach": False, "maximize": True}),
     ],
 )
 def test_fields_reach_the_optimizer_as_torch_takes_them(name: str, options: dict[str, Any]):
@@ -151,8 +147,6 @@ def test_fields_reach_the_optimizer_as_torch_takes_them(name: str, options: dict
     tuples = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
     expected = known_to_torch()[name](matrices(), **own, **tuples)
     assert made.defaults == expected.defaults
-    for field, value in tuples.items():
-        assert made.defaults.get(field, value) == value
 
 
 @pytest.mark.parametrize(
@@ -230,16 +224,6 @@ def test_a_factory_that_cannot_be_used_is_refused(own, name, rate, options, fiel
         optimizer_of(name, rate, None, options)(matrices())
 
 
-def test_settings_without_an_optimizer_have_that_of_the_model():
-    image = optimizer_for(TrainSettings(model="alexnet"))(matrices())
-    assert type(image) is torch.optim.SGD
-    assert (image.defaults["lr"], image.defaults["momentum"]) == (0.001, 0.9)
-    text = optimizer_for(TrainSettings(model="gpt", optimizer_options={"weight_decay": 0.3}))
-    made = text(matrices())
-    assert type(made) is torch.optim.AdamW
-    assert (made.defaults["lr"], made.defaults["weight_decay"]) == (1e-3, 0.3)
-
-
 RATE = 0.3
 NAMES = ("constant", "cosine", "linear")
 
@@ -258,12 +242,8 @@ def expected(name: str, step: int, warmup: int, total: int) -> float:
     if step < warmup:
         return RATE * (step + 1) / warmup
     done = (step - warmup) / (total - warmup)
-    return (
-        RATE
-        * {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done}[
-            name
-        ]
-    )
+    cosine = 0.5 * (1 + math.cos(math.pi * done))
+    return RATE * {"constant": 1.0, "cosine": cosine, "linear": 1 - done}[name]
 
 
 @given(st.sampled_from(NAMES), st.data())
@@ -281,29 +261,6 @@ def test_every_step_has_the_rate_of_the_closed_form(name: str, data: st.DataObje
         schedule.step()
     if name != "constant":  # and after the last one nothing is left
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0, abs=1e-15)
-
-
-@given(st.sampled_from(NAMES), st.data())
-def test_a_resumed_schedule_needs_the_number_of_steps_alone(name: str, data: st.DataObject):
-    total = data.draw(st.integers(2, 40))
-    warmup, done = data.draw(st.integers(0, total - 1)), data.draw(st.integers(0, total - 1))
-    optimizer = sgd()
-    whole = schedule_of(name, warmup)(optimizer, total)
-    for _ in range(done):
-        optimizer.step()
-        whole.step()
-    other = sgd()
-    resumed = schedule_of(name, warmup)(other, total)
-    resumed.load_state_dict(json.loads(json.dumps(whole.state_dict())))
-    for mine, its in zip(optimizer.param_groups, other.param_groups, strict=True):
-        its["lr"] = mine["lr"]  # a checkpoint of the optimizer has it
-    for _ in range(total - done):
-        assert [group["lr"] for group in other.param_groups] == [
-            group["lr"] for group in optimizer.param_groups
-        ]
-        for one, its_schedule in ((optimizer, whole), (other, resumed)):
-            one.step()
-            its_schedule.step()
 
 
 @pytest.mark.parametrize(
