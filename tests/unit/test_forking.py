@@ -148,6 +148,8 @@ def test_a_start_returns_when_the_fork_has_let_go_of_the_handlers_of_signals(
             assert not started
             pause.go_on()
             thread.join()
+            # The kernel would end a process together with the thread that forked it.
+            assert not started[0].wait(0.1)
             started[0].send(signal.SIGTERM)
             assert started[0].wait(DEADLINE_S)
             assert started[0].poll() == 128 + signal.SIGTERM  # not the handler of the program
@@ -223,19 +225,6 @@ def test_none_outlives_the_context(begin: Callable[[], Process]) -> None:
     assert process.poll() == -signal.SIGKILL
     process.close()
     assert not [one for one in threading.enumerate() if one.name.startswith("paceline")]
-
-
-def test_any_thread_may_ask_for_a_process_which_lives_on_after_it(
-    begin: Callable[[], Process],
-) -> None:
-    """The kernel would end a process together with the thread that forked it."""
-    started: list[Process] = []
-    with forked_from_here():
-        thread = threading.Thread(target=lambda: started.append(begin()))
-        thread.start()
-        thread.join()
-        assert not started[0].wait(0.1)
-        end(started)
 
 
 def test_more_processes_than_there_can_be_are_an_error_here(monkeypatch, fork: Forked) -> None:

@@ -193,11 +193,6 @@ def test_reasons_name_the_code_or_the_signal(code: int | None, words: str) -> No
     assert words in reason(code)
 
 
-def test_a_command_that_does_not_exist_is_an_error() -> None:
-    with pytest.raises(FileNotFoundError):
-        start(["/nowhere"])
-
-
 HOLDING = """
 import os, signal, threading
 from paceline.links.signals import blocked

@@ -246,6 +246,8 @@ def test_a_recipe_is_planned_for_as_its_model_would_be() -> None:
         for which in (recipe, "own_recipes:tokens")
     )
     assert one.step_s == other.step_s
+    swept = paceline.sweep(recipe, MACHINE, "bandwidth=1G:10G", batch_size=8)
+    assert len(swept.rankings) > 1
     with refused("input_shape"):
         paceline.plan(recipe, MACHINE, input_shape=(12,))
 
@@ -291,8 +293,6 @@ WRONG = {
     "no_model": ("own_recipes:no_model", " int"),
     "triple": ("train", ""),
 }
-
-
 UNDESCRIBED = ("untrained", "unmade", "no_model", "triple")
 
 
