@@ -135,7 +135,7 @@ def pair_of(start: Start, program: str) -> list[Started]:
 
 
 def test_a_store_that_is_lost_with_its_rank_is_no_internal_error(start: Start) -> None:
-    first, second = pair_of(start, "store_lost.py")
+    first, second = pair_of(start, "lost_peers.py")
     done = second.finish()
     assert (first.finish().code, done.code) == (0, 1), done.err
     (line,) = [line for line in done.err.splitlines() if line.startswith("paceline: ")]
@@ -158,7 +158,7 @@ def test_a_fork_of_a_rank_does_not_keep_its_connections(start: Start) -> None:
 )
 def test_a_rank_that_is_slower_to_get_the_signal_does_not_speak_of_lost_peers(start, number, code):
     """On a busy machine its peer had ended before it was told to: a second line said so."""
-    run = start(str(PROGRAMS / "left_alone.py"))
+    run = start(str(PROGRAMS / "lost_peers.py"))
     assert run.process.stdout.readline() == "ready\n"
     run.process.send_signal(number)
     done = run.finish()
