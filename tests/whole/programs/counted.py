@@ -61,6 +61,23 @@ def recipe() -> Any:
     return Recipe(model=Counted, train=samples, loss=class_loss)
 
 
+class Silent:
+    """Progress that counts the samples, and shows nothing."""
+
+    def __init__(self) -> None:
+        self.counted = self.total = 0
+
+    def begin(self, total: int, unit: str) -> None:
+        self.total = total
+
+    def advance(self, count: int = 1) -> None:
+        self.counted += count
+
+    def epoch(self, epoch: Any, score: str) -> None: ...
+
+    def status(self, text: str) -> None: ...
+
+
 def num_memories() -> int:
     """How many descriptors of shared memory this process has."""
     links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from counted import count, num_memories, prepare, session_of, taken
+from counted import Silent, count, num_memories, prepare, session_of, taken
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
@@ -156,25 +156,6 @@ class Saver:
         self.num_saved += 1
 
 
-class Silent:
-    """Progress that counts the samples, and shows nothing."""
-
-    def __init__(self) -> None:
-        self.counted, self.total, self.said = 0, 0, []
-
-    def begin(self, total: int, unit: str) -> None:
-        self.total = total
-
-    def advance(self, count: int = 1) -> None:
-        self.counted += count
-
-    def epoch(self, epoch: Any, score: str) -> None:
-        """Show nothing."""
-
-    def status(self, text: str) -> None:
-        self.said.append(text)
-
-
 def session(recipe: str, workers: str, changes: dict[str, Any], progress: Silent) -> Any:
     known = {"model": f"resuming:{recipe}", "optimizer": "sgd"}
     if recipe == "counted":
@@ -234,7 +215,6 @@ def found(runner: Any, outcome: Any, model: dict[str, Tensor], progress: Silent)
         "lost": outcome.lost,
         "faults": outcome.faults,
         "progress": [progress.counted, progress.total],
-        "said": progress.said[-1:],
     }
 
 

@@ -130,8 +130,6 @@ def trained(session) -> tuple[dict, dict[str, Tensor]]:
         "samples": session.progress.samples,
         "steps": list(outcome.updates.by_worker.values()),
         "staleness": dict(outcome.updates.staleness["all workers"]),
-        "spans": len(outcome.timeline.spans),
-        "planned": len(outcome.predicted.spans),
     }
     return found, load_file(path)
 

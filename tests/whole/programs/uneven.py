@@ -8,11 +8,9 @@ Each run prints a line. Workers import this file for its optimizer.
 import gc
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from counted import Counted, count, num_memories, prepare, recipe, session_of
+from counted import Counted, Silent, count, num_memories, prepare, recipe, session_of
 
 BATCH_SIZE = 32
 STOPPED_S = 3.0  # after which a worker that does not answer is given up
@@ -35,33 +33,20 @@ class Count:
             parameter.grad = None
 
 
-@dataclass
-class Watcher:
-    """Progress of a run; in case `join` a worker joins when the first has made some updates."""
+class Watcher(Silent):
+    """In case `join` a worker joins when the first has made some updates."""
 
-    case: str
-    coordinator: Any = None
-    has_joined: bool = False
-
-    def begin(self, total: int, unit: str) -> None:
-        """Show nothing."""
+    def __init__(self, case: str) -> None:
+        super().__init__()
+        self.case, self.coordinator, self.has_joined = case, None, False
 
     def advance(self, count: int = 1) -> None:
         from paceline.strategies.hogbatch.config import WorkerSpec
 
-        if (
-            self.case == "join"
-            and not self.has_joined
-            and self.coordinator.processes.workers[0].updates > 3
-        ):
+        is_due = self.case == "join" and not self.has_joined
+        if is_due and self.coordinator.processes.workers[0].updates > 3:
             self.has_joined = True
             self.coordinator.processes.start(WorkerSpec("cpu"))
-
-    def epoch(self, epoch: Any, score: str) -> None:
-        """Show nothing."""
-
-    def status(self, text: str) -> None:
-        """Show nothing."""
 
 
 def ran(case: str, policy: str, workers: str, epochs: int) -> dict:
