@@ -16,7 +16,6 @@ pytestmark = pytest.mark.slow
 TESTS = Path(__file__).parents[1]
 PROGRAM = str(TESTS / "whole" / "programs" / "own_recipe.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-DATA_NBYTES = 64 * 2**20
 ROUNDING = 1e-5
 
 
@@ -39,12 +38,10 @@ def test_a_program_trains_a_recipe_of_closures_with_each_exchange(start):
     """After it has used torch with several threads; four times in one process."""
     found = rows(start(PROGRAM, "all_strategies", afresh=True).finish())
     assert [row["strategy"] for row in found] == ["allreduce", "host", "tree", "allreduce"]
-    assert [len(row["workers"]) for row in found] == [2, 2, 2, 1]
+    assert [row["workers"] for row in found] == [2, 2, 2, 1]
     for row in found:
         check(row)
         assert row["threads"] == 1  # the one that forks is gone
-        for held in row["workers"]:
-            assert held["Shared"] > DATA_NBYTES  # which no worker has copied
     assert len({row["folder"] for row in found}) == 4
 
 
@@ -56,12 +53,6 @@ def test_a_program_trains_a_recipe_of_closures_where_it_leads_the_workers_itself
     for row in found:
         assert row["losses"][-1] < row["losses"][0]
         assert (row["lost"], row["numbers"]) == ([], True)
-
-
-def test_a_thread_of_a_program_trains_a_recipe(start):
-    (row,) = rows(start(PROGRAM, "in_a_thread", afresh=True).finish())
-    check(row)
-    assert len(row["workers"]) == 2
 
 
 def test_under_torchrun_each_process_of_a_program_is_a_rank(start):
@@ -89,20 +80,14 @@ def test_a_program_goes_on_with_a_run_of_its_recipe(start, paceline, tmp_path):
     assert row["alike"]
     assert first == second
     done = paceline("train", "--config", str(first / "run.toml"))
-    assert (done.code, refused_field(done.err)) == (2, "given-recipe:model")
+    assert (done.code, refused_field(done.err)) == (2, "given-recipe:Model")
 
 
 def test_a_program_plans_and_rehearses_a_recipe(start):
-    plan, paced, stretched, sweep = rows(start(PROGRAM, "verbs").finish())
+    plan, paced, stretched = rows(start(PROGRAM, "verbs").finish())
     assert plan["wire"] % plan["parameters"] == 0
     for one in (paced, stretched):
         assert one == {"origin": "rehearsed", "faults": []}
-    assert sweep["num_points"] > 1
-
-
-def test_settings_that_a_recipe_cannot_have_are_refused(start) -> None:
-    """The second one by its workers."""
-    assert rows(start(PROGRAM, "wrong").finish()) == ["bind", 2, "input_shape"]
 
 
 @pytest.mark.parametrize(
@@ -152,14 +137,9 @@ def named(outcome, tmp_path):
     return lambda verb, name, *options: outcome(verb, f"own_recipes:{name}", *options)
 
 
-def test_a_recipe_without_tests_and_score_is_trained(named, paceline):
-    done = paceline("train", "own_recipes:fields", *LONG_ENOUGH, "--json")
-    assert done.code == 0, done.err
-    assert "epoch 1/1: train loss " in done.err
-    assert "test loss" not in done.err
-    result = json.loads(done.out)
-    (epoch,) = result["epochs"]
-    assert (epoch["test_loss"], epoch["score"], result["accuracy"]) == (None, None, None)
+def test_a_recipe_without_tests_and_score_is_trained(named):
+    (epoch,) = named("train", "fields", *LONG_ENOUGH)["epochs"]
+    assert (epoch["test_loss"], epoch["score"]) == (None, None)
 
 
 def test_a_recipe_is_profiled_with_its_own_loss_and_optimizer(named):
@@ -185,3 +165,15 @@ def test_a_layer_of_sequential_is_named_by_its_number_as_wheels_head(named):
     assert result["config"]["head"] == "7"
     sent = {row["purpose"]: row["nbytes"] for row in result["traffic"]}
     assert sent["activations"] == sent["activation_gradients"] == 1_438 * 16 * 4
+
+
+def test_the_example_of_encoded_activations_learns_and_says_what_it_sent(start):
+    done = start(*TORCHRUN, str(TESTS.parent / "examples" / "activations.py")).finish()
+    assert done.code == 0, done.err
+    words = done.out.split()
+    assert float(words[words.index("accuracy") + 1].rstrip("%")) > 90
+    nbytes = int(words[words.index("bytes") - 1].replace(",", ""))
+    # Rows of 128 activations and of 10 errors in 8 bits, and nearly as much back: of 8 epochs and
+    # of the test, whose rows have no errors; rank 0 has 899 samples, and rank 1 has 898.
+    rows = 8 * (899 * (128 + 10) + 898 * (128 + 10)) + 899 * 128 + 898 * 10
+    assert rows < nbytes < 1.1 * rows

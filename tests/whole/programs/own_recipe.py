@@ -12,7 +12,6 @@ import gc
 import json
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -53,20 +52,6 @@ class Model(nn.Module):
         return self.layers(values)[:, 0]
 
 
-def model() -> nn.Module:
-    return Model()
-
-
-def memory() -> dict[str, int]:
-    """The private and the shared bytes of this process."""
-    held = {"Private": 0, "Shared": 0}
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
-        name, kib, *_ = line.split()
-        if name.partition("_")[0] in held:
-            held[name.partition("_")[0]] += int(kib) * 1024
-    return held
-
-
 def tell_that_it_computes() -> None:
     """Write this process's number where a test waits for it."""
     fifo = folder / "computing"
@@ -77,12 +62,11 @@ def tell_that_it_computes() -> None:
 
 def loss(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
     tell_that_it_computes()
-    (folder / f"worker-{os.getpid()}").write_text(json.dumps(memory()))
     return nn.functional.binary_cross_entropy_with_logits(outputs, batch["label"])
 
 
 recipe = paceline.Recipe(
-    model=model,
+    model=Model,
     train=Samples(),
     loss=loss,
     test=Samples(),
@@ -96,10 +80,11 @@ def class_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, targets)
 
 
+narrow = [(row[:32], label) for row, label in zip(rows, labels.long(), strict=True)]
 pairs = paceline.Recipe(
     model=lambda: nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 2)),
-    train=[(row[:32], label) for row, label in zip(rows, labels.long(), strict=True)],
-    test=[(row[:32], label) for row, label in zip(rows, labels.long(), strict=True)],
+    train=narrow,
+    test=narrow,
     loss=nn.functional.cross_entropy,
     score=lambda outputs, targets: (outputs.argmax(1) == targets).float().mean(),
 )
@@ -108,7 +93,7 @@ pairs = paceline.Recipe(
 def alone() -> dict[str, Tensor]:
     """The parameters after an epoch of one process that takes whole batches, in plain torch."""
     torch.manual_seed(SEED)
-    trained = model()
+    trained = Model()
     optimizer = torch.optim.SGD(trained.parameters(), RATE, momentum=0.5)
     batches = ShardedBatches(NUM_SAMPLES, BATCH, 0, 1, SEED)
     batches.set_epoch(0)
@@ -120,7 +105,7 @@ def alone() -> dict[str, Tensor]:
     return trained.state_dict()
 
 
-def trained(**settings: Any) -> paceline.Run:
+def trained(recipe: paceline.Recipe = recipe, **settings: Any) -> paceline.Run:
     common = {"batch_size": BATCH, "epochs": 1, "profile_s": 0.1, "seed": SEED}
     return paceline.train(recipe, **common | settings)
 
@@ -131,9 +116,6 @@ def say(found: Any) -> None:
 
 def tell(run: paceline.Run) -> None:
     saved, expected = load_file(run.folder / "model.safetensors"), alone()
-    workers = [json.loads(path.read_text()) for path in sorted(folder.glob("worker-*"))]
-    for path in folder.glob("worker-*"):
-        path.unlink(missing_ok=True)  # another rank's may be gone
     say(
         {
             "strategy": run.result.strategy,
@@ -142,7 +124,7 @@ def tell(run: paceline.Run) -> None:
             "score": run.result.score,
             "epochs": [asdict(one) for one in run.result.epochs],
             "faults": run.result.faults,
-            "workers": workers,
+            "workers": len(run.result.peak_memory_bytes),
             "threads": threading.active_count(),
         }
     )
@@ -165,18 +147,11 @@ def led() -> None:
     }
     for strategy, settings in kinds.items():
         for _ in range(2):
-            common = {"batch_size": BATCH, "epochs": 2, "profile_s": 0.2}
-            run = paceline.train(pairs, strategy=strategy, **common | settings)
+            run = trained(pairs, strategy=strategy, epochs=2, **settings)
             losses = [one.train_loss for one in run.result.epochs]
             kept = torch.equal(numbers, torch.get_rng_state())
             found = {"strategy": strategy, "losses": losses, "numbers": kept}
             say(found | {"lost": run.result.lost})
-
-
-def in_a_thread() -> None:
-    thread = threading.Thread(target=lambda: tell(trained(workers=2)))
-    thread.start()
-    thread.join()
 
 
 def as_a_rank() -> None:
@@ -210,8 +185,7 @@ def restarts() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return loss(outputs, batch)
 
-    common = {"batch_size": BATCH, "epochs": 1, "profile_s": 0.1, "seed": SEED, "restarts": 2}
-    run = paceline.train(replace(recipe, loss=deadly), **common)
+    run = trained(replace(recipe, loss=deadly), restarts=2)
     say({"files": sorted(path.name for path in run.folder.iterdir()), "lost": run.result.lost})
     tell(run)
 
@@ -222,8 +196,7 @@ def long() -> None:
 
 def long_hogbatch() -> None:
     endless = replace(pairs, loss=class_loss)
-    common = {"batch_size": BATCH, "profile_s": 0.1, "epochs": 1_000_000}
-    paceline.train(endless, strategy="hogbatch", workers="cpu:1,cpu:1", **common)
+    trained(endless, strategy="hogbatch", workers="cpu:1,cpu:1", epochs=1_000_000)
 
 
 def verbs() -> None:
@@ -232,23 +205,6 @@ def verbs() -> None:
     for how in ({"device": "p100"}, {"stretch": (1.0, 2.0)}):
         run = paceline.rehearse(recipe, batch_size=BATCH, steps=3, profile_s=0.1, **how)
         say({"origin": run.result.origin, "faults": run.result.faults})
-    sweep = paceline.sweep(recipe, "two-core-epyc", "bandwidth=1G:10G", batch_size=BATCH)
-    say({"num_points": len(sweep.rankings)})
-
-
-def wrong() -> None:
-    refused: list[Callable[[], Any]] = [
-        lambda: trained(bind="tcp://10.0.0.1:5555", strategy="wheel"),
-        lambda: trained(data="synthetic:64"),
-        lambda: paceline.plan(recipe, "two-core-epyc", input_shape=(64,)),
-    ]
-    for call in refused:
-        try:
-            call()
-        except paceline.InvalidInput as error:
-            say(error.field)
-        except paceline.WorkersFailed as error:
-            say(error.exit_code)
 
 
 if __name__ == "__main__":
