@@ -1,8 +1,9 @@
-"""Whole runs of unequal batches."""
+"""Whole runs of unequal batches, and of one worker that exchanges with itself."""
 
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from refusals import refused_field
 
@@ -12,7 +13,6 @@ from torch import nn
 def net(num_classes=10):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 2000), nn.ReLU(), {} nn.Linear(2000, 10))
 """
-WIDE = "nn.Linear(2000, 2000), nn.ReLU(),"
 
 
 def test_uneven_workers_are_rehearsed_with_batches_that_follow_their_speeds(outcome, tmp_path):
@@ -37,8 +37,41 @@ def test_a_run_balances_its_batches_and_learns(outcome):
 
 def test_a_run_without_gain_is_refused(paceline, tmp_path: Path):
     """Of a model that computes four samples, and exchanges 17 MB."""
-    (tmp_path / "mine.py").write_text(NET.format(WIDE))
+    (tmp_path / "mine.py").write_text(NET.format("nn.Linear(2000, 2000), nn.ReLU(),"))
     options = ("--epochs", "1", "--profile-s", "0.5", "--batch-size", "4", "--balance", "auto")
     done = paceline("train", "mine:net", *options)
     assert done.code == 2, done.out + done.err
     assert refused_field(done.err)
+
+
+# One worker
+
+ASKED = ("lenet5", "--data", "synthetic:samples=80,classes=4", "--batch-size", "8", "--epochs", "1")
+QUICK = ("--workers", "1", "--profile-s", "0.2", "--seed", "3")
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "host", "tree"])
+def test_the_mean_of_one_workers_gradients_is_its_gradients(outcome, tmp_path, strategy):
+    """The oracle is the training without an exchange, bit for bit."""
+    asked = ("train", *ASKED, *QUICK, "--strategy", strategy)
+    found = [outcome(*asked, *more) for more in ((), ("--exchange-alone",))]
+    assert found[1]["faults"] == []
+    weights = [load_file(tmp_path / "runs" / one["id"] / "model.safetensors") for one in found]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+    spent = [
+        {row["quantity"]: row["right_s"] for row in one["comparison"]["rows"]} for one in found
+    ]
+    assert spent[0]["exposed"] + spent[0]["hidden"] == 0
+    # A tree of one worker has nobody to send to: it only fills its buffer.
+    assert (spent[1]["exposed"] + spent[1]["hidden"] > 0) == (strategy != "tree")
+
+
+def test_a_study_of_the_overhead_is_table_ii(outcome):
+    """Methods differ on one worker, which exchanges with itself."""
+    asked = ("scale", "lenet5", "--workers", "1", "--batch-size", "8")
+    asked += ("--strategy", "allreduce,host")
+    quick = ("--steps", "5", "--repeats", "1", "--profile-s", "0.2", "--output", "study")
+    for cell in outcome(*asked, "--overhead", *quick)["cells"]:
+        assert cell["error"] is None
+        assert cell["exposed_s"] + cell["hidden_s"] > 0
