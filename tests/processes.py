@@ -88,7 +88,6 @@ class Finished:
     code: int
     out: str
     err: str
-    seconds: float
 
 
 LEADING = Path(__file__).parent / "leading.py"
@@ -236,7 +235,6 @@ class Started:
             environment.pop(name, None)
         if not on_gpu:  # more workers than this machine may have GPUs
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        self._started = time.monotonic()
         self.process: Any
         if command[0] == sys.executable and not (on_gpu or afresh):
             try:
@@ -270,8 +268,7 @@ class Started:
             except subprocess.TimeoutExpired:
                 out, err = "another process, which is none of its group,", " keeps its output open"
             raise AssertionError(f"not done after {deadline_s:g} s: {out}{err}") from None
-        seconds = time.monotonic() - self._started
-        return Finished(self.process.returncode, out, err, seconds)
+        return Finished(self.process.returncode, out, err)
 
     def members(self) -> dict[int, str]:
         """The processes of the group that still run, with their command lines.

@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from refusals import refused_field
 LONG = ("--profile-s", "0.2", "--epochs", "1000")
 TRAIN = ("-m", "paceline", "train", "lenet5", *LONG)
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-IN_STEP = ("allreduce", "host")
 slow = pytest.mark.slow
 Start = Callable[..., Started]
 
@@ -26,13 +24,13 @@ def said(err: str) -> list[str]:
     return sorted(line for line in err.splitlines() if line.startswith("paceline: "))
 
 
-def at_step(worker: int, action: str) -> dict[str, object]:
-    return {"at": "step.done", "worker": worker, "step": 30, "do": action}
+def killed_at_step(worker: int) -> dict[str, object]:
+    return {"at": "step.done", "worker": worker, "step": 30, "do": "SIGKILL"}
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=slow), 1])
 def test_a_killed_worker_ends_the_run_before_any_deadline(start: Start, victim: int) -> None:
-    with failpoints(at_step(victim, "SIGKILL")):
+    with failpoints(killed_at_step(victim)):
         run = start(*TRAIN, "--deadline-s", "1000")
     workers = run.workers()
     done = run.finish()
@@ -46,31 +44,10 @@ def test_a_killed_worker_ends_the_run_before_any_deadline(start: Start, victim: 
 
 
 @slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_launcher_that_ends_takes_its_workers_with_it(start: Start, number: int) -> None:
-    run = start(*TRAIN)
-    assert any(line.startswith("epoch 1/") for line in iter(run.process.stderr.readline, ""))
-    workers = run.workers()
-    run.process.send_signal(number)
-    assert len(workers) == 2
-    assert all(map(has_ended, workers))
-    run.process.wait()
-    assert not run.members()
-
-
-@slow
-def test_a_stopped_worker_ends_the_run_at_the_deadline(start: Start) -> None:
-    with failpoints(at_step(1, "SIGSTOP")):
-        done = start(*TRAIN, "--deadline-s", "5").finish()
-    assert done.code == 1
-    assert any("worker 0 " in line for line in said(done.err))
-
-
-@slow
 def test_under_torchrun_every_other_rank_says_which_one_died(start: Start) -> None:
     # gloo does not always notice at once that a peer is gone, and torchrun kills 30 s after
     # SIGTERM: the deadline, after which a rank notices for sure, is shorter.
-    with failpoints(at_step(0, "SIGKILL")):
+    with failpoints(killed_at_step(0)):
         run = start(*TORCHRUN, "3", *TRAIN, "--deadline-s", "15")
     assert any(line.startswith("epoch 1/") for line in iter(run.process.stderr.readline, ""))
     ranks = children_of(run.process.pid, "paceline")
@@ -168,10 +145,9 @@ PLACE = f"failing.py:{BANG}"
     [
         ("train", "at_once", 2, f"RuntimeError: bang (at {PLACE})"),
         pytest.param("train", "leaving", 1, "sys.exit(0)", marks=slow),
-        *(
-            pytest.param(verb, "in_its_profile", 1, PLACE, marks=slow)
-            for verb in ("train", "profile")
-        ),
+        pytest.param("train", "in_its_profile", 1, PLACE, marks=slow),
+        pytest.param("profile", "in_its_profile", 1, PLACE, marks=slow),
+        pytest.param("train", "in_training", 1, f"worker 1 at {PLACE}", marks=slow),
     ],
 )
 def test_a_model_that_fails_is_named_with_its_line_and_leaves_no_folder(
@@ -187,17 +163,6 @@ def test_a_model_that_fails_is_named_with_its_line_and_leaves_no_folder(
     assert not list(tmp_path.glob("runs/*"))
 
 
-@slow
-@pytest.mark.parametrize("strategy", IN_STEP)
-def test_a_model_that_fails_on_one_rank_in_training_is_blamed_there(paceline, tmp_path, strategy):
-    (tmp_path / "failing.py").write_text(FAILING)
-    done = paceline("train", "failing:in_training", "--strategy", strategy, *LONG)
-    assert done.code == 1, done.err
-    (line,) = said(done.err)
-    assert f"worker 1 at {PLACE}" in line
-    assert not list((tmp_path / "runs").iterdir())
-
-
 # As where a disk is full: no file may have more bytes than the first argument says.
 LIMITED = """
 import resource, sys
@@ -210,20 +175,15 @@ main()
 
 
 @slow
-@pytest.mark.parametrize(("nbytes", "every"), [(1 << 20, "40"), (1 << 17, "never")])
 def test_results_without_room_are_named_and_made_after_it_is_there(
-    start: Start, paceline, tmp_path: Path, nbytes: int, every: str
+    start: Start, paceline, tmp_path: Path
 ) -> None:
-    """A report takes more than a megabyte, and a checkpoint's files less, but more than 128 kB."""
+    """A report takes more than a megabyte, and a checkpoint's files less."""
     (tmp_path / "limited.py").write_text(LIMITED)
-    few = ("--workers", "1", "--profile-s", "0.2", "--epochs", "2", "--checkpoint-every", every)
-    done = start("limited.py", str(nbytes), "train", "lenet5", *few, afresh=True).finish()
+    few = ("--workers", "1", "--profile-s", "0.2", "--epochs", "2", "--checkpoint-every", "40")
+    done = start("limited.py", str(1 << 20), "train", "lenet5", *few, afresh=True).finish()
     assert (done.code, refused_field(done.err)) == (2, "output")
-    folders = list((tmp_path / "runs").iterdir())
-    if every == "never":
-        assert not folders
-        return
-    (folder,) = folders
+    (folder,) = (tmp_path / "runs").iterdir()
     assert f"--resume runs/{folder.name}" in done.err
     assert not (folder / "report.html").exists()
     again = paceline("train", "--resume", f"runs/{folder.name}")

@@ -46,32 +46,22 @@ def test_the_wheel_has_its_description_and_no_sources(portable: Path) -> None:
         names = wheel.namelist()
         (described,) = [name for name in names if name.endswith(".dist-info/METADATA")]
         about = Parser().parsestr(wheel.read(described).decode())
-    urls = dict(one.split(", ") for one in about.get_all("Project-URL", []))
-    assert set(urls) == {"Repository", "Documentation", "Changelog", "Issues"}
-    classifiers = about.get_all("Classifier", [])
-    assert {f"Programming Language :: Python :: 3.{minor}" for minor in range(11, 15)} <= set(
-        classifiers
-    )
-    assert "Operating System :: POSIX :: Linux" in classifiers
+    assert "Operating System :: POSIX :: Linux" in about.get_all("Classifier", [])
     sources = {name for name in names if name.endswith((".cpp", ".hpp"))}
     assert sources == {"paceline/devices/simulated_guard.cpp"}  # compiled where it is used
     assert not [name for name in names if "tests/" in name]
 
 
-def test_machines_and_tables_of_papers_are_found_in_it(programs: Path, tmp_path: Path) -> None:
-    paceline, python = programs / "paceline", programs / "python"
-    where = run(python, "-c", "import paceline; print(paceline.__file__)", cwd=tmp_path)
-    assert where.startswith(str(programs.parent))
-    assert "k40-gigabit" in run(
-        paceline, "plan", "lenet5", "--machine", "k40-gigabit", cwd=tmp_path
-    )
-    assert "wheel" in run(paceline, "papers", "wheel", cwd=tmp_path)
+def test_tables_of_papers_are_found_in_it(programs: Path, tmp_path: Path) -> None:
+    assert "wheel" in run(programs / "paceline", "papers", "wheel", cwd=tmp_path)
 
 
 def test_the_plain_kernels_give_the_same_values(programs: Path, tmp_path: Path) -> None:
     python = programs / "python"
-    asked = "from paceline.native import instruction_sets; print(instruction_sets())"
-    assert run(python, "-c", asked, cwd=tmp_path) == "[]\n"
+    asked = "import paceline, paceline.native as n; print(paceline.__file__, n.instruction_sets())"
+    where, instruction_sets = run(python, "-c", asked, cwd=tmp_path).split()
+    assert where.startswith(str(programs.parent))
+    assert instruction_sets == "[]"
     command = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider")
     done = run(*command, "-k", f"not {ON_THIS_PROCESSOR}", *TESTED, cwd=tmp_path)
     assert " passed" in done

@@ -4,58 +4,27 @@ import json
 import os
 import platform
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from faults import Pause, failpoints
-from paceline.core.cost import Roofline
 from paceline.core.machine import Machine
-from paceline.core.simulate import simulate
-from paceline.core.strategy import Window
-from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.records.machine_file import read_machine
-from paceline.strategies import EXCHANGES
-from processes import Finished, Started
-from refusals import refused_field
 
 QUICK = ("--seconds", "0.2")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-@pytest.fixture(scope="module")
-def probed(tmp_path_factory) -> tuple[Finished, Path]:
-    """A probe of two workers, for all tests that look at what it wrote."""
-    home = tmp_path_factory.mktemp("probe")
-    command = [sys.executable, "-m", "paceline", "probe", "--workers", "2", *QUICK, "--json"]
-    started = Started(command, home)
-    try:
-        done = started.finish()
-        assert done.code == 0, done.err
-        assert not started.members()
-    finally:
-        started.kill()
-    return done, home
-
-
-@pytest.fixture
-def machine(probed) -> Machine:
-    (path,) = probed[1].iterdir()
-    return read_machine(path)
-
-
-def test_one_file_named_after_this_computer_is_printed(probed, machine: Machine) -> None:
-    done, home = probed
-    said = json.loads(done.out)
-    assert [path.name for path in home.iterdir()] == [said["file"]]
-    assert Path(said["file"]).stem == machine.name
+def test_the_file_of_two_workers_is_of_this_machine_in_the_right_units(paceline, tmp_path) -> None:
+    done = paceline("probe", "--workers", "2", *QUICK, "--json")
+    assert done.code == 0, done.err
+    said, (path,) = json.loads(done.out), tmp_path.iterdir()
+    machine = read_machine(path)
+    assert (path.name, path.stem) == (said["file"], machine.name)
     assert machine.name == platform.node().partition(".")[0] or "." in machine.name
     assert Machine.model_validate(said["machine"]) == machine
-
-
-def test_the_machine_is_this_one(machine: Machine) -> None:
     (host,), (link,) = machine.hosts, machine.links
     assert host.cores == len(os.sched_getaffinity(0))
     assert host.memory_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -65,11 +34,7 @@ def test_the_machine_is_this_one(machine: Machine) -> None:
     assert link.uses_cores
     for fact in (host, link, *machine.devices):
         assert f"torch {torch.__version__}" in fact.source
-
-
-def test_values_have_the_right_units(machine: Machine) -> None:
-    """Bounds that hold on any computer, however busy."""
-    (host,), (link,) = machine.hosts, machine.links
+    # Bounds that hold on any computer, however busy.
     assert 1e7 < host.memory_bandwidth_bytes_per_s < 2e12
     assert 0 < host.reduce_latency_s < 1
     assert 1e5 < link.bandwidth_bytes_per_s < 2e12
@@ -83,14 +48,6 @@ def test_values_have_the_right_units(machine: Machine) -> None:
             assert 1e4 < speed.encode_values_per_s < 1e12
             assert 1e4 < speed.decode_values_per_s < 1e12
             assert 0 <= speed.latency_s < 1
-
-
-@pytest.mark.parametrize("strategy", EXCHANGES.values(), ids=list(EXCHANGES))
-def test_every_strategy_can_be_planned_on_it(machine: Machine, strategy) -> None:
-    layer = Layer("fc", (Parameter("w", (100_000,)),), 0, Cost(1e9, 1e6, 1), Cost(2e9, 2e6, 1))
-    workload = Workload("one", 1, (layer,), (0,), 0)
-    tasks = strategy.plan(workload, machine, strategy.config(workers=2), Window(2))
-    assert simulate(tasks, Roofline.of(machine)).makespan_s > 0
 
 
 @pytest.mark.slow
@@ -108,22 +65,17 @@ def test_ranks_of_torchrun_are_probed(start, tmp_path: Path) -> None:
     done = start(*probe).finish()
     assert done.code == 0, done.err
     assert len(read_machine(tmp_path / "two.toml").devices) == 2
-    again = start(*probe).finish()
-    assert again.code != 0
-    assert refused_field(again.err) == "output"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["worker", "launcher"])
-def test_a_probe_that_is_killed_leaves_nothing(start, tmp_path: Path, victim: str) -> None:
+def test_a_probe_whose_worker_is_killed_leaves_nothing(start, tmp_path: Path) -> None:
     pause = Pause(tmp_path / "pause")
     with failpoints(pause.at("rank.met", worker=1)):
         started = start("-m", "paceline", "probe", "--workers", "2", "--seconds", "60")
     worker = pause.reached()
-    os.kill(worker if victim == "worker" else started.process.pid, signal.SIGKILL)
+    os.kill(worker, signal.SIGKILL)
     done = started.finish()
-    if victim == "worker":
-        assert done.code == 1
-        assert f"(process {worker})" in done.err
+    assert done.code == 1
+    assert f"(process {worker})" in done.err
     assert not started.members()
     assert [path.name for path in tmp_path.iterdir()] == ["pause"]

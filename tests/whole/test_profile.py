@@ -44,9 +44,7 @@ def home(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def run(home: Path) -> tuple[Path, ProfileResult]:
-    """One profile with two workers, for all tests that only look at it."""
+def test_a_profile_measures_the_model_and_both_workers(home: Path) -> None:
     command = [sys.executable, "-m", "paceline", "profile", "models_of_profile:middling"]
     options = ["--data", "synthetic:64,samples=1024", "--batch-size", "256", "--workers", "2"]
     done = Started([*command, *options, "--steps", "8", "--json"], home).finish()
@@ -54,40 +52,24 @@ def run(home: Path) -> tuple[Path, ProfileResult]:
     result = ProfileResult.model_validate_json(done.out)
     folder = home / "runs" / result.id
     assert json.loads((folder / "result.json").read_text()) == json.loads(done.out)
-    return folder, result
-
-
-def test_a_profile_writes_its_files(run) -> None:
-    folder, result = run
     files = {"result.json", "trace.json", "report.html", "run.toml"}
     assert {path.name for path in folder.iterdir()} == files
     timeline = read_trace(folder / "trace.json")["measured"]
     assert timeline.num_steps() == 1 + 4  # the last block of recorded steps
     assert {row.topic for row in result.insights} >= {"limit", "change", "memory"}
-
-
-def test_the_stages_are_the_step(run) -> None:
-    _, result = run
+    # Stages are those of the step.
     assert abs(result.stages_error) < 0.02
     stages = {row.stage: row.seconds for row in result.stages}
     assert stages["hidden"] + stages["exposed"] > 0
     assert min(stages.values()) >= 0
     assert {row.resource for row in result.resources} >= {"cpu0/compute", "cpu1/compute"}
-
-
-def test_layers_and_operators_are_those_of_the_model(run) -> None:
-    _, result = run
-    assert [row.name for row in result.layers] == ["1", "3", "5"]
-    assert [row.num_parameters for row in result.layers] == [66_560, 1_049_600, 10_250]
-    assert min(row.ours_s for row in result.agreement) > 0
+    layers = {row.name: row.num_parameters for row in result.layers}
+    assert layers == {"1": 66_560, "3": 1_049_600, "5": 10_250}
     assert all(0 < row.in_operators_s <= row.torch_s for row in result.agreement)
+    assert min(row.ours_s for row in result.agreement) > 0
     assert "aten::addmm" in {row.name for row in result.operators}
     assert sum(row.share for row in result.operators) <= 1 + 1e-9
-
-
-def test_memory_is_that_of_the_model_and_of_both_workers(run) -> None:
-    _, result = run
-    assert result.memory.parameters == result.memory.gradients == 4 * 1_126_410
+    assert result.memory.parameters == result.memory.gradients == 4 * sum(layers.values())
     assert abs(result.memory.error) < 0.1
     assert [row.worker for row in result.workers] == [0, 1]
     for row in result.workers:

@@ -19,7 +19,6 @@ from refusals import refused_field
 QUICK = ("--profile-s", "0.2", "--batch-size", "24")
 HOST = ("train", "small_recipes:plain", "--strategy", "host", "--workers", "2", *QUICK)
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-RESTARTING = (*TORCHRUN, "--max-restarts", "1")
 
 
 class Runs:
@@ -76,38 +75,29 @@ def test_a_run_that_ctrl_c_has_stopped_goes_on(runs: Runs, tmp_path: Path) -> No
     assert len(runs.result["epochs"]) == num_epochs
 
 
-def test_a_run_that_loses_a_worker_starts_again_and_says_so(runs: Runs, tmp_path: Path) -> None:
-    pause = Pause(tmp_path / "pause")
+@pytest.mark.parametrize("by_torchrun", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_run_that_loses_a_worker_starts_again_and_says_so(runs: Runs, tmp_path, by_torchrun):
+    """From the last checkpoint; torchrun restarts by itself."""
+    pause, asked = Pause(tmp_path / "pause"), (*HOST, "--epochs", "2", "--checkpoint-every", "20")
     with failpoints(pause.at("checkpoint.written", step=20)):
-        run = runs(*HOST, "--epochs", "2", "--checkpoint-every", "20", "--restarts", "1")
+        if by_torchrun:
+            run = runs(*asked, before=(*TORCHRUN, "--max-restarts", "1"))
+        else:
+            run = runs(*asked, "--restarts", "1")
     first = pause.reached()
-    (second,) = set(run.workers()) - {first}
+    ranks = children_of(run.process.pid, "small_recipes") if by_torchrun else run.workers()
+    (second,) = set(ranks) - {first}
     os.kill(second, signal.SIGKILL)
     done = run.finish()
     assert done.code == 0, done.err
     (lost,) = runs.result["lost"]
-    assert f"(process {second})" in lost
+    assert by_torchrun or f"(process {second})" in lost
     assert "after step 20" in lost
     assert len(runs.result["epochs"]) == 2
 
 
-@pytest.mark.slow
-def test_torchrun_starts_workers_again_from_the_last_checkpoint(runs: Runs, tmp_path) -> None:
-    pause = Pause(tmp_path / "pause")
-    with failpoints(pause.at("checkpoint.written", step=20)):
-        asked = (*HOST, "--epochs", "2", "--checkpoint-every", "20")
-        run = runs(*asked, before=RESTARTING)
-    first = pause.reached()
-    (second,) = set(children_of(run.process.pid, "small_recipes")) - {first}
-    os.kill(second, signal.SIGKILL)
-    done = run.finish()
-    assert done.code == 0, done.err
-    (lost,) = runs.result["lost"]
-    assert "after step 20" in lost
-
-
 WHEEL = ("--set", "lanes=1", "--set", "staleness=0", "--set", "head=last")
-LOCAL = ("--set", "sync_every=8")
+LOCAL = ("--set", "sync_every=8", "--set", "delay=3", "--set", "mixing=0.5")
 
 
 @pytest.mark.slow
@@ -116,8 +106,7 @@ LOCAL = ("--set", "sync_every=8")
     [
         ("classes", "hogbatch", "cpu:1", "37", ("--policy", "hogbatch")),
         ("plain", "wheel", "1", "0.2s", WHEEL),
-        ("with_dropout", "local", "2", "37", ("--set", "sync_every=7")),
-        ("with_dropout", "local", "2", "37", (*LOCAL, "--set", "delay=3", "--set", "mixing=0.5")),
+        ("with_dropout", "local", "2", "37", LOCAL),
     ],
 )
 def test_a_run_with_a_hub_goes_on_bit_for_bit(runs, recipe, strategy, workers, every, options):

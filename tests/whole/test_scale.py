@@ -2,14 +2,12 @@
 
 import json
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from faults import Pause, failpoints
-from processes import Started
 from scale_cells import model_source
 
 QUICK = ("--steps", "5", "--profile-s", "0.2", "--repeats", "1", "--batch-size", "8")
@@ -20,28 +18,16 @@ def cells_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "cells.jsonl").read_text().splitlines()]
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory) -> dict[str, Any]:
-    home = tmp_path_factory.mktemp("study")
-    command = [sys.executable, "-m", "paceline", "scale", "lenet5", *QUICK, "--json"]
-    asked = ["--strategy", "tree", "--workers", "2", "--measure", "--device", "v100", "--predict"]
-    started = Started([*command, *asked, "--output", "study"], home)
-    try:
-        done = started.finish()
-        assert done.code == 0, done.err
-        assert not started.members()
-    finally:
-        started.kill()
-    files = {path.name for path in (home / "study").iterdir()}
+def test_all_kinds_of_cells_stand_side_by_side(paceline, tmp_path: Path) -> None:
+    asked = ("--strategy", "tree", "--workers", "2", "--measure", "--device", "v100", "--predict")
+    done = paceline("scale", "lenet5", *QUICK, "--json", *asked, "--output", "study")
+    assert done.code == 0, done.err
+    files = {path.name for path in (tmp_path / "study").iterdir()}
     assert files == {"study.json", "cells.jsonl", "result.json", "report.html", "run.toml"}
     result = json.loads(done.out)
-    assert json.loads((home / "study" / "result.json").read_text()) == result
-    assert len(cells_of(home / "study")) == len(result["cells"])
-    return result | {"progress": done.err}
-
-
-def test_all_kinds_of_cells_stand_side_by_side(found) -> None:
-    cells = {one["kind"]: one for one in found["cells"]}
+    assert json.loads((tmp_path / "study" / "result.json").read_text()) == result
+    assert len(cells_of(tmp_path / "study")) == len(result["cells"])
+    cells = {one["kind"]: one for one in result["cells"]}
     assert list(cells) == ["measured", "rehearsed", "predicted"]
     for one in cells.values():
         assert one["error"] is None
@@ -51,7 +37,7 @@ def test_all_kinds_of_cells_stand_side_by_side(found) -> None:
     # What runs measure is the whole process; what is predicted, the replica.
     assert cells["measured"]["memory_bytes"] > 2**26 > cells["predicted"]["memory_bytes"]
     assert cells["rehearsed"]["capacity_bytes"] > 15e9  # the V100's, and no part of this machine's
-    lines = [line for line in found["progress"].splitlines() if line[1:3] == "/2"]
+    lines = [line for line in done.err.splitlines() if line[1:3] == "/2"]
     assert [line[:3] for line in lines] == ["1/2", "2/2"]
 
 

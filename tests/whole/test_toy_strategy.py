@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from refusals import refused_field
-
 PROGRAM = Path(__file__).parent / "programs" / "toy_strategy.py"
 TOY = ("--strategy", "toy_strategy:STRATEGY")
 slow = pytest.mark.slow
@@ -38,17 +36,3 @@ def test_it_is_planned_on_a_machine_and_here_and_rehearsed(toy) -> None:
     result = toy("rehearse", "lenet5", "--device", "k40-gigabit/gpu0", "--steps", "5")
     assert (result["origin"], result["strategy"]) == ("rehearsed", "toy")
     assert result["faults"] == []
-
-
-@slow
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ((*TOY, "--balance", "auto"), "balance"),
-        (("--strategy", "toy_strategy:plan"), "strategy"),
-    ],
-)
-def test_a_setting_that_it_does_not_have_is_refused(paceline, tmp_path, options, field) -> None:
-    shutil.copy(PROGRAM, tmp_path)
-    done = paceline("train", "lenet5", *options)
-    assert (done.code, refused_field(done.err)) == (2, field)

@@ -21,10 +21,6 @@ FILES = {"result.json", "trace.json", "report.html", "model.safetensors", "run.t
 slow = pytest.mark.slow
 
 
-def losses(result: dict[str, Any], name: str = "train_loss") -> list[float]:
-    return [row[name] for row in result["epochs"]]
-
-
 def accuracy_of(weights: Path) -> float:
     """What a fresh model with these weights gets right."""
     model = LeNet5().eval()
@@ -51,54 +47,30 @@ def result(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())
 
 
-def planned(result: dict[str, Any], strategy: str) -> dict[str, Any]:
-    (row,) = (row for row in result["plans"] if row["strategy"] == strategy)
-    return row
-
-
 def test_a_run_writes_its_files_and_their_figures_fit_together(result, folder: Path) -> None:
     assert {path.name for path in folder.iterdir()} == FILES
     assert result["samples_per_s"] == pytest.approx(1438 / 23 / result["step_s"])
-    assert planned(result, "allreduce")["step_s"] == result["predicted_step_s"]
+    (plan,) = (row for row in result["plans"] if row["strategy"] == "allreduce")
+    assert plan["step_s"] == result["predicted_step_s"]
     assert result["accuracy"] == result["epochs"][-1]["score"] > 0.5
     assert accuracy_of(folder / "model.safetensors") == result["accuracy"]
     assert len(result["peak_memory_bytes"]) == 2
-
-
-def test_the_measured_timeline_conforms_to_the_plan(result, folder: Path) -> None:
+    # The measured timeline conforms to the plan.
     assert result["faults"] == []
     measured = read_trace(folder / "trace.json")["measured"]
     assert measured.num_steps() == 20
     # 61,706 gradients fit in one bucket, which both ranks reduce together.
-    reductions = [span for span in measured.spans if (span.step, span.kind) == (0, Kind.REDUCE)]
-    assert [span.name for span in reductions] == ["s0/reduce[0]"]
-    assert {resource.owner for resource in reductions[0].on} == {"cpu0", "cpu1"}
-
-
-def test_compare_and_report_work_on_the_files_alone(result, folder: Path, paceline) -> None:
-    again = json.loads(paceline("compare", str(folder), "--json").out)["rows"]
-    for row, written in zip(again, result["comparison"]["rows"], strict=True):
-        assert row["quantity"] == written["quantity"]
-        for side in ("left_s", "right_s"):  # the trace counts nanoseconds
-            assert row[side] == pytest.approx(written[side], abs=2e-9)
-    report = folder / "report.html"
-    report.unlink()
-    assert paceline("report", str(folder)).code == 0
-    assert report.exists()
+    (reduction,) = [span for span in measured.spans if (span.step, span.kind) == (0, Kind.REDUCE)]
+    assert reduction.name == "s0/reduce[0]"
+    assert {resource.owner for resource in reduction.on} == {"cpu0", "cpu1"}
 
 
 def test_the_same_run_works_under_torchrun_and_gives_the_same_losses(result, start) -> None:
     train = ("-m", "paceline", "train", "lenet5", "--json", *QUICK[:2], "--epochs", "1")
     done = start(*TORCHRUN, *train).finish()
     assert done.code == 0, done.err
-    assert losses(json.loads(done.out)) == losses(result)[:1]
-
-
-@slow
-def test_the_file_of_a_run_repeats_it(result, folder: Path, outcome) -> None:
-    again = outcome("train", "--config", str(folder / "run.toml"))
-    assert again["settings"] == result["settings"]
-    assert losses(again) == losses(result)
+    (epoch,) = json.loads(done.out)["epochs"]
+    assert epoch["train_loss"] == result["epochs"][0]["train_loss"]
 
 
 # Each rank of torchrun has settings of its own, as on machines with different files.
@@ -117,17 +89,6 @@ def test_ranks_with_other_settings_are_refused_before_they_train(start, tmp_path
     done = start(*TORCHRUN, "unequal.py").finish()
     assert (done.code, refused_field(done.err)) == (1, "seed")  # the code is torchrun's
     assert not (tmp_path / "runs").exists()
-
-
-@slow
-@pytest.mark.parametrize("workers", [1, 3])
-def test_any_number_of_workers_takes_the_same_steps_as_two(outcome, result, workers: int) -> None:
-    # 1,438 samples in 23 steps of 62 or 63: three ranks get unequal shares, weighted by their size.
-    other = outcome("train", "lenet5", *QUICK, "--workers", str(workers))
-    for name in ("train_loss", "test_loss"):
-        assert losses(other, name) == pytest.approx(losses(result, name), rel=1e-4)
-    exchanged = planned(other, "allreduce")["wire_nbytes_per_step"]
-    assert exchanged == pytest.approx(2 * (workers - 1) * 4 * 61_706)
 
 
 def test_planning_here_profiles_and_trains_nothing(outcome, tmp_path: Path) -> None:
@@ -161,35 +122,6 @@ def test_a_plan_here_is_of_the_strategies_that_can_train(outcome, arguments, str
     assert {row["strategy"] for row in plan["refused"]} == refused
 
 
-MINE = """
-from torch import nn
-
-def net():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-"""
-
-
-@slow
-@pytest.mark.parametrize(
-    ("arguments", "score"),
-    [
-        (("mlp-500-8-983", "--data", "delicious-like:samples=300"), "precision@1"),
-        (("mine:net",), "accuracy"),
-    ],
-)
-def test_a_score_is_called_by_its_name(paceline, tmp_path: Path, arguments, score: str) -> None:
-    (tmp_path / "mine.py").write_text(MINE)
-    done = paceline("train", *arguments, *QUICK)
-    assert done.code == 0, done.err
-    assert f", {score} " in done.err
-    assert f"\n{score} " in done.out
-    (other,) = {"accuracy", "precision@1"} - {score}
-    assert other not in done.out + done.err
-    (folder,) = (tmp_path / "runs").iterdir()
-    result = json.loads((folder / "result.json").read_text())
-    assert (result["score"], result["faults"]) == (score, [])
-
-
 # Programs. As a newcomer writes it: nothing protects the module from being imported by its workers.
 
 PROGRAM = """
@@ -198,14 +130,12 @@ import paceline
 
 run = paceline.train("lenet5", workers=2, epochs=2, profile_s=0.2, options={"bucket_mb": 5})
 wanted = run.report("mine.html")
-again = run.report(run.folder / "report.html")
 print(json.dumps({
     "accuracy": run.accuracy,
     "result": json.loads(run.result.model_dump_json()),
     "timeline": [run.timeline.origin, run.timeline.num_steps()],
     "folder": str(run.folder),
-    "reports": [str(wanted), str(again)],
-    "alike": wanted.read_bytes() == again.read_bytes(),
+    "alike": wanted.read_bytes() == (run.folder / "report.html").read_bytes(),
 }))
 """
 IN_A_THREAD = """
@@ -250,7 +180,6 @@ def test_a_program_trains_and_looks_at_its_run(program, tmp_path: Path) -> None:
     assert said["accuracy"] == said["result"]["accuracy"] > 0.5
     assert said["result"]["settings"]["options"] == {"bucket_mb": 5}
     assert said["timeline"] == ["measured", 20]
-    assert said["reports"] == ["mine.html", f"{said['folder']}/report.html"]
     assert said["alike"]
 
 
