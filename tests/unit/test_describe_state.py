@@ -77,26 +77,22 @@ def test_description_works_without_gradients_enabled(mode: Any) -> None:
         assert describe(nn.Linear(4, 3), torch.zeros(2, 4)).layers[0].backward.flops > 0
 
 
+class Locked(nn.Linear):
+    """Cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.lock, self.calls = threading.Lock(), 0
+
+    def see(self, *_: Any) -> None:
+        self.calls += 1
+
+
 def test_hook_whose_owner_cannot_be_copied_still_runs() -> None:
-    class Watcher:
-        def __init__(self) -> None:
-            self.lock = threading.Lock()
-            self.calls = 0
-
-        def see(self, *_: Any) -> None:
-            with self.lock:
-                self.calls += 1
-
-    watcher, model = Watcher(), nn.Linear(4, 3)
+    watcher, model = Locked(), nn.Linear(4, 3)
     model.register_forward_pre_hook(watcher.see)
     describe(model, torch.zeros(2, 4))
     assert watcher.calls == 1
-
-
-class Locked(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(4, 3)
-        self.lock = threading.Lock()
 
 
 def test_a_kernel_that_pytorch_has_already_is_no_reason_to_take_a_step_with_values(monkeypatch):
@@ -117,7 +113,7 @@ def test_a_kernel_that_pytorch_has_already_is_no_reason_to_take_a_step_with_valu
         (nn.Linear(4, 3), torch.zeros(2, 5), "Linear"),
         (nn.BatchNorm1d(4), torch.zeros(1, 4), "BatchNorm1d"),  # trains on several samples
         (Net(lambda net, x: 2 * x, w=nn.Parameter(torch.ones(1))), torch.zeros(2, 4), "model"),
-        (Locked(), torch.zeros(2, 4), "Locked"),  # cannot be copied
+        (Locked(), torch.zeros(2, 4), "Locked"),
         (nn.LazyLinear(3), torch.zeros(2, 4), "model"),
         (nn.Linear(4, 3), torch.tensor(1.0), "Linear"),
         (nn.Linear(4, 3), torch.zeros(0, 4), "Linear"),
