@@ -21,15 +21,8 @@ from paceline.records.profile import (
     WorkerMemoryRow,
 )
 
-STAGES = {
-    "load": 0.5,
-    "forward": 3.0,
-    "backward": 5.0,
-    "update": 1.0,
-    "hidden": 2.0,
-    "exposed": 0.25,
-    "idle": 0.25,
-}
+STAGES = {"load": 0.5, "forward": 3, "backward": 5, "update": 1}
+STAGES |= {"hidden": 2, "exposed": 0.25, "idle": 0.25}
 
 
 def spread(seconds: float) -> Quartiles:
