@@ -1,7 +1,6 @@
 """What is measured before a plan: parts of steps, exchanges, rounds and cores."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 from types import SimpleNamespace
 
@@ -66,21 +65,19 @@ def exchange_s(nbytes: float, num_ranks: int) -> float:
     return sent_by_all / NBYTES_PER_S + 2 * (num_ranks - 1) * LATENCY_S
 
 
-@dataclass
 class Ring:
     """An exchange that takes as long as a ring's."""
 
-    clock: Ticking
-    nbytes: int
-    num_ranks: int
-    closed: int = 0
+    def __init__(self, clock: Ticking, nbytes: int, num_ranks: int) -> None:
+        self._clock, self._takes_s = clock, exchange_s(nbytes, num_ranks)
+        self._is_closed = False
 
     def __call__(self) -> None:
-        assert not self.closed
-        self.clock.now += exchange_s(self.nbytes, self.num_ranks)
+        assert not self._is_closed
+        self._clock.now += self._takes_s
 
     def close(self) -> None:
-        self.closed += 1
+        self._is_closed = True
 
 
 @pytest.fixture
@@ -296,16 +293,15 @@ def test_a_work_takes_the_processor_time_of_its_calls(monkeypatch):
     monkeypatch.setattr(cores, "time", clock)
     clock.process_time, clock.perf_counter = lambda: clock.busy_s, lambda: clock.elapsed_s
 
-    def work() -> None:
-        clock.busy_s += 3.0
-        clock.elapsed_s += 2.0
+    def work(busy_s: float = 3.0, elapsed_s: float = 2.0) -> None:
+        clock.busy_s += busy_s
+        clock.elapsed_s += elapsed_s
 
     timed = CoreTime(work)
     assert (timed.num_cores, timed.busy_s) == (0.0, 0.0)
     for _ in range(3):
         timed()
-        clock.busy_s += 10.0  # between calls
-        clock.elapsed_s += 1.0
+        work(10.0, 1.0)  # between calls
     assert (timed.num_cores, timed.busy_s) == (pytest.approx(1.5), pytest.approx(3.0))
 
 

@@ -17,7 +17,7 @@ from paceline.records.profile import ProfileResult, ProfileSettings, WorkerMemor
 from paceline.records.result import read_result
 from paceline.report import write_report
 from paceline.report.markup import insights
-from paceline.report.profile import largest_sentence, surplus_sentence
+from paceline.report.profile import drawn, largest_sentence, surplus_sentence
 from paceline.report.terminal import console
 from paceline.studies.profile.largest_batch import GaveUp, largest
 from paceline.studies.profile.profile_ranks import spread
@@ -107,20 +107,15 @@ def test_memory_is_what_grows_with_the_batch_or_what_does_not(facts, code, told)
 TRIED = (*LARGEST.attempts, LARGEST.attempts[0].model_copy(update={"batch_size": 2}))
 
 
+@pytest.mark.parametrize("complete", [True, False])
 @pytest.mark.parametrize(
-    ("facts", "told"),
-    [
-        ({}, [1.0, 96]),
-        ({"complete": False}, [1.0, 96]),
-        ({"batch_size": 0, "attempts": TRIED}, [1.0, 2]),
-        ({"batch_size": 0, "attempts": TRIED, "complete": False}, [1.0, 2]),
-    ],
+    ("facts", "told"), [({}, [1.0, 96]), ({"batch_size": 0, "attempts": TRIED}, [1.0, 2])]
 )
-def test_the_largest_batch_is_said_as_far_as_it_is_known(facts, told):
-    found = LARGEST.model_copy(update=facts)
+def test_the_largest_batch_is_said_as_far_as_it_is_known(facts, told, complete):
+    found = LARGEST.model_copy(update=facts | {"complete": complete})
     sentence = largest_sentence(found)
     assert numbers(sentence) == told
-    assert ("deadline" in sentence) is not found.complete
+    assert ("deadline" in sentence) is not complete
     assert sentence in said(largest=found)["memory"].sentence
     assert sentence in summary(profile_result(largest=found), "runs/x")
 
@@ -152,9 +147,7 @@ def lines(result: ProfileResult) -> dict[str, str]:
         ({}, "step", [10.0, 9.0, 11.0]),
     ],
 )
-def test_what_was_measured_is_said_with_what_it_costs_or_beside_what_was_predicted(
-    facts, line, told
-):
+def test_the_summary_says_what_was_measured_and_by_how_much_it_is_off(facts, line, told):
     assert numbers(lines(profile_result(**facts))[line])[: len(told)] == told
 
 
@@ -178,13 +171,15 @@ def test_worker_0_needs_more_or_less_than_the_others(more, surplus, told):
     assert lines(result).get("surplus") == sentence
 
 
-def test_a_page_holds_all_of_it_and_no_markup_of_others(tmp_path):
+def test_a_page_and_a_terminal_show_all_of_it_and_no_markup_of_others(tmp_path):
     usual = profile_result()
-    hostile = usual.layers[0].model_copy(update={"name": HOSTILE})
-    operator = usual.operators[0].model_copy(update={"name": HOSTILE})
+    hostile = (
+        row.model_copy(update={"name": HOSTILE}) for row in (usual.layers[0], *usual.operators)
+    )
+    layer, operator = hostile
     settings = usual.settings.model_copy(update={"data": "digits"})
     result = profile_result(
-        layers=(hostile,), operators=(operator,), largest=LARGEST, settings=settings
+        layers=(layer,), operators=(operator,), largest=LARGEST, settings=settings
     )
     result = result.model_copy(update={"insights": tuple(insights_of(result))})
     folder = write_profile(tmp_path / "run", result)
@@ -194,15 +189,12 @@ def test_a_page_holds_all_of_it_and_no_markup_of_others(tmp_path):
     told = (insights(result.insights), surplus_sentence(result))
     for text in (*told, "torch.profiler", "out of memory", "processor", "on digits"):
         assert text in page
-
-
-def test_a_terminal_shows_it():
+    alone = result.model_copy(update={"workers": result.workers[:1]})
+    assert "worker 1" not in "".join(drawn(alone, folder)[1])
     out = console(quiet=False)
     with out.capture() as shown:
-        for table in tables(profile_result(largest=LARGEST)):
-            out.print(table)
-    assert "aten::mm" in shown.get()
-    assert "exposed" in shown.get()
+        out.print(*tables(usual))
+    assert all(text in shown.get() for text in ("aten::mm", "exposed"))
 
 
 def test_steps_go_into_blocks_that_take_turns():
@@ -221,10 +213,10 @@ FAILING = """
 from torch import nn
 
 class Failing(nn.Linear):
-    def __init__(self):
-        super().__init__(64, 10)
     def forward(self, x):
         raise ValueError("the third layer is not there")
+
+make = lambda: Failing(64, 10)
 """
 RECORDED_S = 10.0
 
@@ -233,24 +225,27 @@ def settings(**values: object) -> ProfileSettings:
     return ProfileSettings(**{"model": "lenet5"} | values)
 
 
-@pytest.mark.parametrize("batch_size", [3, 64, 700])
-def test_synthetic_samples_have_the_model_s_shape_and_make_whole_batches(batch_size: int) -> None:
-    subject = subject_of(settings(batch_size=batch_size), group_of())
+@pytest.mark.parametrize(
+    ("model", "batch_size", "shape"),
+    [*(("lenet5", n, (1, 32, 32)) for n in (3, 700)), ("mlp", 64, (54,))],  # of its usual width
+)
+def test_synthetic_samples_have_the_model_s_shape_and_make_whole_batches(model, batch_size, shape):
+    subject = subject_of(settings(model=model, batch_size=batch_size), group_of())
     assert set(subject.batches.global_sizes) == {batch_size}
     shares = subject.source(torch.device("cpu"))
     # It goes on after the last batch of the samples.
     for _ in range(len(subject.batches) + 1):
-        assert next(shares).inputs.shape == (batch_size, 1, 32, 32)
+        assert next(shares).inputs.shape == (batch_size, *shape)
 
 
 def test_what_does_not_fit_is_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model_that_fails.py").write_text(FAILING)
-    failing = {"model": "model_that_fails:Failing", "data": "synthetic:64", "batch_size": 8}
+    failing = {"model": "model_that_fails:make", "data": "synthetic:64", "batch_size": 8}
     for asked, field in (
         ({"data": "digits", "batch_size": 5000}, "batch_size"),  # more samples than the data have
         ({"workers": 2}, "workers"),
-        (failing, "model model_that_fails:Failing"),
+        (failing, "model model_that_fails:make"),
     ):
         with refused(field) as caught:
             subject_of(settings(**asked), group_of())

@@ -20,7 +20,6 @@ from paceline.strategies import find_exchange
 from paceline.studies.papers.paper_tables import printed_values
 from paceline.studies.scale.conclusions import insights
 from paceline.studies.scale.study import study_model
-from refusals import refused_field
 from scale_cells import cell, failed, model_source, study
 
 DGX1 = MACHINE.parent / "dgx1-v100.toml"
@@ -135,9 +134,6 @@ def test_a_batch_that_does_not_fit_is_a_row(line):
     ("arguments", "field"),
     [
         (["lenet6"], "model"),
-        (["lenet5", "--workers", "1;2"], "workers"),
-        (["lenet5", "--predict", "--machine", "dgx3"], "machine"),
-        (["lenet5", "--device", "abacus"], "device"),
         (["lenet5", "--input-shape", "3x8x8"], "input_shape"),
         (["broken_in_forward:Broken", "--input-shape", "4"], "broken_in_forward:Broken"),
         (["broken_in_forward:Broken"], "input_shape"),
@@ -145,19 +141,18 @@ def test_a_batch_that_does_not_fit_is_a_row(line):
 )
 def test_what_cannot_be_studied_is_refused_and_makes_no_folder(line, tmp_path, arguments, field):
     (tmp_path / "broken_in_forward.py").write_text(BROKEN)
-    line("scale", *arguments, "--output", tmp_path / "study")
-    assert (line.code, line.out, refused_field(line.err)) == (2, "", field)
+    assert line("scale", *arguments, "--output", tmp_path / "study").refused == field
     assert not (tmp_path / "study").exists()
 
 
 def test_the_same_command_finds_its_cells_again(line, tmp_path):
     command = ("lenet5", "--batch-size", "16", "--strategy", "tree", "--workers", "1,2")
     first = predicted(line, *command, machine=MACHINE)
-    (folder,) = (tmp_path / "runs").iterdir()
-    written = (folder / "cells.jsonl").read_text()
+    (written,) = tmp_path.glob("runs/*/cells.jsonl")
+    before = written.read_text()
     assert predicted(line, *command, machine=MACHINE) == first
     assert 2 in numbers(line.err)  # cells are kept
-    assert (folder / "cells.jsonl").read_text() == written
+    assert written.read_text() == before
 
 
 OVERHEAD, BESIDE = "A method&#x27;s overhead on one worker", "Predicted beside found"
@@ -208,45 +203,37 @@ def test_the_page_draws_the_figures_and_names_what_failed(tmp_path):
     scalings = ("strong", "weak", "strong-per-worker")
     cells = [one for scaling in scalings for one in study(costs, (1, 2), scaling=scaling)]
     cells += [one.model_copy(update={"kind": Origin.PREDICTED}) for one in cells]
-    text = page(tmp_path, [*cells, failed("host", 2)])
+    all_failed = [failed(), failed("tree")]
+    text, text_of_failures = (page(tmp_path, one) for one in ([*cells, *all_failed], all_failed))
     shown = [f'id="figure-{name}"' for name in (*scalings, "breakdowns")]
     shown += [f"<h2>{title}</h2>" for title in ("Synchronisation", OVERHEAD, BESIDE)]
     for one in (*shown, "worker 1 was ended by SIGKILL", "&lt;net&gt;"):
         assert one in text
     assert "<net>" not in text
-    # Of a study in which all failed.
-    text = page(tmp_path, [failed(), failed("tree")])
-    assert "0 of 2" in text
-    assert "plotly.js v" not in text
+    assert ("0 of 2" in text_of_failures, "plotly.js v" in text_of_failures) == (True, False)
+
+
+NAMES = ("tree", "host", "allreduce")
+MEASURED = ((10.0, (9.8, 10.2)), (10.1, (9.9, 10.4)), (12.18, (12.0, 12.3)))
+PREDICTED = tuple((s, (0.87 * s, 1.13 * s)) for s in (10.0, 12.9, 13.1))  # with their ranges
 
 
 @pytest.mark.parametrize(
-    ("kind", "epochs_s", "spreads", "overheads"),
-    [
-        (
-            *("measured", (10.0, 10.1, 12.18)),
-            *([(9.8, 10.2), (9.9, 10.4), (12.0, 12.3)], [[0.0], [1.0], [21.8]]),
-        ),
-        # Of predictions by their ranges.
-        (
-            *("predicted", (10.0, 12.9, 13.1)),
-            *([(0.87 * s, 1.13 * s) for s in (10.0, 12.9, 13.1)], [[0.0], [29.0], [31.0]]),
-        ),
-    ],
+    ("kind", "epochs", "overheads"),
+    [("measured", MEASURED, [0.0, 1.0, 21.8]), ("predicted", PREDICTED, [0.0, 29.0, 31.0])],
 )
-def test_overheads_that_cannot_be_told_apart_are_marked(kind, epochs_s, spreads, overheads):
-    names = ("tree", "host", "allreduce")
+def test_overheads_that_cannot_be_told_apart_are_marked(kind, epochs, overheads):
     cells = [
         cell(name, kind=kind, epoch_s=epoch_s, spread=spread)
-        for name, epoch_s, spread in zip(names, epochs_s, spreads, strict=True)
+        for name, (epoch_s, spread) in zip(NAMES, epochs, strict=True)
     ]
     found = section(cells, OVERHEAD)
     (row,) = rows(found)[1:]
     assert row[:3] == [kind, "16", "10.0 s"]
-    assert [numbers(one) for one in row[3:]] == overheads
+    assert [numbers(one) for one in row[3:]] == [[one] for one in overheads]
     assert ["," in one for one in row[3:]] == [False, True, False]  # the second is marked
-    (second,) = overheads[1]
-    assert f'data-value="{second:.0f}">+{second} %,' in found  # what is copied is the number
+    # What is copied is the number.
+    assert f'data-value="{overheads[1]:.0f}">+{overheads[1]} %,' in found
 
 
 @pytest.mark.parametrize(
@@ -267,25 +254,21 @@ def test_overheads_on_a_busy_machine_are_doubted(restless, is_doubted):
     ("epochs_s", "mean", "errors"),
     [
         # By 20 %, -10 % and 0 %: 10 % on average, and 3.3 % if signs counted.
-        (
-            {"tree": (12.0, 10.0), "host": (18.0, 20.0), "allreduce": (5.0, 5.0)},
-            *([10.0], ["+20.0 %", "-10.0 %", "+0.0 %"]),
-        ),
+        ([(12.0, 10.0), (18.0, 20.0), (5.0, 5.0)], 10.0, ["+20.0 %", "-10.0 %", "+0.0 %"]),
         # As a share of what was found, and not of the prediction.
-        ({"tree": (20.0, 10.0)}, [100.0], ["+100.0 %"]),
-        ({"tree": (2529.83, 10.0)}, [], ["253 times"]),
+        ([(20.0, 10.0)], 100.0, ["+100.0 %"]),
     ],
 )
 def test_predictions_beside_what_was_found(epochs_s, mean, errors):
     cells = [cell("tree", 2, kind="predicted", epoch_s=1e6)]  # nothing was found beside it
-    for method, (predicted_s, found_s) in epochs_s.items():
+    for method, (predicted_s, found_s) in zip(NAMES, epochs_s, strict=False):
         cells.append(cell(method, kind="predicted", epoch_s=predicted_s))
         cells.append(cell(method, epoch_s=found_s))
     found = section(cells, BESIDE)
     assert last(found) == errors
-    assert [row[0] for row in rows(found)[1:]] == list(epochs_s)
+    assert [row[0] for row in rows(found)[1:]] == list(NAMES[: len(epochs_s)])
     (note,) = re.findall(r"<p[^>]*>(.*?)</p>", found)
-    assert set(mean) <= set(numbers(note))
+    assert mean in numbers(note)
 
 
 def test_workers_wait_for_the_exchange_s_share_of_an_epoch():
