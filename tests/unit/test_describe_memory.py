@@ -22,20 +22,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not sup
 STEPS, SAMPLES, WORDS, CLASSES = 10, 64, 50, 10
 
 
-class Classifier(nn.Module):
+def classifier(kind: type[nn.RNNBase], hidden: int = 32, **options: Any) -> nn.Module:
     """Words of a sentence, a recurrent layer over them, and a class from its last step."""
 
-    def __init__(self, kind: type[nn.RNNBase], hidden: int = 32, **options: Any) -> None:
-        super().__init__()
-        dtype = options.get("dtype")
-        self.embed = nn.Embedding(WORDS, 32, dtype=dtype)
-        self.recurrent = kind(32, hidden, **options)
-        self.is_batch_first = self.recurrent.batch_first
-        self.head = nn.Linear(hidden * (1 + self.recurrent.bidirectional), CLASSES, dtype=dtype)
+    def compute(net: nn.Module, words: Tensor) -> Tensor:
+        outputs, _ = net.recurrent(net.embed(words))
+        return net.head(outputs[:, -1] if net.recurrent.batch_first else outputs[-1])
 
-    def forward(self, words: Tensor) -> Tensor:
-        outputs, _ = self.recurrent(self.embed(words))
-        return self.head(outputs[:, -1] if self.is_batch_first else outputs[-1])
+    layer, dtype = kind(32, hidden, **options), options.get("dtype")
+    head = nn.Linear(hidden * (1 + layer.bidirectional), CLASSES, dtype=dtype)
+    return Net(compute, embed=nn.Embedding(WORDS, 32, dtype=dtype), recurrent=layer, head=head)
 
 
 class Projected(nn.LSTM):
@@ -47,26 +43,25 @@ class Projected(nn.LSTM):
 
 BOTH = {"num_layers": 2, "bidirectional": True, "batch_first": True}
 RECURRENT: dict[str, Callable[[], nn.Module]] = {
-    "lstm": lambda: Classifier(nn.LSTM, batch_first=True),
-    "lstm, steps first": lambda: Classifier(nn.LSTM),
-    "lstm, odd": lambda: Classifier(nn.LSTM, hidden=37, bias=False),
-    "lstm, both ways": lambda: Classifier(nn.LSTM, **BOTH),
-    "lstm, dropout": lambda: Classifier(nn.LSTM, num_layers=3, dropout=0.2),
-    "lstm, projected": lambda: Classifier(Projected, hidden=16, batch_first=True),
-    "lstm, float64": lambda: Classifier(nn.LSTM, dtype=torch.float64),
-    "gru": lambda: Classifier(nn.GRU, batch_first=True),
-    "gru, both ways": lambda: Classifier(nn.GRU, dropout=0.2, **BOTH),
-    "gru, without biases": lambda: Classifier(nn.GRU, bias=False),
-    "tanh": lambda: Classifier(nn.RNN, batch_first=True),
-    "relu": lambda: Classifier(nn.RNN, nonlinearity="relu"),
+    "lstm": lambda: classifier(nn.LSTM, batch_first=True),
+    "lstm, steps first": lambda: classifier(nn.LSTM),
+    "lstm, odd": lambda: classifier(nn.LSTM, hidden=37, bias=False),
+    "lstm, both ways": lambda: classifier(nn.LSTM, **BOTH),
+    "lstm, dropout": lambda: classifier(nn.LSTM, num_layers=3, dropout=0.2),
+    "lstm, projected": lambda: classifier(Projected, hidden=16, batch_first=True),
+    "lstm, float64": lambda: classifier(nn.LSTM, dtype=torch.float64),
+    "gru": lambda: classifier(nn.GRU, batch_first=True),
+    "gru, both ways": lambda: classifier(nn.GRU, dropout=0.2, **BOTH),
+    "gru, without biases": lambda: classifier(nn.GRU, bias=False),
+    "tanh": lambda: classifier(nn.RNN, batch_first=True),
+    "relu": lambda: classifier(nn.RNN, nonlinearity="relu"),
 }
 SIZES = {"width": 64, "num_layers": 3, "num_heads": 4}
 TRANSFORMERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "gpt": lambda: (GPT(64, context=64, **SIZES), torch.randint(WORDS, (4, 64))),
     "bert": lambda: (BERT(64, context=64, **SIZES), torch.randint(WORDS, (4, 64))),
     "vit": lambda: (
-        ViT(CLASSES, image=(3, 32, 32), patch=4, **SIZES),
-        torch.randn(4, 3, 32, 32),
+        *(ViT(CLASSES, image=(3, 32, 32), patch=4, **SIZES), torch.randn(4, 3, 32, 32)),
     ),
 }
 
@@ -78,15 +73,10 @@ def wide() -> nn.Module:
     return nn.Sequential(*features, nn.MaxPool2d(2), *hidden, nn.Linear(512, 10))
 
 
-def dense() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(768, 4096), nn.Linear(4096, 10))
-
-
 IMAGES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lenet5": (LeNet5, (16, 1, 32, 32)),
     "wide": (wide, (8, 3, 32, 32)),
     "cifar": (lambda: CifarResNet(1), (8, 3, 32, 32)),
-    "parameters": (dense, (2, 3, 16, 16)),
     "googlenet": (lambda: GoogLeNet(10), (4, 3, 96, 96)),
     "bottlenecks": (lambda: ResNet(Bottleneck, (1, 1, 1, 1), 10), (4, 3, 96, 96)),
 }
@@ -105,7 +95,7 @@ def model_and_batch(case: str) -> tuple[nn.Module, Tensor]:
     if case in TRANSFORMERS:
         return TRANSFORMERS[case]()
     model = RECURRENT[case]()
-    shape = (SAMPLES, STEPS) if model.is_batch_first else (STEPS, SAMPLES)
+    shape = (SAMPLES, STEPS) if model.recurrent.batch_first else (STEPS, SAMPLES)
     return model, torch.randint(WORDS, shape)
 
 

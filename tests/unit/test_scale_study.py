@@ -124,12 +124,9 @@ def test_repetitions_of_methods_take_turns_and_one_that_fails_is_left_out(tmp_pa
     turns = Turns()
     done = do_runs(cast("ScalingStudy", turns), list(runs(settings)), tmp_path, lambda run: None)
     ended = [(run.method, run.batch_size, cells[0].error) for run, cells, _ in done]
-    first = [
-        *(("allreduce", 1), ("tree", 1), ("host", 1)),
-        *(("tree", 2), ("host", 2), ("allreduce", 2)),
-        *(("host", 3), ("allreduce", 3)),
-    ]
-    assert turns.order == [(method, size, n) for size in (16, 32) for method, n in first]
+    turn = "allreduce 1, tree 1, host 1, tree 2, host 2, allreduce 2, host 3, allreduce 3"
+    first = [one.split() for one in turn.split(", ")]
+    assert turns.order == [(method, size, int(n)) for size in (16, 32) for method, n in first]
     errors = (("tree", "gone"), ("host", None), ("allreduce", None))
     assert ended == [(method, size, error) for size in (16, 32) for method, error in errors]
 
