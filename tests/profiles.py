@@ -21,15 +21,8 @@ from paceline.records.profile import (
     WorkerMemoryRow,
 )
 
-STAGES = {
-    "load": 0.5,
-    "forward": 3.0,
-    "backward": 5.0,
-    "update": 1.0,
-    "hidden": 2.0,
-    "exposed": 0.25,
-    "idle": 0.25,
-}
+STAGES = {"load": 0.5, "forward": 3, "backward": 5, "update": 1}
+STAGES |= {"hidden": 2, "exposed": 0.25, "idle": 0.25}
 
 
 def spread(seconds: float) -> Quartiles:
@@ -68,13 +61,9 @@ def profile_result(stages: dict[str, float] | None = None, **values: Any) -> Pro
             OperatorRow(name="aten::mm", calls=4, seconds=2e-3, share=0.6, nbytes=-1024),
         ),
         "agreement": tuple(
-            AgreementRow(
-                phase=phase,
-                ours_s=1.02 * parts[phase],
-                torch_s=parts[phase],
-                in_operators_s=0.95 * parts[phase],
-            )
-            for phase in ("forward", "backward")
+            AgreementRow(phase=phase, ours_s=1.02 * s, torch_s=s, in_operators_s=0.95 * s)
+            for phase, s in parts.items()
+            if phase in ("forward", "backward")
         ),
         "memory": TensorMemory(
             parameters=1000,

@@ -1,5 +1,6 @@
 """Cells of a study that nobody has measured: from a simple law, so that what they say is known."""
 
+from itertools import product
 from typing import Any
 
 from paceline.records.scale import ScaleCell, Scaling
@@ -27,14 +28,8 @@ def cell(method: str = "allreduce", workers: int = 1, batch: int = 16, **facts: 
 
 def failed(method: str = "allreduce", workers: int = 1, batch: int = 16) -> ScaleCell:
     """Return a cell that went wrong."""
-    return ScaleCell(
-        method=method,
-        workers=workers,
-        batch=batch,
-        scaling="strong",
-        kind="measured",
-        error="worker 1 was ended by SIGKILL",
-    )
+    facts = {"scaling": "strong", "kind": "measured", "error": "worker 1 was ended by SIGKILL"}
+    return ScaleCell(method=method, workers=workers, batch=batch, **facts)
 
 
 def study(
@@ -48,29 +43,16 @@ def study(
 
     A step more costs each method the same, and a batch twice as large halves the steps.
     """
-    cells = []
-    for batch in batches:
-        for count in workers:
-            for method, cost_s in methods.items():
-                own_s = compute_s / count if scaling == "strong" else compute_s
-                exposed_s = cost_s * batches[0] / batch if count > 1 else 0.0
-                epoch_s = own_s + exposed_s
-                cells.append(
-                    cell(
-                        method,
-                        count,
-                        batch,
-                        scaling=scaling,
-                        epoch_s=epoch_s,
-                        forward_s=own_s / 3,
-                        backward_s=own_s * 2 / 3,
-                        exposed_s=exposed_s,
-                        update_s=0.0,
-                        idle_s=0.0,
-                        memory_bytes=10**9 + 10**7 * -(-batch // count),
-                    )
-                )
-    return cells
+
+    def one(method: str, count: int, batch: int) -> ScaleCell:
+        own_s = compute_s / count if scaling == "strong" else compute_s
+        exposed_s = methods[method] * batches[0] / batch if count > 1 else 0.0
+        parts = {"forward_s": own_s / 3, "backward_s": own_s * 2 / 3, "exposed_s": exposed_s}
+        parts |= {"update_s": 0.0, "idle_s": 0.0, "epoch_s": own_s + exposed_s}
+        held = 10**9 + 10**7 * -(-batch // count)
+        return cell(method, count, batch, scaling=scaling, memory_bytes=held, **parts)
+
+    return [one(*which) for which in product(methods, workers, batches)]
 
 
 def model_source(name: str, *forward: str) -> str:

@@ -23,31 +23,17 @@ IMAGES = torch.zeros(2, 3, 7, 6)
 VALUES = torch.zeros(2, 3, 4, 5)
 
 
-def grouped(groups: int) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 8, 3, groups=groups, bias=False))
-
-
 @pytest.mark.parametrize(
     ("model", "batch", "forward", "backward"),
     [
         # Two operations for each weight and sample; without a gradient of the input.
         (nn.Linear(4, 3), torch.zeros(2, 4), 2 * 2 * 4 * 3, 2 * 2 * 4 * 3 + 2 * 3),
-        (
-            nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 5)),
-            torch.zeros(2, 4),
-            2 * 2 * 3 * 5,
-            2 * (2 * 2 * 3 * 5) + 2 * 5,
-        ),
         *(
-            (grouped(groups), IMAGES, product, 2 * product)
-            for groups in (1, 2, 4)
-            for product in [2 * (2 * 5 * 4) * (8 * (4 // groups) * 9)]
-        ),
-        (
-            nn.Sequential(nn.Conv2d(3, 4, 1), nn.ConvTranspose2d(4, 6, 3, groups=2, bias=False)),
-            IMAGES,
-            2 * (2 * 7 * 6) * (4 * 3 * 9),
-            2 * 2 * (2 * 7 * 6) * (4 * 3 * 9),
+            (nn.Sequential(nn.Conv2d(3, 4, 1), convolution), IMAGES, product, 2 * product)
+            for convolution, product in (
+                (nn.Conv2d(4, 8, 3, groups=2, bias=False), 2 * (2 * 5 * 4) * (8 * 2 * 9)),
+                (nn.ConvTranspose2d(4, 6, 3, groups=2, bias=False), 2 * (2 * 7 * 6) * (4 * 3 * 9)),
+            )
         ),
         *(
             (nn.Conv2d(3, 8, 3, stride=2, padding=1), torch.zeros(2, 3, 9, 9), product, both)
@@ -73,41 +59,22 @@ def test_layers_move_each_operand_and_result_once() -> None:
     assert layer.forward.nbytes == 8 * 2 * 5 + 2 * (4 * 2 * 5 * 3)  # not the whole table
 
 
-def test_an_lstm_is_counted_as_on_real_values() -> None:
+def test_an_lstm_is_counted_by_hand() -> None:
     steps, samples, inputs, hidden = 5, 4, 96, 256
-    model, batch = nn.LSTM(inputs, hidden), torch.zeros(steps, samples, inputs)
     products = 2 * steps * samples * 4 * hidden * (inputs + hidden)
-    layer = costs_of(model, batch)
+    layer = costs_of(nn.LSTM(inputs, hidden), torch.zeros(steps, samples, inputs))
     # Per unit: 4 additions in the gates, three sigmoids of 4, two tanh of 5, 4 in the cell.
-    cells = steps * samples * hidden * (4 + 3 * 4 + 2 * 5 + 4)
-    assert layer.forward.flops == products + cells
+    assert layer.forward.flops == products + steps * samples * hidden * (4 + 3 * 4 + 2 * 5 + 4)
     # The CPU's kernel computes all gradients, those of the data and of the first state too.
     assert layer.backward.flops == 2 * products
     # Weights of the states are read in each step.
     of_states = 4 * 4 * hidden * hidden
     assert steps * of_states < layer.forward.nbytes < steps * of_states + 2e6
-    with CostCounter() as forward:
-        outputs, _ = model(batch)
-    gradient = torch.ones_like(outputs)
-    with CostCounter() as backward:
-        outputs.backward(gradient)
-    assert (layer.forward.flops, layer.forward.nbytes) == forward.counts[:2]
-    assert layer.backward.flops == backward.counts[0]
-    assert layer.backward.nbytes == pytest.approx(backward.counts[1], rel=0.01)
 
 
-def test_batch_norm_of_a_gpu_counts_as_that_of_the_cpu() -> None:
-    with torch.device("meta"):
-        x, channel, reserve = torch.zeros(2, 3, 4, 5), torch.zeros(3), torch.zeros(0).byte()
+def count(operation: Callable[..., Any], *arguments: Any) -> tuple[int, int, int]:
     with CostCounter() as counter:
-        torch.ops.aten.cudnn_batch_norm_backward(x, x, *[channel] * 5, 1e-5, reserve)
-    assert counter.counts[0] == 9 * 2 * 3 * 4 * 5
-
-
-def count(operation: Callable[..., Any], *tensors: Tensor) -> tuple[int, int, int]:
-    counter = CostCounter()
-    with counter:
-        operation(*tensors)
+        operation(*arguments)
     return counter.counts
 
 
@@ -120,13 +87,10 @@ Q = torch.zeros(2, 2, 5, 4)
 @pytest.mark.parametrize(
     ("operation", "flops", "nbytes"),
     [
-        (lambda x: x + 1, 288, 2 * 1152),
         (torch.relu_, 288, 2 * 1152),
         (lambda x: x**2, 288, 2 * 1152),
         (lambda x: x**0.75, 3 * 288, 2 * 1152),
-        (lambda x: x.sum(), 288, 1152 + 4),
         (lambda x: x.mean((2, 3)), 288, 1152 + 4 * 6),
-        (lambda x: F.softmax(x, 1), 5 * 288, 2 * 1152),
         (lambda x: F.max_pool2d(x, 2), 4 * 72, 1152 + 72 * (4 + 8)),
         (lambda x: F.avg_pool2d(x, 2, ceil_mode=True), 4 * 72, 1152 + 72 * 4),
         (lambda x: F.avg_pool2d(x, (3, 1), 1), 3 * 216, 1152 + 216 * 4),
@@ -147,6 +111,7 @@ def test_single_operations(operation, flops, nbytes):
     counted = count(operation, X.clone())
     assert counted[0] == flops
     assert nbytes is None or counted[1] == nbytes
+    assert bool(counted[2]) is (counted[1] > 0)  # views and allocations are no calls
 
 
 @pytest.mark.parametrize(
@@ -175,31 +140,17 @@ def test_prices_of_a_value(operation: Callable[[Tensor], Any], price: float) -> 
     assert count(operation, X.clone())[0] == pytest.approx(288 * price)
 
 
-@pytest.mark.parametrize(
-    ("operation", "num_calls"),
-    [
-        (torch.t, 0),
-        (Tensor.t_, 0),
-        (torch.empty_like, 0),
-        (torch.zeros_like, 1),
-        (lambda x: x.t() + x.t(), 1),
-    ],
-)
-def test_views_and_allocations_are_no_calls(operation, num_calls):
-    assert count(operation, torch.zeros(3, 4))[2] == num_calls
+def test_kernels_of_cudnn_are_counted_by_their_shapes() -> None:
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, device="meta")
 
-
-def test_recurrent_kernels_of_cudnn_are_counted() -> None:
-    # The kernel cannot run here, but it has shapes.
-    x, state = torch.empty(5, 2, 4, device="meta"), torch.empty(1, 2, 3, device="meta")
-    weights = [torch.empty(shape, device="meta") for shape in ((12, 4), (12, 3), (12,), (12,))]
-    lstm = 2
-    kernel = torch.ops.aten._cudnn_rnn.default
-    flops, _, _ = count(
-        lambda: kernel(
-            x, weights, 4, None, state, state, lstm, 3, 0, 1, False, 0.0, True, False, [], None
-        )
-    )
+    x, channel = zeros(2, 3, 4, 5), zeros(3)
+    flops, _, _ = count(ATEN.cudnn_batch_norm_backward, x, x, *[channel] * 5, 1e-5, zeros(0).byte())
+    assert flops == 9 * 2 * 3 * 4 * 5
+    values, state = zeros(5, 2, 4), zeros(1, 2, 3)
+    weights = [zeros(12, 4), zeros(12, 3), zeros(12), zeros(12)]
+    lstm = (2, 3, 0, 1, False, 0.0, True, False, [], None)
+    flops, _, _ = count(ATEN._cudnn_rnn, values, weights, 4, None, state, state, *lstm)
     assert flops == 2 * 5 * 2 * 12 * (4 + 3)
 
 
@@ -232,12 +183,11 @@ SMALL = {"width": 12, "num_layers": 2, "num_heads": 2}
     ("model", "batch"),
     [
         (find("lenet5").build(None), torch.randn(3, 1, 32, 32)),
-        (find("mlp-12-8-5").build(None), torch.randn(3, 12)),
         (GPT(17, context=14, **SMALL), torch.arange(30).view(3, 10) % 17),
         (BERT(17, context=14, **SMALL), torch.arange(30).view(3, 10) % 17),
         (ViT(5, image=(3, 8, 12), patch=4, **SMALL), torch.randn(3, 3, 8, 12)),
     ],
-    ids=["lenet5", "mlp", "gpt", "bert", "vit"],
+    ids=["lenet5", "gpt", "bert", "vit"],
 )
 def test_layers_add_up_to_the_whole_real_step(model: nn.Module, batch: Tensor) -> None:
     layers = describe(model, batch).layers
@@ -248,8 +198,5 @@ def test_layers_add_up_to_the_whole_real_step(model: nn.Module, batch: Tensor) -
         scores.backward(gradient)
     for phase, counter in (("forward", forward), ("backward", backward)):
         costs = [getattr(layer, phase) for layer in layers]
-        assert counter.counts == (
-            sum(cost.flops for cost in costs),
-            sum(cost.nbytes for cost in costs),
-            sum(cost.num_calls for cost in costs),
-        )
+        names = "flops", "nbytes", "num_calls"
+        assert counter.counts == tuple(sum(getattr(one, name) for one in costs) for name in names)

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from torch import nn
 
+from boxes import box
 from groups import group_of
-from paceline.core.machine import Device, Host, Machine
+from paceline.core.machine import Machine
 from paceline.devices.host import HostDevice
 from paceline.exchange.replica import Probe
 from paceline.exchange.replicas import prober
@@ -33,24 +33,23 @@ from ticking import Ticking
     ("arguments", "field"),
     [
         (["--workers", "9999"], "workers"),
+        (["--workers", "2"], "workers"),  # torchrun says how many there are
         (["--output", "mine.toml"], "output"),
         (["--output", "."], "output"),
         (["--output", "none/mine.toml", "--force"], "output"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_and_writes_nothing(line, tmp_path, arguments, field):
+def test_what_cannot_be_measured_is_refused_and_writes_nothing(
+    line, tmp_path, monkeypatch, arguments, field
+):
+    if arguments == ["--workers", "2"]:
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "3")
     (tmp_path / "mine.toml").write_text("precious")
     line("probe", *arguments)
     assert (line.code, line.out, refused_field(line.err)) == (2, "", field)
     assert (tmp_path / "mine.toml").read_text() == "precious"
     assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
-
-
-def test_torchrun_says_how_many_workers_there_are(line, monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    line("probe", "--workers", "2")
-    assert (line.code, refused_field(line.err)) == (2, "workers")
 
 
 def test_a_spread_is_the_median_and_the_quartiles():
@@ -59,6 +58,11 @@ def test_a_spread_is_the_median_and_the_quartiles():
     rate = Spread.rate(12.0, [1.0, 2.0, 3.0])
     assert (rate.median, rate.lower, rate.upper) == (6, 5, 9)
     assert spread_text(Spread.of([2e-6, 2e-6]), "s").startswith("2 us (2 us to 2 us")
+
+
+def test_names_are_those_that_files_allow():
+    given = ("my laptop", "node-7.lab", "...")
+    assert [name_from(text) for text in given] == ["my-laptop", "node-7.lab", "this-machine"]
 
 
 @pytest.mark.parametrize(("takes_s", "num_runs"), [(0.5, 3), (0.25, 4), (1e-9, 400), (0.0, 400)])
@@ -72,20 +76,12 @@ def test_as_many_runs_as_fit_into_the_time_but_three(takes_s: float, num_runs: i
     assert seconds == pytest.approx([takes_s] * num_runs, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [("my laptop", "my-laptop"), ("node-7.lab", "node-7.lab"), ("...", "this-machine")],
-)
-def test_names_are_those_that_files_allow(text: str, name: str):
-    assert name_from(text) == name
-
-
 def spread(value: float) -> Spread:
     return Spread(median=value, lower=value / 2, upper=2 * value, count=7)
 
 
-def figures(hostname: str, speed: float, linear: Spread | None = None) -> RankFigures:
-    codec = CodecFigures(encode=spread(speed), decode=spread(3 * speed))
+def figures(speed: float, hostname: str = "box", linear: Spread | None = None) -> RankFigures:
+    fast, usual = spread(3 * speed), spread(speed)
     return RankFigures(
         hostname=hostname,
         cores=4,
@@ -93,11 +89,11 @@ def figures(hostname: str, speed: float, linear: Spread | None = None) -> RankFi
         has_own_memory=False,
         facts=facts(torch.device("cpu")),
         device=DeviceFigures(
-            convolution=linear or spread(3 * speed),
-            linear=linear or spread(speed),
+            convolution=linear or fast,
+            linear=linear or usual,
             traffic=spread(0.5 * speed),
             call_s=spread(2e-6),
-            codecs={"eightbit": codec},
+            codecs={"eightbit": CodecFigures(encode=usual, decode=fast)},
         ),
         copies=spread(10 * speed),
         sum_s=spread(1e3 / speed),
@@ -107,15 +103,15 @@ def figures(hostname: str, speed: float, linear: Spread | None = None) -> RankFi
 
 def test_equal_cores_that_differ_are_as_much_unrest_as_measurements_that_do():
     def steady(value: float) -> RankFigures:
-        return figures("box", value, Spread(median=value, lower=value, upper=value, count=7))
+        return figures(value, linear=Spread(median=value, lower=value, upper=value, count=7))
 
     assert unrest_of([steady(1e9), steady(1e9)]) == 0.0
     assert unrest_of([steady(18.7e9), steady(12.9e9)]) == pytest.approx(5.8 / (2 * 15.8))
-    assert unrest_of([figures("box", 1e9)]) == pytest.approx(0.75)  # quartiles: half and double
+    assert unrest_of([figures(1e9)]) == pytest.approx(0.75)  # quartiles: half and double
 
 
 def machine_on(hostnames: list[str], hosts: list[list[int]]) -> Machine:
-    ranks = [figures(hostname, (i + 1) * 1e9) for i, hostname in enumerate(hostnames)]
+    ranks = [figures((i + 1) * 1e9, hostname) for i, hostname in enumerate(hostnames)]
     return machine_of("some", ranks, hosts, "cpu", "measured somehow")
 
 
@@ -151,13 +147,6 @@ def test_hosts_have_their_own_names_where_those_are_clear(hostnames, names):
     assert [device.host for device in machine.devices] == names
 
 
-class Bus(Ticking):
-    """A clock on which a copy takes 10 us, and a second for each 8 GB."""
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
-        self.now += 1e-5 + target.nbytes / 8e9
-
-
 class Alike(Group):
     """A group all of whose ranks have the same to say as this one."""
 
@@ -165,27 +154,23 @@ class Alike(Group):
         return [value] * self.world_size
 
 
-FACT = {"memory_bytes": 1, "memory_bandwidth_bytes_per_s": 1, "source": "-"}
-GPUS = Machine(
-    name="some",
-    hosts=tuple(Host(name=name, cores=1, **FACT) for name in "ab"),
-    devices=tuple(
-        Device(name=f"gpu{i}", host=host, kind="gpu", flops_per_s=1, **FACT)
-        for i, host in enumerate("aab")
-    ),
-)
-
-
 @pytest.fixture
 def links(monkeypatch) -> Links:
-    """The links of three GPUs, which are none: what is to be there is in this computer's memory."""
-    bus = Bus()
+    """The links of three GPUs, which are none: what is to be there is in this computer's memory.
+
+    A copy takes 10 us, and a second for each 8 GB.
+    """
+    bus, machine = Ticking(), box("gpu", "gpu", "gpu", hosts="aab")
+
+    def copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
+        bus.now += 1e-5 + target.nbytes / 8e9
+
     for name in ("empty", "zeros"):
         here = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda n, dtype, here=here, **where: here(n, dtype=dtype))
-    monkeypatch.setattr(torch.Tensor, "copy_", lambda *args, **how: bus.copy(*args, **how))
+    monkeypatch.setattr(torch.Tensor, "copy_", copy)
     sampler = Sampler(group_of(0, 3, kind=Alike), bus, 1e-9)
-    return Links(GPUS, [(0, 1), (2,)], sampler, sampler, "measured somehow")
+    return Links(machine, [(0, 1), (2,)], sampler, sampler, "measured somehow")
 
 
 def test_gpus_have_links_to_their_host_and_to_those_that_they_reach(links, monkeypatch):
@@ -200,57 +185,46 @@ def test_gpus_have_links_to_their_host_and_to_those_that_they_reach(links, monke
     assert list(links._between_peers()) == []
 
 
-class Seen(nn.Module):
-    """A replica that notes when its exchange is over, as a rank sees it."""
-
-    def __init__(self, module: nn.Module, seen: list[str]) -> None:
-        super().__init__()
-        self.module, self.seen = module, seen
-
-    def forward(self, scalar: torch.Tensor) -> torch.Tensor:
-        self.seen.append("exchanged")
-        return self.module(scalar)
-
-    def close(self) -> None:
-        self.seen.append("closed")
-
-
 def test_a_probe_of_ranks_that_end_apart_waits_for_all_of_them():
     """The root of a tree took half as long as the others, whose bytes were still on their way."""
     seen: list[str] = []
-    probe = Probe(
-        [[8], [16]],
-        torch.device("cpu"),
-        lambda module: Seen(module, seen),
-        barrier=lambda: seen.append("all have it"),
-    )
+
+    def replicate(module):
+        def exchange(scalar):
+            seen.append("exchanged")
+            return module(scalar)
+
+        exchange.close = lambda: seen.append("closed")
+        return exchange
+
+    sizes, cpu = [[8], [16]], torch.device("cpu")
+    probe = Probe(sizes, cpu, replicate, barrier=lambda: seen.append("all have it"))
     probe()
     probe()
     probe.close()
     assert seen == ["exchanged", "all have it"] * 2 + ["closed"]
-    group = Group.alone(torch.device("cpu"), 1.0)
     waits = {
-        name: prober(one, one.config(workers=2), group).make.keywords["barrier"] is not None
+        name: prober(one, one.config(workers=2), Group.alone(cpu, 1.0)).make.keywords["barrier"]
         for name, one in EXCHANGES.items()
     }
-    assert waits == {"allreduce": False, "host": False, "tree": True}
+    assert [name for name, barrier in waits.items() if barrier is not None] == ["tree"]
 
 
-def asks(worker: int, nbytes: int = 100) -> RpcRequest:
-    return RpcRequest(worker, Message("probe", nbytes), b"session", 0)
+def asks(turns: ProbeTurns, worker: int, nbytes: int = 100) -> bool:
+    """Say whether a worker that asks has its turn."""
+    reply = turns.reply(RpcRequest(worker, Message("probe", nbytes), b"session", 0))
+    assert reply is None or reply.parts[0].nbytes == nbytes
+    return reply is not None
 
 
 def test_workers_probe_in_turns():
     turns = ProbeTurns(1000, 5.0)
-    assert turns.reply(asks(0, 64)).parts[0].nbytes == 64
-    assert turns.reply(asks(1)) is turns.reply(asks(2)) is None
+    assert [asks(turns, worker) for worker in (0, 1, 2)] == [True, False, False]
     assert turns.end(1) == []  # it has no turn that could end
-    assert turns.reply(asks(0)) is not None
+    assert asks(turns, 0, 64)
     assert [one.worker for one in turns.end(0)] == [1, 2]
-    assert turns.reply(asks(1)) is not None
     # A worker that is gone leaves its turn, and what it has waited for.
-    for worker in (2, 3):
-        assert turns.reply(asks(worker)) is None
+    assert [asks(turns, worker) for worker in (1, 2, 3)] == [True, False, False]
     assert turns.forget(2) == []
     assert [one.worker for one in turns.forget(1)] == [3]
 
@@ -259,22 +233,19 @@ def test_probes_are_of_a_bounded_size_and_number():
     turns = ProbeTurns(1000, 5.0)
     for nbytes in (-1, 1001, 2**62):
         with refused("probe"):
-            turns.reply(asks(0, nbytes))
-    assert turns.reply(asks(0, 1000)) is not None
-    for _ in range(199):
-        turns.reply(asks(0))
+            asks(turns, 0, nbytes)
+    for _ in range(200):
+        assert asks(turns, 0, 1000)
     with refused("probe"):
-        turns.reply(asks(0))
+        asks(turns, 0)
     turns.forget(0)  # and has come back
-    assert turns.reply(asks(0)) is not None
+    assert asks(turns, 0)
 
 
 def test_a_worker_that_makes_no_use_of_its_turn_is_overdue():
     clock = Ticking()
     turns = ProbeTurns(1000, 5.0, clock.mark)
     assert turns.overdue() is None
-    turns.reply(asks(3))
-    clock.now = 4.9
-    assert turns.overdue() is None
-    clock.now = 5.1
-    assert turns.overdue() == 3
+    assert asks(turns, 3)
+    for clock.now, worker in ((4.9, None), (5.1, 3)):
+        assert turns.overdue() == worker

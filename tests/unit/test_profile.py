@@ -1,7 +1,7 @@
 """What is measured before a plan: parts of steps, exchanges, rounds and cores."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -65,21 +65,19 @@ def exchange_s(nbytes: float, num_ranks: int) -> float:
     return sent_by_all / NBYTES_PER_S + 2 * (num_ranks - 1) * LATENCY_S
 
 
-@dataclass
 class Ring:
     """An exchange that takes as long as a ring's."""
 
-    clock: Ticking
-    nbytes: int
-    num_ranks: int
-    closed: int = 0
+    def __init__(self, clock: Ticking, nbytes: int, num_ranks: int) -> None:
+        self._clock, self._takes_s = clock, exchange_s(nbytes, num_ranks)
+        self._is_closed = False
 
     def __call__(self) -> None:
-        assert not self.closed
-        self.clock.now += exchange_s(self.nbytes, self.num_ranks)
+        assert not self._is_closed
+        self._clock.now += self._takes_s
 
     def close(self) -> None:
-        self.closed += 1
+        self._is_closed = True
 
 
 @pytest.fixture
@@ -89,36 +87,34 @@ def clock(monkeypatch) -> Ticking:
     return clock
 
 
+def stepping(clock: Ticking, held_up_s: float) -> Iterator[Share]:
+    """Give the shares of steps, of which every third is held up."""
+    for step in count(1):
+        clock.now += LOAD_S + held_up_s * (step % 3 == 0)
+        yield Share(torch.ones(2, 3), torch.tensor([0, 2]), 1.0)
+
+
 def profiled(
     clock: Ticking,
     group: Group,
-    held_up: bool,
+    held_up_s: float = 0.0,
     model: nn.Module | None = None,
     config: AllReduce | None = None,
 ) -> tuple[Profile, Workload]:
-    """Profile a small model whose every third step is held up, if so wanted."""
+    """Profile a small model."""
     model = model or small(clock)
-    inputs = torch.randn(2, 3)
-
-    def source() -> Iterator[Share]:
-        for i in range(6):
-            clock.now += LOAD_S + HELD_UP_S * (held_up and i % 3 == 2)
-            yield Share(inputs, torch.tensor([0, 2]), 1.0)
-
-    workload = describe(model, inputs, "small")
+    workload = describe(model, torch.ones(2, 3), "small")
     clock.now = 0.0
     rounds_s = NUM_ROUNDS * (STEP_S + 2 * MARK_S)
     if group.world_size > 1:
         rounds_s += NUM_ROUNDS * (exchange_s(1024, 2) + exchange_s(8192, 2) + 2 * MARK_S)
-    seconds = 2 * rounds_s + 1e-6
 
     def make(sizes: Sequence[Sequence[int]]) -> Ring:
         return Ring(clock, sum(map(sum, sizes)), group.world_size)
 
     probers = {"allreduce": Prober(find_exchange("allreduce"), config or AllReduce(), make)}
-    return profile(
-        model, workload, source, SGD().optimizer, OF_CLASSES, group, seconds, probers
-    ), workload
+    settings = (SGD().optimizer, OF_CLASSES, group, 2 * rounds_s + 1e-6, probers)
+    return profile(model, workload, lambda: stepping(clock, held_up_s), *settings), workload
 
 
 def durations(found: Profile, device: str) -> dict[tuple[Kind, str], float]:
@@ -126,7 +122,7 @@ def durations(found: Profile, device: str) -> dict[tuple[Kind, str], float]:
 
 
 def test_the_parts_of_a_step_add_up_to_the_untraced_step(clock):
-    found, _ = profiled(clock, ranks(1), held_up=False)
+    found, _ = profiled(clock, ranks(1))
     parts = durations(found, "cpu0")
     # A traced step has a dozen marks, each of which takes time; an untraced one has two.
     assert sum(parts.values()) == pytest.approx(STEP_S + 2 * MARK_S)
@@ -141,7 +137,7 @@ def test_the_parts_of_a_step_add_up_to_the_untraced_step(clock):
 
 
 def test_ranks_that_wait_for_each_other_pay_for_every_delay_of_any(clock):
-    found, _ = profiled(clock, ranks(2), held_up=True)
+    found, _ = profiled(clock, ranks(2), held_up_s=HELD_UP_S)
     # Two of three steps of each rank take 18 s and the third 27 s, but never both ranks' at once:
     # two of three steps of both together take 27 s.
     for device in ("cpu0", "cpu1"):
@@ -149,33 +145,28 @@ def test_ranks_that_wait_for_each_other_pay_for_every_delay_of_any(clock):
         assert whole == pytest.approx(STEP_S + HELD_UP_S + 2 * MARK_S)
 
 
-def test_the_link_is_the_one_that_was_measured(clock):
-    found, workload = profiled(clock, ranks(2), held_up=False)
-    (link,) = found.calibrated(find_exchange("allreduce"))[0].links
-    assert workload.gradient_nbytes == 8192
-    assert link.bandwidth_bytes_per_s == pytest.approx(NBYTES_PER_S, rel=1e-5)
-    assert link.latency_s == pytest.approx(LATENCY_S + MARK_S / 2, rel=1e-5)
-    assert link.uses_cores
-
-
 @pytest.mark.parametrize(
     ("codec", "wire_nbytes"), [(None, 2 * 8192), ("dynamic8", 2 * (2048 + 2 * 4))]
 )
 def test_a_forecast_from_a_profile_is_the_step_that_was_profiled(clock, codec, wire_nbytes):
     strategy, config = find_exchange("allreduce"), AllReduce(codec=codec)
-    found, workload = profiled(clock, ranks(2), held_up=False, config=config)
+    found, workload = profiled(clock, ranks(2), config=config)
     machine, cost = found.calibrated(strategy, config)
     predicted = forecast(workload, machine, strategy, config, 4, cost)
     step_s = STEP_S + 2 * MARK_S + exchange_s(8192, 2) + MARK_S
     assert predicted.step_s == pytest.approx(step_s, rel=1e-5)
-    assert predicted.samples_per_s == pytest.approx(4 / step_s, rel=1e-5)
     assert predicted.wire_nbytes == wire_nbytes
+    if codec is None:
+        (link,) = machine.links  # the one that was measured
+        assert link.bandwidth_bytes_per_s == pytest.approx(NBYTES_PER_S, rel=1e-5)
+        assert link.latency_s == pytest.approx(LATENCY_S + MARK_S / 2, rel=1e-5)
+        assert link.uses_cores
 
 
 def test_the_profiled_model_is_not_touched(clock):
     model = small(clock).eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    profiled(clock, ranks(1), held_up=False, model=model)
+    profiled(clock, ranks(1), model=model)
     assert not model.training
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -193,19 +184,12 @@ def test_the_profiled_model_is_not_touched(clock):
     ],
 )
 def test_rounds_are_bounded_and_doubled_by_unrest(clock, rounds, held_up_s, num_steps, unrest):
-    model, taken = small(clock), 0
-    share = Share(torch.randn(2, 3), torch.tensor([0, 2]), 1.0)
-
-    def source() -> Iterator[Share]:
-        nonlocal taken
-        taken += 1
-        clock.now += LOAD_S + held_up_s * (taken % 3 == 0)
-        yield share
-
-    workload, step_s = describe(model, share.inputs), STEP_S + 2 * MARK_S
-    seconds = 2 * rounds * step_s + 1e-6
-    found = profile(model, workload, source, SGD().optimizer, OF_CLASSES, ranks(1), seconds, {})
-    assert taken == num_steps
+    model, taken = small(clock), count()
+    shares = (share for share, _ in zip(stepping(clock, held_up_s), taken, strict=False))
+    workload, step_s = describe(model, torch.ones(2, 3)), STEP_S + 2 * MARK_S
+    settings = (SGD().optimizer, OF_CLASSES, ranks(1), 2 * rounds * step_s + 1e-6, {})
+    found = profile(model, workload, lambda: shares, *settings)
+    assert next(taken) == num_steps
     assert found.machine.usual_losses.unrest == pytest.approx(unrest / step_s)
 
 
@@ -246,16 +230,16 @@ def test_layers_that_take_less_than_their_latencies_have_smaller_ones():
     assert takes("host", MACHINES["one host"], (small, large)) == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_large_models_are_measured_smaller_in_proportion():
-    large = exchanging(chain((1.0, 300 * 2**20), (1.0, 100 * 2**20)))
-    sizes = {layer.name: layer.gradient_nbytes for layer in large.layers}
-    assert sizes == {"l0": 96 * 2**20, "l1": 32 * 2**20}
-    assert [layer.name for layer in large.in_backward_order] == ["l1", "l0"]
-
-
-def test_a_model_with_next_to_no_parameters_is_told_from_the_small_exchange():
-    [layer] = exchanging(chain((1.0, 8))).layers
-    assert layer.gradient_nbytes == 2048
+@pytest.mark.parametrize(
+    ("nbytes", "measured"),
+    [
+        ((300 * 2**20, 100 * 2**20), (32 * 2**20, 96 * 2**20)),
+        ((8,), (2048,)),  # told from the small exchange
+    ],
+)
+def test_large_models_are_measured_smaller_in_proportion_and_small_ones_larger(nbytes, measured):
+    found = exchanging(chain(*((1.0, one) for one in nbytes)))
+    assert tuple(layer.gradient_nbytes for layer in found.in_backward_order) == measured
 
 
 @pytest.mark.parametrize(
@@ -289,10 +273,9 @@ def test_as_many_small_chunks_are_measured_at_a_time_as_a_step_has(name, options
         (0.5, 1, 1, 1, 0.5),  # one core for both
         (0.5, 1, 2, 1, 0.0),  # the second core is idle
         (1.5, 1, 2, 1, 0.5),
-        (0.5, 2, 2, 1, 0.5),  # two workers leave none idle
+        (0.5, 4, 2, 1, 0.5),  # more workers than cores: none is idle, and none is owed
         (0.5, 1, 4, 4, 0.125),  # four threads wait for the slowest no longer than an eighth
         (3.0, 1, 1, 1, 0.95),  # computation still gets some of the time
-        (0.5, 4, 2, 1, 0.5),  # more workers than cores: none is idle, and none is owed
     ],
 )
 def test_idle_cores_come_first(taken, workers, num_cores, threads, lost):
@@ -310,16 +293,15 @@ def test_a_work_takes_the_processor_time_of_its_calls(monkeypatch):
     monkeypatch.setattr(cores, "time", clock)
     clock.process_time, clock.perf_counter = lambda: clock.busy_s, lambda: clock.elapsed_s
 
-    def work() -> None:
-        clock.busy_s += 3.0
-        clock.elapsed_s += 2.0
+    def work(busy_s: float = 3.0, elapsed_s: float = 2.0) -> None:
+        clock.busy_s += busy_s
+        clock.elapsed_s += elapsed_s
 
     timed = CoreTime(work)
     assert (timed.num_cores, timed.busy_s) == (0.0, 0.0)
     for _ in range(3):
         timed()
-        clock.busy_s += 10.0  # between calls
-        clock.elapsed_s += 1.0
+        work(10.0, 1.0)  # between calls
     assert (timed.num_cores, timed.busy_s) == (pytest.approx(1.5), pytest.approx(3.0))
 
 

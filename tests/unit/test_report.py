@@ -27,7 +27,6 @@ from paceline.report.markup import Html, element, table
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.plan import plan
 from plan_rows import plan_row
-from refusals import refused
 
 HOSTILE = '<script>alert("model")</script>&<b>'
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -44,32 +43,23 @@ def timelines(layer: str = "l0") -> tuple[Plan, Timeline, Timeline]:
         span._replace(part=layer if span.part == "l0" else span.part)
         for span in simulate(tasks, Roofline.of(TWO_CORES)).spans
     ]
-    slower = (
-        span._replace(
-            on=tuple(r for r in span.on if r.lane != "wire"),
-            start_s=2 * span.start_s,
-            end_s=2 * span.end_s,
-        )
-        for span in spans
-    )
+    slower = []
+    for span in spans:
+        lanes = tuple(one for one in span.on if one.lane != "wire")
+        slower.append(span._replace(on=lanes, start_s=2 * span.start_s, end_s=2 * span.end_s))
     return tasks, Timeline(spans, "predicted"), Timeline(slower, "measured")
 
 
 def result(model: str = "test", layer: str = "l0") -> RunResult:
     tasks, predicted, measured = timelines(layer)
+    tree = {"strategy": "tree", "why": "exchanges <everything>", "wire_nbytes_per_step": 2**21}
     return run_result(
         id="20260102-030405-test-0a1b",
         settings=TrainSettings(model=model, epochs=2, options={"bucket_mb": 1}),
         machine={"processor": "Some & Processor", "memory_bytes": 2**30, "sets": ["avx2", "fma"]},
         plans=(
             plan_row(step_s=0.0123, samples_per_s=5203.2, wire_nbytes_per_step=3 * 2**19),
-            plan_row(
-                strategy="tree",
-                step_s=0.0246,
-                samples_per_s=2601.6,
-                wire_nbytes_per_step=2**21,
-                why="exchanges <everything>",
-            ),
+            plan_row(step_s=0.0246, samples_per_s=2601.6, **tree),
         ),
         epochs=(
             Epoch(number=0, train_loss=1.5, test_loss=1.25, score=0.5, seconds=4),
@@ -100,7 +90,6 @@ class Page(HTMLParser):
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.texts: list[str] = []
-        self.scripts: list[str] = []
         self.rows: list[list[str]] = []
         self.open: list[str] = []
         self.feed(html)
@@ -120,7 +109,6 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if "script" in self.open:
-            self.scripts.append(data)
             return
         self.texts.append(data)
         if {"th", "td"} & set(self.open):
@@ -131,67 +119,44 @@ class Page(HTMLParser):
         return " ".join(self.texts)
 
 
-@pytest.fixture(scope="module")
-def html(tmp_path_factory: pytest.TempPathFactory) -> str:
+def test_a_page_is_well_formed_holds_what_it_needs_and_stays_small(tmp_path: Path) -> None:
     _, predicted, measured = timelines()
-    return write_run(tmp_path_factory.mktemp("run"), result(), predicted, measured)
-
-
-@pytest.fixture(scope="module")
-def page(html: str) -> Page:
-    return Page(html)
-
-
-class TestPage:
-    def test_is_well_formed_and_opens_without_a_network(self, page: Page) -> None:
-        assert page.open == []
-        for tag, attributes in page.tags:
-            assert not {"src", "href", "srcset", "action", "data"} & attributes.keys(), tag
-        assert not {"link", "iframe", "object", "img"} & {tag for tag, _ in page.tags}
-        assert not any(one in page.text for one in ("@import", "url("))
-
-    def test_brings_plotly_along_once_and_stays_small(self, html: str, page: Page) -> None:
-        # The version that plotly's Python part composes figures for.
-        mark = f"plotly.js (basic - minified) v{get_plotlyjs_version()}"
-        assert sum(mark in script for script in page.scripts) == 1
-        assert len(html.encode()) < 1.5e6
-
-    def test_holds_the_values_of_the_result(self, page: Page) -> None:
-        for value in (
-            *("96.25 %", "12.3 ms", "15.0 ms", "-18.0 %", "4,267"),
-            *("20260102-030405-test-0a1b", "2026-01-02 03:04:05"),
-            *("bucket_mb = 1", "Some & Processor", "1.00 GiB", "avx2, fma", "30.0 s"),
-        ):
-            assert value in page.text
-        why = "computes 90 % of the step"
-        chosen = ["allreducethis run", "2", "12.3 ms", "5,203", "1.50 MiB", why]
-        assert chosen in page.rows
-        assert ["tree", "2", "24.6 ms", "2,602", "2.00 MiB", "exchanges <everything>"] in page.rows
-        assert ["2", "0.7500", "0.8125", "96.25 %", "3.50 s"] in page.rows
-
-    def test_compares_all_quantities_under_the_names_of_their_origins(self, page: Page) -> None:
-        assert any(row[1:3] == ["predicted", "measured"] for row in page.rows)
-        for row in result().comparison.rows:
-            label = PARTS[row.quantity].label if row.quantity in PARTS else row.quantity
-            error = "-" if row.error is None else share(row.error, signed=True)
-            assert [label, duration(row.left_s), duration(row.right_s), error] in page.rows
-
-
-def sections(html: str) -> list[str]:
-    return re.findall("<h2>(.*?)</h2>", html)
+    html = write_run(tmp_path, result(), predicted, measured)
+    page = Page(html)
+    assert page.open == []
+    for tag, attributes in page.tags:
+        assert not {"src", "href", "srcset", "action", "data"} & attributes.keys(), tag
+    assert not {"link", "iframe", "object", "img"} & {tag for tag, _ in page.tags}
+    assert not any(one in page.text for one in ("@import", "url("))
+    # The version that plotly's Python part composes figures for.
+    mark = f"plotly.js (basic - minified) v{get_plotlyjs_version()}"
+    assert html.count(mark) == 1
+    assert len(html.encode()) < 1.5e6
+    for value in (
+        *("96.25 %", "12.3 ms", "15.0 ms", "-18.0 %", "4,267"),
+        *("20260102-030405-test-0a1b", "2026-01-02 03:04:05"),
+        *("bucket_mb = 1", "Some & Processor", "1.00 GiB", "avx2, fma", "30.0 s"),
+    ):
+        assert value in page.text
+    why = "computes 90 % of the step"
+    assert ["allreducethis run", "2", "12.3 ms", "5,203", "1.50 MiB", why] in page.rows
+    assert ["tree", "2", "24.6 ms", "2,602", "2.00 MiB", "exchanges <everything>"] in page.rows
+    assert ["2", "0.7500", "0.8125", "96.25 %", "3.50 s"] in page.rows
+    assert any(row[1:3] == ["predicted", "measured"] for row in page.rows)
+    for row in result().comparison.rows:
+        label = PARTS[row.quantity].label if row.quantity in PARTS else row.quantity
+        error = "-" if row.error is None else share(row.error, signed=True)
+        assert [label, duration(row.left_s), duration(row.right_s), error] in page.rows
 
 
 def test_faults_are_listed_and_those_left_out_are_counted(tmp_path: Path) -> None:
-    tasks, predicted, _ = timelines()
-    assert conform(tasks, predicted) == []
     faults = tuple(f"fault {i} <here>" for i in range(25))
     text = Page(write_run(tmp_path, result().model_copy(update={"faults": faults}))).text
-    assert "fault 19 <here>" in text
-    assert "fault 20" not in text
+    assert ("fault 19 <here>" in text, "fault 20" in text) == (True, False)
     counts = numbers(text[text.index("Conformity") :])
     assert (counts[0], 5 in counts) == (25, True)
     faultless = write_run(tmp_path, result().model_copy(update={"faults": ()}))
-    assert "Conformity" in sections(faultless)
+    assert "<h2>Conformity" in faultless
     assert 'class="faults"' not in faultless
 
 
@@ -205,7 +170,6 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert "<script>alert" not in html.lower()
     assert element("p", "<&", title='"x"') == '<p title="&quot;x&quot;">&lt;&amp;</p>'
     assert element("p", Html("<br>")) == "<p><br></p>"
-    assert "<td" in table(["a"], [["<td>"]])
     assert "&lt;td&gt;" in table(["a"], [["<td>"]])
 
 
@@ -233,19 +197,8 @@ def test_a_run_whose_workers_update_a_shared_model_each_when_it_is_done(tmp_path
     (row,) = [one for one in page.rows if one[0] == "activations"]
     assert row[2:] == ["8.00 KiB", "4.00 KiB", "1.00 KiB"]
     # There is no step in common.
-    assert "Where a step goes" not in sections(html)
+    assert "Where a step goes" not in page.text
     assert not any(label.startswith("predicted") for label in tiles(html))
-
-
-@pytest.mark.parametrize("name", ["result.json", "trace.json"])
-def test_inputs_that_are_missing_or_damaged_are_named(tmp_path, name) -> None:
-    write_run(tmp_path, result())
-    (tmp_path / "report.html").unlink()
-    for damage in (lambda path: path.write_text("{"), Path.unlink):
-        damage(tmp_path / name)
-        with refused(tmp_path / name):
-            write_report(tmp_path)
-    assert not (tmp_path / "report.html").exists()
 
 
 def tiles(html: str) -> dict[str, tuple[str, str]]:
@@ -261,9 +214,12 @@ def page_of(folder: Path, **changes: object) -> str:
     return write_report(folder).read_text()
 
 
-@pytest.mark.parametrize("origin", ["measured", "rehearsed"])
 @pytest.mark.parametrize(
-    ("step_s", "lies"), [(0.86, "outside"), (0.88, "within"), (1.12, "within"), (1.14, "outside")]
+    ("step_s", "lies", "origin"),
+    [
+        *((0.86, "outside", "measured"), (0.88, "within", "measured")),
+        *((1.12, "within", "rehearsed"), (1.14, "outside", "rehearsed")),
+    ],
 )
 def test_the_median_lies_within_the_range_or_outside(tmp_path, step_s, lies, origin) -> None:
     found = tiles(page_of(run_folder(tmp_path / "run", 1.0, step_s), origin=origin))
@@ -276,10 +232,8 @@ def test_the_median_lies_within_the_range_or_outside(tmp_path, step_s, lies, ori
 def test_without_a_range_nothing_lies_within_it(tmp_path) -> None:
     """As after a search on the way, whose prediction no plan has."""
     found = tiles(page_of(run_folder(tmp_path / "run", 1.0, 2.0), predicted_step_s=1.5))
-    assert found["predicted step"][0] == "1.50 s"
-    value, note = found["prediction error"]
-    assert (value, numbers(found["predicted step"][1] + note)) == ("-25.0 %", [])
-    assert "within" not in note
+    (step, note), (error, lies) = found["predicted step"], found["prediction error"]
+    assert (step, error, numbers(note + lies), "within" in lies) == ("1.50 s", "-25.0 %", [], False)
 
 
 def test_a_topic_stands_once_with_all_that_is_said_about_it(tmp_path) -> None:
@@ -293,33 +247,15 @@ def test_a_topic_stands_once_with_all_that_is_said_about_it(tmp_path) -> None:
     assert numbers(re.sub("<.*?>", " ", both)).index(50.0) > 0
 
 
-NAMES = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("score", "other"), [("accuracy", "precision@1"), ("precision@1", "accuracy")]
 )
-
-
-def uneven(score: str) -> RunResult:
+def test_reports_name_the_score(tmp_path: Path, score: str, other: str) -> None:
     settings = TrainSettings(model="mlp", strategy="hogbatch")
-    return run_result(settings=settings, strategy="hogbatch", score=score, trained_s=3.0)
-
-
-@NAMES
-def test_reports_say_which(tmp_path: Path, score: str, other: str) -> None:
-    folder = run_folder(tmp_path / "run", 1.0, 1.0)
-    result = read_run(folder).model_copy(update={"score": score})
-    (folder / "result.json").write_text(result.model_dump_json())
-    both = tmp_path / "uneven"
-    both.mkdir()
-    (both / "result.json").write_text(uneven(score).model_dump_json())
-    write_trace(both / "trace.json", (Timeline([], "measured"),))
-    for one in (folder, both):
-        page = write_report(one).read_text()
+    uneven = run_result(settings=settings, strategy="hogbatch", score=score, trained_s=3.0)
+    for page in (
+        page_of(run_folder(tmp_path / "run", 1.0, 1.0), score=score),
+        write_run(tmp_path, uneven, Timeline([], "measured")),
+    ):
         assert page.lower().count(f"test {score}") >= 2
         assert f"test {other}" not in page.lower()
-
-
-def test_a_result_of_before_is_an_accuracy(tmp_path: Path) -> None:
-    text = uneven("accuracy").model_dump_json()
-    assert '"score":"accuracy",' in text
-    (tmp_path / "result.json").write_text(text.replace('"score":"accuracy",', ""))
-    assert read_run(tmp_path).score == "accuracy"

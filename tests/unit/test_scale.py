@@ -20,7 +20,6 @@ from paceline.strategies import find_exchange
 from paceline.studies.papers.paper_tables import printed_values
 from paceline.studies.scale.conclusions import insights
 from paceline.studies.scale.study import study_model
-from refusals import refused_field
 from scale_cells import cell, failed, model_source, study
 
 DGX1 = MACHINE.parent / "dgx1-v100.toml"
@@ -75,35 +74,30 @@ def test_a_study_on_the_dgx_1(line):
     asked = ("--strategy", "tree,allreduce", "--workers", "1,4,8", "--batch-size", "16,64,128")
     found = predicted(line, "alexnet", *asked)
     cells = {(one["method"], one["workers"], one["batch"]): one for one in found["cells"]}
-    for method in ("tree", "allreduce"):
+    for method, gpus, batch in cells:
         # Section V-A: larger batches take less time, with any number of GPUs.
-        for gpus in (1, 4, 8):
-            times = [cells[method, gpus, batch]["epoch_s"] for batch in (128, 64, 16)]
-            assert times == sorted(times)
+        if batch < 128:
+            larger = cells[method, gpus, {16: 64, 64: 128}[batch]]
+            assert larger["epoch_s"] < cells[method, gpus, batch]["epoch_s"]
     # A tenth and more of a step is exchanged: its range is ±70 %, which holds the other method, and
     # half of the GPUs.
-    best, tree, half = (
-        cells[key]["spread"]
-        for key in (("allreduce", 8, 128), ("tree", 8, 128), ("allreduce", 4, 128))
+    _, upper_s = cells["allreduce", 8, 128]["spread"]
+    assert upper_s > max(
+        cells[key]["spread"][0] for key in (("tree", 8, 128), ("allreduce", 4, 128))
     )
-    assert best[1] > tree[0]
-    assert best[1] > half[0]
     codes = {one["topic"]: one["code"] for one in found["insights"]}
     assert (codes["method"], codes["workers"]) == ("method.may_be_fastest", "workers.fewer_may_do")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_cell_is_the_forecast_of_its_plan(line, workers):
+def test_a_cell_is_the_forecast_of_its_plan(line):
     settings = ScaleSettings(model="lenet5", predict=True, machine=str(MACHINE))
     model, machine = study_model(settings), read_machine(MACHINE)
     strategy = find_exchange("allreduce")
-    config = strategy.config(workers=workers)
-    plan = forecast(model.workload(16 // workers), machine, strategy, config, 16)
-    step = model.predicted(machine, "allreduce", workers, 16)
-    assert (step.seconds, step.range_share) == (plan.step_s, plan.range_share)
+    plan = forecast(model.workload(8), machine, strategy, strategy.config(workers=2), 16)
+    step = model.predicted(machine, "allreduce", 2, 16)
     assert step.memory_bytes == max(plan.memory_nbytes.values())
     assert sum(step.shares.values()) - step.shares["hidden"] == pytest.approx(1)
-    asked = ("--workers", workers, "--strategy", "allreduce", "--samples", 160)
+    asked = ("--workers", 2, "--strategy", "allreduce", "--samples", 160)
     (found,) = predicted(line, "lenet5", "--batch-size", "16", *asked, machine=MACHINE)["cells"]
     assert plan.range_share >= 0.07
     assert found["epoch_s"] == pytest.approx(10 * plan.step_s)
@@ -115,10 +109,7 @@ def test_cells_that_cannot_be_are_rows_that_say_so(line, tmp_path):
     asked = ("--batch-size", "16", "--scaling", "strong,weak", "--samples", 1000)
     cells = predicted(line, "lenet5", *asked, "--workers", "1,2,4", machine=MACHINE)["cells"]
     assert len(cells) == 3 * 3 * 2
-    wanted = {"method", "workers", "batch", "scaling", "kind", "epoch_s", "spread", "forward_s"}
-    wanted |= {"backward_s", "exposed_s", "memory_bytes", "error"}
     for one in cells:
-        assert wanted <= one.keys()
         assert one["kind"] == "predicted"
         assert (one["epoch_s"] is None) == (one["error"] is not None) == (one["workers"] == 4)
         assert one["error"] or one["spread"][0] < one["epoch_s"] < one["spread"][1]
@@ -143,9 +134,6 @@ def test_a_batch_that_does_not_fit_is_a_row(line):
     ("arguments", "field"),
     [
         (["lenet6"], "model"),
-        (["lenet5", "--workers", "1;2"], "workers"),
-        (["lenet5", "--predict", "--machine", "dgx3"], "machine"),
-        (["lenet5", "--device", "abacus"], "device"),
         (["lenet5", "--input-shape", "3x8x8"], "input_shape"),
         (["broken_in_forward:Broken", "--input-shape", "4"], "broken_in_forward:Broken"),
         (["broken_in_forward:Broken"], "input_shape"),
@@ -153,19 +141,18 @@ def test_a_batch_that_does_not_fit_is_a_row(line):
 )
 def test_what_cannot_be_studied_is_refused_and_makes_no_folder(line, tmp_path, arguments, field):
     (tmp_path / "broken_in_forward.py").write_text(BROKEN)
-    line("scale", *arguments, "--output", tmp_path / "study")
-    assert (line.code, line.out, refused_field(line.err)) == (2, "", field)
+    assert line("scale", *arguments, "--output", tmp_path / "study").refused == field
     assert not (tmp_path / "study").exists()
 
 
 def test_the_same_command_finds_its_cells_again(line, tmp_path):
     command = ("lenet5", "--batch-size", "16", "--strategy", "tree", "--workers", "1,2")
     first = predicted(line, *command, machine=MACHINE)
-    (folder,) = (tmp_path / "runs").iterdir()
-    written = (folder / "cells.jsonl").read_text()
+    (written,) = tmp_path.glob("runs/*/cells.jsonl")
+    before = written.read_text()
     assert predicted(line, *command, machine=MACHINE) == first
     assert 2 in numbers(line.err)  # cells are kept
-    assert (folder / "cells.jsonl").read_text() == written
+    assert written.read_text() == before
 
 
 OVERHEAD, BESIDE = "A method&#x27;s overhead on one worker", "Predicted beside found"
@@ -216,43 +203,37 @@ def test_the_page_draws_the_figures_and_names_what_failed(tmp_path):
     scalings = ("strong", "weak", "strong-per-worker")
     cells = [one for scaling in scalings for one in study(costs, (1, 2), scaling=scaling)]
     cells += [one.model_copy(update={"kind": Origin.PREDICTED}) for one in cells]
-    text = page(tmp_path, [*cells, failed("host", 2)])
-    for name in (*scalings, "breakdowns"):
-        assert f'id="figure-{name}"' in text
-    titles = re.findall("<h2>(.*?)</h2>", text)
-    assert {"Synchronisation", OVERHEAD, BESIDE} <= set(titles)
-    assert "worker 1 was ended by SIGKILL" in text
+    all_failed = [failed(), failed("tree")]
+    text, text_of_failures = (page(tmp_path, one) for one in ([*cells, *all_failed], all_failed))
+    shown = [f'id="figure-{name}"' for name in (*scalings, "breakdowns")]
+    shown += [f"<h2>{title}</h2>" for title in ("Synchronisation", OVERHEAD, BESIDE)]
+    for one in (*shown, "worker 1 was ended by SIGKILL", "&lt;net&gt;"):
+        assert one in text
     assert "<net>" not in text
-    assert "&lt;net&gt;" in text
+    assert ("0 of 2" in text_of_failures, "plotly.js v" in text_of_failures) == (True, False)
 
 
-def test_the_page_of_a_study_in_which_all_failed_is_a_page(tmp_path):
-    text = page(tmp_path, [failed(), failed("tree")])
-    assert "0 of 2" in text
-    assert "plotly.js v" not in text
+NAMES = ("tree", "host", "allreduce")
+MEASURED = ((10.0, (9.8, 10.2)), (10.1, (9.9, 10.4)), (12.18, (12.0, 12.3)))
+PREDICTED = tuple((s, (0.87 * s, 1.13 * s)) for s in (10.0, 12.9, 13.1))  # with their ranges
 
 
-def guess(method: str, epoch_s: float) -> ScaleCell:
-    spread = (0.87 * epoch_s, 1.13 * epoch_s)
-    return cell(method, kind="predicted", epoch_s=epoch_s, spread=spread)
-
-
-def test_overheads_that_cannot_be_told_apart_are_marked():
-    spreads = {"tree": (9.8, 10.2), "host": (9.9, 10.4), "allreduce": (12.0, 12.3)}
-    epochs_s = {"tree": 10.0, "host": 10.1, "allreduce": 12.18}
-    cells = [cell(name, epoch_s=s, spread=spreads[name]) for name, s in epochs_s.items()]
+@pytest.mark.parametrize(
+    ("kind", "epochs", "overheads"),
+    [("measured", MEASURED, [0.0, 1.0, 21.8]), ("predicted", PREDICTED, [0.0, 29.0, 31.0])],
+)
+def test_overheads_that_cannot_be_told_apart_are_marked(kind, epochs, overheads):
+    cells = [
+        cell(name, kind=kind, epoch_s=epoch_s, spread=spread)
+        for name, (epoch_s, spread) in zip(NAMES, epochs, strict=True)
+    ]
     found = section(cells, OVERHEAD)
     (row,) = rows(found)[1:]
-    assert row[:3] == ["measured", "16", "10.0 s"]
-    assert [numbers(one) for one in row[3:]] == [[0.0], [1.0], [21.8]]
+    assert row[:3] == [kind, "16", "10.0 s"]
+    assert [numbers(one) for one in row[3:]] == [[one] for one in overheads]
     assert ["," in one for one in row[3:]] == [False, True, False]  # the second is marked
-    assert 'data-value="1">+1.0 %,' in found  # what is copied is the number
-    # Of predictions by their ranges.
-    found = section([guess("tree", 10.0), guess("host", 12.9), guess("allreduce", 13.1)], OVERHEAD)
-    assert [numbers(one) for one in rows(found)[1][3:]] == [[0.0], [29.0], [31.0]]
-    assert ["," in one for one in rows(found)[1][3:]] == [False, True, False]
-    # Beyond tenfold in times.
-    assert last(section([cell("tree"), cell("host", epoch_s=2529.83)], OVERHEAD)) == ["253 times"]
+    # What is copied is the number.
+    assert f'data-value="{overheads[1]:.0f}">+{overheads[1]} %,' in found
 
 
 @pytest.mark.parametrize(
@@ -263,36 +244,31 @@ def test_overheads_that_cannot_be_told_apart_are_marked():
     ],
 )
 def test_overheads_on_a_busy_machine_are_doubted(restless, is_doubted):
-    quiet = cell("host", epoch_s=20.0, spread=(19.0, 21.0))
+    quiet = cell("host", epoch_s=252.983)
     found = section([*([] if is_doubted else [cell("tree")]), restless, quiet], OVERHEAD)
     assert ("±25 %" in found) is is_doubted
-    assert last(found) == ["+100.0 %"]  # as much can be told all the same
+    assert last(found) == ["25.3 times"]  # as much can be told all the same
 
 
 @pytest.mark.parametrize(
     ("epochs_s", "mean", "errors"),
     [
         # By 20 %, -10 % and 0 %: 10 % on average, and 3.3 % if signs counted.
-        (
-            {"tree": (12.0, 10.0), "host": (18.0, 20.0), "allreduce": (5.0, 5.0)},
-            *(10.0, ["+20.0 %", "-10.0 %", "+0.0 %"]),
-        ),
+        ([(12.0, 10.0), (18.0, 20.0), (5.0, 5.0)], 10.0, ["+20.0 %", "-10.0 %", "+0.0 %"]),
         # As a share of what was found, and not of the prediction.
-        ({"tree": (20.0, 10.0)}, 100.0, ["+100.0 %"]),
-        ({"tree": (2529.83, 10.0)}, None, ["253 times"]),
+        ([(20.0, 10.0)], 100.0, ["+100.0 %"]),
     ],
 )
 def test_predictions_beside_what_was_found(epochs_s, mean, errors):
     cells = [cell("tree", 2, kind="predicted", epoch_s=1e6)]  # nothing was found beside it
-    for method, (predicted_s, found_s) in epochs_s.items():
+    for method, (predicted_s, found_s) in zip(NAMES, epochs_s, strict=False):
         cells.append(cell(method, kind="predicted", epoch_s=predicted_s))
         cells.append(cell(method, epoch_s=found_s))
     found = section(cells, BESIDE)
     assert last(found) == errors
-    assert [row[0] for row in rows(found)[1:]] == list(epochs_s)
-    if mean is not None:
-        (note,) = re.findall(r"<p[^>]*>(.*?)</p>", found)
-        assert mean in numbers(note)
+    assert [row[0] for row in rows(found)[1:]] == list(NAMES[: len(epochs_s)])
+    (note,) = re.findall(r"<p[^>]*>(.*?)</p>", found)
+    assert mean in numbers(note)
 
 
 def test_workers_wait_for_the_exchange_s_share_of_an_epoch():
@@ -311,11 +287,9 @@ def test_workers_wait_for_the_exchange_s_share_of_an_epoch():
 def test_idle_time_is_waiting_and_a_hidden_exchange_is_not():
     waits = {"epoch_s": 8.0, "exposed_s": 0.5, "idle_s": 1.5, "hidden_s": 4.0}
     cells = [cell("host", 2, **waits), cell("host", 4, **waits | {"idle_s": 0.3})]
-    assert rows(section(cells, "Synchronisation"))[1][-2:] == percent(2.0 / 8, 0.8 / 8)
     # What was not measured is a dash, and kinds have rows of their own.
-    waits = {"exposed_s": 1.0, "idle_s": 0.0}
-    cells = [cell("tree", 2, **waits), cell("tree", 4, kind="rehearsed", **waits)]
+    cells.append(cell("host", 4, kind="rehearsed", exposed_s=1.0, idle_s=0.0))
     assert {row[3]: row[-2:] for row in rows(section(cells, "Synchronisation"))[1:]} == {
-        "measured": ["10.0 %", "-"],
+        "measured": percent(2.0 / 8, 0.8 / 8),
         "rehearsed": ["-", "10.0 %"],
     }

@@ -72,46 +72,35 @@ def events(tmp_path: Path) -> list[dict]:
     return json.loads(path.read_text())["traceEvents"]
 
 
-def test_slices_are_complete_events_in_microseconds(events):
-    slices = [event for event in events if event["ph"] == "X"]
-    assert all({"name", "cat", "ts", "dur", "pid", "tid"} <= event.keys() for event in slices)
-    times = {(event["name"], event["cat"], event["ts"], event["dur"]) for event in slices}
-    assert times == {
-        ("s0/forward[a]@worker0", "forward", 0, 1500),
-        ("s0/reduce[0]", "reduce", 1500, 500),
-    }
-    # The collective stands on both its tracks, in each of the two timelines.
-    assert [event["name"] for event in slices].count("s0/reduce[0]") == 4
-
-
-def test_every_track_is_labelled_and_holds_one_resource(events):
-    tracks: dict[tuple[int, int], set[str]] = {}
+def test_slices_are_complete_events_in_microseconds_on_labelled_tracks(events):
+    assert {event["ph"] for event in events} == {"X", "M"}
     labels = {
         (one["name"], one["pid"], one["tid"] if one["name"] == "thread_name" else None): one["args"]
         for one in events
         if one["ph"] == "M"
     }
+    slices = []
     for event in events:
         if event["ph"] == "X":
             pid, tid = event["pid"], event["tid"]
             kinds = ("process_name", pid, None), ("thread_name", pid, tid)
-            label = " | ".join(labels[kind]["name"] for kind in kinds)
-            tracks.setdefault((pid, tid), set()).add(label)
-    assert sorted(label for (label,) in tracks.values()) == sorted(
-        f"{origin} {resource.owner} | {resource}"
+            track = tuple(labels[kind]["name"] for kind in kinds)
+            slices.append((*track, *(event[key] for key in ("name", "cat", "ts", "dur"))))
+    # The collective stands on both its tracks, in each of the two timelines.
+    assert sorted(slices) == sorted(
+        (f"{origin} {lane.owner}", str(lane), *what)
         for origin in ("predicted", "measured")
-        for resource in (COMPUTE, ZERO, ONE)
+        for lane, what in (
+            (COMPUTE, ("s0/forward[a]@worker0", "forward", 0, 1500)),
+            *((lane, ("s0/reduce[0]", "reduce", 1500, 500)) for lane in (ZERO, ONE)),
+        )
     )
-    assert {event["ph"] for event in events} == {"X", "M"}
 
 
 def test_neighbours_do_not_overlap_by_a_rounding(tmp_path):
     path = tmp_path / "trace.json"
-    cuts = [i / 3 + 1e-10 * i for i in range(200)]
-    row = [
-        Span(Kind.FORWARD, i, "", None, (COMPUTE,), cuts[i], cuts[i + 1])
-        for i in range(len(cuts) - 1)
-    ]
+    cuts = pairwise(i / 3 + 1e-10 * i for i in range(200))
+    row = [Span(Kind.FORWARD, i, "", None, (COMPUTE,), *ends) for i, ends in enumerate(cuts)]
     write_trace(path, [Timeline(row, "measured")])
     slices = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
     for one, other in pairwise(slices):
@@ -120,12 +109,8 @@ def test_neighbours_do_not_overlap_by_a_rounding(tmp_path):
 
 
 DAMAGED = [
-    {"args": None},
-    {"args": {}},
+    *({"args": None}, {"args": {}}, {"cat": "sleep"}, {"ts": "soon"}, {"dur": None}),
     {"args": {"origin": "guessed", "part": "", "owner": "cpu0", "lane": "compute"}},
-    {"cat": "sleep"},
-    {"ts": "soon"},
-    {"dur": None},
 ]
 OTHERS = [b"", b"{", b"[]", b"3", b"{}", b'{"traceEvents": [[]]}', b'{"traceEvents": 3}', b"\xff"]
 
@@ -142,10 +127,10 @@ def test_a_file_that_is_no_trace_is_refused_with_its_name(tmp_path, events, cont
 
 
 def test_what_is_not_there_is_refused_with_the_name_of_the_file(tmp_path):
-    for path in (tmp_path / "none.json", tmp_path):
-        with refused(path):
-            read_trace(path)
     path = tmp_path / "trace.json"
+    for missing in (path, tmp_path):
+        with refused(missing):
+            read_trace(missing)
     write_trace(path, [Timeline(SMALL, "predicted")])
     assert len(read_timeline(path, "predicted").spans) == 2
     with refused(path) as caught:
@@ -167,25 +152,21 @@ def times(spans) -> list[tuple[str, float, float]]:
 
 
 def test_a_collective_runs_from_the_last_join_to_the_first_result():
-    spans = merge(
-        [[reduction(0, 0, 9)], [reduction(1, 3, 8)], [reduction(2, 1, 7)]], "measured"
-    ).spans
-    assert [(span.start_s, span.end_s) for span in spans] == [(0, 4)]  # 3 to 7 of their clock
-    assert set(spans[0].on) == {exchange_lane(f"cpu{rank}") for rank in range(3)}
+    ranks = [[reduction(0, 0, 9)], [reduction(1, 3, 8)], [reduction(2, 1, 7)]]
+    (span,) = merge(ranks, "measured").spans
+    assert (span.start_s, span.end_s) == (0, 4)  # 3 to 7 of their clock
+    assert set(span.on) == {exchange_lane(f"cpu{rank}") for rank in range(3)}
     # It never ends before it starts, even if a clock says that rank 1 joins after rank 0 has left.
     (span,) = merge([[reduction(0, 0, 2)], [reduction(1, 2.5, 4)]], "measured").spans
     assert span.duration_s == 0
 
 
 def test_transfers_in_flight_together_follow_one_another_and_move_no_computation():
-    rank = [reduction(0, 1, 5, "0"), reduction(0, 2, 4, "1"), reduction(0, 3, 8, "2")]
-    merged = merge([[*rank, reduction(0, 9, 10, "3")]], "measured")
+    ends = ((1, 5), (2, 4), (3, 8), (9, 10))
+    rank = [reduction(0, *one, str(part)) for part, one in enumerate(ends)]
     # What the second adds to the first is nothing, the third three seconds; the fourth is alone.
-    assert times(merged.spans) == [
-        ("s0/reduce[0]", 0, 4),
-        ("s0/reduce[1]", 4, 4),
-        ("s0/reduce[2]", 4, 7),
-        ("s0/reduce[3]", 8, 9),
+    assert [one[1:] for one in times(merge([rank], "measured").spans)] == [
+        *((0, 4), (4, 4), (4, 7), (8, 9))
     ]
     merged = merge([[computation(0, 0, 6), reduction(0, 2, 4)]], "measured")
     assert times(merged.spans) == [("s0/forward[a]@worker0", 0, 6), ("s0/reduce[0]", 2, 4)]
@@ -200,12 +181,11 @@ def ranks(draw) -> list[list[Span]]:
     """Spans of one to three ranks: collectives that some of them join, and work of their own."""
     rows = []
     for rank in range(draw(st.integers(1, 3))):
-        row = []
-        for part in draw(st.sets(st.integers(0, 4))):
-            start = draw(moments)
-            row.append(reduction(rank, start, start + draw(moments), str(part)))
-        start = draw(moments)
-        rows.append([*row, computation(rank, start, start + draw(moments))])
+        parts = draw(st.sets(st.integers(0, 4)))
+        starts = {part: draw(moments) for part in (*parts, "own")}
+        times = {part: (start, start + draw(moments)) for part, start in starts.items()}
+        own = computation(rank, *times.pop("own"))
+        rows.append([*(reduction(rank, *ends, str(part)) for part, ends in times.items()), own])
     return rows
 
 
@@ -242,13 +222,10 @@ def test_ranks_whose_clocks_disagree_are_brought_together(ahead_s: float):
             reduction(rank, 10 + rank + ahead, 20 + rank + ahead),
             computation(rank, 8 + ahead, 9 + ahead),
         ]
-        offset = ClockOffset(ahead, 1e-6)
-        timeline = gather_timeline(own, offset, group_of(rank, 2, boot_ids="ab", kind=Connected))
-    assert times(timeline.spans) == [
-        ("s0/forward[a]@worker0", 0, 1),
-        ("s0/forward[a]@worker1", 0, 1),
-        ("s0/reduce[0]", 3, 12),
-    ]
+        group = group_of(rank, 2, boot_ids="ab", kind=Connected)
+        timeline = gather_timeline(own, ClockOffset(ahead, 1e-6), group)
+    own = [(f"s0/forward[a]@worker{rank}", 0, 1) for rank in range(2)]
+    assert times(timeline.spans) == [*own, ("s0/reduce[0]", 3, 12)]
     assert timeline.origin == "measured"
 
 
