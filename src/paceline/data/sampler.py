@@ -84,13 +84,12 @@ class ShardedBatches(_Batches):
             )
         least = -(-num_samples // (num_samples // world_size))
         if batch_size < least:
-            smallest = num_samples // len(self)
             raise InvalidInput(
                 "batch_size",
-                f"must be at least {least} for each of {_count(world_size, 'worker')} to have a "
-                f"sample in each of {len(self)} steps",
+                f"must be at least {least}, or some of {_count(world_size, 'worker')} have no "
+                "sample in a step",
                 got=batch_size,
-                hint=f"or take at most {_count(smallest, 'worker')}",
+                hint=f"or take at most {_count(num_samples // len(self), 'worker')}",
             )
 
     def __iter__(self) -> Iterator[list[int]]:

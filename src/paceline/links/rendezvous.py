@@ -135,8 +135,8 @@ def _initialise(
 ) -> None:
     """Initialise torch.distributed, and wait until all ranks have.
 
-    gloo connects a rank while another one may be done already; if that one leaves at once, the
-    first fails with "connectFullMesh".
+    gloo would fail ("connectFullMesh failed") on a rank that still connects to one that has
+    already left the group.
     """
     dist.init_process_group(
         own.backend, timeout=timeout, world_size=world_size, rank=rank, store=store
