@@ -2,9 +2,9 @@
 
     python benchmarks/gpu/main.py FOLDER [PART...] [--smoke]
 
-Without PART all are measured, in under ten minutes. With --smoke everything is tiny, and shows that
-it works; with PACELINE_SIMULATED_GPUS=1 in the environment that needs no GPU. Exit code 0 if all
-parts were done, 1 if not, 2 if nothing can be measured here.
+Without PART all are measured, in under thirteen minutes. With --smoke everything is tiny, and shows
+that it works; with PACELINE_SIMULATED_GPUS=1 in the environment that needs no GPU. Exit code 0 if
+all parts were done, 1 if not, 2 if nothing can be measured here.
 """
 
 import argparse
@@ -15,15 +15,15 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-# The seconds after which a part is ended: together less than ten minutes.
+# The seconds after which a part is ended: together less than thirteen minutes.
 DEADLINES_S = {
-    "tests": 130.0,
+    "tests": 240.0,
     "sums": 35.0,
     "hidden": 120.0,
     "beside": 45.0,
     "codecs": 20.0,
     "hogbatch": 95.0,
-    "probe": 25.0,
+    "probe": 45.0,
     "profile": 65.0,
     "predicted": 65.0,
 }

@@ -225,6 +225,7 @@ def test_a_worker_that_differs_is_left_out_and_takes_the_groups(trained):
             asked(client, Topic.ROUND)
             nan = PartHeader(weight=1, num_steps=1, is_finite=False)
             assert asked(client, Topic.PART, encode(nan), b"").topic == AGAIN
+            until(lambda: hub.rounds.exchange > 0)  # of no exchange before it are bits compared
             begun(client, 1)
             exchange = hub.rounds.exchange
             other = PartHeader(weight=1, num_steps=1, digest="0" * 8, num_buffers=0)
