@@ -24,7 +24,7 @@ def main(dtype: torch.dtype, clip: bool) -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     torch.cuda.set_device(device)
     torch.manual_seed(1)
-    inputs, targets = torch.randn(64, 256, dtype=dtype), torch.randint(0, 10, (64,))
+    inputs, targets = torch.randn(96, 256, dtype=dtype), torch.randint(0, 10, (96,))
     inputs, targets = inputs.to(device), targets.to(device)
     model, alone = network(device, dtype), network(device, dtype)
     parallel = paceline.DataParallel(model, exchange="host", chunk=1, deadline_s=20)
