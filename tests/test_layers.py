@@ -61,7 +61,7 @@ def test_plans_of_built_in_models_do_without_torch():
         "from paceline.commands.app import run\n"
         "for more in ([], ['--sweep', 'bandwidth=1G:10G'], ['--measured', '30/s']):\n"
         "    sys.argv = ['', 'plan', 'lenet5', '--machine', 'two-hosts-gigabit', *more]\n"
-        "    sys.argv += ['--strategy', 'allreduce,tree']\n"
+        "    sys.argv += ['--strategy', 'allreduce,wheel']\n"
         "    assert run() == 0\n"
     )
     assert found.count("lenet5") >= 3

@@ -73,7 +73,7 @@ def check_hogbatch(figures: dict[str, Any]) -> None:
 
 def check_tests(figures: dict[str, Any]) -> None:
     assert {one["outcome"] for one in figures["tests"].values()} <= {"passed", "skipped"}
-    assert len({name.partition("::")[0] for name in figures["tests"]}) > 3  # files
+    assert len({name.partition("::")[0] for name in figures["tests"]}) == 3  # files
 
 
 def check_sums(figures: dict[str, Any]) -> None:
@@ -111,7 +111,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
 
 @pytest.mark.parametrize("part", CHECKS)
 def test_a_part_runs_whole_on_a_simulated_gpu(start, tmp_path, part: str):
-    done = start(str(GPU / "main.py"), "out", part, "--smoke").finish()
+    done = start(str(GPU / "main.py"), "out", part, "--smoke", afresh=True).finish()
     assert done.code == 0, done.out + done.err
     content = json.loads((tmp_path / "out" / f"{part}.json").read_text())
     assert (content["part"], content["outcome"], content["why"]) == (part, "done", None)
@@ -262,11 +262,11 @@ def test_a_measurement_that_cannot_be_made_is_refused(start, tmp_path, monkeypat
     assert not (tmp_path / "out").exists()
 
 
-def test_all_parts_together_take_less_than_ten_minutes(monkeypatch):
+def test_all_parts_together_take_less_than_thirteen_minutes(monkeypatch):
     monkeypatch.syspath_prepend(str(GPU))
     from main import DEADLINES_S
 
-    assert sum(DEADLINES_S.values()) <= 600
+    assert sum(DEADLINES_S.values()) <= 780
     assert sorted(DEADLINES_S) == sorted(
         path.stem for path in (GPU / "evidence").glob("*.py") if "def run(" in path.read_text()
     )

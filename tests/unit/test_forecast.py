@@ -155,7 +155,9 @@ def planned(machine, model="resnet18", **asked):  # type: ignore[no-untyped-def]
 
 def test_the_figure_is_of_a_workers_own_batch_unless_it_says_which() -> None:
     machine = EqualDevices(device="v100", devices=2).machine("two", NONE)
-    alone = planned(machine, batch_size=16, workers=1, measured="350/s@16")[0]
+    (alone,) = planned(machine, batch_size=16, workers=1, measured="350/s@16")
+    usual = {one.workers: one for one in planned(machine, batch_size=16, measured="350/s")}
+    assert usual[1].samples_per_s == pytest.approx(350.0)
     (as_parts,) = planned(machine, batch_size=32, workers=2, measured="350/s")
     (stated,) = planned(machine, batch_size=32, workers=2, measured="350/s@16")
     assert alone.samples_per_s == pytest.approx(350.0)

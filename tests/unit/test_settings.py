@@ -124,6 +124,9 @@ def test_strategies_are_known_by_name_and_refuse_only_what_is_a_setting():
     for name in ("wheel", "magic", "refusals:refused", "refusals:none", "no.module:x"):
         with refused("strategy"):
             find_exchange(name)
+    with refused("strategy") as caught:
+        find_exchange("hots")
+    assert "'host'" in caught.value.problem  # the nearest
 
 
 @pytest.mark.parametrize(
