@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.core.strategy import Strategy
     from paceline.core.timeline import Timeline
     from paceline.exchange.all_reduce import ddp_hook
+    from paceline.exchange.local_updates import LocalUpdates
     from paceline.integrations.data_parallel import DataParallel
     from paceline.planner import Forecast, Ranking
     from paceline.recipes.recipe import Recipe
@@ -49,6 +50,7 @@ _MODULES = {
     "paceline.core.strategy": ("Strategy",),
     "paceline.core.timeline": ("Timeline",),
     "paceline.exchange.all_reduce": ("ddp_hook",),
+    "paceline.exchange.local_updates": ("LocalUpdates",),
     "paceline.integrations.data_parallel": ("DataParallel",),
     "paceline.planner": ("Forecast", "Ranking"),
     "paceline.recipes.recipe": ("Recipe",),
@@ -60,6 +62,7 @@ __all__ = [
     "DataParallel",
     "Forecast",
     "InvalidInput",
+    "LocalUpdates",
     "Machine",
     "NonFinite",
     "PacelineError",

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import sys
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +14,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store, default_pg_timeout
+from torch.distributed.distributed_c10d import (
+    PrefixStore,
+    Store,
+    _get_default_store,
+    default_pg_timeout,
+)
 from torch.distributed.rendezvous import rendezvous
 
 from paceline.core.errors import InvalidInput, WorkerLost
@@ -119,6 +125,22 @@ def joined(
     near = [one for one in members if (one.boot_id, one.pid_namespace) == here[2:4]]
     let_forks_go_of(one.pid for one in near)
     return replace(unknown, members=members)
+
+
+def with_own_connections(group: Group) -> Group:
+    """Return a group of the same ranks for host memory, whose order no other collective disturbs.
+
+    All ranks of the group call it together. Its connections end with the last reference to it.
+    """
+    if group.world_size == 1:
+        return group
+    name = group.gather(uuid.uuid4().hex)[0]  # torch's own names come again after a group has ended
+    store = PrefixStore(f"paceline/{name}", _get_default_store())
+    timeout = timedelta(seconds=group.deadline_s)
+    own: Any = dist.ProcessGroupGloo(store, group.rank, group.world_size, timeout)
+    made = replace(group, device=torch.device("cpu"), control=own, process_group=own)
+    made.barrier()  # gloo fails on a rank that connects to one that has left already
+    return made
 
 
 def _make_default_group(own: Device, timeout: timedelta | None) -> None:

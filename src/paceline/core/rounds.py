@@ -1,0 +1,85 @@
+"""Rounds of inner steps: how often workers exchange what, and how the mean becomes an outer step.
+
+    inner steps     1 2 3 ............ H/2 ............... H  1 2 ...
+    fragment 0                         sent ..... loaded
+    fragment 1                                            sent ..... loaded
+                                       |- delay -|        |- delay -|
+
+DiLoCo (arXiv 2311.08105), with fragments that take turns (Streaming DiLoCo, arXiv 2501.18512).
+"""
+
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from paceline.core.wire_format import AUTO, check_codec
+
+_Codec = Annotated[str, AfterValidator(check_codec)]
+_Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Outer = Literal["auto", "average", "nesterov"]
+
+
+class OuterStep(NamedTuple):
+    """SGD with Nesterov's momentum on the mean outer gradient; (1, 0) is the plain average."""
+
+    learning_rate: float
+    momentum: float
+
+
+AVERAGE = OuterStep(1.0, 0.0)
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Rounds:
+    """The exchanges of a round, and the outer step after each.
+
+    `sync_every`: inner steps of a round, on average over the workers. `fragments`: groups of
+    layers that are exchanged in turn, each once a round. `delay`: inner steps that a worker takes
+    while a fragment travels. `mixing`: the worker's own part of the parameters after an exchange;
+    the rest is the group's. `codec`: encodes outer gradients. `outer`: "average", "nesterov", or
+    "auto" for what suits the number of rounds (`outer_step`). `outer_learning_rate` and
+    `outer_momentum` go before what `outer` chooses.
+    """
+
+    sync_every: Annotated[int, Field(ge=1, lt=2**31)] = 100
+    fragments: Annotated[int, Field(ge=1)] = 1
+    delay: Annotated[int, Field(ge=0)] = 0
+    mixing: _Share = 0.0
+    codec: _Codec | None = None
+    outer: Outer = "auto"
+    outer_learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    outer_momentum: _Share | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Rounds":
+        if self.codec == AUTO:
+            raise ValueError("codec: 'auto' chooses between gradients, and not outer gradients")
+        if self.fragments > self.sync_every:
+            raise ValueError(
+                f"fragments: {self.fragments} are more than the {self.sync_every} steps of a round"
+            )
+        if self.delay * self.fragments >= self.sync_every and self.delay:
+            most = (self.sync_every - 1) // self.fragments
+            raise ValueError(
+                f"delay: {self.delay} steps; a fragment must have come before the next is sent, "
+                f"at most {most} with fragments={self.fragments} and sync_every={self.sync_every}"
+            )
+        return self
+
+    def sent_after(self, fragment: int) -> int:
+        """Return the inner step of a round after which a fragment is sent."""
+        return (fragment + 1) * self.sync_every // self.fragments
+
+    def outer_step(self, workers: int, num_rounds: float | None) -> OuterStep:
+        """Return the outer step of so many workers in a run of so many rounds, if that is known."""
+        chosen = AVERAGE if self.outer == "average" else _nesterov(workers, num_rounds)
+        rate, momentum = self.outer_learning_rate, self.outer_momentum
+        return OuterStep(
+            chosen.learning_rate if rate is None else rate,
+            chosen.momentum if momentum is None else momentum,
+        )
+
+
+def _nesterov(workers: int, num_rounds: float | None) -> OuterStep:
+    return AVERAGE if workers == 1 else OuterStep(0.7, 0.5)

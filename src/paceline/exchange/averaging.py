@@ -1,0 +1,156 @@
+"""One exchange of outer gradients between workers: who takes part, the mean, and equal replicas.
+
+headers    all-gather     steps since the last exchange, NaN or not, hash of the outer model
+repair     broadcast      the first worker's outer model, if another one has other bits
+mean       all-reduce     float32 values, or pieces by a codec (`encoded_pieces`)
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.codecs.codec import Codec
+from paceline.codecs.feedback import ErrorFeedback
+from paceline.core.errors import InvalidInput
+from paceline.core.wire_format import PIECE
+from paceline.exchange.encoded_pieces import encoded_piece
+from paceline.exchange.outer import OuterModel, is_finite
+from paceline.links.group import Group
+
+_Key = tuple[int, int, int]  # fragment, piece, shard: each has error feedback of its own
+
+
+class Contribution(NamedTuple):
+    """A worker's part in an exchange: the parameters of the fragment whose turn it is.
+
+    `number`: of the exchange. `weight`: inner steps, or samples, since the fragment was sent last.
+    `buffers`: the model's, where a round ends. `is_closing`: True if the worker trains no more.
+    """
+
+    number: int
+    fragment: int
+    weight: float
+    own: Tensor
+    buffers: list[Tensor]
+    is_closing: bool
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """The result of an exchange.
+
+    `mean`: the mean outer gradient, None if nobody has trained. `left_out`: workers whose
+    parameters were NaN or infinite. `repaired`: workers whose outer model had other bits.
+    """
+
+    mean: Tensor | None
+    left_out: tuple[int, ...]
+    repaired: tuple[int, ...]
+    all_closing: bool
+
+
+class Averaging:
+    """Averages the outer gradients of a group's workers, encoded by codecs from a factory."""
+
+    def __init__(self, outer: OuterModel, make_codec: Callable[[], Codec] | None) -> None:
+        self._outer, self._make_codec = outer, make_codec
+        self._codecs: dict[_Key, Codec] = {}
+        self._digest = ""
+        self.nbytes_sent = self.nbytes_received = 0
+
+    def run(self, given: Contribution, group: Group) -> Averaged:
+        """Exchange a fragment with all workers of the group, which call it together.
+
+        InvalidInput if all parameters are NaN or infinite, or workers are at different exchanges.
+        """
+        is_fit = is_finite(given.own)
+        weight = given.weight if is_fit else 0.0
+        header = given.number, is_fit, weight, self._digest, given.is_closing
+        numbers, fit, weights, digests, closing = zip(*group.gather(header), strict=True)
+        if len(set(numbers)) > 1:
+            raise InvalidInput(
+                "local updates",
+                f"workers are at exchanges {', '.join(map(str, numbers))}",
+                hint="load the same checkpoint on all of them",
+            )
+        if not any(fit):
+            raise InvalidInput(
+                "learning_rate",
+                "the parameters of all workers are NaN or infinite",
+                hint="choose a smaller one",
+            )
+        repaired = tuple(rank for rank, one in enumerate(digests) if one != digests[0])
+        if repaired:
+            group.broadcast(self._outer.tensors())
+        group.broadcast(given.buffers)
+        total = sum(weights)
+        mean = None
+        if total:
+            share = weight / total * group.world_size
+            mean = self._mean(given.fragment, given.own, share, group)
+        left_out = tuple(rank for rank, one in enumerate(fit) if not one)
+        return Averaged(mean, left_out, repaired, all(closing))
+
+    def step_taken(self, fragment: int) -> None:
+        """Remember the outer model's hash after its step, which the next header carries."""
+        self._digest = self._outer.digest(fragment)
+
+    def _mean(self, fragment: int, own: Tensor, share: float, group: Group) -> Tensor:
+        """Return the weighted mean of the workers' outer gradients."""
+        if share:
+            gradient = self._outer.gradient(fragment, own)
+            if share != 1.0:
+                gradient *= share
+        else:  # a product would keep NaN
+            gradient = own.zero_()
+        size = group.world_size
+        if size == 1:
+            return gradient
+        with group.naming_lost_ranks():
+            if self._make_codec is None:
+                dist.all_reduce(gradient, group=group.control)
+                gradient /= size
+                nbytes = 2 * (size - 1) * gradient.nbytes // size
+                self.nbytes_sent += nbytes
+                self.nbytes_received += nbytes
+            else:
+                self._encoded_mean(fragment, gradient, group)
+        return gradient
+
+    def _encoded_mean(self, fragment: int, gradient: Tensor, group: Group) -> None:
+        size, control = group.world_size, group.control
+        assert control is not None
+        for number, values in enumerate(gradient.split(PIECE)):
+            codecs = [self._codec((fragment, number, shard)) for shard in range(size)]
+            piece = encoded_piece(values, codecs, group.rank, float(size))
+            nbytes = piece.scatter(control)
+            nbytes += piece.gather(control)[0]
+            self.nbytes_sent += nbytes
+            self.nbytes_received += nbytes
+
+    def _codec(self, key: _Key) -> Codec:
+        if key not in self._codecs:
+            assert self._make_codec is not None
+            self._codecs[key] = self._make_codec()
+        return self._codecs[key]
+
+    def feedback(self) -> dict[str, Tensor]:
+        """Return what codecs have lost and will add, by FRAGMENT/PIECE/SHARD."""
+        return {
+            "/".join(map(str, key)): error
+            for key, codec in self._codecs.items()
+            if isinstance(codec, ErrorFeedback)
+            for error in codec.state_dict().values()
+        }
+
+    def load_feedback(self, state: dict[str, Tensor]) -> None:
+        """Take over what the codecs of the same worker, of as many, have lost."""
+        self._codecs.clear()
+        for key, error in state.items():
+            fragment, piece, shard = map(int, key.split("/"))
+            codec = self._codec((fragment, piece, shard))
+            if isinstance(codec, ErrorFeedback):
+                codec.load_state_dict({"error": error})

@@ -1,0 +1,537 @@
+"""Local updates in a training loop of the user's own: inner steps, and an exchange every so many.
+
+loop      step 1 ... step H           | step H+1 ... step H+delay | ...
+          optimizer.step -> hook      send                        load
+thread                                [headers, mean, outer step ]
+"""
+
+import atexit
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from pydantic import ValidationError
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from paceline.codecs.codec import Codec
+from paceline.codecs.names import factory_of
+from paceline.core.errors import InvalidInput
+from paceline.core.reading import first_fault
+from paceline.core.rounds import Rounds
+from paceline.exchange.averaging import Averaged, Averaging, Contribution
+from paceline.exchange.outer import (
+    OptimizerFactory,
+    OuterModel,
+    flatten,
+    fragments_of,
+    local_of,
+)
+from paceline.exchange.readiness import weakly
+from paceline.exchange.replica import Statistics
+from paceline.links.group import Group
+from paceline.links.rendezvous import joined, with_own_connections
+
+logger = logging.getLogger(__name__)
+_GOODBYE_S = 5.0  # for a thread that waits for lost workers
+_OF_A_WORKER = ("sync_every", "delay")  # settings by which a slower worker may differ
+
+
+@dataclass(eq=False)
+class _Exchange:
+    """An exchange that runs in a thread. `due`: the inner step after which it is loaded."""
+
+    given: Contribution
+    due: int
+    thread: threading.Thread
+    result: Averaged | None = None
+    error: BaseException | None = None
+    took_s: float = 0.0
+
+
+class LocalUpdates:
+    """Lets workers train by themselves, and averages their progress every `sync_every` steps.
+
+        with paceline.LocalUpdates(model, optimizer, sync_every=50, codec="dynamic4"):
+            for batch in loader:
+                ...  # loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+    Launched with torchrun, one process a worker. Each step of `optimizer` (of all, if there are
+    several) counts as an inner step; nothing else of the loop changes. Only what is trained
+    travels. After an exchange all workers hold the same outer model, bit for bit: hashes are
+    compared, and a worker that differs takes the first one's. A worker whose parameters are NaN or
+    infinite is left out, takes the group's, and its optimizer begins anew; both are logged.
+
+    `sync_every` and `delay` may differ between workers, so that a faster one takes more steps in
+    the same time. `weight`: of an inner step in the mean, such as its samples; it may be set before
+    each step. `fragments`, `delay`, `mixing`, `codec`, `outer_learning_rate`, `outer_momentum`: see
+    `paceline.core.rounds.Rounds`. `outer`: "auto", "average", "nesterov", or a factory that makes
+    torch's optimizer of a list of tensors. `num_steps`: the inner steps of the whole run, by which
+    "auto" chooses.
+
+    `process_group` or `device_mesh` (of one dimension): the workers, by default all ranks. Where
+    FSDP2 or DDP joins the processes of a host, pass the group of those with the same local rank. A
+    DistributedDataParallel that joins the workers themselves, as a Trainer makes it, exchanges no
+    gradients until the end.
+
+    Parameters that differ at the start become the first worker's. No worker waits longer than
+    `deadline_s` for another (by default the process group's timeout): then WorkerLost.
+
+    `close` (or the end of the `with` block) takes part in exchanges until all workers are done,
+    and exchanges what is left. Raises InvalidInput for what it cannot do.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        sync_every: int = 100,
+        *,
+        fragments: int = 1,
+        delay: int = 0,
+        mixing: float = 0.0,
+        codec: str | Codec | None = None,
+        outer: str | OptimizerFactory = "auto",
+        outer_learning_rate: float | None = None,
+        outer_momentum: float | None = None,
+        num_steps: int | None = None,
+        weight: float = 1.0,
+        process_group: dist.ProcessGroup | None = None,
+        device_mesh: DeviceMesh | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        self._rounds = _checked_rounds(
+            sync_every=sync_every,
+            fragments=fragments,
+            delay=delay,
+            mixing=mixing,
+            codec=codec if isinstance(codec, str) else None,
+            outer=outer if isinstance(outer, str) else "nesterov",
+            outer_learning_rate=outer_learning_rate,
+            outer_momentum=outer_momentum,
+        )
+        self._model = model
+        self._optimizers = _optimizers_of(optimizer)
+        self._fragments = fragments_of(model, fragments)
+        self._trained = _checked_parameters(model, self._optimizers)
+        self.weight = weight
+        device = next(iter(self._fragments[0])).device
+        workers = _group_of(process_group, device_mesh)
+        given = joined(device, deadline_s, workers)
+        self._suspended = _replicas_between(model, given)
+        self._group = with_own_connections(given)
+        self._check_same(codec, outer)
+        self._begin_equal()
+        self._outer = OuterModel(self._fragments, None if isinstance(outer, str) else outer)
+        if codec is not None and self._outer.dtype != torch.float32:
+            raise InvalidInput("codec", f"{codec} encodes float32", hint="the model is float64")
+        make_codec = None if codec is None else factory_of(codec)
+        self._averaging = Averaging(self._outer, make_codec)
+        num_rounds = None if num_steps is None else num_steps / sync_every
+        self._step_by = self._rounds.outer_step(self._group.world_size, num_rounds)
+        self._num_steps = self._in_round = self._num_exchanges = 0
+        self._weights = [0.0] * fragments
+        self._running: _Exchange | None = None
+        self._stepped: set[Optimizer] = set()
+        self._gradients: list[tuple[weakref.ref[Tensor], int]] = []  # of the last step
+        self._exposed_s = self._took_s = 0.0
+        self._is_open = True
+        for replica in self._suspended:
+            replica.require_backward_grad_sync = False
+        # The hooks keep this object alive as long as the optimizers.
+        self._hooks = [one.register_step_post_hook(self._after_step) for one in self._optimizers]
+        # A daemon thread that is killed inside torch at interpreter exit aborts the process.
+        self._at_exit = weakly(self._abandon)
+        atexit.register(self._at_exit)
+
+    def __enter__(self) -> Self:
+        """Return this object."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: object, __: TracebackType | None
+    ) -> None:
+        """Exchange what is left and end; after an exception only end."""
+        if kind is None:
+            self.close()
+        else:
+            self._abandon()
+
+    @property
+    def num_steps(self) -> int:
+        """The inner steps of this worker so far."""
+        return self._num_steps
+
+    def close(self) -> None:
+        """Take part until all workers are done, exchange what is left, and remove the hooks.
+
+        InvalidInput if parameters were trained by steps that were not the optimizer's.
+        """
+        if not self._is_open:
+            return
+        try:
+            self._check_stepped()
+            self._load()
+            while not self._exchange_now().all_closing:
+                pass
+            for _ in range(1, self._rounds.fragments):
+                self._exchange_now()
+        finally:
+            self._abandon()
+
+    def statistics(self) -> Statistics:
+        """Return the traffic and time of the exchanges so far, on this worker."""
+        sent, received = self._averaging.nbytes_sent, self._averaging.nbytes_received
+        hidden_s = max(0.0, self._took_s - self._exposed_s)
+        return Statistics("local", self._num_steps, sent, received, self._exposed_s, hidden_s)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this worker's state; the model's and the optimizer's are the caller's to save.
+
+        It has tensors and plain values only, so that `torch.load` reads it with `weights_only`.
+        """
+        running = self._running
+        if running is not None:
+            self._wait(running)
+        loading = running and {"due": running.due, "buffers": running.given.buffers}
+        return {
+            "worker": self._group.rank,
+            "outer": self._outer.state_dict(),
+            "feedback": self._averaging.feedback(),
+            "loading": loading,
+            "num_exchanges": self._num_exchanges,
+            "num_steps": self._num_steps,
+            "in_round": self._in_round,
+            "weights": list(self._weights),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of the same worker, or from the first worker's on all of them.
+
+        Load the model's and the optimizer's afterwards. InvalidInput if it does not fit.
+        """
+        if len(state["weights"]) != self._rounds.fragments:
+            raise InvalidInput("fragments", f"{len(state['weights'])} in the state that is loaded")
+        self._outer.load_state_dict(state["outer"])
+        is_own = state["worker"] == self._group.rank
+        self._averaging.load_feedback(state["feedback"] if is_own else {})
+        self._num_exchanges, self._num_steps = state["num_exchanges"], state["num_steps"]
+        self._in_round, self._weights = state["in_round"], list(state["weights"])
+        self._running = None
+        if (loading := state["loading"]) is not None:
+            number = self._num_exchanges - 1
+            nothing = torch.empty(0)
+            fragment = number % self._rounds.fragments
+            given = Contribution(number, fragment, 0.0, nothing, loading["buffers"], False)
+            done = Averaged(None, (), (), False)
+            self._running = _Exchange(given, loading["due"], threading.Thread(), done)
+
+    # --- inner steps ---------------------------------------------------------------------------
+
+    def _after_step(self, optimizer: Optimizer, *_: object) -> None:
+        """Count a step of an optimizer; send and load what is due once all have stepped."""
+        if not self._is_open:
+            return
+        self._check_step(optimizer)
+        self._stepped.add(optimizer)
+        if len(self._stepped) < len(self._optimizers):
+            return
+        self._stepped.clear()
+        if not (isfinite(self.weight) and self.weight >= 0):
+            raise InvalidInput("weight", "must be a number of at least 0", got=self.weight)
+        self._num_steps += 1
+        self._in_round += 1
+        self._weights = [one + self.weight for one in self._weights]
+        if self._running is not None and self._num_steps >= self._running.due:
+            self._load()
+        fragment = self._num_exchanges % self._rounds.fragments
+        if self._in_round == self._rounds.sent_after(fragment):
+            self._send(self._num_steps + self._rounds.delay)
+            if not self._rounds.delay:
+                self._load()
+        if self._in_round == self._rounds.sync_every:
+            self._in_round = 0
+
+    def _check_step(self, optimizer: Optimizer) -> None:
+        """Raise InvalidInput for a second step on the same gradients, and for new parameters."""
+        if optimizer in self._stepped:
+            raise InvalidInput(
+                "optimizer", "has stepped twice before the other optimizers stepped once"
+            )
+        if sum(len(group["params"]) for one in self._optimizers for group in one.param_groups) != (
+            self._trained
+        ):
+            raise InvalidInput(
+                "optimizer",
+                "has parameters that were added after LocalUpdates was made",
+                hint="make it when all groups are there",
+            )
+        if optimizer is not self._optimizers[0]:
+            return
+        gradients = [one.grad for group in optimizer.param_groups for one in group["params"]]
+        found = [(one, one._version) for one in gradients if one is not None]
+        before = [(one(), version) for one, version in self._gradients]
+        if found and len(found) == len(before):
+            pairs = zip(found, before, strict=True)
+            if all(one is other and own == last for (one, own), (other, last) in pairs):
+                raise InvalidInput(
+                    "optimizer", "has stepped twice on the same gradients", hint="step once a batch"
+                )
+        self._gradients = [(weakref.ref(one), version) for one, version in found]
+
+    def _check_stepped(self) -> None:
+        """Raise InvalidInput if parameters have changed, and the optimizer has never stepped."""
+        if self._num_steps:
+            return
+        own = (flatten(one, self._outer.dtype) for one in self._fragments)
+        if not all(map(torch.equal, own, self._outer.values)):
+            raise InvalidInput(
+                "optimizer",
+                "has never stepped, but the parameters have changed",
+                hint="pass the optimizer that trains them",
+            )
+
+    # --- exchanges -----------------------------------------------------------------------------
+
+    def _send(self, due: int, *, is_closing: bool = False) -> None:
+        """Start the exchange of the next fragment."""
+        number, count = self._num_exchanges, self._rounds.fragments
+        fragment = number % count
+        weight, self._weights[fragment] = self._weights[fragment], 0.0
+        own = flatten(self._fragments[fragment], self._outer.dtype)
+        ends_round = fragment == count - 1
+        buffers = (
+            [one.detach().cpu().clone() for one in self._model.buffers()] if ends_round else []
+        )
+        given = Contribution(number, fragment, weight, own, buffers, is_closing)
+        exchange = _Exchange(given, due, threading.Thread())
+        # A daemon: one that waits for a lost worker must not keep the process alive.
+        exchange.thread = threading.Thread(
+            target=self._run, args=(exchange,), name="paceline-local-updates", daemon=True
+        )
+        self._num_exchanges += 1
+        self._running = exchange
+        exchange.thread.start()
+
+    def _run(self, exchange: _Exchange) -> None:
+        """Exchange and take the outer step; in the exchange's thread."""
+        started = time.monotonic()
+        try:
+            found = self._averaging.run(exchange.given, self._group)
+            if found.mean is not None:
+                self._outer.step(exchange.given.fragment, found.mean, self._step_by)
+            self._averaging.step_taken(exchange.given.fragment)
+            exchange.result = found
+        except BaseException as error:
+            exchange.error = error
+        exchange.took_s = time.monotonic() - started
+
+    def _wait(self, exchange: _Exchange) -> Averaged:
+        """Wait until an exchange is done; raises what its thread has raised."""
+        if exchange.result is None and exchange.error is None:
+            started = time.monotonic()
+            exchange.thread.join()
+            self._exposed_s += time.monotonic() - started
+        if exchange.error is not None:
+            self._abandon()
+            raise exchange.error
+        assert exchange.result is not None
+        return exchange.result
+
+    def _load(self, mixing: float | None = None) -> None:
+        """Take the group's parameters of the exchange that runs, when it is done."""
+        exchange, self._running = self._running, None
+        if exchange is None:
+            return
+        found, given = self._wait(exchange), exchange.given
+        self._took_s += exchange.took_s
+        if self._group.rank in found.left_out:
+            self._begin_anew()
+        else:
+            share = self._rounds.mixing if mixing is None else mixing
+            self._outer.load_into(given.fragment, self._fragments[given.fragment], share)
+        self._say(found)
+        with torch.no_grad():
+            for buffer, group in zip(self._model.buffers(), given.buffers, strict=False):
+                buffer.copy_(group)
+
+    def _exchange_now(self) -> Averaged:
+        """Exchange the next fragment while this worker trains no more."""
+        self._send(self._num_steps, is_closing=True)
+        assert self._running is not None
+        found = self._wait(self._running)
+        self._load(mixing=0.0)
+        return found
+
+    def _begin_anew(self) -> None:
+        """Take all of the group's parameters; what the optimizer has gathered may be NaN, too."""
+        for number, fragment in enumerate(self._fragments):
+            self._outer.load_into(number, fragment)
+        self._weights = [0.0] * len(self._weights)
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+
+    def _say(self, found: Averaged) -> None:
+        """Log what was wrong, on the first worker."""
+        if self._group.rank:
+            return
+        for worker in found.left_out:
+            logger.warning(
+                "exchange %d: the parameters of worker %d were NaN or infinite; it was left out "
+                "and takes the group's",
+                self._num_exchanges,
+                worker,
+            )
+        for worker in found.repaired:
+            logger.warning(
+                "exchange %d: the outer model of worker %d had other bits; it takes worker 0's",
+                self._num_exchanges,
+                worker,
+            )
+
+    # --- beginning and end ---------------------------------------------------------------------
+
+    def _check_same(self, codec: str | Codec | None, outer: str | OptimizerFactory) -> None:
+        """Raise InvalidInput unless all workers have the same settings and sizes of fragments."""
+        own = {k: one for k, one in asdict(self._rounds).items() if k not in _OF_A_WORKER}
+        own["codec"] = getattr(codec, "name", codec)
+        own["outer"] = outer if isinstance(outer, str) else "an optimizer's factory"
+        own["parameters"] = [sum(one.numel() for one in fragment) for fragment in self._fragments]
+        for worker, row in enumerate(self._group.gather(own)):
+            for name, value in own.items():
+                if row[name] != value:
+                    raise InvalidInput(
+                        name,
+                        f"{row[name]!r} on worker {worker} and {value!r} on worker "
+                        f"{self._group.rank}",
+                        hint="give all workers the same",
+                    )
+
+    def _begin_equal(self) -> None:
+        """Give all workers the first one's parameters and buffers, and say if they differed."""
+        if self._group.world_size == 1:
+            return
+        with torch.no_grad():
+            tensors = [
+                *(one for fragment in self._fragments for one in fragment),
+                *self._model.buffers(),
+            ]
+            differs = False
+            for own in map(local_of, tensors):
+                first = own.cpu().clone()
+                self._group.broadcast([first])
+                differs |= not torch.equal(first, own.cpu())
+                own.copy_(first)
+        told = self._group.gather(differs)
+        if any(told) and not self._group.rank:
+            others = ", ".join(str(worker) for worker, one in enumerate(told) if one)
+            logger.warning(
+                "parameters of workers %s differed from those of worker 0, which they take", others
+            )
+
+    def _abandon(self) -> None:
+        """Remove the hooks, and end the group and the thread."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        atexit.unregister(self._at_exit)
+        for hook in self._hooks:
+            hook.remove()
+        for replica in self._suspended:
+            replica.require_backward_grad_sync = True
+        running, self._running = self._running, None
+        control: Any = self._group.control
+        self._group = Group.alone(self._group.device, self._group.deadline_s)
+        if running is not None and running.thread.is_alive():
+            control.abort()
+            running.thread.join(_GOODBYE_S)
+
+
+def _checked_rounds(**given: Any) -> Rounds:
+    try:
+        return Rounds(**given)
+    except ValidationError as error:
+        field, _, problem = first_fault(error).partition(": ")
+        raise InvalidInput(field, problem) from None
+
+
+def _optimizers_of(given: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
+    """Return the optimizers whose steps have hooks: within what Accelerate has wrapped."""
+    found = []
+    for one in [given] if isinstance(given, Optimizer) else list(given):
+        while isinstance(inner := getattr(one, "optimizer", None), Optimizer):
+            one = inner
+        if not isinstance(one, Optimizer):
+            raise InvalidInput("optimizer", f"is a {type(one).__name__}", hint="pass torch's")
+        found.append(one)
+    if not found:
+        raise InvalidInput("optimizer", "there is none")
+    return found
+
+
+def _checked_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> int:
+    """Return the number of the optimizers' parameters: those of the model that are trained."""
+    named = {one: name for name, one in model.named_parameters() if one.requires_grad}
+    given = [one for own in optimizers for group in own.param_groups for one in group["params"]]
+    missing = [name for one, name in named.items() if one not in set(given)]
+    if missing:
+        raise InvalidInput(
+            "optimizer",
+            f"does not train {missing[0]}",
+            hint="freeze it (requires_grad), or pass all optimizers as a list",
+        )
+    if any(one.requires_grad and one not in named for one in given):
+        raise InvalidInput(
+            "optimizer",
+            "trains parameters that are not the model's",
+            hint="pass a module that has all of them",
+        )
+    return len(given)
+
+
+def _replicas_between(model: nn.Module, workers: Group) -> list[DistributedDataParallel]:
+    """Return the modules that would exchange gradients between workers; refuses shards of them."""
+    if workers.world_size == 1:
+        return []
+    ranks = set(workers.global_ranks)
+    for name, one in model.named_parameters():
+        if (
+            isinstance(one, DTensor)
+            and len(ranks & set(one.device_mesh.mesh.flatten().tolist())) > 1
+        ):
+            raise InvalidInput(
+                "model",
+                f"{name} is sharded between the workers",
+                hint='shard within hosts, and pass the group of hosts, as device_mesh=mesh["host"]',
+            )
+    return [
+        one
+        for one in model.modules()
+        if isinstance(one, DistributedDataParallel)
+        and len(ranks & set(dist.get_process_group_ranks(one.process_group))) > 1
+    ]
+
+
+def _group_of(
+    process_group: dist.ProcessGroup | None, mesh: DeviceMesh | None
+) -> dist.ProcessGroup | None:
+    if mesh is None:
+        return process_group
+    if process_group is not None:
+        raise InvalidInput("device_mesh", "is given beside a process_group", hint="pass one")
+    if mesh.ndim != 1:
+        raise InvalidInput(
+            "device_mesh", f"has {mesh.ndim} dimensions", hint='pass that of hosts: mesh["host"]'
+        )
+    return mesh.get_group()

@@ -1,0 +1,147 @@
+"""The outer model: the group's parameters in host memory, and the step on the mean outer gradient.
+
+    outer gradient of a worker  =  outer parameters - the worker's own
+    momentum    =  outer momentum * momentum + mean
+    parameters -=  rate * (outer momentum * momentum + mean)             SGD, Nesterov's
+
+Each worker takes the step by itself from the same mean. So every product is rounded before it is
+added: fused, sums would have other bits on other processors.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from paceline.checkpoints.state import kind_of
+from paceline.core.errors import InvalidInput
+from paceline.core.rounds import OuterStep
+from paceline.models.layers import layers_of
+
+Fragment = tuple[nn.Parameter, ...]
+OptimizerFactory = Callable[[list[Tensor]], Optimizer]
+_BLOCK = 1 << 16  # values: what is read and written of so many stays in a core's cache
+
+
+def fragments_of(model: nn.Module, count: int) -> list[Fragment]:
+    """Return the parameters of each fragment: layers `i`, `i + count` and so on, of fragment `i`.
+
+    Raises InvalidInput if there are fewer layers than fragments, or parameters without fractions.
+    """
+    layers = layers_of(model)
+    if count > len(layers):
+        raise InvalidInput(
+            "fragments",
+            f"{count} are more than the {len(layers)} layers that are trained",
+            hint="take at most that many",
+        )
+    for layer in layers:
+        for name, one in layer.parameters:
+            if not one.dtype.is_floating_point:
+                raise InvalidInput("parameters", f"{name} has type {one.dtype}, which has no mean")
+    return [
+        tuple(one for layer in layers[number::count] for _, one in layer.parameters)
+        for number in range(count)
+    ]
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor: of one that FSDP2 has sharded, its shard."""
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached
+
+
+def flatten(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
+    """Return a new vector of all values in host memory."""
+    return torch.cat([local_of(one).reshape(-1).to("cpu", dtype) for one in parameters])
+
+
+def is_finite(vector: Tensor) -> bool:
+    """Return False if a value is NaN or infinite."""
+    return all(bool(block.isfinite().all()) for block in vector.split(_BLOCK))
+
+
+class OuterModel:
+    """The group's parameters, and the state of the outer optimizer, by fragments as flat vectors.
+
+    They are float64 if all of the model is, float32 otherwise. `make`: a factory of outer
+    optimizers, each of one vector, in place of the steps above.
+    """
+
+    def __init__(self, fragments: Sequence[Fragment], make: OptimizerFactory | None = None) -> None:
+        types = {one.dtype for fragment in fragments for one in fragment}
+        self.dtype = torch.float64 if types == {torch.float64} else torch.float32
+        self.values = [flatten(one, self.dtype) for one in fragments]
+        self.momenta = [] if make else [torch.zeros_like(one) for one in self.values]
+        self._optimizers = [make([one]) for one in self.values] if make else []
+
+    def gradient(self, fragment: int, own: Tensor) -> Tensor:
+        """Return how far a worker's own parameters are from the group's, in the worker's vector."""
+        return torch.sub(self.values[fragment], own, out=own)
+
+    def step(self, fragment: int, mean: Tensor, by: OuterStep) -> None:
+        """Take the outer step of a fragment with the mean outer gradient."""
+        if self._optimizers:
+            self.values[fragment].grad = mean
+            self._optimizers[fragment].step()
+            self.values[fragment].grad = None
+            return
+        vectors = self.values[fragment], self.momenta[fragment], mean
+        for values, momentum, part in zip(*(one.split(_BLOCK) for one in vectors), strict=True):
+            momentum.mul_(by.momentum).add_(part)
+            values.sub_((momentum * by.momentum).add_(part).mul_(by.learning_rate))
+
+    @torch.no_grad()
+    def load_into(self, fragment: int, parameters: Fragment, mixing: float = 0.0) -> None:
+        """Set a worker's parameters to `mixing` times its own, and the rest of the group's."""
+        owned = [local_of(one) for one in parameters]
+        parts = self.values[fragment].split([one.numel() for one in owned])
+        for own, part in zip(owned, parts, strict=True):
+            group = part.view(own.shape).to(own.device)
+            if mixing:
+                group = (group * (1 - mixing)).add_(own * mixing)
+            own.copy_(group)
+
+    def digest(self, fragment: int) -> str:
+        """Return a hash of a fragment's parameters and momentum, to compare replicas by."""
+        found = sha256()  # processors have instructions for it
+        for vectors in (self.values, self.momenta):
+            for vector in vectors[fragment : fragment + 1]:
+                found.update(vector.numpy().data)
+        return found.hexdigest()
+
+    def tensors(self) -> list[Tensor]:
+        """Return all that replicas have in common; the live tensors, in the same order on all."""
+        kept = [
+            one.state[vector] for one, vector in zip(self._optimizers, self.values, strict=False)
+        ]
+        of_optimizers = [one for state in kept for one in state.values() if isinstance(one, Tensor)]
+        return [*self.values, *self.momenta, *of_optimizers]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the vectors by fragments, and the state of a factory's optimizers, as copies."""
+        return {
+            "values": [one.clone() for one in self.values],
+            "momenta": [one.clone() for one in self.momenta],
+            "optimizers": [deepcopy(one.state_dict()) for one in self._optimizers],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` has returned; InvalidInput if it is of other fragments."""
+        own = {"values": self.values, "momenta": self.momenta}
+        for name, vectors in own.items():
+            sizes = [kind_of(one) for one in vectors]
+            if sizes != [kind_of(one) for one in state[name]]:
+                raise InvalidInput(
+                    "outer state", f"{name} are not those of this model and its fragments"
+                )
+        for name, vectors in own.items():
+            for vector, saved in zip(vectors, state[name], strict=True):
+                vector.copy_(saved)
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)

@@ -1,0 +1,438 @@
+"""Local updates in a loop of one's own, on a pair of ranks: against a naive version, and faults."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+import paceline
+from paceline.core.errors import InvalidInput
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(1000 * rank + step)
+    return torch.randn(4, 6, generator=rng), torch.randn(4, 3, generator=rng)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), 0.01)
+
+
+def inner_step(model: nn.Module, optimizer: Any, rank: int, step: int) -> None:
+    inputs, targets = batch(rank, step)
+    optimizer.zero_grad()
+    mse_loss(model(inputs), targets).backward()
+    optimizer.step()
+
+
+def vector(model: nn.Module) -> Tensor:
+    return torch.cat([one.detach().reshape(-1) for one in model.parameters()]).clone()
+
+
+def trained(num_steps: list[int], options: list[dict[str, Any]]) -> Tensor:
+    rank = dist.get_rank()
+    model = net()
+    optimizer = adamw(model)
+    with paceline.LocalUpdates(model, optimizer, **options[rank]):
+        for step in range(num_steps[rank]):
+            inner_step(model, optimizer, rank, step)
+    return vector(model)
+
+
+def naive(
+    num_steps: list[int], sync_every: list[int], rate: float, momentum: float, weigh: bool = False
+) -> Tensor:
+    """DiLoCo with one fragment and no delay, in one process."""
+    start = net()
+    models = [copy.deepcopy(start) for _ in num_steps]
+    optimizers = [adamw(one) for one in models]
+    group, velocity, done = vector(start), torch.zeros_like(vector(start)), [0] * len(models)
+    while True:
+        taken = [
+            min(every, count - step)
+            for every, count, step in zip(sync_every, num_steps, done, strict=True)
+        ]
+        if not any(taken):
+            return group
+        deltas = []
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            for step in range(done[rank], done[rank] + taken[rank]):
+                inner_step(model, optimizer, rank, step)
+            deltas.append(group - vector(model))
+            done[rank] += taken[rank]
+        mean = sum(one * n / sum(taken) for one, n in zip(deltas, taken, strict=True))
+        assert isinstance(mean, Tensor)
+        velocity = momentum * velocity + mean
+        group = group - rate * (momentum * velocity + mean)
+        for model in models:
+            nn.utils.vector_to_parameters(group.clone(), model.parameters())
+
+
+STEP = {"outer_learning_rate": 0.7, "outer_momentum": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "sync_every"), [([12, 12], [4, 4]), ([12, 6], [4, 2]), ([10, 10], [4, 4])]
+)
+def test_workers_take_the_outer_step_of_a_naive_version(
+    pair: Any, num_steps: list[int], sync_every: list[int]
+) -> None:
+    options = [{"sync_every": every, **STEP} for every in sync_every]
+    first, second = pair(trained, num_steps, options)
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, naive(num_steps, sync_every, 0.7, 0.5))
+
+
+class InFragments:
+    """Streaming DiLoCo in one process: layers in turn, loaded after a delay, partly mixed."""
+
+    def __init__(self, every: int, count: int, delay: int, mixing: float) -> None:
+        self.every, self.count, self.delay, self.mixing = every, count, delay, mixing
+        self.models = [net(), net()]
+        layers = [[one[i] for i in (0, 2, 4)] for one in self.models]
+        self.parts = [
+            [nn.ModuleList(own[number::count]) for own in layers] for number in range(count)
+        ]
+        self.group = [vector(own[0]) for own in self.parts]
+        self.velocity = [torch.zeros_like(one) for one in self.group]
+        self.due: dict[int, int] = {}
+
+    def sent_after(self, number: int) -> int:
+        return (number + 1) * self.every // self.count
+
+    def train(self, num_steps: int) -> Tensor:
+        optimizers = [adamw(one) for one in self.models]
+        for step in range(num_steps):
+            for rank, (model, optimizer) in enumerate(zip(self.models, optimizers, strict=True)):
+                inner_step(model, optimizer, rank, step)
+            if step in self.due:
+                self.load(self.due.pop(step), self.mixing)
+            for number in range(self.count):
+                if step % self.every + 1 == self.sent_after(number):
+                    self.send(number)
+                    self.due[step + self.delay] = number
+                    if not self.delay:
+                        self.load(self.due.pop(step), self.mixing)
+        self.end()
+        return vector(self.models[0])
+
+    def end(self) -> None:
+        for number in self.due.values():
+            self.load(number, self.mixing)
+        for number in range(self.count):
+            if self.sent_after(number) < self.every:  # there were steps since it was sent
+                self.send(number)
+            self.load(number, 0.0)
+
+    def send(self, number: int) -> None:
+        deltas = [self.group[number] - vector(one) for one in self.parts[number]]
+        mean = (deltas[0] + deltas[1]) / 2
+        self.velocity[number] = 0.5 * self.velocity[number] + mean
+        self.group[number] = self.group[number] - 0.7 * (0.5 * self.velocity[number] + mean)
+
+    def load(self, number: int, own_share: float) -> None:
+        for one in self.parts[number]:
+            mixed = own_share * vector(one) + (1 - own_share) * self.group[number]
+            nn.utils.vector_to_parameters(mixed, one.parameters())
+
+
+@pytest.mark.parametrize(
+    ("count", "delay", "mixing"), [(2, 0, 0.0), (3, 1, 0.0), (1, 2, 0.25), (2, 2, 0.5)]
+)
+def test_fragments_delay_and_mixing_are_those_of_a_naive_version(
+    pair: Any, count: int, delay: int, mixing: float
+) -> None:
+    option = {"sync_every": 6, "fragments": count, "delay": delay, "mixing": mixing, **STEP}
+    found = pair(trained, [18, 18], [option, option])
+    assert torch.equal(*found)
+    torch.testing.assert_close(found[0], InFragments(6, count, delay, mixing).train(18))
+
+
+@pytest.mark.parametrize("codec", ["dynamic8", "dynamic4", "e3m0+feedback", "threshold:0.03"])
+def test_encoded_replicas_are_bit_equal_and_near_the_exact_mean(pair: Any, codec: str) -> None:
+    option = {"sync_every": 4, "fragments": 2, "codec": codec, **STEP}
+    first, second = pair(trained, [16, 16], [option, option])
+    assert torch.equal(first, second)
+    exact = pair(trained, [16, 16], [option | {"codec": None}] * 2)[0]
+    error = float((first - exact).norm() / (exact - vector(net())).norm())
+    assert (
+        0 < error < (0.8 if "threshold" in codec else 0.2)
+    )  # which sends 0.03 of each, or nothing
+
+
+def sent_bytes(codec: str | None) -> int:
+    model = nn.Linear(256, 128)
+    optimizer = adamw(model)
+    with paceline.LocalUpdates(model, optimizer, 1, codec=codec) as updates:
+        mse_loss(model(torch.ones(1, 256)), torch.zeros(1, 128)).backward()
+        optimizer.step()
+    return updates.statistics().bytes_sent
+
+
+def test_two_workers_each_send_all_values_in_32_or_4_bits(pair: Any) -> None:
+    count = 257 * 128
+    assert pair(sent_bytes, None)[0] == 4 * count
+    blocks = -(-count // 1024)  # each with a scale of four bytes
+    assert pair(sent_bytes, "dynamic4")[0] == pytest.approx(count / 2 + 4 * blocks, abs=64)
+
+
+def uneven(weigh: bool) -> Tensor:
+    rank = dist.get_rank()
+    model = net()
+    optimizer = adamw(model)
+    with paceline.LocalUpdates(model, optimizer, 4, outer="average") as updates:
+        for step in range(4):
+            updates.weight = [3.0, 1.0][rank] if weigh else 1.0
+            inner_step(model, optimizer, rank, step)
+    return vector(model)
+
+
+def test_the_mean_is_weighted_by_the_samples_of_steps(pair: Any) -> None:
+    models = [net(), net()]
+    for rank, model in enumerate(models):
+        optimizer = adamw(model)
+        for step in range(4):
+            inner_step(model, optimizer, rank, step)
+    first, second = map(vector, models)
+    torch.testing.assert_close(pair(uneven, True)[1], 0.75 * first + 0.25 * second)
+    torch.testing.assert_close(pair(uneven, False)[0], 0.5 * first + 0.5 * second)
+
+
+# --- resuming ----------------------------------------------------------------------------------
+
+
+def resumed(num_steps: int, at: int, option: dict[str, Any], folder: str) -> Tensor:
+    rank = dist.get_rank()
+    path = f"{folder}/{rank}"
+    model = net()
+    optimizer = adamw(model)
+    updates = paceline.LocalUpdates(model, optimizer, **option)
+    for step in range(at):
+        inner_step(model, optimizer, rank, step)
+    state = {
+        "updates": updates.state_dict(),
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+    }
+    torch.save(state, path)
+    updates._abandon()
+    model = net(1)
+    optimizer = adamw(model)
+    updates = paceline.LocalUpdates(model, optimizer, **option)
+    state = torch.load(path, weights_only=True)
+    updates.load_state_dict(state["updates"])
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    for step in range(at, num_steps):
+        inner_step(model, optimizer, rank, step)
+    updates.close()
+    return vector(model)
+
+
+@pytest.mark.parametrize("at", [3, 4, 6, 8])
+@pytest.mark.parametrize("codec", [None, "e3m0+feedback"])
+def test_a_saved_state_goes_on_bit_for_bit_also_while_a_fragment_travels(
+    pair: Any, tmp_path: Any, at: int, codec: str | None
+) -> None:
+    option = {"sync_every": 6, "fragments": 2, "delay": 2, "mixing": 0.25, "codec": codec, **STEP}
+    found = pair(resumed, 14, at, option, str(tmp_path))
+    expected = pair(trained, [14, 14], [option, option])
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+
+
+def test_an_optimizers_factory_takes_the_outer_step_of_sgd(pair: Any) -> None:
+    first, second = pair(by_factory)
+    assert torch.equal(first, second)
+    option = {"sync_every": 4, **STEP}
+    torch.testing.assert_close(first, pair(trained, [12, 12], [option, option])[0])
+
+
+def by_factory() -> Tensor:
+    def make(tensors: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(tensors, 0.7, momentum=0.5, nesterov=True)
+
+    return trained([12, 12], [{"sync_every": 4, "outer": make}] * 2)
+
+
+# --- what goes wrong ---------------------------------------------------------------------------
+
+
+def beginning_differently() -> tuple[Tensor, Tensor]:
+    model = net(dist.get_rank())
+    updates = paceline.LocalUpdates(model, adamw(model), 4)
+    begun = vector(model)
+    updates.close()
+    return begun, vector(model)
+
+
+def test_parameters_that_differ_become_the_first_workers(pair: Any) -> None:
+    assert all(
+        torch.equal(one, vector(net(0))) for found in pair(beginning_differently) for one in found
+    )
+
+
+def with_nan(all_of_them: bool) -> tuple[Tensor, bool]:
+    rank = dist.get_rank()
+    model = net()
+    optimizer = adamw(model)
+    with paceline.LocalUpdates(model, optimizer, 4, outer="average"):
+        for step in range(4):
+            if step == 2 and (rank == 1 or all_of_them):
+                with torch.no_grad():
+                    model[0].weight.fill_(math.nan)
+            inner_step(model, optimizer, rank, step)
+        begun_anew = not optimizer.state
+    return vector(model), begun_anew
+
+
+def test_a_worker_with_nan_is_left_out_and_takes_the_groups(pair: Any) -> None:
+    (first, kept), (second, begun_anew) = pair(with_nan, False)
+    model = net()
+    optimizer = adamw(model)
+    for step in range(4):
+        inner_step(model, optimizer, 0, step)
+    torch.testing.assert_close(first, vector(model))
+    assert torch.equal(first, second)
+    assert begun_anew
+    assert not kept
+
+
+def test_nan_everywhere_is_the_learning_rates_fault(pair: Any) -> None:
+    failures = pair(with_nan, True, errors=True)
+    assert [one.fields["field"] for one in failures] == ["learning_rate"] * 2
+
+
+def with_other_bits() -> Tensor:
+    rank = dist.get_rank()
+    model = net()
+    optimizer = adamw(model)
+    with paceline.LocalUpdates(model, optimizer, 4) as updates:
+        for step in range(12):
+            inner_step(model, optimizer, rank, step)
+            if step == 4 and rank == 1:
+                updates._outer.momenta[0][7] += 1e-3
+                updates._averaging.step_taken(0)
+    return vector(model)
+
+
+def test_a_worker_whose_outer_model_has_other_bits_takes_the_first_ones(pair: Any) -> None:
+    first, second = pair(with_other_bits)
+    assert torch.equal(first, second)
+    option = {"sync_every": 4}
+    assert torch.equal(first, pair(trained, [12, 12], [option, option])[0])
+
+
+def other_settings(name: str, values: list[Any]) -> None:
+    model = net()
+    paceline.LocalUpdates(model, adamw(model), 8, **{name: values[dist.get_rank()]})
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("codec", ["dynamic8", None]), ("fragments", [2, 1]), ("outer", ["average", "auto"])],
+)
+def test_other_settings_on_another_worker_are_refused(
+    pair: Any, name: str, values: list[Any]
+) -> None:
+    assert [one.fields["field"] for one in pair(other_settings, name, values, errors=True)] == [
+        name
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("option", "field"),
+    [
+        ({"sync_every": 0}, "sync_every"),
+        ({"fragments": 4}, "fragments"),
+        ({"sync_every": 2, "fragments": 3}, "fragments"),
+        ({"sync_every": 4, "delay": 4}, "delay"),
+        ({"codec": "dynamic9"}, "codec"),
+        ({"codec": "auto"}, "codec"),
+        ({"outer": "adam"}, "outer"),
+        ({"mixing": 1.0}, "mixing"),
+    ],
+)
+def test_a_wrong_setting_is_refused(option: dict[str, Any], field: str) -> None:
+    model = net()
+    with pytest.raises(InvalidInput) as error:
+        paceline.LocalUpdates(model, adamw(model), **option)
+    assert error.value.field == field
+
+
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    model, other = net(), net()
+    for parameters in (list(model[0].parameters()), [*model.parameters(), *other.parameters()]):
+        with pytest.raises(InvalidInput) as error:
+            paceline.LocalUpdates(model, torch.optim.SGD(parameters, 0.1))
+        assert error.value.field == "optimizer"
+
+
+def twice(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    inner_step(model, optimizer, 0, 0)
+    optimizer.step()
+
+
+def one_of_two(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    inner_step(model, optimizer, 0, 0)
+    inner_step(model, optimizer, 0, 1)
+
+
+def never(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    inner_step(model, adamw(model), 0, 0)
+
+
+def with_a_group_more(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    inner_step(model, optimizer, 0, 0)
+
+
+@pytest.mark.parametrize("misuse", [twice, never, with_a_group_more])
+def test_a_misused_optimizer_is_said(misuse: Any) -> None:
+    model = net()
+    optimizer = adamw(model)
+    with pytest.raises(InvalidInput) as error, paceline.LocalUpdates(model, optimizer):
+        misuse(model, optimizer)
+    assert error.value.field == "optimizer"
+
+
+def test_one_of_two_optimizers_that_steps_alone_is_said() -> None:
+    model = net()
+    optimizers = [torch.optim.SGD(layer.parameters(), 0.1) for layer in (model[:2], model[2:])]
+    with pytest.raises(InvalidInput) as error, paceline.LocalUpdates(model, optimizers):
+        one_of_two(model, optimizers[0])
+    assert error.value.field == "optimizer"
+
+
+def test_gradients_that_are_added_up_are_no_second_step() -> None:
+    model = net()
+    optimizer = adamw(model)
+    with paceline.LocalUpdates(model, optimizer, 2) as updates:
+        for step in range(3):
+            optimizer.zero_grad(set_to_none=step == 1)
+            for micro in range(2):
+                inputs, targets = batch(0, 2 * step + micro)
+                mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+        assert updates.num_steps == 3
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_alone_it_trains_as_without() -> None:
+    model, expected = net(), net()
+    optimizer, other = adamw(model), adamw(expected)
+    with paceline.LocalUpdates(model, optimizer, 2):
+        for step in range(5):
+            inner_step(model, optimizer, 0, step)
+            inner_step(expected, other, 0, step)
+    torch.testing.assert_close(vector(model), vector(expected))
