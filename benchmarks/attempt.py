@@ -21,7 +21,6 @@ _ROLES = {  # of processes that the launcher has started, by a word of their com
     "paceline.runs.launching": "rank",
     "paceline.strategies.hogbatch.worker": "worker",
     "paceline.strategies.wheel.worker": "body",
-    "paceline.strategies.local.worker": "worker",
     "own_loop.py": "rank",
 }
 _OTHER = "other"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from local_runs import LocalRuns
 from processes import Finished, Started
 
 
@@ -37,9 +36,3 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[.
 def paceline(start: Callable[..., Started]) -> Callable[..., Finished]:
     """Run the command line to its end."""
     return lambda *arguments: start("-m", "paceline", *arguments).finish()
-
-
-@pytest.fixture
-def runs(start, tmp_path: Path) -> LocalRuns:
-    """Runs of strategy local, in a folder of the test's own."""
-    return LocalRuns(start, tmp_path)

@@ -100,7 +100,6 @@ IMPORTED = (
     "paceline.strategies.hogbatch.run",
     "paceline.strategies.hogbatch.worker",
     "paceline.strategies.local.run",
-    "paceline.strategies.local.worker",
     "paceline.strategies.subbatch.run",
     "paceline.strategies.wheel.run",
     "paceline.strategies.wheel.worker",

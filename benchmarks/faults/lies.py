@@ -21,11 +21,11 @@ from paceline.rpc.keys import generate_keys
 from paceline.rpc.limits import CREDIT_MESSAGES, QUEUED_PIECES
 
 HERE = Path(__file__).parent
-STRATEGIES = ("wheel", "local")
-_EPOCHS = {"wheel": 100, "local": 400}
+STRATEGIES = ("wheel",)
+_EPOCHS = {"wheel": 100}
 _DEADLINE_S, _STALL_S, _ENDS_S = 2.0, 30.0, 600.0
 _NUM_WORKERS, _NUM_LIARS = 5, 3
-_MESSAGE_NBYTES = {"wheel": 4 << 20, "local": 9 << 20}  # the largest of the model below
+_MESSAGE_NBYTES = {"wheel": 4 << 20}  # the largest of the model below
 _RECORD_TIMES = 30  # as much memory as its text takes a record while it is checked, one at a time
 _SLACK_NBYTES = 32 << 20  # what a process differs by from run to run
 _MODEL = """
@@ -141,7 +141,6 @@ class _Trial:
     def _hub(self) -> Watched:
         of_strategy = {
             "wheel": ("--set", "lanes=1", "--set", "head=fc1"),
-            "local": ("--set", "sync_every=5"),
         }
         return self._start(
             *("-m", "paceline", "hub", "small:Small", "--strategy", self._strategy),

@@ -87,6 +87,16 @@ def remove_results(folder: Path) -> None:
 
 SLOW = pytest.mark.slow
 HOST = {"strategy": "host"}
+LOCAL = {
+    "strategy": "local",
+    "options": {
+        "sync_every": 8,
+        "fragments": 2,
+        "delay": 2,
+        "mixing": 0.5,
+        "codec": "e3m0+feedback",
+    },
+}
 SPLIT = {"strategy": "subbatch", "model": "small_recipes:classes"}
 
 
@@ -96,6 +106,7 @@ SPLIT = {"strategy": "subbatch", "model": "small_recipes:classes"}
         HOST | {"accumulate": 3, "clip_norm": 0.5, "precision": "bfloat16"},
         {"strategy": "tree"},
         {"strategy": "allreduce", "options": {"codec": "onebit"}},  # has error feedback
+        LOCAL | {"schedule": "cosine", "evaluate_every": 11},
         SPLIT | {"options": {"gradients": "onebit"}},
     ],
     ids=lambda settings: settings["strategy"],
@@ -147,13 +158,27 @@ def test_another_number_of_workers_takes_the_same_samples(run, triple, tmp_path,
         assert epoch["train_loss"] == pytest.approx(same["train_loss"], rel=1e-4)
 
 
+@pytest.mark.slow
+def test_another_number_of_workers_goes_on_with_the_groups_parameters(
+    run: Run, triple: Ranks, tmp_path: Path, folder: Path
+) -> None:
+    settings = LOCAL | {"model": "small_recipes:plain", "epochs": 4, "checkpoint_every": "37"}
+    run(settings)
+    whole = learnt(folder)[1]
+    remove_results(folder)
+    triple(train, settings, True, group=False, cwd=tmp_path)
+    found = learnt(folder)[1]
+    # What was learnt in the first epochs was not lost.
+    assert found[-1]["test_loss"] < 1.5 * whole[-1]["test_loss"] < whole[0]["test_loss"]
+
+
 @pytest.mark.parametrize(
     ("settings", "num_left"),
     [
         (HOST, 0),
         *(
             pytest.param(*one, marks=pytest.mark.slow)
-            for one in [(HOST, 1), (SPLIT, 0), (SPLIT, 1)]
+            for one in [(HOST, 1), (LOCAL, 0), (LOCAL, 1), (SPLIT, 0), (SPLIT, 1)]
         ),
     ],
 )

@@ -225,7 +225,7 @@ def resumed(num_steps: int, at: int, option: dict[str, Any], folder: str) -> Ten
         "optimizer": optimizer.state_dict(),
     }
     torch.save(state, path)
-    updates._abandon()
+    updates.abort()
     model = net(1)
     optimizer = adamw(model)
     updates = paceline.LocalUpdates(model, optimizer, **option)

@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 
-from fixtures import runs
 from processes import Finished
-
-__all__ = ["runs"]
 
 
 @pytest.fixture

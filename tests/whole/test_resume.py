@@ -97,7 +97,6 @@ def test_a_run_that_loses_a_worker_starts_again_and_says_so(runs: Runs, tmp_path
 
 
 WHEEL = ("--set", "lanes=1", "--set", "staleness=0", "--set", "head=last")
-LOCAL = ("--set", "sync_every=8", "--set", "delay=3", "--set", "mixing=0.5")
 
 
 @pytest.mark.slow
@@ -106,7 +105,6 @@ LOCAL = ("--set", "sync_every=8", "--set", "delay=3", "--set", "mixing=0.5")
     [
         ("classes", "hogbatch", "cpu:1", "37", ("--policy", "hogbatch")),
         ("plain", "wheel", "1", "0.2s", WHEEL),
-        ("with_dropout", "local", "2", "37", LOCAL),
     ],
 )
 def test_a_run_with_a_hub_goes_on_bit_for_bit(runs, recipe, strategy, workers, every, options):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow  # the quick one is in test_resume.py
 PROGRAMS = Path(__file__).parent / "programs"
 LONG = ("--profile-s", "0.2", "--epochs", "1000", "--deadline-s", "60")
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-MODULES = ("runs.launching", "hogbatch.worker", "wheel.worker", "local.worker")
+MODULES = ("runs.launching", "hogbatch.worker", "wheel.worker")
 Start = Callable[..., Started]
 
 

@@ -21,12 +21,6 @@ from paceline.rpc import frames
 from paceline.rpc.frames import HEADER_NBYTES, Assembly, FrameHeader, Message, MessageKind
 from paceline.strategies.hogbatch import messages
 from paceline.strategies.hogbatch.statistics import BatchResult
-from paceline.strategies.local import measure as local_measure
-from paceline.strategies.local import protocol as local
-from paceline.strategies.local.config import Local
-from paceline.strategies.local.exchange import Exchanged
-from paceline.strategies.local.gate import Gate as LocalGate
-from paceline.strategies.local.trace import Trace as LocalTrace
 from paceline.strategies.wheel import measure as wheel_measure
 from paceline.strategies.wheel import protocol as wheel
 from paceline.strategies.wheel.gate import Gate as WheelGate
@@ -37,11 +31,7 @@ from paceline.strategies.wheel.tree import ChildReport
 
 _LARGEST = 2**22  # message of a run
 _SIZE = struct.Struct("<I")
-_HEADERS = (
-    local.PartHeader, local.PartsHeader, local.StateHeader, local.UnitsHeader, local.Tested,
-    local.SavedHeader, local.Done, local_measure.DeviceProfile,
-)  # fmt: skip
-_KINDS = ascii_letters[: len(_HEADERS) + 4]  # and the records of both hubs
+_KINDS = ascii_letters[:3]
 _WORKER, _NUM_STEPS = 1, 5
 
 
@@ -101,26 +91,10 @@ def _wheel_gate() -> WheelGate:
     return WheelGate(workers, _NUM_STEPS, "{}", lambda: 7)
 
 
-@cache
-def _local_gate() -> LocalGate:
-    return LocalGate(Exchanged(torch.nn.Linear(2, 2), Local()), 100.0, 5, 30, None)
-
-
 def _record_seeds(folder: Path) -> list[bytes]:
     """Return records as they travel, behind the letter of their kind."""
     span = Span(Kind.FORWARD, 3, "layer", 1, (Resource("cpu0", Lane.COMPUTE),), 0.1, 0.2, None, 8)
     texts = [
-        local.PartHeader(weight=8, num_steps=2, step_s=0.1, losses=(_loss(),)).model_dump_json(),
-        local.PartsHeader(shares=(local.Share(worker=0, weight=8),)).model_dump_json(),
-        local.StateHeader(exchange=3, place=(1, 2)).model_dump_json(),
-        local.UnitsHeader(units=(1, 2), first_step=0, num_steps=5).model_dump_json(),
-        local.Tested(num_samples=3, loss=0.5, score=1).model_dump_json(),
-        local.SavedHeader(round=1, step=2).model_dump_json(),
-        local.Done(digest="abc").model_dump_json(),
-        local_measure.DeviceProfile(
-            **_profiled(), cores=1, memory_bytes_per_s=1e9, latency_s=1e-4
-        ).model_dump_json(),
-        LocalTrace(_WORKER, [span], {3: 1.0}, {3: 2.0}).as_json().decode(),
         WheelTrace([span], [MessageTime("labels", _WORKER, 2, 1.0)]).as_json().decode(),
         wheel_measure.DeviceProfile(**_profiled()).model_dump_json(),
         ChildReport(
@@ -141,10 +115,6 @@ def _profiled() -> dict[str, Any]:
     }
 
 
-def _loss() -> local.Loss:
-    return local.Loss(epoch=0, num_samples=8, total=2.5)
-
-
 def _behind_the_kind(random: Random, data: bytes) -> bytes:
     return data[:1] + mutated(random, data[1:], JSON)
 
@@ -152,17 +122,12 @@ def _behind_the_kind(random: Random, data: bytes) -> bytes:
 def _record(data: bytes, folder: Path) -> object:
     number, text = _KINDS.index(data[:1].decode()), data[1:]
     message = Message("part", parts=(text,))
-    match number - len(_HEADERS):
+    match number:
         case 0:
-            done = Message("done", parts=(b"{}", text))
-            return _local_gate().done(_WORKER, done)
-        case 1:
             return _wheel_gate().trace(_WORKER, message, is_child=False)
-        case 2:
+        case 1:
             return _wheel_gate().profile(message)
-        case 3:
-            return _wheel_gate().report(Message("done", parts=(b"", text)))
-    return local.decode(_HEADERS[number], message)
+    return _wheel_gate().report(Message("done", parts=(b"", text)))
 
 
 def _part_seeds(folder: Path) -> list[bytes]:

@@ -59,6 +59,7 @@ class Averaging:
         self._outer, self._make_codec = outer, make_codec
         self._codecs: dict[_Key, Codec] = {}
         self._digest = ""
+        self.stand_ins: list[Tensor] = []  # for outer gradients, by fragment, in a rehearsal
         self.nbytes_sent = self.nbytes_received = 0
 
     def run(self, given: Contribution, group: Group) -> Averaged:
@@ -102,6 +103,8 @@ class Averaging:
         """Return the weighted mean of the workers' outer gradients."""
         if share:
             gradient = self._outer.gradient(fragment, own)
+            if self.stand_ins:
+                gradient.copy_(self.stand_ins[fragment])
             if share != 1.0:
                 gradient *= share
         else:  # a product would keep NaN
@@ -130,6 +133,12 @@ class Averaging:
             nbytes += piece.gather(control)[0]
             self.nbytes_sent += nbytes
             self.nbytes_received += nbytes
+
+    @property
+    def sent_share(self) -> float | None:
+        """The share of the values that was sent, by a codec that leaves some out."""
+        found = next(iter(self._codecs.values()), None)
+        return found.sent_share if isinstance(found, ErrorFeedback) else None
 
     def _codec(self, key: _Key) -> Codec:
         if key not in self._codecs:

@@ -10,11 +10,13 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import isfinite
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -36,6 +38,7 @@ from paceline.exchange.outer import (
     OuterModel,
     flatten,
     fragments_of,
+    load_vector,
     local_of,
 )
 from paceline.exchange.readiness import weakly
@@ -44,6 +47,7 @@ from paceline.links.group import Group
 from paceline.links.rendezvous import joined, with_own_connections
 
 logger = logging.getLogger(__name__)
+_KEPT_TIMES = 256
 _GOODBYE_S = 5.0  # for a thread that waits for lost workers
 _OF_A_WORKER = ("sync_every", "delay")  # settings by which a slower worker may differ
 
@@ -54,10 +58,38 @@ class _Exchange:
 
     given: Contribution
     due: int
+    sent_s: float
+    copied_s: float
     thread: threading.Thread
     result: Averaged | None = None
     error: BaseException | None = None
-    took_s: float = 0.0
+    begun_s: float = 0.0
+    averaged_s: float = 0.0
+    stepped_s: float = 0.0
+
+
+class ExchangeTimes(NamedTuple):
+    """When a worker did what in an exchange, in seconds of the host's monotonic clock.
+
+    It trained from `trained_from_s` on, copied the fragment to host memory from `sent_s` to
+    `copied_s`, exchanged it from `begun_s` to `averaged_s`, and took the outer step until
+    `stepped_s`. It wanted the group's parameters at `due_s`, and copied them from `loading_s` to
+    `loaded_s`.
+    """
+
+    number: int
+    trained_from_s: float
+    sent_s: float
+    copied_s: float
+    begun_s: float
+    averaged_s: float
+    stepped_s: float
+    due_s: float
+    loading_s: float
+    loaded_s: float
+
+
+_NOTHING_NEW = Averaged(None, (), (), all_closing=False)
 
 
 class LocalUpdates:
@@ -129,6 +161,7 @@ class LocalUpdates:
         device = next(iter(self._fragments[0])).device
         workers = _group_of(process_group, device_mesh)
         given = joined(device, deadline_s, workers)
+        self._worker = given.rank
         self._suspended = _replicas_between(model, given)
         self._group = with_own_connections(given)
         self._check_same(codec, outer)
@@ -146,13 +179,15 @@ class LocalUpdates:
         self._stepped: set[Optimizer] = set()
         self._gradients: list[tuple[weakref.ref[Tensor], int]] = []  # of the last step
         self._exposed_s = self._took_s = 0.0
+        self._trained_from_s = time.monotonic()
+        self._times: deque[ExchangeTimes] = deque(maxlen=_KEPT_TIMES)
         self._is_open = True
         for replica in self._suspended:
             replica.require_backward_grad_sync = False
         # The hooks keep this object alive as long as the optimizers.
         self._hooks = [one.register_step_post_hook(self._after_step) for one in self._optimizers]
         # A daemon thread that is killed inside torch at interpreter exit aborts the process.
-        self._at_exit = weakly(self._abandon)
+        self._at_exit = weakly(self.abort)
         atexit.register(self._at_exit)
 
     def __enter__(self) -> Self:
@@ -166,7 +201,7 @@ class LocalUpdates:
         if kind is None:
             self.close()
         else:
-            self._abandon()
+            self.abort()
 
     @property
     def num_steps(self) -> int:
@@ -188,13 +223,42 @@ class LocalUpdates:
             for _ in range(1, self._rounds.fragments):
                 self._exchange_now()
         finally:
-            self._abandon()
+            self.abort()
 
     def statistics(self) -> Statistics:
         """Return the traffic and time of the exchanges so far, on this worker."""
         sent, received = self._averaging.nbytes_sent, self._averaging.nbytes_received
         hidden_s = max(0.0, self._took_s - self._exposed_s)
-        return Statistics("local", self._num_steps, sent, received, self._exposed_s, hidden_s)
+        times = self._exposed_s, hidden_s
+        share = self._averaging.sent_share
+        return Statistics("local", self._num_steps, sent, received, *times, sent_share=share)
+
+    def times(self) -> tuple[ExchangeTimes, ...]:
+        """Return when what happened in the last exchanges on this worker."""
+        return tuple(self._times)
+
+    def own_parameters(self) -> list[Tensor]:
+        """Return copies of this worker's own parameters, a vector for each fragment."""
+        return [flatten(one, self._outer.dtype) for one in self._fragments]
+
+    def load_own_parameters(self, vectors: Sequence[Tensor]) -> None:
+        """Set this worker's own parameters."""
+        for vector, fragment in zip(vectors, self._fragments, strict=True):
+            load_vector(vector, fragment)
+
+    def stand_in_for_gradients(self, make: Callable[[Tensor], Tensor]) -> None:
+        """Send what `make` makes of the parameters: in a rehearsal outer gradients are zero."""
+        self._averaging.stand_ins = list(map(make, self._outer.values))
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the group's parameters into the model meanwhile, as for a test."""
+        if self._running is not None:
+            self._wait(self._running)
+        own = self.own_parameters()
+        self.load_own_parameters(self._outer.values)
+        yield
+        self.load_own_parameters(own)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state; the model's and the optimizer's are the caller's to save.
@@ -204,38 +268,42 @@ class LocalUpdates:
         running = self._running
         if running is not None:
             self._wait(running)
-        loading = running and {"due": running.due, "buffers": running.given.buffers}
         return {
-            "worker": self._group.rank,
             "outer": self._outer.state_dict(),
-            "feedback": self._averaging.feedback(),
-            "loading": loading,
             "num_exchanges": self._num_exchanges,
             "num_steps": self._num_steps,
             "in_round": self._in_round,
-            "weights": list(self._weights),
+            "own": {
+                "worker": self._worker,
+                "weights": list(self._weights),
+                "feedback": self._averaging.feedback(),
+                "due": None if running is None else running.due,
+                "buffers": [] if running is None else running.given.buffers,
+            },
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of the same worker, or from the first worker's on all of them.
+        """Go on from a state of the same worker, or from another one's on all of them.
 
         Load the model's and the optimizer's afterwards. InvalidInput if it does not fit.
         """
-        if len(state["weights"]) != self._rounds.fragments:
-            raise InvalidInput("fragments", f"{len(state['weights'])} in the state that is loaded")
         self._outer.load_state_dict(state["outer"])
-        is_own = state["worker"] == self._group.rank
-        self._averaging.load_feedback(state["feedback"] if is_own else {})
         self._num_exchanges, self._num_steps = state["num_exchanges"], state["num_steps"]
-        self._in_round, self._weights = state["in_round"], list(state["weights"])
+        self._in_round = state["in_round"]
+        self._weights = [0.0] * self._rounds.fragments
         self._running = None
-        if (loading := state["loading"]) is not None:
-            number = self._num_exchanges - 1
-            nothing = torch.empty(0)
+        own = state["own"]
+        if own is None or own["worker"] != self._worker:
+            self._averaging.load_feedback({})
+            return
+        self._averaging.load_feedback(own["feedback"])
+        self._weights = list(own["weights"])
+        if own["due"] is not None:
+            number, now_s = self._num_exchanges - 1, time.monotonic()
             fragment = number % self._rounds.fragments
-            given = Contribution(number, fragment, 0.0, nothing, loading["buffers"], False)
-            done = Averaged(None, (), (), False)
-            self._running = _Exchange(given, loading["due"], threading.Thread(), done)
+            given = Contribution(number, fragment, 0.0, torch.empty(0), own["buffers"], False)
+            known = given, own["due"], now_s, now_s, threading.Thread()
+            self._running = _Exchange(*known, _NOTHING_NEW, None, now_s, now_s, now_s)
 
     # --- inner steps ---------------------------------------------------------------------------
 
@@ -294,8 +362,7 @@ class LocalUpdates:
         """Raise InvalidInput if parameters have changed, and the optimizer has never stepped."""
         if self._num_steps:
             return
-        own = (flatten(one, self._outer.dtype) for one in self._fragments)
-        if not all(map(torch.equal, own, self._outer.values)):
+        if not all(map(torch.equal, self.own_parameters(), self._outer.values)):
             raise InvalidInput(
                 "optimizer",
                 "has never stepped, but the parameters have changed",
@@ -309,13 +376,14 @@ class LocalUpdates:
         number, count = self._num_exchanges, self._rounds.fragments
         fragment = number % count
         weight, self._weights[fragment] = self._weights[fragment], 0.0
+        sent_s = time.monotonic()
         own = flatten(self._fragments[fragment], self._outer.dtype)
         ends_round = fragment == count - 1
         buffers = (
             [one.detach().cpu().clone() for one in self._model.buffers()] if ends_round else []
         )
         given = Contribution(number, fragment, weight, own, buffers, is_closing)
-        exchange = _Exchange(given, due, threading.Thread())
+        exchange = _Exchange(given, due, sent_s, time.monotonic(), threading.Thread())
         # A daemon: one that waits for a lost worker must not keep the process alive.
         exchange.thread = threading.Thread(
             target=self._run, args=(exchange,), name="paceline-local-updates", daemon=True
@@ -326,25 +394,26 @@ class LocalUpdates:
 
     def _run(self, exchange: _Exchange) -> None:
         """Exchange and take the outer step; in the exchange's thread."""
-        started = time.monotonic()
+        exchange.begun_s = time.monotonic()
         try:
             found = self._averaging.run(exchange.given, self._group)
+            exchange.averaged_s = time.monotonic()
             if found.mean is not None:
                 self._outer.step(exchange.given.fragment, found.mean, self._step_by)
             self._averaging.step_taken(exchange.given.fragment)
+            exchange.stepped_s = time.monotonic()
             exchange.result = found
         except BaseException as error:
             exchange.error = error
-        exchange.took_s = time.monotonic() - started
 
     def _wait(self, exchange: _Exchange) -> Averaged:
         """Wait until an exchange is done; raises what its thread has raised."""
+        started_s = time.monotonic()
         if exchange.result is None and exchange.error is None:
-            started = time.monotonic()
             exchange.thread.join()
-            self._exposed_s += time.monotonic() - started
+            self._exposed_s += time.monotonic() - started_s
         if exchange.error is not None:
-            self._abandon()
+            self.abort()
             raise exchange.error
         assert exchange.result is not None
         return exchange.result
@@ -354,8 +423,10 @@ class LocalUpdates:
         exchange, self._running = self._running, None
         if exchange is None:
             return
-        found, given = self._wait(exchange), exchange.given
-        self._took_s += exchange.took_s
+        due_s, given = time.monotonic(), exchange.given
+        found = self._wait(exchange)
+        loading_s = time.monotonic()
+        self._took_s += exchange.stepped_s - exchange.begun_s
         if self._group.rank in found.left_out:
             self._begin_anew()
         else:
@@ -365,6 +436,13 @@ class LocalUpdates:
         with torch.no_grad():
             for buffer, group in zip(self._model.buffers(), given.buffers, strict=False):
                 buffer.copy_(group)
+        loaded_s = time.monotonic()
+        if not given.is_closing:
+            before = self._trained_from_s, exchange.sent_s, exchange.copied_s
+            beside = exchange.begun_s, exchange.averaged_s, exchange.stepped_s
+            after = due_s, loading_s, loaded_s
+            self._times.append(ExchangeTimes(given.number, *before, *beside, *after))
+        self._trained_from_s = loaded_s
 
     def _exchange_now(self) -> Averaged:
         """Exchange the next fragment while this worker trains no more."""
@@ -376,8 +454,7 @@ class LocalUpdates:
 
     def _begin_anew(self) -> None:
         """Take all of the group's parameters; what the optimizer has gathered may be NaN, too."""
-        for number, fragment in enumerate(self._fragments):
-            self._outer.load_into(number, fragment)
+        self.load_own_parameters(self._outer.values)
         self._weights = [0.0] * len(self._weights)
         for optimizer in self._optimizers:
             optimizer.state.clear()
@@ -440,8 +517,8 @@ class LocalUpdates:
                 "parameters of workers %s differed from those of worker 0, which they take", others
             )
 
-    def _abandon(self) -> None:
-        """Remove the hooks, and end the group and the thread."""
+    def abort(self) -> None:
+        """End without a last exchange: remove the hooks, and end the thread and its group."""
         if not self._is_open:
             return
         self._is_open = False

@@ -10,7 +10,6 @@ added: fused, sums would have other bits on other processors.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from hashlib import sha256
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from paceline.models.layers import layers_of
 
 Fragment = tuple[nn.Parameter, ...]
 OptimizerFactory = Callable[[list[Tensor]], Optimizer]
+_FACTOR = 6364136223846793005  # of Knuth's linear congruential generator
 _BLOCK = 1 << 16  # values: what is read and written of so many stays in a core's cache
 
 
@@ -61,6 +61,18 @@ def flatten(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
     return torch.cat([local_of(one).reshape(-1).to("cpu", dtype) for one in parameters])
 
 
+@torch.no_grad()
+def load_vector(vector: Tensor, parameters: Iterable[Tensor], mixing: float = 0.0) -> None:
+    """Set parameters to `mixing` times themselves, and the rest of what `flatten` has returned."""
+    owned = [local_of(one) for one in parameters]
+    parts = vector.split([one.numel() for one in owned])
+    for own, part in zip(owned, parts, strict=True):
+        given = part.view(own.shape).to(own.device)
+        if mixing:
+            given = (given * (1 - mixing)).add_(own * mixing)
+        own.copy_(given)
+
+
 def is_finite(vector: Tensor) -> bool:
     """Return False if a value is NaN or infinite."""
     return all(bool(block.isfinite().all()) for block in vector.split(_BLOCK))
@@ -69,13 +81,13 @@ def is_finite(vector: Tensor) -> bool:
 class OuterModel:
     """The group's parameters, and the state of the outer optimizer, by fragments as flat vectors.
 
-    They are float64 if all of the model is, float32 otherwise. `make`: a factory of outer
+    They are float64 if any of the model's is, float32 otherwise. `make`: a factory of outer
     optimizers, each of one vector, in place of the steps above.
     """
 
     def __init__(self, fragments: Sequence[Fragment], make: OptimizerFactory | None = None) -> None:
         types = {one.dtype for fragment in fragments for one in fragment}
-        self.dtype = torch.float64 if types == {torch.float64} else torch.float32
+        self.dtype = torch.float64 if torch.float64 in types else torch.float32
         self.values = [flatten(one, self.dtype) for one in fragments]
         self.momenta = [] if make else [torch.zeros_like(one) for one in self.values]
         self._optimizers = [make([one]) for one in self.values] if make else []
@@ -96,24 +108,21 @@ class OuterModel:
             momentum.mul_(by.momentum).add_(part)
             values.sub_((momentum * by.momentum).add_(part).mul_(by.learning_rate))
 
-    @torch.no_grad()
     def load_into(self, fragment: int, parameters: Fragment, mixing: float = 0.0) -> None:
         """Set a worker's parameters to `mixing` times its own, and the rest of the group's."""
-        owned = [local_of(one) for one in parameters]
-        parts = self.values[fragment].split([one.numel() for one in owned])
-        for own, part in zip(owned, parts, strict=True):
-            group = part.view(own.shape).to(own.device)
-            if mixing:
-                group = (group * (1 - mixing)).add_(own * mixing)
-            own.copy_(group)
+        load_vector(self.values[fragment], parameters, mixing)
 
     def digest(self, fragment: int) -> str:
-        """Return a hash of a fragment's parameters and momentum, to compare replicas by."""
-        found = sha256()  # processors have instructions for it
+        """Return a hash of a fragment's parameters and momentum, to compare replicas by.
+
+        A cryptographic one would take longer than the outer step.
+        """
+        found = 0
         for vectors in (self.values, self.momenta):
             for vector in vectors[fragment : fragment + 1]:
-                found.update(vector.numpy().data)
-        return found.hexdigest()
+                for block in vector.view(torch.int32).split(_BLOCK):
+                    found = (found * _FACTOR + int(block.sum())) % (1 << 64)
+        return f"{found:x}"
 
     def tensors(self) -> list[Tensor]:
         """Return all that replicas have in common; the live tensors, in the same order on all."""

@@ -157,7 +157,7 @@ class ReplicaRunner:
             predicted = self._predicted(strategy, config, [chunk for chunk, _, _ in tried])
             trials = tuple(ChunkTrial(chunk, predicted[chunk], own) for chunk, _, own in tried)
             config = replace(config, chunk=chosen)
-        trained = train(session, setup, recorder, replica)
+        trained = self._trained(replica, recorder, config)
         if stretched is not None:
             stretched.remove()
         machine, _ = self.calibrated(strategy, config)
@@ -170,6 +170,10 @@ class ReplicaRunner:
             shares=None if setup.sampler is None else setup.sampler.shares,
             trials=trials,
         )
+
+    def _trained(self, replica: ModelReplica, recorder: Recorder, config: Any) -> Trained:
+        """Train in steps that are common to all ranks; a subclass may take others."""
+        return train(self._session, self.setup, recorder, replica)
 
     def save(self, path: Path) -> None:
         """Write the model as safetensors, on rank 0."""
@@ -244,7 +248,7 @@ def outcome_of(
     step_s = median(trained.step_seconds) if trained.step_seconds else None
     samples_per_s = setup.samples_per_step / step_s if step_s else 0.0
     tokens = setup.recipe.tokens_per_sample if setup.recipe else None
-    num_traced = timeline.num_steps()
+    num_traced = 1 + max((span.step for span in timeline.spans), default=-1)
     # Of a host's workers one exchanges for all.
     shares = [one for one in group.gather(trained.sent_share) if one is not None]
     codec = gradient_codec(known.get("config"))

@@ -16,8 +16,8 @@ STRATEGIES: dict[str, Strategy] = {
     for package in (allreduce, host, tree, wheel, subbatch, hogbatch, local, hierarchy)
 }
 
-# Those of equal workers that exchange all gradients in each step.
-EXCHANGES = {name: one for name, one in STRATEGIES.items() if one.calibrate is not None}
+# Those of equal workers that exchange all gradients in each step, and so learn the same.
+EXCHANGES = {n: one for n, one in STRATEGIES.items() if one.calibrate and one.caveat is None}
 
 # Those of ranks that go through a run step by step together.
 IN_STEP = {name: one for name, one in STRATEGIES.items() if one.run and not one.is_led}

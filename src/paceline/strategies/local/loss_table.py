@@ -42,7 +42,7 @@ class LossRow:
     model: str
     tokens: _Count
     outer_learning_rate: _Finite | None = None
-    outer_momentum: _Finite = Local().outer_momentum
+    outer_momentum: _Finite | None = None
 
 
 @cache
@@ -79,7 +79,7 @@ def described(config: Local, rows: Sequence[LossRow]) -> str:
     )
 
 
-def _outer(one: Local | LossRow) -> tuple[float | None, float]:
+def _outer(one: Local | LossRow) -> tuple[float | None, float | None]:
     return one.outer_learning_rate, one.outer_momentum
 
 

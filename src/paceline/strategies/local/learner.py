@@ -1,0 +1,176 @@
+"""A rank of strategy local: its inner steps, tests of the group's model, and its state."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.checkpoints.state import load_optimizer_state, optimizer_state
+from paceline.codecs.stand_ins import stand_ins_for
+from paceline.core.errors import InvalidInput
+from paceline.data.dataset import IndexedSamples
+from paceline.exchange.checkpoints import State
+from paceline.exchange.learner import WholeModel
+from paceline.exchange.local_updates import LocalUpdates
+from paceline.exchange.replica import SingleReplica, Statistics
+from paceline.exchange.session import TrainingSession
+from paceline.exchange.setup import TrainingSetup
+from paceline.exchange.step import Share
+from paceline.record.recorder import Recorder
+from paceline.strategies.local.config import Local
+
+Tensors = dict[str, Tensor]
+_PART = "local_updates"  # of a checkpoint
+_VECTORS = ("values", "momenta")  # of the outer model
+_COUNTS = ("num_exchanges", "num_steps", "in_round")  # the same on all ranks
+
+
+class LocalReplica(SingleReplica):
+    """A replica whose gradients stay its own, and whose parameters are averaged now and then."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.learner: LocalModel | None = None
+
+    def exchange_state(self) -> Tensors:
+        """Return what is this rank's own between two exchanges."""
+        return {} if self.learner is None else self.learner.own_state()
+
+    def load_exchange_state(self, state: Tensors) -> None:
+        """Take over what the same rank, of as many, had of its own."""
+        if self.learner is not None:
+            self.learner.load_own(state)
+
+    def statistics(self) -> Statistics:
+        """Return the traffic and time of the exchanges of outer gradients."""
+        assert self.learner is not None  # it trains
+        return self.learner.updates.statistics()
+
+    def close(self) -> None:
+        """End the exchanges; the last one has been made if training is done."""
+        if self.learner is not None:
+            self.learner.updates.abort()
+
+
+class LocalModel(WholeModel):
+    """The learner of a rank that takes inner steps.
+
+    A checkpoint has the group's model, which any number of ranks can go on with; and each rank's
+    own parameters and optimizer, with which the same ranks go on bit for bit.
+    """
+
+    def __init__(
+        self,
+        session: TrainingSession,
+        setup: TrainingSetup,
+        recorder: Recorder,
+        replica: Any,
+        config: Local,
+    ) -> None:
+        super().__init__(session, setup, recorder, replica)
+        self._num_steps = sum(setup.epoch_steps)
+        self._loaded: dict[str, Any] = {}
+        self._loaded_optimizer: dict[str, Any] = {}
+        self.updates = LocalUpdates(
+            setup.model,
+            self._optimizer,
+            config.sync_every,
+            fragments=config.fragments,
+            delay=config.delay,
+            mixing=config.mixing,
+            codec=config.codec,
+            outer=config.outer,
+            outer_learning_rate=config.outer_learning_rate,
+            outer_momentum=config.outer_momentum,
+            num_steps=self._num_steps,
+            process_group=session.group.process_group,
+            deadline_s=session.group.deadline_s,
+        )
+        make = stand_ins_for(config.codec)
+        if setup.times is not None and make is not None:
+            self.updates.stand_in_for_gradients(make)
+
+    def _step(self, source: Iterator[Share]) -> Tensor:
+        """Take an inner step, on the mean loss of this rank's samples; return its weighted loss."""
+        share = next(source)
+        self.updates.weight = float(share.num_samples)
+        loss = super()._step(iter((share._replace(weight=1.0),))) * share.weight
+        if self.updates.num_steps == self._num_steps:
+            self.updates.close()
+        return loss
+
+    def _test(self, samples: IndexedSamples) -> tuple[float, float]:
+        with self.updates.averaged():
+            return super()._test(samples)
+
+    def _state(self) -> State:
+        with self.updates.averaged():
+            # Copies: the model has this rank's parameters again when they are written.
+            tensors, parts = super()._state()
+            tensors = {name: one.clone() for name, one in tensors.items()}
+        state = self.updates.state_dict()
+        for kind in _VECTORS:
+            for i, one in enumerate(state["outer"][kind]):
+                tensors[f"{_PART}/{kind}/{i}"] = one
+        return State(tensors, parts | {_PART: {name: state[name] for name in _COUNTS}})
+
+    def _load(self, state: State) -> None:
+        if _PART not in state.parts:
+            raise InvalidInput("resume", "the run had another strategy", hint="take that")
+        super()._load(state)
+        vectors = state.file(_PART)
+        outer: dict[str, Any] = {kind: _listed(vectors, f"{kind}/") for kind in _VECTORS}
+        self._loaded = state.parts[_PART] | {"outer": outer | {"optimizers": []}, "own": None}
+        self.updates.load_state_dict(self._loaded)
+        self._loaded_optimizer = state.parts["optimizer"]
+
+    def own_state(self) -> Tensors:
+        """Return what is this rank's own between two exchanges."""
+        own = self.updates.state_dict()["own"]
+        due = -1 if own["due"] is None else own["due"]
+        tensors, _ = optimizer_state(self._optimizer, list(self._model.named_parameters()))
+        return {
+            "weights": torch.tensor(own["weights"], dtype=torch.float64),
+            "due": torch.tensor(due),
+            **_named("feedback/", own["feedback"]),
+            **_named("buffers/", dict(enumerate(own["buffers"]))),
+            **_named("parameters/", dict(enumerate(self.updates.own_parameters()))),
+            **_named("own_buffers/", dict(enumerate(self._model.buffers()))),
+            **_named("optimizer/", tensors),
+        }
+
+    def load_own(self, state: Tensors) -> None:
+        """Take over what the same rank, of as many, had of its own."""
+        due = int(state["due"])
+        own = {
+            "worker": self._group.rank,
+            "weights": state["weights"].tolist(),
+            "feedback": _without("feedback/", state),
+            "due": None if due < 0 else due,
+            "buffers": _listed(state, "buffers/"),
+        }
+        self.updates.load_state_dict(self._loaded | {"own": own})
+        self.updates.load_own_parameters(_listed(state, "parameters/"))
+        with torch.no_grad():
+            saved = _listed(state, "own_buffers/")
+            for buffer, one in zip(self._model.buffers(), saved, strict=True):
+                buffer.copy_(one)
+        names = list(self._model.named_parameters())
+        tensors = _without("optimizer/", state)
+        load_optimizer_state(self._optimizer, names, tensors, self._loaded_optimizer)
+
+
+def _named(prefix: str, tensors: Mapping[Any, Tensor]) -> Tensors:
+    return {f"{prefix}{name}": one for name, one in tensors.items()}
+
+
+def _without(prefix: str, tensors: Tensors) -> Tensors:
+    return {
+        name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)
+    }
+
+
+def _listed(tensors: Tensors, prefix: str) -> list[Tensor]:
+    found = _without(prefix, tensors)
+    return [found[str(i)] for i in range(len(found))]
