@@ -15,7 +15,6 @@ unrest = 0.0  # of the steps that were measured
 
 RANKS = replace(STRATEGIES["allreduce"], name="ranks", run=__name__, calibrate=None)
 HUB = replace(RANKS, name="hub", roles=lambda config: (Role("hub", 1, leads=True),))
-HUB_OF_RANKS = replace(HUB, name="hub_of_ranks", takes_ranks=True)
 
 
 class MeasuredRun:

@@ -15,7 +15,7 @@ from findings import numbers
 from paceline.core.balance import Balance, apportion
 from paceline.core.plan import Kind, PriceKey
 from paceline.planner import Forecast
-from paceline.planner.admission import admit, admit_profiled, admit_rounds
+from paceline.planner.admission import admit, admit_profiled
 
 speeds = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=8)
 
@@ -227,13 +227,3 @@ def test_a_profile_says_what_each_device_computes_and_what_the_exchange_takes() 
     assert (fast.samples_per_s, slow.samples_per_s) == pytest.approx((100, 25))
     assert slow.balanced_samples_per_s == pytest.approx(100 / 1.1)
     assert [fast.helps, slow.helps] == [True, False]
-
-
-@pytest.mark.parametrize(("round_s", "helps"), [(8.0, True), (9.0, True), (10.0, False)])
-def test_workers_that_exchange_once_a_round_are_judged_by_whole_rounds(round_s, helps) -> None:
-    # 1000 samples take both together 8 s, and the fast one by itself 10 s.
-    forecast = cast("Forecast", SimpleNamespace(samples_per_s=1000 / round_s))
-    fast, slow = admit_rounds(forecast, [100.0, 25.0], 1000)
-    assert slow.balanced_samples_per_s == pytest.approx(1000 / round_s)
-    assert slow.without_samples_per_s == pytest.approx(100)
-    assert [fast.helps, slow.helps] == [True, helps]

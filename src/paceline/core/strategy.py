@@ -89,7 +89,7 @@ class Strategy:
     the setting `workers` where that may be more than a number. `worker` names the module with
     which a process works for a hub, on this machine or another (`paceline worker`): its
     `take_part(settings, clients)`. `child_hub`: the module with which a hub is itself a worker of
-    another hub. `takes_ranks`: ranks that torchrun has started can be its workers, one each.
+    another hub.
     `may_skip_profile`: it trains without a forecast, too, where `profile_s` is 0.
     `is_asynchronous`: workers do not wait for the slowest of them.
     `is_rehearsed`: its runner takes the steps of a rehearsal, too.
@@ -125,7 +125,6 @@ class Strategy:
     count_workers: Callable[[int | str], int] = number_of
     worker: str | None = None
     child_hub: str | None = None
-    takes_ranks: bool = False
     may_skip_profile: bool = False
     is_asynchronous: bool = False
     is_rehearsed: bool = True

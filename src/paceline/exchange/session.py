@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from paceline.core.cost import PacedDevice
 from paceline.core.outcome import Epoch, Evaluation, Outcome
@@ -100,19 +100,6 @@ class Runner(Protocol):
 
     def save(self, path: Path) -> None:
         """Write the trained model as safetensors, on the process that speaks for the run."""
-
-
-@runtime_checkable
-class SpeedRunner(Runner, Protocol):
-    """A runner that has measured its workers one by one, each of which may take more or less."""
-
-    @property
-    def speeds(self) -> tuple[float, ...]:
-        """Samples a second of each worker by itself; empty if that was not measured."""
-
-    @property
-    def samples_per_exchange(self) -> float:
-        """The samples of all workers between two exchanges."""
 
 
 Start = Callable[[TrainingSession], AbstractContextManager[Runner]]

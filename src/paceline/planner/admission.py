@@ -91,19 +91,6 @@ def admit(
     return tuple(verdicts)
 
 
-def admit_rounds(
-    forecast: Forecast, speeds: Sequence[float], samples_per_exchange: float
-) -> tuple[Admission, ...]:
-    """Judge workers that exchange after so many samples of all, each with its part of them.
-
-    `speeds` are samples a second of each by itself. What a round of the forecast takes longer than
-    all of them together need for its samples is the exchange's.
-    """
-    round_s = samples_per_exchange / forecast.samples_per_s
-    exchange_s = max(0.0, round_s - samples_per_exchange / sum(speeds))
-    return admit(speeds, round(samples_per_exchange), exchange_s)
-
-
 def admit_profiled(
     forecast: Forecast,
     durations: Mapping[PriceKey, float],

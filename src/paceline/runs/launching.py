@@ -46,7 +46,6 @@ from paceline.runs.folder import id_by_torchrun, new_id
 from paceline.runs.progress import require_tensorboard
 from paceline.runs.restarts import RunRequest, Verb, resuming, with_restarts
 from paceline.runs.session import go_through
-from paceline.runs.working import lead_or_work
 
 _MOST_PER_CORE = 4
 logger = logging.getLogger(__name__)
@@ -106,7 +105,7 @@ def take_part(request: RunRequest) -> tuple[RunResult, Path]:
     written: list[str] = []
 
     def go(group: Group) -> None:
-        _take_own_part(request, group)
+        go_through(request, group)
         folder = folder_of(request)
         own = [read_run(folder).model_dump_json(), str(folder)] if group.rank == 0 else []
         written.extend(group.gather(own)[0])
@@ -171,21 +170,11 @@ def _is_led(settings: TrainSettings | RehearseSettings) -> bool:
 
 def _check_led(request: RunRequest) -> None:
     """Raise InvalidInput for a strategy that torchrun's ranks cannot be the workers of."""
-    settings = request.settings
-    if not _is_led(settings):
-        return
-    strategy = strategy_of(settings)
-    if strategy.worker is None or not strategy.takes_ranks:
-        why = "starts its workers itself; run it without torchrun"
-        raise InvalidInput("strategy", f"{settings.strategy} {why}")
-
-
-def _take_own_part(request: RunRequest, group: Group) -> None:
-    """Do this rank's part of a request, whatever strategy it has."""
     if _is_led(request.settings):
-        lead_or_work(request, group)
-    else:
-        go_through(request, group)
+        name = request.settings.strategy
+        raise InvalidInput(
+            "strategy", f"{name} starts its workers itself", hint="run it without torchrun"
+        )
 
 
 def check_cores(processes: int) -> None:
@@ -198,7 +187,7 @@ def check_cores(processes: int) -> None:
 
 def work(request: RunRequest) -> int:
     """Do this rank's part of the request and return the exit code; errors are one line each."""
-    return _as_rank_of(request, partial(_take_own_part, request))
+    return _as_rank_of(request, partial(go_through, request))
 
 
 def _as_rank_of(request: RunRequest, go: Callable[[Group], None]) -> int:
@@ -213,9 +202,8 @@ def _as_rank_of(request: RunRequest, go: Callable[[Group], None]) -> int:
 
 
 def _device_of(request: RunRequest) -> torch.device | None:
-    # In a rehearsal layers only sleep; workers of a hub do not exchange over this group.
-    on_host = request.verb == "rehearse" or _is_led(request.settings)
-    return torch.device("cpu") if on_host else None
+    # In a rehearsal layers only sleep.
+    return torch.device("cpu") if request.verb == "rehearse" else None
 
 
 def as_rank(

@@ -22,12 +22,12 @@ from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.timeline import Timeline
 from paceline.exchange.checkpoints import CHECKPOINTS, State, read_state
 from paceline.exchange.replicas import ReplicaRunner, devices_of
-from paceline.exchange.session import Runner, SpeedRunner, TrainingSession
+from paceline.exchange.session import Runner, TrainingSession
 from paceline.files.writing import written_whole
 from paceline.links.group import Group
 from paceline.measure.this_machine import facts
 from paceline.planner import Forecast, Ranking
-from paceline.planner.admission import admit_profiled, admit_rounds
+from paceline.planner.admission import admit_profiled
 from paceline.records.machine_file import find_device
 from paceline.records.result import PlanResult, PlanRow, RankingRows, RunResult
 from paceline.records.settings import AUTO, configuration, strategy_of
@@ -121,12 +121,11 @@ def _show_ranking(
 def _of_two_machines(session: TrainingSession) -> str | None:
     """Return what prints the commands for two machines; None if no launcher starts the workers."""
     settings, strategy = session.settings, session.strategy
-    if strategy.is_led and not strategy.takes_ranks:
+    if strategy.is_led:
         return None
     model = shlex.quote(settings.model)
-    named = f" --strategy {settings.strategy}" if strategy.is_led else ""  # planned by itself
     return (
-        f"two machines: `paceline launch {model}{named} --workers 2 --nodes 2 --master ADDRESS "
+        f"two machines: `paceline launch {model} --workers 2 --nodes 2 --master ADDRESS "
         "--emit torchrun` prints a command for each"
     )
 
@@ -251,8 +250,6 @@ def _trained(
     name = forecasts[0].strategy if settings.strategy == AUTO else session.strategy.name
     chosen = next((one for one in forecasts if one.strategy == name), None)
     if not isinstance(runner, ReplicaRunner):
-        if chosen is not None and settings.balance and isinstance(runner, SpeedRunner):
-            _check_speeds(settings, runner, chosen)
         return chosen, runner.train(chosen.config if chosen else session.config)
     assert chosen is not None  # replicas are always measured
     if isinstance(settings, TrainSettings) and settings.balance and not settings.force:
@@ -269,18 +266,6 @@ def _trained(
     if outcome.config != chosen.config:  # as a search on the way has found
         chosen = forecast_with(session, runner, session.strategy, outcome.config)
     return chosen, outcome
-
-
-def _check_speeds(
-    settings: TrainSettings | RehearseSettings, runner: SpeedRunner, chosen: Forecast
-) -> None:
-    """Log what each worker gains; raise InvalidInput if one does not help, unless by force."""
-    judged = admit_rounds(chosen, runner.speeds, runner.samples_per_exchange)
-    for one in judged:
-        logger.info("%s", one.why)
-    refused = [one.why for one in judged if not one.helps]
-    if refused and isinstance(settings, TrainSettings) and not settings.force:
-        raise InvalidInput("workers", f"{'; '.join(refused)} (--force has all take part)")
 
 
 def _result(

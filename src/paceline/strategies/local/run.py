@@ -30,7 +30,7 @@ from paceline.strategies.local.trace import spans_of
 @contextmanager
 def start(session: TrainingSession) -> Iterator["LocalRunner"]:
     """Yield the runner of a session; see `paceline.exchange.session.Start`."""
-    yield LocalRunner(session)
+    yield LocalRunner(session, replica)
 
 
 def replica(module: nn.Module, config: Local, group: Group) -> ModelReplica:
@@ -44,15 +44,6 @@ def replica(module: nn.Module, config: Local, group: Group) -> ModelReplica:
 class LocalRunner(ReplicaRunner):
     """Trains or rehearses this rank's replica, which meets those of the other ranks in rounds."""
 
-    def __init__(self, session: TrainingSession) -> None:
-        super().__init__(session, replica)
-        config: Local = session.config
-        num_steps = sum(self.setup.epoch_steps)
-        if config.sync_every > num_steps:
-            raise InvalidInput(
-                "sync_every", f"{config.sync_every} steps are more than the {num_steps} of the run"
-            )
-
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
         """Measure the layers, and the exchange of each strategy: of this one that of all layers."""
         whole = [
@@ -62,7 +53,15 @@ class LocalRunner(ReplicaRunner):
         return super().profile(whole)
 
     def train(self, config: Local) -> Outcome:
-        """Train or rehearse with this configuration."""
+        """Train or rehearse with this configuration.
+
+        InvalidInput if a round is longer than the run.
+        """
+        num_steps = sum(self.setup.epoch_steps)
+        if config.sync_every > num_steps:
+            raise InvalidInput(
+                "sync_every", f"{config.sync_every} steps are more than the {num_steps} of the run"
+            )
         self._replica = LocalReplica(self.setup.model)
         return self.train_as(self._session.strategy, config, lambda module: self._replica)
 

@@ -59,7 +59,7 @@ class Job(Record):
         settings, nodes = self.settings, self.asked.nodes
         if settings.strategy != AUTO:
             strategy = strategy_of(settings)
-            if strategy.is_led and not strategy.takes_ranks:
+            if strategy.is_led:
                 raise InvalidInput(
                     "strategy",
                     f"{strategy.name} starts its workers itself, and has no ranks that a cluster "
