@@ -1,10 +1,9 @@
 """What rounds of inner steps cost in loss: strategy local beside synchronous training.
 
-    python benchmarks/local/loss.py [loss] [averaged] [--quick]
+    python benchmarks/local/loss.py [--quick]
 
 Each run is `paceline train` of a small GPT (small_gpt.py) on two workers, with the same batches,
-optimizer, schedule and number of tokens; the test loss after the last step counts. "averaged" has
-workers take the mean of their parameters in place of the usual outer step. With --quick a
+optimizer, schedule and number of tokens; the test loss after the last step counts. With --quick a
 few steps show that everything works; the figures mean nothing, and are not written.
 """
 
@@ -13,8 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -31,25 +29,23 @@ from paceline.core.wire_format import wire_format  # noqa: E402
 
 _WORKERS, _BATCH_SIZE, _NUM_STEPS, _WARM_UP = 2, 32, 1500, 100
 _LEARNING_RATE = 0.003  # the best of 0.001, 0.003, 0.005 and 0.01 for synchronous training
-_SEEDS, _PERIODS, _CODECS = (0, 1, 2), (10, 30, 100), ("float32", "dynamic8", "dynamic4", "e3m0")
-_AVERAGED = {"outer_learning_rate": 1.0, "outer_momentum": 0.0}
+_SEEDS, _PERIODS, _CODECS = (0, 1, 2), (10, 30, 100), ("float32", "dynamic4")
 _DEADLINE_S = 900.0
 
 
-def measure(codecs: Sequence[str], outer: Mapping[str, float], quick: bool) -> dict[str, Any]:
-    """Return the test losses of all runs with these codecs and this outer step, by seed."""
+def measure(quick: bool) -> dict[str, Any]:
+    """Return the test losses of all runs, by seed."""
     seeds = _SEEDS[:1] if quick else _SEEDS
     periods = _PERIODS[:1] if quick else _PERIODS
     steps = 20 if quick else _NUM_STEPS
     synchronous = [_loss(["--strategy=host"], seed, steps) for seed in seeds]
     rows = []
     for period in periods:
-        for codec in codecs:
+        for codec in _CODECS:
             options = ["--strategy=local", f"--set=sync_every={period}"]
             options += [] if codec == "float32" else [f"--set=codec={codec}"]
-            options += [f"--set={name}={value}" for name, value in outer.items()]
             losses = [_loss(options, seed, steps) for seed in seeds]
-            rows.append({"sync_every": period, "codec": codec, **outer, "losses": losses})
+            rows.append({"sync_every": period, "codec": codec, "losses": losses})
     tokens = steps * _BATCH_SIZE * CONTEXT
     return {"synchronous": synchronous, "rows": rows, "tokens": tokens}
 
@@ -77,8 +73,7 @@ def text(part: str, figures: dict[str, Any]) -> str:
 def table(part: str, figures: dict[str, Any]) -> str:
     """Return the table."""
     synchronous = figures["synchronous"]
-    way = "travels as" + (", plain averaging" if part == "averaged" else "")
-    lines = [f"| rounds of | {way} | test loss, nats a byte | beside synchronous training |"]
+    lines = ["| rounds of | travels as | test loss, nats a byte | beside synchronous training |"]
     lines += ["|---" * 4 + "|", f"| | synchronous | {_values(synchronous)} | |"]
     for row in figures["rows"]:
         found = _differences(row, synchronous)
@@ -110,7 +105,7 @@ def _toml_row(row: dict[str, Any], differences: Sequence[float], tokens: int) ->
         f"bits = {bits}\ndifference = {middle:.4f}\nspread = {spread:.4f}\n"
         f'seeds = {len(differences)}\nmodel = "a GPT of 121,000 parameters"\n'
         f"tokens = {tokens}\n"
-    ) + "".join(f"{name} = {row[name]}\n" for name in _AVERAGED if name in row)
+    )
 
 
 def _values(losses: Sequence[float]) -> str:
@@ -119,8 +114,4 @@ def _values(losses: Sequence[float]) -> str:
 
 
 if __name__ == "__main__":
-    every_part = {
-        "loss": partial(measure, _CODECS, {}),
-        "averaged": partial(measure, _CODECS[:1], _AVERAGED),
-    }
-    parts.run(HERE, every_part, text)
+    parts.run(HERE, {"loss": measure}, text)

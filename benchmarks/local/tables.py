@@ -19,7 +19,7 @@ import main  # noqa: E402
 import uneven  # noqa: E402
 from readme import fill  # noqa: E402
 
-_TEXTS = {"loss": loss.table, "averaged": loss.table, "uneven": uneven.text}
+_TEXTS = {"loss": loss.table, "uneven": uneven.text}
 
 
 def of(part: str, figures: dict[str, Any]) -> str:
