@@ -2,7 +2,7 @@
 
     python benchmarks/local/loss.py [--quick]
 
-Each run is `paceline train` of a small GPT (small_gpt.py) on two workers, with the same batches,
+Each run is `paceline train` of a small GPT (sized_gpt.py) on two workers, with the same batches,
 optimizer, schedule and number of tokens; the test loss after the last step counts. With --quick a
 few steps show that everything works; the figures mean nothing, and are not written.
 """
@@ -22,13 +22,12 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for benchmarks/gpu
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from small_gpt import CONTEXT  # noqa: E402
-
 import parts  # noqa: E402
 from paceline.core.wire_format import wire_format  # noqa: E402
 
 _WORKERS, _BATCH_SIZE, _NUM_STEPS, _WARM_UP = 2, 32, 1500, 100
 _LEARNING_RATE = 0.003  # the best of 0.001, 0.003, 0.005 and 0.01 for synchronous training
+_CONTEXT = 64  # tokens of a sample
 _SEEDS, _PERIODS, _CODECS = (0, 1, 2), (10, 30, 100), ("float32", "dynamic4")
 _DEADLINE_S = 900.0
 
@@ -46,13 +45,13 @@ def measure(quick: bool) -> dict[str, Any]:
             options += [] if codec == "float32" else [f"--set=codec={codec}"]
             losses = [_loss(options, seed, steps) for seed in seeds]
             rows.append({"sync_every": period, "codec": codec, "losses": losses})
-    tokens = steps * _BATCH_SIZE * CONTEXT
+    tokens = steps * _BATCH_SIZE * _CONTEXT
     return {"synchronous": synchronous, "rows": rows, "tokens": tokens}
 
 
 def _loss(options: Sequence[str], seed: int, steps: int) -> float:
     """Return the test loss at the end of a run, in nats a byte."""
-    command = [sys.executable, "-m", "paceline", "train", "small_gpt:recipe", *options, "--json"]
+    command = [sys.executable, "-m", "paceline", "train", "sized_gpt:tiny", *options, "--json"]
     command += [f"--workers={_WORKERS}", f"--batch-size={_BATCH_SIZE}", f"--steps={steps}"]
     command += ["--optimizer=adamw", f"--learning-rate={_LEARNING_RATE}", "--schedule=cosine"]
     command += [f"--warmup-steps={min(_WARM_UP, steps // 2)}", f"--seed={seed}", "--profile-s=1"]

@@ -1,0 +1,40 @@
+"""GPTs of 0.1, 1 and 10 million parameters on the text of Python's standard library."""
+
+from functools import partial
+
+from torch.utils.data import Subset
+
+from paceline.data.text import load_text
+from paceline.models.transformers import GPT
+from paceline.recipes.losses import bits_per_byte, next_token_loss
+from paceline.recipes.recipe import Recipe
+
+
+def _recipe(context: int, width: int, layers: int, heads: int, num_tested: int) -> Recipe:
+    data = load_text("", (context,), seed=0)
+    sizes = {"context": context, "width": width, "num_layers": layers, "num_heads": heads}
+    assert data.test is not None  # a text is divided
+    return Recipe(
+        model=partial(GPT, data.num_classes, **sizes),
+        train=data.train,
+        test=Subset(data.test, range(num_tested)),
+        loss=next_token_loss,
+        score=bits_per_byte,
+        num_classes=data.num_classes,
+        name=f"GPT of width {width}",
+    )
+
+
+def tiny() -> Recipe:
+    """Return a GPT of 121,000 parameters, without an optimizer: the command line names it."""
+    return _recipe(64, 64, 2, 2, 2048)
+
+
+def small() -> Recipe:
+    """Return a GPT of a million parameters."""
+    return _recipe(128, 160, 3, 4, 512)
+
+
+def large() -> Recipe:
+    """Return a GPT of ten million parameters."""
+    return _recipe(128, 384, 6, 6, 256)

@@ -1,0 +1,134 @@
+"""Steps that two hosts need to a lone host's loss: with local updates, and exchanging gradients.
+
+    python benchmarks/local/steps_to_loss.py [0.1m] [1m] [10m] [--quick]
+
+A part is a GPT of so many parameters, on the text of Python's library. A lone host trains for some
+steps. Two hosts have as much each in a step; runs of several lengths, each with a schedule of
+its own length, tell after how many steps they reach the lone host's loss. "free" exchanges
+gradients as they are: its steps are the fewest. Seconds mean nothing here; `time_to_loss.py` has
+them. With --quick a few steps show that everything works, and nothing is written.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for benchmarks/gpu
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import parts  # noqa: E402
+
+_DEADLINE_S = 7200.0
+_LONE, FREE = "lone host", "free"
+
+
+class Case(NamedTuple):
+    """A model, a host's batch and steps, and the runs of two hosts: lengths as parts of these."""
+
+    model: str
+    batch_size: int
+    num_steps: int
+    learning_rate: float
+    lengths: Sequence[float]
+    periods: Sequence[int]
+    seeds: Sequence[int]
+    codecs: Sequence[str] = ("dynamic4",)
+
+
+CASES: Mapping[str, Case] = {
+    "0.1m": Case(
+        *("tiny", 32, 1500, 0.003),
+        lengths=(0.65, 0.8, 0.95),
+        periods=(1, 5, 10, 30, 100, 500),
+        seeds=(0, 1, 2),
+    ),
+    "1m": Case(*("small", 16, 600, 0.002), (0.65, 0.8, 0.95), (2, 10, 30, 100), (0,)),
+    "10m": Case(*("large", 4, 240, 0.001), (0.65, 0.8, 0.95), (2, 10, 30), (0,)),
+}
+
+
+def measure(case: Case, quick: bool) -> dict[str, Any]:
+    """Return the test losses of all runs, by method, steps and seed."""
+    ways: dict[str, Sequence[str]] = {FREE: ["--strategy=allreduce"]}
+    for codec in case.codecs:
+        ways[f"allreduce, {codec}"] = ["--strategy=allreduce", f"--codec={codec}"]
+    for period in case.periods:
+        ways[f"local, H={period}"] = ["--strategy=local", f"--set=sync_every={period}"]
+    seeds = case.seeds[:1] if quick else case.seeds
+    lone = [_loss(case, [], 1, case.num_steps // (10 if quick else 1), seed) for seed in seeds]
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, options in list(ways.items())[: 3 if quick else None]:
+        for length in case.lengths[:1] if quick else case.lengths:
+            steps = round(case.num_steps * length / (10 if quick else 1))
+            losses = [_loss(case, options, 2, steps, seed) for seed in seeds]
+            found.setdefault(name, {})[str(steps)] = losses
+    return {"lone": lone, "num_steps": case.num_steps, "losses": found, **case._asdict()}
+
+
+def _loss(case: Case, options: Sequence[str], workers: int, steps: int, seed: int) -> float:
+    """Return the test loss at the end of a run, in nats a byte."""
+    command = [sys.executable, "-m", "paceline", "train", f"sized_gpt:{case.model}", "--json"]
+    command += [*(options or ["--strategy=allreduce"]), f"--workers={workers}"]
+    command += [f"--batch-size={workers * case.batch_size}", f"--steps={steps}", f"--seed={seed}"]
+    command += ["--optimizer=adamw", f"--learning-rate={case.learning_rate}", "--schedule=cosine"]
+    command += [f"--warmup-steps={max(1, steps // 15)}", "--profile-s=0.5"]
+    with tempfile.TemporaryDirectory() as folder:
+        command += ["--checkpoint-every=never", f"--output={folder}"]
+        subprocess.run(command, cwd=HERE, check=True, timeout=_DEADLINE_S, stdout=subprocess.PIPE)
+        (path,) = Path(folder).glob("*/result.json")
+        loss: float = json.loads(path.read_text())["epochs"][-1]["test_loss"]
+    told = f"{case.model} {' '.join(options)}, {workers} workers, {steps} steps, seed {seed}"
+    told += f": {loss:.4f}"
+    print(told, file=sys.stderr, flush=True)
+    return loss
+
+
+def steps_needed(losses: Mapping[str, Sequence[float]], goals: Sequence[float]) -> list[float]:
+    """Return the steps to each seed's goal, between the lengths of the runs; infinite if beyond."""
+    return [
+        _crossing([(int(steps), own[seed]) for steps, own in losses.items()], goal)
+        for seed, goal in enumerate(goals)
+    ]
+
+
+def _crossing(points: Sequence[tuple[int, float]], goal: float) -> float:
+    """Return where the line through points, from the left on, first comes down to the goal."""
+    (first, loss), *_ = points = sorted(points)
+    if loss <= goal:
+        return float(first)
+    for (left, high), (right, low) in pairwise(points):
+        if low <= goal:
+            return left + (high - goal) / (high - low) * (right - left)
+    return float("inf")
+
+
+def text(part: str, figures: dict[str, Any]) -> str:
+    """Return the table of a part."""
+    lone, num_steps = figures["lone"], figures["num_steps"]
+    free = median(steps_needed(figures["losses"][FREE], lone))
+    lines = [
+        f"| {part}: two hosts | steps to the lone host's loss | of its {num_steps} | of free's |",
+        "|---" * 4 + "|",
+    ]
+    for name, losses in figures["losses"].items():
+        needed = steps_needed(losses, lone)
+        middle = median(needed)
+        shown = "not reached" if middle == float("inf") else f"{middle:,.0f}"
+        between = f" [{min(needed):,.0f}, {max(needed):,.0f}]" if len(needed) > 1 else ""
+        parts_of = f"{middle / num_steps:.2f} | {middle / free:.2f}"
+        lines.append(f"| {name} | {shown}{between} | {parts_of} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    parts.run(HERE, {name: partial(measure, case) for name, case in CASES.items()}, text)
