@@ -21,6 +21,7 @@ import torch.distributed as dist
 from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -131,6 +132,7 @@ class LocalUpdates:
         given = joined(device, deadline_s, workers)
         self._suspended = _replicas_between(model, given)
         self._group = with_own_connections(given)
+        self._worker = self._group.rank, self._group.world_size
         self._check_same(codec, outer)
         self._begin_equal()
         self._outer = OuterModel(self._fragments, None if isinstance(outer, str) else outer)
@@ -148,7 +150,8 @@ class LocalUpdates:
         self._exposed_s = self._took_s = 0.0
         self._is_open = True
         for replica in self._suspended:
-            replica.require_backward_grad_sync = False
+            # The first forward pass would otherwise wait for all workers, to broadcast buffers.
+            replica.require_backward_grad_sync = replica.require_forward_param_sync = False
         # The hooks keep this object alive as long as the optimizers.
         self._hooks = [one.register_step_post_hook(self._after_step) for one in self._optimizers]
         # A daemon thread that is killed inside torch at interpreter exit aborts the process.
@@ -206,7 +209,7 @@ class LocalUpdates:
             self._wait(running)
         loading = running and {"due": running.due, "buffers": running.given.buffers}
         return {
-            "worker": self._group.rank,
+            "worker": self._worker,
             "outer": self._outer.state_dict(),
             "feedback": self._averaging.feedback(),
             "loading": loading,
@@ -224,10 +227,14 @@ class LocalUpdates:
         if len(state["weights"]) != self._rounds.fragments:
             raise InvalidInput("fragments", f"{len(state['weights'])} in the state that is loaded")
         self._outer.load_state_dict(state["outer"])
-        is_own = state["worker"] == self._group.rank
+        # Codecs encode a shard for each worker: errors are of as many.
+        is_own = tuple(state["worker"]) == self._worker
         self._averaging.load_feedback(state["feedback"] if is_own else {})
         self._num_exchanges, self._num_steps = state["num_exchanges"], state["num_steps"]
-        self._in_round, self._weights = state["in_round"], list(state["weights"])
+        # The round of a worker with another `sync_every` may be over already.
+        fragment = self._num_exchanges % self._rounds.fragments
+        self._in_round = min(state["in_round"], self._rounds.sent_after(fragment) - 1)
+        self._weights = list(state["weights"])
         self._running = None
         if (loading := state["loading"]) is not None:
             number = self._num_exchanges - 1
@@ -241,7 +248,9 @@ class LocalUpdates:
 
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
         """Count a step of an optimizer; send and load what is due once all have stepped."""
-        if not self._is_open:
+        # A fused optimizer skips by itself the steps that a GradScaler would skip.
+        skipped = getattr(optimizer, "found_inf", None)
+        if not self._is_open or (skipped is not None and skipped.item()):
             return
         self._check_step(optimizer)
         self._stepped.add(optimizer)
@@ -505,22 +514,36 @@ def _replicas_between(model: nn.Module, workers: Group) -> list[DistributedDataP
     if workers.world_size == 1:
         return []
     ranks = set(workers.global_ranks)
-    for name, one in model.named_parameters():
-        if (
-            isinstance(one, DTensor)
-            and len(ranks & set(one.device_mesh.mesh.flatten().tolist())) > 1
-        ):
+    sharded = [
+        (name, one.device_mesh.mesh.flatten().tolist())
+        for name, one in model.named_parameters()
+        if isinstance(one, DTensor)
+    ] + [
+        (name, dist.get_process_group_ranks(one.process_group))
+        for name, one in model.named_modules()
+        if isinstance(one, FullyShardedDataParallel)
+    ]
+    for name, between in sharded:
+        if len(ranks & set(between)) > 1:
             raise InvalidInput(
                 "model",
-                f"{name} is sharded between the workers",
+                f"{name or 'it'} is sharded between the workers",
                 hint='shard within hosts, and pass the group of hosts, as device_mesh=mesh["host"]',
             )
-    return [
+    replicas = [
         one
         for one in model.modules()
         if isinstance(one, DistributedDataParallel)
         and len(ranks & set(dist.get_process_group_ranks(one.process_group))) > 1
     ]
+    if any(one.static_graph for one in replicas):
+        # torch exchanges gradients of the first backward pass even without synchronization.
+        raise InvalidInput(
+            "model",
+            "is in a DistributedDataParallel with static_graph=True",
+            hint="leave static_graph out: workers exchange no gradients",
+        )
+    return replicas
 
 
 def _group_of(
