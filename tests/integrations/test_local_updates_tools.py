@@ -269,6 +269,29 @@ def test_a_trainer_resumes_with_the_outer_momentum(pair: Any, tmp_path: Path) ->
     assert all(torch.equal(one, found[0]) for one in found)
 
 
+# --- Fabric ------------------------------------------------------------------------------------
+
+
+def with_fabric() -> tuple[Tensor, Batches]:
+    from lightning import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    net = Net()
+    model, optimizer = fabric.setup(net, sgd(net))
+    loader = fabric.setup_dataloaders(DataLoader(samples(), batch_size=4))
+    with paceline.LocalUpdates(model, optimizer, SYNC_EVERY, outer="average"):
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            fabric.backward(model(inputs, labels)["loss"])
+            optimizer.step()
+    return vector(net), net.seen
+
+
+def test_fabric_averages_in_place_of_exchanging_gradients(pair: Any) -> None:
+    check(pair(with_fabric), [SYNC_EVERY] * 2)
+
+
 # --- Accelerate --------------------------------------------------------------------------------
 
 
@@ -295,3 +318,26 @@ def with_accelerate(per_step: int) -> tuple[Tensor, Batches]:
 @pytest.mark.parametrize("per_step", [1, 2])
 def test_accelerate_averages_in_place_of_exchanging_gradients(pair: Any, per_step: int) -> None:
     check(pair(with_accelerate, per_step), [SYNC_EVERY] * 2, per_step)
+
+
+def with_accelerates_scaler() -> int:
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    Accelerator(cpu=True)
+    net = Net()
+    optimizer = AcceleratedOptimizer(sgd(net), scaler=torch.amp.GradScaler("cpu"))
+    with paceline.LocalUpdates(net, optimizer, SYNC_EVERY) as updates:
+        for number in range(NUM_STEPS):
+            loss = net(*samples()[:4])["loss"] * (float("inf") if number == 5 else 1.0)
+            optimizer.scaler.scale(loss).backward()
+            optimizer.step()
+            assert optimizer.step_was_skipped == (number == 5)
+            optimizer.zero_grad()
+    return updates.num_steps
+
+
+def test_a_step_that_accelerates_scaler_skips_is_no_inner_step(pair: Any) -> None:
+    assert pair(with_accelerates_scaler) == [NUM_STEPS - 1] * 2
