@@ -58,3 +58,9 @@ def pair_on_gpus() -> Iterator[Any]:
 def triple() -> Iterator[Any]:
     """Three ranks to which tests send functions: see pair.py."""
     yield from _ranks(3)
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator[Any]:
+    """Four ranks to which tests send functions: see pair.py."""
+    yield from _ranks(4)

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -31,7 +32,7 @@ from paceline.codecs.codec import Codec
 from paceline.codecs.names import factory_of
 from paceline.core.errors import InvalidInput
 from paceline.core.reading import first_fault
-from paceline.core.rounds import Rounds
+from paceline.core.rounds import OuterStep, Rounds
 from paceline.exchange.averaging import Averaged, Averaging, Contribution
 from paceline.exchange.outer import (
     OptimizerFactory,
@@ -161,9 +162,9 @@ class LocalUpdates:
         device = next(iter(self._fragments[0])).device
         workers = _group_of(process_group, device_mesh)
         given = joined(device, deadline_s, workers)
-        self._worker = given.rank
         self._suspended = _replicas_between(model, given)
         self._group = with_own_connections(given)
+        self._worker = self._group.rank, self._group.world_size
         self._check_same(codec, outer)
         self._begin_equal()
         self._outer = OuterModel(self._fragments, None if isinstance(outer, str) else outer)
@@ -172,7 +173,9 @@ class LocalUpdates:
         make_codec = None if codec is None else factory_of(codec)
         self._averaging = Averaging(self._outer, make_codec)
         num_rounds = None if num_steps is None else num_steps / sync_every
-        self._step_by = self._rounds.outer_step(self._group.world_size, num_rounds)
+        own_step = self._rounds.outer_step(self._group.world_size, num_rounds)
+        # Workers may differ in `sync_every`, and must not in the outer step.
+        self._step_by = OuterStep(*self._group.gather(own_step)[0])
         self._num_steps = self._in_round = self._num_exchanges = 0
         self._weights = [0.0] * fragments
         self._running: _Exchange | None = None
@@ -183,7 +186,8 @@ class LocalUpdates:
         self._times: deque[ExchangeTimes] = deque(maxlen=_KEPT_TIMES)
         self._is_open = True
         for replica in self._suspended:
-            replica.require_backward_grad_sync = False
+            # The first forward pass would otherwise wait for all workers, to broadcast buffers.
+            replica.require_backward_grad_sync = replica.require_forward_param_sync = False
         # The hooks keep this object alive as long as the optimizers.
         self._hooks = [one.register_step_post_hook(self._after_step) for one in self._optimizers]
         # A daemon thread that is killed inside torch at interpreter exit aborts the process.
@@ -289,14 +293,17 @@ class LocalUpdates:
         """
         self._outer.load_state_dict(state["outer"])
         self._num_exchanges, self._num_steps = state["num_exchanges"], state["num_steps"]
-        self._in_round = state["in_round"]
+        # The round of a worker with another `sync_every` may be over already.
+        fragment = self._num_exchanges % self._rounds.fragments
+        self._in_round = min(state["in_round"], self._rounds.sent_after(fragment) - 1)
         self._weights = [0.0] * self._rounds.fragments
         self._running = None
         own = state["own"]
-        if own is None or own["worker"] != self._worker:
-            self._averaging.load_feedback({})
+        # Codecs encode a shard for each worker: errors are of as many.
+        is_same = own is not None and tuple(own["worker"]) == self._worker
+        self._averaging.load_feedback(own["feedback"] if is_same else {})
+        if own is None:
             return
-        self._averaging.load_feedback(own["feedback"])
         self._weights = list(own["weights"])
         if own["due"] is not None:
             number, now_s = self._num_exchanges - 1, time.monotonic()
@@ -309,7 +316,9 @@ class LocalUpdates:
 
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
         """Count a step of an optimizer; send and load what is due once all have stepped."""
-        if not self._is_open:
+        # A fused optimizer skips by itself the steps that a GradScaler would skip.
+        skipped = getattr(optimizer, "found_inf", None)
+        if not self._is_open or (skipped is not None and skipped.item()):
             return
         self._check_step(optimizer)
         self._stepped.add(optimizer)
@@ -582,22 +591,36 @@ def _replicas_between(model: nn.Module, workers: Group) -> list[DistributedDataP
     if workers.world_size == 1:
         return []
     ranks = set(workers.global_ranks)
-    for name, one in model.named_parameters():
-        if (
-            isinstance(one, DTensor)
-            and len(ranks & set(one.device_mesh.mesh.flatten().tolist())) > 1
-        ):
+    sharded = [
+        (name, one.device_mesh.mesh.flatten().tolist())
+        for name, one in model.named_parameters()
+        if isinstance(one, DTensor)
+    ] + [
+        (name, dist.get_process_group_ranks(one.process_group))
+        for name, one in model.named_modules()
+        if isinstance(one, FullyShardedDataParallel)
+    ]
+    for name, between in sharded:
+        if len(ranks & set(between)) > 1:
             raise InvalidInput(
                 "model",
-                f"{name} is sharded between the workers",
+                f"{name or 'it'} is sharded between the workers",
                 hint='shard within hosts, and pass the group of hosts, as device_mesh=mesh["host"]',
             )
-    return [
+    replicas = [
         one
         for one in model.modules()
         if isinstance(one, DistributedDataParallel)
         and len(ranks & set(dist.get_process_group_ranks(one.process_group))) > 1
     ]
+    if any(one.static_graph for one in replicas):
+        # torch exchanges gradients of the first backward pass even without synchronization.
+        raise InvalidInput(
+            "model",
+            "is in a DistributedDataParallel with static_graph=True",
+            hint="leave static_graph out: workers exchange no gradients",
+        )
+    return replicas
 
 
 def _group_of(

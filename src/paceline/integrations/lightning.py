@@ -1,14 +1,17 @@
-"""A strategy of Lightning's Trainer that trains with paceline.DataParallel."""
+"""A strategy of Lightning's Trainer with DataParallel, and a callback with LocalUpdates."""
 
+from math import isfinite
 from typing import Any
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import DeepSpeedPrecision, FSDPPrecision
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState
+from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.errors import InvalidInput
+from paceline.exchange.local_updates import LocalUpdates
 from paceline.integrations.data_parallel import DataParallel, check_hook
 
 
@@ -66,3 +69,66 @@ class PacelineStrategy(DDPStrategy):
 StrategyRegistry.register(
     "paceline", PacelineStrategy, description="DDP by paceline.DataParallel", override=True
 )
+
+
+class LocalUpdatesCallback(Callback):
+    """Trains with LocalUpdates: `Trainer(callbacks=[LocalUpdatesCallback(sync_every=50)])`.
+
+    Takes the options of LocalUpdates; `num_steps` defaults to the trainer's estimate. During
+    training the module runs without its DistributedDataParallel, and Lightning does not broadcast
+    in every step whether rank 0 has received SIGTERM. A checkpoint has the first worker's state,
+    from which any number of workers resumes.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._updates: LocalUpdates | None = None
+        self._wrapped: nn.Module | None = None
+        self._loaded: dict[str, Any] = {}  # from a checkpoint, until training starts
+        self._final: dict[str, Any] = {}  # for a checkpoint after training
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start local updates of the optimizers that the strategy has made."""
+        strategy, total = trainer.strategy, trainer.estimated_stepping_batches
+        options = {"num_steps": int(total) if isfinite(total) else None} | self._options
+        assert strategy.model is not None
+        if isinstance(strategy.model, DistributedDataParallel):
+            # Manual optimization would switch its exchange on again after each forward pass.
+            self._wrapped, strategy.model = strategy.model, pl_module
+        self._updates = LocalUpdates(strategy.model, trainer.optimizers, **options)
+        if self._loaded:
+            self._updates.load_state_dict(self._loaded)
+            self._loaded = {}
+        loop: Any = trainer.fit_loop.epoch_loop
+        loop._broadcast_sigterm_tensor = lambda: None
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Exchange what is left, so that all workers end with the same parameters."""
+        if self._updates is not None:
+            self._updates.close()
+            self._final = self._updates.state_dict()
+        self._restore(trainer)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """End without waiting for workers that may not come."""
+        if self._updates is not None:
+            self._updates.__exit__(type(exception), exception, exception.__traceback__)
+        self._restore(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this worker's state of LocalUpdates."""
+        return self._final if self._updates is None else self._updates.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep a checkpoint's state until training starts."""
+        self._loaded = state_dict
+
+    def _restore(self, trainer: Trainer) -> None:
+        """Give the trainer back what was replaced."""
+        if self._wrapped is not None:
+            trainer.strategy.model = self._wrapped
+        loop: Any = trainer.fit_loop.epoch_loop
+        loop.__dict__.pop("_broadcast_sigterm_tensor", None)
+        self._updates = self._wrapped = None

@@ -1,12 +1,27 @@
-"""Training with paceline.DataParallel in the Trainer of Transformers."""
+"""Training with paceline.DataParallel or LocalUpdates in the Trainer of Transformers."""
 
+import gc
+import logging
+from pathlib import Path
 from typing import Any
 
-from transformers import Trainer, TrainerCallback
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from transformers import (
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from paceline.core.errors import InvalidInput
+from paceline.exchange.local_updates import LocalUpdates
 from paceline.integrations import accelerate
 from paceline.integrations.data_parallel import DataParallel
+
+logger = logging.getLogger(__name__)
 
 
 def with_paceline(trainer: Trainer, **options: Any) -> Trainer:
@@ -46,3 +61,90 @@ class _Check(TrainerCallback):
                 "that it had at first",
                 hint="with_paceline cannot take part in that",
             )
+
+
+class LocalUpdatesCallback(TrainerCallback):
+    """Trains with LocalUpdates: `Trainer(..., callbacks=[LocalUpdatesCallback(sync_every=50)])`.
+
+    Takes the options of LocalUpdates; `num_steps` defaults to the Trainer's. The Trainer's
+    DistributedDataParallel exchanges no gradients, and `average_tokens_across_devices`, which
+    would gather in every step, is off until training ends. Each process writes its state into the
+    Trainer's checkpoints, and reads it when training resumes from `output_dir`; a process without
+    one reads another's.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._updates: LocalUpdates | None = None
+        self._averages_tokens = False
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **given: Any,
+    ) -> None:
+        """Start local updates, from the checkpoint's state if training resumes."""
+        if self._updates is not None:  # of a training that has failed
+            self._updates.__exit__(RuntimeError, None, None)
+        options = {"num_steps": state.max_steps} | self._options
+        self._updates = LocalUpdates(_wrapped(given["model"]), given["optimizer"], **options)
+        if state.global_step:
+            self._load(_checkpoint(args, state), args.process_index)
+        self._averages_tokens = args.average_tokens_across_devices
+        args.average_tokens_across_devices = False
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Exchange what is left after the last step, before it is evaluated and saved."""
+        if control.should_training_stop and self._updates is not None:
+            self._updates.close()
+
+    on_epoch_end = on_step_end  # an evaluation may have stopped training
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Write this process's state into the checkpoint."""
+        if self._updates is not None:
+            folder = _checkpoint(args, state)
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.save(self._updates.state_dict(), folder / _file(args.process_index))
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Restore the Trainer's arguments."""
+        if self._updates is not None:
+            self._updates.close()
+            args.average_tokens_across_devices = self._averages_tokens
+        self._updates = None
+
+    def _load(self, folder: Path, process: int) -> None:
+        own = folder / _file(process)
+        files = [own] if own.exists() else sorted(folder.glob(_file("*")))
+        if not files:
+            logger.warning("%s has no state of local updates: outer momentum starts at 0", folder)
+            return
+        assert self._updates is not None
+        self._updates.load_state_dict(torch.load(files[0], weights_only=True))
+
+
+def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
+    return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+
+
+def _file(process: int | str) -> str:
+    return f"local_updates_{process}.pt"
+
+
+def _wrapped(model: nn.Module) -> nn.Module:
+    """Return the model within its DistributedDataParallel, of which a Trainer tells no callback."""
+    found = [
+        one
+        for one in gc.get_objects()
+        if issubclass(type(one), DistributedDataParallel) and model in one.modules()
+    ]
+    return nn.ModuleList(found) if found else model

@@ -144,7 +144,7 @@ class LocalModel(WholeModel):
         """Take over what the same rank, of as many, had of its own."""
         due = int(state["due"])
         own = {
-            "worker": self._group.rank,
+            "worker": (self._group.rank, self._group.world_size),
             "weights": state["weights"].tolist(),
             "feedback": _without("feedback/", state),
             "due": None if due < 0 else due,

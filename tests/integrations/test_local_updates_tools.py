@@ -1,0 +1,343 @@
+"""LocalUpdates in Lightning, Transformers and Accelerate, against naive averaging."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+import paceline
+
+MISSING = [name for name in ("lightning", "transformers", "accelerate") if find_spec(name) is None]
+pytestmark = [
+    pytest.mark.skipif(bool(MISSING), reason=f"without {MISSING}"),
+    pytest.mark.timeout(300),
+]
+NUM_STEPS, SYNC_EVERY = 10, 4
+Batches = list[tuple[Tensor, Tensor]]
+
+
+class Net(nn.Module):
+    """Has buffers, which DDP broadcasts, and keeps the batches that it is trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+        self.seen: Batches = []
+
+    def forward(self, inputs: Tensor, labels: Tensor, **_: Any) -> dict[str, Tensor]:
+        if self.training:
+            self.seen.append((inputs.clone(), labels.clone()))
+        return {"loss": mse_loss(self.layers(inputs), labels)}
+
+
+def samples() -> TensorDataset:
+    inputs = torch.randn(80, 6, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(inputs, inputs.sum(1, keepdim=True))
+
+
+def sgd(model: nn.Module, momentum: float = 0.9) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.02, momentum)
+
+
+def vector(model: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def naive(seen: list[Batches], sync_every: list[int], per_step: int = 1) -> Tensor:
+    """Average the models of two workers after so many steps, each with its recorded batches."""
+    models = [Net(), Net()]
+    optimizers = [sgd(one) for one in models]
+    group = vector(models[0])
+    while any(seen):
+        counts = []
+        for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            size = sync_every[worker] * per_step
+            now, seen[worker] = seen[worker][:size], seen[worker][size:]
+            for number, batch in enumerate(now, 1):
+                (model(*batch)["loss"] / per_step).backward()
+                if number % per_step == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            counts.append(len(now))
+        sums = [count * vector(one) for count, one in zip(counts, models, strict=True)]
+        group = (sums[0] + sums[1]) / sum(counts)
+        for model in models:
+            nn.utils.vector_to_parameters(group.clone(), model.parameters())
+    return group
+
+
+def check(found: list[Any], sync_every: list[int], per_step: int = 1) -> None:
+    (first, seen_by_first), (second, seen_by_second) = found
+    assert torch.equal(first, second)
+    seen = [list(seen_by_first), list(seen_by_second)]
+    assert not torch.equal(seen[0][0][0], seen[1][0][0])
+    torch.testing.assert_close(first, naive(seen, sync_every, per_step))
+
+
+# --- Lightning ---------------------------------------------------------------------------------
+
+
+def fitted(
+    num_steps: int,
+    by_hand: bool = False,
+    momentum: float = 0.9,
+    per_step: int = 1,
+    strategy: str = "ddp",
+    folder: str = "",
+    ckpt_path: str | None = None,
+    repeats: int = 1,
+    **options: Any,
+) -> tuple[Tensor, Batches]:
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from paceline.integrations.lightning import LocalUpdatesCallback
+
+    class Task(lightning.LightningModule):
+        automatic_optimization = not by_hand
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch: list[Tensor], _: int) -> Tensor | None:
+            loss = self.net(*batch)["loss"]
+            if not by_hand:
+                return loss
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            return None
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return sgd(self, momentum)
+
+    callbacks: list[Any] = [LocalUpdatesCallback(**options)]
+    if folder:
+        callbacks.append(ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_epochs=1))
+    task = Task()
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=strategy,
+        max_steps=num_steps,
+        use_distributed_sampler=False,
+        accumulate_grad_batches=per_step,
+        callbacks=callbacks,
+        logger=False,
+        enable_checkpointing=bool(folder),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    own = Subset(samples(), [*range(dist.get_rank(), 80 // repeats, 2)] * repeats)
+    trainer.fit(task, DataLoader(own, batch_size=4), ckpt_path=ckpt_path)
+    return vector(task), task.net.seen
+
+
+def with_lightning(
+    num_steps: list[int], sync_every: list[int], options: dict[str, Any]
+) -> tuple[Tensor, Batches]:
+    rank = dist.get_rank()
+    return fitted(num_steps[rank], sync_every=sync_every[rank], outer="average", **options)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("strategy", ["ddp", "paceline"])
+def test_lightning_averages_in_place_of_exchanging_gradients(
+    pair: Any, by_hand: bool, strategy: str
+) -> None:
+    options = {"by_hand": by_hand, "strategy": strategy}
+    check(pair(with_lightning, [NUM_STEPS] * 2, [SYNC_EVERY] * 2, options), [SYNC_EVERY] * 2)
+
+
+def test_lightning_accumulates(pair: Any) -> None:
+    check(pair(with_lightning, [5, 5], [2, 2], {"per_step": 2}), [2, 2], 2)
+
+
+def test_a_worker_of_lightning_may_take_fewer_steps(pair: Any) -> None:
+    check(pair(with_lightning, [2, 8], [1, 4], {}), [1, 4])
+
+
+def with_lightning_resumed(folder: str) -> list[Tensor]:
+    """Train for two epochs of ten steps, and for the second from the first one's checkpoint."""
+    options: dict[str, Any] = {"num_steps": 20, "momentum": 0.0, "sync_every": 5}
+    options["repeats"] = 10  # of one batch: a resumed Lightning does not go on with the next one
+    whole, _ = fitted(folder=folder, **options)
+    rest, _ = fitted(ckpt_path=f"{folder}/step=10.ckpt", **options)
+    return [whole, rest]
+
+
+def test_lightning_resumes_with_the_outer_momentum(pair: Any, tmp_path: Path) -> None:
+    found = [one for ends in pair(with_lightning_resumed, str(tmp_path)) for one in ends]
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+# --- Transformers ------------------------------------------------------------------------------
+
+
+def trainer_trained(
+    num_steps: int,
+    momentum: float = 0.9,
+    folder: str = "runs",
+    resume: bool = False,
+    **options: Any,
+) -> tuple[Tensor, Batches]:
+    from accelerate.state import AcceleratorState
+    from torch.optim.lr_scheduler import LambdaLR
+    from transformers import Trainer, TrainingArguments
+
+    from paceline.integrations.transformers import LocalUpdatesCallback
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    arguments = TrainingArguments(
+        folder,
+        use_cpu=True,
+        max_steps=num_steps,
+        per_device_train_batch_size=4,
+        max_grad_norm=0.0,
+        logging_strategy="no",
+        save_strategy="steps" if folder != "runs" else "no",
+        save_steps=10,
+        report_to="none",
+        disable_tqdm=True,
+    )
+    model = Net()
+    optimizer = sgd(model, momentum)
+    trainer = Trainer(
+        model,
+        arguments,
+        train_dataset=[{"inputs": one, "labels": two} for one, two in samples()],
+        callbacks=[LocalUpdatesCallback(**options)],
+        optimizers=(optimizer, LambdaLR(optimizer, lambda _: 1.0)),
+    )
+    trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-10" if resume else None)
+    assert arguments.average_tokens_across_devices
+    assert isinstance(trainer.model_wrapped, DistributedDataParallel)
+    return vector(model), model.seen
+
+
+def with_trainer(num_steps: list[int], sync_every: list[int]) -> tuple[Tensor, Batches]:
+    rank = dist.get_rank()
+    return trainer_trained(num_steps[rank], sync_every=sync_every[rank], outer="average")
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "sync_every"), [([NUM_STEPS] * 2, [SYNC_EVERY] * 2), ([2, 8], [1, 4])]
+)
+def test_a_trainer_averages_in_place_of_exchanging_gradients(
+    pair: Any, tmp_path: Path, num_steps: list[int], sync_every: list[int]
+) -> None:
+    check(pair(with_trainer, num_steps, sync_every, cwd=tmp_path), sync_every)
+
+
+def with_trainer_resumed(folder: str) -> list[Tensor]:
+    """Train for two epochs of ten steps, and for the second from the first one's checkpoint."""
+    options: dict[str, Any] = {"num_steps": 20, "momentum": 0.0, "sync_every": 5, "folder": folder}
+    whole, _ = trainer_trained(**options)
+    rest, _ = trainer_trained(resume=True, **options)
+    return [whole, rest]
+
+
+def with_trainer_saved(folder: str) -> list[Tensor]:
+    """Train for unequal rounds, and return the end and the last checkpoint's parameters."""
+    rank = dist.get_rank()
+    end, _ = trainer_trained(10, folder=f"{folder}/{rank}", sync_every=[5, 2][rank])
+    saved = Net()
+    saved.load_state_dict(load_file(f"{folder}/0/checkpoint-10/model.safetensors"))
+    return [end, vector(saved)]
+
+
+def test_the_last_checkpoint_of_a_trainer_has_the_final_parameters(
+    pair: Any, tmp_path: Path
+) -> None:
+    found = [one for ends in pair(with_trainer_saved, str(tmp_path)) for one in ends]
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+def test_a_trainer_resumes_with_the_outer_momentum(pair: Any, tmp_path: Path) -> None:
+    found = [one for ends in pair(with_trainer_resumed, str(tmp_path)) for one in ends]
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+# --- Fabric ------------------------------------------------------------------------------------
+
+
+def with_fabric() -> tuple[Tensor, Batches]:
+    from lightning import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    net = Net()
+    model, optimizer = fabric.setup(net, sgd(net))
+    loader = fabric.setup_dataloaders(DataLoader(samples(), batch_size=4))
+    with paceline.LocalUpdates(model, optimizer, SYNC_EVERY, outer="average"):
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            fabric.backward(model(inputs, labels)["loss"])
+            optimizer.step()
+    return vector(net), net.seen
+
+
+def test_fabric_averages_in_place_of_exchanging_gradients(pair: Any) -> None:
+    check(pair(with_fabric), [SYNC_EVERY] * 2)
+
+
+# --- Accelerate --------------------------------------------------------------------------------
+
+
+def with_accelerate(per_step: int) -> tuple[Tensor, Batches]:
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=per_step)
+    net = Net()
+    data = DataLoader(samples(), batch_size=4)
+    model, optimizer, loader = accelerator.prepare(net, sgd(net), data)
+    assert isinstance(model, DistributedDataParallel)
+    with paceline.LocalUpdates(model, optimizer, SYNC_EVERY, outer="average") as updates:
+        for inputs, labels in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(inputs, labels)["loss"])
+                optimizer.step()
+                optimizer.zero_grad()
+    assert updates.num_steps == NUM_STEPS // per_step
+    return vector(net), net.seen
+
+
+@pytest.mark.parametrize("per_step", [1, 2])
+def test_accelerate_averages_in_place_of_exchanging_gradients(pair: Any, per_step: int) -> None:
+    check(pair(with_accelerate, per_step), [SYNC_EVERY] * 2, per_step)
+
+
+def with_accelerates_scaler() -> int:
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    Accelerator(cpu=True)
+    net = Net()
+    optimizer = AcceleratedOptimizer(sgd(net), scaler=torch.amp.GradScaler("cpu"))
+    with paceline.LocalUpdates(net, optimizer, SYNC_EVERY) as updates:
+        for number in range(NUM_STEPS):
+            loss = net(*samples()[:4])["loss"] * (float("inf") if number == 5 else 1.0)
+            optimizer.scaler.scale(loss).backward()
+            optimizer.step()
+            assert optimizer.step_was_skipped == (number == 5)
+            optimizer.zero_grad()
+    return updates.num_steps
+
+
+def test_a_step_that_accelerates_scaler_skips_is_no_inner_step(pair: Any) -> None:
+    assert pair(with_accelerates_scaler) == [NUM_STEPS - 1] * 2

@@ -1,0 +1,425 @@
+"""LocalUpdates in loops with scalers, schedules, adapters and sharding, against naive averaging."""
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp._common_utils import TrainingState
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+import paceline
+
+NUM_STEPS, SYNC_EVERY = 9, 4
+Step = Callable[[int], None]
+# A model, its optimizers, and a function that takes the inner step of a number.
+Loop = tuple[nn.Module, list[Optimizer], Step]
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def loss_of(model: nn.Module, worker: int, step: int) -> Tensor:
+    rng = torch.Generator().manual_seed(1000 * worker + step)
+    inputs, targets = torch.randn(4, 6, generator=rng), torch.randn(4, 3, generator=rng)
+    return mse_loss(model(inputs), targets)
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [one for one in model.parameters() if one.requires_grad]
+
+
+def adamw(model: nn.Module) -> Optimizer:
+    return torch.optim.AdamW(trainable(model), 0.01)
+
+
+def vector(model: nn.Module) -> Tensor:
+    """All trainable values; those of a sharded model together."""
+    whole = [one.full_tensor() if isinstance(one, DTensor) else one for one in trainable(model)]
+    return torch.cat([one.detach().reshape(-1) for one in whole])
+
+
+# --- loops, each with the model in DistributedDataParallel between the workers or without ------
+
+
+def wrapped(model: nn.Module, wrap: bool) -> nn.Module:
+    return DistributedDataParallel(model) if wrap else model
+
+
+def plain(worker: int, wrap: bool) -> Loop:
+    model = wrapped(net(), wrap)
+    optimizer = adamw(model)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        loss_of(model, worker, number).backward()
+        optimizer.step()
+
+    return model, [optimizer], step
+
+
+def scaled(worker: int, wrap: bool, fused: bool = False) -> Loop:
+    """Worker 1 skips a step whose gradients are infinite; a fused optimizer does so by itself."""
+    model = wrapped(net(), wrap)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01, fused=fused)
+    scaler = torch.amp.GradScaler("cpu")
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        loss = loss_of(model, worker, number)
+        scaler.scale(loss * (math.inf if (worker, number) == (1, 5) else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return model, [optimizer], step
+
+
+def scheduled(worker: int, wrap: bool) -> Loop:
+    model = wrapped(net(), wrap)
+    optimizer = adamw(model)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        loss_of(model, worker, number).backward()
+        optimizer.step()
+        schedule.step()
+
+    return model, [optimizer], step
+
+
+def accumulated(worker: int, wrap: bool) -> Loop:
+    """Two micro-batches a step; DDP would exchange gradients in the backward pass of the second."""
+    model = wrapped(net(), wrap)
+    optimizer = adamw(model)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        if isinstance(model, DistributedDataParallel):
+            with model.no_sync():
+                loss_of(model, worker, 2 * number).backward()
+        else:
+            loss_of(model, worker, 2 * number).backward()
+        loss_of(model, worker, 2 * number + 1).backward()
+        optimizer.step()
+
+    return model, [optimizer], step
+
+
+def with_muon(worker: int, wrap: bool) -> Loop:
+    """Muon for the matrices, AdamW for the biases."""
+    model = wrapped(net(), wrap)
+    matrices, others = [
+        [one for one in trainable(model) if (one.ndim == 2) == is_matrix]
+        for is_matrix in (True, False)
+    ]
+    optimizers = [torch.optim.Muon(matrices, 0.01), torch.optim.AdamW(others, 0.01)]
+
+    def step(number: int) -> None:
+        loss_of(model, worker, number).backward()
+        for one in optimizers:
+            one.step()
+            one.zero_grad()
+
+    return model, optimizers, step
+
+
+def compiled(worker: int, wrap: bool) -> Loop:
+    model = wrapped(net(), wrap)
+    if wrap:  # the oracle computes eagerly
+        model = torch.compile(model, backend="eager")
+    optimizer = adamw(model)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        loss_of(model, worker, number).backward()
+        optimizer.step()
+
+    return model, [optimizer], step
+
+
+def compiled_steps(worker: int, wrap: bool) -> Loop:
+    model = wrapped(net(), wrap)
+    optimizer = adamw(model)
+    take = torch.compile(lambda: optimizer.step(), backend="eager") if wrap else optimizer.step
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        loss_of(model, worker, number).backward()
+        take()
+
+    return model, [optimizer], step
+
+
+def with_adapters(worker: int, wrap: bool) -> Loop:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=2, target_modules=["0", "2"], lora_dropout=0.0)
+    torch.manual_seed(0)
+    model = wrapped(get_peft_model(net(), config), wrap)
+    optimizer = adamw(model)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        loss_of(model, worker, number).backward()
+        optimizer.step()
+
+    return model, [optimizer], step
+
+
+LOOPS = {
+    "plain": plain,
+    "scaled": scaled,
+    "scaled_fused": partial(scaled, fused=True),
+    "scheduled": scheduled,
+    "accumulated": accumulated,
+    "with_muon": with_muon,
+    "compiled": compiled,
+    "compiled_steps": compiled_steps,
+    "with_adapters": with_adapters,
+}
+SLOW = ("compiled_steps",)
+
+
+def naive(make: Callable[[int], Loop]) -> Tensor:
+    """Average two workers' parameters each time that all have taken SYNC_EVERY steps, or ended."""
+    loops = [make(worker) for worker in (0, 1)]
+    group = vector(loops[0][0])
+    workers = [taken_steps(*loop) for loop in loops]
+    while True:
+        counts = [sum(1 for _ in zip(range(SYNC_EVERY), one, strict=False)) for one in workers]
+        if not any(counts):
+            return group
+        sums = [count * vector(loop[0]) for count, loop in zip(counts, loops, strict=True)]
+        group = (sums[0] + sums[1]) / sum(counts)
+        for model, _, _ in loops:
+            nn.utils.vector_to_parameters(group.clone(), trainable(model))
+
+
+def taken_steps(model: nn.Module, _: list[Optimizer], step: Step) -> Iterator[int]:
+    """Take steps; yield the numbers of those that have changed parameters."""
+    for number in range(NUM_STEPS):
+        before = vector(model)
+        step(number)
+        if not torch.equal(before, vector(model)):
+            yield number
+
+
+def trained(name: str, wrap: bool) -> tuple[Tensor, int]:
+    model, optimizers, step = LOOPS[name](dist.get_rank(), wrap)
+    with paceline.LocalUpdates(model, optimizers, SYNC_EVERY, outer="average") as updates:
+        for number in range(NUM_STEPS):
+            step(number)
+    return vector(model), updates.num_steps
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.slow if one in SLOW else ()) for one in LOOPS]
+)
+def test_a_loop_within_ddp_trains_as_naive_averaging_does(pair: Any, name: str) -> None:
+    if name == "with_adapters" and find_spec("peft") is None:
+        pytest.skip("without peft")
+    (first, num_steps), (second, others_steps) = pair(trained, name, True)
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, naive(lambda worker: LOOPS[name](worker, False)))
+    assert (num_steps, others_steps) == (NUM_STEPS, NUM_STEPS - ("scaled" in name))
+
+
+# --- what travels ------------------------------------------------------------------------------
+
+
+def bytes_of_adapters() -> tuple[int, int, bool]:
+    model, optimizers, step = with_adapters(dist.get_rank(), wrap=False)
+    frozen = {name: one for name, one in model.named_parameters() if not one.requires_grad}
+    before = copy.deepcopy(frozen)
+    with paceline.LocalUpdates(model, optimizers, NUM_STEPS) as updates:
+        for number in range(NUM_STEPS):
+            step(number)
+    same = all(torch.equal(one, before[name]) for name, one in frozen.items())
+    return updates.statistics().bytes_sent, 4 * len(vector(model)), same
+
+
+@pytest.mark.skipif(find_spec("peft") is None, reason="without peft")
+def test_adapters_alone_travel_and_the_base_keeps_its_bits(pair: Any) -> None:
+    for sent, of_adapters, same in pair(bytes_of_adapters):
+        assert sent == of_adapters
+        assert same
+
+
+def with_buffers(num_steps: list[int]) -> tuple[Tensor, Tensor]:
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)))
+    optimizer = adamw(model)
+    with paceline.LocalUpdates(model, optimizer, [4, 1][rank]):
+        for number in range(num_steps[rank]):
+            optimizer.zero_grad()
+            loss_of(model, rank, number).backward()
+            optimizer.step()
+    return vector(model), torch.cat([one.reshape(-1).float() for one in model.buffers()])
+
+
+@pytest.mark.parametrize("num_steps", [[8, 2], [8, 0]])
+def test_a_worker_that_takes_fewer_steps_within_ddp_is_not_waited_for_in_each(
+    pair: Any, num_steps: list[int]
+) -> None:
+    first, second = pair(with_buffers, num_steps)
+    assert all(map(torch.equal, first, second))
+
+
+# --- several processes a host ------------------------------------------------------------------
+
+
+def ddp(mesh: DeviceMesh) -> nn.Module:
+    return DistributedDataParallel(net(), process_group=mesh["local"].get_group())
+
+
+def data_parallel(mesh: DeviceMesh) -> nn.Module:
+    return paceline.DataParallel(net(), process_group=mesh["local"].get_group(), exchange="host")
+
+
+def sharded(mesh: DeviceMesh) -> nn.Module:
+    model = net()
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh["local"])
+    return fully_shard(model, mesh=mesh["local"])
+
+
+INNER = {"ddp": ddp, "data_parallel": data_parallel, "sharded": sharded}
+
+
+def trained_on_hosts(inner: str, codec: str | None) -> Tensor:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("host", "local"))
+    model = INNER[inner](mesh)
+    optimizer = adamw(model)
+    options = {"outer": "average", "codec": codec, "device_mesh": mesh["host"]}
+    with paceline.LocalUpdates(model, optimizer, SYNC_EVERY, **options):
+        for number in range(NUM_STEPS):
+            optimizer.zero_grad()
+            loss_of(model, dist.get_rank(), number).backward()
+            optimizer.step()
+    return vector(model)
+
+
+def whole_host(host: int) -> Loop:
+    """Train a host's model in one process, on the samples of both its ranks."""
+    model = net()
+    optimizer = adamw(model)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        losses = [loss_of(model, 2 * host + local, number) for local in (0, 1)]
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+
+    return model, [optimizer], step
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_hosts_train_as_one_process_each(four_ranks: Any, inner: str) -> None:
+    found = four_ranks(trained_on_hosts, inner, None)
+    assert all(torch.equal(one, found[0]) for one in found)
+    torch.testing.assert_close(found[0], naive(whole_host))
+
+
+def test_shards_are_encoded_by_themselves(four_ranks: Any) -> None:
+    found = four_ranks(trained_on_hosts, "sharded", "dynamic8")
+    assert all(torch.equal(one, found[0]) for one in found)
+    exact = naive(whole_host)
+    assert 0 < float((found[0] - exact).norm() / (exact - vector(net())).norm()) < 0.05
+
+
+class OfGpus(FullyShardedDataParallel):
+    """Keep the process group, as on GPUs, without which the class itself cannot be made."""
+
+    def __init__(self, module: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self._fsdp_wrapped_module, self.process_group = module, dist.group.WORLD
+        self.training_state = TrainingState.IDLE
+
+
+def static_ddp(model: nn.Module) -> nn.Module:
+    return DistributedDataParallel(model, static_graph=True)
+
+
+def between_workers(kind: str) -> None:
+    kinds = {"fsdp2": fully_shard, "fsdp1": OfGpus, "static": static_ddp}
+    model = kinds[kind](net())
+    paceline.LocalUpdates(model, adamw(model))
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "fsdp1", "static"])
+def test_shards_and_static_graphs_between_workers_are_refused(pair: Any, kind: str) -> None:
+    failures = pair(between_workers, kind, errors=True)
+    assert [one.fields["field"] for one in failures] == ["model"] * 2
+
+
+# --- saved states of other workers -------------------------------------------------------------
+
+
+def saved(folder: str, num_steps: int, options: list[dict[str, Any]], ends: bool) -> None:
+    """Train, and save in the middle of a round, or at the end."""
+    rank = dist.get_rank()
+    model, optimizers, step = plain(rank, wrap=False)
+    updates = paceline.LocalUpdates(model, optimizers, **options[rank])
+    for number in range(num_steps):
+        step(number)
+    if ends:
+        updates.close()
+    state = {"updates": updates.state_dict(), "model": model.state_dict()}
+    torch.save(state, f"{folder}/{rank}")
+    updates.close()
+
+
+def resumed(path: str, num_steps: int, options: list[dict[str, Any]]) -> tuple[Tensor, int]:
+    rank = dist.get_rank()
+    model, optimizers, step = plain(rank, wrap=False)
+    state = torch.load(path.format(rank=rank), weights_only=True)
+    model.load_state_dict(state["model"])
+    with paceline.LocalUpdates(model, optimizers, **options[rank]) as updates:
+        updates.load_state_dict(state["updates"])
+        sent_before = updates._num_exchanges
+        for number in range(num_steps):
+            step(number)
+        sent = updates._num_exchanges - sent_before
+    return vector(model), sent
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_more_workers_go_on_from_the_first_ones_state(
+    pair: Any, triple: Any, tmp_path: Any, ends: bool
+) -> None:
+    option = {"sync_every": 6, "fragments": 2, "codec": "onebit"}
+    pair(saved, str(tmp_path), 8, [option] * 2, ends)
+    found = triple(resumed, f"{tmp_path}/0", 12, [option] * 3)
+    assert all(torch.equal(one, found[0][0]) for one, _ in found)
+    assert not torch.equal(found[0][0], vector(net()))
+
+
+def test_a_state_that_is_saved_after_the_end_is_its_workers(pair: Any, tmp_path: Any) -> None:
+    pair(saved, str(tmp_path), 8, [{"sync_every": 4}] * 2, True)
+    states = [torch.load(tmp_path / str(rank), weights_only=True) for rank in (0, 1)]
+    assert [one["updates"]["own"]["worker"][0] for one in states] == [0, 1]
+
+
+def test_a_worker_with_a_shorter_round_than_the_saved_one_exchanges(
+    pair: Any, tmp_path: Any
+) -> None:
+    pair(saved, str(tmp_path), 6, [{"sync_every": 8}] * 2, False)
+    options = [{"sync_every": 8}, {"sync_every": 4}]
+    found = pair(resumed, f"{tmp_path}/0", 8, options)
+    assert torch.equal(found[0][0], found[1][0])
+    assert [sent for _, sent in found] == [1, 2]
