@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +29,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import parts  # noqa: E402
 
 _DEADLINE_S = 7200.0
-_LONE, FREE = "lone host", "free"
+FREE = "free"
+PARAMETERS = {"0.1m": 120_576, "1m": 989_600, "10m": 10_795_008}
 
 
 class Case(NamedTuple):
@@ -113,6 +114,27 @@ def _crossing(points: Sequence[tuple[int, float]], goal: float) -> float:
 
 
 def text(part: str, figures: dict[str, Any]) -> str:
+    """Return the table of a part, and the rows that strategies/local/measured.toml has of it."""
+    return "\n".join([table(part, figures), "", *_toml_rows(part, figures)])
+
+
+def _toml_rows(part: str, figures: dict[str, Any]) -> Iterator[str]:
+    """Yield the steps of local updates to the lone host's loss, as times those of free."""
+    free = steps_needed(figures["losses"][FREE], figures["lone"])
+    for name, losses in figures["losses"].items():
+        needed = steps_needed(losses, figures["lone"])
+        if name.startswith("local") and max(needed) < float("inf"):
+            times = [own / other for own, other in zip(needed, free, strict=True)]
+            yield (
+                f"[[rows]]\nparameters = {PARAMETERS[part]}\n"
+                f"sync_every = {name.partition('H=')[2]}\n"
+                f"workers = 2\nbits = 4\nnum_steps = {round(median(free))}\n"
+                f"steps = {median(times):.3f}\nlow = {min(times):.3f}\nhigh = {max(times):.3f}\n"
+                f'seeds = {len(times)}\nmodel = "a GPT of {PARAMETERS[part]:,} parameters"\n'
+            )
+
+
+def table(part: str, figures: dict[str, Any]) -> str:
     """Return the table of a part."""
     lone, num_steps = figures["lone"], figures["num_steps"]
     free = median(steps_needed(figures["losses"][FREE], lone))

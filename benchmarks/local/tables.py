@@ -12,9 +12,10 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-import faulty  # noqa: E402
 import loss  # noqa: E402
 import main  # noqa: E402
+import steps_to_loss  # noqa: E402
+import time_to_loss  # noqa: E402
 
 import uneven  # noqa: E402
 from readme import fill  # noqa: E402
@@ -24,8 +25,11 @@ _TEXTS = {"loss": loss.table, "uneven": uneven.text}
 
 def of(part: str, figures: dict[str, Any]) -> str:
     """Return the table of a part."""
-    default = faulty.text if part.startswith("faults") else main.text
-    return _TEXTS.get(part, default)(part, figures)
+    if part in steps_to_loss.CASES:
+        return steps_to_loss.table(part, figures)
+    if part.partition(" ")[0] in steps_to_loss.CASES:
+        return time_to_loss.text(part, figures)
+    return _TEXTS.get(part, main.text)(part, figures)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,16 @@ from findings import numbers
 from paceline.core.cost import Roofline, layer_times
 from paceline.core.machine import Machine
 from paceline.core.simulate import period
+from paceline.core.steps_to_loss import UNKNOWN, StepsToLoss
 from paceline.core.strategy import Window
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.planner import Forecast, forecast, search
+from paceline.planner.ranking import rank
 from paceline.records.result import PlanRow
 from paceline.strategies import find_strategy
 from paceline.strategies.local import STRATEGY
 from paceline.strategies.local.config import Local
-from paceline.strategies.local.loss_table import LossRow, caveat, described, loss_rows
+from paceline.strategies.local.measured import Row, estimate, rows
 from paceline.strategies.local.plan import (
     fragments_of,
     inner_step,
@@ -267,69 +269,68 @@ def test_what_does_not_fit_is_refused(machine, config, field):
         plan(two_layers(), machine, config, Window(1))
 
 
-ROW = LossRow(
+ROW = Row(
+    parameters=1_000_000,
     sync_every=100,
     workers=2,
-    bits=8,
-    difference=0.012,
-    spread=0.004,
+    bits=4,
+    num_steps=600,
+    steps=1.2,
+    low=1.1,
+    high=1.4,
     seeds=3,
-    model="gpt-10m",
-    tokens=20_000_000,
+    model="a GPT",
 )
-EIGHT_BITS = Local(sync_every=100, codec="dynamic8")
-
-
-def is_known(config: Local, **row: object) -> bool:
-    """Whether a row of measured losses is near a configuration: its range is in the caveat."""
-    return "+0.008" in described(config, [replace(ROW, **row)])
 
 
 @pytest.mark.parametrize(
     ("config", "row", "is_near"),
     [
-        *[(EIGHT_BITS, row, True) for row in ({}, {"sync_every": 200}, {"workers": 1})],
-        (EIGHT_BITS, {"sync_every": 50, "workers": 4}, True),
-        *[(EIGHT_BITS, {"sync_every": number}, False) for number in (201, 49)],
-        *[(EIGHT_BITS, row, False) for row in ({"workers": 5}, {"bits": 4}, {"bits": 32})],
-        (EIGHT_BITS, {"outer_learning_rate": 1.0}, False),  # another outer step
-        (EIGHT_BITS, {"outer_momentum": 0.0}, False),
-        (Local(), {"bits": 32}, True),
-        (Local(outer_learning_rate=1), {"bits": 32}, False),
-        (Local(outer_momentum=0), {"bits": 32}, False),
+        *[(Local(), row, True) for row in ({}, {"sync_every": 200}, {"workers": 4, "bits": 32})],
+        (Local(codec="dynamic8"), {"sync_every": 50}, True),
+        (Local(codec="dynamic4"), {"parameters": 4_000_000}, True),
+        *[(Local(), {"sync_every": number}, False) for number in (201, 49)],
+        *[(Local(), row, False) for row in ({"workers": 5}, {"parameters": 4_000_001})],
+        (Local(codec="onebit"), {}, False),
+        (Local(codec="dynamic4"), {"bits": 8}, False),
+        (Local(codec="threshold:0.1@0.1"), {}, False),
+        (Local(outer_learning_rate=1.0), {}, False),  # another outer step
+        (Local(outer="average"), {}, False),
+        (Local(workers=1), {"workers": 1}, False),
     ],
 )
-def test_losses_are_known_of_rounds_up_to_twice_or_half_with_as_many_bits(config, row, is_near):
-    assert is_known(config, **row) is is_near
+def test_steps_to_a_loss_are_known_near_what_was_measured(config, row, is_near):
+    found = estimate(1_000_000, config, [replace(ROW, **row)])
+    assert (found is not None) is is_near
 
 
-def test_a_known_loss_is_a_range_over_all_seeds_and_nothing_is_promised_without_one():
-    assert loss_rows()
-    assert all(isinstance(row, LossRow) for row in loss_rows())
-    assert numbers(caveat(Local(workers=64, sync_every=7, codec="onebit"))) == [7, 64, 1]
-    better = replace(ROW, sync_every=50, difference=-0.01, spread=0.002)
-    for rows, found in (([ROW], (0.008, 0.016)), ([ROW, better], (-0.012, 0.016))):
-        assert numbers(described(EIGHT_BITS, rows))[3:5] == list(found)
-    with refused("codec"):
-        caveat(Local(codec="threshold:0.1"))
+def test_steps_to_a_loss_are_a_range_over_all_rows_that_are_near():
+    other = replace(ROW, sync_every=50, steps=1.0, low=0.9, high=1.2, model="an MLP", seeds=1)
+    found = estimate(1_000_000, Local(), [ROW, other])
+    assert (found.median, found.low, found.high) == pytest.approx((1.1, 0.9, 1.4))
+    assert numbers(found.sentence)[:3] == [1.1, 0.9, 1.4]
+    assert all(row.low <= row.steps <= row.high for row in rows())
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"bits": 0}, {"spread": -1.0}, {"difference": float("nan")}, {"steps": 3}]
+    "wrong", [{"bits": 0}, {"low": -1.0}, {"steps": float("nan")}, {"loss": 3}]
 )
 def test_a_row_that_says_nothing_is_refused(wrong):
     with pytest.raises(ValidationError) as caught:
-        TypeAdapter(LossRow).validate_python(asdict(ROW) | wrong)
+        TypeAdapter(Row).validate_python(asdict(ROW) | wrong)
     assert caught.value.errors()[0]["loc"] == tuple(wrong)
 
 
-def test_every_forecast_of_local_has_the_caveat():
+@pytest.mark.parametrize("known", [None, StepsToLoss(1.5, 1.2, 1.9, "a model")])
+def test_a_ranking_has_what_learns_otherwise_apart_and_by_the_time_to_a_loss(known):
     machine = box("cpu", "cpu", hosts="ab", links=[link("a", "b", 1e6)])
-    strategies = [find_strategy("allreduce"), STRATEGY]
-    found = search(lambda _: chain((1.0, 4_000_000)), machine, strategies, 8, workers=2)
-    assert {one.strategy for one in found} == {"allreduce", "local"}
-    assert found[0].strategy == "local"  # on such a link
-    for one in found:
-        said = caveat(one.config) in one.notes if one.strategy == "local" else one.notes
-        assert bool(said) is (one.strategy == "local")
-    assert caveat(found[0].config) in PlanRow.of(found[0]).explanation
+    local = replace(STRATEGY, steps_to_loss=lambda workload, config: known)
+    strategies = [local, find_strategy("allreduce")]
+    found = rank(search(lambda _: chain((1.0, 4_000_000)), machine, strategies, 8, workers=2))
+    assert [one.strategy for one in found] == ["allreduce"] * (len(found) - 1) + ["local"]
+    last = found[-1]
+    assert last.samples_per_s > found[0].samples_per_s  # on such a link
+    assert last.learnt_samples_per_s == (last.samples_per_s / 1.5 if known else 0.0)
+    row = PlanRow.of(last)
+    assert (row.is_same_training, row.steps_to_loss) == (False, known)
+    assert (known.sentence if known else UNKNOWN) in row.explanation

@@ -93,16 +93,13 @@ def gpus(count: int, nbytes_per_s: float) -> Machine:
 
 
 @pytest.mark.parametrize("workers", [None, 2])
-def test_the_gain_of_workers_that_wait_for_nobody_is_beside_that_of_others(workers):
+def test_the_gain_of_workers_is_that_without_a_change_of_what_is_learned(workers):
     """Eight GPUs were "worth using, 7.2x one": with an asynchronous strategy, which it hid."""
     found = ranked(gpus(2, 4e6), ALLREDUCE, STRATEGIES["hogbatch"], workers=workers)
     first, one = found[0], found.alone or found.best_of[1]
-    assert (first.strategy, first.workers) == ("hogbatch", 2)
-    same = next(one for one in found if one.strategy == "allreduce" and one.workers == 2)
-    gain, plain = (round(each.samples_per_s / one.samples_per_s, 2) for each in (first, same))
-    assert figures(found) == [2, gain, plain]
-    sentence = found.workers_sentence
-    assert sentence.index("hogbatch") < sentence.index("allreduce")
+    assert (first.strategy, first.workers) == ("allreduce", 2)
+    assert max(found, key=lambda each: each.samples_per_s).strategy == "hogbatch"
+    assert figures(found) == [2, round(first.samples_per_s / one.samples_per_s, 2)]
     for each in found:
         differs = each.strategy == "hogbatch" and each.workers > 1
         assert each.is_same_training is not differs

@@ -10,6 +10,7 @@ from paceline.core.cost import Measured
 from paceline.core.errors import InvalidInput, shown
 from paceline.core.machine import Machine
 from paceline.core.plan import Plan
+from paceline.core.steps_to_loss import StepsToLoss
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload
 
@@ -93,8 +94,9 @@ class Strategy:
     `may_skip_profile`: it trains without a forecast, too, where `profile_s` is 0.
     `is_asynchronous`: workers do not wait for the slowest of them.
     `is_rehearsed`: its runner takes the steps of a rehearsal, too.
-    `caveat(config)`: a sentence to stand beside a forecast, if what is learnt is not the same as
-    with equal workers that exchange all gradients in each step. `after_backward(phase)`: what the
+    `steps_to_loss(workload, config)`: for a strategy that does not learn the same as equal workers
+    that exchange all gradients in each step, the steps that it needs to the same loss; None if that
+    is not known. `after_backward(phase)`: what the
     exchange of several workers leaves to be done after backward, and why (`core.after_backward`).
     `trial` names the module whose `with_possible_cut(model, inputs, workload, config)` tries where
     a model can be cut in two; None: the strategy cuts none.
@@ -128,7 +130,7 @@ class Strategy:
     may_skip_profile: bool = False
     is_asynchronous: bool = False
     is_rehearsed: bool = True
-    caveat: Callable[[Any], str] | None = None
+    steps_to_loss: Callable[[Workload, Any], StepsToLoss | None] | None = None
     after_backward: Callable[[BackwardPhase], AfterBackward] | None = None
     trial: str | None = None
     shares_devices: bool = False

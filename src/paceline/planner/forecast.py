@@ -13,6 +13,7 @@ from paceline.core.durations import duration
 from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import COMMUNICATION, COMPUTE, Kind, Lane, Plan
 from paceline.core.simulate import makespan_s, simulate
+from paceline.core.steps_to_loss import UNKNOWN, StepsToLoss
 from paceline.core.strategy import Strategy, Window, codec_fields
 from paceline.core.timeline import Span, Timeline, intersection, length, union
 from paceline.core.workload import Workload, replica_nbytes
@@ -45,7 +46,8 @@ class Forecast:
     where workers take several between two exchanges. `slowdown`: how many times longer computation
     takes than undisturbed (see `core.losses`), through what `slowed_by` names. `after_backward`:
     what the exchange leaves to be done then, where the strategy says so. `is_same_training`: as by
-    one worker with the whole batch, but for what a codec rounds.
+    one worker with the whole batch, but for what a codec rounds; if not, `steps_to_loss` are those
+    to the same loss, where they are known.
     """
 
     strategy: str
@@ -67,6 +69,14 @@ class Forecast:
     slowed_by: tuple[str, ...] = ()
     after_backward: AfterBackward | None = None
     is_same_training: bool = True
+    steps_to_loss: StepsToLoss | None = None
+
+    @property
+    def learnt_samples_per_s(self) -> float:
+        """The samples of synchronous training to the same loss a second; 0 if that is unknown."""
+        if self.is_same_training:
+            return self.samples_per_s
+        return self.samples_per_s / self.steps_to_loss.median if self.steps_to_loss else 0.0
 
     @property
     def codec(self) -> str | None:
@@ -179,7 +189,7 @@ def forecast(
     if per_period > 1:
         per_update = num_taken / timeline.num_steps()
         parts = breakdown(_inner_periods(timeline, num_steps)).divided(per_update)
-    caveats = _caveats(strategy, config)
+    learns_as, caveats = _learning(strategy, workload, config)
     return Forecast(
         strategy.name,
         config,
@@ -198,6 +208,7 @@ def forecast(
         slowed_by=slowed_by,
         after_backward=_after_backward(strategy, config, BackwardPhase(plan, model, timeline)),
         is_same_training=not caveats,
+        steps_to_loss=learns_as,
     )
 
 
@@ -222,11 +233,14 @@ def _limits(strategy: Strategy, machine: Machine, config: Any, timeline: Timelin
         yield limit
 
 
-def _caveats(strategy: Strategy, config: Any) -> tuple[str, ...]:
-    """Return what is not the same as with equal workers that exchange in each step, if anything."""
-    if strategy.caveat is not None:
-        return (strategy.caveat(config),)
-    return (_ASYNCHRONOUS,) if strategy.is_asynchronous and config.workers > 1 else ()
+def _learning(
+    strategy: Strategy, workload: Workload, config: Any
+) -> tuple[StepsToLoss | None, tuple[str, ...]]:
+    """Return the steps to a loss, if known, and what differs from synchronous training."""
+    if strategy.steps_to_loss is not None and config.workers > 1:
+        found = strategy.steps_to_loss(workload, config)
+        return found, (UNKNOWN if found is None else found.sentence,)
+    return None, (_ASYNCHRONOUS,) if strategy.is_asynchronous and config.workers > 1 else ()
 
 
 def _sent(plan: Plan) -> Mapping[str, float]:

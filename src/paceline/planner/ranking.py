@@ -22,8 +22,15 @@ _WHY_NOT = {
 
 
 def rank(forecasts: Iterable[Forecast]) -> list[Forecast]:
-    """Return the forecasts by throughput, best first."""
-    return sorted(forecasts, key=lambda forecast: -forecast.samples_per_s)
+    """Return the forecasts by throughput, best first; then those that change what is learnt.
+
+    These are ranked by the time to a loss, and the ones of which nothing is known by throughput.
+    """
+
+    def place(one: Forecast) -> tuple[bool, float, float]:
+        return not one.is_same_training, -one.learnt_samples_per_s, -one.samples_per_s
+
+    return sorted(forecasts, key=place)
 
 
 @dataclass(frozen=True)
@@ -203,16 +210,11 @@ class Ranking(Sequence[Forecast]):
         return f"{sentence}; {more[-1]} {_effect(best[more[-1]], best[worth])}"
 
     def _gain(self, best: Forecast, one: Forecast | None) -> str:
-        """Return what workers gain over one; also without a change of training, if that is one."""
+        """Return what workers gain over one, and that what is learnt changes, if it does."""
         gain = "" if one is None else f", {best.samples_per_s / one.samples_per_s:.2f}x one worker"
         if best.is_same_training:
             return gain
-        gain += f" with {best.strategy}, which is not the same training"
-        as_many = (other for other in self.forecasts if other.workers == best.workers)
-        same = next((other for other in as_many if other.is_same_training), None)
-        if one is None or same is None:
-            return gain
-        return f"{gain}, and {same.samples_per_s / one.samples_per_s:.2f}x with {same.strategy}"
+        return gain + f" with {best.strategy}, which is not the same training"
 
     def _beside_one(self) -> str | None:
         if self.alone is None or not self.forecasts:

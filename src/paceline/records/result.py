@@ -12,6 +12,7 @@ from paceline.core.errors import InvalidInput, shown
 from paceline.core.outcome import Outcome, RunMetrics, is_share
 from paceline.core.reading import read_finite_record, read_record
 from paceline.core.settings import Record, RehearseSettings, TrainSettings
+from paceline.core.steps_to_loss import StepsToLoss
 from paceline.core.timeline import Origin, quartiles
 from paceline.files import limits
 from paceline.files.reading import read_file
@@ -32,6 +33,8 @@ class PlanRow(Record):
     to be as near as that to `step_s`, as a share of it, in nine of ten cases. `notes` are sentences
     to stand beside `why`.
     `after_backward`: what the exchange leaves to be done then, where the strategy says so.
+    `is_same_training`, `steps_to_loss`: whether it learns as one worker with the whole batch would,
+    and the steps to the same loss if not, where they are known.
     """
 
     strategy: str
@@ -52,6 +55,8 @@ class PlanRow(Record):
     is_balanced: bool = False
     notes: tuple[str, ...] = ()
     after_backward: AfterBackward | None = None
+    is_same_training: bool = True
+    steps_to_loss: StepsToLoss | None = None
 
     @classmethod
     def of(cls, forecast: Forecast) -> Self:

@@ -95,7 +95,12 @@ def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
     for column in ("workers", "step", "samples/s", "eff.", "exposed", "wire/step", "memory"):
         if column != "eff." or knows_efficiency:
             grid.add_column(column, justify="right", no_wrap=True)
+    is_same = True
     for number, row in enumerate(shown, 1):
+        if is_same and not row.is_same_training and number > 1:
+            grid.add_section()
+            grid.add_row("", "Changes what is learned:")
+        is_same = row.is_same_training
         lines = [row.strategy, *([f"+ {row.codec}"] if row.codec else [])]
         lines += ["balanced"] if row.is_balanced else []
         lines += [f"({row.placement})"] if row.placement != "as listed" else []

@@ -17,7 +17,7 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 # Those of equal workers that exchange all gradients in each step, and so learn the same.
-EXCHANGES = {n: one for n, one in STRATEGIES.items() if one.calibrate and one.caveat is None}
+EXCHANGES = {n: one for n, one in STRATEGIES.items() if one.calibrate and not one.steps_to_loss}
 
 # Those of ranks that go through a run step by step together.
 IN_STEP = {name: one for name, one in STRATEGIES.items() if one.run and not one.is_led}

@@ -3,7 +3,7 @@
 from paceline.core.strategy import Strategy
 from paceline.strategies.local import plan
 from paceline.strategies.local.config import Local
-from paceline.strategies.local.loss_table import caveat
+from paceline.strategies.local.measured import steps_to_loss
 
 STRATEGY = Strategy(
     name="local",
@@ -15,5 +15,5 @@ STRATEGY = Strategy(
     run="paceline.strategies.local.run",
     memory=plan.memory,
     settings=frozenset({"balance", "codec", "force", "port", "stretch"}),
-    caveat=caveat,
+    steps_to_loss=steps_to_loss,
 )

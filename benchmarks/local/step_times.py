@@ -1,0 +1,91 @@
+"""Steps of a GPT on two hosts of one core each: alone, exchanging gradients, and local updates."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import sized_gpt
+import torch
+from steps_to_loss import CASES, Case
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import paceline
+from paceline.data.batch import Batch
+from paceline.links.group import Group
+from paceline.recipes.recipe import Recipe
+from ranks import Variant, alternate, timed
+
+ALONE = "alone"
+SYNC_EVERY = 5
+_NUM_WARM_UP, _NUM_BLOCKS = 3, 4
+_CODECS = (None, "dynamic8", "dynamic4")
+
+
+def measure(group: Group, quick: bool, part: str) -> dict[str, Any]:
+    """Return the seconds of the steps of all variants, in blocks of rounds that take turns."""
+    case = CASES[part]
+    recipe = getattr(sized_gpt, case.model)()
+    variants = [
+        Variant(name, timed(step, _NUM_WARM_UP if name == ALONE else 0), group.world_size)
+        for name, step in _variants(recipe, case)
+    ]
+    for one in variants:
+        one.run(_NUM_WARM_UP)
+    num_rounds = 1 if quick else 2
+    blocks = alternate(variants, group, 1 if quick else _NUM_BLOCKS, num_rounds * SYNC_EVERY)
+    return {name: [sum(block) / len(block) for block in own] for name, own in blocks.items()}
+
+
+def _variants(recipe: Recipe, case: Case) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield the names of the variants, and what takes a step of each."""
+    wraps: dict[str, Callable[[nn.Module], nn.Module]] = {ALONE: lambda model: model}
+    for size in (1, 25):
+        wraps[f"DDP {size} MB"] = partial(_distributed, size)
+    wraps["DDP, fp16 hook"] = _half
+    for codec in ("dynamic8", "dynamic4"):
+        wraps[f"allreduce, {codec}"] = partial(_encoded, codec)
+    for name, wrap in wraps.items():
+        yield name, _Trainee(recipe, case, wrap).step
+    for codec in _CODECS:
+        trainee = _Trainee(recipe, case, lambda model: model)
+        trainee.updates = paceline.LocalUpdates(
+            trainee.model, trainee.optimizer, SYNC_EVERY, codec=codec
+        )
+        yield f"local, {codec or 'float32'}", trainee.step
+
+
+class _Trainee:
+    """A model in training, as anybody writes it in PyTorch."""
+
+    def __init__(self, recipe: Recipe, case: Case, wrap: Callable[[nn.Module], nn.Module]) -> None:
+        torch.manual_seed(0)
+        self.model = recipe.model()
+        self._parallel, self._loss = wrap(self.model), recipe.loss
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), case.learning_rate)
+        rows = recipe.samples.__getitems__(range(case.batch_size))
+        self._inputs, self._targets = Batch.of(rows)
+        self.updates: paceline.LocalUpdates | None = None
+
+    def step(self) -> None:
+        """Go forward and backward, and update the weights."""
+        self._loss(self._parallel(self._inputs), self._targets).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def _distributed(mb: int, model: nn.Module) -> DistributedDataParallel:
+    return DistributedDataParallel(model, bucket_cap_mb=mb, gradient_as_bucket_view=True)
+
+
+def _half(model: nn.Module) -> DistributedDataParallel:
+    parallel = _distributed(25, model)
+    parallel.register_comm_hook(None, fp16_compress_hook)
+    return parallel
+
+
+def _encoded(codec: str, model: nn.Module) -> DistributedDataParallel:
+    parallel = _distributed(25, model)
+    parallel.register_comm_hook(*paceline.ddp_hook(codec))
+    return parallel

@@ -1,0 +1,115 @@
+"""Time to a lone host's loss on two hosts of one core each, at 1 Gbit/s and 100 Mbit/s.
+
+    python benchmarks/local/time_to_loss.py ["0.1m 1gbit" ...] [--quick]
+
+It needs root, for two hosts in namespaces of their own. Steps are timed there, of all ways of
+training in turn; how many are needed is known from `steps_to_loss.py`, whose part must have been
+measured. A step of local updates with other rounds than the timed ones is a step alone and its part
+of an exchange. With --quick a few steps show that everything works, and nothing is written.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+sys.path.append(str(HERE.parent / "network"))
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for benchmarks/gpu
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from host import missing  # noqa: E402
+from hosts import TwoHosts  # noqa: E402
+from step_times import ALONE, SYNC_EVERY  # noqa: E402
+from steps_to_loss import CASES, FREE, steps_needed  # noqa: E402
+
+import parts  # noqa: E402
+from ranks import DEADLINE_S  # noqa: E402
+
+_WIRES = ("1gbit", "100mbit")
+_DDP = ("DDP 1 MB", "DDP 25 MB", "DDP, fp16 hook")
+
+
+def measure(part: str, wire: str, quick: bool) -> dict[str, Any]:
+    """Return the seconds of a step of each way of training between two hosts, by blocks."""
+    if problem := missing():
+        sys.exit(f"{wire}: {problem}")
+    with TwoHosts(wire) as hosts, tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "figures.json"
+        program = [sys.executable, str(HERE.parent / "rank.py"), str(HERE), "step_times"]
+        program += [str(output), f"--case={part}", *(["--quick"] if quick else [])]
+        finished = hosts.run(program, cores=(0, 1), cwd=HERE, deadline_s=10 * DEADLINE_S)
+        if any(one.code for one in finished):
+            sys.exit("\n".join(one.err for one in finished))
+        blocks: dict[str, Any] = json.loads(output.read_text())
+    return {"blocks": blocks, "num_steps": _losses(part)["num_steps"], "rows": _rows(part, blocks)}
+
+
+def _losses(part: str) -> dict[str, Any]:
+    figures: dict[str, Any] = json.loads((HERE / "result.json").read_text())["figures"]
+    if part not in figures:
+        sys.exit(f"python benchmarks/local/steps_to_loss.py {part} comes first")
+    known: dict[str, Any] = figures[part]
+    return known
+
+
+def _rows(part: str, blocks: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
+    """Return for each method the steps it needs, the seconds of one, and the time to the loss."""
+    known = _losses(part)
+    alone = blocks[ALONE]
+    ways = [("lone host", [known["num_steps"]] * len(known["lone"]), alone)]
+    free = steps_needed(known["losses"][FREE], known["lone"])
+    ways.append((FREE, free, alone))
+    ways += [(name, free, blocks[name]) for name in _DDP]
+    for name, losses in known["losses"].items():
+        needed = steps_needed(losses, known["lone"])
+        if name.startswith("local"):
+            every = int(name.partition("H=")[2])
+            for kind in ("float32", "dynamic8", "dynamic4"):
+                ways.append((f"{name}, {kind}", needed, _steps_of(every, kind, blocks)))
+        elif name != FREE:
+            ways.append((name, needed, blocks[name]))
+    return {
+        name: {
+            "steps": median(needed),
+            "step_s": median(seconds),
+            "time_s": median(needed) * median(seconds),
+            "seeds": needed,
+        }
+        for name, needed, seconds in ways
+    }
+
+
+def _steps_of(every: int, kind: str, blocks: Mapping[str, Sequence[float]]) -> list[float]:
+    """Return the seconds of a step, in each block, of rounds of so many steps."""
+    pairs = zip(blocks[ALONE], blocks[f"local, {kind}"], strict=True)
+    return [alone + max(0.0, own - alone) * SYNC_EVERY / every for alone, own in pairs]
+
+
+def text(part: str, figures: dict[str, Any]) -> str:
+    """Return the table of a part."""
+    rows = figures["rows"]
+    lines = [
+        f"| {part} | steps to its loss | ms a step | s | of the lone host's | of free's |",
+        "|---" * 6 + "|",
+    ]
+    for name, row in rows.items():
+        lone, free = (row["time_s"] / rows[other]["time_s"] for other in ("lone host", FREE))
+        lines.append(
+            f"| {name} | {row['steps']:,.0f} | {1e3 * row['step_s']:.1f} | {row['time_s']:,.1f} "
+            f"| {lone:.2f} | {free:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    every_part = {
+        f"{part} {wire}": partial(measure, part, wire) for part in CASES for wire in _WIRES
+    }
+    parts.run(HERE, every_part, text)
