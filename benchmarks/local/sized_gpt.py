@@ -17,7 +17,7 @@ def _recipe(context: int, width: int, layers: int, heads: int, num_tested: int) 
     return Recipe(
         model=partial(GPT, data.num_classes, **sizes),
         train=data.train,
-        test=Subset(data.test, range(num_tested)),
+        test=Subset(data.test, range(min(num_tested, len(data.test)))),
         loss=next_token_loss,
         score=bits_per_byte,
         num_classes=data.num_classes,
