@@ -82,12 +82,17 @@ def table(
 
 
 def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
-    """Print the best ranked plans, and why each takes as long; of codecs the fastest alone."""
+    """Print the best ranked plans, and why each takes as long; of codecs the fastest alone.
+
+    Those that change what is learned stand apart.
+    """
     first: dict[tuple[str, int, bool, bool], PlanRow] = {}
     for row in rows:
         first.setdefault((row.strategy, row.workers, row.codec is None, row.is_balanced), row)
     fastest = list(first.values())
-    shown = fastest[:_MOST_PLANS]
+    others = [row for row in fastest if not row.is_same_training][: _MOST_PLANS // 3]
+    same = [row for row in fastest if row.is_same_training][: _MOST_PLANS - len(others)]
+    shown = [*same, *others]
     grid = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     grid.add_column("", justify="right", min_width=2)
     grid.add_column("strategy", no_wrap=True)
@@ -98,8 +103,8 @@ def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
     is_same = True
     for number, row in enumerate(shown, 1):
         if is_same and not row.is_same_training and number > 1:
-            grid.add_section()
-            grid.add_row("", "Changes what is learned:")
+            grid.add_row("", "")
+            grid.add_row("", "changes what is learned:")
         is_same = row.is_same_training
         lines = [row.strategy, *([f"+ {row.codec}"] if row.codec else [])]
         lines += ["balanced"] if row.is_balanced else []
