@@ -103,8 +103,7 @@ def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
     is_same = True
     for number, row in enumerate(shown, 1):
         if is_same and not row.is_same_training and number > 1:
-            grid.add_row("", "")
-            grid.add_row("", "changes what is learned:")
+            grid.add_row("", "changes what\nis learned:")
         is_same = row.is_same_training
         lines = [row.strategy, *([f"+ {row.codec}"] if row.codec else [])]
         lines += ["balanced"] if row.is_balanced else []
