@@ -10,17 +10,21 @@ from torch.distributed import TCPStore
 
 LOOPBACK = "127.0.0.1"
 ENDING_S = 60.0
+TIMEOUT = timedelta(seconds=20)
 
 
 @contextmanager
-def lighthouse() -> Iterator[str]:
-    """The address of a lighthouse, which takes a worker for lost a second after its last sign."""
+def lighthouse(join_timeout_ms: int = 30_000, min_replicas: int = 1) -> Iterator[str]:
+    """The address of a lighthouse, which takes a worker for lost a second after its last sign.
+
+    For those that are alive and do not come others wait for `join_timeout_ms`.
+    """
     from torchft.coordination import LighthouseServer
 
     server = LighthouseServer(
         bind=f"{LOOPBACK}:0",
-        min_replicas=1,
-        join_timeout_ms=30_000,
+        min_replicas=min_replicas,
+        join_timeout_ms=join_timeout_ms,
         quorum_tick_ms=20,
         heartbeat_timeout_ms=1_000,
     )
@@ -35,16 +39,15 @@ def manager_of(address: str, worker: int, **options: Any) -> Any:
     import torchft
 
     store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
-    timeout = timedelta(seconds=20)
     made = torchft.Manager(
-        pg=torchft.ProcessGroupGloo(timeout=timeout),
+        pg=torchft.ProcessGroupGloo(timeout=TIMEOUT),
         load_state_dict=None,
         state_dict=None,
         **{
             "min_replica_size": 1,
             "use_async_quorum": False,
-            "timeout": timeout,
-            "quorum_timeout": timeout,
+            "timeout": TIMEOUT,
+            "quorum_timeout": TIMEOUT,
             **options,
         },
         rank=0,

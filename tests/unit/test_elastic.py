@@ -4,7 +4,10 @@ import math
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import paceline
-from faults import failpoints
+from faults import Pause, failpoints
 from paceline.core.errors import InvalidInput, WorkerLost
-from quorums import Working, lighthouse, manager_of
+from quorums import TIMEOUT, Working, lighthouse, manager_of
 
 pytest.importorskip("torchft")
 # torchft's own.
@@ -57,11 +60,18 @@ Loop = Callable[["Site"], None]
 class Site:
     """A worker: its model, optimizer and manager, and the steps that it takes."""
 
-    def __init__(self, address: str, worker: int, seed: int = 0, **option: Any) -> None:
+    def __init__(
+        self,
+        address: str,
+        worker: int,
+        seed: int = 0,
+        quorum_timeout: timedelta = TIMEOUT,
+        **option: Any,
+    ) -> None:
         self.worker, self.option = worker, OPTION | option
         self.model = net(seed)
         self.optimizer = adamw(self.model)
-        self.manager = manager_of(address, worker)
+        self.manager = manager_of(address, worker, quorum_timeout=quorum_timeout)
         self.updates: Any = None
 
     def train(
@@ -81,10 +91,14 @@ class Site:
         return vector(self.model)
 
 
-@pytest.fixture
-def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    # The simulated device of other tests has no streams, which a manager would make on it.
+@pytest.fixture(autouse=True)
+def without_simulated_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the device of other tests: it has no streams, which a manager would make on it."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
     with lighthouse() as found:
         yield found
 
@@ -137,6 +151,36 @@ def test_an_exchange_that_fails_is_repeated_to_the_same_bits(
         assert torch.equal(found[0], expected[0])
 
 
+def test_bits_that_were_committed_by_one_worker_alone_are_repaired(tmp_path: Path) -> None:
+    """Each replica group of torchft commits by itself: one may have what the others repeat."""
+    pause = Pause(tmp_path / "pause")
+    place = {"after": "mean", "number": 1, "visit": 1}
+    failing = [{"at": "local.exchange", "worker": worker, "do": "raise"} for worker in (0, 2)]
+    armed = [one | place for one in failing] + [pause.at("local.exchange", worker=1, **place)]
+    go_on = threading.Event()
+
+    def wait(step: int) -> None:
+        if step == 11:  # of the round after the exchange
+            assert go_on.wait(30)
+
+    with lighthouse(join_timeout_ms=200) as address, failpoints(*armed):
+        sites = [Site(address, worker) for worker in range(3)]
+        loops = [Working(site.train, 20, wait) for site in sites]
+        pause.reached()
+        while any(sites[worker].updates.num_steps < 11 for worker in (0, 2)):
+            time.sleep(0.01)
+        pause.go_on()
+        while sites[1].updates.num_steps < 11:
+            time.sleep(0.01)
+        own, others = (sites[worker].updates._outer.values[0].clone() for worker in (1, 0))
+        steps = {site.manager.current_step() for site in sites}
+        go_on.set()
+        found = [one.result() for one in loops]
+    assert not torch.equal(own, others)
+    assert len(steps) == 1
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
 class Lost(Exception):
     pass
 
@@ -159,6 +203,13 @@ def test_a_persistent_fault_ends_at_the_deadline(address: str) -> None:
     fault = {"at": "local.exchange", "after": "start", "number": 1, "do": "raise"}
     with failpoints(fault), pytest.raises(WorkerLost):
         Working(Site(address, 0, deadline_s=0.2).train, 12).result()
+
+
+def test_a_worker_without_a_quorum_ends_at_the_managers_deadline() -> None:
+    with lighthouse(min_replicas=2) as address:
+        site = Site(address, 0, quorum_timeout=timedelta(seconds=1))
+        with pytest.raises(WorkerLost):
+            site.train(4)
 
 
 def test_a_worker_with_nan_is_left_out_and_takes_the_groups(address: str) -> None:
