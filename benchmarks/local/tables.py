@@ -12,6 +12,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
+import elastic  # noqa: E402
 import faulty  # noqa: E402
 import loss  # noqa: E402
 import main  # noqa: E402
@@ -24,6 +25,8 @@ _TEXTS = {"loss": loss.table, "averaged": loss.table, "uneven": uneven.text}
 
 def of(part: str, figures: dict[str, Any]) -> str:
     """Return the table of a part."""
+    if part.startswith("elastic"):
+        return elastic.text(part, figures)
     default = faulty.text if part.startswith("faults") else main.text
     return _TEXTS.get(part, default)(part, figures)
 

@@ -185,7 +185,9 @@ class Lost(Exception):
     pass
 
 
-def test_those_who_are_left_average_without_a_worker_that_is_lost(address: str) -> None:
+def test_those_who_are_left_average_without_a_worker_that_is_lost(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
     def lose(step: int) -> None:
         if step == 6:
             raise Lost
@@ -197,6 +199,9 @@ def test_those_who_are_left_average_without_a_worker_that_is_lost(address: str) 
         lost.result()
     assert torch.equal(*found)
     assert not torch.equal(found[0], in_one_process(2))
+    ours = [one.args for one in caplog.records if one.name == "paceline.exchange.elastic"]
+    assert (1, 2, 3) in ours  # exchange 1: 2 workers, and not 3; once, on the first one
+    assert len(ours) == len(set(ours))
 
 
 def test_a_persistent_fault_ends_at_the_deadline(address: str) -> None:

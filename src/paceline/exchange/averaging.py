@@ -46,12 +46,14 @@ class Averaged:
     """The result of an exchange.
 
     `given`: this worker's part in it. `mean`: the mean outer gradient, None if nobody has trained.
-    `left_out`: workers whose parameters were NaN or infinite. `repaired`: workers whose outer model
-    had other bits. `taken`: the inner state of a peer, if this worker was behind or is new.
+    `weight`: the sum of the workers' weights. `left_out`: workers whose parameters were NaN or
+    infinite. `repaired`: workers whose outer model had other bits. `taken`: the inner state of a
+    peer, if this worker was behind or is new.
     """
 
     given: Contribution
     mean: Tensor | None
+    weight: float
     left_out: tuple[int, ...]
     repaired: tuple[int, ...]
     all_closing: bool
@@ -103,7 +105,7 @@ class Averaging:
             mean = self._mean(given.fragment, given.own, share, group)
         reach("local.exchange", worker=group.rank, number=given.number, after="mean")
         left_out = tuple(rank for rank, one in enumerate(fit) if not one)
-        return Averaged(given, mean, left_out, repaired, all(closing))
+        return Averaged(given, mean, total, left_out, repaired, all(closing))
 
     def step_taken(self, fragment: int) -> None:
         """Remember the outer model's hash after its step, which the next header carries."""

@@ -237,7 +237,7 @@ class ElasticWorkers:
     def _nothing(self) -> Averaged:
         """Return the result of an exchange that changes nothing, but for what a peer has sent."""
         assert self._given is not None
-        return Averaged(self._given, None, (), (), True, self._taken)
+        return Averaged(self._given, None, 0.0, (), (), True, self._taken)
 
     # --- the state that a peer takes -----------------------------------------------------------
 

@@ -98,7 +98,8 @@ class LocalUpdates:
     `manager`, a torchft.Manager in place of a process group: workers may be lost, come back and
     join. An exchange that fails is repeated with those who are left, for `deadline_s` at most. A
     worker that is new or was away takes the model, the optimizers' state, buffers and `num_steps`
-    of another one. Manager(..., use_async_quorum=False), without functions for a state.
+    of another one. Make the manager with `use_async_quorum=False` and a torchft.ProcessGroupGloo,
+    and call its `shutdown` afterwards: until then the others wait for this worker.
 
     `close` (or the end of the `with` block) takes part in exchanges until all workers are done,
     and exchanges what is left. Raises InvalidInput for what it cannot do.
@@ -256,7 +257,7 @@ class LocalUpdates:
             nothing = torch.empty(0)
             fragment = number % self._rounds.fragments
             given = Contribution(number, fragment, 0.0, nothing, loading["buffers"], False)
-            done = Averaged(given, None, (), (), False)
+            done = Averaged(given, None, 0.0, (), (), False)
             self._running = _Exchange(given, loading["due"], threading.Thread(), done)
 
     # --- inner steps ---------------------------------------------------------------------------
