@@ -12,6 +12,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
+import elastic  # noqa: E402
 import loss  # noqa: E402
 import main  # noqa: E402
 import steps_to_loss  # noqa: E402
@@ -25,6 +26,8 @@ _TEXTS = {"loss": loss.table, "uneven": uneven.text}
 
 def of(part: str, figures: dict[str, Any]) -> str:
     """Return the table of a part."""
+    if part.startswith("elastic"):
+        return elastic.text(part, figures)
     if part in steps_to_loss.CASES:
         return steps_to_loss.table(part, figures)
     if part.partition(" ")[0] in steps_to_loss.CASES:

@@ -5,6 +5,7 @@ repair     broadcast      the first worker's outer model, if another one has oth
 mean       all-reduce     float32 values, or pieces by a codec (`encoded_pieces`)
 """
 
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +19,8 @@ from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import PIECE
 from paceline.exchange.encoded_pieces import encoded_piece
 from paceline.exchange.outer import OuterModel, is_finite
+from paceline.exchange.peer_state import InnerState
+from paceline.links.failpoints import reach
 from paceline.links.group import Group
 
 _Key = tuple[int, int, int]  # fragment, piece, shard: each has error feedback of its own
@@ -42,14 +45,19 @@ class Contribution(NamedTuple):
 class Averaged:
     """The result of an exchange.
 
-    `mean`: the mean outer gradient, None if nobody has trained. `left_out`: workers whose
-    parameters were NaN or infinite. `repaired`: workers whose outer model had other bits.
+    `given`: this worker's part in it. `mean`: the mean outer gradient, None if nobody has trained.
+    `weight`: the sum of the workers' weights. `left_out`: workers whose parameters were NaN or
+    infinite. `repaired`: workers whose outer model had other bits. `taken`: the inner state of a
+    peer, if this worker was behind or is new.
     """
 
+    given: Contribution
     mean: Tensor | None
+    weight: float
     left_out: tuple[int, ...]
     repaired: tuple[int, ...]
     all_closing: bool
+    taken: InnerState | None = None
 
 
 class Averaging:
@@ -58,7 +66,7 @@ class Averaging:
     def __init__(self, outer: OuterModel, make_codec: Callable[[], Codec] | None) -> None:
         self._outer, self._make_codec = outer, make_codec
         self._codecs: dict[_Key, Codec] = {}
-        self._digest = ""
+        self.digest = ""  # of the outer model after its last step, sent with the next header
         self.stand_ins: list[Tensor] = []  # for outer gradients, by fragment, in a rehearsal
         self.nbytes_sent = self.nbytes_received = 0
 
@@ -69,8 +77,10 @@ class Averaging:
         """
         is_fit = is_finite(given.own)
         weight = given.weight if is_fit else 0.0
-        header = given.number, is_fit, weight, self._digest, given.is_closing
+        header = given.number, is_fit, weight, self.digest, given.is_closing
+        reach("local.exchange", worker=group.rank, number=given.number, after="start")
         numbers, fit, weights, digests, closing = zip(*group.gather(header), strict=True)
+        reach("local.exchange", worker=group.rank, number=given.number, after="headers")
         if len(set(numbers)) > 1:
             raise InvalidInput(
                 "local updates",
@@ -85,6 +95,8 @@ class Averaging:
             )
         repaired = tuple(rank for rank, one in enumerate(digests) if one != digests[0])
         if repaired:
+            if group.rank in repaired:
+                self.digest = uuid.uuid4().hex  # equal to no other until the whole model has come
             group.broadcast(self._outer.tensors())
         group.broadcast(given.buffers)
         total = sum(weights)
@@ -92,12 +104,13 @@ class Averaging:
         if total:
             share = weight / total * group.world_size
             mean = self._mean(given.fragment, given.own, share, group)
+        reach("local.exchange", worker=group.rank, number=given.number, after="mean")
         left_out = tuple(rank for rank, one in enumerate(fit) if not one)
-        return Averaged(mean, left_out, repaired, all(closing))
+        return Averaged(given, mean, total, left_out, repaired, all(closing))
 
     def step_taken(self, fragment: int) -> None:
         """Remember the outer model's hash after its step, which the next header carries."""
-        self._digest = self._outer.digest(fragment)
+        self.digest = self._outer.digest(fragment)
 
     def _mean(self, fragment: int, own: Tensor, share: float, group: Group) -> Tensor:
         """Return the weighted mean of the workers' outer gradients."""

@@ -13,16 +13,17 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
 from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import default_pg_timeout
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -42,12 +43,18 @@ from paceline.exchange.outer import (
     load_vector,
     local_of,
 )
+from paceline.exchange.peer_state import InnerState
 from paceline.exchange.readiness import weakly
 from paceline.exchange.replica import Statistics
+from paceline.exchange.workers import FixedWorkers, Settings, Workers, check_same_settings
 from paceline.links.group import Group
 from paceline.links.rendezvous import joined, with_own_connections
 
+if TYPE_CHECKING:
+    from torchft import Manager
+
 logger = logging.getLogger(__name__)
+BEGINNING = -1  # the number of the exchange in which a worker joins a manager's others
 _KEPT_TIMES = 256
 _GOODBYE_S = 5.0  # for a thread that waits for lost workers
 _OF_A_WORKER = ("sync_every", "delay")  # settings by which a slower worker may differ
@@ -90,9 +97,6 @@ class ExchangeTimes(NamedTuple):
     loaded_s: float
 
 
-_NOTHING_NEW = Averaged(None, (), (), all_closing=False)
-
-
 class LocalUpdates:
     """Lets workers train by themselves, and averages their progress every `sync_every` steps.
 
@@ -121,6 +125,12 @@ class LocalUpdates:
     Parameters that differ at the start become the first worker's. No worker waits longer than
     `deadline_s` for another (by default the process group's timeout): then WorkerLost.
 
+    `manager`, a torchft.Manager in place of a process group: workers may be lost, come back and
+    join. An exchange that fails is repeated with those who are left, for `deadline_s` at most. A
+    worker that is new or was away takes the model, the optimizers' state, buffers and `num_steps`
+    of another one. Make the manager with `use_async_quorum=False` and a torchft.ProcessGroupGloo,
+    and call its `shutdown` afterwards: until then the others wait for this worker.
+
     `close` (or the end of the `with` block) takes part in exchanges until all workers are done,
     and exchanges what is left. Raises InvalidInput for what it cannot do.
     """
@@ -143,6 +153,7 @@ class LocalUpdates:
         process_group: dist.ProcessGroup | None = None,
         device_mesh: DeviceMesh | None = None,
         deadline_s: float | None = None,
+        manager: "Manager | None" = None,
     ) -> None:
         self._rounds = _checked_rounds(
             sync_every=sync_every,
@@ -159,23 +170,19 @@ class LocalUpdates:
         self._fragments = fragments_of(model, fragments)
         self._trained = _checked_parameters(model, self._optimizers)
         self.weight = weight
-        device = next(iter(self._fragments[0])).device
-        workers = _group_of(process_group, device_mesh)
-        given = joined(device, deadline_s, workers)
-        self._suspended = _replicas_between(model, given)
-        self._group = with_own_connections(given)
-        self._worker = self._group.rank, self._group.world_size
-        self._check_same(codec, outer)
-        self._begin_equal()
+        settings = self._settings(codec, outer)
+        self._suspended: list[DistributedDataParallel] = []
+        # "auto" follows the first worker's rounds, where those of others may differ.
+        self._chosen_by = sync_every, None if num_steps is None else num_steps / sync_every
+        if manager is None:
+            group = self._joined(settings, process_group, device_mesh, deadline_s)
+        elif process_group is not None or device_mesh is not None:
+            raise InvalidInput("manager", "is given beside a process group", hint="pass one")
         self._outer = OuterModel(self._fragments, None if isinstance(outer, str) else outer)
         if codec is not None and self._outer.dtype != torch.float32:
             raise InvalidInput("codec", f"{codec} encodes float32", hint="the model is float64")
         make_codec = None if codec is None else factory_of(codec)
         self._averaging = Averaging(self._outer, make_codec)
-        num_rounds = None if num_steps is None else num_steps / sync_every
-        own_step = self._rounds.outer_step(self._group.world_size, num_rounds)
-        # Workers may differ in `sync_every`, and must not in the outer step.
-        self._step_by = OuterStep(*self._group.gather(own_step)[0])
         self._num_steps = self._in_round = self._num_exchanges = 0
         self._weights = [0.0] * fragments
         self._running: _Exchange | None = None
@@ -185,6 +192,11 @@ class LocalUpdates:
         self._trained_from_s = time.monotonic()
         self._times: deque[ExchangeTimes] = deque(maxlen=_KEPT_TIMES)
         self._is_open = True
+        self._workers: Workers = (
+            FixedWorkers(group, self._averaging, fragments)
+            if manager is None
+            else self._elastic(manager, settings, deadline_s)
+        )
         for replica in self._suspended:
             # The first forward pass would otherwise wait for all workers, to broadcast buffers.
             replica.require_backward_grad_sync = replica.require_forward_param_sync = False
@@ -193,6 +205,9 @@ class LocalUpdates:
         # A daemon thread that is killed inside torch at interpreter exit aborts the process.
         self._at_exit = weakly(self.abort)
         atexit.register(self._at_exit)
+        if manager is not None:
+            self._num_exchanges = BEGINNING
+            self._exchange_now(is_closing=False)
 
     def __enter__(self) -> Self:
         """Return this object."""
@@ -224,7 +239,7 @@ class LocalUpdates:
             self._load()
             while not self._exchange_now().all_closing:
                 pass
-            for _ in range(1, self._rounds.fragments):
+            for _ in range(self._workers.num_final_exchanges):
                 self._exchange_now()
         finally:
             self.abort()
@@ -270,15 +285,16 @@ class LocalUpdates:
         It has tensors and plain values only, so that `torch.load` reads it with `weights_only`.
         """
         running = self._running
-        if running is not None:
-            self._wait(running)
+        if running is not None and self._wait(running).taken is not None:
+            self._load()
+            running = None
         return {
             "outer": self._outer.state_dict(),
             "num_exchanges": self._num_exchanges,
             "num_steps": self._num_steps,
             "in_round": self._in_round,
             "own": {
-                "worker": self._worker,
+                "worker": (self._workers.rank, self._workers.count),
                 "weights": list(self._weights),
                 "feedback": self._averaging.feedback(),
                 "due": None if running is None else running.due,
@@ -300,7 +316,10 @@ class LocalUpdates:
         self._running = None
         own = state["own"]
         # Codecs encode a shard for each worker: errors are of as many.
-        is_same = own is not None and tuple(own["worker"]) == self._worker
+        is_same = own is not None and tuple(own["worker"]) == (
+            self._workers.rank,
+            self._workers.count,
+        )
         self._averaging.load_feedback(own["feedback"] if is_same else {})
         if own is None:
             return
@@ -309,8 +328,9 @@ class LocalUpdates:
             number, now_s = self._num_exchanges - 1, time.monotonic()
             fragment = number % self._rounds.fragments
             given = Contribution(number, fragment, 0.0, torch.empty(0), own["buffers"], False)
-            known = given, own["due"], now_s, now_s, threading.Thread()
-            self._running = _Exchange(*known, _NOTHING_NEW, None, now_s, now_s, now_s)
+            done = Averaged(given, None, 0.0, (), (), all_closing=False)
+            known = given, own["due"], now_s, now_s, threading.Thread(), done
+            self._running = _Exchange(*known, None, now_s, now_s, now_s)
 
     # --- inner steps ---------------------------------------------------------------------------
 
@@ -405,15 +425,21 @@ class LocalUpdates:
         """Exchange and take the outer step; in the exchange's thread."""
         exchange.begun_s = time.monotonic()
         try:
-            found = self._averaging.run(exchange.given, self._group)
+            found = self._workers.exchange(exchange.given)
             exchange.averaged_s = time.monotonic()
             if found.mean is not None:
-                self._outer.step(exchange.given.fragment, found.mean, self._step_by)
-            self._averaging.step_taken(exchange.given.fragment)
+                self._outer.step(found.given.fragment, found.mean, self._outer_step())
+            self._averaging.step_taken(found.given.fragment)
             exchange.stepped_s = time.monotonic()
             exchange.result = found
         except BaseException as error:
             exchange.error = error
+
+    def _outer_step(self) -> OuterStep:
+        """Return the outer step of the workers that have taken part in the last exchange."""
+        sync_every, num_rounds = self._chosen_by
+        rounds = replace(self._rounds, sync_every=sync_every, fragments=1, delay=0)
+        return rounds.outer_step(self._workers.count, num_rounds)
 
     def _wait(self, exchange: _Exchange) -> Averaged:
         """Wait until an exchange is done; raises what its thread has raised."""
@@ -432,11 +458,14 @@ class LocalUpdates:
         exchange, self._running = self._running, None
         if exchange is None:
             return
-        due_s, given = time.monotonic(), exchange.given
+        due_s = time.monotonic()
         found = self._wait(exchange)
+        given = found.given
         loading_s = time.monotonic()
         self._took_s += exchange.stepped_s - exchange.begun_s
-        if self._group.rank in found.left_out:
+        if found.taken is not None:
+            self._take(found.taken, given)
+        elif self._workers.rank in found.left_out:
             self._begin_anew()
         else:
             share = self._rounds.mixing if mixing is None else mixing
@@ -453,9 +482,9 @@ class LocalUpdates:
             self._times.append(ExchangeTimes(given.number, *before, *beside, *after))
         self._trained_from_s = loaded_s
 
-    def _exchange_now(self) -> Averaged:
-        """Exchange the next fragment while this worker trains no more."""
-        self._send(self._num_steps, is_closing=True)
+    def _exchange_now(self, *, is_closing: bool = True) -> Averaged:
+        """Exchange the next fragment, and wait for the result."""
+        self._send(self._num_steps, is_closing=is_closing)
         assert self._running is not None
         found = self._wait(self._running)
         self._load(mixing=0.0)
@@ -468,9 +497,18 @@ class LocalUpdates:
         for optimizer in self._optimizers:
             optimizer.state.clear()
 
+    def _take(self, taken: InnerState, given: Contribution) -> None:
+        """Continue from a peer's state, at its place in the round."""
+        self._begin_anew()
+        taken.load_into(self._model, self._optimizers)
+        self._num_steps, self._num_exchanges = taken.num_steps, given.number + 1
+        begun = self._rounds.sent_after(given.fragment) + self._rounds.delay
+        self._in_round = begun % self._rounds.sync_every if self._num_exchanges else 0
+        given.buffers[:] = given.buffers or taken.buffers
+
     def _say(self, found: Averaged) -> None:
         """Log what was wrong, on the first worker."""
-        if self._group.rank:
+        if self._workers.rank:
             return
         for worker in found.left_out:
             logger.warning(
@@ -488,25 +526,35 @@ class LocalUpdates:
 
     # --- beginning and end ---------------------------------------------------------------------
 
-    def _check_same(self, codec: str | Codec | None, outer: str | OptimizerFactory) -> None:
-        """Raise InvalidInput unless all workers have the same settings and sizes of fragments."""
+    def _settings(self, codec: str | Codec | None, outer: str | OptimizerFactory) -> dict[str, Any]:
+        """Return what all workers must have in common: settings, and the sizes of fragments."""
         own = {k: one for k, one in asdict(self._rounds).items() if k not in _OF_A_WORKER}
         own["codec"] = getattr(codec, "name", codec)
         own["outer"] = outer if isinstance(outer, str) else "an optimizer's factory"
         own["parameters"] = [sum(one.numel() for one in fragment) for fragment in self._fragments]
-        for worker, row in enumerate(self._group.gather(own)):
-            for name, value in own.items():
-                if row[name] != value:
-                    raise InvalidInput(
-                        name,
-                        f"{row[name]!r} on worker {worker} and {value!r} on worker "
-                        f"{self._group.rank}",
-                        hint="give all workers the same",
-                    )
+        return own
 
-    def _begin_equal(self) -> None:
+    def _joined(
+        self,
+        settings: Settings,
+        process_group: dist.ProcessGroup | None,
+        device_mesh: DeviceMesh | None,
+        deadline_s: float | None,
+    ) -> Group:
+        """Meet the other workers; all have the same settings and parameters afterwards."""
+        device = next(iter(self._fragments[0])).device
+        given = joined(device, deadline_s, _group_of(process_group, device_mesh))
+        self._suspended = _replicas_between(self._model, given)
+        group = with_own_connections(given)
+        for worker, row in enumerate(group.gather(settings)):
+            check_same_settings(settings, row, f"worker {group.rank}", f"worker {worker}")
+        self._chosen_by = tuple(group.gather(self._chosen_by)[0])
+        self._begin_equal(group)
+        return group
+
+    def _begin_equal(self, group: Group) -> None:
         """Give all workers the first one's parameters and buffers, and say if they differed."""
-        if self._group.world_size == 1:
+        if group.world_size == 1:
             return
         with torch.no_grad():
             tensors = [
@@ -516,15 +564,31 @@ class LocalUpdates:
             differs = False
             for own in map(local_of, tensors):
                 first = own.cpu().clone()
-                self._group.broadcast([first])
+                group.broadcast([first])
                 differs |= not torch.equal(first, own.cpu())
                 own.copy_(first)
-        told = self._group.gather(differs)
-        if any(told) and not self._group.rank:
+        told = group.gather(differs)
+        if any(told) and not group.rank:
             others = ", ".join(str(worker) for worker, one in enumerate(told) if one)
             logger.warning(
                 "parameters of workers %s differed from those of worker 0, which they take", others
             )
+
+    def _elastic(self, manager: "Manager", settings: Settings, deadline_s: float | None) -> Workers:
+        """Return the workers of a manager's quorums."""
+        from paceline.exchange.elastic import ElasticWorkers
+
+        _, num_rounds = self._chosen_by
+        return ElasticWorkers(
+            manager,
+            self._averaging,
+            self._outer,
+            num_fragments=self._rounds.fragments,
+            settings={**settings, "outer step": list(self._rounds.outer_step(2, num_rounds))},
+            optimizers=self._optimizers,
+            inner=lambda: InnerState.of(self._model, self._optimizers, self._num_steps),
+            deadline_s=default_pg_timeout.total_seconds() if deadline_s is None else deadline_s,
+        )
 
     def abort(self) -> None:
         """End without a last exchange: remove the hooks, and end the thread and its group."""
@@ -537,11 +601,10 @@ class LocalUpdates:
         for replica in self._suspended:
             replica.require_backward_grad_sync = True
         running, self._running = self._running, None
-        control: Any = self._group.control
-        self._group = Group.alone(self._group.device, self._group.deadline_s)
         if running is not None and running.thread.is_alive():
-            control.abort()
+            self._workers.abort()
             running.thread.join(_GOODBYE_S)
+        self._workers.close()
 
 
 def _checked_rounds(**given: Any) -> Rounds:

@@ -1,0 +1,221 @@
+"""A worker of LocalUpdates, or of torchft's own DiLoCo, which benchmarks/local/elastic.py starts.
+
+    python elastic_worker.py faults NAME SYNC_EVERY
+    python elastic_worker.py paceline|torchft NAME NUM_STEPS SYNC_EVERY [CODEC]
+
+The lighthouse is in TORCHFT_LIGHTHOUSE, and the store of the replica group in this process. What it
+has to tell it writes, a line of JSON each, to NAME.PID.jsonl. In a run with faults the next one is
+in NAME.order: it happens at a failpoint of the next exchange. That run ends when there is a file
+`end`.
+"""
+
+import json
+import os
+import sys
+import time
+from contextlib import suppress
+from datetime import timedelta
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchft
+from counted import recipe
+from small_gpt import recipe as small_gpt
+from torch import Tensor, nn
+from torch.distributed import TCPStore
+from torch.utils.data import DataLoader
+from torchft.local_sgd import DiLoCo
+
+import paceline
+from paceline.links.failpoints import ARMED
+
+LOOPBACK, DEADLINE_S, QUORUM_S = "127.0.0.1", 5, 300
+BATCH_SIZE, TOKENS_BATCH_SIZE = 48, 4
+_TEST_BATCH_SIZE, _TEST_BATCHES = 64, 20
+
+
+class Told:
+    """Lines of JSON, one for each exchange that this process has committed."""
+
+    def __init__(self, name: str) -> None:
+        self._file = Path(f"{name}.{os.getpid()}.jsonl").open("a", buffering=1)  # noqa: SIM115
+
+    def say(self, **values: Any) -> None:
+        """Write a line at once."""
+        self._file.write(json.dumps(values) + "\n")
+
+
+class CountingGloo(torchft.ProcessGroupGloo):
+    """Counts what this worker sends in all-reduces, by the formula of a ring."""
+
+    nbytes_sent = 0
+
+    def allreduce(self, tensors: list[Tensor], opts: object) -> Any:
+        """Count, and do the same."""
+        size = self.size()
+        self.nbytes_sent += sum(2 * (size - 1) * one.nbytes // size for one in tensors)
+        return super().allreduce(tensors, opts)
+
+
+def manager_of(name: str, process_group: torchft.ProcessGroupGloo, **functions: Any) -> Any:
+    """Return a manager, whose replica group is this process with a store of its own."""
+    store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+    made = torchft.Manager(
+        pg=process_group,
+        **({"load_state_dict": None, "state_dict": None} | functions),
+        min_replica_size=1,
+        use_async_quorum=False,
+        timeout=timedelta(seconds=DEADLINE_S),
+        quorum_timeout=timedelta(seconds=QUORUM_S),
+        replica_id=name,
+        rank=0,
+        world_size=1,
+        store_addr=LOOPBACK,
+        store_port=store.port,
+        hostname=LOOPBACK,
+    )
+    made.store_of_worker = store  # it ends with the manager
+    return made
+
+
+def gloo() -> CountingGloo:
+    """Return a process group with this benchmark's deadline."""
+    return CountingGloo(timeout=timedelta(seconds=DEADLINE_S))
+
+
+def train_among_faults(name: str, every: int) -> None:
+    """Train until there is a file `end`, and let each fault that is ordered happen."""
+    task = recipe()
+    model = task.model()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    batches = DataLoader(task.train, BATCH_SIZE, shuffle=True)
+    manager, told = manager_of(name, gloo()), Told(name)
+    updates = paceline.LocalUpdates(model, optimizer, every, codec="e3m0+feedback", manager=manager)
+    exchange = updates._workers.exchange
+
+    def recorded(given: Any) -> Any:
+        found = exchange(given)
+        told.say(
+            number=found.given.number,
+            kept=found.weight if found.mean is not None else 0.0,
+            workers=updates._workers.count,
+            taken=found.taken is not None,
+            repaired=len(found.repaired),
+        )
+        return found
+
+    updates._workers.exchange = recorded  # type: ignore[method-assign]
+    known = updates._num_exchanges
+    with updates:
+        while not Path("end").exists():
+            for inputs, targets in batches:
+                _arm(name, updates._num_exchanges)
+                optimizer.zero_grad()
+                task.loss(model(inputs), targets).backward()
+                optimizer.step()
+                if updates._num_exchanges != known:
+                    known = updates._num_exchanges
+                    told.say(number=known - 1, digest=updates._averaging.digest)
+                    if Path("end").exists():
+                        break
+    bits = sha256(b"".join(one.detach().numpy().tobytes() for one in model.parameters()))
+    told.say(bits=bits.hexdigest(), loss=_loss(model, task.test, task.loss))
+    manager.shutdown()
+
+
+def _arm(name: str, number: int) -> None:
+    """Take the order of a fault, for the exchange of this number."""
+    with suppress(FileNotFoundError):
+        order = json.loads(Path(f"{name}.order").read_text())
+        Path(f"{name}.order").unlink()
+        fault = {"at": "local.exchange", "number": number, "visit": 1, **order}
+        os.environ[ARMED] = json.dumps([fault])
+
+
+def train_small_gpt(
+    by: str, name: str, num_steps: int, every: int, codec: str | None = None
+) -> None:
+    """Train a small GPT on this worker's own windows, and tell speed, bytes and loss."""
+    task = small_gpt()
+    torch.manual_seed(0)
+    model = task.model()
+    order = torch.Generator().manual_seed(int(name))
+    batches = iter(DataLoader(task.train, TOKENS_BATCH_SIZE, shuffle=True, generator=order))
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    process_group, told = gloo(), Told(name)
+    if by == "paceline":
+        manager = manager_of(name, process_group)
+        outer = {"outer_learning_rate": 0.7, "outer_momentum": 0.5}
+        loop: Any = paceline.LocalUpdates(
+            model, optimizer, every, codec=codec, manager=manager, **outer
+        )
+    else:
+        loop, manager = _diloco(name, model, optimizer, every, process_group)
+    started, num_tokens = 0.0, 0
+    with loop:
+        for step in range(num_steps):
+            if step == every:  # all take part since the first exchange
+                started, num_tokens = time.monotonic(), 0
+            inputs, targets = next(batches)
+            optimizer.zero_grad()
+            task.loss(model(inputs), targets).backward()
+            optimizer.step()
+            num_tokens += inputs.numel()
+        seconds = time.monotonic() - started
+    is_ours = isinstance(loop, paceline.LocalUpdates)
+    nbytes = loop.statistics().bytes_sent if is_ours else process_group.nbytes_sent
+    told.say(
+        tokens_per_s=num_tokens / seconds,
+        nbytes_per_exchange=nbytes / (num_steps / every),
+        loss=_loss(model, task.test, task.loss),
+    )
+    manager.shutdown()
+
+
+def _diloco(
+    name: str, model: nn.Module, optimizer: Any, every: int, process_group: CountingGloo
+) -> tuple[Any, Any]:
+    outer = torch.optim.SGD(model.parameters(), 0.7, momentum=0.5, nesterov=True)
+    parts = {"model": model, "inner": optimizer, "outer": outer}
+
+    def load(state: dict[str, Any]) -> None:
+        for key, part in parts.items():
+            part.load_state_dict(state[key])
+
+    manager = manager_of(
+        name,
+        process_group,
+        load_state_dict=load,
+        state_dict=lambda: {key: part.state_dict() for key, part in parts.items()},
+    )
+    return DiLoCo(manager, [model], optimizer, outer, every, pin_memory=False), manager
+
+
+@torch.no_grad()
+def _loss(model: nn.Module, data: Any, loss: Any) -> float:
+    model.eval()
+    losses = []
+    for inputs, targets in DataLoader(data, _TEST_BATCH_SIZE):
+        losses.append(float(loss(model(inputs), targets)))
+        if len(losses) == _TEST_BATCHES:
+            break
+    return sum(losses) / len(losses)
+
+
+def main() -> None:
+    """Do what the command line says."""
+    torch.set_num_threads(1)
+    what, name, *rest = sys.argv[1:]
+    if what == "faults":
+        train_among_faults(name, int(rest[0]))
+    else:
+        num_steps, every, *codec = rest
+        train_small_gpt(what, name, int(num_steps), int(every), *codec)
+    sys.stdout.flush()
+    os._exit(0)  # threads of torchft's timers may still run
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,323 @@
+"""Workers that come and go: torchft finds out who is there, and each exchange is theirs.
+
+quorum      who takes part (lighthouse); new and late workers take a peer's state
+exchange    headers and mean, between these
+commit      yes: the outer step is taken        no, or a worker is lost: the same exchange again
+
+The same contribution is averaged again, with those who are left. Nothing of an exchange stays that
+was not committed: error feedback is put back, and the outer model has not been touched.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline.core.errors import InvalidInput, WorkerLost, first_line
+from paceline.exchange.averaging import Averaged, Averaging, Contribution
+from paceline.exchange.outer import OuterModel
+from paceline.exchange.peer_state import InnerState, StepLock
+from paceline.exchange.peer_transport import PeerTransport
+from paceline.exchange.workers import Settings, check_same_settings
+from paceline.links.group import Group, Member, myself
+
+if TYPE_CHECKING:
+    from torchft import Manager
+
+logger = logging.getLogger(__name__)
+_KEY = "paceline"  # of our state among those that are registered with a manager
+_PAUSE_S = 0.1  # before an exchange is repeated
+_CPU = torch.device("cpu")
+
+
+class ElasticWorkers:
+    """The workers of a torchft.Manager's quorum, which may be others in each exchange.
+
+    `num_fragments`: of a round. `settings`: a worker that joins must have those of its peers.
+    `inner`: returns a copy of this worker's inner state. An exchange that fails is repeated for
+    `deadline_s` at most. Raises InvalidInput if the manager is not torchft's, or cannot be used.
+    """
+
+    def __init__(
+        self,
+        manager: object,
+        averaging: Averaging,
+        outer: OuterModel,
+        *,
+        num_fragments: int,
+        settings: Settings,
+        optimizers: Sequence[Optimizer],
+        inner: Callable[[], InnerState],
+        deadline_s: float,
+    ) -> None:
+        self._manager = checked_manager(manager)
+        self._averaging, self._outer = averaging, outer
+        self._num_fragments, self._settings, self._inner = num_fragments, settings, inner
+        self._deadline_s = deadline_s
+        self.num_final_exchanges = num_fragments  # one more, for those who have missed the last
+        self._group: Group | None = None
+        self._given: Contribution | None = None
+        self._taken: InnerState | None = None
+        self._feedback: dict[str, Tensor] = {}  # before the exchange
+        self._is_open = True
+        self._all_closing_since: int | None = None  # the number of an exchange
+        inner()  # refuses an optimizer whose state cannot be sent
+        self._steps = StepLock(optimizers, deadline_s)
+        _replace_transport(self._manager, PeerTransport(self._backend))
+        self._manager.register_state_dict_fn(_KEY, self._load_state, self._state)
+
+    @property
+    def rank(self) -> int:
+        """This worker's place among those of the last exchange."""
+        return 0 if self._group is None else self._group.rank
+
+    @property
+    def count(self) -> int:
+        """The number of workers in the last exchange."""
+        return 1 if self._group is None else self._group.world_size
+
+    def exchange(self, given: Contribution) -> Averaged:
+        """Average contributions, again until all who are left have done so.
+
+        Raises WorkerLost if that takes longer than the deadline, or there is no quorum.
+        """
+        self._given, self._taken = given, None
+        try:
+            if self._is_over(given.number):
+                return self._nothing()
+            self._feedback = self._averaging.feedback()
+            if self._is_farewell(given.number):
+                return self._farewell()
+            return self._repeated()
+        except BaseException:
+            self._disconnect()
+            raise
+
+    def abort(self) -> None:
+        """End an exchange that another thread is in, once it has its quorum."""
+        self._is_open = False
+        if self._group is not None:
+            control: Any = self._group.control
+            control.abort()
+
+    def close(self) -> None:
+        """Remove the hooks; the manager is the caller's to shut down."""
+        self._steps.close()
+
+    # --- one exchange --------------------------------------------------------------------------
+
+    def _repeated(self) -> Averaged:
+        until: float | None = None
+        while True:
+            found = self._attempt()
+            if found is not None:
+                return found
+            assert self._given is not None
+            if self._given.is_closing and self._is_farewell(self._given.number):
+                return self._nothing()  # it has been behind, and has taken all there is
+            if until is None:
+                until = time.monotonic() + self._deadline_s
+            elif time.monotonic() > until:
+                raise WorkerLost(f"an exchange has failed for {self._deadline_s:g} s")
+            self._averaging.load_feedback(self._feedback)
+            time.sleep(_PAUSE_S)
+
+    def _attempt(self) -> Averaged | None:
+        """Exchange with the workers of a new quorum; None if that was not committed."""
+        self._meet()
+        found = None
+        try:
+            if self._manager.errored() is None:  # else connections or a state have failed
+                found = self._averaging.run(self._copied(), self._configured())
+        except (RuntimeError, OSError, WorkerLost) as error:
+            self._failed(error)
+        if self._manager.errored() is not None:
+            self._disconnect()
+        if not self._commits() or found is None:
+            return None
+        self._note_closing(found)
+        return replace(found, taken=self._taken)
+
+    def _meet(self) -> None:
+        """Wait for a quorum; a worker that is behind then has the state of a peer."""
+        try:
+            self._manager.start_quorum()
+        except (RuntimeError, TimeoutError) as error:
+            raise WorkerLost(f"there is no quorum ({first_line(error)})") from error
+
+    def _configured(self) -> Group:
+        """Return the quorum's group; error feedback begins anew where shards are others."""
+        backend, before = self._backend(), self._group
+        if before is not None and before.control is backend:
+            return before
+        rank, size = backend.rank(), backend.size()
+        member = myself(rank, _CPU)
+        unknown = Group(
+            rank, size, _CPU, (member,) * size, None, backend, self._deadline_s, backend
+        )
+        members = tuple(Member(*row) for row in unknown.gather(member))
+        self._group = replace(unknown, members=members)
+        if before is not None and (before.rank, before.world_size) != (rank, size):
+            self._forget_feedback()
+        if before is not None and before.world_size != size and not rank:
+            assert self._given is not None
+            logger.warning(
+                "exchange %d: %d workers take part, and not %d",
+                self._given.number,
+                size,
+                before.world_size,
+            )
+        return self._group
+
+    def _copied(self) -> Contribution:
+        """Return a copy of the contribution, which `Averaging` overwrites."""
+        given = self._given
+        assert given is not None
+        return given._replace(own=given.own.clone(), buffers=[one.clone() for one in given.buffers])
+
+    def _failed(self, error: Exception) -> None:
+        """Have the exchange repeated, by this worker and by those that wait for it."""
+        assert self._given is not None
+        if not self._is_open:
+            raise WorkerLost("the exchange was aborted") from error
+        logger.warning("exchange %d is repeated: %s", self._given.number, first_line(error))
+        # A new error: the frames of this one have references to connections.
+        self._manager.report_error(WorkerLost(first_line(error)))
+
+    def _disconnect(self) -> None:
+        """Close connections, so that the others need not wait for this worker.
+
+        gloo closes them with the last reference to the group.
+        """
+        self._group = self._group and replace(self._group, control=None, process_group=None)
+        process_group: Any = self._manager._pg
+        process_group.abort()
+
+    def _commits(self) -> bool:
+        """Return True if all ranks of this worker have come to the end of the exchange."""
+        for _ in range(2):  # a process that was stopped meanwhile finds its time is up
+            try:
+                is_committed: bool = self._manager.should_commit()
+                return is_committed
+            except (RuntimeError, TimeoutError) as error:
+                failure = error
+                self._manager.report_error(error)
+        raise WorkerLost(f"nothing can be committed ({first_line(failure)})") from failure
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def _note_closing(self, found: Averaged) -> None:
+        if not found.all_closing:
+            self._all_closing_since = None
+        elif self._all_closing_since is None:
+            self._all_closing_since = found.given.number
+
+    def _is_farewell(self, number: int) -> bool:
+        """Return True for the exchange after the last one that has something to average."""
+        since = self._all_closing_since
+        return since is not None and number == since + self._num_fragments
+
+    def _is_over(self, number: int) -> bool:
+        since = self._all_closing_since
+        return since is not None and number > since + self._num_fragments
+
+    def _farewell(self) -> Averaged:
+        """Let workers take the last outer step that have missed it; nobody repeats this."""
+        try:
+            return self._attempt() or self._nothing()
+        except WorkerLost as error:
+            logger.warning("the last exchange has failed: %s", error)
+            return self._nothing()
+
+    def _nothing(self) -> Averaged:
+        """Return the result of an exchange that changes nothing, but for what a peer has sent."""
+        assert self._given is not None
+        return Averaged(self._given, None, 0.0, (), (), True, self._taken)
+
+    # --- the state that a peer takes -----------------------------------------------------------
+
+    def _state(self) -> dict[str, Any]:
+        """Return this worker's state, for peers; called while it waits for a quorum."""
+        assert self._given is not None
+        with self._steps:
+            inner = self._inner()
+        return {
+            "settings": dict(self._settings),
+            "number": self._given.number,
+            "all_closing_since": self._all_closing_since,
+            "digest": self._averaging.digest,
+            "outer": self._outer.state_dict(),
+            "inner": inner.to_dict(),
+        }
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        """Take a peer's state; what this worker has computed since its last exchange is lost.
+
+        The inner state is the loop's to load. InvalidInput if it is that of another training.
+        """
+        assert self._given is not None
+        check_same_settings(self._settings, state["settings"], "this worker", "its peers")
+        self._outer.load_state_dict(state["outer"])
+        self._averaging.digest = state["digest"]
+        self._forget_feedback()
+        self._all_closing_since = state["all_closing_since"]
+        self._taken = InnerState.from_dict(state["inner"])
+        number = state["number"]
+        fragment = number % self._num_fragments
+        self._given = Contribution(
+            number,
+            fragment,
+            0.0,
+            self._outer.values[fragment].clone(),
+            self._taken.buffers if fragment == self._num_fragments - 1 else [],
+            self._given.is_closing,
+        )
+
+    def _forget_feedback(self) -> None:
+        self._feedback = {}
+        self._averaging.load_feedback({})
+
+    def _backend(self) -> Any:
+        process_group: Any = self._manager._pg
+        return process_group.parent._get_backend(_CPU)
+
+
+def checked_manager(manager: object) -> "Manager":
+    """Return a manager of torchft with which workers can exchange; else raises InvalidInput."""
+    try:
+        from torchft import Manager, ProcessGroupGloo
+    except ImportError as error:
+        raise InvalidInput(
+            "manager",
+            f"needs torchft ({first_line(error)})",
+            hint="pip install 'paceline[elastic]'",
+        ) from None
+    if not isinstance(manager, Manager):
+        kind = type(manager).__name__
+        raise InvalidInput("manager", f"is a {kind}", hint="pass a torchft.Manager")
+    if manager._use_async_quorum:
+        raise InvalidInput(
+            "manager", "asks for a quorum in the background", hint="use_async_quorum=False"
+        )
+    if not isinstance(manager._pg, ProcessGroupGloo):
+        kind = type(manager._pg).__name__
+        raise InvalidInput("manager", f"has a {kind}", hint="pg=torchft.ProcessGroupGloo(timeout)")
+    if _KEY in manager._user_state_dicts:
+        raise InvalidInput(
+            "manager", "belongs to another LocalUpdates", hint="make one manager for each"
+        )
+    return manager
+
+
+def _replace_transport(manager: "Manager", transport: PeerTransport) -> None:
+    """Close the manager's transport, which unpickles what comes over the network, for ours."""
+    before: Any = manager._checkpoint_transport
+    before.shutdown()
+    if (server := getattr(before, "_server", None)) is not None:
+        server.server_close()  # torchft leaves the port open
+    manager._checkpoint_transport = transport

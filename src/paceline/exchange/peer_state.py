@@ -1,0 +1,106 @@
+"""The state of a worker that another one takes over: its optimizers', buffers and count of steps.
+
+optimizer.step()   | pre-hook .......... post-hook |
+StepLock           | held by the loop              | free: another thread may copy the state
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.checkpoints.json_values import Json
+from paceline.checkpoints.state import load_optimizer_state, optimizer_state
+from paceline.checkpoints.tensor_file import Tensors
+from paceline.core.errors import WorkerLost
+
+
+@dataclass(frozen=True)
+class InnerState:
+    """A worker's inner state, in host memory: of each optimizer its tensors and plain values."""
+
+    optimizers: list[tuple[Tensors, Json]]
+    buffers: list[Tensor]
+    num_steps: int
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizers: Sequence[Optimizer], num_steps: int) -> Self:
+        """Copy the state of a model's buffers and of its optimizers.
+
+        Raises InvalidInput for an optimizer whose state cannot be sent.
+        """
+        copies = []
+        for one in optimizers:
+            tensors, values = optimizer_state(one, model.named_parameters())
+            copies.append(({name: _copied(tensor) for name, tensor in tensors.items()}, values))
+        return cls(copies, [_copied(one) for one in model.buffers()], num_steps)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """Make the state of what `to_dict` has returned."""
+        optimizers = [(one["tensors"], one["values"]) for one in fields["optimizers"]]
+        return cls(optimizers, fields["buffers"], fields["num_steps"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state as dicts and lists of tensors and plain values."""
+        rows = [{"tensors": tensors, "values": values} for tensors, values in self.optimizers]
+        return {"optimizers": rows, "buffers": self.buffers, "num_steps": self.num_steps}
+
+    def load_into(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        """Load the state of the optimizers; InvalidInput if they are of another kind."""
+        for one, (tensors, values) in zip(optimizers, self.optimizers, strict=True):
+            load_optimizer_state(one, model.named_parameters(), tensors, values)
+
+
+class StepLock:
+    """Keeps the state of optimizers from being read in the middle of a step.
+
+    A step that raises leaves it locked until the next step has ended.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer], deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._lock = threading.Lock()
+        self._is_stepping = False
+        self._hooks: list[Any] = []
+        parameters = (
+            own for one in optimizers for group in one.param_groups for own in group["params"]
+        )
+        self._accelerators = {one.device for one in parameters if one.device.type != "cpu"}
+        for one in optimizers:
+            self._hooks.append(one.register_step_pre_hook(self._begin))
+            self._hooks.append(one.register_step_post_hook(self._end))
+
+    def _begin(self, *_: object) -> None:
+        if not self._is_stepping:
+            self._lock.acquire()  # a reader holds it only while it copies
+            self._is_stepping = True
+
+    def _end(self, *_: object) -> None:
+        if self._is_stepping:
+            self._is_stepping = False
+            self._lock.release()
+
+    def __enter__(self) -> None:
+        """Wait for the end of a step; WorkerLost after the deadline."""
+        if not self._lock.acquire(timeout=self._deadline_s):
+            raise WorkerLost(f"no step of the optimizer has ended in {self._deadline_s:g} s")
+        for device in self._accelerators:  # the step's kernels may still be running
+            torch.accelerator.synchronize(device)
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._end()
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)

@@ -1,0 +1,122 @@
+"""Sends the state of one worker to others over the process group of the quorum that has just met.
+
+torchft's own transports unpickle what a peer sends. This one opens no port, and what it receives is
+JSON and tensors:
+
+length     int64                   of the header
+header     JSON                    the values, and of each tensor its place, type and shape
+tensors    bytes, one by one
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.checkpoints.json_values import Json, dumps, loads
+from paceline.checkpoints.tensor_file import check_can_be_saved
+from paceline.core.errors import InvalidInput
+
+_Path = tuple[Any, ...]  # keys of dicts and places in lists, from the outside in
+_MAX_HEADER_NBYTES = 1 << 28
+
+
+class PeerTransport:
+    """A torchft.checkpointing.CheckpointTransport; a state is nested dicts and lists.
+
+    `group` returns the process group of the present quorum, whose timeout holds for each tensor.
+    """
+
+    def __init__(self, group: Callable[[], Any]) -> None:
+        self._group = group
+
+    def metadata(self) -> str:
+        """Return nothing: peers know each other by their ranks."""
+        return ""
+
+    def send_checkpoint(
+        self, dst_ranks: list[int], step: int, state_dict: Json, timeout: timedelta
+    ) -> None:
+        """Send a state to each of the ranks, one after another."""
+        del step, timeout
+        found: list[tuple[_Path, Tensor]] = []
+        values = _without_tensors(state_dict, (), found)
+        rows = [(path, str(one.dtype), tuple(one.shape)) for path, one in found]
+        header = torch.frombuffer(bytearray(dumps("state", (values, rows))), dtype=torch.uint8)
+        for rank in dst_ranks:
+            self._send(torch.tensor([len(header)]), rank)
+            self._send(header, rank)
+            for _, tensor in found:
+                self._send(_bytes_of(tensor), rank)
+
+    def recv_checkpoint(
+        self, src_rank: int, metadata: str, step: int, timeout: timedelta
+    ) -> dict[str, Any]:
+        """Return the state that a rank sends; InvalidInput if it is none."""
+        del metadata, step, timeout
+        length = int(self._received(torch.empty(1, dtype=torch.int64), src_rank))
+        if not 0 < length <= _MAX_HEADER_NBYTES:
+            raise InvalidInput("state", f"worker {src_rank} sends a header of {length:,} bytes")
+        header = self._received(torch.empty(length, dtype=torch.uint8), src_rank)
+        state: dict[str, Any]
+        try:
+            state, rows = loads(header.numpy().tobytes())
+            for path, dtype, shape in rows:
+                tensor = torch.empty(shape, dtype=_dtype(dtype))
+                self._received(_bytes_of(tensor), src_rank)
+                _put(state, path, tensor)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise InvalidInput("state", f"worker {src_rank} sends none: {error}") from None
+        return state
+
+    def disallow_checkpoint(self) -> None:
+        """Do nothing: a state is copied before it is sent."""
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Do nothing: the process group is the manager's."""
+
+    def _send(self, tensor: Tensor, rank: int) -> None:
+        if tensor.numel():
+            work = dist.isend(tensor, group=self._group(), group_dst=rank)
+            assert work is not None
+            work.wait()
+
+    def _received(self, tensor: Tensor, rank: int) -> Tensor:
+        if tensor.numel():
+            work = dist.irecv(tensor, group=self._group(), group_src=rank)
+            assert work is not None
+            work.wait()
+        return tensor
+
+
+def _without_tensors(value: Json, path: _Path, found: list[tuple[_Path, Tensor]]) -> Json:
+    """Return the value with None for each tensor in its dicts and lists, which go to `found`."""
+    if isinstance(value, Tensor):
+        check_can_be_saved("/".join(map(str, path)), value)
+        found.append((path, value.detach().to("cpu").contiguous()))
+        return None
+    if isinstance(value, dict):
+        return {key: _without_tensors(one, (*path, key), found) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_without_tensors(one, (*path, place), found) for place, one in enumerate(value)]
+    return value
+
+
+def _put(state: Any, path: _Path, tensor: Tensor) -> None:
+    for key in path[:-1]:
+        state = state[key]
+    state[path[-1]] = tensor
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"there is no type {name!r}")
+    return found

@@ -1,0 +1,74 @@
+"""A worker under torchrun, in a replica group by itself: python worker.py NAME NAN_AT
+
+It trains until the file `end` is in the folder; its own step NAN_AT makes its parameters NaN. In
+NAME.steps are its count of steps, that of its optimizer when it began, and the number of workers;
+NAME.json says what it had in the end.
+"""
+
+import json
+import sys
+import time
+from datetime import timedelta
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+import torchft
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import paceline
+from paceline.exchange.elastic import ElasticWorkers
+
+NAME, NAN_AT = sys.argv[1], int(sys.argv[2])
+DEADLINE = timedelta(seconds=6)
+
+
+def tell(text: str, suffix: str) -> None:
+    """Write a file that is never seen half written."""
+    aside = Path(f"{NAME}.aside")
+    aside.write_text(text)
+    aside.rename(f"{NAME}.{suffix}")
+
+
+def main() -> None:
+    torch.manual_seed(sum(NAME.encode()))
+    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    manager = torchft.Manager(
+        pg=torchft.ProcessGroupGloo(timeout=DEADLINE),
+        load_state_dict=None,
+        state_dict=None,
+        min_replica_size=1,
+        use_async_quorum=False,
+        timeout=DEADLINE,
+        quorum_timeout=timedelta(seconds=120),
+        replica_id=NAME,
+        hostname="127.0.0.1",
+    )
+    with paceline.LocalUpdates(
+        model, optimizer, 5, codec="e3m0+feedback", manager=manager
+    ) as updates:
+        workers = updates._workers
+        assert isinstance(workers, ElasticWorkers)
+        begun = next(iter(optimizer.state_dict()["state"].values()), {"step": 0})["step"]
+        own_steps = 0
+        while not Path("end").exists():
+            own_steps += 1
+            tell(json.dumps([updates.num_steps, int(begun), workers.count]), "steps")
+            inputs = torch.randn(8, 16)
+            if own_steps == NAN_AT:
+                inputs.fill_(torch.nan)
+            optimizer.zero_grad()
+            mse_loss(model(inputs), inputs[:, :4]).backward()
+            optimizer.step()
+            time.sleep(0.01)
+    state = {name: one.clone() for name, one in model.state_dict().items()}
+    bits = sha256(b"".join(one.numpy().tobytes() for one in state.values())).hexdigest()
+    is_finite = all(bool(one.isfinite().all()) for one in state.values())
+    tell(json.dumps({"bits": bits, "is_finite": is_finite}), "json")
+    manager.shutdown()
+
+
+if __name__ == "__main__":
+    main()

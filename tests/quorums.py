@@ -1,0 +1,86 @@
+"""Workers of torchft's quorums, as threads of a test: each with its own manager and store."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import TCPStore
+
+LOOPBACK = "127.0.0.1"
+ENDING_S = 60.0
+TIMEOUT = timedelta(seconds=20)
+
+
+@contextmanager
+def lighthouse(join_timeout_ms: int = 30_000, min_replicas: int = 1) -> Iterator[str]:
+    """The address of a lighthouse, which takes a worker for lost a second after its last sign.
+
+    For those that are alive and do not come others wait for `join_timeout_ms`.
+    """
+    from torchft.coordination import LighthouseServer
+
+    server = LighthouseServer(
+        bind=f"{LOOPBACK}:0",
+        min_replicas=min_replicas,
+        join_timeout_ms=join_timeout_ms,
+        quorum_tick_ms=20,
+        heartbeat_timeout_ms=1_000,
+    )
+    try:
+        yield f"http://{LOOPBACK}:{server.address().rpartition(':')[2]}"
+    finally:
+        server.shutdown()
+
+
+def manager_of(address: str, worker: int, **options: Any) -> Any:
+    """A manager of a worker that is a replica group by itself."""
+    import torchft
+
+    store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+    made = torchft.Manager(
+        pg=torchft.ProcessGroupGloo(timeout=TIMEOUT),
+        load_state_dict=None,
+        state_dict=None,
+        **{
+            "min_replica_size": 1,
+            "use_async_quorum": False,
+            "timeout": TIMEOUT,
+            "quorum_timeout": TIMEOUT,
+            **options,
+        },
+        rank=0,
+        world_size=1,
+        store_addr=LOOPBACK,
+        store_port=store.port,
+        lighthouse_addr=address,
+        replica_id=f"worker{worker}",
+        hostname=LOOPBACK,
+    )
+    made._store_of_test = store  # it ends with the manager
+    return made
+
+
+class Working(threading.Thread):
+    """A worker's loop in a thread; `result` returns what it has returned, or raises its error."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        super().__init__(daemon=True)
+        self._call = lambda: function(*arguments)
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._result = self._call()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Any:
+        self.join(ENDING_S)
+        assert not self.is_alive(), "a worker hangs"
+        if self._error is not None:
+            raise self._error
+        return self._result

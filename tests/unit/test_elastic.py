@@ -1,0 +1,335 @@
+"""Local updates of workers that come and go: real quorums of torchft, with workers in threads."""
+
+import math
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+import paceline
+from faults import Pause, failpoints
+from paceline.core.errors import InvalidInput, WorkerLost
+from quorums import TIMEOUT, Working, lighthouse, manager_of
+
+pytest.importorskip("torchft")
+# torchft's own.
+pytestmark = pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated")
+
+STEP = {"outer_learning_rate": 0.7, "outer_momentum": 0.5}
+OPTION = {"sync_every": 4, **STEP}
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    rng = torch.Generator().manual_seed(seed)  # threads share torch's own
+    made = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    with torch.no_grad():
+        for one in made.parameters():
+            one.copy_(torch.randn(one.shape, generator=rng) / 3)
+    return made
+
+
+def inner_step(model: nn.Module, optimizer: Any, worker: int, step: int) -> None:
+    rng = torch.Generator().manual_seed(1000 * worker + step)
+    inputs, targets = torch.randn(4, 6, generator=rng), torch.randn(4, 3, generator=rng)
+    optimizer.zero_grad()
+    mse_loss(model(inputs), targets).backward()
+    optimizer.step()
+
+
+def vector(model: nn.Module) -> Tensor:
+    return torch.cat([one.detach().reshape(-1) for one in model.parameters()]).clone()
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), 0.01)
+
+
+Loop = Callable[["Site"], None]
+
+
+class Site:
+    """A worker: its model, optimizer and manager, and the steps that it takes."""
+
+    def __init__(
+        self,
+        address: str,
+        worker: int,
+        seed: int = 0,
+        quorum_timeout: timedelta = TIMEOUT,
+        **option: Any,
+    ) -> None:
+        self.worker, self.option = worker, OPTION | option
+        self.model = net(seed)
+        self.optimizer = adamw(self.model)
+        self.manager = manager_of(address, worker, quorum_timeout=quorum_timeout)
+        self.updates: Any = None
+
+    def train(
+        self, num_steps: int | Callable[[], int], before: Callable[[int], None] = lambda _: None
+    ) -> Tensor:
+        """Train until the count of steps, which a worker that joins takes over."""
+        end = num_steps if callable(num_steps) else lambda: num_steps
+        try:
+            with paceline.LocalUpdates(
+                self.model, self.optimizer, manager=self.manager, **self.option
+            ) as self.updates:
+                while (step := self.updates.num_steps) < end():
+                    before(step)
+                    inner_step(self.model, self.optimizer, self.worker, step)
+        finally:
+            self.manager.shutdown()
+        return vector(self.model)
+
+
+@pytest.fixture(autouse=True)
+def without_simulated_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the device of other tests: it has no streams, which a manager would make on it."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with lighthouse() as found:
+        yield found
+
+
+def trained(address: str, num_workers: int, num_steps: int = 12, **option: Any) -> list[Tensor]:
+    sites = [Site(address, worker, **option) for worker in range(num_workers)]
+    return [one.result() for one in [Working(site.train, num_steps) for site in sites]]
+
+
+def in_one_process(num_workers: int, num_steps: int = 12, every: int = 4) -> Tensor:
+    """The same training by the definition."""
+    models = [net() for _ in range(num_workers)]
+    optimizers = [adamw(one) for one in models]
+    group = vector(models[0])
+    velocity = torch.zeros_like(group)
+    for step in range(num_steps):
+        for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            inner_step(model, optimizer, worker, step)
+        if (step + 1) % every == 0:
+            mean = sum(group - vector(one) for one in models) / num_workers
+            velocity = 0.5 * velocity + mean
+            group = group - 0.7 * (0.5 * velocity + mean)
+            for model in models:
+                nn.utils.vector_to_parameters(group.clone(), model.parameters())
+    return group
+
+
+def test_undisturbed_workers_train_as_a_fixed_group(address: str) -> None:
+    found = trained(address, 2)
+    assert torch.equal(*found)
+    torch.testing.assert_close(found[0], in_one_process(2))
+
+
+# --- repetitions -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", ["start", "headers", "mean"])
+@pytest.mark.parametrize(
+    "option", [{}, {"codec": "e3m0+feedback", "fragments": 2, "delay": 1, "mixing": 0.25}]
+)
+def test_an_exchange_that_fails_is_repeated_to_the_same_bits(
+    address: str, after: str, option: dict[str, Any]
+) -> None:
+    expected = trained(address, 3, **option)
+    fault = {"at": "local.exchange", "after": after, "worker": 1, "number": 2, "visit": 1}
+    with failpoints(fault | {"do": "raise"}):
+        found = trained(address, 3, **option)
+    assert all(torch.equal(one, found[0]) for one in found)
+    if after != "mean":  # else it takes the state of the others, who have committed it
+        assert torch.equal(found[0], expected[0])
+
+
+def test_bits_that_were_committed_by_one_worker_alone_are_repaired(tmp_path: Path) -> None:
+    """Each replica group of torchft commits by itself: one may have what the others repeat."""
+    pause = Pause(tmp_path / "pause")
+    place = {"after": "mean", "number": 1, "visit": 1}
+    failing = [{"at": "local.exchange", "worker": worker, "do": "raise"} for worker in (0, 2)]
+    armed = [one | place for one in failing] + [pause.at("local.exchange", worker=1, **place)]
+    go_on = threading.Event()
+
+    def wait(step: int) -> None:
+        if step == 11:  # of the round after the exchange
+            assert go_on.wait(30)
+
+    with lighthouse(join_timeout_ms=200) as address, failpoints(*armed):
+        sites = [Site(address, worker) for worker in range(3)]
+        loops = [Working(site.train, 20, wait) for site in sites]
+        pause.reached()
+        while any(sites[worker].updates.num_steps < 11 for worker in (0, 2)):
+            time.sleep(0.01)
+        pause.go_on()
+        while sites[1].updates.num_steps < 11:
+            time.sleep(0.01)
+        own, others = (sites[worker].updates._outer.values[0].clone() for worker in (1, 0))
+        steps = {site.manager.current_step() for site in sites}
+        go_on.set()
+        found = [one.result() for one in loops]
+    assert not torch.equal(own, others)
+    assert len(steps) == 1
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+class Lost(Exception):
+    pass
+
+
+def test_those_who_are_left_average_without_a_worker_that_is_lost(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lose(step: int) -> None:
+        if step == 6:
+            raise Lost
+
+    sites = [Site(address, worker) for worker in range(3)]
+    lost = Working(sites[2].train, 12, lose)
+    found = [one.result() for one in [Working(site.train, 12) for site in sites[:2]]]
+    with pytest.raises(Lost):
+        lost.result()
+    assert torch.equal(*found)
+    assert not torch.equal(found[0], in_one_process(2))
+    ours = [one.args for one in caplog.records if one.name == "paceline.exchange.elastic"]
+    assert ours.count((1, 2, 3)) == 1  # exchange 1: 2 workers, and not 3; on the first one alone
+
+
+def test_a_persistent_fault_ends_at_the_deadline(address: str) -> None:
+    fault = {"at": "local.exchange", "after": "start", "number": 1, "do": "raise"}
+    with failpoints(fault), pytest.raises(WorkerLost):
+        Working(Site(address, 0, deadline_s=0.2).train, 12).result()
+
+
+def test_a_worker_without_a_quorum_ends_at_the_managers_deadline() -> None:
+    with lighthouse(min_replicas=2) as address:
+        site = Site(address, 0, quorum_timeout=timedelta(seconds=1))
+        with pytest.raises(WorkerLost):
+            site.train(4)
+
+
+def test_a_worker_with_nan_is_left_out_and_takes_the_groups(address: str) -> None:
+    sites = [Site(address, worker) for worker in range(2)]
+
+    def spoil(step: int) -> None:
+        if step == 2:
+            with torch.no_grad():
+                sites[1].model[0].weight.fill_(math.nan)
+
+    loops = [Working(sites[0].train, 12), Working(sites[1].train, 12, spoil)]
+    first, second = (one.result() for one in loops)
+    assert torch.equal(first, second)
+    assert first.isfinite().all()
+
+
+# --- joining -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", [{}, {"fragments": 2, "delay": 1, "mixing": 0.5}])
+def test_a_worker_that_joins_takes_model_optimizer_and_place(
+    address: str, option: dict[str, Any]
+) -> None:
+    old, begun = Site(address, 0, **option), threading.Event()
+    joined: list[tuple[int, float]] = []
+
+    def end() -> int:
+        return joined[0][0] + 12 if joined else sys.maxsize
+
+    first = Working(old.train, end, lambda step: begun.set() if step == 5 else None)
+    assert begun.wait(30)
+    new = Site(address, 1, seed=1, **option)
+
+    def note(step: int) -> None:
+        if not joined:
+            joined.append((step, new.optimizer.state_dict()["state"][0]["step"].item()))
+
+    second = Working(new.train, end, note)
+    assert torch.equal(first.result(), second.result())
+    [(step, step_of_optimizer)] = joined
+    assert step == step_of_optimizer >= 4
+
+
+def test_other_settings_are_refused_and_the_others_go_on(address: str) -> None:
+    sites = [Site(address, 0), Site(address, 1), Site(address, 2, codec="dynamic8")]
+    loops = [Working(site.train, 12) for site in sites]
+    with pytest.raises(InvalidInput) as error:
+        loops[2].result()
+    assert error.value.field == "codec"
+    assert torch.equal(loops[0].result(), loops[1].result())
+
+
+# --- the end -----------------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_done_takes_part_until_all_are(address: str) -> None:
+    sites = [Site(address, worker) for worker in range(3)]
+    ends = zip(sites, (4, 12, 8), strict=True)
+    found = [one.result() for one in [Working(site.train, end) for site, end in ends]]
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+@pytest.mark.parametrize("after", ["start", "mean"])
+@pytest.mark.parametrize(
+    ("fragments", "number"), [(1, 1), (1, 2), (3, 5), (3, 7), (3, 8)]
+)  # the first in which all are closing, the last of each fragment, and the one after it
+def test_workers_end_with_the_same_bits_whichever_exchange_at_the_end_fails(
+    address: str, fragments: int, number: int, after: str
+) -> None:
+    fault = {"at": "local.exchange", "after": after, "worker": 0, "number": number, "visit": 1}
+    with failpoints(fault | {"do": "raise"}):
+        found = trained(address, 2, 6, fragments=fragments)
+    assert torch.equal(*found)
+
+
+# --- what is sent ------------------------------------------------------------------------------
+
+
+def test_the_port_of_a_transport_that_unpickles_is_closed(address: str) -> None:
+    site = Site(address, 0)
+    port = site.manager._checkpoint_transport._server.socket.getsockname()[1]
+    socket.create_connection(("127.0.0.1", port)).close()
+    site.train(4)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+
+def refused(**option: Any) -> InvalidInput:
+    model = net()
+    with pytest.raises(InvalidInput) as error:
+        paceline.LocalUpdates(model, adamw(model), 4, **option)
+    return error.value
+
+
+def test_what_is_no_manager_is_refused() -> None:
+    assert refused(manager=object()).field == "manager"
+
+
+def test_a_manager_without_torchft_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchft", None)
+    error = refused(manager=object())
+    assert error.field == "manager"
+    assert "paceline[elastic]" in error.hint
+
+
+def test_managers_that_cannot_be_used_are_refused(address: str) -> None:
+    background = manager_of(address, 0, use_async_quorum=True)
+    assert refused(manager=background).hint == "use_async_quorum=False"
+    background.shutdown()
+    background._checkpoint_transport._server.server_close()  # torchft does not
+    used = Site(address, 1)
+    assert refused(manager=used.manager, process_group=dist.group.WORLD or object()).field == (
+        "manager"
+    )
+    used.train(4)
+    assert refused(manager=used.manager).field == "manager"
