@@ -193,6 +193,17 @@ class TrainSettings(RunSettings):
     restarts: int = Field(
         0, ge=0, description="How often a run that loses a worker begins again at a checkpoint."
     )
+    elastic: bool = Field(
+        False, description="Workers may be lost, and come back or join meanwhile; an extra."
+    )
+    lighthouse: str | None = Field(
+        None,
+        description="Where elastic workers find each other, as http://10.0.0.1:29510; by default "
+        "all are of this machine.",
+    )
+    here: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_each)] = Field(
+        None, description="The numbers of the elastic workers of this machine, as 2,3; else all."
+    )
     tensorboard: Path | None = Field(
         None, description="Where a folder for TensorBoard is made; an extra."
     )
@@ -209,6 +220,9 @@ class TrainSettings(RunSettings):
                 f"accumulate: {self.batch_size} samples cannot be cut into {self.accumulate} "
                 f"micro-batches of each of {self.workers} workers"
             )
+        for name in ("lighthouse", "here"):
+            if getattr(self, name) is not None and not self.elastic:
+                raise ValueError(f"{name}: goes only with elastic")
         if self.steps is not None and self.warmup_steps >= self.steps:
             raise ValueError(
                 f"warmup_steps: {self.warmup_steps} of {self.steps} steps; the rate has to reach "

@@ -130,7 +130,7 @@ class _Loop:
         self._status = _Status(session, setup)
         self._saver: Saver | None = None
         if isinstance(session.settings, TrainSettings):
-            folder = session.folder if session.group.rank == 0 else None
+            folder = session.folder if session.speaks else None
             self._saver = Saver(
                 session.group, folder, session.settings, interruption, self._num_steps
             )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from paceline.core.cost import PacedDevice
 from paceline.core.outcome import Epoch, Evaluation, Outcome
@@ -22,6 +22,14 @@ from paceline.core.timeline import Origin
 from paceline.core.workload import Workload
 from paceline.exchange.checkpoints import State
 from paceline.links.group import Group
+
+
+class ElasticWorker(NamedTuple):
+    """This process as one of the workers that come and go: its number, and its manager."""
+
+    number: int
+    num_workers: int
+    manager: Any
 
 
 class Progress(Protocol):
@@ -48,8 +56,9 @@ class TrainingSession:
     """A training or a rehearsal in this process.
 
     `config` is the strategy's configuration. `group`: the ranks that go through the run together;
-    a hub or a coordinator is alone in its group, and starts its workers itself. `device`: for a
-    rehearsal whose layers are paced. `resumed`: the state that the run goes on from.
+    a hub or a coordinator is alone in its group, and starts its workers itself, and so is a worker
+    that is `elastic`. `device`: for a rehearsal whose layers are paced. `resumed`: the state that
+    the run goes on from.
     """
 
     settings: TrainSettings | RehearseSettings
@@ -60,6 +69,12 @@ class TrainingSession:
     progress: Progress
     device: PacedDevice | None = None
     resumed: State | None = None
+    elastic: ElasticWorker | None = None
+
+    @property
+    def speaks(self) -> bool:
+        """True for the process that writes the run's files and shows its progress."""
+        return self.group.rank == 0 and (self.elastic is None or self.elastic.number == 0)
 
     @property
     def folder(self) -> Path:

@@ -42,6 +42,7 @@ from paceline.records.settings import (
     validated_settings,
 )
 from paceline.report.terminal import log_to_stderr
+from paceline.runs import elastic
 from paceline.runs.folder import id_by_torchrun, new_id
 from paceline.runs.progress import require_tensorboard
 from paceline.runs.restarts import RunRequest, Verb, resuming, with_restarts
@@ -132,6 +133,9 @@ def carry_out(request: RunRequest) -> Path:
     if under_torchrun():
         _check_led(request)
         leave(work(request))
+    if isinstance(settings, TrainSettings) and settings.elastic:
+        elastic.carry_out(request)
+        return folder_of(request)
     if not _is_led(settings):
         num_workers = int(settings.workers)
         check_cores(num_workers)

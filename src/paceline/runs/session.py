@@ -7,6 +7,7 @@ import logging
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -22,7 +23,7 @@ from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.timeline import Timeline
 from paceline.exchange.checkpoints import CHECKPOINTS, State, read_state
 from paceline.exchange.replicas import ReplicaRunner, devices_of
-from paceline.exchange.session import Runner, TrainingSession
+from paceline.exchange.session import ElasticWorker, Runner, TrainingSession
 from paceline.files.writing import written_whole
 from paceline.links.group import Group
 from paceline.measure.this_machine import facts
@@ -43,20 +44,21 @@ _OF_RANK_0 = {"output", "tensorboard"}  # folders that it alone writes to
 logger = logging.getLogger(__name__)
 
 
-def go_through(request: RunRequest, group: Group) -> None:
+def go_through(request: RunRequest, group: Group, elastic: ElasticWorker | None = None) -> None:
     """Carry out a request in this process: alone in its group, or as one rank of it."""
-    # Only rank 0 speaks.
-    request, silent = restarted_by_torchrun(_agreed(request, group), group), group.rank != 0
+    request = restarted_by_torchrun(_agreed(request, group), group)
+    # Only rank 0, or the first worker, speaks.
+    silent = group.rank != 0 or (elastic is not None and elastic.number != 0)
     settings = request.settings
     out, err = console(quiet=silent or request.quiet), console(stderr=True, quiet=silent)
     title = f"Predicted from a profile, {settings.batch_size} samples a step"
     with ExitStack() as stack:
         progress = stack.enter_context(closing(_progress(request, group, err)))
-        session = _session(request, group, progress)
+        session = replace(_session(request, group, progress), elastic=elastic)
         runner: Runner = stack.enter_context(session.strategy.runner().start(session))
         about = runner.about
         # Made before hours of training, not after them.
-        makes = group.rank == 0 and request.verb != "plan"
+        makes = session.speaks and request.verb != "plan"
         folder = stack.enter_context(_folder_of(session)) if makes else None
         logger.info("%s", about)
         progress.samples_per_step = runner.samples_per_step
@@ -73,7 +75,7 @@ def go_through(request: RunRequest, group: Group) -> None:
                 within = share(forecast.range_share, 0)
                 predicted = duration(forecast.step_s)
                 logger.info("predicted %s ±%s a step: %s", predicted, within, why)
-        elif not session.is_rehearsal:
+        elif forecasts and not session.is_rehearsal:
             rows = list(map(PlanRow.of, forecasts))
             show_plans(err if request.as_json else out, rows, title)
         used, outcome = _trained(session, runner, forecasts)
@@ -167,7 +169,7 @@ def _folder_of(session: TrainingSession) -> AbstractContextManager[Path]:
     """Give the run's folder, or that of the run that goes on, with its settings in it."""
     settings = session.settings
     goes_on = isinstance(settings, TrainSettings) and settings.resume is not None
-    exists = goes_on or num_restarts_by_torchrun() > 0
+    exists = goes_on or num_restarts_by_torchrun() > 0 or session.elastic is not None
     return run_folder(settings.output, session.run_id, settings, exists=exists)
 
 

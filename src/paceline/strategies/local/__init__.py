@@ -14,6 +14,8 @@ STRATEGY = Strategy(
     steps_per_period=lambda config: int(config.sync_every),
     run="paceline.strategies.local.run",
     memory=plan.memory,
-    settings=frozenset({"balance", "codec", "force", "port", "stretch"}),
+    settings=frozenset(
+        {"balance", "codec", "elastic", "force", "here", "lighthouse", "port", "stretch"}
+    ),
     steps_to_loss=steps_to_loss,
 )

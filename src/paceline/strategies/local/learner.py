@@ -67,6 +67,7 @@ class LocalModel(WholeModel):
         recorder: Recorder,
         replica: Any,
         config: Local,
+        manager: Any = None,
     ) -> None:
         super().__init__(session, setup, recorder, replica)
         self._num_steps = sum(setup.epoch_steps)
@@ -86,14 +87,22 @@ class LocalModel(WholeModel):
             num_steps=self._num_steps,
             process_group=session.group.process_group,
             deadline_s=session.group.deadline_s,
+            manager=manager,
         )
+        self._num_taken = 0
         make = stand_ins_for(config.codec)
         if setup.times is not None and make is not None:
             self.updates.stand_in_for_gradients(make)
 
     def _step(self, source: Iterator[Share]) -> Tensor:
-        """Take an inner step, on the mean loss of this rank's samples; return its weighted loss."""
+        """Take an inner step on the mean loss of this rank's samples; return its weighted loss.
+
+        Zero for a step that others took before this worker joined them.
+        """
         share = next(source)
+        self._num_taken += 1
+        if self._num_taken <= self.updates.num_steps:  # it has joined workers that are ahead
+            return torch.zeros((), device=self._group.device)
         self.updates.weight = float(share.num_samples)
         loss = super()._step(iter((share._replace(weight=1.0),))) * share.weight
         if self.updates.num_steps == self._num_steps:
@@ -124,6 +133,7 @@ class LocalModel(WholeModel):
         self._loaded = state.parts[_PART] | {"outer": outer | {"optimizers": []}, "own": None}
         self.updates.load_state_dict(self._loaded)
         self._loaded_optimizer = state.parts["optimizer"]
+        self._num_taken = self.updates.num_steps
 
     def own_state(self) -> Tensors:
         """Return what is this rank's own between two exchanges."""

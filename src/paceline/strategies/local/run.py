@@ -23,14 +23,15 @@ from paceline.measure.layers import Profile
 from paceline.record.merge import clock_offset
 from paceline.record.recorder import Recorder
 from paceline.strategies.local.config import Local
+from paceline.strategies.local.elastic import ElasticRunner
 from paceline.strategies.local.learner import LocalModel, LocalReplica
 from paceline.strategies.local.trace import spans_of
 
 
 @contextmanager
-def start(session: TrainingSession) -> Iterator["LocalRunner"]:
+def start(session: TrainingSession) -> Iterator["LocalRunner | ElasticRunner"]:
     """Yield the runner of a session; see `paceline.exchange.session.Start`."""
-    yield LocalRunner(session, replica)
+    yield LocalRunner(session, replica) if session.elastic is None else ElasticRunner(session)
 
 
 def replica(module: nn.Module, config: Local, group: Group) -> ModelReplica:

@@ -1,0 +1,230 @@
+"""Runs whose workers come and go: a lighthouse, and workers that are started again when lost.
+
+    launcher   lighthouse | worker 0, 1, 2 | worker 1 is lost: started again, and joins the others
+    worker     its own store, a manager of torchft, the session
+
+`python -m paceline.runs.elastic REQUEST NUMBER LIGHTHOUSE` is how the launcher starts a worker.
+"""
+
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch.distributed as dist
+
+from paceline.core.errors import InvalidInput, WorkerLost, WorkersFailed
+from paceline.core.settings import TrainSettings
+from paceline.exchange.session import ElasticWorker
+from paceline.links.group import Group
+from paceline.links.processes import Process, end, module_command, reason, start
+from paceline.links.signals import handled_by
+from paceline.runs.restarts import RunRequest
+from paceline.runs.session import go_through
+
+logger = logging.getLogger(__name__)
+_LOOPBACK = "127.0.0.1"
+_MOST_RESTARTS = 3  # of a worker, one soon after another
+_SOON_S = 30.0
+_POLL_S = 0.1
+_TICK_MS, _HEARTBEAT_MS = 100, 5000
+
+
+def carry_out(request: RunRequest) -> None:
+    """Train with elastic workers, and wait until those of this machine have ended.
+
+    InvalidInput without torchft, or for numbers that no worker has; WorkerLost if all workers of
+    this machine are lost again and again, WorkersFailed for what one of them has found wrong.
+    """
+    settings = _settings_of(request)
+    count = int(settings.workers)
+    numbers = settings.here or tuple(range(count))
+    for number in numbers:
+        if number >= count:
+            raise InvalidInput("here", f"there are workers 0 to {count - 1}", got=number)
+    if settings.resume is not None:
+        raise InvalidInput(
+            "resume", "elastic workers take the state of each other", hint="leave elastic out"
+        )
+    with _lighthouse(settings) as address:
+        pool = _Workers(request, numbers, address)
+        try:
+            pool.wait()
+        finally:
+            pool.close()
+
+
+class _Workers:
+    """The workers of this machine; one that is lost is started again."""
+
+    def __init__(self, request: RunRequest, numbers: tuple[int, ...], lighthouse: str) -> None:
+        self._request, self._numbers, self._lighthouse = request, numbers, lighthouse
+        self._running = {number: self._started(number) for number in numbers}
+        self._began_s = dict.fromkeys(numbers, time.monotonic())
+        self._restarts = dict.fromkeys(numbers, 0)
+        self._signalled: int | None = None
+
+    def _started(self, number: int) -> Process:
+        place = self._numbers.index(number)
+        environment = {
+            "RANK": str(number),  # for logs; it is alone in torch's sense
+            "WORLD_SIZE": "1",
+            "LOCAL_RANK": str(place),
+            "LOCAL_WORLD_SIZE": str(len(self._numbers)),
+            "RUST_LOG": os.environ.get("RUST_LOG", "error"),
+        }
+        if urlsplit(self._lighthouse).hostname == _LOOPBACK:
+            environment["GLOO_SOCKET_IFNAME"] = "lo"
+        arguments = self._request.model_dump_json(), str(number), self._lighthouse
+        return start(module_command("paceline.runs.elastic", *arguments), environment=environment)
+
+    def wait(self) -> None:
+        """Wait until all have ended, and start again whom a signal has ended."""
+        with handled_by(self._pass_on):
+            while self._running:
+                time.sleep(_POLL_S)
+                for number, process in list(self._running.items()):
+                    if (code := process.poll()) is not None:
+                        self._ended(number, code)
+        if self._signalled is not None:
+            raise WorkersFailed(128 + self._signalled)
+
+    def _ended(self, number: int, code: int) -> None:
+        self._running.pop(number).close()
+        if code == 0 or self._signalled is not None:
+            return
+        if code > 0:  # it has said why
+            raise WorkersFailed(code)
+        if time.monotonic() - self._began_s[number] > _SOON_S:
+            self._restarts[number] = 0
+        self._restarts[number] += 1
+        why = f"worker {number} {reason(code)}"
+        if self._restarts[number] > _MOST_RESTARTS:
+            raise WorkerLost(f"{why}, {_MOST_RESTARTS + 1} times in a row")
+        logger.warning("%s; it is started again, and joins the others", why)
+        self._began_s[number] = time.monotonic()
+        self._running[number] = self._started(number)
+
+    def _pass_on(self, number: int, _: object) -> None:
+        self._signalled = self._signalled or number
+        for process in self._running.values():
+            process.send(number)
+
+    def close(self) -> None:
+        """End those that still run."""
+        end(list(self._running.values()))
+
+
+def _settings_of(request: RunRequest) -> TrainSettings:
+    assert isinstance(request.settings, TrainSettings)  # only a training is elastic
+    return request.settings
+
+
+@contextmanager
+def _lighthouse(settings: TrainSettings) -> Iterator[str]:
+    """Yield the address of a lighthouse: one of this machine's own, or where the settings say."""
+    if settings.lighthouse is not None:
+        yield settings.lighthouse
+        return
+    os.environ.setdefault("RUST_LOG", "error")  # it tells of each quorum otherwise
+    try:
+        from torchft.coordination import LighthouseServer
+    except ImportError as error:
+        raise InvalidInput(
+            "elastic", f"needs torchft ({error})", hint="pip install 'paceline[elastic]'"
+        ) from None
+    server = LighthouseServer(
+        bind=f"{_LOOPBACK}:0",
+        min_replicas=1,
+        join_timeout_ms=round(1000 * settings.deadline_s),
+        quorum_tick_ms=_TICK_MS,
+        heartbeat_timeout_ms=_HEARTBEAT_MS,
+    )
+    try:
+        yield f"http://{_LOOPBACK}:{server.address().rpartition(':')[2]}"
+    finally:
+        server.shutdown()
+
+
+@contextmanager
+def _managed(settings: TrainSettings, number: int, lighthouse: str) -> Iterator[Any]:
+    """Yield the manager of a worker, which has a store of its own and is one replica group."""
+    from torchft import Manager, ProcessGroupGloo
+
+    host = _address_towards(lighthouse)
+    with socket.create_server((host, 0)) as listener:
+        port = listener.getsockname()[1]
+        # The store takes the socket over: opened by itself it would listen on all addresses.
+        store = dist.TCPStore(  # type: ignore[attr-defined] # exported, but not declared
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+    deadline = timedelta(seconds=settings.deadline_s)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=deadline),
+        load_state_dict=None,
+        state_dict=None,
+        min_replica_size=1,
+        use_async_quorum=False,
+        timeout=deadline,
+        quorum_timeout=timedelta(seconds=settings.wait_s),
+        replica_id=f"worker{number}",
+        hostname=host,
+        store_addr=host,
+        store_port=port,
+        rank=0,
+        world_size=1,
+        lighthouse_addr=lighthouse,
+    )
+    try:
+        yield manager
+    finally:
+        manager.shutdown(wait=False)
+        del store
+
+
+def _address_towards(lighthouse: str) -> str:
+    """Return the address of this machine by which the lighthouse's machine can reach it."""
+    parts = urlsplit(lighthouse)
+    if parts.hostname is None or parts.port is None:
+        raise InvalidInput("lighthouse", "is an address with a port", got=lighthouse)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # which sends nothing
+        try:
+            probe.connect((parts.hostname, parts.port))
+        except OSError as error:
+            raise InvalidInput("lighthouse", f"{lighthouse}: {error}") from None
+        address: str = probe.getsockname()[0]
+    return address
+
+
+def _go_through(request: RunRequest, number: int, lighthouse: str, group: Group) -> None:
+    settings = _settings_of(request)
+    alone = Group.alone(group.device, group.deadline_s)
+    with _managed(settings, number, lighthouse) as manager:
+        go_through(request, alone, ElasticWorker(number, int(settings.workers), manager))
+
+
+def main() -> None:
+    """Be one of the workers."""
+    from paceline.runs.launching import as_rank, leave
+
+    # It warns of a part of NCCL at each change of the workers.
+    logging.getLogger("torchft").setLevel(logging.ERROR)
+    request, number, lighthouse = sys.argv[1:]
+    asked = RunRequest.model_validate_json(request)
+    go = partial(_go_through, asked, int(number), lighthouse)
+    leave(as_rank(go, asked.settings.deadline_s, asked.debug))
+
+
+if __name__ == "__main__":
+    main()

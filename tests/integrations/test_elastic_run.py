@@ -1,0 +1,85 @@
+"""Runs of `paceline train --elastic`: a worker that is killed is started again, and joins."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from processes import DEADLINE_S, Started
+from refusals import refused_field
+
+pytest.importorskip("torchft")
+pytestmark = pytest.mark.timeout(600)
+RECIPES = Path(__file__).parents[1] / "small_recipes.py"
+TRAIN = (
+    "-m",
+    "paceline",
+    "train",
+    "small_recipes:with_dropout",
+    "--strategy",
+    "local",
+    "--elastic",
+)
+SIZES = ("--workers", "3", "--batch-size", "24", "--set", "sync_every=5", "--deadline-s", "10")
+
+
+@pytest.fixture(autouse=True)
+def recipes(tmp_path: Path) -> None:
+    shutil.copy(RECIPES, tmp_path)
+
+
+def workers_of(run: Started, count: int) -> dict[int, int]:
+    """The processes of the workers by their numbers, once so many run."""
+    until = time.monotonic() + DEADLINE_S / 4
+    while True:
+        found = {}
+        for pid, line in run.members().items():
+            if "runs.elastic" in line:
+                found[int(line.rsplit(" ", 2)[1])] = pid
+        if len(found) == count:
+            return found
+        assert time.monotonic() < until, found
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_killed_worker_is_started_again_and_the_run_ends_well(start, tmp_path, number) -> None:
+    run = start(*TRAIN, *SIZES, "--epochs", "120", "--json", "--checkpoint-every", "never")
+    lines = iter(run.process.stderr.readline, "")
+    assert any(line.startswith("epoch 2/") for line in lines)
+    before = workers_of(run, 3)
+    os.kill(before[number], signal.SIGKILL)
+    done = run.finish()
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert result["epochs"][-1]["number"] == 119
+    assert result["epochs"][-1]["test_loss"] < 0.2
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (folder / "model.safetensors").exists()
+
+
+def test_ctrl_c_ends_all_workers(start) -> None:
+    run = start(*TRAIN, *SIZES, "--epochs", "10000")
+    lines = iter(run.process.stderr.readline, "")
+    assert any(line.startswith("epoch 2/") for line in lines)
+    run.process.send_signal(signal.SIGINT)
+    done = run.finish()
+    assert done.code == 130, done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (("--here", "0,3"), "here"),
+        (("--set", "sync_every=9999"), "sync_every"),
+        (("--lighthouse", "nowhere"), "lighthouse"),
+    ],
+)
+def test_what_cannot_be_is_refused(start, options, field) -> None:
+    done = start(*TRAIN, *SIZES, "--epochs", "2", *options).finish()
+    assert (done.code, refused_field(done.err)) == (2, field), done.err
