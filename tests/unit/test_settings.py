@@ -172,7 +172,7 @@ TRAIN = (
 )
 OF_SOME = {
     *("kind", "policy", "codec", "balance", "force", "exchange_alone", "port", "bind", "keys"),
-    *("run", "wait_s", "steps"),
+    *("run", "wait_s", "steps", "elastic", "lighthouse", "here"),
 }
 
 
@@ -192,6 +192,8 @@ def written(folder: Path, settings_of_run: Any) -> dict[str, Any]:
         {"strategy": "wheel", "options": {"staleness": None, "head": "", "lanes": 1}}
         | {"accumulate": 1, "bind": "tcp://10.0.0.1:5555", "run": "mine", "keys": Path("keys")}
         | {"wait_s": 0.5},
+        {"strategy": "local", "options": {"sync_every": 5}, "elastic": True, "here": (0, 2)}
+        | {"lighthouse": "http://10.0.0.1:29510", "accumulate": 1, "codec": "dynamic4"},
         {"strategy": "hogbatch", "options": {"cpu_batch": [2, 8], "beta": 0.5}, "accumulate": 1}
         | {"policy": "cpu_gpu", "workers": "cpu:1,cpu:2", "evaluate_every": None},
     ],
