@@ -1,5 +1,6 @@
 """Workers of torchft's quorums, as threads of a test: each with its own manager and store."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ def lighthouse(join_timeout_ms: int = 30_000, min_replicas: int = 1) -> Iterator
 
     For those that are alive and do not come others wait for `join_timeout_ms`.
     """
+    os.environ.setdefault("RUST_LOG", "error")  # it tells of each quorum otherwise
     from torchft.coordination import LighthouseServer
 
     server = LighthouseServer(

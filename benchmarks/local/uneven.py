@@ -3,8 +3,7 @@
     python benchmarks/local/uneven.py [--quick]
 
 It needs root, for two hosts in namespaces of their own. `paceline train` of a GPT of a million
-parameters (uneven_gpt.py) on the fast host alone, and on both with balanced rounds, by the usual
-outer step and by plain averaging, in turn.
+parameters (uneven_gpt.py) on the fast host alone, and on both with balanced batches, in turn.
 Seconds to a loss are a run's steps until a test first reached it, at its median step. With --quick
 a few steps show that everything works; the figures mean nothing, and are not written.
 """
@@ -46,13 +45,11 @@ def measure(quick: bool) -> dict[str, Any]:
     both = ["--strategy=local", "--workers=2", f"--batch-size={2 * _BATCH_SIZE}"]
     both += [f"--set=sync_every={every}", "--balance=auto"]
     both += [f"--steps={every * rounds}", f"--evaluate-every={every}"]
-    averaged = [*both, "--set=outer_learning_rate=1", "--set=outer_momentum=0"]
-    found: dict[str, list[dict[str, Any]]] = {"alone": [], "both": [], "averaged": []}
+    found: dict[str, list[dict[str, Any]]] = {"alone": [], "both": []}
     with TwoHosts("1gbit") as hosts:
         for _ in range(1 if quick else _REPEATS):
             found["alone"].append(_run(hosts, alone, lone=True))
             found["both"].append(_run(hosts, both, lone=False))
-            found["averaged"].append(_run(hosts, averaged, lone=False))
     return found
 
 
@@ -97,7 +94,6 @@ def text(_: str, figures: dict[str, Any]) -> str:
     for name, runs in (
         ("the fast host alone", alone),
         ("both, local, balanced", figures["both"]),
-        ("both, plain averaging", figures["averaged"]),
     ):
         speeds = sorted(run["tokens_per_s"] for run in runs)
         predicted = [run["predicted_samples_per_s"] for run in runs]

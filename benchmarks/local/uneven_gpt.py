@@ -2,13 +2,11 @@
 
 import os
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from statistics import median
 
 import torch
-from torch import nn
+from torch import Tensor
 from torch.utils.data import Subset
 
 from paceline.data.text import load_text
@@ -18,30 +16,25 @@ from paceline.recipes.recipe import Recipe
 
 CONTEXT = 256
 _LEARNING_RATE, _NUM_TESTED = 0.003, 64
-_SLOWER, _NUM_MEASURED = 4, 7
+_SLOWER = 4
 
 
-class Slow(torch.optim.AdamW):
-    """AdamW that waits after each step, so that steps come a quarter as often as without waiting.
+class SlowLoss:
+    """A loss that waits in training, so that a worker's step takes four times as long.
 
-    How often that is, is measured in the first steps: by the processor's time for everything since
-    the step before, so for loading, forward, backward and update.
+    By the processor's time for everything since the step before: so for loading, forward, backward
+    and update of as many samples as it has.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
-        super().__init__(parameters, lr)
+    def __init__(self) -> None:
         self._ended_s = time.process_time()
-        self._measured: list[float] = []
 
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """Take a step, and wait."""
-        super().step()
-        own_s = time.process_time() - self._ended_s
-        if len(self._measured) < _NUM_MEASURED:
-            self._measured.append(own_s)
-        else:
-            time.sleep(max(0.0, _SLOWER * median(self._measured) - own_s))
-        self._ended_s = time.process_time()
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of the next tokens, after the wait."""
+        if torch.is_grad_enabled():
+            time.sleep((_SLOWER - 1) * (time.process_time() - self._ended_s))
+            self._ended_s = time.process_time()
+        return next_token_loss(outputs, targets)
 
 
 def recipe() -> Recipe:
@@ -53,15 +46,8 @@ def recipe() -> Recipe:
         test=Subset(data.test, range(_NUM_TESTED)),
         loss=next_token_loss,
         score=bits_per_byte,
-        optimizer=partial(_optimizer, torch.optim.AdamW),
+        optimizer=partial(torch.optim.AdamW, lr=_LEARNING_RATE),
         num_classes=data.num_classes,
         name="gpt-1m",
     )
-    is_slow = os.environ.get("RANK") == "1"
-    return replace(found, optimizer=partial(_optimizer, Slow)) if is_slow else found
-
-
-def _optimizer(
-    kind: type[torch.optim.AdamW], parameters: Iterable[nn.Parameter]
-) -> torch.optim.AdamW:
-    return kind(parameters, _LEARNING_RATE)
+    return replace(found, loss=SlowLoss()) if os.environ.get("RANK") == "1" else found
