@@ -428,6 +428,21 @@ def test_gradients_that_are_added_up_are_no_second_step() -> None:
     assert not optimizer._optimizer_step_post_hooks
 
 
+class OfABase(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+
+
+def test_a_step_of_a_subclass_that_calls_its_bases_is_one() -> None:
+    model = net()
+    torch.optim.SGD(model.parameters(), 0.1)  # from now on the base's steps have hooks, too
+    optimizer = OfABase(model.parameters(), 0.1)
+    with paceline.LocalUpdates(model, optimizer, 2) as updates:
+        for step in range(3):
+            inner_step(model, optimizer, 0, step)
+        assert updates.num_steps == 3
+
+
 def test_alone_it_trains_as_without() -> None:
     model, expected = net(), net()
     optimizer, other = adamw(model), adamw(expected)

@@ -201,7 +201,9 @@ class LocalUpdates:
             # The first forward pass would otherwise wait for all workers, to broadcast buffers.
             replica.require_backward_grad_sync = replica.require_forward_param_sync = False
         # The hooks keep this object alive as long as the optimizers.
-        self._hooks = [one.register_step_post_hook(self._after_step) for one in self._optimizers]
+        self._depth = 0  # of steps within steps: a subclass may call its base's
+        self._hooks = [one.register_step_pre_hook(self._before_step) for one in self._optimizers]
+        self._hooks += [one.register_step_post_hook(self._after_step) for one in self._optimizers]
         # A daemon thread that is killed inside torch at interpreter exit aborts the process.
         self._at_exit = weakly(self.abort)
         atexit.register(self._at_exit)
@@ -334,8 +336,14 @@ class LocalUpdates:
 
     # --- inner steps ---------------------------------------------------------------------------
 
+    def _before_step(self, *_: object) -> None:
+        self._depth += 1
+
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
         """Count a step of an optimizer; send and load what is due once all have stepped."""
+        self._depth -= 1
+        if self._depth:
+            return
         # A fused optimizer skips by itself the steps that a GradScaler would skip.
         skipped = getattr(optimizer, "found_inf", None)
         if not self._is_open or (skipped is not None and skipped.item()):

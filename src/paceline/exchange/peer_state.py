@@ -59,13 +59,13 @@ class InnerState:
 class StepLock:
     """Keeps the state of optimizers from being read in the middle of a step.
 
-    A step that raises leaves it locked until the next step has ended.
+    A step that raises leaves it locked.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], deadline_s: float) -> None:
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
-        self._is_stepping = False
+        self._depth = 0  # of steps within steps: a subclass may call its base's
         self._hooks: list[Any] = []
         parameters = (
             own for one in optimizers for group in one.param_groups for own in group["params"]
@@ -76,13 +76,13 @@ class StepLock:
             self._hooks.append(one.register_step_post_hook(self._end))
 
     def _begin(self, *_: object) -> None:
-        if not self._is_stepping:
+        self._depth += 1
+        if self._depth == 1:
             self._lock.acquire()  # a reader holds it only while it copies
-            self._is_stepping = True
 
     def _end(self, *_: object) -> None:
-        if self._is_stepping:
-            self._is_stepping = False
+        self._depth -= 1
+        if not self._depth:
             self._lock.release()
 
     def __enter__(self) -> None:
@@ -99,7 +99,9 @@ class StepLock:
         """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
-        self._end()
+        if self._depth:
+            self._depth = 0
+            self._lock.release()
 
 
 def _copied(tensor: Tensor) -> Tensor:
