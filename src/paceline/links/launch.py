@@ -44,16 +44,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
         reason = os.strerror(error.errno or 0)
         raise InvalidInput("port", f"cannot listen on {_LOOPBACK}:{port}: {reason}") from None
     port = listener.getsockname()[1]
-    # The store takes the listening socket over: the port is ours from the first moment, and bound
-    # to one address, which a store that opens its own socket would not do.
-    store = dist.TCPStore(  # type: ignore[attr-defined] # exported, but not declared
-        _LOOPBACK,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=60),
-        master_listen_fd=listener.detach(),
-    )
+    store = store_on(listener)
     workers: list[Process] = []
     try:
         with _passing_on(workers, store) as passed:
@@ -74,6 +65,24 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
         signal_follows(store, SIGTERM)
         end(workers, termination_s=TERMINATION_S)
         del store
+
+
+def store_on(listener: socket.socket) -> Store:
+    """Return a store that takes this listening socket over.
+
+    So the port is ours from the first moment, and bound to one address, which a store that opens
+    its own socket would not do.
+    """
+    host, port = listener.getsockname()
+    store: Store = dist.TCPStore(  # type: ignore[attr-defined] # exported, but not declared
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=60),
+        master_listen_fd=listener.detach(),
+    )
+    return store
 
 
 def _environment(rank: int, num_workers: int, port: int) -> dict[str, str]:

@@ -18,12 +18,11 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-import torch.distributed as dist
-
 from paceline.core.errors import InvalidInput, WorkerLost, WorkersFailed
 from paceline.core.settings import TrainSettings
 from paceline.exchange.session import ElasticWorker
 from paceline.links.group import Group
+from paceline.links.launch import store_on
 from paceline.links.processes import Process, end, module_command, reason, start
 from paceline.links.signals import handled_by
 from paceline.runs.restarts import RunRequest
@@ -159,16 +158,9 @@ def _managed(settings: TrainSettings, number: int, lighthouse: str) -> Iterator[
     from torchft import Manager, ProcessGroupGloo
 
     host = _address_towards(lighthouse)
-    with socket.create_server((host, 0)) as listener:
-        port = listener.getsockname()[1]
-        # The store takes the socket over: opened by itself it would listen on all addresses.
-        store = dist.TCPStore(  # type: ignore[attr-defined] # exported, but not declared
-            host,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+    listener = socket.create_server((host, 0))
+    port = listener.getsockname()[1]
+    store = store_on(listener)
     deadline = timedelta(seconds=settings.deadline_s)
     manager = Manager(
         pg=ProcessGroupGloo(timeout=deadline),
