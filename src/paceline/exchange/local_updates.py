@@ -7,16 +7,14 @@ thread                                [headers, mean, outer step ]
 
 import atexit
 import logging
-import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from math import isfinite
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed as dist
@@ -24,8 +22,6 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import default_pg_timeout
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -35,66 +31,28 @@ from paceline.core.errors import InvalidInput
 from paceline.core.reading import first_fault
 from paceline.core.rounds import OuterStep, Rounds
 from paceline.exchange.averaging import Averaged, Averaging, Contribution
+from paceline.exchange.inner_steps import InnerSteps
 from paceline.exchange.outer import (
     OptimizerFactory,
     OuterModel,
     flatten,
     fragments_of,
     load_vector,
-    local_of,
 )
 from paceline.exchange.peer_state import InnerState
 from paceline.exchange.readiness import weakly
 from paceline.exchange.replica import Statistics
-from paceline.exchange.workers import FixedWorkers, Settings, Workers, check_same_settings
-from paceline.links.group import Group
-from paceline.links.rendezvous import joined, with_own_connections
+from paceline.exchange.running_exchange import ExchangeTimes, RunningExchange
+from paceline.exchange.workers import FixedWorkers, Settings, Workers, meet
 
 if TYPE_CHECKING:
     from torchft import Manager
 
 logger = logging.getLogger(__name__)
 BEGINNING = -1  # the number of the exchange in which a worker joins a manager's others
-_KEPT_TIMES = 256
+_KEPT_TIMES = 256  # of exchanges
 _GOODBYE_S = 5.0  # for a thread that waits for lost workers
 _OF_A_WORKER = ("sync_every", "delay")  # settings by which a slower worker may differ
-
-
-@dataclass(eq=False)
-class _Exchange:
-    """An exchange that runs in a thread. `due`: the inner step after which it is loaded."""
-
-    given: Contribution
-    due: int
-    sent_s: float
-    copied_s: float
-    thread: threading.Thread
-    result: Averaged | None = None
-    error: BaseException | None = None
-    begun_s: float = 0.0
-    averaged_s: float = 0.0
-    stepped_s: float = 0.0
-
-
-class ExchangeTimes(NamedTuple):
-    """When a worker did what in an exchange, in seconds of the host's monotonic clock.
-
-    It trained from `trained_from_s` on, copied the fragment to host memory from `sent_s` to
-    `copied_s`, exchanged it from `begun_s` to `averaged_s`, and took the outer step until
-    `stepped_s`. It wanted the group's parameters at `due_s`, and copied them from `loading_s` to
-    `loaded_s`.
-    """
-
-    number: int
-    trained_from_s: float
-    sent_s: float
-    copied_s: float
-    begun_s: float
-    averaged_s: float
-    stepped_s: float
-    due_s: float
-    loading_s: float
-    loaded_s: float
 
 
 class LocalUpdates:
@@ -166,44 +124,45 @@ class LocalUpdates:
             outer_momentum=outer_momentum,
         )
         self._model = model
-        self._optimizers = _optimizers_of(optimizer)
         self._fragments = fragments_of(model, fragments)
-        self._trained = _checked_parameters(model, self._optimizers)
+        self._steps = InnerSteps(model, optimizer)
         self.weight = weight
         settings = self._settings(codec, outer)
         self._suspended: list[DistributedDataParallel] = []
+        if manager is not None and (process_group is not None or device_mesh is not None):
+            raise InvalidInput("manager", "is given beside a process group", hint="pass one")
         # "auto" follows the first worker's rounds, where those of others may differ.
         self._chosen_by = sync_every, None if num_steps is None else num_steps / sync_every
         if manager is None:
-            group = self._joined(settings, process_group, device_mesh, deadline_s)
-        elif process_group is not None or device_mesh is not None:
-            raise InvalidInput("manager", "is given beside a process group", hint="pass one")
+            group, self._suspended = meet(model, settings, process_group, device_mesh, deadline_s)
+            self._chosen_by = tuple(group.gather(self._chosen_by)[0])
         self._outer = OuterModel(self._fragments, None if isinstance(outer, str) else outer)
         if codec is not None and self._outer.dtype != torch.float32:
             raise InvalidInput("codec", f"{codec} encodes float32", hint="the model is float64")
         make_codec = None if codec is None else factory_of(codec)
         self._averaging = Averaging(self._outer, make_codec)
-        self._num_steps = self._in_round = self._num_exchanges = 0
+        self._in_round = self._num_exchanges = 0
         self._weights = [0.0] * fragments
-        self._running: _Exchange | None = None
-        self._stepped: set[Optimizer] = set()
-        self._gradients: list[tuple[weakref.ref[Tensor], int]] = []  # of the last step
+        self._running: RunningExchange | None = None
         self._exposed_s = self._took_s = 0.0
         self._trained_from_s = time.monotonic()
         self._times: deque[ExchangeTimes] = deque(maxlen=_KEPT_TIMES)
         self._is_open = True
-        self._workers: Workers = (
-            FixedWorkers(group, self._averaging, fragments)
-            if manager is None
-            else self._elastic(manager, settings, deadline_s)
-        )
+        # Steps are counted before a peer may read the state after them, and then acted upon.
+        self._steps.watch()
+        try:
+            self._workers: Workers = (
+                FixedWorkers(group, self._averaging, fragments)
+                if manager is None
+                else self._elastic(manager, settings, deadline_s)
+            )
+        except BaseException:
+            self._steps.remove()
+            raise
         for replica in self._suspended:
             # The first forward pass would otherwise wait for all workers, to broadcast buffers.
             replica.require_backward_grad_sync = replica.require_forward_param_sync = False
-        # The hooks keep this object alive as long as the optimizers.
-        self._depth = 0  # of steps within steps: a subclass may call its base's
-        self._hooks = [one.register_step_pre_hook(self._before_step) for one in self._optimizers]
-        self._hooks += [one.register_step_post_hook(self._after_step) for one in self._optimizers]
+        self._steps.call_after(self._after_step)
         # A daemon thread that is killed inside torch at interpreter exit aborts the process.
         self._at_exit = weakly(self.abort)
         atexit.register(self._at_exit)
@@ -227,7 +186,7 @@ class LocalUpdates:
     @property
     def num_steps(self) -> int:
         """The inner steps of this worker so far."""
-        return self._num_steps
+        return self._steps.count
 
     def close(self) -> None:
         """Take part until all workers are done, exchange what is left, and remove the hooks.
@@ -252,7 +211,7 @@ class LocalUpdates:
         hidden_s = max(0.0, self._took_s - self._exposed_s)
         times = self._exposed_s, hidden_s
         share = self._averaging.sent_share
-        return Statistics("local", self._num_steps, sent, received, *times, sent_share=share)
+        return Statistics("local", self._steps.count, sent, received, *times, sent_share=share)
 
     def times(self) -> tuple[ExchangeTimes, ...]:
         """Return when what happened in the last exchanges on this worker."""
@@ -278,8 +237,10 @@ class LocalUpdates:
             self._wait(self._running)
         own = self.own_parameters()
         self.load_own_parameters(self._outer.values)
-        yield
-        self.load_own_parameters(own)
+        try:
+            yield
+        finally:
+            self.load_own_parameters(own)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state; the model's and the optimizer's are the caller's to save.
@@ -293,7 +254,7 @@ class LocalUpdates:
         return {
             "outer": self._outer.state_dict(),
             "num_exchanges": self._num_exchanges,
-            "num_steps": self._num_steps,
+            "num_steps": self._steps.count,
             "in_round": self._in_round,
             "own": {
                 "worker": (self._workers.rank, self._workers.count),
@@ -310,7 +271,7 @@ class LocalUpdates:
         Load the model's and the optimizer's afterwards. InvalidInput if it does not fit.
         """
         self._outer.load_state_dict(state["outer"])
-        self._num_exchanges, self._num_steps = state["num_exchanges"], state["num_steps"]
+        self._num_exchanges, self._steps.count = state["num_exchanges"], state["num_steps"]
         # The round of a worker with another `sync_every` may be over already.
         fragment = self._num_exchanges % self._rounds.fragments
         self._in_round = min(state["in_round"], self._rounds.sent_after(fragment) - 1)
@@ -327,77 +288,32 @@ class LocalUpdates:
             return
         self._weights = list(own["weights"])
         if own["due"] is not None:
-            number, now_s = self._num_exchanges - 1, time.monotonic()
+            number = self._num_exchanges - 1
             fragment = number % self._rounds.fragments
             given = Contribution(number, fragment, 0.0, torch.empty(0), own["buffers"], False)
-            done = Averaged(given, None, 0.0, (), (), all_closing=False)
-            known = given, own["due"], now_s, now_s, threading.Thread(), done
-            self._running = _Exchange(*known, None, now_s, now_s, now_s)
+            self._running = RunningExchange.done(given, own["due"])
 
     # --- inner steps ---------------------------------------------------------------------------
 
-    def _before_step(self, *_: object) -> None:
-        self._depth += 1
-
-    def _after_step(self, optimizer: Optimizer, *_: object) -> None:
-        """Count a step of an optimizer; send and load what is due once all have stepped."""
-        self._depth -= 1
-        if self._depth:
-            return
-        # A fused optimizer skips by itself the steps that a GradScaler would skip.
-        skipped = getattr(optimizer, "found_inf", None)
-        if not self._is_open or (skipped is not None and skipped.item()):
-            return
-        self._check_step(optimizer)
-        self._stepped.add(optimizer)
-        if len(self._stepped) < len(self._optimizers):
-            return
-        self._stepped.clear()
+    def _after_step(self) -> None:
+        """Send and load what is due after an inner step."""
         if not (isfinite(self.weight) and self.weight >= 0):
             raise InvalidInput("weight", "must be a number of at least 0", got=self.weight)
-        self._num_steps += 1
         self._in_round += 1
         self._weights = [one + self.weight for one in self._weights]
-        if self._running is not None and self._num_steps >= self._running.due:
+        if self._running is not None and self._steps.count >= self._running.due:
             self._load()
         fragment = self._num_exchanges % self._rounds.fragments
         if self._in_round == self._rounds.sent_after(fragment):
-            self._send(self._num_steps + self._rounds.delay)
+            self._send(self._steps.count + self._rounds.delay)
             if not self._rounds.delay:
                 self._load()
         if self._in_round == self._rounds.sync_every:
             self._in_round = 0
 
-    def _check_step(self, optimizer: Optimizer) -> None:
-        """Raise InvalidInput for a second step on the same gradients, and for new parameters."""
-        if optimizer in self._stepped:
-            raise InvalidInput(
-                "optimizer", "has stepped twice before the other optimizers stepped once"
-            )
-        if sum(len(group["params"]) for one in self._optimizers for group in one.param_groups) != (
-            self._trained
-        ):
-            raise InvalidInput(
-                "optimizer",
-                "has parameters that were added after LocalUpdates was made",
-                hint="make it when all groups are there",
-            )
-        if optimizer is not self._optimizers[0]:
-            return
-        gradients = [one.grad for group in optimizer.param_groups for one in group["params"]]
-        found = [(one, one._version) for one in gradients if one is not None]
-        before = [(one(), version) for one, version in self._gradients]
-        if found and len(found) == len(before):
-            pairs = zip(found, before, strict=True)
-            if all(one is other and own == last for (one, own), (other, last) in pairs):
-                raise InvalidInput(
-                    "optimizer", "has stepped twice on the same gradients", hint="step once a batch"
-                )
-        self._gradients = [(weakref.ref(one), version) for one, version in found]
-
     def _check_stepped(self) -> None:
         """Raise InvalidInput if parameters have changed, and the optimizer has never stepped."""
-        if self._num_steps:
+        if self._steps.count:
             return
         if not all(map(torch.equal, self.own_parameters(), self._outer.values)):
             raise InvalidInput(
@@ -420,28 +336,15 @@ class LocalUpdates:
             [one.detach().cpu().clone() for one in self._model.buffers()] if ends_round else []
         )
         given = Contribution(number, fragment, weight, own, buffers, is_closing)
-        exchange = _Exchange(given, due, sent_s, time.monotonic(), threading.Thread())
-        # A daemon: one that waits for a lost worker must not keep the process alive.
-        exchange.thread = threading.Thread(
-            target=self._run, args=(exchange,), name="paceline-local-updates", daemon=True
-        )
         self._num_exchanges += 1
-        self._running = exchange
-        exchange.thread.start()
+        self._running = RunningExchange(given, due, sent_s)
+        self._running.start(self._workers.exchange, self._step)
 
-    def _run(self, exchange: _Exchange) -> None:
-        """Exchange and take the outer step; in the exchange's thread."""
-        exchange.begun_s = time.monotonic()
-        try:
-            found = self._workers.exchange(exchange.given)
-            exchange.averaged_s = time.monotonic()
-            if found.mean is not None:
-                self._outer.step(found.given.fragment, found.mean, self._outer_step())
-            self._averaging.step_taken(found.given.fragment)
-            exchange.stepped_s = time.monotonic()
-            exchange.result = found
-        except BaseException as error:
-            exchange.error = error
+    def _step(self, found: Averaged) -> None:
+        """Take the outer step; in the exchange's thread."""
+        if found.mean is not None:
+            self._outer.step(found.given.fragment, found.mean, self._outer_step())
+        self._averaging.step_taken(found.given.fragment)
 
     def _outer_step(self) -> OuterStep:
         """Return the outer step of the workers that have taken part in the last exchange."""
@@ -449,28 +352,23 @@ class LocalUpdates:
         rounds = replace(self._rounds, sync_every=sync_every, fragments=1, delay=0)
         return rounds.outer_step(self._workers.count, num_rounds)
 
-    def _wait(self, exchange: _Exchange) -> Averaged:
-        """Wait until an exchange is done; raises what its thread has raised."""
-        started_s = time.monotonic()
-        if exchange.result is None and exchange.error is None:
-            exchange.thread.join()
-            self._exposed_s += time.monotonic() - started_s
-        if exchange.error is not None:
+    def _wait(self, exchange: RunningExchange) -> Averaged:
+        """Wait until an exchange is done; ends all if it has failed."""
+        try:
+            return exchange.wait()
+        except BaseException:
             self.abort()
-            raise exchange.error
-        assert exchange.result is not None
-        return exchange.result
+            raise
 
     def _load(self, mixing: float | None = None) -> None:
         """Take the group's parameters of the exchange that runs, when it is done."""
         exchange, self._running = self._running, None
         if exchange is None:
             return
-        due_s = time.monotonic()
         found = self._wait(exchange)
-        given = found.given
-        loading_s = time.monotonic()
-        self._took_s += exchange.stepped_s - exchange.begun_s
+        given, loading_s = found.given, time.monotonic()
+        self._took_s += exchange.took_s
+        self._exposed_s += exchange.exposed_s
         if found.taken is not None:
             self._take(found.taken, given)
         elif self._workers.rank in found.left_out:
@@ -484,15 +382,12 @@ class LocalUpdates:
                 buffer.copy_(group)
         loaded_s = time.monotonic()
         if not given.is_closing:
-            before = self._trained_from_s, exchange.sent_s, exchange.copied_s
-            beside = exchange.begun_s, exchange.averaged_s, exchange.stepped_s
-            after = due_s, loading_s, loaded_s
-            self._times.append(ExchangeTimes(given.number, *before, *beside, *after))
+            self._times.append(exchange.times(self._trained_from_s, loading_s, loaded_s))
         self._trained_from_s = loaded_s
 
     def _exchange_now(self, *, is_closing: bool = True) -> Averaged:
         """Exchange the next fragment, and wait for the result."""
-        self._send(self._num_steps, is_closing=is_closing)
+        self._send(self._steps.count, is_closing=is_closing)
         assert self._running is not None
         found = self._wait(self._running)
         self._load(mixing=0.0)
@@ -502,14 +397,14 @@ class LocalUpdates:
         """Take all of the group's parameters; what the optimizer has gathered may be NaN, too."""
         self.load_own_parameters(self._outer.values)
         self._weights = [0.0] * len(self._weights)
-        for optimizer in self._optimizers:
+        for optimizer in self._steps.optimizers:
             optimizer.state.clear()
 
     def _take(self, taken: InnerState, given: Contribution) -> None:
         """Continue from a peer's state, at its place in the round."""
         self._begin_anew()
-        taken.load_into(self._model, self._optimizers)
-        self._num_steps, self._num_exchanges = taken.num_steps, given.number + 1
+        taken.load_into(self._model, self._steps.optimizers)
+        self._steps.count, self._num_exchanges = taken.num_steps, given.number + 1
         begun = self._rounds.sent_after(given.fragment) + self._rounds.delay
         self._in_round = begun % self._rounds.sync_every if self._num_exchanges else 0
         given.buffers[:] = given.buffers or taken.buffers
@@ -542,46 +437,6 @@ class LocalUpdates:
         own["parameters"] = [sum(one.numel() for one in fragment) for fragment in self._fragments]
         return own
 
-    def _joined(
-        self,
-        settings: Settings,
-        process_group: dist.ProcessGroup | None,
-        device_mesh: DeviceMesh | None,
-        deadline_s: float | None,
-    ) -> Group:
-        """Meet the other workers; all have the same settings and parameters afterwards."""
-        device = next(iter(self._fragments[0])).device
-        given = joined(device, deadline_s, _group_of(process_group, device_mesh))
-        self._suspended = _replicas_between(self._model, given)
-        group = with_own_connections(given)
-        for worker, row in enumerate(group.gather(settings)):
-            check_same_settings(settings, row, f"worker {group.rank}", f"worker {worker}")
-        self._chosen_by = tuple(group.gather(self._chosen_by)[0])
-        self._begin_equal(group)
-        return group
-
-    def _begin_equal(self, group: Group) -> None:
-        """Give all workers the first one's parameters and buffers, and say if they differed."""
-        if group.world_size == 1:
-            return
-        with torch.no_grad():
-            tensors = [
-                *(one for fragment in self._fragments for one in fragment),
-                *self._model.buffers(),
-            ]
-            differs = False
-            for own in map(local_of, tensors):
-                first = own.cpu().clone()
-                group.broadcast([first])
-                differs |= not torch.equal(first, own.cpu())
-                own.copy_(first)
-        told = group.gather(differs)
-        if any(told) and not group.rank:
-            others = ", ".join(str(worker) for worker, one in enumerate(told) if one)
-            logger.warning(
-                "parameters of workers %s differed from those of worker 0, which they take", others
-            )
-
     def _elastic(self, manager: "Manager", settings: Settings, deadline_s: float | None) -> Workers:
         """Return the workers of a manager's quorums."""
         from paceline.exchange.elastic import ElasticWorkers
@@ -593,8 +448,8 @@ class LocalUpdates:
             self._outer,
             num_fragments=self._rounds.fragments,
             settings={**settings, "outer step": list(self._rounds.outer_step(2, num_rounds))},
-            optimizers=self._optimizers,
-            inner=lambda: InnerState.of(self._model, self._optimizers, self._num_steps),
+            optimizers=self._steps.optimizers,
+            inner=lambda: InnerState.of(self._model, self._steps.optimizers, self._steps.count),
             deadline_s=default_pg_timeout.total_seconds() if deadline_s is None else deadline_s,
         )
 
@@ -604,14 +459,12 @@ class LocalUpdates:
             return
         self._is_open = False
         atexit.unregister(self._at_exit)
-        for hook in self._hooks:
-            hook.remove()
+        self._steps.remove()
         for replica in self._suspended:
             replica.require_backward_grad_sync = True
         running, self._running = self._running, None
-        if running is not None and running.thread.is_alive():
-            self._workers.abort()
-            running.thread.join(_GOODBYE_S)
+        if running is not None:
+            running.end(self._workers.abort, _GOODBYE_S)
         self._workers.close()
 
 
@@ -621,88 +474,3 @@ def _checked_rounds(**given: Any) -> Rounds:
     except ValidationError as error:
         field, _, problem = first_fault(error).partition(": ")
         raise InvalidInput(field, problem) from None
-
-
-def _optimizers_of(given: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
-    """Return the optimizers whose steps have hooks: within what Accelerate has wrapped."""
-    found = []
-    for one in [given] if isinstance(given, Optimizer) else list(given):
-        while isinstance(inner := getattr(one, "optimizer", None), Optimizer):
-            one = inner
-        if not isinstance(one, Optimizer):
-            raise InvalidInput("optimizer", f"is a {type(one).__name__}", hint="pass torch's")
-        found.append(one)
-    if not found:
-        raise InvalidInput("optimizer", "there is none")
-    return found
-
-
-def _checked_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> int:
-    """Return the number of the optimizers' parameters: those of the model that are trained."""
-    named = {one: name for name, one in model.named_parameters() if one.requires_grad}
-    given = [one for own in optimizers for group in own.param_groups for one in group["params"]]
-    missing = [name for one, name in named.items() if one not in set(given)]
-    if missing:
-        raise InvalidInput(
-            "optimizer",
-            f"does not train {missing[0]}",
-            hint="freeze it (requires_grad), or pass all optimizers as a list",
-        )
-    if any(one.requires_grad and one not in named for one in given):
-        raise InvalidInput(
-            "optimizer",
-            "trains parameters that are not the model's",
-            hint="pass a module that has all of them",
-        )
-    return len(given)
-
-
-def _replicas_between(model: nn.Module, workers: Group) -> list[DistributedDataParallel]:
-    """Return the modules that would exchange gradients between workers; refuses shards of them."""
-    if workers.world_size == 1:
-        return []
-    ranks = set(workers.global_ranks)
-    sharded = [
-        (name, one.device_mesh.mesh.flatten().tolist())
-        for name, one in model.named_parameters()
-        if isinstance(one, DTensor)
-    ] + [
-        (name, dist.get_process_group_ranks(one.process_group))
-        for name, one in model.named_modules()
-        if isinstance(one, FullyShardedDataParallel)
-    ]
-    for name, between in sharded:
-        if len(ranks & set(between)) > 1:
-            raise InvalidInput(
-                "model",
-                f"{name or 'it'} is sharded between the workers",
-                hint='shard within hosts, and pass the group of hosts, as device_mesh=mesh["host"]',
-            )
-    replicas = [
-        one
-        for one in model.modules()
-        if isinstance(one, DistributedDataParallel)
-        and len(ranks & set(dist.get_process_group_ranks(one.process_group))) > 1
-    ]
-    if any(one.static_graph for one in replicas):
-        # torch exchanges gradients of the first backward pass even without synchronization.
-        raise InvalidInput(
-            "model",
-            "is in a DistributedDataParallel with static_graph=True",
-            hint="leave static_graph out: workers exchange no gradients",
-        )
-    return replicas
-
-
-def _group_of(
-    process_group: dist.ProcessGroup | None, mesh: DeviceMesh | None
-) -> dist.ProcessGroup | None:
-    if mesh is None:
-        return process_group
-    if process_group is not None:
-        raise InvalidInput("device_mesh", "is given beside a process_group", hint="pass one")
-    if mesh.ndim != 1:
-        raise InvalidInput(
-            "device_mesh", f"has {mesh.ndim} dimensions", hint='pass that of hosts: mesh["host"]'
-        )
-    return mesh.get_group()

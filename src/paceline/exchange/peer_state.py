@@ -17,6 +17,7 @@ from paceline.checkpoints.json_values import Json
 from paceline.checkpoints.state import load_optimizer_state, optimizer_state
 from paceline.checkpoints.tensor_file import Tensors
 from paceline.core.errors import WorkerLost
+from paceline.exchange.inner_steps import StepHooks
 
 
 @dataclass(frozen=True)
@@ -65,25 +66,17 @@ class StepLock:
     def __init__(self, optimizers: Sequence[Optimizer], deadline_s: float) -> None:
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
-        self._depth = 0  # of steps within steps: a subclass may call its base's
-        self._hooks: list[Any] = []
         parameters = (
             own for one in optimizers for group in one.param_groups for own in group["params"]
         )
         self._accelerators = {one.device for one in parameters if one.device.type != "cpu"}
-        for one in optimizers:
-            self._hooks.append(one.register_step_pre_hook(self._begin))
-            self._hooks.append(one.register_step_post_hook(self._end))
+        self._hooks = StepHooks(optimizers, self._begin, self._end)
 
-    def _begin(self, *_: object) -> None:
-        self._depth += 1
-        if self._depth == 1:
-            self._lock.acquire()  # a reader holds it only while it copies
+    def _begin(self, _: Optimizer) -> None:
+        self._lock.acquire()  # a reader holds it only while it copies
 
-    def _end(self, *_: object) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self._lock.release()
+    def _end(self, _: Optimizer) -> None:
+        self._lock.release()
 
     def __enter__(self) -> None:
         """Wait for the end of a step; WorkerLost after the deadline."""
@@ -97,10 +90,8 @@ class StepLock:
 
     def close(self) -> None:
         """Remove the hooks."""
-        for hook in self._hooks:
-            hook.remove()
-        if self._depth:
-            self._depth = 0
+        self._hooks.remove()
+        if self._hooks.is_within:
             self._lock.release()
 
 

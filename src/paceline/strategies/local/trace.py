@@ -7,7 +7,7 @@ from paceline.core.cost import compute_lane, exchange_lane
 from paceline.core.machine import Device, DeviceKind
 from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Span
-from paceline.exchange.local_updates import ExchangeTimes
+from paceline.exchange.running_exchange import ExchangeTimes
 from paceline.strategies.local.config import Local
 from paceline.strategies.local.plan import turns
 

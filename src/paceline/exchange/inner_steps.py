@@ -1,0 +1,169 @@
+"""Inner steps of a user's optimizers: hooks around them, their count, and what is no step."""
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.core.errors import InvalidInput
+
+
+class StepHooks:
+    """Calls `before` and `after` around each step of optimizers, with the optimizer.
+
+    Around the outermost one: the step of a subclass may call that of its base, which torch gives
+    hooks of its own. A step that raises leaves it within a step.
+    """
+
+    def __init__(
+        self,
+        optimizers: Iterable[Optimizer],
+        before: Callable[[Optimizer], None],
+        after: Callable[[Optimizer], None],
+    ) -> None:
+        self._before, self._after = before, after
+        self._depth = 0
+        self._handles: list[Any] = []
+        for one in optimizers:
+            self._handles.append(one.register_step_pre_hook(self._begin))
+            self._handles.append(one.register_step_post_hook(self._end))
+
+    @property
+    def is_within(self) -> bool:
+        """True within a step."""
+        return self._depth > 0
+
+    def _begin(self, optimizer: Optimizer, *_: object) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            self._before(optimizer)
+
+    def _end(self, optimizer: Optimizer, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._after(optimizer)
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class InnerSteps:
+    """Counts inner steps: one once all of the optimizers have stepped. `count`: those so far.
+
+    Raises InvalidInput at once for an optimizer that does not train all of the model, or trains
+    something else; and at a step for a second one on the same gradients, for one of several that
+    steps more often than the others, and for parameters that were added meanwhile.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> None:
+        self.count = 0
+        self.optimizers = _optimizers_of(optimizer)
+        self._num_trained = _num_trained(model, self.optimizers)
+        self._stepped: set[Optimizer] = set()
+        self._gradients: list[tuple[weakref.ref[Tensor], int]] = []  # of the last step
+        self._is_complete = False  # since `call_after` was called last
+        self._hooks: list[StepHooks] = []
+
+    def watch(self) -> None:
+        """Count steps from now on. The optimizers then keep this object alive."""
+        self._hooks.append(StepHooks(self.optimizers, _do_nothing, self._after))
+
+    def call_after(self, on_step: Callable[[], None]) -> None:
+        """Call a function after each inner step, and after hooks that were registered before."""
+
+        def call(_: Optimizer) -> None:
+            if self._is_complete:
+                self._is_complete = False
+                on_step()
+
+        self._hooks.append(StepHooks(self.optimizers, _do_nothing, call))
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for one in self._hooks:
+            one.remove()
+
+    def _after(self, optimizer: Optimizer) -> None:
+        # A fused optimizer skips by itself the steps that a GradScaler would skip.
+        skipped = getattr(optimizer, "found_inf", None)
+        if skipped is not None and skipped.item():
+            return
+        self._check(optimizer)
+        self._stepped.add(optimizer)
+        if len(self._stepped) == len(self.optimizers):
+            self._stepped.clear()
+            self.count += 1
+            self._is_complete = True
+
+    def _check(self, optimizer: Optimizer) -> None:
+        if optimizer in self._stepped:
+            raise InvalidInput(
+                "optimizer", "has stepped twice before the other optimizers stepped once"
+            )
+        if len(_parameters_of(self.optimizers)) != self._num_trained:
+            raise InvalidInput(
+                "optimizer",
+                "has parameters that were added after LocalUpdates was made",
+                hint="make it when all groups are there",
+            )
+        if optimizer is self.optimizers[0]:
+            self._check_gradients(optimizer)
+
+    def _check_gradients(self, optimizer: Optimizer) -> None:
+        """Raise InvalidInput if no gradient has changed since the last step."""
+        gradients = [one.grad for one in _parameters_of([optimizer])]
+        found = [(one, one._version) for one in gradients if one is not None]
+        before = [(one(), version) for one, version in self._gradients]
+        if found and len(found) == len(before):
+            pairs = zip(found, before, strict=True)
+            if all(one is other and own == last for (one, own), (other, last) in pairs):
+                raise InvalidInput(
+                    "optimizer", "has stepped twice on the same gradients", hint="step once a batch"
+                )
+        self._gradients = [(weakref.ref(one), version) for one, version in found]
+
+
+def _do_nothing(_: Optimizer) -> None:
+    """Do nothing before a step."""
+
+
+def _optimizers_of(given: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
+    """Return the optimizers whose steps have hooks: within what Accelerate has wrapped."""
+    found = []
+    for one in [given] if isinstance(given, Optimizer) else list(given):
+        while isinstance(inner := getattr(one, "optimizer", None), Optimizer):
+            one = inner
+        if not isinstance(one, Optimizer):
+            raise InvalidInput("optimizer", f"is a {type(one).__name__}", hint="pass torch's")
+        found.append(one)
+    if not found:
+        raise InvalidInput("optimizer", "there is none")
+    return found
+
+
+def _parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    return [one for own in optimizers for group in own.param_groups for one in group["params"]]
+
+
+def _num_trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> int:
+    """Return the number of the optimizers' parameters: those of the model that are trained."""
+    named = {one: name for name, one in model.named_parameters() if one.requires_grad}
+    given = _parameters_of(optimizers)
+    missing = [name for one, name in named.items() if one not in set(given)]
+    if missing:
+        raise InvalidInput(
+            "optimizer",
+            f"does not train {missing[0]}",
+            hint="freeze it (requires_grad), or pass all optimizers as a list",
+        )
+    if any(one.requires_grad and one not in named for one in given):
+        raise InvalidInput(
+            "optimizer",
+            "trains parameters that are not the model's",
+            hint="pass a module that has all of them",
+        )
+    return len(given)

@@ -1,0 +1,104 @@
+"""One exchange of local updates that runs in a thread, beside the loop that waits for it later."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+from paceline.exchange.averaging import Averaged, Contribution
+
+
+class ExchangeTimes(NamedTuple):
+    """When a worker did what in an exchange, in seconds of the host's monotonic clock.
+
+    It trained from `trained_from_s` on, copied the fragment to host memory from `sent_s` to
+    `copied_s`, exchanged it from `begun_s` to `averaged_s`, and took the outer step until
+    `stepped_s`. It wanted the group's parameters at `due_s`, and copied them from `loading_s` to
+    `loaded_s`.
+    """
+
+    number: int
+    trained_from_s: float
+    sent_s: float
+    copied_s: float
+    begun_s: float
+    averaged_s: float
+    stepped_s: float
+    due_s: float
+    loading_s: float
+    loaded_s: float
+
+
+class RunningExchange:
+    """An exchange whose result is loaded after the inner step `due`.
+
+    `sent_s`: when copying the contribution `given` began.
+    """
+
+    def __init__(self, given: Contribution, due: int, sent_s: float) -> None:
+        self.given, self.due = given, due
+        self._sent_s, self._copied_s = sent_s, time.monotonic()
+        self._begun_s = self._averaged_s = self._stepped_s = self._due_s = self._copied_s
+        self._thread: threading.Thread | None = None
+        self._result: Averaged | None = None
+        self._error: BaseException | None = None
+        self.exposed_s = 0.0  # in which the loop has waited for it
+
+    @classmethod
+    def done(cls, given: Contribution, due: int) -> Self:
+        """Return one that was done before, of a state that is loaded."""
+        made = cls(given, due, time.monotonic())
+        made._result = Averaged(given, None, 0.0, (), (), all_closing=False)
+        return made
+
+    @property
+    def took_s(self) -> float:
+        """Seconds of the exchange and the outer step."""
+        return self._stepped_s - self._begun_s
+
+    def start(
+        self, average: Callable[[Contribution], Averaged], step: Callable[[Averaged], None]
+    ) -> None:
+        """Average and take the outer step in a thread."""
+        # A daemon: one that waits for a lost worker must not keep the process alive.
+        self._thread = threading.Thread(
+            target=self._run, args=(average, step), name="paceline-local-updates", daemon=True
+        )
+        self._thread.start()
+
+    def _run(
+        self, average: Callable[[Contribution], Averaged], step: Callable[[Averaged], None]
+    ) -> None:
+        self._begun_s = time.monotonic()
+        try:
+            found = average(self.given)
+            self._averaged_s = time.monotonic()
+            step(found)
+            self._stepped_s = time.monotonic()
+            self._result = found
+        except BaseException as error:
+            self._error = error
+
+    def wait(self) -> Averaged:
+        """Return the result once it is there; raises what the thread has raised."""
+        self._due_s = time.monotonic()
+        if self._result is None and self._error is None:
+            assert self._thread is not None
+            self._thread.join()
+            self.exposed_s += time.monotonic() - self._due_s
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def end(self, abort: Callable[[], None], deadline_s: float) -> None:
+        """Call `abort` if the thread still runs, and wait for its end for some seconds."""
+        if self._thread is not None and self._thread.is_alive():
+            abort()
+            self._thread.join(deadline_s)
+
+    def times(self, trained_from_s: float, loading_s: float, loaded_s: float) -> ExchangeTimes:
+        """Return the times of the exchange, with those of the loop around it."""
+        own = self._sent_s, self._copied_s, self._begun_s, self._averaged_s, self._stepped_s
+        number = self.given.number
+        return ExchangeTimes(number, trained_from_s, *own, self._due_s, loading_s, loaded_s)
