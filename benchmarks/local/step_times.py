@@ -6,10 +6,9 @@ from typing import Any
 
 import sized_gpt
 import torch
+from steps_of_hosts import distributed, encoded, half
 from steps_to_loss import CASES, Case
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 from paceline.data.batch import Batch
@@ -42,10 +41,10 @@ def _variants(recipe: Recipe, case: Case) -> Iterator[tuple[str, Callable[[], No
     """Yield the names of the variants, and what takes a step of each."""
     wraps: dict[str, Callable[[nn.Module], nn.Module]] = {ALONE: lambda model: model}
     for size in (1, 25):
-        wraps[f"DDP {size} MB"] = partial(_distributed, size)
-    wraps["DDP, fp16 hook"] = _half
+        wraps[f"DDP {size} MB"] = partial(distributed, size)
+    wraps["DDP, fp16 hook"] = half
     for codec in ("dynamic8", "dynamic4"):
-        wraps[f"allreduce, {codec}"] = partial(_encoded, codec)
+        wraps[f"allreduce, {codec}"] = partial(encoded, codec)
     for name, wrap in wraps.items():
         yield name, _Trainee(recipe, case, wrap).step
     for codec in _CODECS:
@@ -73,19 +72,3 @@ class _Trainee:
         self._loss(self._parallel(self._inputs), self._targets).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-
-
-def _distributed(mb: int, model: nn.Module) -> DistributedDataParallel:
-    return DistributedDataParallel(model, bucket_cap_mb=mb, gradient_as_bucket_view=True)
-
-
-def _half(model: nn.Module) -> DistributedDataParallel:
-    parallel = _distributed(25, model)
-    parallel.register_comm_hook(None, fp16_compress_hook)
-    return parallel
-
-
-def _encoded(codec: str, model: nn.Module) -> DistributedDataParallel:
-    parallel = _distributed(25, model)
-    parallel.register_comm_hook(*paceline.ddp_hook(codec))
-    return parallel

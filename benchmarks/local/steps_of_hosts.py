@@ -43,23 +43,26 @@ def _wraps(quick: bool) -> dict[str, Wrap]:
     sizes = (25,) if quick else (10, 25, 100)
     return {
         ALONE: lambda model: model,
-        **{f"DDP {mb} MB": partial(_distributed, mb) for mb in sizes},
-        "DDP, fp16 hook": _half,
-        "DDP, dynamic8": _encoded,
+        **{f"DDP {mb} MB": partial(distributed, mb) for mb in sizes},
+        "DDP, fp16 hook": half,
+        "DDP, dynamic8": partial(encoded, "dynamic8"),
     }
 
 
-def _distributed(mb: int, model: nn.Module) -> DistributedDataParallel:
+def distributed(mb: int, model: nn.Module) -> DistributedDataParallel:
+    """Return the model in DistributedDataParallel with buckets of so many MB."""
     return DistributedDataParallel(model, bucket_cap_mb=mb, gradient_as_bucket_view=True)
 
 
-def _half(model: nn.Module) -> DistributedDataParallel:
-    parallel = _distributed(25, model)
+def half(model: nn.Module) -> DistributedDataParallel:
+    """Return the model in DistributedDataParallel with torch's fp16 hook."""
+    parallel = distributed(25, model)
     parallel.register_comm_hook(None, fp16_compress_hook)
     return parallel
 
 
-def _encoded(model: nn.Module) -> DistributedDataParallel:
-    parallel = _distributed(25, model)
-    parallel.register_comm_hook(*ddp_hook("dynamic8"))
+def encoded(codec: str, model: nn.Module) -> DistributedDataParallel:
+    """Return the model in DistributedDataParallel with a codec's hook."""
+    parallel = distributed(25, model)
+    parallel.register_comm_hook(*ddp_hook(codec))
     return parallel

@@ -40,6 +40,7 @@ def measure(part: str, wire: str, quick: bool) -> dict[str, Any]:
     """Return the seconds of a step of each way of training between two hosts, by blocks."""
     if problem := missing():
         sys.exit(f"{wire}: {problem}")
+    known = _losses(part)
     with TwoHosts(wire) as hosts, tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "figures.json"
         program = [sys.executable, str(HERE.parent / "rank.py"), str(HERE), "step_times"]
@@ -48,7 +49,7 @@ def measure(part: str, wire: str, quick: bool) -> dict[str, Any]:
         if any(one.code for one in finished):
             sys.exit("\n".join(one.err for one in finished))
         blocks: dict[str, Any] = json.loads(output.read_text())
-    return {"blocks": blocks, "num_steps": _losses(part)["num_steps"], "rows": _rows(part, blocks)}
+    return {"blocks": blocks, "num_steps": known["num_steps"], "rows": _rows(known, blocks)}
 
 
 def _losses(part: str) -> dict[str, Any]:
@@ -59,9 +60,10 @@ def _losses(part: str) -> dict[str, Any]:
     return known
 
 
-def _rows(part: str, blocks: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
+def _rows(
+    known: Mapping[str, Any], blocks: Mapping[str, Sequence[float]]
+) -> dict[str, dict[str, Any]]:
     """Return for each method the steps it needs, the seconds of one, and the time to the loss."""
-    known = _losses(part)
     alone = blocks[ALONE]
     ways = [("lone host", [known["num_steps"]] * len(known["lone"]), alone)]
     free = steps_needed(known["losses"][FREE], known["lone"])

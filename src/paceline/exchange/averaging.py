@@ -160,7 +160,7 @@ class Averaging:
         return self._codecs[key]
 
     def feedback(self) -> dict[str, Tensor]:
-        """Return what codecs have lost and will add, by FRAGMENT/PIECE/SHARD."""
+        """Return the codecs' error feedback, by FRAGMENT/PIECE/SHARD."""
         return {
             "/".join(map(str, key)): error
             for key, codec in self._codecs.items()
@@ -169,7 +169,7 @@ class Averaging:
         }
 
     def load_feedback(self, state: dict[str, Tensor]) -> None:
-        """Take over what the codecs of the same worker, of as many, have lost."""
+        """Load error feedback, saved by this worker of a group of the same size."""
         self._codecs.clear()
         for key, error in state.items():
             fragment, piece, shard = map(int, key.split("/"))

@@ -1,11 +1,12 @@
-"""Workers that come and go: torchft finds out who is there, and each exchange is theirs.
+"""Elastic workers: torchft determines the members of each exchange.
 
 quorum      who takes part (lighthouse); new and late workers take a peer's state
 exchange    headers and mean, between these
 commit      yes: the outer step is taken        no, or a worker is lost: the same exchange again
 
-The same contribution is averaged again, with those who are left. Nothing of an exchange stays that
-was not committed: error feedback is put back, and the outer model has not been touched.
+A failed exchange is repeated among the remaining workers, with the same contribution. An exchange
+that was not committed changes no state: error feedback is restored before the repetition, and the
+outer step follows the commit.
 """
 
 import logging
@@ -242,7 +243,7 @@ class ElasticWorkers:
     # --- the state that a peer takes -----------------------------------------------------------
 
     def _state(self) -> dict[str, Any]:
-        """Return this worker's state, for peers; called while it waits for a quorum."""
+        """Return this worker's state for a peer that recovers, in the wait for a quorum."""
         assert self._given is not None
         with self._steps:
             inner = self._inner()

@@ -148,17 +148,12 @@ class LocalUpdates:
         self._trained_from_s = time.monotonic()
         self._times: deque[ExchangeTimes] = deque(maxlen=_KEPT_TIMES)
         self._is_open = True
-        # Steps are counted before a peer may read the state after them, and then acted upon.
+        # Count a step before a peer may read the state after it.
         self._steps.watch()
-        try:
-            self._workers: Workers = (
-                FixedWorkers(group, self._averaging, fragments)
-                if manager is None
-                else self._elastic(manager, settings, deadline_s)
-            )
-        except BaseException:
-            self._steps.remove()
-            raise
+        if manager is None:
+            self._workers: Workers = FixedWorkers(group, self._averaging, fragments)
+        else:
+            self._workers = self._elastic(manager, settings, deadline_s)
         for replica in self._suspended:
             # The first forward pass would otherwise wait for all workers, to broadcast buffers.
             replica.require_backward_grad_sync = replica.require_forward_param_sync = False
@@ -442,16 +437,20 @@ class LocalUpdates:
         from paceline.exchange.elastic import ElasticWorkers
 
         _, num_rounds = self._chosen_by
-        return ElasticWorkers(
-            manager,
-            self._averaging,
-            self._outer,
-            num_fragments=self._rounds.fragments,
-            settings={**settings, "outer step": list(self._rounds.outer_step(2, num_rounds))},
-            optimizers=self._steps.optimizers,
-            inner=lambda: InnerState.of(self._model, self._steps.optimizers, self._steps.count),
-            deadline_s=default_pg_timeout.total_seconds() if deadline_s is None else deadline_s,
-        )
+        try:
+            return ElasticWorkers(
+                manager,
+                self._averaging,
+                self._outer,
+                num_fragments=self._rounds.fragments,
+                settings={**settings, "outer step": list(self._rounds.outer_step(2, num_rounds))},
+                optimizers=self._steps.optimizers,
+                inner=lambda: InnerState.of(self._model, self._steps.optimizers, self._steps.count),
+                deadline_s=default_pg_timeout.total_seconds() if deadline_s is None else deadline_s,
+            )
+        except BaseException:
+            self._steps.remove()
+            raise
 
     def abort(self) -> None:
         """End without a last exchange: remove the hooks, and end the thread and its group."""

@@ -34,11 +34,11 @@ class LocalReplica(SingleReplica):
         self.learner: LocalModel | None = None
 
     def exchange_state(self) -> Tensors:
-        """Return what is this rank's own between two exchanges."""
+        """Return the state of this rank alone, between two exchanges."""
         return {} if self.learner is None else self.learner.own_state()
 
     def load_exchange_state(self, state: Tensors) -> None:
-        """Take over what the same rank, of as many, had of its own."""
+        """Load the state of this rank alone, saved by a run with as many ranks."""
         if self.learner is not None:
             self.learner.load_own(state)
 
@@ -136,7 +136,7 @@ class LocalModel(WholeModel):
         self._num_taken = self.updates.num_steps
 
     def own_state(self) -> Tensors:
-        """Return what is this rank's own between two exchanges."""
+        """Return the state of this rank alone, between two exchanges."""
         own = self.updates.state_dict()["own"]
         due = -1 if own["due"] is None else own["due"]
         tensors, _ = optimizer_state(self._optimizer, list(self._model.named_parameters()))
@@ -151,7 +151,7 @@ class LocalModel(WholeModel):
         }
 
     def load_own(self, state: Tensors) -> None:
-        """Take over what the same rank, of as many, had of its own."""
+        """Load the state of this rank alone, saved by a run with as many ranks."""
         due = int(state["due"])
         own = {
             "worker": (self._group.rank, self._group.world_size),
