@@ -52,11 +52,14 @@ class StepHooks:
 
 
 class InnerSteps:
-    """Counts inner steps: one once all of the optimizers have stepped. `count`: those so far.
+    """Counts inner steps. `count`: those so far.
+
+    Several optimizers that step in turn take one inner step together. One that steps again while
+    another has not, as after steps that a GradScaler skips, begins the next.
 
     Raises InvalidInput at once for an optimizer that does not train all of the model, or trains
-    something else; and at a step for a second one on the same gradients, for one of several that
-    steps more often than the others, and for parameters that were added meanwhile.
+    something else; and at a step for a second one on the same gradients, and for parameters that
+    were added meanwhile.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> None:
@@ -64,7 +67,8 @@ class InnerSteps:
         self.optimizers = _optimizers_of(optimizer)
         self._num_trained = _num_trained(model, self.optimizers)
         self._stepped: set[Optimizer] = set()
-        self._gradients: list[tuple[weakref.ref[Tensor], int]] = []  # of the last step
+        # Of the last step of each optimizer, with the tensors' versions.
+        self._gradients: dict[Optimizer, list[tuple[weakref.ref[Tensor], int]]] = {}
         self._is_complete = False  # since `call_after` was called last
         self._hooks: list[StepHooks] = []
 
@@ -93,38 +97,38 @@ class InnerSteps:
         if skipped is not None and skipped.item():
             return
         self._check(optimizer)
+        if optimizer in self._stepped:
+            self._complete()
         self._stepped.add(optimizer)
         if len(self._stepped) == len(self.optimizers):
-            self._stepped.clear()
-            self.count += 1
-            self._is_complete = True
+            self._complete()
+
+    def _complete(self) -> None:
+        self._stepped.clear()
+        self.count += 1
+        self._is_complete = True
 
     def _check(self, optimizer: Optimizer) -> None:
-        if optimizer in self._stepped:
-            raise InvalidInput(
-                "optimizer", "has stepped twice before the other optimizers stepped once"
-            )
         if len(_parameters_of(self.optimizers)) != self._num_trained:
             raise InvalidInput(
                 "optimizer",
                 "has parameters that were added after LocalUpdates was made",
                 hint="make it when all groups are there",
             )
-        if optimizer is self.optimizers[0]:
-            self._check_gradients(optimizer)
+        self._check_gradients(optimizer)
 
     def _check_gradients(self, optimizer: Optimizer) -> None:
-        """Raise InvalidInput if no gradient has changed since the last step."""
+        """Raise InvalidInput if no gradient has changed since this optimizer's last step."""
         gradients = [one.grad for one in _parameters_of([optimizer])]
         found = [(one, one._version) for one in gradients if one is not None]
-        before = [(one(), version) for one, version in self._gradients]
+        before = [(one(), version) for one, version in self._gradients.get(optimizer, [])]
         if found and len(found) == len(before):
             pairs = zip(found, before, strict=True)
             if all(one is other and own == last for (one, own), (other, last) in pairs):
                 raise InvalidInput(
                     "optimizer", "has stepped twice on the same gradients", hint="step once a batch"
                 )
-        self._gradients = [(weakref.ref(one), version) for one, version in found]
+        self._gradients[optimizer] = [(weakref.ref(one), version) for one, version in found]
 
 
 def _do_nothing(_: Optimizer) -> None:
