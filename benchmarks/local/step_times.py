@@ -19,6 +19,7 @@ from ranks import Variant, alternate, timed
 ALONE = "alone"
 SYNC_EVERY = 5
 _NUM_WARM_UP, _NUM_BLOCKS = 3, 4
+_NUM_ROUNDS = {"0.1m": 10, "1m": 3, "10m": 1}  # in a block
 _CODECS = (None, "dynamic8", "dynamic4")
 
 
@@ -32,7 +33,7 @@ def measure(group: Group, quick: bool, part: str) -> dict[str, Any]:
     ]
     for one in variants:
         one.run(_NUM_WARM_UP)
-    num_rounds = 1 if quick else 2
+    num_rounds = 1 if quick else _NUM_ROUNDS[part]
     blocks = alternate(variants, group, 1 if quick else _NUM_BLOCKS, num_rounds * SYNC_EVERY)
     return {name: [sum(block) / len(block) for block in own] for name, own in blocks.items()}
 
