@@ -10,6 +10,7 @@ of an exchange. With --quick a few steps show that everything works, and nothing
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -32,8 +33,10 @@ from steps_to_loss import CASES, FREE, steps_needed  # noqa: E402
 import parts  # noqa: E402
 from ranks import DEADLINE_S  # noqa: E402
 
-_WIRES = ("1gbit", "100mbit")
+_WIRES = {"1gbit": "117 MB/s", "100mbit": "11.7 MB/s"}
 _DDP = ("DDP 1 MB", "DDP 25 MB", "DDP, fp16 hook")
+_DYNAMIC8 = "allreduce, dynamic8"  # its steps are taken to be those of free
+_MACHINE = HERE.parents[1] / "machines" / "two-hosts-gigabit.toml"
 
 
 def measure(part: str, wire: str, quick: bool) -> dict[str, Any]:
@@ -49,7 +52,36 @@ def measure(part: str, wire: str, quick: bool) -> dict[str, Any]:
         if any(one.code for one in finished):
             sys.exit("\n".join(one.err for one in finished))
         blocks: dict[str, Any] = json.loads(output.read_text())
-    return {"blocks": blocks, "num_steps": known["num_steps"], "rows": _rows(known, blocks)}
+    rows = _rows(known, blocks)
+    planned = _planned(part, wire, median(blocks[ALONE]), set(rows))
+    return {"blocks": blocks, "num_steps": known["num_steps"], "rows": rows, "planned": planned}
+
+
+def _planned(part: str, wire: str, alone_s: float, among: set[str]) -> str:
+    """Return which of the ways that were timed a plan for this link puts first."""
+    case = CASES[part]
+    with tempfile.TemporaryDirectory() as folder:
+        machine = Path(folder) / "hosts.toml"
+        machine.write_text(_MACHINE.read_text().replace(_WIRES["1gbit"], _WIRES[wire]))
+        speed = f"{case.batch_size / alone_s}/s@{case.batch_size}"
+        command = [sys.executable, "-m", "paceline", "plan", f"sized_gpt:{case.model}", "--json"]
+        command += [f"--machine={machine}", f"--measured={speed}", "--workers=2"]
+        command += [f"--batch-size={2 * case.batch_size}"]
+        finished = subprocess.run(command, cwd=HERE, check=True, stdout=subprocess.PIPE)
+    speeds: dict[str, float] = {}
+    for plan in json.loads(finished.stdout)["plans"]:
+        known = plan["steps_to_loss"]
+        if plan["workers"] == 2 and (plan["is_same_training"] or known is not None):
+            speeds[_name(plan)] = plan["samples_per_s"] / (known["median"] if known else 1.0)
+    return max(among & set(speeds), key=speeds.__getitem__)
+
+
+def _name(plan: Mapping[str, Any]) -> str:
+    if plan["strategy"] == "local":
+        return f"local, H={plan['config']['sync_every']}, {plan['codec'] or 'float32'}"
+    if plan["strategy"] == "allreduce":
+        return f"allreduce, {plan['codec']}" if plan["codec"] else _DDP[-2]
+    return str(plan["strategy"])
 
 
 def _losses(part: str) -> dict[str, Any]:
@@ -68,7 +100,7 @@ def _rows(
     ways = [("lone host", [known["num_steps"]] * len(known["lone"]), alone)]
     free = steps_needed(known["losses"][FREE], known["lone"])
     ways.append((FREE, free, alone))
-    ways += [(name, free, blocks[name]) for name in _DDP]
+    ways += [(name, free, blocks[name]) for name in (*_DDP, _DYNAMIC8)]
     for name, losses in known["losses"].items():
         needed = steps_needed(losses, known["lone"])
         if name.startswith("local"):
@@ -103,8 +135,9 @@ def text(part: str, figures: dict[str, Any]) -> str:
     ]
     for name, row in rows.items():
         lone, free = (row["time_s"] / rows[other]["time_s"] for other in ("lone host", FREE))
+        shown = f"{name} (planned)" if name == figures["planned"] else name
         lines.append(
-            f"| {name} | {row['steps']:,.0f} | {1e3 * row['step_s']:.1f} | {row['time_s']:,.1f} "
+            f"| {shown} | {row['steps']:,.0f} | {1e3 * row['step_s']:.1f} | {row['time_s']:,.1f} "
             f"| {lone:.2f} | {free:.2f} |"
         )
     return "\n".join(lines)

@@ -19,7 +19,7 @@ from paceline.planner import Forecast, forecast, search
 from paceline.planner.ranking import rank
 from paceline.records.result import PlanRow
 from paceline.strategies import find_strategy
-from paceline.strategies.local import STRATEGY
+from paceline.strategies.local import STRATEGY, measured
 from paceline.strategies.local.config import Local
 from paceline.strategies.local.measured import Row, estimate, rows
 from paceline.strategies.local.plan import (
@@ -310,6 +310,23 @@ def test_steps_to_a_loss_are_a_range_over_all_rows_that_are_near():
     assert (found.median, found.low, found.high) == pytest.approx((1.1, 0.9, 1.4))
     assert numbers(found.sentence)[:3] == [1.1, 0.9, 1.4]
     assert all(row.low <= row.steps <= row.high for row in rows())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sync_every"), [(STEP_S, 10), (100 * STEP_S, 1), (None, Local.sync_every)]
+)
+def test_a_search_takes_the_rounds_that_reach_a_loss_soonest(monkeypatch, seconds, sync_every):
+    # An exchange takes as long as 0.2 steps, or 0.002; of another model nothing is known.
+    known = {1: 1.0, 10: 1.1}
+    own = dict.fromkeys(("low", "steps", "high"), 1.0) | {"parameters": NBYTES // 4}
+    table = [
+        replace(ROW, **own | {"sync_every": length, "steps": steps})
+        for length, steps in known.items()
+    ]
+    monkeypatch.setattr(measured, "rows", lambda: () if seconds is None else tuple(table))
+    found = search(lambda _: two_layers(seconds or STEP_S), hosts(), [STRATEGY], 2, 2)
+    assert found[0].config.sync_every == sync_every
+    assert len({one.codec for one in found}) == len(found)
 
 
 @pytest.mark.parametrize(

@@ -299,12 +299,15 @@ def _with_best_size(
         num_longer = 0 if step_s < shortest_s else num_longer + 1
         if step_s < _SHORTER * shortest_s:
             best, shortest_s = other, step_s
-    chosen = [
-        f"--set {one.name}={getattr(best, one.name)}"
-        for one in fields(best)
-        if getattr(best, one.name) != getattr(config, one.name)
-    ]
-    return best, (f"with {' '.join(chosen)}, the best that was tried",) if chosen else ()
+    chosen = _chosen(best, config)
+    return best, (f"with {chosen}, the best that was tried",) if chosen else ()
+
+
+def _chosen(best: Any, config: Any) -> str:
+    """Return the options by which a configuration becomes the best one; codecs are named apart."""
+    names = (one.name for one in fields(best) if one.name not in codec_fields(best))
+    changed = [name for name in names if getattr(best, name) != getattr(config, name)]
+    return " ".join(f"--set {name}={getattr(best, name)}" for name in changed)
 
 
 def _shortage(workload: Workload, machine: Machine, strategy: Strategy, config: Any) -> str | None:
@@ -349,8 +352,29 @@ def _forecasts(
             if strategy.plan_balanced is not None and _is_uneven(machine, workers):
                 found += [_balanced(one, workload, strategy, batch_size) for one in equal]
     except InvalidInput as error:
-        return found, str(error)
-    return found, None
+        return _soonest(found, strategy), str(error)
+    return _soonest(found, strategy), None
+
+
+def _soonest(found: list[Forecast], strategy: Strategy) -> list[Forecast]:
+    """Return the forecast with each codec that reaches a loss soonest, where learning differs.
+
+    The first one where nothing is known of the steps to a loss.
+    """
+    if strategy.steps_to_loss is None or not found:
+        return found
+    best: dict[tuple[str | None, bool], Forecast] = {}
+    for one in found:
+        alike = one.codec, one.is_balanced
+        if alike not in best or one.learnt_samples_per_s > best[alike].learnt_samples_per_s:
+            best[alike] = one
+    usual = found[0].config
+    return [
+        replace(one, notes=(f"with {chosen}, the soonest that was measured", *one.notes))
+        if (chosen := _chosen(one.config, usual))
+        else one
+        for one in best.values()
+    ]
 
 
 def _configurations(strategy: Strategy, workers: int, options: Mapping[str, Any]) -> Iterable[Any]:

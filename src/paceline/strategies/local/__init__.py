@@ -3,7 +3,7 @@
 from paceline.core.strategy import Strategy
 from paceline.strategies.local import plan
 from paceline.strategies.local.config import Local
-from paceline.strategies.local.measured import steps_to_loss
+from paceline.strategies.local.measured import steps_to_loss, variants
 
 STRATEGY = Strategy(
     name="local",
@@ -14,6 +14,7 @@ STRATEGY = Strategy(
     steps_per_period=lambda config: int(config.sync_every),
     run="paceline.strategies.local.run",
     memory=plan.memory,
+    variants=variants,
     settings=frozenset(
         {"balance", "codec", "elastic", "force", "here", "lighthouse", "port", "stretch"}
     ),

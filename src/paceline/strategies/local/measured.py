@@ -20,7 +20,7 @@ from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
 from paceline.strategies.local.config import Local
 
-_FLOAT32_BITS = 32
+_FOUR_BITS = "dynamic4"
 _NEAR_MODEL, _NEAR = 2.0, 1.0  # doublings
 _Count = Annotated[int, Field(ge=1)]
 _Steps = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -53,6 +53,19 @@ def rows() -> tuple[Row, ...]:
     file = resources.files(__package__).joinpath("measured.toml")
     found = tomllib.loads(file.read_text(encoding="utf-8")).get("rows", [])
     return TypeAdapter(tuple[Row, ...]).validate_python(found)
+
+
+def variants(workers: int) -> list[Local]:
+    """Return rounds of every length whose loss was measured, the default length first.
+
+    With values of 32 bits and of four.
+    """
+    lengths = dict.fromkeys([Local.sync_every, *(row.sync_every for row in rows())])
+    return [
+        Local(workers=workers, sync_every=length, codec=codec)
+        for codec in (None, _FOUR_BITS)
+        for length in lengths
+    ]
 
 
 def steps_to_loss(workload: Workload, config: Local) -> StepsToLoss | None:
