@@ -1,6 +1,7 @@
 """Two hosts of one machine: what the network does changes the time, and never the result."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from processes import Started
 pytestmark = pytest.mark.slow
 
 PROGRAMS = Path(__file__).parent / "programs"
+RECIPES = Path(__file__).parents[1] / "small_recipes.py"
 CUT_S = 20.0
 OnHosts = Callable[..., tuple[Finished, Finished]]
 
@@ -49,6 +51,13 @@ def test_the_wire_between_them_is_measured(on_hosts: OnHosts, tmp_path: Path) ->
     assert list(between) == [("host0", "host0"), ("host1", "host1"), ("host0", "host1")]
     assert [link.uses_cores for link in between.values()] == [True, True, False]
     assert all(1e6 < link.bandwidth_bytes_per_s < 1e12 for link in between.values())
+
+
+def test_elastic_workers_of_two_hosts_train_together(on_hosts: OnHosts, tmp_path: Path) -> None:
+    pytest.importorskip("torchft")
+    shutil.copy(RECIPES, tmp_path)
+    succeeded(on_hosts(1, str(PROGRAMS / "elastic_host.py")))  # quorums are of two
+    assert list((tmp_path / "runs0").glob("*/model.safetensors"))
 
 
 def weights(home: Path) -> dict[str, torch.Tensor]:
