@@ -13,6 +13,8 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import elastic  # noqa: E402
+import inner  # noqa: E402
+import lora  # noqa: E402
 import loss  # noqa: E402
 import main  # noqa: E402
 import steps_to_loss  # noqa: E402
@@ -21,7 +23,12 @@ import time_to_loss  # noqa: E402
 import uneven  # noqa: E402
 from readme import fill  # noqa: E402
 
-_TEXTS = {"loss": loss.table, "uneven": uneven.text}
+_TEXTS = {
+    "loss": loss.table,
+    "uneven": uneven.text,
+    "inner": inner.text,
+    "lora": lora.text,
+}
 
 
 def of(part: str, figures: dict[str, Any]) -> str:
