@@ -16,8 +16,9 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-import svg  # noqa: E402
 from steps_to_loss import CASES, FREE  # noqa: E402
+
+import svg  # noqa: E402
 
 _WIRES = {"1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
 _LEFT, _TOP, _UNIT, _BAR, _GAP = 190, 70, 240, 14, 22
