@@ -54,8 +54,8 @@ CASES: Mapping[str, Case] = {
         periods=(1, 5, 10, 30, 100, 500),
         seeds=(0, 1, 2),
     ),
-    "1m": Case(*("small", 16, 600, 0.002), (0.65, 0.85), (2, 10, 30), (0,)),
-    "10m": Case(*("large", 4, 240, 0.001), (0.65, 0.85), (2, 10), (0,)),
+    "1m": Case(*("small", 16, 1500, 0.002), (0.65, 0.85), (10, 30), (0, 1), ()),
+    "10m": Case(*("large", 4, 1500, 0.001), (0.65, 0.85), (10, 30), (0,), ()),
 }
 
 
@@ -127,7 +127,7 @@ def _toml_rows(part: str, figures: dict[str, Any]) -> Iterator[str]:
     free = steps_needed(figures["losses"][FREE], figures["lone"])
     for name, losses in figures["losses"].items():
         needed = steps_needed(losses, figures["lone"])
-        if name.startswith("local") and max(needed) < float("inf"):
+        if name.startswith("local") and max(*needed, *free) < float("inf"):
             times = [own / other for own, other in zip(needed, free, strict=True)]
             yield (
                 f"[[rows]]\nparameters = {PARAMETERS[part]}\n"

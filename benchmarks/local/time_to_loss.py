@@ -35,7 +35,7 @@ from ranks import DEADLINE_S  # noqa: E402
 
 _WIRES = {"1gbit": "117 MB/s", "100mbit": "11.7 MB/s"}
 _DDP = ("DDP 1 MB", "DDP 25 MB", "DDP, fp16 hook")
-_DYNAMIC8 = "allreduce, dynamic8"  # its steps are taken to be those of free
+_CODECS = ("allreduce, dynamic8", "allreduce, dynamic4")  # as many steps as free, if not measured
 _MACHINE = HERE.parents[1] / "machines" / "two-hosts-gigabit.toml"
 
 
@@ -100,7 +100,8 @@ def _rows(
     ways = [("lone host", [known["num_steps"]] * len(known["lone"]), alone)]
     free = steps_needed(known["losses"][FREE], known["lone"])
     ways.append((FREE, free, alone))
-    ways += [(name, free, blocks[name]) for name in (*_DDP, _DYNAMIC8)]
+    same = [name for name in (*_DDP, *_CODECS) if name not in known["losses"]]
+    ways += [(name, free, blocks[name]) for name in same]
     for name, losses in known["losses"].items():
         needed = steps_needed(losses, known["lone"])
         if name.startswith("local"):
