@@ -104,6 +104,7 @@ void Arena::open(std::size_t chunk) {
         return;
     }
     const std::uint32_t place = tick(header_.ready, step_) - 1;
+    if (place >= layout_.max_chunks) return;  // another process has overwritten the count
     order_[place] = tagged(step_, static_cast<std::uint32_t>(chunk));
     notify(num_blocks);
     // Do not wake reducer threads beside ranks that compute, if a waiting rank can do the work.

@@ -64,6 +64,7 @@ public:
     char* result(std::size_t parity) const;
 
     void set_chunks(std::vector<Chunk> chunks);
+    std::size_t num_chunks() const { return chunks_.size(); }
     void begin(std::uint32_t step);
     void post(std::size_t chunk);
     void publish();  // one more chunk
@@ -101,6 +102,7 @@ private:
     void complete(std::size_t chunk);
     bool sum_one_block();
     bool claim(std::size_t& chunk, std::uint32_t& block);
+    bool take(std::size_t chunk, std::uint32_t& block);
     void sum_block(const Chunk& chunk, std::uint32_t block);
     void notify(std::uint32_t at_most);
     void call_reducers(std::uint32_t at_most);
