@@ -52,7 +52,9 @@ public:
         bool with_thread;
     };
 
-    Arena(int fd, std::size_t rank, const Layout& layout, Options options);
+    // `shared` is all of the file, `results` this rank's copy-on-write mapping of its two results.
+    Arena(std::shared_ptr<Mapping> shared, std::shared_ptr<Mapping> results, std::size_t rank,
+          const Layout& layout, Options options);
     ~Arena();
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
@@ -114,7 +116,7 @@ private:
     const Kernels& kernels_;
     const int pid_;
     const std::shared_ptr<Mapping> shared_;
-    const std::shared_ptr<Mapping> results_;  // copy on write
+    const std::shared_ptr<Mapping> results_;
     Header& header_;
     RankState* const ranks_;
     ChunkState* const chunk_states_;

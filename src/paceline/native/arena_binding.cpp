@@ -5,6 +5,7 @@
 #include <memory>
 #include <stdexcept>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <nanobind/nanobind.h>
@@ -43,7 +44,11 @@ void construct(Arena* arena, int fd, std::size_t rank, std::size_t num_ranks,
                bool held, bool own_core, bool spare_core, bool with_thread) {
     if (rank >= num_ranks || slot_nbytes == 0) throw nb::value_error("no such rank, or no slot");
     const Layout layout(num_ranks, slot_nbytes, max_chunks, num_flags, page_nbytes());
-    new (arena) Arena(fd, rank, layout, {scale, held, own_core, spare_core, with_thread});
+    auto shared = std::make_shared<Mapping>(fd, 0, layout.nbytes, Mapping::Kind::shared);
+    auto results = std::make_shared<Mapping>(fd, static_cast<off_t>(layout.results),
+                                             2 * layout.slot_stride, Mapping::Kind::copy_on_write);
+    new (arena) Arena(std::move(shared), std::move(results), rank, layout,
+                      {scale, held, own_core, spare_core, with_thread});
 }
 
 Segment checked(const SegmentTuple& tuple, std::size_t slot_nbytes) {
