@@ -72,6 +72,39 @@ def test_ctrl_c_ends_all_workers(start) -> None:
     assert "Traceback" not in done.err
 
 
+RAISING = """
+import itertools
+import os
+from dataclasses import replace
+
+import small_recipes
+
+steps = itertools.count()
+
+
+class Raising(small_recipes.Network):
+    def forward(self, left, right):
+        if self.training and os.environ.get("RANK") == "1" and next(steps) == 30:
+            raise RuntimeError("bang")
+        return super().forward(left, right)
+
+
+def raising():
+    return replace(small_recipes.with_dropout(), model=lambda: Raising(0.2))
+"""
+
+
+def test_a_worker_whose_model_raises_ends_the_run_and_is_not_started_again(start, tmp_path) -> None:
+    (tmp_path / "raising.py").write_text(RAISING)
+    words = ["raising:raising" if "small_recipes" in word else word for word in TRAIN]
+    done = start(*words, *SIZES, "--epochs", "10000").finish()
+    assert done.code == 1
+    said = [line for line in done.err.splitlines() if "bang" in line]
+    assert ["worker 1 at raising.py" in line for line in said] == [True]
+    assert "started again" not in done.err
+    assert "Traceback" not in done.err
+
+
 @pytest.mark.parametrize(
     ("options", "field"),
     [

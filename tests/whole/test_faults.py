@@ -148,14 +148,17 @@ PLACE = f"failing.py:{BANG}"
         pytest.param("train", "in_its_profile", 1, PLACE, marks=slow),
         pytest.param("profile", "in_its_profile", 1, PLACE, marks=slow),
         pytest.param("train", "in_training", 1, f"worker 1 at {PLACE}", marks=slow),
+        pytest.param(
+            "train --strategy local", "in_training", 1, f"worker 1 at {PLACE}", marks=slow
+        ),
     ],
 )
 def test_a_model_that_fails_is_named_with_its_line_and_leaves_no_folder(
     paceline, tmp_path: Path, verb: str, name: str, code: int, named: str
 ) -> None:
     (tmp_path / "failing.py").write_text(FAILING)
-    options = LONG if verb == "train" else ("--data", "digits")
-    done = paceline(verb, f"failing:{name}", *options)
+    options = ("--data", "digits") if verb == "profile" else LONG
+    done = paceline(*verb.split(), f"failing:{name}", *options)
     assert done.code == code, done.err
     assert "Traceback" not in done.err
     (line,) = said(done.err)

@@ -24,15 +24,15 @@ constexpr std::size_t worth_a_call_nbytes = std::size_t{256} << 10;
 
 }  // namespace
 
-Arena::Arena(int fd, std::size_t rank, const Layout& layout, Options options)
+Arena::Arena(std::shared_ptr<Mapping> shared, std::shared_ptr<Mapping> results, std::size_t rank,
+             const Layout& layout, Options options)
     : layout_(layout),
       rank_(rank),
       options_(options),
       kernels_(fastest_kernels()),
       pid_(getpid()),
-      shared_(std::make_shared<Mapping>(fd, 0, layout.nbytes, Mapping::Kind::shared)),
-      results_(std::make_shared<Mapping>(fd, static_cast<off_t>(layout.results),
-                                         2 * layout.slot_stride, Mapping::Kind::copy_on_write)),
+      shared_(std::move(shared)),
+      results_(std::move(results)),
       header_(*at<Header>(0)),
       ranks_(at<RankState>(layout.ranks)),
       chunk_states_(at<ChunkState>(layout.chunks)),
@@ -104,6 +104,7 @@ void Arena::open(std::size_t chunk) {
         return;
     }
     const std::uint32_t place = tick(header_.ready, step_) - 1;
+    if (place >= layout_.max_chunks) return;  // another process has overwritten the count
     order_[place] = tagged(step_, static_cast<std::uint32_t>(chunk));
     notify(num_blocks);
     // Do not wake reducer threads beside ranks that compute, if a waiting rank can do the work.

@@ -52,7 +52,9 @@ public:
         bool with_thread;
     };
 
-    Arena(int fd, std::size_t rank, const Layout& layout, Options options);
+    // `shared` is all of the file, `results` this rank's copy-on-write mapping of its two results.
+    Arena(std::shared_ptr<Mapping> shared, std::shared_ptr<Mapping> results, std::size_t rank,
+          const Layout& layout, Options options);
     ~Arena();
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
@@ -64,6 +66,7 @@ public:
     char* result(std::size_t parity) const;
 
     void set_chunks(std::vector<Chunk> chunks);
+    std::size_t num_chunks() const { return chunks_.size(); }
     void begin(std::uint32_t step);
     void post(std::size_t chunk);
     void publish();  // one more chunk
@@ -101,6 +104,7 @@ private:
     void complete(std::size_t chunk);
     bool sum_one_block();
     bool claim(std::size_t& chunk, std::uint32_t& block);
+    bool take(std::size_t chunk, std::uint32_t& block);
     void sum_block(const Chunk& chunk, std::uint32_t block);
     void notify(std::uint32_t at_most);
     void call_reducers(std::uint32_t at_most);
@@ -112,7 +116,7 @@ private:
     const Kernels& kernels_;
     const int pid_;
     const std::shared_ptr<Mapping> shared_;
-    const std::shared_ptr<Mapping> results_;  // copy on write
+    const std::shared_ptr<Mapping> results_;
     Header& header_;
     RankState* const ranks_;
     ChunkState* const chunk_states_;

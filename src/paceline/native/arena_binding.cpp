@@ -1,9 +1,11 @@
-// The arena, for Python. Chunks and ranks are checked here: what lies below trusts its caller.
+// The arena, for Python. Chunks, ranks and sizes are checked here: the arena trusts its caller, but
+// no index that it reads from the shared memory.
 
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <nanobind/nanobind.h>
@@ -42,7 +44,11 @@ void construct(Arena* arena, int fd, std::size_t rank, std::size_t num_ranks,
                bool held, bool own_core, bool spare_core, bool with_thread) {
     if (rank >= num_ranks || slot_nbytes == 0) throw nb::value_error("no such rank, or no slot");
     const Layout layout(num_ranks, slot_nbytes, max_chunks, num_flags, page_nbytes());
-    new (arena) Arena(fd, rank, layout, {scale, held, own_core, spare_core, with_thread});
+    auto shared = std::make_shared<Mapping>(fd, 0, layout.nbytes, Mapping::Kind::shared);
+    auto results = std::make_shared<Mapping>(fd, static_cast<off_t>(layout.results),
+                                             2 * layout.slot_stride, Mapping::Kind::copy_on_write);
+    new (arena) Arena(std::move(shared), std::move(results), rank, layout,
+                      {scale, held, own_core, spare_core, with_thread});
 }
 
 Segment checked(const SegmentTuple& tuple, std::size_t slot_nbytes) {
@@ -69,7 +75,11 @@ void set_chunks(Arena& arena, const std::vector<std::vector<SegmentTuple>>& chun
 }
 
 void check_chunk(const Arena& arena, std::size_t chunk) {
-    if (chunk >= arena.layout().max_chunks) throw nb::index_error("no such chunk");
+    if (chunk >= arena.num_chunks()) throw nb::index_error("no such chunk");
+}
+
+void check_rank(const Arena& arena, std::size_t rank) {
+    if (rank >= arena.layout().num_ranks) throw nb::index_error("no such rank");
 }
 
 void check_range(const Arena& arena, std::size_t offset, std::size_t nbytes) {
@@ -82,6 +92,7 @@ void check_range(const Arena& arena, std::size_t offset, std::size_t nbytes) {
 // Each source is an offset in the slot, an address, and how many bytes there are.
 void copy_in(const Arena& arena, std::size_t rank,
              const std::vector<std::tuple<std::size_t, std::uintptr_t, std::size_t>>& sources) {
+    check_rank(arena, rank);
     for (const auto& [offset, source, nbytes] : sources) check_range(arena, offset, nbytes);
     const nb::gil_scoped_release released;
     for (const auto& [offset, source, nbytes] : sources) {
@@ -102,7 +113,7 @@ void bind_memory(nb::class_<Arena>& arena) {
     arena
         .def("slot",
              [](const Arena& self, std::size_t rank) {
-                 if (rank >= self.layout().num_ranks) throw nb::index_error("no such rank");
+                 check_rank(self, rank);
                  return view(self.shared(), self.slot(rank), {self.layout().slot_nbytes});
              })
         .def("shared_result",
@@ -151,8 +162,16 @@ void bind_steps(nb::class_<Arena>& arena) {
         .def("drain", &Arena::drain, released)
         .def("is_discarded", &Arena::is_discarded)
         .def("discarded_by", &Arena::discarded_by)
-        .def("missing", &Arena::missing)
-        .def("give_up", &Arena::give_up)
+        .def("missing",
+             [](const Arena& self, Goal goal, std::uint32_t step, std::size_t chunk) {
+                 if (goal == Goal::chunk) check_chunk(self, chunk);
+                 return self.missing(goal, step, chunk);
+             })
+        .def("give_up",
+             [](Arena& self, std::size_t rank, Fault fault) {
+                 check_rank(self, rank);
+                 self.give_up(rank, fault);
+             })
         .def("lost", &Arena::lost)
         .def("times", [](const Arena& self, std::size_t chunk) {
             check_chunk(self, chunk);

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 
 namespace paceline {
 
@@ -80,7 +81,8 @@ struct ChunkState {
 
 static_assert(Tagged::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 
-// Offsets of the parts; the data begin on whole pages.
+// Offsets of the parts; the data begin on whole pages. Throws std::length_error for sizes whose sum
+// no offset holds.
 struct Layout {
     std::size_t num_ranks, slot_nbytes, max_chunks, num_flags;
     std::size_t ranks, chunks, order, posted, flags, slots, results, nbytes;
@@ -92,6 +94,10 @@ struct Layout {
           slot_nbytes(slot_nbytes_),
           max_chunks(max_chunks_),
           num_flags(num_flags_) {
+        const double per_rank = 1.0 * slot_nbytes + 4.0 * max_chunks + 2.0 * num_flags + 2.0 * page;
+        if ((num_ranks + 2.0) * per_rank + 256.0 * max_chunks > 0x1p62) {
+            throw std::length_error("the arena would be larger than any memory");
+        }
         ranks = sizeof(Header);
         chunks = ranks + num_ranks * sizeof(RankState);
         order = chunks + max_chunks * sizeof(ChunkState);

@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace paceline {
@@ -45,6 +46,12 @@ std::size_t page_nbytes() {
 }
 
 Mapping::Mapping(int fd, off_t offset, std::size_t nbytes, Kind kind) : nbytes_(nbytes) {
+    struct stat file;
+    if (fstat(fd, &file) != 0) throw std::system_error(errno, std::generic_category(), "fstat");
+    // A mapping may be longer than its file, but its last pages then raise SIGBUS.
+    if (static_cast<std::uint64_t>(file.st_size) < static_cast<std::uint64_t>(offset) + nbytes) {
+        throw std::system_error(EINVAL, std::generic_category(), "the file is too short");
+    }
     const bool shared = kind == Kind::shared;
     // Populating a private mapping at once would write to it: it would copy every page.
     const int flags = shared ? MAP_SHARED | MAP_POPULATE : MAP_PRIVATE | MAP_NORESERVE;

@@ -17,7 +17,7 @@ public:
         copy_on_write  // the file's content until a page is written, which then is this process's own
     };
 
-    // `offset` and `nbytes` are whole pages. All pages are mapped at once, so that no later access
+    // `offset` and `nbytes` are whole pages of the file. All pages are mapped at once, so that no later access
     // has to wait for it. Throws std::system_error.
     Mapping(int fd, off_t offset, std::size_t nbytes, Kind kind);
     ~Mapping();

@@ -52,23 +52,32 @@ Chunk cut(const std::vector<Segment>& segments, std::size_t num_ranks) {
     return chunk;
 }
 
+// Take the next block of a chunk, if it has one left. Other processes write the index of the chunk,
+// so it may be out of range here: such a chunk has no blocks.
+bool Arena::take(std::size_t chunk, std::uint32_t& block) {
+    if (chunk >= chunks_.size()) return false;
+    Tagged& claimed = chunk_states_[chunk].claimed;
+    std::uint64_t seen = claimed;
+    while (count_in(seen) < chunks_[chunk].num_blocks()) {
+        if (claimed.compare_exchange_weak(seen, seen + 1)) {
+            block = count_in(seen);
+            return true;
+        }
+    }
+    return false;
+}
+
 // Take the next block of the first chunk that has one left.
 bool Arena::claim(std::size_t& chunk, std::uint32_t& block) {
     std::uint64_t next = next_;
     while (step_in(next) == step_) {
         const std::uint64_t ready = header_.ready;
         if (step_in(ready) != step_ || count_in(next) >= count_in(ready)) return false;
+        if (count_in(next) >= layout_.max_chunks) return false;
         const std::uint64_t entry = order_[count_in(next)];
         if (step_in(entry) != step_) return false;  // its place is taken, but not yet filled
         chunk = count_in(entry);
-        Tagged& claimed = chunk_states_[chunk].claimed;
-        std::uint64_t seen = claimed;
-        while (count_in(seen) < chunks_[chunk].num_blocks()) {
-            if (claimed.compare_exchange_weak(seen, seen + 1)) {
-                block = count_in(seen);
-                return true;
-            }
-        }
+        if (take(chunk, block)) return true;
         if (next_.compare_exchange_strong(next, next + 1)) ++next;
     }
     return false;
