@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/paceline/native/*.[ch]pp)
 
-.PHONY: demo test test-all test-gpu gpu-evidence check docs format clean
+.PHONY: demo test test-all test-gpu gpu-evidence papers check docs format clean
 
 demo: .venv/installed
 	$(BIN)/paceline train lenet5 --data digits --workers 2 --strategy auto --epochs 25 --learning-rate 0.1
@@ -31,6 +31,10 @@ test-gpu: .venv/tested
 gpu-evidence: $(if $(filter command line,$(origin BIN)),,.venv/developed)
 	@test -n "$(OUT)" || { echo 'name a folder: make gpu-evidence OUT=folder' >&2; exit 2; }
 	$(BIN)/python3 benchmarks/gpu/main.py $(OUT) $(PARTS)
+
+# The tables of the five papers beside the plans; PAPERS="cgdp wheel" for some.
+papers: .venv/tested
+	$(BIN)/python benchmarks/papers/main.py $(PAPERS)
 
 check: .venv/developed
 	$(BIN)/ruff check .

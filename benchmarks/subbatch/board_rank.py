@@ -29,8 +29,8 @@ from paceline.strategies.subbatch.layers import Sharding
 from paceline.strategies.subbatch.paced import PacedHeadLayer, paced_optimizer
 from paceline.strategies.subbatch.recorder import HeadRecorder
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
-from paceline.studies.papers import dettmers8bit as board
-from paceline.studies.papers import dettmers8bit_network as network
+from papers import dettmers8bit as board
+from papers import dettmers8bit_network as network
 from ranks import Variant, alternate, timed
 
 SLOWER = 40.0

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from figures import shown
-from paceline.studies.papers import dettmers8bit as board
-from paceline.studies.papers.dettmers8bit_network import BATCH
+from papers import dettmers8bit as board
+from papers.dettmers8bit_network import BATCH
 from ranks import on_ranks
 from readme import table
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from figures import shown
-from paceline.studies.papers.dettmers8bit_planned import planned
-from paceline.studies.papers.paper_tables import printed_values
+from papers.dettmers8bit_planned import planned
+from papers.paper_tables import printed_values
 from ranks import on_ranks
 from readme import table
 

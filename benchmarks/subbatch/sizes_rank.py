@@ -29,8 +29,8 @@ from paceline.strategies.subbatch.paced import PacedHeadLayer, paced_optimizer
 from paceline.strategies.subbatch.recorder import HeadRecorder
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 from paceline.strategies.subbatch.work import layer_work
-from paceline.studies.papers.dettmers8bit_network import BATCH, CONVOLUTIONS, TOTAL_MS
-from paceline.studies.papers.dettmers8bit_planned import GPUS, alexnet
+from papers.dettmers8bit_network import BATCH, CONVOLUTIONS, TOTAL_MS
+from papers.dettmers8bit_planned import GPUS, alexnet
 from ranks import Variant, alternate, timed
 
 SIZES, QUICK_SIZES = (128, 256, 512, 1024, 2048, 12288), (1024, 12288)

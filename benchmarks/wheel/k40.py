@@ -1,4 +1,4 @@
-"""The devices of Du et al. 2017: K40c that take what `paceline papers wheel` has calibrated."""
+"""The devices of Du et al. 2017: K40c that take what `benchmarks/papers` has calibrated."""
 
 import re
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from paceline.studies.papers.wheel import Runs
+from papers.wheel import Runs
 
 _FILE = Path(__file__).parents[2] / "machines" / "k40-gigabit.toml"
 _CALL = re.compile(r"^call_latency_s = .*$", re.MULTILINE)

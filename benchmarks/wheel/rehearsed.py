@@ -15,7 +15,7 @@ import k40
 from ddp import ALONE, FLOAT32
 from hub_and_bodies import TwoHosts, carried_out, on_ranks, two_hosts
 
-from paceline.studies.papers.wheel import paper
+from papers.wheel import paper
 from readme import table
 
 _RATE, _SAMPLES, _IMAGES, _DEVICE = "1gbit", 256, 5120, "k40-gigabit/gpu0"

@@ -11,7 +11,7 @@ from hub_and_bodies import TwoHosts, carried_out, on_ranks, two_hosts
 
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, split
-from paceline.studies.papers.wheel import paper, ungrouped_alexnet
+from papers.wheel import paper, ungrouped_alexnet
 from readme import table
 
 _SAMPLES, _DEVICE = 256, "k40-gigabit/gpu0"

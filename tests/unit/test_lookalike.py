@@ -12,7 +12,7 @@ from paceline.data.lookalike import NAMES, task
 from paceline.links import shared_memory
 from paceline.models.networks import MLP
 from paceline.recipes.named import recipe_of_data
-from paceline.studies.papers.hogbatch import DATA_SETS
+from papers.hogbatch import DATA_SETS
 from refusals import refused
 
 SLOW = pytest.mark.slow  # draws or learns thousands of samples

@@ -17,7 +17,7 @@ from paceline.models.networks import (
     he_normal_,
 )
 from paceline.recipes.named import workload_of
-from paceline.studies.papers.hogbatch import DATA_SETS, workload
+from papers.hogbatch import DATA_SETS, workload
 from refusals import refused
 
 

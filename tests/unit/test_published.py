@@ -13,7 +13,7 @@ from paceline.data import Dataset, load
 from paceline.data.dataset import TensorSamples
 from paceline.data.published import PUBLISHED
 from paceline.links import shared_memory
-from paceline.studies.papers.hogbatch import DATA_SETS
+from papers.hogbatch import DATA_SETS
 from refusals import refused
 
 

@@ -17,9 +17,9 @@ from paceline.records.scale import ScaleCell, ScaleResult, ScaleSettings
 from paceline.report import write_report
 from paceline.report.scale import drawn
 from paceline.strategies import find_exchange
-from paceline.studies.papers.paper_tables import printed_values
 from paceline.studies.scale.conclusions import insights
 from paceline.studies.scale.study import study_model
+from papers.paper_tables import printed_values
 from scale_cells import cell, failed, model_source, study
 
 DGX1 = MACHINE.parent / "dgx1-v100.toml"
@@ -44,7 +44,7 @@ def predicted(line, *arguments: object, machine=DGX1) -> dict:
         ("lenet5", "LeNet", {4}),
         pytest.param("googlenet", "GoogLeNet", set(), marks=SLOW),
         pytest.param("resnet50", "ResNet", set(), marks=SLOW),
-        # The paper has P2P here, by which 244 MB take at least 9.8 ms a way: see papers/dgx1.
+        # The paper has P2P here, by which 244 MB take at least 9.8 ms a way: see benchmarks/papers.
         ("alexnet", "AlexNet", {4, 8}),
     ],
 )

@@ -52,10 +52,6 @@ def test_the_wheel_has_its_description_and_no_sources(portable: Path) -> None:
     assert not [name for name in names if "tests/" in name]
 
 
-def test_tables_of_papers_are_found_in_it(programs: Path, tmp_path: Path) -> None:
-    assert "wheel" in run(programs / "paceline", "papers", "wheel", cwd=tmp_path)
-
-
 def test_the_plain_kernels_give_the_same_values(programs: Path, tmp_path: Path) -> None:
     python = programs / "python"
     asked = "import paceline, paceline.native as n; print(paceline.__file__, n.instruction_sets())"

@@ -65,10 +65,6 @@ COMMANDS = {
         *("studying", _MEASURE, "Write a run's report.html anew."),
         "report runs/FIRST",
     ),
-    "papers": Command(
-        *("studying", _MEASURE, "Print the papers' tables beside our values."),
-        "papers cgdp",
-    ),
     "probe": Command(
         *("studying", _MEASURE, "Measure this machine, and write a machine file."),
         "probe --output mine.toml",

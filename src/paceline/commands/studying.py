@@ -1,4 +1,4 @@
-"""Commands that study this machine, a model or the papers, or look at finished runs."""
+"""Commands that study this machine or a model, or look at finished runs."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -90,22 +90,6 @@ def scale(
     for sentence in sentences(result):
         out.print(sentence, soft_wrap=True)
     out.print(f"written    {folder}/result.json, cells.jsonl, report.html", soft_wrap=True)
-
-
-def papers(
-    name: Annotated[str | None, typer.Argument(help="One paper; without it, all.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Print the papers' tables beside our values, and how far off predictions are."""
-    from paceline.report.terminal import console
-    from paceline.studies.papers import NAMES, paper
-    from paceline.studies.papers.headline import as_object, show
-
-    found = [paper(one) for one in ([name] if name else NAMES)]
-    if as_json:
-        print_json(as_object(found))
-    else:
-        show(console(), found)
 
 
 def compare(

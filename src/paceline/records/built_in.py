@@ -1,6 +1,6 @@
-"""Built-in models as workloads, from a record of what `describe` finds: without importing torch.
+"""The built-in models that plans most often name, from a record: without importing torch.
 
-    python -m paceline.records.built_in      # makes the record anew, with torch, in about a minute
+    python -m paceline.records.built_in      # makes the record anew, with torch, in half a minute
 
 What a layer computes, moves and keeps grows with the samples b of a batch by a line a b + c. Only
 `working_nbytes` is the largest of several such lines: of the needs of one operation after another.
@@ -18,6 +18,7 @@ from typing import Any
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 
 _FILE = "built_in.json"
+RECORDED = ("lenet5", "alexnet", "vgg16", "resnet18", "resnet50", "gpt", "gpt2")
 _MOST = 2**20  # samples of a batch: none larger has been compared
 _MOST_COUNTED = 2**13  # of which all costs, which are floats, are still whole numbers
 _SIZES = ("activation_nbytes", "kept_nbytes", "working_nbytes")
@@ -39,11 +40,6 @@ def _record() -> dict[str, Any]:
 def recorded_with() -> str:
     """Return the version of torch that made the record."""
     return str(_record()["torch"])
-
-
-def recorded_names() -> tuple[str, ...]:
-    """Return the names of the models in the record."""
-    return tuple(_record()["models"])
 
 
 def recorded(name: str, batch_size: int) -> Workload | None:
@@ -204,13 +200,12 @@ def _written(models: dict[str, Any], version: str) -> str:
 
 
 def main() -> None:
-    """Write the record of all built-in models."""
+    """Write the record of the models of `RECORDED`."""
     import torch
 
-    from paceline.models.factory import names
     from paceline.recipes.named import workload_of
 
-    models = {name: record_of(partial(workload_of, name)) for name in names()}
+    models = {name: record_of(partial(workload_of, name)) for name in RECORDED}
     Path(__file__).with_name(_FILE).write_text(
         _written(models, torch.__version__), encoding="utf-8"
     )

@@ -1,1 +1,1 @@
-"""Studies of many runs or of a machine: profile, scale, probe, papers."""
+"""Studies of many runs or of a machine: profile, scale, probe."""

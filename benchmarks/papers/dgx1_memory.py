@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from paceline.core.workload import Workload, replica_nbytes
 from paceline.models import find
 from paceline.models.describe import describe
-from paceline.studies.papers.paper_tables import read_printed
+from papers.paper_tables import read_printed
 
 GB = 1e9
 SMALLEST_BATCH = 16

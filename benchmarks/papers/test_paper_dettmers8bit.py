@@ -2,12 +2,12 @@
 
 import pytest
 
-from paceline.studies.papers import dettmers8bit as dettmers
-from paceline.studies.papers.dettmers8bit_network import FC_MS
-from paceline.studies.papers.dettmers8bit_planned import planned
-from paceline.studies.papers.headline import headline
-from paceline.studies.papers.paper_tables import Basis, printed_values
-from paper_markdown import markdown, readme, shown_tables
+from papers import dettmers8bit as dettmers
+from papers.dettmers8bit_network import FC_MS
+from papers.dettmers8bit_planned import planned
+from papers.headline import headline
+from papers.paper_markdown import markdown, readme, shown_tables
+from papers.paper_tables import Basis, printed_values
 
 PARTS = [(bits, as_table_3) for bits in (32, 8) for as_table_3 in (False, True)]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -136,8 +136,7 @@ Row = Mapping[str, Any]
 @cache
 def read_printed(name: str) -> dict[str, Any]:
     """Return what stands in the data file of a paper."""
-    file = resources.files(__package__).joinpath(f"{name}.toml")
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+    return tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def printed_values(name: str, table: str) -> dict[tuple[Any, ...], Any]:

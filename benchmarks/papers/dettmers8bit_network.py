@@ -5,7 +5,7 @@ from typing import NamedTuple
 from pydantic import TypeAdapter
 
 from paceline.core.workload import Cost, Layer, Parameter, Workload
-from paceline.studies.papers.paper_tables import read_printed
+from papers.paper_tables import read_printed
 
 BATCH = 128  # samples of a GPU
 TOTAL_MS = 104.1  # section 5.1.2

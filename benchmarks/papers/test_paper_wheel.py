@@ -8,10 +8,10 @@ from paceline.core.wire_format import Purpose
 from paceline.recipes.named import workload_of
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import messages, split
-from paceline.studies.papers.headline import headline
-from paceline.studies.papers.paper_tables import Basis
-from paceline.studies.papers.wheel import Runs, paper, ungrouped_alexnet
-from paper_markdown import markdown, shown_tables
+from papers.headline import headline
+from papers.paper_markdown import markdown, shown_tables
+from papers.paper_tables import Basis
+from papers.wheel import Runs, paper, ungrouped_alexnet
 
 
 @pytest.fixture(scope="module")

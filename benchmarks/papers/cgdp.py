@@ -2,7 +2,7 @@
 
 Strategies `tree` (BVLC/Caffe) and `host` (TRL/Caffe), simulated on machines/power8-p100.toml from
 what the paper prints: layers share what an iteration takes on one GPU as a P100's arithmetic and
-memory would have them. The calibrated constants and their cells stand in papers/cgdp/README.md.
+memory would have them. The calibrated constants and their cells stand in benchmarks/papers/cgdp.md.
 
 The networks have layers as Table 1 counts them: 8, 22, 16 and 152. Strategy host synchronises once
 a layer in the paper. A convolution and its batch normalisation are one layer there, and so are the
@@ -35,8 +35,8 @@ from paceline.strategies.host import plan as host
 from paceline.strategies.host.config import HostReduce
 from paceline.strategies.tree import plan as tree
 from paceline.strategies.tree.config import Tree
-from paceline.studies.papers import alpha_beta
-from paceline.studies.papers.paper_tables import Paper, paper_of, printed_values, read_printed
+from papers import alpha_beta
+from papers.paper_tables import Paper, paper_of, printed_values, read_printed
 
 # Section 5.1, Table 1: images of one GPU in one step.
 BATCH_SIZES: dict[str, int] = read_printed("cgdp")["batch_sizes"]

@@ -22,7 +22,7 @@ from paceline.records.machine_file import find_machine
 from paceline.strategies.hogbatch import statistics
 from paceline.strategies.hogbatch.config import Hogbatch, PolicyName
 from paceline.strategies.hogbatch.plan import plan, plan_until, updates_per_batch
-from paceline.studies.papers.paper_tables import Paper, paper_of, read_printed
+from papers.paper_tables import Paper, paper_of, read_printed
 
 _NBYTES = 8  # float64: 64,700 x 300 x 8 is w8a's 155 MB, and 72,309 x 20,958 x 8 real-sim's 12.1 GB
 _FLOPS = 2  # a float64 operation takes both sorts of devices as long as two of float32

@@ -19,7 +19,7 @@ from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.plan import head_devices_needed, plan
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, split
-from paceline.studies.papers.paper_tables import Paper, paper_of, printed_values, read_printed
+from papers.paper_tables import Paper, paper_of, printed_values, read_printed
 
 _BATCH = 256
 _NUM_ITERATIONS = 20  # 5,120 images, section 4.3

@@ -18,7 +18,7 @@ from paceline.core.workload import Cost, Layer, Workload
 from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.plan import plan
-from paceline.studies.papers import dettmers8bit_network as table_4
+from papers import dettmers8bit_network as table_4
 
 GPUS = 96
 

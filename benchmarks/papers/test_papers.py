@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from findings import numbers
-from paceline.studies.papers import NAMES, hogbatch, paper
-from paceline.studies.papers.headline import (
+from papers import NAMES, hogbatch, paper
+from papers.headline import (
     as_object,
     headline,
     headline_rows,
@@ -15,8 +15,9 @@ from paceline.studies.papers.headline import (
     show,
     summary,
 )
-from paceline.studies.papers.hogbatch import DATA_SETS, workload
-from paceline.studies.papers.paper_tables import (
+from papers.hogbatch import DATA_SETS, workload
+from papers.paper_markdown import markdown, shown_tables
+from papers.paper_tables import (
     Basis,
     Naive,
     Paper,
@@ -26,7 +27,6 @@ from paceline.studies.papers.paper_tables import (
     series_means,
     table_cells,
 )
-from paper_markdown import markdown, shown_tables
 from refusals import refused
 
 CELLS = (
@@ -119,7 +119,6 @@ def test_each_cell_says_what_it_rests_on(kind):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_all_cells_of_all_papers_say_what_they_rest_on(name):
-    """They are read by importlib.resources, as from a wheel."""
     data = read_printed(name)
     assert data["citation"]
     tables = [table["name"] for table in data["tables"]]

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from paceline.studies.papers.headline import COLUMNS, row_texts, summary
-from paceline.studies.papers.paper_tables import Paper
+from papers.headline import COLUMNS, row_texts, summary
+from papers.paper_tables import Paper
 
 
 def markdown(paper: Paper) -> str:
@@ -18,10 +18,10 @@ def markdown(paper: Paper) -> str:
 
 
 def readme(name: str) -> str:
-    """Return the README of a paper."""
-    return (Path(__file__).parents[1] / "papers" / name / "README.md").read_text()
+    """Return the page of a paper."""
+    return (Path(__file__).parent / f"{name}.md").read_text()
 
 
 def shown_tables(name: str) -> str:
-    """Return the tables in the README of a paper."""
+    """Return the tables on the page of a paper."""
     return readme(name).split("<!-- tables -->\n")[1].split("<!-- /tables -->")[0].strip()

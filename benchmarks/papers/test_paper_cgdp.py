@@ -12,7 +12,7 @@ from paceline.strategies.host import plan as host
 from paceline.strategies.host.config import HostReduce
 from paceline.strategies.tree import plan as tree
 from paceline.strategies.tree.config import Tree
-from paceline.studies.papers.cgdp import (
+from papers.cgdp import (
     BESIDE_OTHERS,
     HOST,
     TABLE_2,
@@ -28,9 +28,9 @@ from paceline.studies.papers.cgdp import (
     table_2_iteration,
     times_of_resnet,
 )
-from paceline.studies.papers.headline import headline
-from paceline.studies.papers.paper_tables import Basis
-from paper_markdown import markdown, shown_tables
+from papers.headline import headline
+from papers.paper_markdown import markdown, shown_tables
+from papers.paper_tables import Basis
 
 pytestmark = pytest.mark.slow  # plans many cells
 ALONE = [f"BVLC/Caffe, {name}, 1 GPU" for name in ("AlexNet", "GoogLeNet-v1", "VGGNet-16")]

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from paceline.report.terminal import table as terminal_table
-from paceline.studies.papers.paper_tables import Basis, Paper, PaperCell
+from papers.paper_tables import Basis, Paper, PaperCell
 
 COLUMNS = ("", "printed", "ours", "error", "kind")
 _HEADLINES = ("predicted", "error", "mean of the table", "alpha-beta", "overhead", "choices")

@@ -20,16 +20,16 @@ from paceline.core.strategy import Window
 from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.plan import LABELS, LOSS, plan, returned_of, weights_of
-from paceline.studies.papers.alpha_beta import ring_s
-from paceline.studies.papers.dettmers8bit_network import (
+from papers.alpha_beta import ring_s
+from papers.dettmers8bit_network import (
     CONNECTED,
     CONVOLUTIONS,
     FC_MS,
     TOTAL_MS,
     alexnet,
 )
-from paceline.studies.papers.dettmers8bit_planned import planned
-from paceline.studies.papers.paper_tables import Paper, paper_of, printed_values, read_printed
+from papers.dettmers8bit_planned import planned
+from papers.paper_tables import Paper, paper_of, printed_values, read_printed
 
 GPUS = 4
 _BOARD, _CLUSTER = "pcie-4gpu", "infiniband-96gpu"

@@ -3,7 +3,7 @@
 from importlib import import_module
 
 from paceline.core.names import not_known
-from paceline.studies.papers.paper_tables import Paper
+from papers.paper_tables import Paper
 
 NAMES = ("cgdp", "wheel", "dgx1", "hogbatch", "dettmers8bit")
 
@@ -12,5 +12,5 @@ def paper(name: str) -> Paper:
     """Compute a paper's tables with our values. Raises InvalidInput for another name."""
     if name not in NAMES:
         raise not_known("paper", name, NAMES)
-    found: Paper = import_module(f"paceline.studies.papers.{name}").paper()
+    found: Paper = import_module(f"papers.{name}").paper()
     return found

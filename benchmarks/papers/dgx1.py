@@ -29,9 +29,9 @@ from paceline.strategies.allreduce import plan as allreduce
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.tree import plan as tree
 from paceline.strategies.tree.config import Tree
-from paceline.studies.papers.alpha_beta import ring_s, tree_s
-from paceline.studies.papers.dgx1_memory import SMALLEST_BATCH, largest_batch, memory_gb
-from paceline.studies.papers.paper_tables import Paper, Values, paper_of
+from papers.alpha_beta import ring_s, tree_s
+from papers.dgx1_memory import SMALLEST_BATCH, largest_batch, memory_gb
+from papers.paper_tables import Paper, Values, paper_of
 
 Method = Literal["P2P", "NCCL"]
 

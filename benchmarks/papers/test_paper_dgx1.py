@@ -18,19 +18,19 @@ from paceline.models.describe import describe
 from paceline.records.machine_file import read_machine
 from paceline.strategies.tree import plan as tree
 from paceline.strategies.tree.config import Tree
-from paceline.studies.papers import dgx1 as mxnet
-from paceline.studies.papers import dgx1_memory, paper
-from paceline.studies.papers.dgx1 import LayerCounts, counts, workload
-from paceline.studies.papers.dgx1_memory import KeepsInputs, memory_gb
-from paceline.studies.papers.headline import headline
-from paceline.studies.papers.paper_tables import (
+from papers import dgx1 as mxnet
+from papers import dgx1_memory, paper
+from papers.dgx1 import LayerCounts, counts, workload
+from papers.dgx1_memory import KeepsInputs, memory_gb
+from papers.headline import headline
+from papers.paper_markdown import markdown, shown_tables
+from papers.paper_tables import (
     Basis,
     Paper,
     PaperTable,
     printed_values,
     read_printed,
 )
-from paper_markdown import markdown, shown_tables
 
 pytestmark = pytest.mark.slow  # plans many cells
 
