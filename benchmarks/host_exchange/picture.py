@@ -6,21 +6,22 @@ from pathlib import Path
 
 from paceline.record.trace import read_timeline
 from paceline.records.result import read_run
+from paceline.report.figures import figure_element
+from paceline.report.page import write_page
 from paceline.report.steps import excerpt, steps_in_time
 
 
 def main(folders: list[Path], page: Path) -> None:
     """Write a page with the runs' measured steps on one scale of time."""
-    excerpts, names = [], []
+    excerpts = []
     for folder in folders:
-        excerpts.append(excerpt(read_timeline(folder / "trace.json", "measured")))
-        names.append(read_run(folder).settings.strategy)
+        shown = excerpt(read_timeline(folder / "trace.json", "measured"))
+        excerpts.append(
+            replace(shown, title=f"{read_run(folder).settings.strategy}: {shown.title}")
+        )
     longest = max(one.length_s for one in excerpts)
     figure = steps_in_time([replace(one, length_s=longest) for one in excerpts])
-    for annotation, name in zip(figure.layout.annotations, names, strict=False):
-        annotation.text = f"{name}: two steps, measured"
-    figure.update_layout(width=1300, height=420, paper_bgcolor="white", plot_bgcolor="white")
-    figure.write_html(page, include_plotlyjs=True, config={"displayModeBar": False})
+    write_page(page, "Two steps", [figure_element(figure, "steps")])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from plotly.offline import get_plotlyjs_version
 
 from boxes import box, chain, link
 from command_line import write_run as run_folder
@@ -128,9 +127,7 @@ def test_a_page_is_well_formed_holds_what_it_needs_and_stays_small(tmp_path: Pat
         assert not {"src", "href", "srcset", "action", "data"} & attributes.keys(), tag
     assert not {"link", "iframe", "object", "img"} & {tag for tag, _ in page.tags}
     assert not any(one in page.text for one in ("@import", "url("))
-    # The version that plotly's Python part composes figures for.
-    mark = f"plotly.js (basic - minified) v{get_plotlyjs_version()}"
-    assert html.count(mark) == 1
+    assert html.count("plotly.js (basic - minified) v") == 1
     assert len(html.encode()) < 1.5e6
     for value in (
         *("96.25 %", "12.3 ms", "15.0 ms", "-18.0 %", "4,267"),

@@ -29,10 +29,6 @@ class Quantity(str):
         quantity.value, quantity.unit = value, unit
         return quantity
 
-    def __reduce__(self) -> tuple[type[Self], tuple[str, float, str]]:
-        """Reduce it to a plain string, since plotly copies values by pickling."""
-        return type(self), (str(self), self.value, self.unit)
-
 
 def duration(seconds: float) -> Quantity:
     """Return a time such as "1.23 ms", "45.6 s", "3 min 20 s" or "2 h 5 min".

@@ -3,18 +3,18 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import plotly.graph_objects as go
-
 from paceline.core.outcome import Insight
 from paceline.record.trace import read_trace
 from paceline.records.result import PlanResult, PlanRow, RankingRows
 from paceline.report.figures import (
     COLOURS,
     HOVER,
+    Described,
+    Panel,
     decades,
     escaped,
+    figure_element,
     figure_of,
-    styled,
     whole_numbers,
 )
 from paceline.report.format import counted, duration, nbytes, number, optional_share, ratio, share
@@ -107,30 +107,26 @@ def _by_workers(plans: Sequence[PlanRow]) -> Html:
     best: dict[str, dict[int, PlanRow]] = {}
     for plan in plans:
         best.setdefault(plan.strategy, {}).setdefault(plan.workers, plan)
-    figure = go.Figure()
+    lines: list[Described] = []
     for i, (strategy, by_workers) in enumerate(best.items()):
         points = [plan for _, plan in sorted(by_workers.items())]
-        figure.add_scatter(
-            x=[plan.workers for plan in points],
-            y=[plan.samples_per_s for plan in points],
-            name=escaped(strategy),
-            mode="lines+markers",
-            line={"color": COLOURS[i % len(COLOURS)]},
-            marker={"symbol": _SYMBOLS[i % len(_SYMBOLS)], "size": 8},
-            customdata=[
-                f"{escaped(_named(plan))}, {plan.workers} workers<br>"
-                f"{number(plan.samples_per_s)} samples/s"
-                for plan in points
-            ],
-            hovertemplate=HOVER,
-        )
+        told = [
+            f"{escaped(_named(plan))}, {plan.workers} workers<br>"
+            f"{number(plan.samples_per_s)} samples/s"
+            for plan in points
+        ]
+        line: Described = {"type": "scatter", "mode": "lines+markers", "name": escaped(strategy)}
+        line |= {"x": [plan.workers for plan in points], "y": [p.samples_per_s for p in points]}
+        line |= {"line": {"color": COLOURS[i % len(COLOURS)]}, "hovertemplate": HOVER}
+        line |= {"marker": {"symbol": _SYMBOLS[i % len(_SYMBOLS)], "size": 8}}
+        lines.append(line | {"customdata": told})
     counts = {plan.workers for plan in plans}
     is_wide = max(counts) > 32 * min(counts)
-    ticks = decades(counts) if is_wide else whole_numbers(max(counts))
-    figure.update_xaxes(title_text="workers", **ticks)
-    figure.update_yaxes(title_text="samples/s", rangemode="tozero")
+    x = {"title": "workers"} | (decades(counts) if is_wide else whole_numbers(max(counts)))
+    panel = Panel(lines, x, {"title": "samples/s", "rangemode": "tozero"})
+    figure = figure_element(figure_of([panel], 330), "workers")
     note = "Each strategy at its best on so many workers: codec, chunk and choice of devices."
-    return section("How far it scales", note, figure_of(styled(figure, 330), "workers"))
+    return section("How far it scales", note, figure)
 
 
 def of_plan(ranking: RankingRows) -> Iterator[Insight]:

@@ -3,12 +3,18 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import plotly.graph_objects as go
-
 from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
 from paceline.records.profile import LargestBatch, ProfileResult, Quartiles
-from paceline.report.figures import HOVER, KINDS, LEFT, PARTS, escaped, figure_of, styled
+from paceline.report.figures import (
+    KINDS,
+    PARTS,
+    Panel,
+    bars_along,
+    escaped,
+    figure_element,
+    figure_of,
+)
 from paceline.report.format import (
     change_text,
     counted,
@@ -23,6 +29,7 @@ from paceline.report.steps import two_steps
 
 _MOST_BARS = 30  # layers of the figure, the slowest ones; the table has all
 _HEIGHT, _ROW = 130, 22  # pixels
+_MILLISECONDS = "milliseconds of a step"
 
 
 def drawn(result: ProfileResult, folder: Path) -> Drawn:
@@ -88,23 +95,17 @@ def operator_rows(result: ProfileResult) -> list[tuple[str, ...]]:
 
 
 def _stages(result: ProfileResult) -> Html:
-    figure, end = go.Figure(), 0.0
+    bars, end = [], 0.0
     for row in result.stages:
         if row.stage == "hidden" or not row.seconds:
             continue
         fill = PARTS[row.stage]
-        figure.add_bar(
-            name=fill.label,
-            orientation="h",
-            y=[""],
-            x=[1e3 * row.seconds],
-            base=[1e3 * end],
-            marker=fill.marker({"width": 0}),
-            hovertemplate=f"{fill.label} {duration(row.seconds)}<extra></extra>",
-        )
+        told = [f"{fill.label} {duration(row.seconds)}"]
+        place = {"y": [""], "base": [1e3 * end], "marker": fill.marker({"width": 0})}
+        bars.append(bars_along(fill, [1e3 * row.seconds], told, **place))
         end += row.seconds
-    figure.update_layout(barmode="overlay")
-    figure.update_xaxes(title_text="milliseconds of a step")
+    panel = Panel(bars, {"title": _MILLISECONDS})
+    figure = figure_of([panel], _HEIGHT, margin={"l": 12}, barmode="overlay")
     note = (
         "Means over the workers and over the recorded steps, the middle half of them. Hidden "
         "communication runs beside computation and adds nothing. The sum is "
@@ -113,29 +114,23 @@ def _stages(result: ProfileResult) -> Html:
     )
     named = {name: fill.label for name, fill in PARTS.items()}
     rows = [(named.get(name, name), *rest) for name, *rest in stage_rows(result)]
-    bar = figure_of(styled(figure, _HEIGHT, 12), "stages")
+    bar = figure_element(figure, "stages")
     return section("Where a step goes", note, bar, table(("part", "time", "of the step"), rows))
 
 
 def _layers(result: ProfileResult) -> Html:
     slowest = sorted(result.layers, key=lambda row: row.median_s, reverse=True)[:_MOST_BARS]
-    figure = go.Figure()
+    names, bars = [escaped(row.name) for row in slowest], []
     for kind in (Kind.FORWARD, Kind.BACKWARD):
         fill = KINDS[kind]
         values = [getattr(row, kind).median_s for row in slowest]
-        figure.add_bar(
-            name=fill.label,
-            orientation="h",
-            y=[escaped(row.name) for row in slowest],
-            x=[1e3 * value for value in values],
-            marker=fill.marker({"width": 0}),
-            customdata=[duration(value) for value in values],
-            hovertemplate="%{y}: " + fill.label + f" {HOVER}",
-        )
-    figure.update_layout(barmode="stack")
-    figure.update_xaxes(title_text="milliseconds of a step")
-    figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
-    drawn = figure_of(styled(figure, _HEIGHT + _ROW * len(slowest), LEFT), "layers")
+        told = [f"{n}: {fill.label} {duration(s)}" for n, s in zip(names, values, strict=True)]
+        marker = fill.marker({"width": 0})
+        bars.append(bars_along(fill, [1e3 * s for s in values], told, y=names, marker=marker))
+    y = {"type": "category", "autorange": "reversed", "showgrid": False}
+    panel = Panel(bars, {"title": _MILLISECONDS}, y)
+    figure = figure_of([panel], _HEIGHT + _ROW * len(slowest), barmode="stack")
+    drawn = figure_element(figure, "layers")
     head = ("layer", "forward", "quartiles", "backward", "quartiles", "parameters", "kept")
     rows = []
     for row in result.layers:

@@ -10,7 +10,13 @@ from paceline.core.timeline import Origin, Timeline
 from paceline.record.trace import read_timeline, read_trace
 from paceline.records.result import RunResult, read_run
 from paceline.report import markup
-from paceline.report.figures import PARTS, evaluation_curves, figure_of, learning_curves, step_parts
+from paceline.report.figures import (
+    PARTS,
+    evaluation_curves,
+    figure_element,
+    learning_curves,
+    step_parts,
+)
 from paceline.report.format import (
     change_text,
     counted,
@@ -179,7 +185,7 @@ def _tests(evaluations: Sequence[Evaluation], score: str) -> Html:
         (f"{one.num_steps:,}", loss_text(one.test_loss), optional_score(score, one.score))
         for one in evaluations
     ]
-    figure = figure_of(evaluation_curves(evaluations, score), "evaluations")
+    figure = figure_element(evaluation_curves(evaluations, score), "evaluations")
     numbers = folded("The same in numbers", table(("step", "test loss", f"test {score}"), rows))
     return section("Tests by steps", "", figure, numbers)
 
@@ -191,7 +197,7 @@ def _learning(epochs: Sequence[Epoch], score: str) -> Html:
         reached = optional_score(score, epoch.score), duration(epoch.seconds)
         rows.append((str(epoch.number + 1), *losses, *reached))
     head = ("epoch", "train loss", "test loss", f"test {score}", "time")
-    figure = figure_of(learning_curves(epochs, score), "learning")
+    figure = figure_element(learning_curves(epochs, score), "learning")
     has_score = any(epoch.score is not None for epoch in epochs)
     return section(
         f"Loss and {score}" if has_score else "Loss",
@@ -227,8 +233,7 @@ def _parts(comparison: Comparison) -> Html:
         error = change_text(row.error)
         rows.append((name, duration(row.left_s), duration(row.right_s), error))
     head = ("per step", comparison.left, comparison.right, f"error of {comparison.left}")
-    # The table below names the colours, and wraps as a legend would not.
-    figure = figure_of(step_parts(comparison).update_layout(showlegend=False), "parts")
+    figure = figure_element(step_parts(comparison), "parts")
     return section("Where a step goes", note, figure, table(head, rows))
 
 

@@ -5,8 +5,6 @@ from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
-import plotly.graph_objects as go
-
 from paceline.core.losses import busy_warning
 from paceline.core.timeline import Origin
 from paceline.records.scale import (
@@ -18,7 +16,17 @@ from paceline.records.scale import (
     timed,
     unrest_of,
 )
-from paceline.report.figures import HOVER, PARTS, Fill, escaped, figure_of, styled, unit_of
+from paceline.report.figures import (
+    HOVER,
+    PARTS,
+    Described,
+    Fill,
+    Panel,
+    escaped,
+    figure_element,
+    figure_of,
+    unit_of,
+)
 from paceline.report.format import (
     Quantity,
     change_text,
@@ -73,7 +81,7 @@ def _sections(result: ScaleResult) -> Iterator[Html]:
     good = timed(result.cells)
     for scaling, (title, note) in _SCALINGS.items():
         if cells := [cell for cell in good if cell.scaling == scaling]:
-            figure = figure_of(_epoch_times(cells), scaling)
+            figure = figure_element(_epoch_times(cells), scaling)
             yield section(title, f"{note} {_EPOCH}", figure)
     if len({cell.workers for cell in good}) > 1:
         yield _speedups(good)
@@ -88,7 +96,7 @@ def _sections(result: ScaleResult) -> Iterator[Html]:
             "not there. As figure 4 of Mojumder et al. 2018, whose FP+BP are forward and backward "
             "here, and whose WU is the rest."
         )
-        yield section("Where an epoch goes", note, figure_of(_breakdowns(shown), "breakdowns"))
+        yield section("Where an epoch goes", note, figure_element(_breakdowns(shown), "breakdowns"))
     yield from _side_by_side(good)
     yield _cells(result.cells)
     failed = [f"{', '.join(_asked(cell))}: {cell.error}" for cell in result.cells if cell.error]
@@ -228,7 +236,7 @@ def _cells(cells: Sequence[ScaleCell]) -> Html:
     return section("All cells", note, drawn)
 
 
-def _epoch_times(cells: Sequence[TimedCell]) -> go.Figure:
+def _epoch_times(cells: Sequence[TimedCell]) -> Described:
     """Return the time of an epoch by workers: a row for each batch, a bar for each method and kind.
 
     Whiskers are the spreads of the cells. The bars of weak scaling contain the mean time of one
@@ -236,102 +244,105 @@ def _epoch_times(cells: Sequence[TimedCell]) -> go.Figure:
     """
     batches = _distinct(cells, lambda one: one.batch)
     unit, factor = unit_of(max(cell.epoch_s for cell in cells))
-    figure = _rows([f"<b>batch {batch}</b>" for batch in batches])
-    figure.update_yaxes(title_text=f"epoch, {unit}", rangemode="tozero")
     names = [str(one) for one in sorted(_distinct(cells, lambda one: one.workers))]
-    figure.update_xaxes(type="category", categoryorder="array", categoryarray=names)
-    figure.update_xaxes(title_text="workers", row=len(batches), col=1)
-    for row, batch in enumerate(batches, 1):
+    x = {"type": "category", "categoryorder": "array", "categoryarray": names}
+    panels = []
+    for batch in batches:
         groups: dict[tuple[str, Origin], list[TimedCell]] = {}
         for cell in cells:
             if cell.batch == batch:
                 groups.setdefault((cell.method, cell.kind), []).append(cell)
-        for group in groups.values():
-            ordered = sorted(group, key=lambda one: one.workers)
-            bars = [_bars(ordered, cells, factor, attrgetter("epoch_s"))]
-            if group[0].scaling == "weak":
-                part = _bars(ordered, cells, factor, lambda one: one.epoch_s / one.workers)
-                part.update(error_y=None, name=f"{part.name}, for each worker's samples")
-                part.marker.pattern = {"shape": "x", "size": 6, "solidity": 0.3}
-                bars = [bars[0].update(opacity=0.45), part]
-            for one in bars:
-                figure.add_trace(one.update(showlegend=row == 1), row=row, col=1)
-    figure.update_layout(barmode="group", bargap=0.25)
-    return styled(figure, _REST + _ROW * len(batches))
+        ordered = (sorted(group, key=lambda one: one.workers) for group in groups.values())
+        bars = [bar for group in ordered for bar in _bars(group, cells, factor)]
+        title = f"<b>batch {batch}</b>"
+        panels.append(([one | {"showlegend": batch == batches[0]} for one in bars], title))
+    return _rows(panels, x, "workers", unit, barmode="group", bargap=0.25)
 
 
 def _bars(
-    cells: Sequence[TimedCell],
-    all_cells: Sequence[TimedCell],
-    factor: float,
-    seconds_of: Callable[[TimedCell], float],
-) -> go.Bar:
-    """Return the bars of cells of one method and kind, coloured and named as among all cells."""
+    cells: Sequence[TimedCell], all_cells: Sequence[TimedCell], factor: float
+) -> Iterator[Described]:
+    """Yield the bars of cells of one method and kind, coloured and named as among all cells."""
     method, kind = cells[0].method, cells[0].kind
     methods = _distinct(all_cells, lambda one: one.method)
     kinds = _distinct(all_cells, lambda one: one.kind)
     name = method if len(kinds) == 1 else f"{method}, {kind}"
     pattern = {"shape": _PATTERNS[kind] if len(kinds) > 1 else "", "size": 6, "solidity": 0.35}
     colour = _COLOURS[methods.index(method) % len(_COLOURS)]
+
+    def bar(seconds: Sequence[float], name: str, pattern: Described) -> Described:
+        told = [f"{_described(o)}: {duration(s)}" for o, s in zip(cells, seconds, strict=True)]
+        where = {"type": "bar", "name": name, "x": [str(one.workers) for one in cells]}
+        where |= {"legendgroup": same, "offsetgroup": same}
+        marker = {"color": colour, "line": {"width": 0}, "pattern": pattern}
+        bar = {"y": [s / factor for s in seconds], "customdata": told, "hovertemplate": HOVER}
+        return where | bar | {"marker": marker}
+
+    same, epochs = name, [one.epoch_s for one in cells]
+    whole = bar(epochs, name, pattern)
+    if any(one.spread and one.spread[0] != one.spread[1] for one in cells):
+        whole["error_y"] = _whiskers(cells, factor)
+    if cells[0].scaling != "weak":
+        yield whole
+        return
+    yield whole | {"opacity": 0.45}
+    each = [one.epoch_s / one.workers for one in cells]
+    crossed = {"shape": "x", "size": 6, "solidity": 0.3}
+    yield bar(each, f"{name}, for each worker's samples", crossed)
+
+
+def _whiskers(cells: Sequence[TimedCell], factor: float) -> Described:
     spans = [(one.epoch_s, *(one.spread or (one.epoch_s,) * 2)) for one in cells]
-    whiskers: dict[str, Any] = {"type": "data", "symmetric": False, "color": "#888888"}
-    whiskers |= {"array": [(upper - middle) / factor for middle, _, upper in spans]}
-    whiskers |= {"arrayminus": [(middle - lower) / factor for middle, lower, _ in spans]}
-    whiskers |= {"thickness": 1.2, "width": 3}
-    has_spread = any(lower != upper for _, lower, upper in spans)
-    return go.Bar(
-        name=name,
-        legendgroup=name,
-        offsetgroup=name,
-        x=[str(one.workers) for one in cells],
-        y=[seconds_of(one) / factor for one in cells],
-        error_y=whiskers if has_spread else None,
-        customdata=[f"{_described(one)}: {duration(seconds_of(one))}" for one in cells],
-        hovertemplate=HOVER,
-        marker={"color": colour, "line": {"width": 0}, "pattern": pattern},
-    )
+    above = [(upper - middle) / factor for middle, _, upper in spans]
+    below = [(middle - lower) / factor for middle, lower, _ in spans]
+    ends = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+    return ends | {"color": "#888888", "thickness": 1.2, "width": 3}
 
 
-def _breakdowns(cells: Sequence[TimedCell]) -> go.Figure:
+def _breakdowns(cells: Sequence[TimedCell]) -> Described:
     """Return the parts of an epoch: a row for each method, a bar for each batch and workers."""
     methods = _distinct(cells, lambda one: one.method)
     unit, factor = unit_of(max(cell.epoch_s for cell in cells))
-    figure = _rows([f"<b>{escaped(method)}</b>" for method in methods])
-    for row, method in enumerate(methods, 1):
+    panels = []
+    for method in methods:
         found = [one for one in cells if one.method == method]
         known = [{part: getattr(one, f"{part}_s") or 0.0 for part in _STACK} for one in found]
+        bars = []
         for name in (*_STACK, "other"):
             fill = _OTHER if name == "other" else PARTS[name]
             seconds = [
                 max(0.0, one.epoch_s - sum(parts.values())) if name == "other" else parts[name]
                 for one, parts in zip(found, known, strict=True)
             ]
-            figure.add_bar(
-                name=fill.label,
-                legendgroup=fill.label,
-                x=[f"{one.workers} x {one.batch}" for one in found],
-                y=[value / factor for value in seconds],
-                customdata=[
-                    f"{_described(one)}: {fill.label} {duration(value)}"
-                    for one, value in zip(found, seconds, strict=True)
-                ],
-                hovertemplate=HOVER,
-                marker=fill.marker({"width": 0}),
-                showlegend=row == 1,
-                row=row,
-                col=1,
-            )
-    figure.update_yaxes(title_text=f"epoch, {unit}", rangemode="tozero")
-    figure.update_xaxes(type="category", title_text="workers x batch", row=len(methods), col=1)
-    figure.update_layout(barmode="stack")
-    return styled(figure, _REST + _ROW * len(methods))
+            told = [
+                f"{_described(one)}: {fill.label} {duration(value)}"
+                for one, value in zip(found, seconds, strict=True)
+            ]
+            bar: Described = {"type": "bar", "name": fill.label, "legendgroup": fill.label}
+            bar |= {"x": [f"{one.workers} x {one.batch}" for one in found]}
+            bar |= {"y": [s / factor for s in seconds], "customdata": told, "hovertemplate": HOVER}
+            bar |= {"marker": fill.marker({"width": 0}), "showlegend": method == methods[0]}
+            bars.append(bar)
+        panels.append((bars, f"<b>{escaped(method)}</b>"))
+    return _rows(panels, {"type": "category"}, "workers x batch", unit, barmode="stack")
 
 
-def _rows(titles: Sequence[str]) -> go.Figure:
-    gap = 0.32 / len(titles) if len(titles) > 1 else 0
-    return go.Figure().set_subplots(
-        rows=len(titles), cols=1, subplot_titles=titles, vertical_spacing=gap
-    )
+def _rows(
+    panels: Sequence[tuple[Sequence[Described], str]],
+    x: Described,
+    below: str,
+    unit: str,
+    **layout: Any,
+) -> Described:
+    """Return panels of epochs below one another, from their bars and titles."""
+    y = {"title": f"epoch, {unit}", "rangemode": "tozero"}
+    last = len(panels) - 1
+    drawn = [
+        Panel(bars, x | ({"title": below} if number == last else {}), y, title)
+        for number, (bars, title) in enumerate(panels)
+    ]
+    heights, gap = [1] * len(panels), 0.32 / len(panels)
+    return figure_of(drawn, _REST + _ROW * len(panels), heights=heights, gap=gap, **layout)
 
 
 def _described(cell: TimedCell) -> str:

@@ -2,10 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 
-import plotly.graph_objects as go
-
-from paceline.report.figures import COLOURS, escaped, figure_of, styled, whole_numbers
-from paceline.report.format import share
+from paceline.report.figures import (
+    COLOURS,
+    Described,
+    Panel,
+    escaped,
+    figure_element,
+    figure_of,
+    share_bars,
+    whole_numbers,
+)
 from paceline.report.markup import Drawn, Html, element, section, table
 from paceline.report.side_by_side import (
     SideBySide,
@@ -36,7 +42,7 @@ def _sections(sides: SideBySide) -> Iterator[Html]:
         table(("after", *heads), time_rows(sides)),
         table(("epoch", *heads), epoch_rows(sides)),
     )
-    figure = figure_of(_curves(sides), "losses")
+    figure = figure_element(_curves(sides), "losses")
     yield section("Loss against time and against epochs", note, figure, *numbers)
     for title, note, values in (
         ("Updates of each worker", "Share of a run's updates.", _field(sides, "update_shares")),
@@ -48,37 +54,25 @@ def _sections(sides: SideBySide) -> Iterator[Html]:
     ):
         if values:
             name = title.split()[0].lower()
-            yield section(title, note, figure_of(_bars(values), name))
+            yield section(title, note, figure_element(_bars(values), name))
 
 
-def _curves(sides: SideBySide) -> go.Figure:
-    titles = ("Against time", "Against epochs")
-    figure = go.Figure().set_subplots(
-        rows=1, cols=2, subplot_titles=titles, shared_yaxes=True, horizontal_spacing=0.05
-    )
-    for number_of, run in enumerate(sides.runs):
-        line = {
-            "color": COLOURS[number_of % len(COLOURS)],
-            "dash": _DASHES[number_of // len(COLOURS) % len(_DASHES)],
-        }
-        losses = [normalised(point.loss, sides) for point in run.points]
-        for column in (1, 2):
-            figure.add_scatter(
-                x=[point.seconds if column == 1 else point.epoch for point in run.points],
-                y=losses,
-                name=escaped(run.name),
-                legendgroup=str(number_of),
-                showlegend=column == 1,
-                mode="lines+markers",
-                line=line,
-                row=1,
-                col=column,
-            )
-    figure.update_xaxes(title_text="seconds of training", rangemode="tozero", col=1)
+def _curves(sides: SideBySide) -> Described:
+    by_time: list[Described] = []
+    by_epoch: list[Described] = []
+    for i, run in enumerate(sides.runs):
+        dash = _DASHES[i // len(COLOURS) % len(_DASHES)]
+        curve: Described = {"type": "scatter", "mode": "lines+markers", "name": escaped(run.name)}
+        curve |= {"line": {"color": COLOURS[i % len(COLOURS)], "dash": dash}}
+        curve |= {"legendgroup": str(i), "y": [normalised(one.loss, sides) for one in run.points]}
+        by_time.append(curve | {"x": [point.seconds for point in run.points]})
+        by_epoch.append(curve | {"x": [one.epoch for one in run.points], "showlegend": False})
     last = max(point.epoch for run in sides.runs for point in run.points)
-    figure.update_xaxes(title_text="epoch", rangemode="tozero", col=2, **whole_numbers(last))
-    figure.update_yaxes(title_text=f"{sides.loss} / lowest", col=1)
-    return styled(figure, _HEIGHT)
+    seconds = {"title": "seconds of training", "rangemode": "tozero"}
+    epochs = {"title": "epoch", "rangemode": "tozero"} | whole_numbers(last)
+    left = Panel(by_time, seconds, {"title": f"{sides.loss} / lowest"}, "Against time")
+    shared = {"matches": "y", "showticklabels": False}
+    return figure_of([left, Panel(by_epoch, epochs, shared, "Against epochs")], _HEIGHT, gap=0.05)
 
 
 def _field(sides: SideBySide, name: str) -> dict[str, Mapping[str, float]]:
@@ -87,20 +81,8 @@ def _field(sides: SideBySide, name: str) -> dict[str, Mapping[str, float]]:
     return {run: own for run, own in values.items() if own}
 
 
-def _bars(values: Mapping[str, Mapping[str, float]]) -> go.Figure:
+def _bars(values: Mapping[str, Mapping[str, float]]) -> Described:
     """Return a row of bars for each run, a bar for each worker."""
     workers = dict.fromkeys(worker for own in values.values() for worker in own)
-    runs, figure = list(values), go.Figure()
-    for number_of, worker in enumerate(workers):
-        of_worker = [values[run].get(worker) for run in runs]
-        figure.add_bar(
-            x=of_worker,
-            y=list(map(escaped, runs)),
-            name=escaped(worker),
-            orientation="h",
-            text=[None if one is None else share(one) for one in of_worker],
-            marker={"color": COLOURS[number_of % len(COLOURS)]},
-        )
-    figure.update_xaxes(range=[0, 1.05], tickformat=".0~%")
-    figure.update_yaxes(autorange="reversed")
-    return styled(figure, 100 + 24 * len(runs) * (1 + len(workers)), left=120)
+    groups = {name: {run: own.get(name) for run, own in values.items()} for name in workers}
+    return share_bars(groups, COLOURS, 24 * len(values) * (1 + len(workers)), is_downward=True)

@@ -7,18 +7,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
-import plotly.graph_objects as go
-
 from paceline.core.outcome import UnevenWorker, Updates
 from paceline.records.result import RunResult
 from paceline.report.figures import (
     COLOURS,
     TEST,
     TRAIN,
+    Described,
+    Panel,
     decades,
     escaped,
+    figure_element,
     figure_of,
-    styled,
+    share_bars,
     whole_numbers,
 )
 from paceline.report.format import nbytes, number, optional_share, share
@@ -26,6 +27,7 @@ from paceline.report.markup import Html, section, table
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _HEIGHT = 290  # pixels
+_SECONDS = {"title": "seconds of training", "rangemode": "tozero"}
 _MOST_MISSED = 30  # bars of the histogram; the last holds all beyond
 
 
@@ -73,13 +75,14 @@ def _traffic(result: RunResult) -> Html:
 
 def _loss_in_time(result: RunResult) -> Html:
     seconds = list(accumulate(epoch.seconds for epoch in result.epochs))
-    figure = go.Figure()
+    curves: list[Described] = []
     for name, style in (("train", TRAIN), ("test", TEST)):
         losses = [getattr(epoch, f"{name}_loss") for epoch in result.epochs]
-        figure.add_scatter(x=seconds, y=losses, name=f"{name} loss", mode="lines+markers", **style)
-    figure.update_xaxes(title_text="seconds of training", rangemode="tozero")
+        curve = {"type": "scatter", "mode": "lines+markers", "x": seconds, "y": losses}
+        curves.append({"name": f"{name} loss", **curve, **style})
+    figure = figure_of([Panel(curves, _SECONDS)], _HEIGHT)
     note = "The training loss is the mean over an epoch, each batch on the model as it was then."
-    return section("Loss against time", note, figure_of(styled(figure, _HEIGHT), "loss-in-time"))
+    return section("Loss against time", note, figure_element(figure, "loss-in-time"))
 
 
 def _updates(made: Updates, workers: Sequence[UnevenWorker]) -> Html:
@@ -98,57 +101,50 @@ def _updates(made: Updates, workers: Sequence[UnevenWorker]) -> Html:
     if made.gaps:
         # Workers note their updates in turns, so that their clocks' times may come out of order.
         times, gaps = zip(*sorted(made.gaps), strict=True)
-        figure = go.Figure(go.Scatter(x=times, y=gaps, mode="lines", line={"color": COLOURS[0]}))
-        figure.update_xaxes(title_text="seconds of training", rangemode="tozero")
-        ticks = whole_numbers(max(gaps))
-        figure.update_yaxes(title_text="updates ahead of the last", rangemode="tozero", **ticks)
-        drawn.append(figure_of(styled(figure, _HEIGHT), "gaps"))
+        line: Described = {"type": "scatter", "x": times, "y": gaps, "mode": "lines"}
+        y: Described = {"title": "updates ahead of the last", "rangemode": "tozero"}
+        y |= whole_numbers(max(gaps))
+        panel = Panel([line | {"line": {"color": COLOURS[0]}}], _SECONDS, y)
+        drawn.append(figure_element(figure_of([panel], _HEIGHT), "gaps"))
     note = "Updates of the shared model. Tried: samples/s before the training."
     return section("Updates", note, *drawn)
 
 
 def _batch_sizes(workers: Sequence[UnevenWorker]) -> Html:
-    figure = go.Figure()
+    lines: list[Described] = []
     for i, worker in enumerate(workers):
         colour, dash = COLOURS[i % len(COLOURS)], _DASHES[i % len(_DASHES)]
         times, sizes = [time for time, _ in worker.batch_sizes], [n for _, n in worker.batch_sizes]
-        style = {"color": colour, "dash": dash, "shape": "hv"}
-        figure.add_scatter(x=times, y=sizes, name=escaped(worker.name), mode="lines", line=style)
-    figure.update_xaxes(title_text="seconds of training", rangemode="tozero")
-    sizes = [size for worker in workers for _, size in worker.batch_sizes]
-    figure.update_yaxes(title_text="samples", **decades(sizes))
-    drawn = figure_of(styled(figure, _HEIGHT), "sizes")
+        line: Described = {"type": "scatter", "x": times, "y": sizes, "mode": "lines"}
+        line |= {"line": {"color": colour, "dash": dash, "shape": "hv"}}
+        lines.append(line | {"name": escaped(worker.name)})
+    every = [size for worker in workers for _, size in worker.batch_sizes]
+    figure = figure_of([Panel(lines, _SECONDS, {"title": "samples"} | decades(every))], _HEIGHT)
+    drawn = figure_element(figure, "sizes")
     return section("Batch size", "At the end of each batch; the policy decides.", drawn)
 
 
 def _staleness(made: Updates) -> Html:
-    figure = go.Figure()
+    drawn: list[Described] = []
     for i, (name, counted) in enumerate(made.staleness.items()):
         bars = Counter[int]()
         for missed, times in counted.items():
             bars[min(missed, _MOST_MISSED)] += times
         total = sum(bars.values()) or 1
-        shares = [times / total for times in bars.values()]
-        colour = {"color": COLOURS[i % len(COLOURS)]}
-        figure.add_bar(x=list(bars), y=shares, name=escaped(name), marker=colour)
+        bar: Described = {"type": "bar", "name": escaped(name), "x": list(bars)}
+        bar |= {"y": [times / total for times in bars.values()]}
+        drawn.append(bar | {"marker": {"color": COLOURS[i % len(COLOURS)]}})
     shown = [min(most, _MOST_MISSED) for counted in made.staleness.values() for most in counted]
-    ticks = whole_numbers(max(shown, default=0))
-    figure.update_xaxes(title_text="updates of others that a batch missed", **ticks)
-    figure.update_yaxes(title_text="share of batches", tickformat=".0~%")
+    x = {"title": "updates of others that a batch missed"} | whole_numbers(max(shown, default=0))
+    y = {"title": "share of batches", "tickformat": ".0~%"}
+    figure = figure_of([Panel(drawn, x, y)], _HEIGHT)
     mean, most = f"{made.mean_staleness:.2f} on average", _MOST_MISSED
     note = f"{mean}. Bar {most} holds all that missed so many or more."
-    return section("Staleness", note, figure_of(styled(figure, _HEIGHT), "staleness"))
+    return section("Staleness", note, figure_element(figure, "staleness"))
 
 
 def _utilisation(happened: Mapping[str, float], predicted: Mapping[str, float]) -> Html:
-    names = list(map(escaped, happened))
-    planned = [predicted.get(name, 0.0) for name in happened] if predicted else []
-    happened_bars = ("happened", list(happened.values()), COLOURS[0])
-    figure = go.Figure()
-    for label, values, colour in (happened_bars, ("predicted", planned, COLOURS[5])):
-        if values:
-            text, marker = [share(value) for value in values], {"color": colour}
-            figure.add_bar(x=values, y=names, name=label, text=text, marker=marker, orientation="h")
-    figure.update_xaxes(range=[0, 1.05], tickformat=".0~%")
-    drawn = figure_of(styled(figure, 100 + 40 * len(names)), "utilisation")
+    planned = {name: predicted.get(name, 0.0) for name in happened} if predicted else {}
+    figure = share_bars({"happened": happened, "predicted": planned}, (COLOURS[0], COLOURS[5]))
+    drawn = figure_element(figure, "utilisation")
     return section("Utilisation", "The share of the time in which a device computed.", drawn)
