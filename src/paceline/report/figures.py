@@ -9,19 +9,17 @@ palette, <https://jfly.uni-koeln.de/color/>. Pairs of kinds (there and back) sha
 differ by hatching.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import accumulate
-from math import ceil, floor, isfinite, log10
+from math import ceil, floor, log10
 from typing import Any
 
 from paceline.core.compare import Comparison
 from paceline.core.outcome import Epoch, Evaluation, is_share
 from paceline.core.plan import Kind
 from paceline.report.format import duration, share
-from paceline.report.markup import Html, element
 
 Described = dict[str, Any]
 """A part of a figure: a trace, an axis, or all of it."""
@@ -200,28 +198,6 @@ def _title(text: str, across: Sequence[float], top: float, *, is_left: bool) -> 
         place = {"x": 0, "xanchor": "left", "xshift": -LEFT}
     place |= {"y": top, "yanchor": "bottom", "xref": "paper", "yref": "paper"}
     return {"text": text, "font": {"size": 14}, "showarrow": False} | place
-
-
-def figure_element(figure: Described, name: str) -> Html:
-    """Return the room that the figure takes, and what the page's script will draw there."""
-    described = json.dumps(_finite(figure), separators=(",", ":"), allow_nan=False)
-    for mark in "<>&":
-        described = described.replace(mark, f"\\u{ord(mark):04x}")
-    return element(
-        "figure",
-        element("div", id=f"figure-{name}", style=f"height:{figure['layout']['height']}px"),
-        element("script", Html(described), type="application/json"),
-        element("noscript", "This figure needs JavaScript."),
-    )
-
-
-def _finite(value: Any) -> Any:
-    """Return the value with None for what is no number: JSON has neither nan nor infinity."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 _FEW = 15  # points of a curve that are marked

@@ -29,6 +29,11 @@ class Quantity(str):
         quantity.value, quantity.unit = value, unit
         return quantity
 
+    @property
+    def exact(self) -> str:
+        """The value to twelve digits."""
+        return f"{self.value:.12g}"
+
 
 def duration(seconds: float) -> Quantity:
     """Return a time such as "1.23 ms", "45.6 s", "3 min 20 s" or "2 h 5 min".

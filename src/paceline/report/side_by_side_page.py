@@ -1,60 +1,42 @@
-"""The page of runs beside each other: losses in one figure, updates and utilisation in bars."""
+"""The page of runs next to each other: losses in one figure, updates and utilisation in bars."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from paceline.report.figures import (
     COLOURS,
     Described,
     Panel,
     escaped,
-    figure_element,
     figure_of,
     share_bars,
     whole_numbers,
 )
-from paceline.report.markup import Drawn, Html, element, section, table
+from paceline.report.page import Page
 from paceline.report.side_by_side import (
     SideBySide,
-    epoch_rows,
+    epochs_table,
     normalised,
-    summary_rows,
-    time_rows,
+    summary_table,
+    times_table,
 )
 
 _HEIGHT = 360  # pixels
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
-def drawn(sides: SideBySide) -> Drawn:
+def page_of(sides: SideBySide) -> Page:
     """Return the page of the runs."""
-    return f"{len(sides.runs)} runs beside each other", _sections(sides)
-
-
-def _sections(sides: SideBySide) -> Iterator[Html]:
-    title = f"{len(sides.runs)} runs beside each other"
-    yield element("header", element("h1", title), element("div", sides.loss, class_="soft"))
-    head, rows = summary_rows(sides)
-    note = f"To {sides.reached:.4f}: seconds of training until the loss that all runs have reached."
-    yield section("Runs", note, table(head, rows, (0, 1, 6, 7), class_="wide"))
-    heads = tuple(run.name for run in sides.runs)
-    note = f"The {sides.loss}, divided by the lowest that a run has reached: {sides.lowest:.4f}."
-    numbers = (
-        table(("after", *heads), time_rows(sides)),
-        table(("epoch", *heads), epoch_rows(sides)),
-    )
-    figure = figure_element(_curves(sides), "losses")
-    yield section("Loss against time and against epochs", note, figure, *numbers)
-    for title, note, values in (
-        ("Updates of each worker", "Share of a run's updates.", _field(sides, "update_shares")),
-        (
-            "Utilisation",
-            "Share of the time in which a device computed.",
-            _field(sides, "utilisation"),
-        ),
-    ):
-        if values:
-            name = title.split()[0].lower()
-            yield section(title, note, figure_element(_bars(values), name))
+    updates, utilisation = _field(sides, "update_shares"), _field(sides, "utilisation")
+    content = {
+        "sides": sides,
+        "runs": summary_table(sides),
+        "losses": _curves(sides),
+        "by_time": times_table(sides),
+        "by_epoch": epochs_table(sides),
+        "updates": _bars(updates) if updates else None,
+        "utilisation": _bars(utilisation) if utilisation else None,
+    }
+    return Page(f"{len(sides.runs)} runs beside each other", "side_by_side.html", content)
 
 
 def _curves(sides: SideBySide) -> Described:

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from paceline.core.plan import Kind, Resource
 from paceline.core.timeline import Origin, Span, Timeline
 from paceline.report import figures
 from paceline.report.figures import Described, Panel
 from paceline.report.format import duration
-from paceline.report.markup import Html, element, section
 
 _NUM_STEPS = 2
 _MOST_ROWS = 40
@@ -72,29 +72,15 @@ def excerpt(timeline: Timeline) -> Excerpt:
     return Excerpt(f"{timeline.origin}: {title}", end - start, rows, step_ends)
 
 
-def swatched(fill: figures.Fill) -> Html:
-    """Return the label of a fill beside its colour."""
-    swatch = element("span", class_="swatch", style=fill.css)
-    return element("span", swatch, fill.label)
-
-
-def two_steps(timelines: Sequence[Timeline]) -> Html:
-    """Return two steps of each timeline as a picture."""
+def two_steps(timelines: Sequence[Timeline]) -> dict[str, Any] | None:
+    """Return two steps of each timeline as a figure, and the fills in it; None without any."""
     excerpts = [excerpt(timeline) for timeline in timelines if timeline.spans]
     if not excerpts:
-        return section("Two steps in time", "trace.json holds no timeline.")
-    note = (
-        "Consecutive steps from the middle of each timeline, on one scale of time. A task that "
-        "holds several resources stands in the row of each; dotted lines are ends of steps. Drag "
-        "to zoom, double-click to return; trace.json opens in Perfetto and holds all that was "
-        "recorded."
-    )
-    drawn = steps_in_time(excerpts)
-    labels = {bar["name"] for bar in drawn["data"]}
-    fills = (swatched(fill) for fill in figures.KINDS.values() if fill.label in labels)
-    legend = element("div", *fills, class_="legend")
-    figure = figures.figure_element(drawn, "steps")
-    return section("Two steps in time", note, legend, figure)
+        return None
+    figure = steps_in_time(excerpts)
+    labels = {bar["name"] for bar in figure["data"]}
+    fills = [fill for fill in figures.KINDS.values() if fill.label in labels]
+    return {"figure": figure, "fills": fills}
 
 
 def steps_in_time(excerpts: Sequence[Excerpt]) -> Described:
@@ -141,7 +127,7 @@ def _bars(shown: Excerpt, factor: float) -> Iterator[Described]:
         )
 
 
-def through_time(timelines: Sequence[Timeline]) -> Iterator[Html]:
+def through_time(timelines: Sequence[Timeline]) -> Iterator[dict[str, Any]]:
     """Yield the steps of what happened, a line for each device, if there are enough of them."""
     for timeline in [one for one in timelines if one.origin is not Origin.PREDICTED]:
         seconds = {
@@ -152,16 +138,15 @@ def through_time(timelines: Sequence[Timeline]) -> Iterator[Html]:
             continue
         every = [value for values in seconds.values() for value in values]
         drawn = dict(list(seconds.items())[:_MOST_LINES])
-        note = (
-            "The steps that were recorded, from one weight update to the next: half of them took "
-            f"up to {duration(median(every))}, the longest {duration(max(every))}."
-        )
-        if len(drawn) < len(seconds):
-            note += f" The first {_MOST_LINES} of {len(seconds)} devices."
-        if max(map(len, drawn.values())) > _MOST_POINTS:
-            note += " A point is the longest of several steps."
-        figure = figures.figure_element(_lines(drawn), f"through-{timeline.origin}")
-        yield section(f"Steps one by one, {timeline.origin}", note, figure)
+        yield {
+            "origin": timeline.origin,
+            "median_s": median(every),
+            "longest_s": max(every),
+            "drawn": len(drawn),
+            "devices": len(seconds),
+            "is_thinned": max(map(len, drawn.values())) > _MOST_POINTS,
+            "figure": _lines(drawn),
+        }
 
 
 def _lines(seconds: Mapping[str, Sequence[float]]) -> Described:
