@@ -26,7 +26,7 @@ PURE = {
         f"{name}.{part}" for name in ("allreduce", "host", "tree") for part in ("config", "plan")
     ],
     "paceline.record": ["trace"],
-    "paceline.report": ["differences", "page"],
+    "paceline.report": ["differences", "folder"],
     "paceline.data": ["sampler"],
     "paceline.records": ["built_in", "config_file", "machine_file"],
     "paceline.api": ["planning"],

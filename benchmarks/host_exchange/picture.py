@@ -1,7 +1,9 @@
 """Draw two steps of two runs, one above the other: picture.py RUN_A RUN_B PAGE.html."""
 
+import json
 import sys
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 from paceline.record.trace import read_timeline
@@ -11,16 +13,18 @@ from paceline.report.steps import excerpt, steps_in_time
 
 def main(folders: list[Path], page: Path) -> None:
     """Write a page with the runs' measured steps on one scale of time."""
-    excerpts, names = [], []
+    excerpts = []
     for folder in folders:
-        excerpts.append(excerpt(read_timeline(folder / "trace.json", "measured")))
-        names.append(read_run(folder).settings.strategy)
+        shown = excerpt(read_timeline(folder / "trace.json", "measured"))
+        excerpts.append(
+            replace(shown, title=f"{read_run(folder).settings.strategy}: {shown.title}")
+        )
     longest = max(one.length_s for one in excerpts)
     figure = steps_in_time([replace(one, length_s=longest) for one in excerpts])
-    for annotation, name in zip(figure.layout.annotations, names, strict=False):
-        annotation.text = f"{name}: two steps, measured"
-    figure.update_layout(width=1300, height=420, paper_bgcolor="white", plot_bgcolor="white")
-    figure.write_html(page, include_plotlyjs=True, config={"displayModeBar": False})
+    plotly = files("paceline.report").joinpath("plotly-basic.min.js").read_text("utf-8")
+    draw = f"Plotly.newPlot('figure', {json.dumps(figure)})"
+    scripts = f"<script>{plotly}</script><script>{draw}</script>"
+    page.write_text(f'<!doctype html><meta charset="utf-8"><div id="figure"></div>{scripts}')
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from paceline.records.settings import validated_settings
 from paceline.runs import launching
 from refusals import refused, refused_field
 
-HEAVY = ("torch", "numpy", "pydantic", "paceline.strategies", "paceline.records", "plotly")
+HEAVY = ("torch", "numpy", "pydantic", "paceline.strategies", "paceline.records", "jinja2")
 PLAN = ("plan", "lenet5", "--machine", MACHINE)
 
 

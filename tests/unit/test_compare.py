@@ -10,7 +10,7 @@ import pytest
 from command_line import write_run
 from paceline.core.outcome import Epoch, Updates
 from paceline.records.result import read_run
-from paceline.report.side_by_side import SideBySide, epoch_rows, side_by_side, time_rows
+from paceline.report.side_by_side import SideBySide, epochs_table, side_by_side, times_table
 from refusals import refused
 
 # Seconds of an epoch, and the test losses after epochs.
@@ -41,10 +41,10 @@ def test_losses_are_divided_by_the_lowest_of_all(folders):
     assert [run.differs for run in sides.runs] == [f"policy {name}" for name in CURVES]
     # Up to 1 s, at which the last run was over; the slow one had no epoch by then.
     assert sides.times == pytest.approx([number / 6 for number in range(1, 7)])
-    rows = time_rows(sides)
+    rows = times_table(sides).rows
     assert [row[1:] for row in rows[:2]] == [("-", "-", "-")] * 2
     assert (rows[2][1:], rows[5][1:]) == (("-", "-", "2.250"), ("2.000", "-", "1.375"))
-    assert epoch_rows(sides) == [
+    assert epochs_table(sides).rows == [
         ("1", "2.000", "1.750", "2.250"),
         ("2", "1.500", "1.000", "1.375"),
         ("3", "1.250", "-", "-"),

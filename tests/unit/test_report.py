@@ -5,7 +5,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from plotly.offline import get_plotlyjs_version
 
 from boxes import box, chain, link
 from command_line import write_run as run_folder
@@ -23,7 +22,6 @@ from paceline.records.result import RunResult, read_run
 from paceline.report import write_report
 from paceline.report.figures import PARTS
 from paceline.report.format import duration, share
-from paceline.report.markup import Html, element, table
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.plan import plan
 from plan_rows import plan_row
@@ -128,9 +126,7 @@ def test_a_page_is_well_formed_holds_what_it_needs_and_stays_small(tmp_path: Pat
         assert not {"src", "href", "srcset", "action", "data"} & attributes.keys(), tag
     assert not {"link", "iframe", "object", "img"} & {tag for tag, _ in page.tags}
     assert not any(one in page.text for one in ("@import", "url("))
-    # The version that plotly's Python part composes figures for.
-    mark = f"plotly.js (basic - minified) v{get_plotlyjs_version()}"
-    assert html.count(mark) == 1
+    assert html.count("plotly.js (basic - minified) v") == 1
     assert len(html.encode()) < 1.5e6
     for value in (
         *("96.25 %", "12.3 ms", "15.0 ms", "-18.0 %", "4,267"),
@@ -139,8 +135,15 @@ def test_a_page_is_well_formed_holds_what_it_needs_and_stays_small(tmp_path: Pat
     ):
         assert value in page.text
     why = "computes 90 % of the step"
-    assert ["allreducethis run", "2", "12.3 ms", "5,203", "1.50 MiB", why] in page.rows
-    assert ["tree", "2", "24.6 ms", "2,602", "2.00 MiB", "exchanges <everything>"] in page.rows
+    assert ["allreducethis run", "2", "12.3 ms ±13 %", "5,203", "1.50 MiB", why] in page.rows
+    assert [
+        "tree",
+        "2",
+        "24.6 ms ±13 %",
+        "2,602",
+        "2.00 MiB",
+        "exchanges <everything>",
+    ] in page.rows
     assert ["2", "0.7500", "0.8125", "96.25 %", "3.50 s"] in page.rows
     assert any(row[1:3] == ["predicted", "measured"] for row in page.rows)
     for row in result().comparison.rows:
@@ -168,9 +171,6 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert HOSTILE in page.text
     # Neither the page nor what plotly draws may contain the tag itself.
     assert "<script>alert" not in html.lower()
-    assert element("p", "<&", title='"x"') == '<p title="&quot;x&quot;">&lt;&amp;</p>'
-    assert element("p", Html("<br>")) == "<p><br></p>"
-    assert "&lt;td&gt;" in table(["a"], [["<td>"]])
 
 
 def test_a_run_whose_workers_update_a_shared_model_each_when_it_is_done(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """Predicted studies on described machines, by the command line, and the page of a study."""
 
 import json
-import re
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,8 @@ from paceline.records.machine_file import read_machine
 from paceline.records.result import read_result
 from paceline.records.scale import ScaleCell, ScaleResult, ScaleSettings
 from paceline.report import write_report
-from paceline.report.scale import drawn
+from paceline.report.scale import page_of
+from paceline.report.tables import Table
 from paceline.strategies import find_exchange
 from paceline.studies.scale.conclusions import insights
 from paceline.studies.scale.study import study_model
@@ -155,7 +157,7 @@ def test_the_same_command_finds_its_cells_again(line, tmp_path):
     assert written.read_text() == before
 
 
-OVERHEAD, BESIDE = "A method&#x27;s overhead on one worker", "Predicted beside found"
+OVERHEAD, BESIDE = "A method's overhead on one worker", "Predicted beside found"
 
 
 def result_of(cells: list[ScaleCell]) -> ScaleResult:
@@ -176,22 +178,14 @@ def page(folder: Path, cells: list[ScaleCell]) -> str:
     return write_report(folder).read_text()
 
 
-def section(cells: list[ScaleCell], title: str) -> str:
-    """Return a section of the page of a study with these cells."""
-    _, sections = drawn(result_of(cells))
-    (found,) = [one for one in sections if f"<h2>{title}</h2>" in one]
-    return found
+def shown(cells: list[ScaleCell]) -> Mapping[str, Any]:
+    """Return what the page of a study with these cells shows."""
+    return page_of(result_of(cells)).content
 
 
-def rows(html: str) -> list[list[str]]:
-    """Return the texts of a table's cells, row by row, the head first."""
-    found = re.findall(r"<tr>(.*?)</tr>", html)
-    return [re.findall(r"<t[hd] [^>]*>([^<]*)</t[hd]>", row) for row in found]
-
-
-def last(html: str) -> list[str]:
-    """Return the last cell of each row below the head."""
-    return [row[-1] for row in rows(html)[1:]]
+def last(table: Table) -> list[str]:
+    """Return the last cell of each row."""
+    return [row[-1] for row in table.rows]
 
 
 def percent(*shares: float) -> list[str]:
@@ -227,13 +221,12 @@ def test_overheads_that_cannot_be_told_apart_are_marked(kind, epochs, overheads)
         cell(name, kind=kind, epoch_s=epoch_s, spread=spread)
         for name, (epoch_s, spread) in zip(NAMES, epochs, strict=True)
     ]
-    found = section(cells, OVERHEAD)
-    (row,) = rows(found)[1:]
-    assert row[:3] == [kind, "16", "10.0 s"]
+    (row,) = shown(cells)["overhead"].rows
+    assert row[:3] == (kind, "16", "10.0 s")
     assert [numbers(one) for one in row[3:]] == [[one] for one in overheads]
     assert ["," in one for one in row[3:]] == [False, True, False]  # the second is marked
     # What is copied is the number.
-    assert f'data-value="{overheads[1]:.0f}">+{overheads[1]} %,' in found
+    assert row[4].value == pytest.approx(overheads[1])
 
 
 @pytest.mark.parametrize(
@@ -245,9 +238,9 @@ def test_overheads_that_cannot_be_told_apart_are_marked(kind, epochs, overheads)
 )
 def test_overheads_on_a_busy_machine_are_doubted(restless, is_doubted):
     quiet = cell("host", epoch_s=252.983)
-    found = section([*([] if is_doubted else [cell("tree")]), restless, quiet], OVERHEAD)
-    assert ("±25 %" in found) is is_doubted
-    assert last(found) == ["25.3 times"]  # as much can be told all the same
+    found = shown([*([] if is_doubted else [cell("tree")]), restless, quiet])
+    assert ("±25 %" in found["doubt"]) is is_doubted
+    assert last(found["overhead"]) == ["25.3 times"]  # as much can be told all the same
 
 
 @pytest.mark.parametrize(
@@ -264,20 +257,19 @@ def test_predictions_beside_what_was_found(epochs_s, mean, errors):
     for method, (predicted_s, found_s) in zip(NAMES, epochs_s, strict=False):
         cells.append(cell(method, kind="predicted", epoch_s=predicted_s))
         cells.append(cell(method, epoch_s=found_s))
-    found = section(cells, BESIDE)
-    assert last(found) == errors
-    assert [row[0] for row in rows(found)[1:]] == list(NAMES[: len(epochs_s)])
-    (note,) = re.findall(r"<p[^>]*>(.*?)</p>", found)
-    assert mean in numbers(note)
+    found = shown(cells)
+    assert last(found["beside"]) == errors
+    assert [row[0] for row in found["beside"].rows] == list(NAMES[: len(epochs_s)])
+    assert 100 * found["mean_error"] == pytest.approx(mean)
 
 
 def test_workers_wait_for_the_exchange_s_share_of_an_epoch():
     """Workers compute 100 s among them, or 100 s each, and an exchange of e s shows."""
     costs = {"allreduce": 10.0, "tree": 30.0}
     cells = study(costs, (1, 2, 4)) + study(costs, (1, 2, 4), scaling="weak")
-    head, *body = rows(section(cells, "Synchronisation"))
-    assert head[-3:] == ["1 w.", "2 w.", "4 w."]
-    assert {(row[0], row[2]): row[-3:] for row in body} == {
+    table = shown(cells)["synchronisation"]
+    assert table.head[-3:] == ("1 w.", "2 w.", "4 w.")
+    assert {(row[0], row[2]): list(row[-3:]) for row in table.rows} == {
         (method, scaling): percent(0, shown_s / (one + shown_s), shown_s / (other + shown_s))
         for method, shown_s in costs.items()
         for scaling, one, other in (("strong", 100 / 2, 100 / 4), ("weak", 100, 100))
@@ -289,7 +281,8 @@ def test_idle_time_is_waiting_and_a_hidden_exchange_is_not():
     cells = [cell("host", 2, **waits), cell("host", 4, **waits | {"idle_s": 0.3})]
     # What was not measured is a dash, and kinds have rows of their own.
     cells.append(cell("host", 4, kind="rehearsed", exposed_s=1.0, idle_s=0.0))
-    assert {row[3]: row[-2:] for row in rows(section(cells, "Synchronisation"))[1:]} == {
+    rows = shown(cells)["synchronisation"].rows
+    assert {row[3]: list(row[-2:]) for row in rows} == {
         "measured": percent(2.0 / 8, 0.8 / 8),
         "rehearsed": ["-", "10.0 %"],
     }

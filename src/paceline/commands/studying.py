@@ -122,12 +122,12 @@ def _compare_losses(
     """Lay runs beside each other: their losses, updates and utilisation."""
     from paceline.report.page import write_page
     from paceline.report.side_by_side import side_by_side
-    from paceline.report.side_by_side_page import drawn
+    from paceline.report.side_by_side_page import page_of
     from paceline.report.terminal import console, side_by_side_tables
 
     sides = side_by_side(runs)
     if page is not None:
-        write_page(page, *drawn(sides))
+        write_page(page, page_of(sides))
     if not as_json:
         out = console()
         for table in side_by_side_tables(sides):

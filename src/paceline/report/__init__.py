@@ -1,5 +1,5 @@
 """One HTML page about a run, drawn from the files of its folder and from nothing else."""
 
-from paceline.report.page import write_report
+from paceline.report.folder import write_report
 
 __all__ = ["write_report"]

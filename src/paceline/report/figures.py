@@ -1,32 +1,36 @@
-"""The style and the colours of all figures, and the figures of one step and of learning.
+"""Figures as plotly.js reads them: their style and colours, and those of a step and of learning.
 
-Every text that comes from a file is escaped: plotly reads a subset of HTML in what it draws.
+A figure is a dict of traces, layout and configuration, in the words of
+<https://plotly.com/javascript/reference/>. Escape every text that comes from a file: plotly reads a
+subset of HTML in what it draws.
+
 Colours stay apart for colour-blind readers, one for each kind in all figures, after Okabe and Ito's
 palette, <https://jfly.uni-koeln.de/color/>. Pairs of kinds (there and back) share a colour and
 differ by hatching.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
+from itertools import accumulate
 from math import ceil, floor, log10
 from typing import Any
-
-import plotly.graph_objects as go
-from plotly.io import to_json
 
 from paceline.core.compare import Comparison
 from paceline.core.outcome import Epoch, Evaluation, is_share
 from paceline.core.plan import Kind
-from paceline.report.format import duration
-from paceline.report.markup import Html, element
+from paceline.report.format import duration, share
 
-_TOP, _BOTTOM = 54, 46  # pixels
-MARGINS = _TOP + _BOTTOM
+Described = dict[str, Any]
+"""A part of a figure: a trace, an axis, or all of it."""
+
 LEFT = 60  # pixels, of most figures
+_MARGIN = {"l": LEFT, "r": 12, "t": 54, "b": 46}
+MARGINS = _MARGIN["t"] + _MARGIN["b"]
 BORDER = "rgba(255,255,255,0.6)"
 HOVER = "%{customdata}<extra></extra>"  # the text of each bar, and no box with the trace's name
 _GRID = "rgba(128,128,128,0.25)"
+_LINE = {"color": "#888888", "width": 1, "dash": "dot"}
 _CONFIG = {
     "displayModeBar": False,
     "displaylogo": False,
@@ -34,7 +38,16 @@ _CONFIG = {
     "modeBarButtons": [["zoomIn2d", "zoomOut2d", "pan2d", "zoom2d", "resetScale2d"]],
 }
 
-TEXT = "#333333"
+_ABOVE = {"orientation": "h", "yref": "container", "y": 1, "yanchor": "top", "x": 0}
+LEGEND = _ABOVE | {"traceorder": "normal"}
+_LAYOUT: dict[str, Any] = {
+    "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#333333"},
+    "paper_bgcolor": "rgba(0,0,0,0)",
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "legend": LEGEND,
+    "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "#888888", "activecolor": "#0072b2"},
+    "hoverlabel": {"font": {"color": "#ffffff"}, "bgcolor": "#333333", "align": "left"},
+}
 _VIOLET = "#8f6bc2"
 TRAIN = {"line": {"color": _VIOLET, "dash": "dash"}, "marker": {"symbol": "circle-open", "size": 7}}
 TEST = {"line": {"color": _VIOLET}, "marker": {"symbol": "circle", "size": 7}}
@@ -108,46 +121,83 @@ def unit_of(longest_s: float) -> tuple[str, float]:
     return ("ms", 1e-3) if longest_s >= 1e-3 else ("us", 1e-6)
 
 
-def styled(figure: go.Figure, height: int, left: int = LEFT) -> go.Figure:
-    """Return the figure in the style that all have; `height` and `left` margin in pixels."""
-    axis: Mapping[str, object] = {
-        "title_font_size": 13,
-        "title_standoff": 8,
-        "gridcolor": _GRID,
-        "zeroline": False,
-        "linecolor": _GRID,
-        "automargin": True,
-    }
-    figure.update_xaxes(**axis)
-    figure.update_yaxes(**axis)
-    figure.update_annotations(font_size=14)
-    above = {"orientation": "h", "yref": "container", "y": 1, "yanchor": "top", "x": 0}
-    return figure.update_layout(
-        template="none",
-        height=height,
-        margin={"l": left, "r": 12, "t": _TOP, "b": _BOTTOM},
-        font={"family": "system-ui, sans-serif", "size": 13, "color": TEXT},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        legend=above | {"traceorder": "normal"},
-        modebar={"bgcolor": "rgba(0,0,0,0)", "color": "#888888", "activecolor": "#0072b2"},
-        hoverlabel={"font": {"color": "#ffffff"}, "bgcolor": "#333333", "align": "left"},
-    )
+@dataclass(frozen=True)
+class Panel:
+    """A pair of axes with its traces; a panel's title is read as markup.
 
-
-def figure_of(figure: go.Figure, name: str, *, zoomed: bool = False) -> Html:
-    """Return the room that the figure takes, and what the page's script will draw there.
-
-    One that is to be `zoomed` has buttons for it, which fingers need.
+    Of an axis' settings, `title` is text. `marks`: positions of dotted lines across the x axis.
     """
-    config = _CONFIG | ({"displayModeBar": True} if zoomed else {})
-    described = to_json(figure.to_dict() | {"config": config}, validate=False)
-    return element(
-        "figure",
-        element("div", id=f"figure-{name}", style=f"height:{figure.layout.height}px"),
-        element("script", Html(described), type="application/json"),
-        element("noscript", "This figure needs JavaScript."),
-    )
+
+    traces: Sequence[Described]
+    x: Described = field(default_factory=dict)
+    y: Described = field(default_factory=dict)
+    title: str = ""
+    marks: Sequence[float] = ()
+
+
+def figure_of(
+    panels: Sequence[Panel],
+    height: float,
+    *,
+    heights: Sequence[float] = (),
+    gap: float = 0.0,
+    margin: Mapping[str, int] | None = None,
+    is_zoomed: bool = False,
+    **layout: Any,
+) -> Described:
+    """Return a figure of this height in pixels, in the style that all have.
+
+    Panels stand next to each other or, with their relative `heights`, below one another; `gap` is
+    between two, as a share of the figure. One `is_zoomed` has buttons, which fingers need.
+    """
+    domains = _domains(heights or [1] * len(panels), gap)
+    figure: Described = {"data": [], "layout": _LAYOUT | {"height": height} | layout}
+    figure["config"] = _CONFIG | ({"displayModeBar": True} if is_zoomed else {})
+    whole = figure["layout"]
+    whole |= {"margin": _MARGIN | dict(margin or {}), "annotations": [], "shapes": []}
+    for number, (panel, (low, high)) in enumerate(zip(panels, domains, strict=True), 1):
+        suffix = str(number) if number > 1 else ""
+        x, y = f"x{suffix}", f"y{suffix}"
+        across, up = ([0, 1], [1 - high, 1 - low]) if heights else ([low, high], [0, 1])
+        whole[f"xaxis{suffix}"] = _axis(panel.x) | {"domain": across, "anchor": y}
+        whole[f"yaxis{suffix}"] = _axis(panel.y) | {"domain": up, "anchor": x}
+        figure["data"] += [{**trace, "xaxis": x, "yaxis": y} for trace in panel.traces]
+        if panel.title:
+            whole["annotations"].append(_title(panel.title, across, up[1], is_left=is_zoomed))
+        for at in panel.marks:
+            ends = {"x0": at, "x1": at, "y0": 0, "y1": 1, "xref": x, "yref": f"{y} domain"}
+            whole["shapes"].append({"type": "line", "line": _LINE} | ends)
+    return figure
+
+
+def bars_along(
+    fill: Fill, seconds: Sequence[float], told: Sequence[str], **settings: Any
+) -> Described:
+    """Return horizontal bars of one fill, in the unit of the axis; `told` is shown by the mouse."""
+    bars = {"type": "bar", "name": fill.label, "orientation": "h", "x": seconds}
+    return bars | {"customdata": told, "hovertemplate": HOVER} | settings
+
+
+def _domains(sizes: Sequence[float], gap: float) -> list[tuple[float, float]]:
+    """Return where panels of these relative sizes begin and end, as shares of the whole."""
+    room = (1 - gap * (len(sizes) - 1)) / sum(sizes)
+    starts = accumulate((size * room + gap for size in sizes[:-1]), initial=0.0)
+    return [(start, start + size * room) for start, size in zip(starts, sizes, strict=True)]
+
+
+def _axis(settings: Described) -> Described:
+    title = {"text": settings.get("title", ""), "font": {"size": 13}, "standoff": 8}
+    lines = {"gridcolor": _GRID, "zeroline": False, "linecolor": _GRID, "automargin": True}
+    return lines | settings | {"title": title}
+
+
+def _title(text: str, across: Sequence[float], top: float, *, is_left: bool) -> Described:
+    """Return a panel's title above it: in the middle, or `is_left` above the rows' names."""
+    place: Described = {"x": sum(across) / 2, "xanchor": "center"}
+    if is_left:
+        place = {"x": 0, "xanchor": "left", "xshift": -LEFT}
+    place |= {"y": top, "yanchor": "bottom", "xref": "paper", "yref": "paper"}
+    return {"text": text, "font": {"size": 14}, "showarrow": False} | place
 
 
 _FEW = 15  # points of a curve that are marked
@@ -180,113 +230,122 @@ def decades(values: Iterable[float]) -> dict[str, Any]:
     }
 
 
-def learning_curves(epochs: Sequence[Epoch], score: str) -> go.Figure:
-    """Return the losses, and beside them the test accuracy, called `score`, after each epoch."""
-    test_score = f"test {escaped(score)}"
-    curves = [
-        (1, "train loss", [epoch.train_loss for epoch in epochs], TRAIN),
-        (1, "test loss", [epoch.test_loss for epoch in epochs], TEST),
-    ]
-    titles = ["Loss"]
-    if any(epoch.score is not None for epoch in epochs):
-        curves.append((2, test_score, [epoch.score for epoch in epochs], TEST))
-        titles.append(test_score.capitalize())
-    figure = go.Figure().set_subplots(
-        rows=1, cols=len(titles), subplot_titles=titles, horizontal_spacing=0.09
-    )
+def learning_curves(epochs: Sequence[Epoch], score: str) -> Described:
+    """Return the losses, and next to them the test score of that name, after each epoch."""
+    losses: dict[str, Sequence[float | None]] = {
+        "train loss": [epoch.train_loss for epoch in epochs],
+        "test loss": [epoch.test_loss for epoch in epochs],
+    }
+    axis = {"range": [0.5, len(epochs) + 0.5]}
     numbers = [epoch.number + 1 for epoch in epochs]
-    few = len(epochs) <= _FEW
-    for column, name, values, style in curves:
-        form = ".2%" if column == 2 and is_share(score) else ".4f"
-        figure.add_scatter(
-            x=numbers,
-            y=values,
-            name=name,
-            mode="lines+markers" if few else "lines",
-            hovertemplate=f"epoch %{{x}}: {name} %{{y:{form}}}<extra></extra>",
-            showlegend=column == 1,
-            row=1,
-            col=column,
-            **style,
-        )
-    figure.update_xaxes(title_text="epoch", **whole_numbers(len(numbers)))
-    figure.update_xaxes(range=[0.5, len(numbers) + 0.5])
-    if len(titles) > 1:
-        figure.update_yaxes(tickformat=".2~%" if is_share(score) else ".3~g", col=2)
-    return styled(figure, height=300)
+    return _curves("epoch", numbers, axis, losses, score, [epoch.score for epoch in epochs])
 
 
-def evaluation_curves(evaluations: Sequence[Evaluation], score: str) -> go.Figure:
-    """Return the test loss, and beside it the score of that name if there is one, by steps."""
-    test_score = f"test {escaped(score)}"
-    parts = [("test loss", ".4f", [one.test_loss for one in evaluations])]
-    if any(one.score is not None for one in evaluations):
-        form = ".2%" if is_share(score) else ".4g"
-        parts.append((test_score, form, [one.score for one in evaluations]))
-    titles = [name.capitalize() for name, _, _ in parts]
-    figure = go.Figure().set_subplots(
-        rows=1, cols=len(parts), subplot_titles=titles, horizontal_spacing=0.09
-    )
+def evaluation_curves(evaluations: Sequence[Evaluation], score: str) -> Described:
+    """Return the test loss, and next to it the test score of that name, by steps."""
+    losses = {"test loss": [one.test_loss for one in evaluations]}
     steps = [one.num_steps for one in evaluations]
-    for column, (name, form, values) in enumerate(parts, 1):
-        figure.add_scatter(
-            x=steps,
-            y=values,
-            name=name,
-            mode="lines+markers" if len(steps) <= _FEW else "lines",
-            hovertemplate=f"step %{{x}}: {name} %{{y:{form}}}<extra></extra>",
-            showlegend=False,
-            row=1,
-            col=column,
-            **TEST,
-        )
-    figure.update_xaxes(title_text="step", rangemode="tozero", **whole_numbers(steps[-1]))
-    return styled(figure, height=300)
+    axis = {"rangemode": "tozero"}
+    return _curves("step", steps, axis, losses, score, [one.score for one in evaluations])
 
 
-def step_parts(comparison: Comparison) -> go.Figure:
+def _curves(
+    by: str,
+    numbers: Sequence[int],
+    axis: Described,
+    losses: Mapping[str, Sequence[float | None]],
+    score: str,
+    scores: Sequence[float | None],
+) -> Described:
+    """Return losses and, if there are any, scores, against epochs or steps."""
+    x = {"title": by} | whole_numbers(numbers[-1]) | axis
+    mode = "lines+markers" if len(numbers) <= _FEW else "lines"
+
+    def curve(name: str, values: Sequence[float | None], form: str, legend: bool) -> Described:
+        style = TRAIN if name == "train loss" else TEST
+        hover = f"{by} %{{x}}: {name} %{{y:{form}}}<extra></extra>"
+        drawn = {"type": "scatter", "x": numbers, "y": values, "name": name, "mode": mode}
+        return drawn | {"hovertemplate": hover, "showlegend": legend} | style
+
+    traces = [curve(name, values, ".4f", len(losses) > 1) for name, values in losses.items()]
+    panels = [Panel(traces, x, title="Loss")]
+    if any(value is not None for value in scores):
+        form, ticks = (".2%", ".2~%") if is_share(score) else (".4g", ".3~g")
+        name = f"test {escaped(score)}"
+        traces = [curve(name, scores, form, False)]
+        panels.append(Panel(traces, x, {"tickformat": ticks}, name.capitalize()))
+    return figure_of(panels, 300, gap=0.09)
+
+
+def share_bars(
+    groups: Mapping[str, Mapping[str, float | None]],
+    colours: Sequence[str],
+    height: float | None = None,
+    *,
+    is_downward: bool = False,
+) -> Described:
+    """Return bars of shares from 0 to 1: a row for each inner key, a bar for each group."""
+    bars = []
+    for i, (name, shares) in enumerate(groups.items()):
+        if shares:
+            values = list(shares.values())
+            bar: Described = {"type": "bar", "orientation": "h", "name": escaped(name)}
+            bar |= {"x": values, "y": list(map(escaped, shares))}
+            bar |= {"text": [None if one is None else share(one) for one in values]}
+            bars.append(bar | {"marker": {"color": colours[i % len(colours)]}})
+    rows = max(map(len, groups.values()), default=0)
+    y = {"autorange": "reversed"} if is_downward else {}
+    panel = Panel(bars, {"range": [0, 1.05], "tickformat": ".0~%"}, y)
+    height = 100 + (40 * rows if height is None else height)
+    return figure_of([panel], height, margin={"l": 120} if is_downward else {})
+
+
+def step_parts(comparison: Comparison) -> Described:
     """Return where a step goes, a stacked bar for each side of the comparison.
 
     Hidden communication is a thin bar of its own that ends with the backward pass, because it runs
     beside the computation and adds nothing to the step.
     """
-    figure = go.Figure()
     seconds = {row.quantity: (row.left_s, row.right_s) for row in comparison.rows}
     unit, factor = unit_of(max((value for pair in seconds.values() for value in pair), default=0.0))
     sides = [escaped(side) for side in (comparison.left, comparison.right)]
     ends: tuple[float, ...] = (0.0, 0.0)
-    for quantity, fill in PARTS.items():
-        if quantity not in seconds:
-            continue
-        values = seconds[quantity]
-        widths = [0.5 if value else 0 for value in values]
-        starts, is_beside = ends, quantity == "hidden"
-        if is_beside:
+    bars = []
+    for quantity in filter(seconds.__contains__, PARTS):
+        values, starts = seconds[quantity], ends
+        if quantity == "hidden":
             starts = tuple(max(0.0, end - s) for end, s in zip(ends, values, strict=True))
         else:
             ends = (ends[0] + values[0], ends[1] + values[1])
-        figure.add_bar(
-            name=fill.label,
-            orientation="h",
-            y=[0.36, 1.36] if is_beside else [0, 1],
-            base=[start / factor for start in starts],
-            x=[value / factor for value in values],
-            width=0.12 if is_beside else 0.5,
-            text=None if is_beside else [duration(value) for value in values],
-            customdata=[
-                f"{side}: {fill.label} {duration(value)}"
-                for side, value in zip(sides, values, strict=True)
-            ],
-            hovertemplate=HOVER,
-            marker=fill.marker({"color": BORDER, "width": widths}),
-            textfont={"color": fill.on_it},
-            textposition="inside",
-            insidetextanchor="middle",
-            textangle=0,
-        )
+        bars.append(_part(quantity, values, starts, factor, sides))
     totals = [duration(value) for value in seconds.get("step", ends)]
     titles = [f"<b>{side}</b><br>{total}" for side, total in zip(sides, totals, strict=True)]
-    figure.update_yaxes(tickvals=[0, 1], ticktext=titles, range=[1.55, -0.4], showgrid=False)
-    figure.update_xaxes(title_text=f"time per step, {unit}", rangemode="tozero")
-    figure.update_layout(barmode="overlay", uniformtext={"minsize": 11, "mode": "hide"})
-    return styled(figure, height=240, left=100).update_layout(margin_t=24)
+    y = {"tickvals": [0, 1], "ticktext": titles, "range": [1.55, -0.4], "showgrid": False}
+    panel = Panel(bars, {"title": f"time per step, {unit}", "rangemode": "tozero"}, y)
+    fits = {"minsize": 11, "mode": "hide"}
+    # The table below the figure names the colours, and wraps as a legend would not.
+    layout: Described = {"barmode": "overlay", "uniformtext": fits, "showlegend": False}
+    return figure_of([panel], 240, margin={"l": 100, "t": 24}, **layout)
+
+
+def _part(
+    quantity: str,
+    values: Sequence[float],
+    starts: Sequence[float],
+    factor: float,
+    sides: Sequence[str],
+) -> Described:
+    """Return the bars of a part of a step, one for each side."""
+    fill, is_beside = PARTS[quantity], quantity == "hidden"
+    told = [f"{side}: {fill.label} {duration(s)}" for side, s in zip(sides, values, strict=True)]
+    border = {"color": BORDER, "width": [0.5 if value else 0 for value in values]}
+    bar = bars_along(fill, [value / factor for value in values], told, marker=fill.marker(border))
+    bar["base"] = [start / factor for start in starts]
+    if is_beside:
+        return bar | {"y": [0.36, 1.36], "width": 0.12}
+    text: Described = {
+        "text": [duration(value) for value in values],
+        "textfont": {"color": fill.on_it},
+    }
+    text |= {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
+    return bar | text | {"y": [0, 1], "width": 0.5}

@@ -29,9 +29,10 @@ class Quantity(str):
         quantity.value, quantity.unit = value, unit
         return quantity
 
-    def __reduce__(self) -> tuple[type[Self], tuple[str, float, str]]:
-        """Reduce it to a plain string, since plotly copies values by pickling."""
-        return type(self), (str(self), self.value, self.unit)
+    @property
+    def exact(self) -> str:
+        """The value to twelve digits."""
+        return f"{self.value:.12g}"
 
 
 def duration(seconds: float) -> Quantity:

@@ -1,60 +1,130 @@
-"""The page: its frame, and which sections a folder's result gets."""
+"""A page: its template, and what several kinds of pages show."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
 from importlib.resources import files
+from math import isfinite
 from pathlib import Path
-from string import Template
+from typing import Any
 
-from paceline.core.errors import InvalidInput
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+from pydantic import BaseModel
+
+from paceline.core.outcome import Insight, Topic
 from paceline.files.writing import write_text
-from paceline.records.profile import ProfileResult
-from paceline.records.result import PlanResult, RunResult, read_result
-from paceline.records.scale import ScaleResult
-from paceline.report import planned, profile, run, scale
-from paceline.report.markup import Html, element
+from paceline.report.format import change_text, counted, duration, nbytes, share
+
+_TOPICS: dict[Topic, str] = {"limit": "what limits", "change": "what next"}  # or as they are
 
 
-def write_report(folder: Path, rehearsal: Path | None = None) -> Path:
-    """Write report.html into the folder of a result and return its path.
+@dataclass(frozen=True)
+class Page:
+    """A page's title, the name of its template, and what that shows."""
 
-    It is drawn from result.json and trace.json alone, and opens without a network; with the folder
-    of a `rehearsal` of the same run, from that one's too. Raises InvalidInput that names the file
-    if one of them is missing or damaged, or if they do not belong together.
-    """
-    result = read_result(folder)
-    if rehearsal is not None and not isinstance(result, RunResult):
-        raise InvalidInput(
-            str(folder),
-            "no rehearsal can stand beside it",
-            hint="a run of workers in step can have one",
-        )
-    match result:
-        case RunResult():
-            title, body = run.drawn(result, folder, rehearsal)
-        case PlanResult():
-            title, body = planned.drawn(result, folder)
-        case ScaleResult():
-            title, body = scale.drawn(result)
-        case ProfileResult():
-            title, body = profile.drawn(result, folder)
-    path = folder / "report.html"
-    write_page(path, title, body)
-    return path
+    title: str
+    template: str
+    content: Mapping[str, Any]
 
 
-def write_page(path: Path, title: str, body: Iterable[Html]) -> None:
-    """Write a page with these sections, which opens without a network."""
-    sections, code = "\n".join(body), ""
-    if "<figure>" in sections:
-        # Plotly's code is a megabyte. As text it stands at the end, where the page's script runs it
-        # once the rest is to be seen.
-        plotly = _beside("plotly-basic.min.js")
-        code = element("script", Html(plotly), type="text/plain", id="plotly")
-    frame = Template(_beside("page.html"))
-    named = element("title", f"{title} - Paceline")
-    write_text(path, frame.substitute(title=named, body=sections, code=code))
+def write_page(path: Path, page: Page) -> None:
+    """Write a page, which opens without a network."""
+    template = _environment().get_template(page.template)
+    write_text(path, template.render(title=page.title, **page.content))
 
 
-def _beside(name: str) -> str:
-    """Return a file of this package."""
-    return files("paceline.report").joinpath(name).read_text("utf-8")
+@cache
+def _environment() -> Environment:
+    """Return what renders templates: texts are escaped, and an unknown name is an error."""
+    environment = Environment(
+        loader=FunctionLoader(lambda name: _text_of("templates", name)),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    shown = (counted, duration, nbytes, share)
+    environment.filters |= {function.__name__: function for function in shown}
+    environment.filters |= {"change": change_text, "with_time": _with_time}
+    environment.policies["json.dumps_function"] = _json
+    environment.globals["plotly_js"] = lambda: Markup(_text_of("plotly-basic.min.js"))  # noqa: S704
+    return environment
+
+
+def _text_of(*names: str) -> str:
+    return files("paceline.report").joinpath(*names).read_text("utf-8")
+
+
+def _with_time(run_id: str) -> str:
+    """Return which run it was, and when: an id begins with the time if Paceline gave it."""
+    shown = f"Run {run_id}"
+    with suppress(ValueError):
+        shown += datetime.strptime(run_id[:15], "%Y%m%d-%H%M%S").strftime(", %Y-%m-%d %H:%M:%S")
+    return shown
+
+
+def _json(figure: Any, **_: object) -> str:
+    return json.dumps(_finite(figure), separators=(",", ":"), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """Return the value with None for what is no number: JSON has neither nan nor infinity."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def by_topic(found: Iterable[Insight]) -> dict[str, list[Insight]]:
+    """Return what was found about each topic, in the order of the first about it."""
+    topics: dict[str, list[Insight]] = {}
+    for one in found:
+        topics.setdefault(_TOPICS.get(one.topic, one.topic), []).append(one)
+    return topics
+
+
+Facts = dict[str, list[tuple[str, str]]]
+"""Names and values, by the title of their column."""
+
+
+def facts(
+    settings: BaseModel, machine: Mapping[str, Any], peaks: Sequence[int] | None = None
+) -> Facts:
+    """Return the settings that have a value, and the machine; `peaks` is memory by worker."""
+    known = dict(machine)
+    if peaks is not None:
+        unbroken = (nbytes(peak).replace(" ", "\N{NO-BREAK SPACE}") for peak in peaks)
+        known["peak memory of each worker"] = ", ".join(unbroken)
+    named = settings.model_dump(mode="json").items()
+    given = {name: value for name, value in named if value not in (None, {}, [])}
+    return {"Settings": readable(given), "Machine and versions": readable(known)}
+
+
+def readable(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return names and values as text, with the units that the names end with."""
+    return list(_readable(values))
+
+
+def _readable(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        shown, text = name, _text(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            for ending, written in (("_bytes", nbytes), ("_s", duration)):
+                if name.endswith(ending):
+                    shown, text = name.removesuffix(ending), written(value)
+        yield shown.replace("_", " "), text
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} = {_text(inner)}" for key, inner in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_text, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)

@@ -2,66 +2,59 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import plotly.graph_objects as go
+from typing import Any
 
 from paceline.core.outcome import Insight
+from paceline.planner import Refusal
 from paceline.record.trace import read_trace
 from paceline.records.result import PlanResult, PlanRow, RankingRows
 from paceline.report.figures import (
     COLOURS,
     HOVER,
+    Described,
+    Panel,
     decades,
     escaped,
     figure_of,
-    styled,
     whole_numbers,
 )
 from paceline.report.format import counted, duration, nbytes, number, optional_share, ratio, share
 from paceline.report.insights import WORTH, of_exchanges, verdict
-from paceline.report.markup import (
-    Drawn,
-    Html,
-    columns_of,
-    element,
-    folded,
-    header,
-    insights,
-    listed,
-    section,
-    table,
-)
+from paceline.report.page import Page, by_topic, readable
 from paceline.report.steps import two_steps
+from paceline.report.tables import Rows, Table, plan_name, plans_table
 from paceline.strategies import EXCHANGES, STRATEGIES
 
 _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 _BEST = 12
-_HEAD = (
-    *("strategy", "workers", "devices", "step", "samples/s", "efficiency", "exposed", "wire/step"),
-    "memory",
-)
 
 
-def drawn(result: PlanResult, folder: Path) -> Drawn:
+def page_of(result: PlanResult, folder: Path) -> Page:
     """Return the page of a plan."""
     ranking = result.ranking
-    line = f"predicted on {result.machine}, {result.batch_size} samples a step; nothing has run"
-    body = [header(result.model, line, result.id, _tiles(ranking)), insights(of_plan(ranking))]
-    if ranking.plans:
-        body.append(_plans(ranking.plans))
-    if len({plan.workers for plan in ranking.plans}) > 1:
-        body.append(_by_workers(ranking.plans))
-    if ranking.refused:
-        rows = [(row.strategy, str(row.workers), row.placement, row.why) for row in ranking.refused]
-        refused = table(("strategy", "workers", "devices", "why"), rows, (0, 2, 3))
-        body.append(section("Refused", "What cannot be used, and why.", refused))
-    timelines = list(read_trace(folder / "trace.json").values())
-    if timelines:
-        body.append(two_steps(timelines))
+    plans, refused = ranking.plans, ranking.refused
     asked = {"model": result.model, "machine": result.machine, "batch_size": result.batch_size}
     asked |= {"input_shape": result.input_shape} if result.input_shape else {}
-    body.append(columns_of("Settings", {"Asked for": asked, "Made with": result.facts}))
-    return f"{result.model} planned, {result.id}", body
+    what = f"predicted on {result.machine}, {result.batch_size} samples a step"
+    content: dict[str, Any] = {
+        "result": result,
+        "line": f"{what}; nothing has run",
+        "tiles": _tiles(ranking),
+        "topics": by_topic(of_plan(ranking)),
+        "plans": plans_table(plans) if plans else None,
+        "most": _BEST,
+        "reasons": [f"{_described(plan)}: {plan.explanation}" for plan in plans],
+        "by_workers": _by_workers(plans) if len({one.workers for one in plans}) > 1 else None,
+        "refused": _refused(refused) if refused else None,
+        "steps": two_steps(list(read_trace(folder / "trace.json").values())),
+        "settings": {"Asked for": readable(asked), "Made with": readable(result.facts)},
+    }
+    return Page(f"{result.model} planned, {result.id}", "plan.html", content)
+
+
+def _refused(refused: Sequence[Refusal]) -> Table:
+    rows: Rows = [(row.strategy, str(row.workers), row.placement, row.why) for row in refused]
+    return Table(("strategy", "workers", "devices", "why"), rows, (0, 2, 3))
 
 
 def _tiles(ranking: RankingRows) -> list[tuple[str, str, str]]:
@@ -70,7 +63,7 @@ def _tiles(ranking: RankingRows) -> list[tuple[str, str, str]]:
     best = ranking.plans[0]
     where = f"{counted(best.workers, 'worker')}, {best.placement}"
     return [
-        ("best plan", _named(best), where),
+        ("best plan", plan_name(best), where),
         ("predicted step", duration(best.step_s), f"give or take {share(best.range_share, 0)}"),
         ("samples/s", number(best.samples_per_s), "predicted"),
         ("efficiency", optional_share(best.efficiency), "of what its devices reach alone"),
@@ -78,59 +71,28 @@ def _tiles(ranking: RankingRows) -> list[tuple[str, str, str]]:
     ]
 
 
-def _named(plan: PlanRow) -> str:
-    name = f"{plan.strategy} + {plan.codec}" if plan.codec else plan.strategy
-    return f"{name}, balanced" if plan.is_balanced else name
-
-
-def _plans(plans: Sequence[PlanRow]) -> Html:
-    note = (
-        "Best first. Exposed: communication during which a device computes nothing. Wire: bytes of "
-        "a step on the busiest link, in one direction. Memory: that of the fullest device."
-    )
-    rows = []
-    for plan in plans:
-        speed = duration(plan.step_s), number(plan.samples_per_s), optional_share(plan.efficiency)
-        sizes = nbytes(plan.wire_nbytes_per_step), nbytes(plan.fullest_nbytes)
-        asked = _named(plan), str(plan.workers), plan.placement
-        rows.append((*asked, *speed, duration(plan.exposed_s), *sizes))
-    content = [table(_HEAD, rows[:_BEST], (0, 2), class_="wide")]
-    if len(rows) > _BEST:
-        content.append(folded(f"All {len(rows)}", table(_HEAD, rows, (0, 2), class_="wide")))
-    reasons = [f"{_described(plan)}: {plan.explanation}" for plan in plans]
-    why = element("h3", "Why each takes as long")
-    rest = [folded("The others", listed(reasons[_BEST:]))] if len(reasons) > _BEST else []
-    return section("Plans", note, *content, why, listed(reasons[:_BEST]), *rest)
-
-
-def _by_workers(plans: Sequence[PlanRow]) -> Html:
+def _by_workers(plans: Sequence[PlanRow]) -> Described:
     best: dict[str, dict[int, PlanRow]] = {}
     for plan in plans:
         best.setdefault(plan.strategy, {}).setdefault(plan.workers, plan)
-    figure = go.Figure()
+    lines: list[Described] = []
     for i, (strategy, by_workers) in enumerate(best.items()):
         points = [plan for _, plan in sorted(by_workers.items())]
-        figure.add_scatter(
-            x=[plan.workers for plan in points],
-            y=[plan.samples_per_s for plan in points],
-            name=escaped(strategy),
-            mode="lines+markers",
-            line={"color": COLOURS[i % len(COLOURS)]},
-            marker={"symbol": _SYMBOLS[i % len(_SYMBOLS)], "size": 8},
-            customdata=[
-                f"{escaped(_named(plan))}, {plan.workers} workers<br>"
-                f"{number(plan.samples_per_s)} samples/s"
-                for plan in points
-            ],
-            hovertemplate=HOVER,
-        )
+        told = [
+            f"{escaped(plan_name(plan))}, {plan.workers} workers<br>"
+            f"{number(plan.samples_per_s)} samples/s"
+            for plan in points
+        ]
+        line: Described = {"type": "scatter", "mode": "lines+markers", "name": escaped(strategy)}
+        line |= {"x": [plan.workers for plan in points], "y": [p.samples_per_s for p in points]}
+        line |= {"line": {"color": COLOURS[i % len(COLOURS)]}, "hovertemplate": HOVER}
+        line |= {"marker": {"symbol": _SYMBOLS[i % len(_SYMBOLS)], "size": 8}}
+        lines.append(line | {"customdata": told})
     counts = {plan.workers for plan in plans}
     is_wide = max(counts) > 32 * min(counts)
-    ticks = decades(counts) if is_wide else whole_numbers(max(counts))
-    figure.update_xaxes(title_text="workers", **ticks)
-    figure.update_yaxes(title_text="samples/s", rangemode="tozero")
-    note = "Each strategy at its best on so many workers: codec, chunk and choice of devices."
-    return section("How far it scales", note, figure_of(styled(figure, 330), "workers"))
+    x = {"title": "workers"} | (decades(counts) if is_wide else whole_numbers(max(counts)))
+    panel = Panel(lines, x, {"title": "samples/s", "rangemode": "tozero"})
+    return figure_of([panel], 330)
 
 
 def of_plan(ranking: RankingRows) -> Iterator[Insight]:

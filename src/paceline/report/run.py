@@ -2,28 +2,28 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from paceline.core.compare import Comparison, breakdown
+from paceline.core.compare import breakdown
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch, Evaluation
 from paceline.core.timeline import Origin, Timeline
 from paceline.record.trace import read_timeline, read_trace
 from paceline.records.result import RunResult, read_run
-from paceline.report import markup
-from paceline.report.figures import PARTS, evaluation_curves, figure_of, learning_curves, step_parts
+from paceline.report.figures import evaluation_curves, learning_curves, step_parts
 from paceline.report.format import (
     change_text,
     counted,
     duration,
     loss_text,
-    nbytes,
     number,
     optional_score,
     score_text,
 )
 from paceline.report.insights import of_asynchronous, of_run
-from paceline.report.markup import Drawn, Html, element, folded, header, listed, section, table
-from paceline.report.steps import swatched, through_time, two_steps
+from paceline.report.page import Page, by_topic, facts
+from paceline.report.steps import through_time, two_steps
+from paceline.report.tables import Chosen, Rows, Table, comparison_table, plans_table, trials_table
 from paceline.report.workers import worker_sections
 
 _TELLING = ("policy", "lanes", "head")  # of a configuration, also where nobody has named them
@@ -31,13 +31,14 @@ _ALIKE = ("model", "workers", "batch_size")  # settings of a run and of a rehear
 _MOST_FAULTS = 20
 
 
-def drawn(result: RunResult, folder: Path, rehearsal: Path | None = None) -> Drawn:
+def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> Page:
     """Return the page of a run or, with the folder of a rehearsal of it, of both."""
     timelines = read_trace(folder / "trace.json")
     if rehearsal is not None:
         timelines[Origin.REHEARSED] = _rehearsed_timeline(result, rehearsal)
     what = "rehearsal" if result.is_rehearsal else "run"
-    return f"{result.settings.model}, {what} {result.id}", _sections(result, timelines)
+    title = f"{result.settings.model}, {what} {result.id}"
+    return Page(title, "run.html", _content(result, timelines))
 
 
 def _rehearsed_timeline(result: RunResult, folder: Path) -> Timeline:
@@ -68,40 +69,39 @@ def _rehearsed_timeline(result: RunResult, folder: Path) -> Timeline:
     return read_timeline(folder / "trace.json", Origin.REHEARSED)
 
 
-def _sections(result: RunResult, timelines: Mapping[Origin, Timeline]) -> Iterator[Html]:
+def _content(result: RunResult, timelines: Mapping[Origin, Timeline]) -> dict[str, Any]:
     shown = [timelines[origin] for origin in Origin if origin in timelines]
-    yield _header(result)
-    in_step = result.comparison is not None
-    yield markup.insights(of_run(result, timelines) if in_step else of_asynchronous(result))
-    if in_step and not result.is_rehearsal:
-        yield _plans(result)
-    if result.epochs:
-        yield _learning(result.epochs, result.score)
-    if result.evaluations:
-        yield _tests(result.evaluations, result.score)
-    if result.trials:
-        yield _trials(result)
-    if result.comparison is not None:
-        yield _parts(result.comparison)
-    yield from worker_sections(result)
-    if len(shown) == len(Origin) and all(one.typical_steps for one in shown):
-        yield _beside(timelines)
-    if in_step:
-        yield from through_time(shown)
-    yield two_steps(shown)
-    yield markup.facts(result.settings, result.machine, result.peak_memory_bytes)
-    if result.lost:
-        yield section("Lost workers", "", listed(result.lost))
-    if result.faults:
-        note = f"The trace departs from the plan in {counted(len(result.faults), 'place')}:"
-        faults, missing = list(result.faults[:_MOST_FAULTS]), len(result.faults) - _MOST_FAULTS
-        faults += [f"and {missing} more, in result.json"] if missing > 0 else []
-        yield section("Conformity", note, listed(faults, class_="faults"))
-    else:
-        yield section("Conformity", "The trace conforms to the plan.")
+    comparison, epochs, tests = result.comparison, result.epochs, result.evaluations
+    in_step = comparison is not None
+    faults = list(result.faults or ())
+    if (missing := len(faults) - _MOST_FAULTS) > 0:
+        faults[_MOST_FAULTS:] = [f"and {missing} more, in result.json"]
+    are_all = len(shown) == len(Origin) and all(one.typical_steps for one in shown)
+    found = of_run(result, timelines) if in_step else of_asynchronous(result)
+    return worker_sections(result) | {
+        "result": result,
+        "line": _line(result),
+        "tiles": list(_tiles(result)),
+        "topics": by_topic(found),
+        "plans": _plans(result) if in_step and not result.is_rehearsal else None,
+        "learning": _learning(epochs, result.score) if epochs else None,
+        "has_score": any(epoch.score is not None for epoch in epochs),
+        "tests": _tests(tests, result.score) if tests else None,
+        "trials": trials_table(result) if result.trials else None,
+        "parts": comparison
+        and {
+            "figure": step_parts(comparison),
+            "numbers": comparison_table(comparison),
+        },
+        "beside": _beside(timelines) if are_all else None,
+        "through_time": list(through_time(shown)) if in_step else [],
+        "steps": two_steps(shown),
+        "settings": facts(result.settings, result.machine, result.peak_memory_bytes),
+        "faults": faults,
+    }
 
 
-def _header(result: RunResult) -> Html:
+def _line(result: RunResult) -> str:
     settings = result.settings
     rehearsed = f"rehearsed, not trained: {result.devices}"
     data = "its own data" if settings.kind != "train" or settings.data is None else settings.data
@@ -112,11 +112,10 @@ def _header(result: RunResult) -> Html:
     chosen = " (auto)" if result.strategy != settings.strategy else ""
     used = {name: result.config.get(name) for name in _TELLING} | settings.options
     options = "".join(f", {name} {value}" for name, value in used.items() if value is not None)
-    line = (
+    return (
         f"{what}, strategy {result.strategy}{chosen}{options}, {workers}, "
         f"{settings.batch_size} samples a step"
     )
-    return header(settings.model, line, result.id, list(_tiles(result)))
 
 
 def _tiles(result: RunResult) -> Iterator[tuple[str, str, str]]:
@@ -155,96 +154,49 @@ def _prediction(result: RunResult) -> Iterator[tuple[str, str, str]]:
         yield "prediction error", change_text(result.prediction_error), note
 
 
-def _plans(result: RunResult) -> Html:
-    rows = []
-    for plan in result.plans:
-        name = f"{plan.strategy}, {plan.codec}" if plan.codec else plan.strategy
-        if (plan.strategy, plan.workers) == (result.strategy, result.settings.workers):
-            chip = element("span", "this run", class_="chip")
-            name = element("span", element("b", name), chip)
-        wire = nbytes(plan.wire_nbytes_per_step)
-        rate = number(plan.samples_per_s)
-        rows.append((name, str(plan.workers), duration(plan.step_s), rate, wire, plan.explanation))
-    head = ("strategy", "workers", "predicted step", "predicted samples/s", "wire per step", "why")
-    note = (
-        "Predicted before the training, best first. Wire: bytes that a step sends over the "
-        "busiest link, in one direction."
-    )
-    decisions = [element("p", decision) for decision in result.decisions]
-    return section("Plan", note, table(head, rows, (0, 5), class_="wide plan"), *decisions)
+def _plans(result: RunResult) -> Table:
+    """Return the plans, this run's marked, and why each takes as long."""
+    table = plans_table(result.plans).without("devices", "efficiency", "exposed", "memory")
+    used = result.strategy, result.settings.workers
+    rows: Rows = []
+    for plan, (name, *cells) in zip(result.plans, table.rows, strict=True):
+        is_used = (plan.strategy, plan.workers) == used
+        rows.append((Chosen(name, "this run") if is_used else name, *cells, plan.explanation))
+    return Table((*table.head, "why"), rows, (0, len(table.head)))
 
 
-def _tests(evaluations: Sequence[Evaluation], score: str) -> Html:
-    rows = [
+def _tests(evaluations: Sequence[Evaluation], score: str) -> dict[str, Any]:
+    rows: Rows = [
         (f"{one.num_steps:,}", loss_text(one.test_loss), optional_score(score, one.score))
         for one in evaluations
     ]
-    figure = figure_of(evaluation_curves(evaluations, score), "evaluations")
-    numbers = folded("The same in numbers", table(("step", "test loss", f"test {score}"), rows))
-    return section("Tests by steps", "", figure, numbers)
+    numbers = Table(("step", "test loss", f"test {score}"), rows)
+    return {"figure": evaluation_curves(evaluations, score), "numbers": numbers}
 
 
-def _learning(epochs: Sequence[Epoch], score: str) -> Html:
-    rows = []
+def _learning(epochs: Sequence[Epoch], score: str) -> dict[str, Any]:
+    rows: Rows = []
     for epoch in epochs:
         losses = f"{epoch.train_loss:.4f}", loss_text(epoch.test_loss)
         reached = optional_score(score, epoch.score), duration(epoch.seconds)
         rows.append((str(epoch.number + 1), *losses, *reached))
-    head = ("epoch", "train loss", "test loss", f"test {score}", "time")
-    figure = figure_of(learning_curves(epochs, score), "learning")
-    has_score = any(epoch.score is not None for epoch in epochs)
-    return section(
-        f"Loss and {score}" if has_score else "Loss",
-        "",
-        figure,
-        folded("The same in numbers", table(head, rows)),
-    )
+    numbers = Table(("epoch", "train loss", "test loss", f"test {score}", "time"), rows)
+    return {"figure": learning_curves(epochs, score), "numbers": numbers}
 
 
-def _trials(result: RunResult) -> Html:
-    chosen, rows = element("span", "chosen", class_="chip"), []
-    for trial in result.trials:
-        mark = chosen if trial.chunk == result.config.get("chunk") else ""
-        seconds = duration(trial.predicted_s), duration(trial.rehearsed_s)
-        rows.append((str(trial.chunk), *seconds, mark))
-    note = "Layers that are exchanged together, in the order in which the search tried them."
-    head = ("layers", "predicted step", "rehearsed step", "")
-    return section("Chunk search", note, table(head, rows))
-
-
-def _parts(comparison: Comparison) -> Html:
-    note = (
-        f"A step as {comparison.left} and as {comparison.right}, on average over the devices "
-        "and over the typical steps: the middle half by duration. "
-        f"What is {comparison.right} here are the traced steps, which recording makes a little "
-        "slower. Hidden communication runs beside the computation and adds nothing to the step; "
-        "exposed communication does."
-    )
-    rows = []
-    for row in comparison.rows:
-        fill = PARTS.get(row.quantity)
-        name = swatched(fill) if fill else element("b", row.quantity)
-        error = change_text(row.error)
-        rows.append((name, duration(row.left_s), duration(row.right_s), error))
-    head = ("per step", comparison.left, comparison.right, f"error of {comparison.left}")
-    # The table below names the colours, and wraps as a legend would not.
-    figure = figure_of(step_parts(comparison).update_layout(showlegend=False), "parts")
-    return section("Where a step goes", note, figure, table(head, rows))
-
-
-def _beside(timelines: Mapping[Origin, Timeline]) -> Html:
+def _beside(timelines: Mapping[Origin, Timeline]) -> Table:
     columns = {
         origin: {"step": timelines[origin].typical_step_s()} | breakdown(timelines[origin]).seconds
         for origin in reversed(Origin)
     }
-    measured, rows = columns.pop(Origin.MEASURED), []
+    measured = columns.pop(Origin.MEASURED)
+    rows: Rows = []
     for quantity, measured_s in measured.items():
         row = [quantity]
         for seconds in columns.values():
             own_s = seconds.get(quantity, 0.0)
             error = own_s / measured_s - 1 if measured_s else None
             row += [duration(own_s), change_text(error)]
-        rows.append([*row, duration(measured_s)])
+        rows.append((*row, duration(measured_s)))
     head = ("per step", Origin.PREDICTED, "error", Origin.REHEARSED, "error", Origin.MEASURED)
-    note = "A rehearsal paces the layers as a device would compute them; its exchange is real."
-    return section("Predicted, rehearsed and measured", note, table(head, rows))
+    return Table(head, rows)

@@ -3,9 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from statistics import fmean
-from typing import Any
-
-import plotly.graph_objects as go
+from typing import Any, get_args
 
 from paceline.core.losses import busy_warning
 from paceline.core.timeline import Origin
@@ -18,35 +16,20 @@ from paceline.records.scale import (
     timed,
     unrest_of,
 )
-from paceline.report.figures import HOVER, PARTS, Fill, escaped, figure_of, styled, unit_of
-from paceline.report.format import (
-    Quantity,
-    change_text,
-    counted,
-    duration,
-    nbytes,
-    number,
-    share,
+from paceline.report.figures import (
+    HOVER,
+    PARTS,
+    Described,
+    Fill,
+    Panel,
+    escaped,
+    figure_of,
+    unit_of,
 )
-from paceline.report.markup import Drawn, Html, facts, header, insights, listed, section, table
+from paceline.report.format import Quantity, change_text, counted, duration, nbytes, number, share
+from paceline.report.page import Page, by_topic, facts
+from paceline.report.tables import Rows, Table
 
-_EPOCH = (
-    "An epoch is its steps times the median step of the repetitions; only some steps are really "
-    "taken. Whiskers are quartiles, and of predictions their ranges."
-)
-_SCALINGS: dict[Scaling, tuple[str, str]] = {
-    "strong": ("Strong scaling", "Workers share a batch, and an epoch keeps its samples."),
-    "strong-per-worker": (
-        "Strong scaling, a batch for each worker",
-        "Each worker has a batch of its own, and an epoch keeps its samples: more workers take "
-        "fewer steps. As figure 3 of Mojumder et al. 2018.",
-    ),
-    "weak": (
-        "Weak scaling",
-        "Each worker has a batch of its own, and samples grow with the workers. As figure 5 of "
-        "Mojumder et al. 2018.",
-    ),
-}
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 _PATTERNS = {Origin.MEASURED: "", Origin.REHEARSED: "/", Origin.PREDICTED: "."}
 _ROW, _REST = 190, 110  # pixels
@@ -54,48 +37,49 @@ _OTHER = Fill("loading and other", "#f0e442")
 _STACK = ("forward", "backward", "exposed", "update", "idle")
 
 
-def drawn(result: ScaleResult) -> Drawn:
+def page_of(result: ScaleResult) -> Page:
     """Return the page of a scaling study."""
-    return f"{result.settings.model}, scaling study {result.id}", _sections(result)
+    good, real = timed(result.cells), most_real(timed(result.cells))
+    shown = [cell for cell in real if cell.scaling == real[0].scaling]
+    beside, errors = _beside(good)
+    alone = [cell for cell in good if cell.workers == 1 and cell.scaling == good[0].scaling]
+    failed = [f"{', '.join(_asked(cell))}: {cell.error}" for cell in result.cells if cell.error]
+    content: dict[str, Any] = {
+        "result": result,
+        "line": _line(result),
+        "tiles": list(_tiles(result)),
+        "topics": by_topic(result.insights),
+        "epochs": dict(_epochs(good)),
+        "speedups": _speedups(good) if len({cell.workers for cell in good}) > 1 else None,
+        "overhead": _overhead(alone) if len(_distinct(alone, attrgetter("method"))) > 1 else None,
+        "doubt": _doubt(alone),
+        "synchronisation": _synchronisation(good) if good else None,
+        "breakdowns": _breakdowns(shown) if shown else None,
+        "real": shown[0] if shown else None,
+        "beside": beside if errors else None,
+        "mean_error": fmean(map(abs, errors)) if errors else 0.0,
+        "cells": _cells(result.cells),
+        "failed": failed,
+        "settings": facts(result.settings, result.machine),
+    }
+    return Page(f"{result.settings.model}, scaling study {result.id}", "scale.html", content)
 
 
-def _sections(result: ScaleResult) -> Iterator[Html]:
+def _line(result: ScaleResult) -> str:
     settings = result.settings
     workers, batches = (
         ", ".join(map(str, each)) for each in (settings.workers, settings.batch_size)
     )
-    line = (
+    return (
         f"{' and '.join(settings.kinds)}: {', '.join(settings.strategy)} on {workers} workers, "
         f"batches of {batches}, {' and '.join(settings.scaling)} scaling"
     )
-    yield header(settings.model, line, result.id, _tiles(result))
-    yield insights(result.insights)
-    good = timed(result.cells)
-    for scaling, (title, note) in _SCALINGS.items():
-        if cells := [cell for cell in good if cell.scaling == scaling]:
-            figure = figure_of(_epoch_times(cells), scaling)
-            yield section(title, f"{note} {_EPOCH}", figure)
-    if len({cell.workers for cell in good}) > 1:
-        yield _speedups(good)
-    yield from _overhead(good, result.settings.overhead)
-    if good:
-        yield _synchronisation(good)
-    if kind := most_real(good):
-        shown = [cell for cell in kind if cell.scaling == kind[0].scaling]
-        note = (
-            f"Of {shown[0].kind} epochs, {shown[0].scaling} scaling. Parts of traced steps, as "
-            "shares of the median step. Hidden communication runs beside the computation, and is "
-            "not there. As figure 4 of Mojumder et al. 2018, whose FP+BP are forward and backward "
-            "here, and whose WU is the rest."
-        )
-        yield section("Where an epoch goes", note, figure_of(_breakdowns(shown), "breakdowns"))
-    yield from _side_by_side(good)
-    yield _cells(result.cells)
-    failed = [f"{', '.join(_asked(cell))}: {cell.error}" for cell in result.cells if cell.error]
-    if failed:
-        faults = listed(failed, class_="faults")
-        yield section("Failed cells", "method, workers, batch, scaling, kind", faults)
-    yield facts(result.settings, result.machine)
+
+
+def _epochs(cells: Sequence[TimedCell]) -> Iterator[tuple[Scaling, Described]]:
+    for scaling in get_args(Scaling):
+        if found := [cell for cell in cells if cell.scaling == scaling]:
+            yield scaling, _epoch_times(found)
 
 
 def _tiles(result: ScaleResult) -> Iterator[tuple[str, str, str]]:
@@ -111,46 +95,52 @@ def _tiles(result: ScaleResult) -> Iterator[tuple[str, str, str]]:
     yield "memory", nbytes(best.memory_bytes), "of its fullest worker"
 
 
-def _speedups(cells: Sequence[TimedCell]) -> Html:
+def _speedups(cells: Sequence[TimedCell]) -> Table:
+    def cell(rates: dict[int, TimedCell], count: int) -> str:
+        return number(rates[count].rate / rates[min(rates)].rate)
+
+    return _by_workers(cells, cell)
+
+
+def _synchronisation(cells: Sequence[TimedCell]) -> Table:
+    """Return the overhead of synchronisation, as table III of Mojumder et al. 2018."""
+
+    def cell(found: dict[int, TimedCell], count: int) -> str:
+        one = found[count]
+        return share((one.exposed_s + one.idle_s) / one.epoch_s)
+
+    return _by_workers(cells, cell)
+
+
+def _by_workers(
+    cells: Sequence[TimedCell], shown: Callable[[dict[int, TimedCell], int], str]
+) -> Table:
+    """Return a row for each sort of cell, with a column for each number of workers."""
     counts = sorted({cell.workers for cell in cells})
-    by_sort: dict[tuple[Origin, str, str, int], dict[int, float]] = {}
+    by_sort: dict[tuple[str, int, Scaling, Origin], dict[int, TimedCell]] = {}
     for cell in cells:
-        sort = (cell.kind, cell.scaling, cell.method, cell.batch)
-        by_sort.setdefault(sort, {})[cell.workers] = cell.rate
-    rows = []
-    for (kind, scaling, method, batch), rates in by_sort.items():
-        base = rates[min(rates)]
-        columns = [number(rates[count] / base) if count in rates else "-" for count in counts]
+        sort = (cell.method, cell.batch, cell.scaling, cell.kind)
+        by_sort.setdefault(sort, {})[cell.workers] = cell
+    rows: Rows = []
+    for (method, batch, scaling, kind), found in by_sort.items():
+        columns = [shown(found, count) if count in found else "-" for count in counts]
         rows.append((method, str(batch), scaling, kind, *columns))
     head = ("method", "batch", "scaling", "kind", *(f"{count} w." for count in counts))
-    note = "Times the samples a second of the fewest workers of the row."
-    return section("Speed-up", note, table(head, rows, text_columns=(0, 2, 3)))
+    return Table(head, rows, (0, 2, 3))
 
 
-def _overhead(cells: Sequence[TimedCell], with_itself: bool) -> Iterator[Html]:
-    """Yield the overhead of each method on one worker, as table II of Mojumder et al. 2018."""
-    alone = [cell for cell in cells if cell.workers == 1 and cell.scaling == cells[0].scaling]
-    methods = list(dict.fromkeys(cell.method for cell in alone))
-    if len(methods) < 2:
-        return
+def _overhead(alone: Sequence[TimedCell]) -> Table:
+    """Return the overhead of each method on one worker, as table II of Mojumder et al. 2018."""
+    methods = _distinct(alone, attrgetter("method"))
     by_batch: dict[tuple[Origin, int], dict[str, TimedCell]] = {}
     for cell in alone:
         by_batch.setdefault((cell.kind, cell.batch), {})[cell.method] = cell
-    rows = []
+    rows: Rows = []
     for (kind, batch), found in by_batch.items():
         least = min(found.values(), key=attrgetter("epoch_s"))
         shown = [_longer(found[name], least) if name in found else "-" for name in methods]
         rows.append((kind, str(batch), duration(least.epoch_s), *shown))
-    head = ("kind", "batch", "least epoch", *methods)
-    exchange = (
-        "The worker exchanges all gradients with itself (table II of Mojumder et al. 2018); a "
-        "prediction has no such exchange."
-        if with_itself
-        else "The worker exchanges nothing; with --overhead it exchanges with itself."
-    )
-    longer = "By how much an epoch is longer than with the method that costs least."
-    note = f"{longer} {exchange} {_doubt(alone)}"
-    yield section("A method's overhead on one worker", note, table(head, rows))
+    return Table(("kind", "batch", "least epoch", *methods), rows)
 
 
 def _longer(one: TimedCell, least: TimedCell) -> Quantity:
@@ -162,57 +152,34 @@ def _longer(one: TimedCell, least: TimedCell) -> Quantity:
 
 
 def _doubt(cells: Sequence[TimedCell]) -> str:
-    """Return the sentences about how sure the overheads of cells are."""
-    meaning = "Not told apart: the quartiles of both, or the ranges of predictions, overlap."
+    """Return a sentence about unsure overheads of these cells, if they are."""
     warning = busy_warning(unrest_of(cells), "repetitions", "overheads are as uncertain")
-    return meaning if warning is None else f"{meaning} {warning[0].upper()}{warning[1:]}."
+    return "" if warning is None else f"{warning[0].upper()}{warning[1:]}."
 
 
-def _synchronisation(cells: Sequence[TimedCell]) -> Html:
-    """Return the overhead of synchronisation, as table III of Mojumder et al. 2018."""
-    counts = sorted({cell.workers for cell in cells})
-    by_sort: dict[tuple[str, int, str, Origin], dict[int, str]] = {}
-    for cell in cells:
-        sort = (cell.method, cell.batch, cell.scaling, cell.kind)
-        by_sort.setdefault(sort, {})[cell.workers] = share(
-            (cell.exposed_s + cell.idle_s) / cell.epoch_s
-        )
-    rows = [
-        (method, str(batch), scaling, kind, *(shares.get(count, "-") for count in counts))
-        for (method, batch, scaling, kind), shares in by_sort.items()
-    ]
-    head = ("method", "batch", "scaling", "kind", *(f"{count} w." for count in counts))
-    note = (
-        "The share of an epoch in which workers wait: for an exchange that shows, and for each "
-        "other. Table III of Mojumder et al. 2018 has the same question for its GPUs' host, as "
-        "the share of cudaStreamSynchronize among all calls."
-    )
-    return section("Synchronisation", note, table(head, rows, text_columns=(0, 2, 3)))
-
-
-def _side_by_side(cells: Sequence[TimedCell]) -> Iterator[Html]:
+def _beside(cells: Sequence[TimedCell]) -> tuple[Table, list[float]]:
+    """Return found epochs with their predictions, and the errors of those."""
     predicted = {cell.point: cell.epoch_s for cell in cells if cell.kind is Origin.PREDICTED}
-    rows, errors = [], []
+    rows: Rows = []
+    errors = []
     for cell in cells:
         if cell.kind is not Origin.PREDICTED and cell.point in predicted:
             predicted_s = predicted[cell.point]
             errors.append(predicted_s / cell.epoch_s - 1)
             times = duration(predicted_s), duration(cell.epoch_s)
             rows.append((*_asked(cell), *times, change_text(errors[-1])))
-    if rows:
-        head = ("method", "workers", "batch", "scaling", "beside", "predicted", "found", "error")
-        note = f"Predictions are off by {share(fmean(map(abs, errors)))} on average."
-        yield section("Predicted beside found", note, table(head, rows, text_columns=(0, 3, 4)))
+    head = ("method", "workers", "batch", "scaling", "beside", "predicted", "found", "error")
+    return Table(head, rows, (0, 3, 4)), errors
 
 
 def _asked(cell: ScaleCell) -> tuple[str, str, str, str, str]:
     return cell.method, str(cell.workers), str(cell.batch), cell.scaling, cell.kind
 
 
-def _cells(cells: Sequence[ScaleCell]) -> Html:
+def _cells(cells: Sequence[ScaleCell]) -> Table:
     asked = ("method", "workers", "batch", "scaling", "kind")
     of_epoch = ("epoch", "lower", "upper", "forward", "backward", "exposed", "memory")
-    rows = []
+    rows: Rows = []
     for cell in cells:
         found = ("failed", *["-"] * 6)
         if cell.error is None and cell.epoch_s is not None and cell.spread is not None:
@@ -220,15 +187,10 @@ def _cells(cells: Sequence[ScaleCell]) -> Html:
             seconds = map(duration, (cell.epoch_s, *cell.spread, *parts))
             found = (*seconds, nbytes(cell.memory_bytes or 0))
         rows.append((*_asked(cell), *found))
-    drawn = table((*asked, *of_epoch), rows, text_columns=(0, 3, 4), class_="wide")
-    note = (
-        "Times are of an epoch. Lower and upper are the quartiles of the repetitions, and of a "
-        "prediction its range, meant to hold the measured epoch in nine of ten cases."
-    )
-    return section("All cells", note, drawn)
+    return Table((*asked, *of_epoch), rows, (0, 3, 4))
 
 
-def _epoch_times(cells: Sequence[TimedCell]) -> go.Figure:
+def _epoch_times(cells: Sequence[TimedCell]) -> Described:
     """Return the time of an epoch by workers: a row for each batch, a bar for each method and kind.
 
     Whiskers are the spreads of the cells. The bars of weak scaling contain the mean time of one
@@ -236,102 +198,105 @@ def _epoch_times(cells: Sequence[TimedCell]) -> go.Figure:
     """
     batches = _distinct(cells, lambda one: one.batch)
     unit, factor = unit_of(max(cell.epoch_s for cell in cells))
-    figure = _rows([f"<b>batch {batch}</b>" for batch in batches])
-    figure.update_yaxes(title_text=f"epoch, {unit}", rangemode="tozero")
     names = [str(one) for one in sorted(_distinct(cells, lambda one: one.workers))]
-    figure.update_xaxes(type="category", categoryorder="array", categoryarray=names)
-    figure.update_xaxes(title_text="workers", row=len(batches), col=1)
-    for row, batch in enumerate(batches, 1):
+    x = {"type": "category", "categoryorder": "array", "categoryarray": names}
+    panels = []
+    for batch in batches:
         groups: dict[tuple[str, Origin], list[TimedCell]] = {}
         for cell in cells:
             if cell.batch == batch:
                 groups.setdefault((cell.method, cell.kind), []).append(cell)
-        for group in groups.values():
-            ordered = sorted(group, key=lambda one: one.workers)
-            bars = [_bars(ordered, cells, factor, attrgetter("epoch_s"))]
-            if group[0].scaling == "weak":
-                part = _bars(ordered, cells, factor, lambda one: one.epoch_s / one.workers)
-                part.update(error_y=None, name=f"{part.name}, for each worker's samples")
-                part.marker.pattern = {"shape": "x", "size": 6, "solidity": 0.3}
-                bars = [bars[0].update(opacity=0.45), part]
-            for one in bars:
-                figure.add_trace(one.update(showlegend=row == 1), row=row, col=1)
-    figure.update_layout(barmode="group", bargap=0.25)
-    return styled(figure, _REST + _ROW * len(batches))
+        ordered = (sorted(group, key=lambda one: one.workers) for group in groups.values())
+        bars = [bar for group in ordered for bar in _bars(group, cells, factor)]
+        title = f"<b>batch {batch}</b>"
+        panels.append(([one | {"showlegend": batch == batches[0]} for one in bars], title))
+    return _rows(panels, x, "workers", unit, barmode="group", bargap=0.25)
 
 
 def _bars(
-    cells: Sequence[TimedCell],
-    all_cells: Sequence[TimedCell],
-    factor: float,
-    seconds_of: Callable[[TimedCell], float],
-) -> go.Bar:
-    """Return the bars of cells of one method and kind, coloured and named as among all cells."""
+    cells: Sequence[TimedCell], all_cells: Sequence[TimedCell], factor: float
+) -> Iterator[Described]:
+    """Yield the bars of cells of one method and kind, coloured and named as among all cells."""
     method, kind = cells[0].method, cells[0].kind
     methods = _distinct(all_cells, lambda one: one.method)
     kinds = _distinct(all_cells, lambda one: one.kind)
     name = method if len(kinds) == 1 else f"{method}, {kind}"
     pattern = {"shape": _PATTERNS[kind] if len(kinds) > 1 else "", "size": 6, "solidity": 0.35}
     colour = _COLOURS[methods.index(method) % len(_COLOURS)]
+
+    def bar(seconds: Sequence[float], name: str, pattern: Described) -> Described:
+        told = [f"{_described(o)}: {duration(s)}" for o, s in zip(cells, seconds, strict=True)]
+        where = {"type": "bar", "name": name, "x": [str(one.workers) for one in cells]}
+        where |= {"legendgroup": same, "offsetgroup": same}
+        marker = {"color": colour, "line": {"width": 0}, "pattern": pattern}
+        bar = {"y": [s / factor for s in seconds], "customdata": told, "hovertemplate": HOVER}
+        return where | bar | {"marker": marker}
+
+    same, epochs = name, [one.epoch_s for one in cells]
+    whole = bar(epochs, name, pattern)
+    if any(one.spread and one.spread[0] != one.spread[1] for one in cells):
+        whole["error_y"] = _whiskers(cells, factor)
+    if cells[0].scaling != "weak":
+        yield whole
+        return
+    yield whole | {"opacity": 0.45}
+    each = [one.epoch_s / one.workers for one in cells]
+    crossed = {"shape": "x", "size": 6, "solidity": 0.3}
+    yield bar(each, f"{name}, for each worker's samples", crossed)
+
+
+def _whiskers(cells: Sequence[TimedCell], factor: float) -> Described:
     spans = [(one.epoch_s, *(one.spread or (one.epoch_s,) * 2)) for one in cells]
-    whiskers: dict[str, Any] = {"type": "data", "symmetric": False, "color": "#888888"}
-    whiskers |= {"array": [(upper - middle) / factor for middle, _, upper in spans]}
-    whiskers |= {"arrayminus": [(middle - lower) / factor for middle, lower, _ in spans]}
-    whiskers |= {"thickness": 1.2, "width": 3}
-    has_spread = any(lower != upper for _, lower, upper in spans)
-    return go.Bar(
-        name=name,
-        legendgroup=name,
-        offsetgroup=name,
-        x=[str(one.workers) for one in cells],
-        y=[seconds_of(one) / factor for one in cells],
-        error_y=whiskers if has_spread else None,
-        customdata=[f"{_described(one)}: {duration(seconds_of(one))}" for one in cells],
-        hovertemplate=HOVER,
-        marker={"color": colour, "line": {"width": 0}, "pattern": pattern},
-    )
+    above = [(upper - middle) / factor for middle, _, upper in spans]
+    below = [(middle - lower) / factor for middle, lower, _ in spans]
+    ends = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+    return ends | {"color": "#888888", "thickness": 1.2, "width": 3}
 
 
-def _breakdowns(cells: Sequence[TimedCell]) -> go.Figure:
+def _breakdowns(cells: Sequence[TimedCell]) -> Described:
     """Return the parts of an epoch: a row for each method, a bar for each batch and workers."""
     methods = _distinct(cells, lambda one: one.method)
     unit, factor = unit_of(max(cell.epoch_s for cell in cells))
-    figure = _rows([f"<b>{escaped(method)}</b>" for method in methods])
-    for row, method in enumerate(methods, 1):
+    panels = []
+    for method in methods:
         found = [one for one in cells if one.method == method]
         known = [{part: getattr(one, f"{part}_s") or 0.0 for part in _STACK} for one in found]
+        bars = []
         for name in (*_STACK, "other"):
             fill = _OTHER if name == "other" else PARTS[name]
             seconds = [
                 max(0.0, one.epoch_s - sum(parts.values())) if name == "other" else parts[name]
                 for one, parts in zip(found, known, strict=True)
             ]
-            figure.add_bar(
-                name=fill.label,
-                legendgroup=fill.label,
-                x=[f"{one.workers} x {one.batch}" for one in found],
-                y=[value / factor for value in seconds],
-                customdata=[
-                    f"{_described(one)}: {fill.label} {duration(value)}"
-                    for one, value in zip(found, seconds, strict=True)
-                ],
-                hovertemplate=HOVER,
-                marker=fill.marker({"width": 0}),
-                showlegend=row == 1,
-                row=row,
-                col=1,
-            )
-    figure.update_yaxes(title_text=f"epoch, {unit}", rangemode="tozero")
-    figure.update_xaxes(type="category", title_text="workers x batch", row=len(methods), col=1)
-    figure.update_layout(barmode="stack")
-    return styled(figure, _REST + _ROW * len(methods))
+            told = [
+                f"{_described(one)}: {fill.label} {duration(value)}"
+                for one, value in zip(found, seconds, strict=True)
+            ]
+            bar: Described = {"type": "bar", "name": fill.label, "legendgroup": fill.label}
+            bar |= {"x": [f"{one.workers} x {one.batch}" for one in found]}
+            bar |= {"y": [s / factor for s in seconds], "customdata": told, "hovertemplate": HOVER}
+            bar |= {"marker": fill.marker({"width": 0}), "showlegend": method == methods[0]}
+            bars.append(bar)
+        panels.append((bars, f"<b>{escaped(method)}</b>"))
+    return _rows(panels, {"type": "category"}, "workers x batch", unit, barmode="stack")
 
 
-def _rows(titles: Sequence[str]) -> go.Figure:
-    gap = 0.32 / len(titles) if len(titles) > 1 else 0
-    return go.Figure().set_subplots(
-        rows=len(titles), cols=1, subplot_titles=titles, vertical_spacing=gap
-    )
+def _rows(
+    panels: Sequence[tuple[Sequence[Described], str]],
+    x: Described,
+    below: str,
+    unit: str,
+    **layout: Any,
+) -> Described:
+    """Return panels of epochs below one another, from their bars and titles."""
+    y = {"title": f"epoch, {unit}", "rangemode": "tozero"}
+    last = len(panels) - 1
+    drawn = [
+        Panel(bars, x | ({"title": below} if number == last else {}), y, title)
+        for number, (bars, title) in enumerate(panels)
+    ]
+    heights, gap = [1] * len(panels), 0.32 / len(panels)
+    return figure_of(drawn, _REST + _ROW * len(panels), heights=heights, gap=gap, **layout)
 
 
 def _described(cell: TimedCell) -> str:

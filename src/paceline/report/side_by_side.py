@@ -17,6 +17,7 @@ from paceline.core.settings import Record
 from paceline.records.result import RunResult, read_run
 from paceline.report.differences import settings_of
 from paceline.report.format import duration, loss_text, number, share
+from paceline.report.tables import Rows, Table
 
 _NUM_TIMES = 6  # rows of the loss against time
 _MOST_EPOCHS = 12  # rows of the loss against epochs
@@ -137,19 +138,9 @@ def _side(
     )
 
 
-Rows = list[tuple[str, ...]]
-
-
-def summary_rows(sides: SideBySide) -> tuple[tuple[str, ...], Rows]:
-    """Return the head and the rows of the table with a line for each run."""
-    head: tuple[str, ...] = (
-        "run",
-        "differs in",
-        f"lowest {sides.loss}",
-        f"to {sides.reached:.4f}",
-        "samples/s",
-    )
-    head += ("updates", "share of each worker", "busy")
+def summary_table(sides: SideBySide) -> Table:
+    """Return a line for each run."""
+    head = ("run", "differs in", f"lowest {sides.loss}", f"to {sides.reached:.4f}", "samples/s")
     rows: Rows = [
         (
             run.name,
@@ -163,30 +154,32 @@ def summary_rows(sides: SideBySide) -> tuple[tuple[str, ...], Rows]:
         )
         for run in sides.runs
     ]
-    return head, rows
+    return Table((*head, "updates", "share of each worker", "busy"), rows, (0, 1, 6, 7))
 
 
 def _listed(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {share(value)}" for name, value in shares.items()) or "-"
 
 
-def time_rows(sides: SideBySide) -> Rows:
+def times_table(sides: SideBySide) -> Table:
     """Return the losses at equal times, divided by the lowest of all: a column for each run."""
-    return [
+    rows: Rows = [
         (duration(at_s), *(_divided(run.loss_at(at_s), sides) for run in sides.runs))
         for at_s in sides.times
     ]
+    return Table(("after", *(run.name for run in sides.runs)), rows)
 
 
-def epoch_rows(sides: SideBySide) -> Rows:
+def epochs_table(sides: SideBySide) -> Table:
     """Return the losses after epochs, divided by the lowest of all: a column for each run."""
     losses = [{point.epoch: point.loss for point in run.points} for run in sides.runs]
     epochs = sorted(set().union(*losses))
     every = -(-len(epochs) // _MOST_EPOCHS)
-    return [
+    rows: Rows = [
         (str(epoch), *(_divided(own.get(epoch), sides) for own in losses))
         for epoch in epochs[every - 1 :: every]
     ]
+    return Table(("epoch", *(run.name for run in sides.runs)), rows)
 
 
 def _divided(loss: float | None, sides: SideBySide) -> str:

@@ -3,14 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-
-import plotly.graph_objects as go
+from typing import Any
 
 from paceline.core.plan import Kind, Resource
 from paceline.core.timeline import Origin, Span, Timeline
 from paceline.report import figures
+from paceline.report.figures import Described, Panel
 from paceline.report.format import duration
-from paceline.report.markup import Html, element, section
 
 _NUM_STEPS = 2
 _MOST_ROWS = 40
@@ -73,99 +72,62 @@ def excerpt(timeline: Timeline) -> Excerpt:
     return Excerpt(f"{timeline.origin}: {title}", end - start, rows, step_ends)
 
 
-def swatched(fill: figures.Fill) -> Html:
-    """Return the label of a fill beside its colour."""
-    swatch = element("span", class_="swatch", style=fill.css)
-    return element("span", swatch, fill.label)
-
-
-def two_steps(timelines: Sequence[Timeline]) -> Html:
-    """Return two steps of each timeline as a picture."""
+def two_steps(timelines: Sequence[Timeline]) -> dict[str, Any] | None:
+    """Return two steps of each timeline as a figure, and the fills in it; None without any."""
     excerpts = [excerpt(timeline) for timeline in timelines if timeline.spans]
     if not excerpts:
-        return section("Two steps in time", "trace.json holds no timeline.")
-    note = (
-        "Consecutive steps from the middle of each timeline, on one scale of time. A task that "
-        "holds several resources stands in the row of each; dotted lines are ends of steps. Drag "
-        "to zoom, double-click to return; trace.json opens in Perfetto and holds all that was "
-        "recorded."
-    )
-    drawn = steps_in_time(excerpts).update_layout(showlegend=False)
-    labels = {bar.name for bar in drawn.data}
-    fills = (swatched(fill) for fill in figures.KINDS.values() if fill.label in labels)
-    legend = element("div", *fills, class_="legend")
-    figure = figures.figure_of(drawn, "steps", zoomed=True)
-    return section("Two steps in time", note, legend, figure)
+        return None
+    figure = steps_in_time(excerpts)
+    labels = {bar["name"] for bar in figure["data"]}
+    fills = [fill for fill in figures.KINDS.values() if fill.label in labels]
+    return {"figure": figure, "fills": fills}
 
 
-def steps_in_time(excerpts: Sequence[Excerpt]) -> go.Figure:
+def steps_in_time(excerpts: Sequence[Excerpt]) -> Described:
     """Return the excerpts below one another, on one scale of time, a row for each resource."""
     rows = [len(excerpt.rows) for excerpt in excerpts]
     bodies = [(28 if max(rows) <= 12 else 19) * n for n in rows]
     inner = sum(bodies) + (len(excerpts) - 1) * _GAP
-    figure = go.Figure().set_subplots(
-        rows=len(excerpts),
-        cols=1,
-        shared_xaxes=True,
-        row_heights=bodies,
-        vertical_spacing=_GAP / inner if len(excerpts) > 1 else 0,
-        subplot_titles=[f"<b>{e.title}</b>, {duration(e.length_s)}" for e in excerpts],
-    )
     longest = max(excerpt.length_s for excerpt in excerpts)
     unit, factor = figures.unit_of(longest)
-    named: set[Kind] = set()
-    for number, excerpt in enumerate(excerpts, start=1):
-        for kind, bars in _bars(excerpt, factor):
-            bars.update(showlegend=kind not in named)
-            figure.add_trace(bars, row=number, col=1)
-            named.add(kind)
-        for end in excerpt.step_ends_s:
-            line = {"color": "#888888", "width": 1, "dash": "dot"}
-            figure.add_vline(end / factor, line=line, row=number, col=1)
-        names = list(map(figures.escaped, excerpt.rows))
-        figure.update_yaxes(categoryarray=names, range=[len(names) - 0.5, -0.5], row=number, col=1)
-    figure.update_yaxes(type="category", categoryorder="array", showgrid=False, fixedrange=True)
-    figure.update_xaxes(range=[0, 1.002 * longest / factor], showticklabels=True)
-    figure.update_xaxes(title_text=f"time, {unit}", row=len(excerpts), col=1)
-    figure.update_annotations(x=0, xanchor="left", xshift=-60)  # above the rows' names
-    figure.update_layout(barmode="overlay", hovermode="closest", legend={"itemwidth": 30})
-    return figures.styled(figure, height=inner + figures.MARGINS, left=10)
+    panels = []
+    for number, shown in enumerate(excerpts, 1):
+        x: Described = {"title": f"time, {unit}" if number == len(excerpts) else ""}
+        x |= {"range": [0, 1.002 * longest / factor]} | ({"matches": "x"} if number > 1 else {})
+        names = list(map(figures.escaped, shown.rows))
+        y: Described = {"type": "category", "categoryorder": "array", "categoryarray": names}
+        y |= {"range": [len(names) - 0.5, -0.5], "showgrid": False, "fixedrange": True}
+        marks = [end / factor for end in shown.step_ends_s]
+        title = f"<b>{shown.title}</b>, {duration(shown.length_s)}"
+        panels.append(Panel(list(_bars(shown, factor)), x, y, title, marks))
+    how: Described = {"barmode": "overlay", "hovermode": "closest", "showlegend": False}
+    how |= {"heights": bodies, "gap": _GAP / inner, "margin": {"l": 10}, "is_zoomed": True}
+    return figures.figure_of(panels, inner + figures.MARGINS, **how)
 
 
-def _bars(excerpt: Excerpt, factor: float) -> Iterator[tuple[Kind, go.Bar]]:
+def _bars(shown: Excerpt, factor: float) -> Iterator[Described]:
     """Yield the bars of each kind, cut off at the ends of the excerpt."""
     for kind, fill in figures.KINDS.items():
-        rows = excerpt.rows.items()
-        pairs = [
-            (resource, span) for resource, spans in rows for span in spans if span.kind is kind
-        ]
+        pairs = [(row, s) for row, spans in shown.rows.items() for s in spans if s.kind is kind]
         if not pairs:
             continue
         starts = [max(0.0, span.start_s) for _, span in pairs]
-        ends = [min(excerpt.length_s, span.end_s) for _, span in pairs]
+        ends = [min(shown.length_s, span.end_s) for _, span in pairs]
         lengths = [end - start for start, end in zip(starts, ends, strict=True)]
         # Borders would cover bars that are hardly wider than themselves.
-        widths = [0.5 if length > 0.004 * excerpt.length_s else 0 for length in lengths]
-        yield (
-            kind,
-            go.Bar(
-                name=fill.label,
-                legendgroup=kind.value,
-                orientation="h",
-                base=[round(start / factor, 5) for start in starts],
-                x=[round(length / factor, 5) for length in lengths],
-                y=[figures.escaped(resource) for resource, _ in pairs],
-                width=0.72,
-                customdata=[
-                    f"{figures.escaped(s.name)}<br>{duration(s.duration_s)}" for _, s in pairs
-                ],
-                hovertemplate=figures.HOVER,
-                marker=fill.marker({"color": figures.BORDER, "width": widths}),
-            ),
+        widths = [0.5 if length > 0.004 * shown.length_s else 0 for length in lengths]
+        yield figures.bars_along(
+            fill,
+            [round(length / factor, 5) for length in lengths],
+            [f"{figures.escaped(s.name)}<br>{duration(s.duration_s)}" for _, s in pairs],
+            base=[round(start / factor, 5) for start in starts],
+            y=[figures.escaped(row) for row, _ in pairs],
+            width=0.72,
+            marker=fill.marker({"color": figures.BORDER, "width": widths}),
         )
 
 
-def through_time(timelines: Sequence[Timeline]) -> Iterator[Html]:
+def through_time(timelines: Sequence[Timeline]) -> Iterator[dict[str, Any]]:
     """Yield the steps of what happened, a line for each device, if there are enough of them."""
     for timeline in [one for one in timelines if one.origin is not Origin.PREDICTED]:
         seconds = {
@@ -176,37 +138,33 @@ def through_time(timelines: Sequence[Timeline]) -> Iterator[Html]:
             continue
         every = [value for values in seconds.values() for value in values]
         drawn = dict(list(seconds.items())[:_MOST_LINES])
-        note = (
-            "The steps that were recorded, from one weight update to the next: half of them took "
-            f"up to {duration(median(every))}, the longest {duration(max(every))}."
-        )
-        if len(drawn) < len(seconds):
-            note += f" The first {_MOST_LINES} of {len(seconds)} devices."
-        if max(map(len, drawn.values())) > _MOST_POINTS:
-            note += " A point is the longest of several steps."
-        figure = figures.figure_of(_lines(drawn), f"through-{timeline.origin}", zoomed=True)
-        yield section(f"Steps one by one, {timeline.origin}", note, figure)
+        yield {
+            "origin": timeline.origin,
+            "median_s": median(every),
+            "longest_s": max(every),
+            "drawn": len(drawn),
+            "devices": len(seconds),
+            "is_thinned": max(map(len, drawn.values())) > _MOST_POINTS,
+            "figure": _lines(drawn),
+        }
 
 
-def _lines(seconds: Mapping[str, Sequence[float]]) -> go.Figure:
+def _lines(seconds: Mapping[str, Sequence[float]]) -> Described:
     unit, factor = figures.unit_of(max(max(values) for values in seconds.values()))
-    figure = go.Figure()
+    lines = []
     for i, (device, values) in enumerate(seconds.items()):
         numbers, longest = thinned(values, _MOST_POINTS)
         name, colour = figures.escaped(device), figures.COLOURS[i % len(figures.COLOURS)]
-        figure.add_scatter(
-            x=numbers,
-            y=[round(value / factor, 4) for value in longest],
-            name=name,
-            mode="lines",
-            line={"width": 1.5, "color": colour, "dash": _DASHES[i % len(_DASHES)]},
-            hovertemplate=f"{name}, step %{{x}}: %{{y:.3~g}} {unit}<extra></extra>",
-        )
-    num_steps = max(map(len, seconds.values()))
-    figure.update_xaxes(title_text="step", **figures.whole_numbers(num_steps))
-    figure.update_yaxes(title_text=f"time, {unit}", rangemode="tozero")
-    below = {"y": 0, "yanchor": "bottom"}  # the buttons are above
-    return figures.styled(figure, 300).update_layout(legend=below, margin={"t": 34, "b": 84})
+        line: Described = {"type": "scatter", "x": numbers, "name": name, "mode": "lines"}
+        line |= {"y": [round(value / factor, 4) for value in longest]}
+        line |= {"line": {"width": 1.5, "color": colour, "dash": _DASHES[i % len(_DASHES)]}}
+        hover = f"{name}, step %{{x}}: %{{y:.3~g}} {unit}<extra></extra>"
+        lines.append(line | {"hovertemplate": hover})
+    x = {"title": "step"} | figures.whole_numbers(max(map(len, seconds.values())))
+    panel = Panel(lines, x, {"title": f"time, {unit}", "rangemode": "tozero"})
+    below = figures.LEGEND | {"y": 0, "yanchor": "bottom"}  # the buttons are above
+    margin = {"t": 34, "b": 84}
+    return figures.figure_of([panel], 300, margin=margin, is_zoomed=True, legend=below)
 
 
 def thinned(values: Sequence[float], most: int) -> tuple[list[int], list[float]]:

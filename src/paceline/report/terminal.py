@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -10,21 +11,22 @@ from paceline.core.compare import Comparison
 from paceline.core.outcome import Epoch, Traffic, is_share
 from paceline.planner import Refusal
 from paceline.records.result import PlanRow, RankingRows, RunResult
+from paceline.report import tables
 from paceline.report.differences import Differences
 from paceline.report.format import (
     change_text,
     counted,
     duration,
     nbytes,
-    optional_share,
     score_text,
-    share,
 )
 from paceline.report.format import number as plain
 from paceline.report.insights import brought
-from paceline.report.side_by_side import SideBySide, epoch_rows, summary_rows, time_rows
+from paceline.report.side_by_side import SideBySide, epochs_table, summary_table, times_table
 
 _MOST_PLANS = 12
+_JUSTIFY: dict[str, Literal["left", "right"]] = {"text": "left", "number": "right"}
+_SHORT = {"efficiency": "eff."}  # heads, so that plans fit into 80 columns
 _RANGE = """\
 the range beside a step (±) is meant to hold the median of the measured steps in 9 of 10 cases"""
 _RANGE_AS_STATED = """\
@@ -93,32 +95,21 @@ def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
     others = [row for row in fastest if not row.is_same_training][: _MOST_PLANS // 3]
     same = [row for row in fastest if row.is_same_training][: _MOST_PLANS - len(others)]
     shown = [*same, *others]
+    cells = tables.plans_table(shown).without("devices")
     grid = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     grid.add_column("", justify="right", min_width=2)
-    grid.add_column("strategy", no_wrap=True)
-    knows_efficiency = any(row.efficiency is not None for row in shown)
-    for column in ("workers", "step", "samples/s", "eff.", "exposed", "wire/step", "memory"):
-        if column != "eff." or knows_efficiency:
-            grid.add_column(column, justify="right", no_wrap=True)
+    for column in cells.columns:
+        name = _SHORT.get(column.name, column.name)
+        grid.add_column(name, justify=_JUSTIFY[column.kind], no_wrap=True)
     is_same = True
-    for number, row in enumerate(shown, 1):
+    for number, (row, (_, *figures)) in enumerate(zip(shown, cells.rows, strict=True), 1):
         if is_same and not row.is_same_training and number > 1:
             grid.add_row("", "changes what\nis learned:")
         is_same = row.is_same_training
         lines = [row.strategy, *([f"+ {row.codec}"] if row.codec else [])]
         lines += ["balanced"] if row.is_balanced else []
         lines += [f"({row.placement})"] if row.placement != "as listed" else []
-        grid.add_row(
-            str(number),
-            "\n".join(lines),
-            str(row.workers),
-            f"{duration(row.step_s)} ±{share(row.range_share, 0)}",
-            f"{row.samples_per_s:,.0f}" if row.samples_per_s >= 100 else f"{row.samples_per_s:.2f}",
-            *([optional_share(row.efficiency, "", decimals=0)] if knows_efficiency else []),
-            duration(row.exposed_s),
-            nbytes(row.wire_nbytes_per_step),
-            nbytes(row.fullest_nbytes),
-        )
+        grid.add_row(str(number), "\n".join(lines), *figures)
     out.print(grid)
     for number, row in enumerate(shown, 1):
         out.print(f"{number:>2}: {row.explanation}", soft_wrap=True)
@@ -153,19 +144,21 @@ def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
     return f"{name} is refused on {counted(row.workers, 'worker')}{where}: {row.why}"
 
 
-def comparison_table(comparison: Comparison, *, two_runs: bool = False) -> Table:
-    """Return the traced steps of two timelines side by side.
+def shown(title: str, content: tables.Table, *, boxed: bool = True) -> Table:
+    """Return a table as a terminal shows it, below a title."""
+    style = {} if boxed else {"box": None, "padding": (0, 2, 0, 0)}
+    grid = Table(title=title, title_justify="left", **style)  # type: ignore[arg-type]
+    for column in content.columns:
+        grid.add_column(column.name, justify=_JUSTIFY[column.kind])
+    for row in content.rows:
+        grid.add_row(*row)
+    return grid
 
-    With the error of the left one, a prediction of the right one; or, of two runs, with the change
-    from the left to the right.
-    """
-    sides = (comparison.left, comparison.right, "change" if two_runs else "error")
-    rows = []
-    for row in comparison.rows:
-        change = row.right_s / row.left_s - 1 if row.left_s else None
-        off = change_text(change if two_runs else row.error, "")
-        rows.append((row.quantity, duration(row.left_s), duration(row.right_s), off))
-    return table("Seconds per step, traced", ("",), sides, rows)
+
+def comparison_table(comparison: Comparison, *, two_runs: bool = False) -> Table:
+    """Return the traced steps of two timelines side by side."""
+    content = tables.comparison_table(comparison, two_runs=two_runs)
+    return shown("Seconds per step, traced", content)
 
 
 def difference_tables(changed: Differences, sides: Comparison) -> Iterator[Table]:
@@ -188,12 +181,10 @@ def difference_tables(changed: Differences, sides: Comparison) -> Iterator[Table
 
 def side_by_side_tables(sides: SideBySide) -> Iterator[Table]:
     """Yield the runs, and their losses against time and against epochs."""
-    head, rows = summary_rows(sides)
     note = f"Runs beside each other; below, the {sides.loss} over the lowest of all"
-    yield table(note, head[:2], head[2:], rows)
-    names = [run.name for run in sides.runs]
-    yield table("By time", ("after",), names, time_rows(sides))
-    yield table("By epoch", ("epoch",), names, epoch_rows(sides))
+    yield shown(note, summary_table(sides))
+    yield shown("By time", times_table(sides))
+    yield shown("By epoch", epochs_table(sides))
 
 
 def epoch_line(epoch: Epoch, epochs: int | None, score: str) -> str:
@@ -215,24 +206,9 @@ def tested(test_loss: float | None, score: float | None, name: str) -> str:
 def result_tables(result: RunResult, folder: str) -> Iterator[Table | str]:
     """Yield the tables of a run or a rehearsal, and what came of it in a few lines."""
     if result.trials:
-        head = ("layers", "predicted", "rehearsed")
-        grid = table("Chunk sizes tried, seconds per step", (), head)
-        grid.add_column("")
-        for trial in result.trials:
-            mark = "chosen" if trial.chunk == result.config["chunk"] else ""
-            times = duration(trial.predicted_s), duration(trial.rehearsed_s)
-            grid.add_row(str(trial.chunk), *times, mark)
-        yield grid
+        yield shown("Chunk sizes tried, seconds per step", tables.trials_table(result))
     if result.workers:
-        updates = {} if result.updates is None else result.updates.by_worker
-        rows = []
-        for row in result.workers:
-            counts = f"{row.samples:,}", f"{updates.get(row.name, 0):,}"
-            shares = share(row.updates_share), optional_share(row.predicted_share, "")
-            busy = share(result.utilisation.get(row.name, 0.0))
-            rows.append((row.name, row.spec, *counts, *shares, busy))
-        numbers = ("samples", "updates", "share", "predicted", "busy")
-        yield table("Workers", ("worker", "asked for"), numbers, rows, boxed=False)
+        yield shown("Workers", tables.workers_table(result), boxed=False)
     if result.traffic:
         yield traffic_table(result.traffic)
     if result.comparison is not None:
@@ -296,10 +272,5 @@ def _exchanged(result: RunResult) -> Iterator[tuple[str, str]]:
 
 
 def traffic_table(rows: Sequence[Traffic], title: str = "Bytes by purpose") -> Table:
-    """Return bytes by purpose, as counted and as planned."""
-    grid = table(title, ("purpose",), ("planned", "counted"), boxed=False)
-    grid.add_column("")
-    for row in rows:
-        where = "" if row.travels else "stays in its process"
-        grid.add_row(row.purpose, nbytes(row.planned_nbytes), nbytes(row.nbytes), where)
-    return grid
+    """Return bytes by purpose, as planned and as counted."""
+    return shown(title, tables.traffic_table(rows), boxed=False)

@@ -17,7 +17,7 @@ from paceline.native import _native, instruction_sets
 from paceline.studies.doctor.examination import Examination, Gpu, Network
 
 _PACKAGES = (
-    *("paceline", "torch", "numpy", "pydantic", "typer", "rich", "plotly", "safetensors", "pyzmq"),
+    *("paceline", "torch", "numpy", "pydantic", "typer", "rich", "jinja2", "safetensors", "pyzmq"),
     *("triton", "scikit-learn", "lightning", "accelerate", "transformers"),
 )
 _COMPILERS = re.compile(rb"GCC: \([^)\0]*\) [0-9.]+|clang version [0-9.]+")

@@ -12,12 +12,14 @@ from paceline.records.profile import ProfileResult
 from paceline.report.format import change_text, duration, nbytes, number, share
 from paceline.report.profile import (
     largest_sentence,
-    operator_rows,
-    overhead_rows,
-    stage_rows,
+    layers_table,
+    operators_table,
+    overheads_table,
+    slowest_layers,
+    stages_table,
     surplus_sentence,
 )
-from paceline.report.terminal import table
+from paceline.report.terminal import shown
 
 _WORTH = 0.1  # a smaller share of a step is not worth a change
 # By the part of a step.
@@ -141,26 +143,12 @@ def _memory(result: ProfileResult) -> Insight:
 
 def tables(result: ProfileResult) -> Iterator[Table]:
     """Yield the stages, the slowest layers, the waits and the operators, for a terminal."""
-    head: tuple[str, ...] = ("time", "of the step")
-    yield table("Where a step goes", ("",), head, stage_rows(result), boxed=False)
-    slowest = sorted(result.layers, key=lambda row: row.median_s, reverse=True)
-    layers = [
-        (
-            row.name,
-            duration(row.forward.median_s),
-            duration(row.backward.median_s),
-            f"{row.num_parameters:,}",
-            nbytes(row.kept_nbytes),
-        )
-        for row in slowest[:_MOST_LAYERS]
-    ]
-    head = ("forward", "backward", "parameters", "kept")
-    yield table(f"The slowest of {len(slowest)} layers", ("layer",), head, layers, boxed=False)
-    head = ("time a step", "of the step", "calls")
-    yield table("Calls and waits", ("",), head, overhead_rows(result), boxed=False)
-    operators = [row[:-1] for row in operator_rows(result)[:_MOST_OPERATORS]]
-    head = ("time a step", "of all", "calls")
-    yield table("Operators, by torch.profiler", ("operator",), head, operators, boxed=False)
+    yield shown("Where a step goes", stages_table(result), boxed=False)
+    layers = layers_table(slowest_layers(result)[:_MOST_LAYERS]).without("quartiles")
+    yield shown(f"The slowest of {len(result.layers)} layers", layers, boxed=False)
+    yield shown("Calls and waits", overheads_table(result), boxed=False)
+    operators = operators_table(result).first(_MOST_OPERATORS).without("memory taken and kept")
+    yield shown("Operators, by torch.profiler", operators, boxed=False)
 
 
 def summary(result: ProfileResult, folder: str) -> str:

@@ -1,0 +1,38 @@
+"""The page of a result's folder."""
+
+from pathlib import Path
+
+from paceline.core.errors import InvalidInput
+from paceline.records.profile import ProfileResult
+from paceline.records.result import PlanResult, RunResult, read_result
+from paceline.records.scale import ScaleResult
+from paceline.report import planned, profile, run, scale
+from paceline.report.page import write_page
+
+
+def write_report(folder: Path, rehearsal: Path | None = None) -> Path:
+    """Write report.html into the folder of a result and return its path.
+
+    It is drawn from result.json and trace.json alone, and opens without a network; with the folder
+    of a `rehearsal` of the same run, from that one's too. Raises InvalidInput that names the file
+    if one of them is missing or damaged, or if they do not belong together.
+    """
+    result = read_result(folder)
+    if rehearsal is not None and not isinstance(result, RunResult):
+        raise InvalidInput(
+            str(folder),
+            "no rehearsal can stand beside it",
+            hint="a run of workers in step can have one",
+        )
+    match result:
+        case RunResult():
+            page = run.page_of(result, folder, rehearsal)
+        case PlanResult():
+            page = planned.page_of(result, folder)
+        case ScaleResult():
+            page = scale.page_of(result)
+        case ProfileResult():
+            page = profile.page_of(result, folder)
+    path = folder / "report.html"
+    write_page(path, page)
+    return path

@@ -1,0 +1,167 @@
+"""Tables, for a page and for a terminal, and those that both show of a run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, Self
+
+from paceline.core.compare import Comparison
+from paceline.core.outcome import Traffic
+from paceline.records.result import PlanRow, RunResult
+from paceline.report.figures import PARTS, Fill
+from paceline.report.format import (
+    Quantity,
+    change_text,
+    duration,
+    nbytes,
+    number,
+    optional_share,
+    share,
+)
+
+Rows = list[tuple[str, ...]]
+
+
+class Labelled(str):
+    """The label of a fill, which a page shows next to its colour."""
+
+    __slots__ = ("fill",)
+    fill: Fill
+
+    def __new__(cls, fill: Fill) -> Self:
+        """Return the label with its fill."""
+        label = super().__new__(cls, fill.label)
+        label.fill = fill
+        return label
+
+
+class Chosen(str):
+    """A text that is set off, with a word about it in a chip."""
+
+    __slots__ = ("chip",)
+    chip: str
+
+    def __new__(cls, text: str, chip: str) -> Self:
+        """Return the text with its chip."""
+        chosen = super().__new__(cls, text)
+        chosen.chip = chip
+        return chosen
+
+
+class Column(NamedTuple):
+    """How a column is shown; `unit`: that of all its quantities, None if they have several."""
+
+    name: str
+    kind: str
+    unit: str | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells below a head. Columns hold numbers, aligned to the right, except those of `text`."""
+
+    head: Sequence[str]
+    rows: Rows
+    text: Sequence[int] = (0,)
+
+    @cached_property
+    def columns(self) -> list[Column]:
+        """The columns, each with the one unit of its quantities, if it has one."""
+        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.head)
+        found = [{cell.unit for cell in cells if isinstance(cell, Quantity)} for cells in columns]
+        units = [each.pop() if len(each) == 1 else None for each in found]
+        kinds = ("text" if i in self.text else "number" for i in range(len(self.head)))
+        return list(map(Column, self.head, kinds, units))
+
+    def first(self, most: int) -> "Table":
+        """Return the table with its first rows alone."""
+        return replace(self, rows=self.rows[:most])
+
+    def without(self, *names: str) -> "Table":
+        """Return the table without the columns of these names."""
+        kept = [i for i, name in enumerate(self.head) if name not in names]
+        return Table(
+            [self.head[i] for i in kept],
+            [tuple(row[i] for i in kept) for row in self.rows],
+            [new for new, old in enumerate(kept) if old in self.text],
+        )
+
+
+def comparison_table(comparison: Comparison, *, two_runs: bool = False) -> Table:
+    """Return the parts of a step of two timelines side by side.
+
+    With the error of the left one, a prediction of the right one; or, of two runs, with the change
+    from the left to the right.
+    """
+    rows: Rows = []
+    for row in comparison.rows:
+        name = Labelled(PARTS[row.quantity]) if row.quantity in PARTS else row.quantity
+        change = row.right_s / row.left_s - 1 if row.left_s else None
+        off = change_text(change if two_runs else row.error)
+        rows.append((name, duration(row.left_s), duration(row.right_s), off))
+    last = "change" if two_runs else f"error of {comparison.left}"
+    return Table(("per step", comparison.left, comparison.right, last), rows)
+
+
+def trials_table(result: RunResult) -> Table:
+    """Return the chunk sizes that a search tried, in its order."""
+    rows: Rows = []
+    for trial in result.trials:
+        mark = "chosen" if trial.chunk == result.config.get("chunk") else ""
+        seconds = duration(trial.predicted_s), duration(trial.rehearsed_s)
+        rows.append((str(trial.chunk), *seconds, mark))
+    return Table(("layers", "predicted step", "rehearsed step", ""), rows, (3,))
+
+
+def workers_table(result: RunResult) -> Table:
+    """Return what each asynchronous worker was asked for and did; updates, if there were any."""
+    made: Mapping[str, int] = {} if result.updates is None else result.updates.by_worker
+    by_name = {worker.name: worker for worker in result.workers}
+    total = sum(made.values()) or 1
+    rows: Rows = []
+    for name in dict.fromkeys([*made, *by_name]):
+        asked, predicted, count = ("-", "-", "-"), None, made.get(name, 0)
+        if name in by_name:
+            worker = by_name[name]
+            tried, predicted = worker.tried_samples_per_s, worker.predicted_share
+            asked = (worker.spec, "-" if tried is None else number(tried), f"{worker.samples:,}")
+        busy = optional_share(result.utilisation.get(name))
+        shares = share(count / total), optional_share(predicted), busy
+        rows.append((name, *asked, f"{count:,}", *shares))
+    head = ("worker", "asked for", "tried", "samples", "updates", "share", "predicted", "busy")
+    table = Table(head, rows, (0, 1))
+    return table if result.utilisation.keys() & by_name.keys() else table.without("busy")
+
+
+def traffic_table(traffic: Sequence[Traffic], num_updates: int = 0) -> Table:
+    """Return bytes by purpose, as planned and as counted, and of an update if there were any."""
+    rows: Rows = []
+    for row in traffic:
+        where = "between processes" if row.travels else "within its process"
+        of_an_update = (nbytes(row.nbytes / num_updates),) if num_updates else ()
+        amounts = nbytes(row.planned_nbytes), nbytes(row.nbytes), *of_an_update
+        rows.append((row.purpose, where, *amounts))
+    last = ("of an update",) if num_updates else ()
+    return Table(("purpose", "where", "planned", "counted", *last), rows, (0, 1))
+
+
+def plan_name(plan: PlanRow) -> str:
+    """Return a plan's strategy, with its codec and how it shares the work."""
+    name = f"{plan.strategy} + {plan.codec}" if plan.codec else plan.strategy
+    return f"{name}, balanced" if plan.is_balanced else name
+
+
+def plans_table(plans: Sequence[PlanRow]) -> Table:
+    """Return plans as they were predicted; efficiencies only if any is known."""
+    rows: Rows = []
+    for plan in plans:
+        step = duration(plan.step_s)
+        ranged = Quantity(f"{step} ±{share(plan.range_share, 0)}", step.value, step.unit)
+        speed = ranged, number(plan.samples_per_s), optional_share(plan.efficiency)
+        sizes = nbytes(plan.wire_nbytes_per_step), nbytes(plan.fullest_nbytes)
+        asked = plan_name(plan), str(plan.workers), plan.placement
+        rows.append((*asked, *speed, duration(plan.exposed_s), *sizes))
+    head = ("strategy", "workers", "devices", "step", "samples/s", "efficiency", "exposed")
+    table = Table((*head, "wire/step", "memory"), rows, (0, 2))
+    knows_efficiency = any(plan.efficiency is not None for plan in plans)
+    return table if knows_efficiency else table.without("efficiency")
