@@ -1,10 +1,12 @@
 """The parts of a step's time, predicted beside measured, and conformity to a plan."""
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from paceline.core.plan import COMMUNICATION, COMPUTE, Kind, Lane, Plan
-from paceline.core.timeline import Interval, Timeline, intersection, length, union
+from paceline.core.timeline import Interval, Span, Timeline, intersection, length, union
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,11 @@ def breakdown_by_device(timeline: Timeline) -> dict[str, Breakdown]:
         for resource, track in timeline.tracks.items()
         if resource.lane is not Lane.REDUCE and any(span.kind in COMPUTE for span in track)
     )
-    return {device: _of_device(timeline, device) for device in devices}
+    # A span that holds several lanes of an owner counts once.
+    spans: dict[str, dict[int, Span]] = defaultdict(dict)
+    for resource, track in timeline.tracks.items():
+        spans[resource.owner].update((id(span), span) for span in track)
+    return {device: _of_device(timeline, device, spans[device].values()) for device in devices}
 
 
 def breakdown(timeline: Timeline) -> Breakdown:
@@ -78,18 +84,14 @@ def breakdown(timeline: Timeline) -> Breakdown:
     return Breakdown(*(sum(column) / len(parts) for column in columns))
 
 
-def _of_device(timeline: Timeline, device: str) -> Breakdown:
+def _of_device(timeline: Timeline, device: str, spans: Iterable[Span]) -> Breakdown:
     """Return the breakdown of the device over the steps that `Timeline.steps_of` gives."""
-    spans = {
-        span
-        for resource, track in timeline.tracks.items()
-        if resource.owner == device
-        for span in track
-    }
-    steps = timeline.steps_of(device)
+    steps, of_kind = timeline.steps_of(device), defaultdict[Kind, list[Span]](list)
+    for span in spans:
+        of_kind[span.kind].append(span)
 
     def during(*kinds: Kind) -> list[Interval]:
-        chosen = union(span for span in spans if span.kind in kinds)
+        chosen = union(chain.from_iterable(of_kind[kind] for kind in kinds))
         return list(intersection(chosen, steps))
 
     compute, exchange = during(*COMPUTE), during(*COMMUNICATION)

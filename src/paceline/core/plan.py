@@ -4,6 +4,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain, count, repeat, takewhile
@@ -29,6 +30,9 @@ class Kind(StrEnum):
     SEND = "send"
     REDUCE = "reduce"
     STEP = "step"
+
+    # That of enum is a Python function: tasks are found by kinds and lanes millions of times.
+    __hash__ = str.__hash__
 
 
 COMPUTE = frozenset({Kind.LOAD, Kind.FORWARD, Kind.BACKWARD, Kind.TRAIN, Kind.STEP})
@@ -63,6 +67,8 @@ class Lane(StrEnum):
     DECODE_ONEBIT = "decode onebit"
     ENCODE_THRESHOLD = "encode threshold"
     DECODE_THRESHOLD = "decode threshold"
+
+    __hash__ = str.__hash__  # as of kinds
 
 
 class Resource(NamedTuple):
@@ -169,6 +175,7 @@ class Plan:
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self._repeats = 0
+        self._step: Callable[[int], Iterable[Task]] | None = None
         with without_collection():
             self._made = tuple(tasks)
             self._link()
@@ -209,29 +216,64 @@ class Plan:
         """
         with without_collection():
             plan = cls(chain.from_iterable(map(tasks, range(min(num_steps, 2)))))
-            if num_steps > 2:
-                plan._repeat(num_steps - 2)
+            plan._step = tasks
+            return plan._repeated(num_steps) if num_steps > 2 else plan
+
+    def lasting(self, num_steps: int) -> Self | None:
+        """Return the plan of so many of the same steps; None if these are not known to repeat.
+
+        Of a plan of two steps or more no task is made again.
+        """
+        if self._step is None:
+            return None
+        with without_collection():
+            return self._first_of_two if num_steps == 1 else self._of_two._repeated(num_steps)
+
+    @property
+    def _of_two(self) -> Self:
+        """The plan of the two steps that are made."""
+        return self._two if self._repeats or not self._made[-1].step else self
+
+    @cached_property
+    def _two(self) -> Self:
+        assert self._step is not None
+        plan = type(self)(chain(self._made, self._step(1)))
+        plan._step = self._step
         return plan
 
-    def _repeat(self, times: int) -> None:
+    @property
+    def _first_of_two(self) -> Self:
+        """The plan of step 0 alone."""
+        plan = type(self)(self.first_step)
+        plan._step, plan.__dict__["_two"] = self._step, self._of_two
+        return plan
+
+    def _repeated(self, num_steps: int) -> Self:
+        """Return the plan of so many steps, two or more, from that of two."""
+        if num_steps == 2:
+            return self
         size, odd = divmod(len(self._made), 2)
         first, second = self._made[:size], self._made[size:]
         if odd or [task.id[1:] for task in first] != [task.id[1:] for task in second]:
             raise ValueError("steps that repeat have the same tasks in the same order")
+        plan, times = copy(self), num_steps - 2
+        for derived in ("held", "tasks", "_by_name"):
+            plan.__dict__.pop(derived, None)
         before = [[child - size for child in of if child >= size] for of in self.children[:size]]
         within = [[child - size for child in of] for of in self.children[size:]]
         pairs = zip(within, before, strict=True)
         both = [[*own, *(child + size for child in later)] for own, later in pairs]
-        last = self.children[size:]
         # All steps but the first and the last have the same children, moved by whole steps.
-        self.children[size:] = [
+        plan.children = self.children[:size] + [
             [child + start for child in of] if of else ()
             for start in range(size, (times + 1) * size, size)
             for of in both
         ]
-        self.children += [[child + times * size for child in of] if of else () for of in last]
-        self.num_parents += self.num_parents[size:] * times
-        self._repeats = times
+        last = self.children[size:]
+        plan.children += [[child + times * size for child in of] if of else () for of in last]
+        plan.num_parents = self.num_parents + self.num_parents[size:] * times
+        plan._repeats, plan.__dict__["_two"] = times, self
+        return plan
 
     def __len__(self) -> int:
         return len(self.num_parents)
@@ -255,13 +297,19 @@ class Plan:
         """The tasks of step 0, in issue order."""
         return tuple(takewhile(lambda task: task.step == 0, self._made))
 
-    @cached_property
+    @property
     def priced_alike(self) -> tuple[list[Task], list[int]]:
         """One task of each sort, and for each task the index of its sort.
 
         No cost model can tell two tasks of a sort apart. A window repeats its steps, so that there
         are few sorts, however long it is: all but a task's step and worker is looked up by sort.
         """
+        sorts, sort_of = self._made_alike
+        return sorts, sort_of + sort_of[len(sort_of) // 2 :] * self._repeats
+
+    @cached_property
+    def _made_alike(self) -> tuple[list[Task], list[int]]:
+        """The same of the tasks that were made."""
         numbers: dict[tuple[object, ...], int] = defaultdict(count().__next__)
         # A cost is told by its identity: steps share their layers' costs, and hashing one in Python
         # takes longer than scheduling a task.
@@ -270,7 +318,6 @@ class Plan:
             for (_, kind, part, _, sub_batch), on, cost, _, num_samples in self._made
         ]
         first = dict(zip(reversed(sort_of), reversed(self._made), strict=True))
-        sort_of += sort_of[len(sort_of) // 2 :] * self._repeats
         return [first[sort] for sort in range(len(first))], sort_of
 
     @cached_property

@@ -98,8 +98,9 @@ def period(plan_of: Callable[[int], Plan], cost: CostModel, num_steps: int) -> f
     A window is planned instead of one step, because steps overlap and workers that take turns have
     a period that is shorter than any of their steps.
     """
-    one, two = (makespan_s(plan_of(window), cost) for window in (num_steps, 2 * num_steps))
-    return (two - one) / num_steps
+    twice = plan_of(2 * num_steps)
+    once = twice.lasting(num_steps) or plan_of(num_steps)
+    return (makespan_s(twice, cost) - makespan_s(once, cost)) / num_steps
 
 
 def makespan_s(plan: Plan, cost: CostModel) -> float:

@@ -217,10 +217,23 @@ class HostMemory:
             # Each byte is read and written, and all ranks of a host share its memory's bandwidth.
             traffic = 2 * nbytes * self.num_ranks[device.host]
             return Transfer(copy_lanes(device), Cost(nbytes=traffic)), None
-        host, cost = self.machine.host_of(device), Cost(nbytes=nbytes, num_calls=1)
-        there, back = self.machine.route(device, host), self.machine.route(host, device)
-        d2h = Transfer((Resource(device.name, Lane.D2H), *lanes_of(there)), cost)
-        return d2h, Transfer((Resource(device.name, Lane.H2D), *lanes_of(back)), cost)
+        cost = Cost(nbytes=nbytes, num_calls=1)
+        there, back = self._ways[device.name]
+        return Transfer(there, cost), Transfer(back, cost)
+
+    @cached_property
+    def _ways(self) -> dict[str, tuple[tuple[Resource, ...], tuple[Resource, ...]]]:
+        """What copies of each GPU to its host hold, and back, by the GPU's name."""
+        machine, found = self.machine, {}
+        for device in self.devices:
+            if device.kind == DeviceKind.GPU:
+                host = machine.host_of(device)
+                there, back = machine.route(device, host), machine.route(host, device)
+                found[device.name] = (
+                    (Resource(device.name, Lane.D2H), *lanes_of(there)),
+                    (Resource(device.name, Lane.H2D), *lanes_of(back)),
+                )
+        return found
 
     def _held_by_sums(self) -> tuple[Resource, ...]:
         on: list[Resource] = [Resource(host.name, Lane.REDUCE) for host in self.hosts]

@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from paceline.core.after_backward import AfterBackward, BackwardPhase
@@ -170,11 +171,14 @@ def forecast(
     is_balanced = balanced and strategy.plan_balanced is not None
     planned = (is_balanced and strategy.plan_balanced) or strategy.plan
 
+    one = planned(workload, machine, config, Window(1))
+
     def window(num_steps: int) -> Plan:
-        return planned(workload, machine, config, Window(num_steps))
+        lasting = one.lasting(num_steps)
+        return lasting or planned(workload, machine, config, Window(num_steps))
 
     per_period = strategy.steps_per_period(config)
-    num_steps = _window_steps(len(window(1)), per_period, strategy.repeats_after(config))
+    num_steps = _window_steps(len(one), per_period, strategy.repeats_after(config))
     plan = window(num_steps)
     timeline = simulate(plan, model)
     slowdown, slowed_by = _slowdown(timeline, machine, strategy, config)
@@ -304,7 +308,9 @@ def _beside(timeline: Timeline, device: Device) -> tuple[float, float]:
     computing = union(one for one in timeline.tracks.get(lane, ()) if one.kind in COMPUTE)
     exchanges: list[Span] = []
     copies: list[Span] = []
-    for one in timeline.spans:
+    own_tracks = (track for on, track in timeline.tracks.items() if on.owner == device.name)
+    of_all = (one for one in timeline.spans if one.kind is Kind.SEND and one.worker is None)
+    for one in chain(of_all, *own_tracks):
         if one.kind in COMPUTE:
             continue
         own = {on.lane for on in one.on if on.owner == device.name}

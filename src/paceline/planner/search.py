@@ -11,7 +11,7 @@ from paceline.core.chunks import candidates
 from paceline.core.cost import CostModel, Roofline
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Device, Machine, Station
-from paceline.core.plan import Kind
+from paceline.core.plan import Kind, without_collection
 from paceline.core.simulate import period
 from paceline.core.strategy import Strategy, Window, codec_fields
 from paceline.core.wire_format import wire_format
@@ -94,6 +94,7 @@ def _too_many(
     return InvalidInput("workers", "; ".join((f"{wanted} do not fit", fits, *more)))
 
 
+@without_collection()
 def search(
     workload_of: Callable[[int], Workload],
     machine: Machine,
@@ -285,13 +286,14 @@ def _with_best_size(
     if strategy.sizes is None or config.workers == 1:
         return config, ()
     best, shortest_s, num_longer = config, inf, 0
+    model = Roofline.of(machine)
     for other in strategy.sizes(workload, config):
         if num_longer > 1:
             break
         try:
             if shortage(machine, memory(workload, machine, strategy, other)):
                 continue
-            step_s = _step_s(workload, machine, strategy, other, Roofline.of(machine))
+            step_s = _step_s(workload, machine, strategy, other, model)
         except InvalidInput:
             if other == config:
                 raise
@@ -341,12 +343,13 @@ def _forecasts(
     found: list[Forecast] = []
     try:
         for each in _configurations(strategy, workers, options):
+            # Before any step is planned: what is refused costs no time.
+            problem = _shortage(workload, machine, strategy, each)
+            if problem:
+                return found, problem
             config = each
             if hasattr(config, "chunk") and workers > 1 and "chunk" not in options:
                 config = with_best_chunk(workload, machine, strategy, config)
-            problem = _shortage(workload, machine, strategy, config)
-            if problem:
-                return found, problem
             equal = _with_codecs(workload, machine, strategy, config, batch_size)
             found += equal
             if strategy.plan_balanced is not None and _is_uneven(machine, workers):

@@ -87,7 +87,7 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
     labels = _exchange(ring, workers, None, Kind.SEND, LABELS, nbytes, None, 1)
     # Costs are computed once for the window.
     step_tasks = partial(_step_tasks, compute, passes, labels, gradients, update)
-    return Plan(task for step in range(window.num_steps) for task in step_tasks(step))
+    return Plan.of_steps(step_tasks, window.num_steps)
 
 
 def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[str, int]:
