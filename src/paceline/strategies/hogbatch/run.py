@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_model
 from torch import Tensor, nn
 
+from paceline.checkpoints.state import check_fits
 from paceline.core.compare import conform
 from paceline.core.cost import Measured, Roofline
 from paceline.core.errors import InvalidInput
@@ -30,7 +31,7 @@ from paceline.links.interruption import interruptible
 from paceline.links.shared_memory import SharedTensors
 from paceline.models import describe
 from paceline.recipes.named import recipe_of
-from paceline.recipes.recipe import Recipe, built, described
+from paceline.recipes.recipe import Recipe, built
 from paceline.strategies.hogbatch import calibration, messages, statistics
 from paceline.strategies.hogbatch.checkpoints import Checkpoints, resumed
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec, parse_workers
@@ -218,7 +219,7 @@ class HogbatchRunner:
         or if nothing is left to do.
         """
         own, saved = tensors_of(self._model), within(tensors, _MODEL)
-        _check_same(own, saved)
+        check_fits(own, saved, "resume")
         if len(values["epochs"]) >= len(self._sizes):
             raise InvalidInput(
                 "resume",
@@ -310,22 +311,6 @@ class HogbatchRunner:
     def save(self, path: Path) -> None:
         """Write the trained model as safetensors."""
         save_model(self._model, str(path))
-
-
-def _check_same(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Raise InvalidInput for the first tensor of a model that was another one in the run."""
-
-    def kind(tensor: Tensor | None) -> str:
-        return "missing" if tensor is None else described(tensor)
-
-    for name in sorted(own.keys() | saved.keys()):
-        before, now = kind(saved.get(name)), kind(own.get(name))
-        if before != now:
-            raise InvalidInput(
-                "resume",
-                f"{name!r} of the model was {before} in the run, and is {now} now",
-                hint="go on with the same model",
-            )
 
 
 def _check(

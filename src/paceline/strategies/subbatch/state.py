@@ -1,18 +1,16 @@
 """The state of a training whose head is sharded, in whole form, for any number of ranks.
 
-In a safetensors file the rows of a split tensor lie rank after rank, as they are shared. So rank 0
-writes them as they come, and any number of ranks reads the rows that it has. A checkpoint has the
-optimizers' tensors, too, as one optimizer of the whole model has them.
+Rank 0 gathers the rows of a split tensor, and any number of ranks takes the rows that it has. A
+checkpoint has the optimizers' tensors, too, as one optimizer of the whole model has them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -42,52 +40,21 @@ def save(path: Path, model: nn.Module, head: Mapping[str, Sharding], group: Grou
     """Write the whole model to `path`, as rank 0 sees it; all ranks call it together.
 
     `head` has the layers of the head, whose tensors have one row for each of this rank's outputs.
-    Tensors that the model has under several names are written under the first.
+    Tensors that the model has under several names are written under the first. Rank 0 holds one
+    whole tensor at a time.
     """
     tensors = _tensors(model, head)
     if group.rank != 0:
         for one in tensors.values():
-            _send(one, group)
+            _gathered(one, group)
         return
     shapes = {name: (one.tensor.dtype, one.shape) for name, one in tensors.items()}
     with path.open("wb") as file:
         file.write(tensor_file.header(shapes))
         for one in tensors.values():
-            for part in _parts(one, group):
-                file.writelines(tensor_file.pieces(part))
-
-
-def load(path: Path, model: nn.Module, head: Mapping[str, Sharding], rank: int) -> None:
-    """Load a rank's part of a file that `save` or safetensors' `save_model` has written.
-
-    Raises InvalidInput for a tensor that does not fit.
-    """
-    tensors = _tensors(model, head)
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            if different := set(file.keys()) ^ set(tensors):
-                name = min(different)
-                missing = "is in the model, but not in the file"
-                where = missing if name in tensors else "is not in the model"
-                raise InvalidInput(str(path), f"{name!r} {where}")
-            for name, one in tensors.items():
-                part = file.get_slice(name)
-                if list(part.get_shape()) != one.shape:
-                    raise InvalidInput(
-                        str(path), f"{name!r} is of shape {part.get_shape()}, and not {one.shape}"
-                    )
-                shard = one.sharding.shard(rank) if one.sharding else None
-                rows = (
-                    part[shard.first : shard.first + shard.size] if shard else file.get_tensor(name)
-                )
-                if rows.dtype != one.tensor.dtype:
-                    raise InvalidInput(
-                        str(path), f"{name!r} is {rows.dtype}, and not {one.tensor.dtype}"
-                    )
-                with torch.no_grad():
-                    one.tensor.copy_(rows)
-    except (OSError, SafetensorError) as error:
-        raise InvalidInput(str(path), f"cannot be read: {error}") from None
+            whole = _gathered(one, group)
+            assert whole is not None  # on rank 0
+            file.writelines(tensor_file.pieces(whole))
 
 
 def _tensors(model: nn.Module, head: Mapping[str, Sharding]) -> dict[str, _SavedTensor]:
@@ -96,24 +63,6 @@ def _tensors(model: nn.Module, head: Mapping[str, Sharding]) -> dict[str, _Saved
         name: _SavedTensor(tensor, head.get(name.rpartition(".")[0]) if tensor.dim() else None)
         for name, tensor in tensor_file.in_file_order(module_state(model)).items()
     }
-
-
-def _send(saved: _SavedTensor, group: Group) -> None:
-    """Send this rank's part of a split tensor to rank 0."""
-    if saved.sharding is not None:
-        with group.naming_lost_ranks():
-            dist.send(saved.tensor.detach().cpu().contiguous(), 0, group=group.control)
-
-
-def _parts(saved: _SavedTensor, group: Group) -> Iterator[Tensor]:
-    own = saved.tensor.detach().cpu().contiguous()
-    yield own
-    others = saved.sharding.sizes[1:] if saved.sharding else ()
-    for rank, size in enumerate(others, 1):
-        part = torch.empty(size, *own.shape[1:], dtype=own.dtype)
-        with group.naming_lost_ranks():
-            dist.recv(part, rank, group=group.control)
-        yield part
 
 
 @dataclass(frozen=True)
@@ -175,7 +124,7 @@ def gather_tensors(
 def load_tensors(
     tensors: Mapping[str, Tensor], model: nn.Module, head: Mapping[str, Sharding], rank: int
 ) -> None:
-    """Load a rank's part of a whole model's tensors, which are looked up one after another.
+    """Load a rank's part of a whole model's tensors, as `safetensors.torch.load_file` maps them.
 
     Raises InvalidInput for one that does not fit.
     """
@@ -186,8 +135,11 @@ def load_tensors(
             "checkpoint", f"{name!r} is in {('it' if name in tensors else 'the model')} alone"
         )
     for name, one in own.items():
+        rows = _cut(tensors[name], one, rank, name)
+        if rows.dtype != one.tensor.dtype:
+            raise InvalidInput("checkpoint", f"{name} is {rows.dtype}, and not {one.tensor.dtype}")
         with torch.no_grad():
-            one.tensor.copy_(_cut(tensors[name], one, rank, name))
+            one.tensor.copy_(rows)
 
 
 def gather_optimizer(
@@ -243,14 +195,18 @@ def load_optimizer(
 
 def _gathered(saved: _SavedTensor, group: Group) -> Tensor | None:
     """Return a copy of a whole tensor on rank 0, and None on others."""
-    if group.rank != 0:
-        _send(saved, group)
-        return None
-    return (
-        torch.cat(list(_parts(saved, group)))
-        if saved.sharding
-        else saved.tensor.detach().cpu().clone()
-    )
+    own = saved.tensor.detach().cpu().contiguous()
+    if saved.sharding is None:
+        return own.clone() if group.rank == 0 else None
+    with group.naming_lost_ranks():
+        if group.rank != 0:
+            dist.send(own, 0, group=group.control)
+            return None
+        parts = [own]
+        for rank, size in enumerate(saved.sharding.sizes[1:], 1):
+            parts.append(torch.empty(size, *own.shape[1:], dtype=own.dtype))
+            dist.recv(parts[-1], rank, group=group.control)
+    return torch.cat(parts)
 
 
 def _cut(whole: Tensor, saved: _SavedTensor, rank: int, name: str) -> Tensor:
