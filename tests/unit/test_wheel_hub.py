@@ -15,7 +15,7 @@ from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
 from paceline.rpc.limits import Identity
 from paceline.rpc.server import Server
-from paceline.rpc.workers import agreement, connected
+from paceline.rpc.workers import connected
 from paceline.strategies.wheel import hub as module_of_hub
 from paceline.strategies.wheel.config import PaceSpec, RunSpec, Wheel
 from paceline.strategies.wheel.hub import Hub
@@ -82,9 +82,7 @@ def hub(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def client(hub: Hub, worker: int) -> Client:
-    return Client(
-        hub.rpc.address, Identity("trials", agreement(), worker), keys=None, deadline_s=60.0
-    )
+    return Client(hub.rpc.address, Identity("trials", worker), keys=None, deadline_s=60.0)
 
 
 PROBE = Message(Topic.PROBE.value, NBYTES, parts=(bytes(10),))
@@ -119,7 +117,7 @@ def test_a_process_with_workers_that_do_not_share_a_device_is_refused(hub: Hub):
     settings = WorkerProcessSettings(
         connect=hub.rpc.address, run="trials", workers=(0, 1), device="cpu"
     )
-    with refused("workers"), connected(settings, settings.numbers, None) as clients:
+    with refused("workers"), connected(settings, None) as clients:
         take_part(settings, clients)
 
 

@@ -52,7 +52,7 @@ def serve_child(settings: ChildSettings, progress: Progress) -> ChildResult:
     if the parent is away for longer than the deadline, or no worker is left.
     """
     settings.config()  # refused before the parent is asked
-    with connected(settings, (settings.number,), settings.parent_keys) as clients:
+    with connected(settings, settings.parent_keys) as clients:
         return _serve_workers(settings, clients[settings.number], progress)
 
 

@@ -27,7 +27,7 @@ from paceline.rpc.probing import ProbeTurns
 from paceline.rpc.progress_deadline import ProgressDeadline
 from paceline.rpc.proportion import Proportions
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server, Woken
-from paceline.rpc.workers import WorkerPool, agreement, num_threads, refusal
+from paceline.rpc.workers import WorkerPool, num_threads, refusal
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.checkpoint import Checkpoints
 from paceline.strategies.wheel.config import RunSpec, Wheel
@@ -38,7 +38,7 @@ from paceline.strategies.wheel.job import TrainingJob
 from paceline.strategies.wheel.measure import DeviceProfile
 from paceline.strategies.wheel.membership import Membership
 from paceline.strategies.wheel.protocol import Topic
-from paceline.strategies.wheel.remote import REFUSED, ChildSettings
+from paceline.strategies.wheel.remote import REFUSED, SERVING, ChildSettings
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB
 from paceline.strategies.wheel.trace import Trace
@@ -52,7 +52,6 @@ _LEAVING_S = 5.0  # for processes that are done to say good-bye
 _RATE_WINDOW_S = 10.0
 _MOST_LOST = 1000  # of reasons that are kept: a worker may come back and lie again
 _WORKER_MODULE = "paceline.strategies.wheel.worker"
-_CHILD_MODULE = "paceline.strategies.wheel.child"
 _UPDATES = (Topic.GRADIENTS, Topic.WHOLE_GRADIENTS)
 _OF_STEPS = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *_UPDATES)
 
@@ -89,7 +88,6 @@ class Hub:
         config, max_nbytes = job.spec.config, job.max_message_nbytes
         limits = Limits(
             run_id,
-            agreement(),
             num_workers=config.workers,
             max_message_nbytes=max_nbytes,
             settings=job.spec.model_dump_json().encode(),
@@ -132,7 +130,7 @@ class Hub:
     def _own_processes(self, run_id: str, spec: RunSpec, devices: Sequence[str]) -> WorkerPool:
         """Start this machine's processes: a worker for each device, or a tree's child hubs."""
         if spec.tree is not None:
-            return WorkerPool(_CHILD_MODULE, self._child_hubs(run_id, spec.tree))
+            return WorkerPool(SERVING, self._child_hubs(run_id, spec.tree))
         lanes = spec.config.workers_by_device
         own = [
             WorkerProcessSettings(
