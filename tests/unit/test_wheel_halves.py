@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from halved import CASES, Case, equal
 from paceline.models import describe, layers_of
 from paceline.models import paced as module_of_paced
+from paceline.rpc.tensor_parts import flatten, load_vector, views
 from paceline.strategies.wheel.cut import Halves, cut
-from paceline.strategies.wheel.protocol import flatten, load_vector, views
 from paceline.strategies.wheel.split import Split
 from paceline.strategies.wheel.stand_in import paced_halves
 from refusals import refused

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from paceline.core.errors import WorkerLost
+from paceline.measure.device_profile import DeviceProfile
 from paceline.models.paced import PacedSGD
 from paceline.recipes.named import workload_of
 from paceline.rpc.client import Client, ReplyFuture
@@ -20,7 +21,6 @@ from paceline.strategies.wheel import hub as module_of_hub
 from paceline.strategies.wheel.config import PaceSpec, RunSpec, Wheel
 from paceline.strategies.wheel.hub import Hub
 from paceline.strategies.wheel.job import TrainingJob
-from paceline.strategies.wheel.measure import DeviceProfile
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import split
@@ -122,14 +122,14 @@ def test_a_process_with_workers_that_do_not_share_a_device_is_refused(hub: Hub):
 
 
 def test_workers_that_live_and_complete_nothing_are_left_out(hub: Hub, clock: Clock):
-    layout = memoryview(hub._gate._layout.encode())
+    layout = memoryview(hub.answers._gate._layout.encode())
     begin = Message(Topic.BEGIN.value, parts=(layout,))
     with closing(client(hub, 0)) as first, closing(client(hub, 1)) as second:
         for begun in [first.request(begin), second.request(begin)]:
             assert begun.result().step == 0
         clock.now_s += 99
         until(lambda: hub._polled_s == clock.now_s)
-        assert not hub.lost
+        assert not hub.group.lost
         clock.tick_s = 0.5
-        until(lambda: len(hub.lost) == 2)
+        until(lambda: len(hub.group.lost) == 2)
         clock.tick_s = 0.0

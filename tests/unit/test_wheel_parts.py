@@ -23,7 +23,9 @@ from paceline.core.wire_format import Purpose, wire_format
 from paceline.data.batch import Batch
 from paceline.data.dataset import TensorSamples
 from paceline.recipes.recipe import Recipe
+from paceline.record.worker_trace import MessageTime, Trace, timeline_of, utilisation
 from paceline.rpc.frames import Message
+from paceline.rpc.tensor_parts import values_of
 from paceline.strategies.wheel.batches import BatchLayout, SampleShare
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.protocol import (
@@ -32,10 +34,8 @@ from paceline.strategies.wheel.protocol import (
     check_codecs,
     share_of,
     share_part,
-    values_of,
 )
-from paceline.strategies.wheel.split import MessageSize
-from paceline.strategies.wheel.trace import MessageTime, Trace, timeline_of, utilisation
+from paceline.strategies.wheel.split import TO_HUB
 from paceline.strategies.wheel.worker import Stopped, Turns
 from refusals import refused
 from rpc_exchange import beside
@@ -193,9 +193,6 @@ def test_a_record_travels_and_its_clock_is_set_right():
         read_record(TypeAdapter(Trace), b'{"spans": 3}', "trace")
 
 
-SENT = {purpose: MessageSize(1, 100, None) for purpose in Purpose}
-
-
 def test_messages_on_their_way_at_once_share_the_wire_in_the_order_in_which_they_came():
     times = [
         ("gradients", 0, 0.0, 5.0),
@@ -207,7 +204,7 @@ def test_messages_on_their_way_at_once_share_the_wire_in_the_order_in_which_they
         sent=[MessageTime(what, worker, 0, sent_s) for what, worker, sent_s, _ in times],
         received=[MessageTime(what, worker, 0, came_s) for what, worker, _, came_s in times],
     )
-    timeline = timeline_of(record, {0: "cpu1", 1: "cpu1"}, SENT)
+    timeline = timeline_of(record, {0: "cpu1", 1: "cpu1"}, TO_HUB, 0.5)
     spans = {span.name: (span.start_s, span.end_s) for span in timeline.spans}
     first = 1.0  # when the first of them begins, which is zero
     assert spans == {

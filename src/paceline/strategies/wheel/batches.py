@@ -22,7 +22,7 @@ from paceline.data.batch import Batch
 from paceline.data.dataset import IndexedSamples
 from paceline.data.sampler import ShardedBatches
 from paceline.recipes.recipe import Recipe, described
-from paceline.strategies.wheel.protocol import Parts, part_of
+from paceline.rpc.tensor_parts import Parts, part_of
 from paceline.strategies.wheel.split import LABEL_NBYTES
 
 

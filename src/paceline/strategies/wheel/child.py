@@ -88,7 +88,7 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
         server.wake = hub.rpc.wake
         hub.wait_for_workers()
         if own is not None:
-            below = [hub.profiles[one[0]] for one in lanes]
+            below = [hub.answers.profiles[one[0]] for one in lanes]
             until_told(partial(server.parent.measure, own, below, job.whole_nbytes))
         server.begin()
         num_samples = job.num_samples * spec.num_steps // (steps * spec.place[1])
@@ -101,20 +101,20 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
         model=spec.model,
         num_pushed=server.parent.traffic.times[HubPurpose.GRADIENTS],
         updates=server.updates,
-        traffic=traffic_of(job, hub),
+        traffic=traffic_of(job, hub.answers),
         parent_traffic=server.parent.traffic.rows(job.parts),
         wire_nbytes=wire_nbytes,
         parent_wire_nbytes=(client.sent_nbytes, client.received_nbytes),
-        lost=tuple(hub.lost),
+        lost=tuple(hub.group.lost),
     )
 
 
 def _report(job: jobs.TrainingJob, hub: Hub) -> ChildReport:
-    rows = {Purpose(one.purpose): one for one in traffic_of(job, hub)}
+    rows = {Purpose(one.purpose): one for one in traffic_of(job, hub.answers)}
     return ChildReport(
         nbytes={purpose: int(one.nbytes) for purpose, one in rows.items()},
         planned_nbytes={purpose: int(one.planned_nbytes) for purpose, one in rows.items()},
-        num_pushed=hub.heads.num_pushed,
+        num_pushed=hub.answers.heads.num_pushed,
     )
 
 

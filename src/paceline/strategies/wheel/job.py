@@ -23,7 +23,7 @@ from paceline.core.wire_format import Purpose
 from paceline.core.workload import Workload
 from paceline.data.batch import Batch, call
 from paceline.data.sampler import ShardedBatches
-from paceline.devices import device_of, first_device
+from paceline.devices import first_device
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import FEWEST_STEPS, epoch_steps, learning_by, learning_of
 from paceline.exchange.step import Learning, Optimize
@@ -289,16 +289,6 @@ def layers_in(model: nn.Module, names: tuple[str, ...]) -> tuple[LayerModule, ..
     """Return the layers of the model whose parameters have these names."""
     layers = model.layers if isinstance(model, PacedWhole) else layers_of(model)
     return tuple(layer for layer in layers if layer.parameters[0][0] in names)
-
-
-def device_name(kind: str, number: int) -> str:
-    """Return a device's name in plans: the hub's is number 0, then those of the bodies."""
-    return f"{kind}{number}"
-
-
-def kind_of(device: torch.device) -> DeviceKind:
-    """Return the kind of a device in plans."""
-    return device_of(device).kind
 
 
 def layout_of(spec: RunSpec, halves: Halves, recipe: Recipe, batches: BatchLayout) -> str:

@@ -26,11 +26,12 @@ from paceline.core.outcome import Updates
 from paceline.core.plan import Kind
 from paceline.exchange.step import OF_CLASSES, Learning, Share
 from paceline.recipes.recipe import described
+from paceline.rpc import tensor_parts
 from paceline.rpc.proportion import LARGEST_LOSS, Proportions, norm_of
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.cut import Halves
 from paceline.strategies.wheel.lent import LentHead
-from paceline.strategies.wheel.membership import HeadGradients, LossSum, WorkerProgress, Workers
+from paceline.strategies.wheel.staleness import HeadGradients, LossSum, WorkerProgress, Workers
 
 Watch = Callable[[int, int, Kind], AbstractContextManager[None]]
 _MOST_WEIGHT = 1e6  # of a part of a batch: about 1
@@ -152,7 +153,7 @@ class ParameterServer:
 
     def body_parameters(self) -> tuple[int, Tensor]:
         """Return the version, and a copy of the body's parameters as one vector."""
-        return self.version, protocol.flatten(self._body)
+        return self.version, tensor_parts.flatten(self._body)
 
     def answer(
         self,
@@ -229,7 +230,7 @@ class ParameterServer:
                 who, f"gradients of version {version}, activations of version {half.version}"
             )
         with _naming(who):
-            of_body = protocol.views(gradients.detach(), self._body)
+            of_body = tensor_parts.views(gradients.detach(), self._body)
         self._check(who, "body", worker, [gradients, *half.gradients])
         with self.watch(worker, step, Kind.STEP):
             self._apply(version, of_body, half.gradients)
@@ -247,8 +248,8 @@ class ParameterServer:
         who = f"worker {worker}, step {step}"
         self._check_version(who, mean.version)
         with _naming(who):
-            of_body = protocol.views(mean.body, self._body)
-            of_head = protocol.views(mean.head, self._head)
+            of_body = tensor_parts.views(mean.body, self._body)
+            of_head = tensor_parts.views(mean.head, self._head)
         self._check(who, "child hub", worker, [mean.body, mean.head])
         self._apply(mean.version, of_body, of_head)
         own.complete(step, self.version, below)
@@ -346,7 +347,7 @@ class ParameterServer:
             )
 
     def _check_finite(self, who: str, half: str, gradients: list[Tensor]) -> None:
-        if self._checks_values and not protocol.all_finite(gradients):
+        if self._checks_values and not tensor_parts.all_finite(gradients):
             raise NonFinite(
                 f"{who}: the {half}'s gradients are NaN or infinite, and were not applied; "
                 "choose a smaller learning_rate"
@@ -356,7 +357,7 @@ class ParameterServer:
         """Raise NonFinite or InvalidInput before a head has taken activations into its buffers."""
         if not self._checks_values or not len(activations):
             return
-        if not protocol.all_finite([activations]):
+        if not tensor_parts.all_finite([activations]):
             raise NonFinite(
                 f"{who}: the activations are NaN or infinite, and were not used; choose a smaller "
                 "learning_rate"

@@ -173,6 +173,13 @@ def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
     return sent
 
 
+def label_share(parts: Split, config: Wheel) -> float:
+    """Return the share of the labels in the message that they travel in with activations."""
+    sent = messages(parts, config)
+    labels = sent[Purpose.LABELS].nbytes
+    return labels / (labels + sent[Purpose.ACTIVATIONS].nbytes)
+
+
 def on_the_wire(sent: Mapping[Purpose, MessageSize]) -> int:
     """Return the bytes that one worker's step sends to the hub and gets from it."""
     return sum(sent[purpose].nbytes for purpose in (*TO_HUB, *FROM_HUB))

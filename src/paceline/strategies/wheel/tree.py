@@ -27,19 +27,20 @@ from paceline.core.plan import Kind
 from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose
 from paceline.exchange.step import OF_CLASSES, Learning
+from paceline.measure.device_profile import DeviceProfile
+from paceline.record.worker_trace import Trace
+from paceline.rpc import tensor_parts
 from paceline.rpc.client import Client, HubRestarted
 from paceline.rpc.frames import Buffer, Message
 from paceline.rpc.proportion import LARGEST_LOSS
+from paceline.rpc.tensor_parts import Parts
 from paceline.rpc.workers import StepGivenUp, check_reply
-from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.cut import Halves, trainable
 from paceline.strategies.wheel.lent import LentHead
-from paceline.strategies.wheel.measure import DeviceProfile, with_link
-from paceline.strategies.wheel.membership import LossSum
-from paceline.strategies.wheel.protocol import Parts, Topic
+from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import GradientSum, ParameterServer
 from paceline.strategies.wheel.split import Split
-from paceline.strategies.wheel.trace import Trace
+from paceline.strategies.wheel.staleness import LossSum
 
 logger = logging.getLogger(__name__)
 _NUM_PARTS = 6  # gradients of body and head, losses, progress, buffers of body and head
@@ -98,9 +99,9 @@ class HubTraffic:
 def _vector_like(parameters: Sequence[Tensor], part: memoryview) -> Tensor:
     """Return a part's values on the parameters' device; InvalidInput if not as many as theirs."""
     if not parameters:
-        return protocol.values_of(part, torch.float32, 0)
+        return tensor_parts.values_of(part, torch.float32, 0)
     count, like = sum(one.numel() for one in parameters), parameters[0]
-    return protocol.values_of(part, like.dtype, count).to(like.device)
+    return tensor_parts.values_of(part, like.dtype, count).to(like.device)
 
 
 class ChildHubs:
@@ -116,8 +117,8 @@ class ChildHubs:
         """Return all parameters as they are now."""
         self.workers.add(worker)
         halves, version = self._server.halves, self._server.version
-        whole = map(protocol.flatten, (halves.body_parameters, halves.head_parameters))
-        parts = tuple(protocol.part_of(values.cpu()) for values in whole)
+        whole = map(tensor_parts.flatten, (halves.body_parameters, halves.head_parameters))
+        parts = tuple(tensor_parts.part_of(values.cpu()) for values in whole)
         self.traffic.add(_PARAMETERS, parts)
         return Message(Topic.WHOLE_PARAMETERS, message.step, version, parts=parts)
 
@@ -134,7 +135,7 @@ class ChildHubs:
         NonFinite if a value is NaN or infinite.
         """
         self._check(message.step)
-        parts = protocol.parts_of(message)
+        parts = tensor_parts.parts_of(message)
         if len(parts) != _NUM_PARTS:
             raise InvalidInput(message.topic, f"{len(parts)} parts, and not {_NUM_PARTS}")
         halves = self._server.halves
@@ -142,7 +143,7 @@ class ChildHubs:
         body, head = map(_vector_like, parameters, parts[:2])
         mean = GradientSum(body, head, message.version)
         mean.losses.update(self._losses_in(parts[2]))
-        below = protocol.numbers_of(parts[3])
+        below = tensor_parts.numbers_of(parts[3])
         if len(below) > _MOST_BELOW:
             raise InvalidInput("steps", f"steps of {len(below)} workers of a child hub")
         for step in below:
@@ -151,14 +152,14 @@ class ChildHubs:
         self.traffic.add(_GRADIENTS, message.parts[: len(_GRADIENTS)])
         if is_first:
             for half, part in zip((halves.body, halves.head), parts[4:], strict=True):
-                protocol.load_buffers(half, part)
+                tensor_parts.load_buffers(half, part)
         return mean.losses
 
     def _losses_in(self, part: memoryview) -> dict[int, LossSum]:
         """Return a child hub's losses by epoch; InvalidInput or NonFinite for what cannot be."""
         num_rows = part.nbytes // (_LOSS_FIELDS * torch.float64.itemsize)
-        rows = protocol.values_of(part, torch.float64, num_rows * _LOSS_FIELDS)
-        if not protocol.all_finite([rows]):
+        rows = tensor_parts.values_of(part, torch.float64, num_rows * _LOSS_FIELDS)
+        if not tensor_parts.all_finite([rows]):
             raise NonFinite("the training loss of a child hub is NaN or infinite")
         found: dict[int, LossSum] = {}
         for epoch, num_samples, total in rows.view(-1, _LOSS_FIELDS).tolist():
@@ -209,7 +210,9 @@ class ParentHub:
             except (HubRestarted, StepGivenUp):
                 logger.info("the parent hub has begun anew, at step %d of this one", step)
                 continue
-            progress = protocol.numbers_of(protocol.parts_of(begun)[0]) if begun.parts else ()
+            progress = (
+                tensor_parts.numbers_of(tensor_parts.parts_of(begun)[0]) if begun.parts else ()
+            )
             return self._parameters(whole, ResumePoint(begun.step, progress))
 
     def exchange(self, gradients: Message) -> ParentReply:
@@ -234,7 +237,7 @@ class ParentHub:
         exchange(whole_nbytes, whole_nbytes)
         # The optimizer is the root's.
         seconds = tuple(one for one in own.seconds if one[0] is not Kind.STEP)
-        found = with_link(own, exchange, whole_nbytes)
+        found = own.with_link(exchange, whole_nbytes)
         profile = found.model_copy(update={"seconds": seconds, "below": tuple(below)})
         told = memoryview(profile.model_dump_json().encode())
         self._ask(Message(Topic.PROFILE, parts=(told,)))
@@ -256,7 +259,7 @@ class ParentHub:
         return check_reply(self._client.request(message).result(), "the parent hub: ")
 
     def _parameters(self, whole: Message, resume: ResumePoint | None = None) -> ParentReply:
-        parts = protocol.parts_of(whole)
+        parts = tensor_parts.parts_of(whole)
         if len(parts) != len(_PARAMETERS):
             raise InvalidInput("the parent hub", f"{whole.topic}: {len(parts)} parts")
         self.traffic.add(_PARAMETERS, parts)
@@ -370,7 +373,7 @@ class ChildServer(ParameterServer):
 
     def _apply(self, version: int, body: list[Tensor], head: list[Tensor]) -> None:
         """Add gradients to the sum, in place of an optimizer step."""
-        in_body, in_head = protocol.flatten(body), protocol.flatten(head)
+        in_body, in_head = tensor_parts.flatten(body), tensor_parts.flatten(head)
         if self._sum is None:
             self._sum = GradientSum(in_body, in_head, version)
         else:
@@ -388,12 +391,12 @@ class ChildServer(ParameterServer):
         self._sum = None
         losses = [[epoch, one.num_samples, one.total] for epoch, one in gradients.losses.items()]
         parts = (
-            protocol.part_of((gradients.body / gradients.count).cpu()),
-            protocol.part_of((gradients.head / gradients.count).cpu()),
-            protocol.part_of(torch.tensor(losses, dtype=torch.float64)),
-            protocol.numbers_part(one.next_step for one in self.workers.all),
-            protocol.buffers_of(self.halves.body),
-            protocol.buffers_of(self.halves.head),
+            tensor_parts.part_of((gradients.body / gradients.count).cpu()),
+            tensor_parts.part_of((gradients.head / gradients.count).cpu()),
+            tensor_parts.part_of(torch.tensor(losses, dtype=torch.float64)),
+            tensor_parts.numbers_part(one.next_step for one in self.workers.all),
+            tensor_parts.buffers_of(self.halves.body),
+            tensor_parts.buffers_of(self.halves.head),
         )
         message = Message(Topic.WHOLE_GRADIENTS, self.completed, gradients.version, parts=parts)
         self._exchange = self._executor.submit(self.parent.exchange, message)
@@ -407,7 +410,7 @@ class ChildServer(ParameterServer):
 
     def _take(self, reply: ParentReply) -> None:
         for parameters, part in zip((self._body, self._head), reply.parts, strict=True):
-            protocol.load_vector(parameters, _vector_like(parameters, part))
+            tensor_parts.load_vector(parameters, _vector_like(parameters, part))
         self.version = reply.version
         if reply.resume is None:
             return

@@ -31,9 +31,13 @@ from paceline.data.batch import Batch
 from paceline.devices import device_named, device_of, first_device
 from paceline.links.failpoints import reach
 from paceline.links.group import boot_id
+from paceline.measure.device_profile import profile_device
+from paceline.measure.profiled_machine import device_name
 from paceline.recipes.recipe import Recipe
 from paceline.record.clock import clock_for
 from paceline.record.recorder import LayerMarks
+from paceline.record.worker_trace import ALL_STEPS, Trace, WorkerRecorder
+from paceline.rpc import tensor_parts
 from paceline.rpc.client import Client, HubRestarted, ReplyFuture
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
@@ -42,9 +46,7 @@ from paceline.strategies.wheel import job, protocol
 from paceline.strategies.wheel.batches import BatchLayout, SampleShare
 from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.cut import buffers_restored
-from paceline.strategies.wheel.measure import profile_device, with_link
 from paceline.strategies.wheel.protocol import CopyLane, Endpoint, Topic
-from paceline.strategies.wheel.trace import ALL_STEPS, HalfRecorder, Trace
 
 logger = logging.getLogger("paceline.worker")  # this module is also run as __main__
 _THREADS_POLL_S = 0.5
@@ -212,17 +214,19 @@ class BodyWorker:
         spans = recorder.trace.spans
         with buffers_restored(self._body):
             reach("worker.profiling", worker=self.worker)
-            found = profile_device(device, spec.config, run_step, spans, spec.profile_s)
+            found = profile_device(
+                device, spec.config.codecs.values(), run_step, spans, spec.profile_s
+            )
         nbytes = sum(parameter.nbytes for parameter in self._parameters)
-        profile = with_link(found, exchange, max(nbytes, _MIN_PROBE_NBYTES))
+        profile = found.with_link(exchange, max(nbytes, _MIN_PROBE_NBYTES))
         self._ask(Topic.PROFILE, memoryview(profile.model_dump_json().encode()))
 
-    def _new_recorder(self, window: range = ALL_STEPS) -> HalfRecorder:
+    def _new_recorder(self, window: range = ALL_STEPS) -> WorkerRecorder:
         """Return a recorder of the body on its device, as plans call that."""
         clock = clock_for(self.device)
         number = 1 + self.worker // self._spec.config.lanes
-        name = job.device_name(job.kind_of(self.device), number)
-        return HalfRecorder(self.worker, name, LayerMarks(self._layers, clock), clock, window)
+        name = device_name(device_of(self.device).kind, number)
+        return WorkerRecorder(self.worker, name, LayerMarks(self._layers, clock), clock, window)
 
     def _ahead_s(self) -> float:
         """Measure the lead of this clock over the hub's, by the fastest of some round trips."""
@@ -248,7 +252,7 @@ class BodyWorker:
             reply = self._result(forward.answer)
             self._recorder.received(self._step, purpose, forward.answer.arrived_s)
             # Copied to the device before the lane's turn, while another lane computes there.
-            buffers = self._endpoint.to_device(self._step, purpose, protocol.parts_of(reply))
+            buffers = self._endpoint.to_device(self._step, purpose, tensor_parts.parts_of(reply))
             if pushed is not None:
                 self._result(pushed)
             is_last = self._step + 1 == self._share.num_steps
@@ -274,7 +278,7 @@ class BodyWorker:
         reply = self._result(fetch)
         values = endpoint.values(Purpose.PARAMETERS, reply, fetch.arrived_s, self._num_values)
         # In the reply's own memory where that can be: nothing is copied.
-        parts = protocol.views(values, self._parameters)
+        parts = tensor_parts.views(values, self._parameters)
         for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.data = part
         with recorder.work(step, Kind.LOAD):
@@ -284,7 +288,7 @@ class BodyWorker:
         torch.manual_seed(self._spec.seed_of(self.worker, step))
         with recorder.work(step, Kind.FORWARD):
             outputs = job.activations_of(self._halves, inputs, self._learning)
-        if self._share.ends_epoch(step) and (buffers := protocol.buffers_of(self._body)).nbytes:
+        if self._share.ends_epoch(step) and (buffers := tensor_parts.buffers_of(self._body)).nbytes:
             self._ask(Topic.BUFFERS, buffers, step=step)
         share = protocol.share_part(len(outputs), self._share.weight(step))
         before = (share, *self._batches.parts(batch))
@@ -301,7 +305,7 @@ class BodyWorker:
         with self._recorder.work(step, Kind.BACKWARD):
             torch.autograd.backward(outputs, values.view(outputs.shape))
         gradients = protocol.take_gradients(self._halves.body_names, self._parameters)
-        vector = protocol.flatten(gradients)
+        vector = tensor_parts.flatten(gradients)
         message = self._endpoint.message(Purpose.GRADIENTS, step, forward.version, vector)
         pushed = self._client.request(message)
         reach("worker.pushed", worker=self.worker, step=step)
