@@ -22,19 +22,15 @@ from paceline.core.timeline import Span, Timeline
 from paceline.core.wire_format import Purpose, wire_format
 from paceline.data.batch import Batch
 from paceline.data.dataset import TensorSamples
+from paceline.data.sample_share import SampleShare
 from paceline.recipes.recipe import Recipe
 from paceline.record.worker_trace import MessageTime, Trace, timeline_of, utilisation
+from paceline.rpc.batch_layout import BatchLayout
+from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
 from paceline.rpc.tensor_parts import values_of
-from paceline.strategies.wheel.batches import BatchLayout, SampleShare
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.protocol import (
-    CopyLane,
-    Endpoint,
-    check_codecs,
-    share_of,
-    share_part,
-)
+from paceline.strategies.wheel.protocol import check_codecs, share_of, share_part
 from paceline.strategies.wheel.split import TO_HUB
 from paceline.strategies.wheel.worker import Stopped, Turns
 from refusals import refused
@@ -145,7 +141,7 @@ def test_two_threads_may_ask_a_share_about_two_epochs():
 
 
 def endpoint(dtype: torch.dtype = torch.float32, **codecs: str) -> Endpoint:
-    return Endpoint(Wheel(**codecs), dtype, MagicMock(), CopyLane(torch.device("cpu")))
+    return Endpoint(Wheel(**codecs).codecs, dtype, MagicMock(), CopyLane(torch.device("cpu")))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -14,9 +14,9 @@ from torch import nn
 
 from halved import CASES, ManualWorker, batches, equal, plain, serve, values
 from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded
+from paceline.models.halves import cut
 from paceline.rpc.frames import Message
 from paceline.rpc.tensor_parts import part_of, parts_of
-from paceline.strategies.wheel.cut import cut
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.tree import (
     ChildHubs,

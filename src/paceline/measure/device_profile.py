@@ -9,6 +9,7 @@ import torch
 from pydantic import FailFast, Field
 
 from paceline.core.machine import DeviceKind
+from paceline.core.peer_records import PerSecond, Seconds
 from paceline.core.plan import Kind
 from paceline.core.settings import Record
 from paceline.core.timeline import Span
@@ -20,7 +21,6 @@ from paceline.measure.cores import cores_here, lost_here
 from paceline.measure.devices import codec_speed, copy_speed
 from paceline.measure.link import link_speed
 from paceline.measure.unrest import unrest_of_traced
-from paceline.rpc.reading import PerSecond, Seconds
 
 MIN_SECONDS = 1e-9
 _NUM_WARM_UP, _MAX_ROUNDS = 2, 200

@@ -15,12 +15,12 @@ from typing import Annotated, NamedTuple
 from pydantic import FailFast, Field, TypeAdapter
 
 from paceline.core.cost import compute_lane
+from paceline.core.peer_records import MOST_SPANS, Spans
 from paceline.core.plan import COMPUTE, Kind, Lane, Resource
 from paceline.core.timeline import Origin, Span, Timeline, intersection, length, union
 from paceline.core.wire_format import Purpose
 from paceline.record.clock import Clock
 from paceline.record.recorder import LayerMarks, Phase, layer_spans
-from paceline.rpc.reading import MOST_SPANS, Spans
 
 ALL_STEPS = range(2**31)
 

@@ -9,13 +9,13 @@ from itertools import product
 from pydantic import TypeAdapter
 
 from paceline.core.errors import InvalidInput
+from paceline.core.peer_records import check_spans
 from paceline.core.reading import read_record
 from paceline.measure.device_profile import DeviceProfile
 from paceline.record.worker_trace import MessageTime, Trace
 from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
 from paceline.rpc.limits import one_line
-from paceline.rpc.reading import check_spans
 from paceline.rpc.workers import difference
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB

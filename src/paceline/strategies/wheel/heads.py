@@ -14,12 +14,13 @@ from paceline.record.clock import clock_for
 from paceline.record.recorder import LayerMarks
 from paceline.record.worker_trace import WorkerRecorder
 from paceline.rpc import tensor_parts
+from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
 from paceline.rpc.server import RpcRequest
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.job import TrainingJob, layers_in
 from paceline.strategies.wheel.lent import COPIES
-from paceline.strategies.wheel.protocol import CopyLane, Endpoint, Topic
+from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.staleness import LossSum
 
@@ -53,12 +54,14 @@ class HeadWorkers:
         ]
         copies = CopyLane(device)
         self.endpoints = self._of_server = [
-            Endpoint(spec.config, dtype, one, copies) for one in recorders
+            Endpoint(spec.config.codecs, dtype, one, copies) for one in recorders
         ]
         if job.kept_on != device:
             # The body's parameters and gradients never are on the device of a head that is lent.
             in_memory = CopyLane(job.kept_on)
-            self._of_server = [Endpoint(spec.config, dtype, one, in_memory) for one in recorders]
+            self._of_server = [
+                Endpoint(spec.config.codecs, dtype, one, in_memory) for one in recorders
+            ]
         self.nbytes: Counter[Purpose] = Counter()
         self.num_pushed = 0
         server.watch = lambda worker, step, kind: recorders[worker].work(

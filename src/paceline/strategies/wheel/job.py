@@ -29,17 +29,18 @@ from paceline.exchange.setup import FEWEST_STEPS, epoch_steps, learning_by, lear
 from paceline.exchange.step import Learning, Optimize
 from paceline.links.group import boot_id
 from paceline.models import describe
+from paceline.models.halves import Halves, cut, tied
 from paceline.models.layers import LayerModule, layers_of
 from paceline.models.paced import PacedSGD
+from paceline.models.paced_halves import PacedWhole
 from paceline.recipes.named import is_given, recipe_of, workload_of
 from paceline.recipes.recipe import Recipe, built
-from paceline.strategies.wheel.batches import BatchLayout
+from paceline.rpc.batch_layout import BatchLayout
 from paceline.strategies.wheel.config import MOMENTUM, RunSpec, Wheel
-from paceline.strategies.wheel.cut import Halves, cut, tied
 from paceline.strategies.wheel.lent import LentHead
 from paceline.strategies.wheel.remote import ChildSettings
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Split, messages, pace_of, split
-from paceline.strategies.wheel.stand_in import PacedWhole, paced_recipe, stand_in
+from paceline.strategies.wheel.stand_in import paced_recipe, stand_in
 from paceline.strategies.wheel.trial import with_possible_cut
 
 NUM_WARM_UP, NUM_LAST = 2, 1  # steps that are not measured; the last turns have no forward

@@ -25,11 +25,11 @@ from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded, first_l
 from paceline.core.outcome import Updates
 from paceline.core.plan import Kind
 from paceline.exchange.step import OF_CLASSES, Learning, Share
+from paceline.models.halves import Halves
 from paceline.recipes.recipe import described
 from paceline.rpc import tensor_parts
 from paceline.rpc.proportion import LARGEST_LOSS, Proportions, norm_of
 from paceline.strategies.wheel import protocol
-from paceline.strategies.wheel.cut import Halves
 from paceline.strategies.wheel.lent import LentHead
 from paceline.strategies.wheel.staleness import HeadGradients, LossSum, WorkerProgress, Workers
 

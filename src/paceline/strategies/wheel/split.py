@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from paceline.core.cost import LayerTimes, Rate
-from paceline.core.cutting import refusal_of
+from paceline.core.cutting import LOSS, refusal_of
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import Purpose, WireFormat, wire_format
 from paceline.core.workload import Layer, Workload
-from paceline.strategies.wheel.config import LOSS, PaceSpec, Wheel
+from paceline.strategies.wheel.config import PaceSpec, Wheel
 
 LABEL_NBYTES = 4  # a class travels as a 32-bit integer
 _MATRIX = 2  # dimensions

@@ -28,6 +28,7 @@ from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose
 from paceline.exchange.step import OF_CLASSES, Learning
 from paceline.measure.device_profile import DeviceProfile
+from paceline.models.halves import Halves, trainable
 from paceline.record.worker_trace import Trace
 from paceline.rpc import tensor_parts
 from paceline.rpc.client import Client, HubRestarted
@@ -35,7 +36,6 @@ from paceline.rpc.frames import Buffer, Message
 from paceline.rpc.proportion import LARGEST_LOSS
 from paceline.rpc.tensor_parts import Parts
 from paceline.rpc.workers import StepGivenUp, check_reply
-from paceline.strategies.wheel.cut import Halves, trainable
 from paceline.strategies.wheel.lent import LentHead
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import GradientSum, ParameterServer

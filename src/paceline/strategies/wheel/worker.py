@@ -28,25 +28,27 @@ from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
 from paceline.core.wire_format import Purpose
 from paceline.data.batch import Batch
+from paceline.data.sample_share import SampleShare
 from paceline.devices import device_named, device_of, first_device
 from paceline.links.failpoints import reach
 from paceline.links.group import boot_id
 from paceline.measure.device_profile import profile_device
 from paceline.measure.profiled_machine import device_name
+from paceline.models.halves import buffers_restored
 from paceline.recipes.recipe import Recipe
 from paceline.record.clock import clock_for
 from paceline.record.recorder import LayerMarks
 from paceline.record.worker_trace import ALL_STEPS, Trace, WorkerRecorder
 from paceline.rpc import tensor_parts
+from paceline.rpc.batch_layout import BatchLayout
 from paceline.rpc.client import Client, HubRestarted, ReplyFuture
 from paceline.rpc.connecting import WorkerProcessSettings
+from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
 from paceline.rpc.workers import StepGivenUp, check_reply, listed, run_as_process, until_told
 from paceline.strategies.wheel import job, protocol
-from paceline.strategies.wheel.batches import BatchLayout, SampleShare
 from paceline.strategies.wheel.config import RunSpec
-from paceline.strategies.wheel.cut import buffers_restored
-from paceline.strategies.wheel.protocol import CopyLane, Endpoint, Topic
+from paceline.strategies.wheel.protocol import Topic
 
 logger = logging.getLogger("paceline.worker")  # this module is also run as __main__
 _THREADS_POLL_S = 0.5
@@ -160,7 +162,7 @@ class BodyWorker:
         self._layers = job.layers_in(model, self._halves.body_names)
         self._recorder = self._new_recorder(spec.traced)
         dtype = self._parameters[0].dtype
-        self._endpoint = Endpoint(spec.config, dtype, self._recorder, copies)
+        self._endpoint = Endpoint(spec.config.codecs, dtype, self._recorder, copies)
         self._step = 0
         self._batch: Future[Batch] | None = None
 
