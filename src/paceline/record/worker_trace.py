@@ -15,7 +15,8 @@ from typing import Annotated, NamedTuple
 from pydantic import FailFast, Field, TypeAdapter
 
 from paceline.core.cost import compute_lane
-from paceline.core.peer_records import MOST_SPANS, Spans
+from paceline.core.errors import InvalidInput
+from paceline.core.peer_records import MOST_SPANS, Spans, check_spans
 from paceline.core.plan import COMPUTE, Kind, Lane, Resource
 from paceline.core.timeline import Origin, Span, Timeline, intersection, length, union
 from paceline.core.wire_format import Purpose
@@ -50,6 +51,18 @@ class Trace:
         self.spans += [span.moved(-ahead_s) for span in other.spans]
         self.sent += [one._replace(at_s=one.at_s - ahead_s) for one in other.sent]
         self.received += [one._replace(at_s=one.at_s - ahead_s) for one in other.received]
+
+    def check(self, worker: int, num_steps: int, purposes: Collection[str]) -> None:
+        """Raise InvalidInput for spans or messages of others, or that cannot be."""
+        check_spans(self.spans, worker, "trace")
+        for one in (*self.sent, *self.received):
+            is_known = one.purpose in purposes and one.worker == worker
+            if not (is_known and 0 <= one.step <= num_steps and 0 <= one.at_s < float("inf")):
+                raise InvalidInput(
+                    "trace",
+                    f"a message about {one.purpose[:20]!r} of worker {one.worker}, step "
+                    f"{one.step}, at {one.at_s} s",
+                )
 
     def as_json(self) -> bytes:
         """Return the trace as it travels to the hub."""

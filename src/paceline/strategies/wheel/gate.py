@@ -9,10 +9,9 @@ from itertools import product
 from pydantic import TypeAdapter
 
 from paceline.core.errors import InvalidInput
-from paceline.core.peer_records import check_spans
 from paceline.core.reading import read_record
 from paceline.measure.device_profile import DeviceProfile
-from paceline.record.worker_trace import MessageTime, Trace
+from paceline.record.worker_trace import Trace
 from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
 from paceline.rpc.limits import one_line
@@ -24,7 +23,6 @@ from paceline.strategies.wheel.tree import ChildReport
 
 _TRACE, _PROFILE = TypeAdapter(Trace), TypeAdapter(DeviceProfile)
 _REPORT = TypeAdapter(ChildReport)
-_PURPOSES = {purpose.value for purpose in (*TO_HUB, *FROM_HUB)}
 _OF_BODIES = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.GRADIENTS)
 _AHEAD = 1  # steps whose parameters a worker fetches before the one before is done
 
@@ -91,9 +89,7 @@ class Gate:
         if completed < self._num_steps:
             raise InvalidInput("done", f"it has completed {completed} steps of {self._num_steps}")
         found = read_record(_TRACE, _parts(message, 2 if is_child else 1)[0], "trace")
-        check_spans(found.spans, worker, "trace")
-        for one in (*found.sent, *found.received):
-            self._check_time(one, worker)
+        found.check(worker, self._num_steps, (*TO_HUB, *FROM_HUB))
         return found
 
     def report(self, message: Message) -> ChildReport | None:
@@ -111,15 +107,6 @@ class Gate:
 
     def _reached(self, worker: int) -> int:
         return max(self._workers.of(worker).next_step, self._begun_at.get(worker, 0))
-
-    def _check_time(self, one: MessageTime, worker: int) -> None:
-        is_known = one.purpose in _PURPOSES and one.worker == worker
-        if not (is_known and 0 <= one.step <= self._num_steps and 0 <= one.at_s < float("inf")):
-            raise InvalidInput(
-                "trace",
-                f"a message about {one.purpose[:20]!r} of worker {one.worker}, step {one.step}, "
-                f"at {one.at_s} s",
-            )
 
 
 def _only_part(message: Message) -> memoryview:

@@ -14,11 +14,9 @@ another.
 """
 
 import logging
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -32,6 +30,7 @@ from paceline.data.sample_share import SampleShare
 from paceline.devices import device_named, device_of, first_device
 from paceline.links.failpoints import reach
 from paceline.links.group import boot_id
+from paceline.links.turns import Turns
 from paceline.measure.device_profile import profile_device
 from paceline.measure.profiled_machine import device_name
 from paceline.models.halves import buffers_restored
@@ -51,75 +50,10 @@ from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.protocol import Topic
 
 logger = logging.getLogger("paceline.worker")  # this module is also run as __main__
-_THREADS_POLL_S = 0.5
 _POLL_S = 1.0
 _PATIENCE_S = 5.0  # in a turn; then the other lanes go on first
 _MIN_PROBE_NBYTES = 64 * 1024
 _NUM_PINGS = 32
-
-
-class Stopped(Exception):
-    """The other lanes are not to go on, for one of them has failed."""
-
-
-class Turns:
-    """Gives the lanes of one device turns, so that their computation never overlaps there.
-
-    They come in a fixed order. A lane that has nothing more to do leaves, and a failure of one
-    stops all.
-    """
-
-    def __init__(self, lanes: Sequence[int]) -> None:
-        self._order = list(lanes)
-        self._condition = threading.Condition()
-        self._stopped = False
-
-    @contextmanager
-    def of(self, lane: int) -> Iterator[None]:
-        """Wait for the lane's turn, which lasts as long as the block."""
-        self._take(lane)
-        try:
-            yield
-        finally:
-            self._pass_on(lane)
-
-    def let_others(self, lane: int) -> None:
-        """Give a turn away that the lane cannot use now, and wait for its next one."""
-        self._pass_on(lane)
-        self._take(lane)
-
-    def leave(self, lane: int) -> None:
-        """Leave the order, until a turn is asked for again: then as the last one."""
-        with self._condition:
-            if lane in self._order:
-                self._order.remove(lane)
-            self._condition.notify_all()
-
-    def stop(self) -> None:
-        """End all turns: lanes that wait for one raise Stopped."""
-        with self._condition:
-            self._stopped = True
-            self._condition.notify_all()
-
-    def check(self) -> None:
-        """Raise Stopped if the lanes are not to go on."""
-        if self._stopped:
-            raise Stopped
-
-    def _take(self, lane: int) -> None:
-        # No deadline of its own: the lane whose turn it is waits for the hub only, which has one,
-        # and stops the others when it fails.
-        with self._condition:
-            if lane not in self._order:
-                self._order.append(lane)
-            self._condition.wait_for(lambda: self._order[0] == lane or self._stopped)
-        self.check()
-
-    def _pass_on(self, lane: int) -> None:
-        with self._condition:
-            if self._order and self._order[0] == lane:
-                self._order.append(self._order.pop(0))
-            self._condition.notify_all()
 
 
 class Forward(NamedTuple):
@@ -365,37 +299,7 @@ def _train(
         ]
         if spec.profile_s:
             until_told(bodies[0].profile)
-        _run(bodies, turns)
-
-
-def _run(bodies: list[BodyWorker], turns: Turns) -> None:
-    """Run each lane in a thread, to the end; the first failure ends them all."""
-    failures: list[Exception] = []
-    num_threads = torch.get_num_threads()
-
-    def run(body: BodyWorker) -> None:
-        torch.set_num_threads(num_threads)  # a setting of each thread
-        try:
-            with device_of(body.device).use():  # so is the current device
-                body.run()
-        except Stopped:
-            return
-        except Exception as error:  # raised again below, in the main thread
-            failures.append(error)
-            turns.stop()
-
-    running = [
-        threading.Thread(target=run, args=(body,), name=f"paceline-lane-{body.worker}", daemon=True)
-        for body in bodies
-    ]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        # With a timeout, because a signal is handled between two waits only.
-        while thread.is_alive():
-            thread.join(_THREADS_POLL_S)
-    if failures:
-        raise failures[0]
+        turns.run({body.worker: body.run for body in bodies}, device_of(device))
 
 
 def main() -> None:
