@@ -14,7 +14,7 @@ from halved import CASES, Case, Make, ManualWorker, batches, equal, plain, serve
 from paceline.core.errors import NonFinite, StepDiscarded
 from paceline.exchange.step import Learning
 from paceline.recipes.classification import class_loss
-from paceline.rpc.tensor_parts import all_finite
+from paceline.rpc.proportion import all_finite
 from paceline.strategies.wheel.protocol import take_gradients
 from paceline.strategies.wheel.server import ParameterServer
 from refusals import refused

@@ -45,12 +45,6 @@ def load_vector(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
         parameter.copy_(values)
 
 
-def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Return True if no value is NaN or infinite; then each was read only once."""
-    # A sum with NaN or infinity in it is never finite; a sum of finite values may overflow.
-    return all(bool(one.sum().isfinite()) or bool(one.isfinite().all()) for one in tensors)
-
-
 def buffers_of(half: nn.Module) -> memoryview:
     """Return the values of all buffers of a half, one after the other."""
     return memoryview(b"".join(part_of(buffer.detach().cpu()) for buffer in half.buffers()))

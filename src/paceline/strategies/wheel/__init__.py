@@ -13,9 +13,9 @@ A gradient's way from a worker to the parameters:
     server.py     ParameterServer._apply    the optimizer takes a step; the version grows by one
 
 At a child hub `ChildServer._apply` adds it to a sum instead, whose mean goes on to the parent
-(`tree`). The other files: `config` and `plan` (with `split`, `routes`, `hubs_plan`) are what a plan
-needs; `job` builds model and halves alike in every process; `run` trains or rehearses here, `child`
-serves as a worker of another hub.
+(`child_server`, `tree`). The other files: `config` and `plan` (with `split`, `routes` and
+`hubs_plan`) are what a plan needs; `job` builds model and halves alike in every process; `run`
+trains or rehearses here, `child` serves as a worker of another hub.
 """
 
 from paceline.core.strategy import Role, Strategy

@@ -17,12 +17,13 @@ from paceline.exchange.session import Progress
 from paceline.rpc.client import Client
 from paceline.rpc.workers import connected, run_as_process, until_told
 from paceline.strategies.wheel import job as jobs
+from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.hub import Hub
 from paceline.strategies.wheel.measure import profile_head
 from paceline.strategies.wheel.remote import ChildSettings
 from paceline.strategies.wheel.traffic import traffic_of
-from paceline.strategies.wheel.tree import ChildReport, ChildServer, HubPurpose, ParentHub
+from paceline.strategies.wheel.tree import ChildReport, HubPurpose, ParentHub
 
 logger = logging.getLogger(__name__)
 

@@ -25,19 +25,18 @@ from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_hub_keys
 from paceline.rpc.limits import Limits
 from paceline.rpc.probing import ProbeTurns
-from paceline.rpc.proportion import Proportions
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server, Woken
 from paceline.rpc.worker_group import WorkerGroup
 from paceline.rpc.workers import refusal
 from paceline.strategies.wheel.answers import Answers, WorkerFailed
 from paceline.strategies.wheel.checkpoint import Checkpoints
+from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.epochs import EpochLog, Test, Throughput
 from paceline.strategies.wheel.job import TrainingJob
 from paceline.strategies.wheel.processes import own_processes
 from paceline.strategies.wheel.protocol import UPDATES, Topic
 from paceline.strategies.wheel.remote import ChildSettings
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.tree import ChildServer
 
 logger = logging.getLogger(__name__)
 _LOOPBACK = "tcp://127.0.0.1:0"
@@ -88,7 +87,7 @@ class Hub:
             pool = own_processes(spec, self.rpc.address, run_id, deadline_s, devices)
             stack.callback(pool.close)
         else:
-            server.proportions = Proportions()  # workers of this machine tell no lies
+            server.checks.compares_norms = True  # workers of this machine tell no lies
             logger.info("listening on %s; waiting for %d workers", self.rpc.address, config.workers)
         every = settings.evaluate_every if isinstance(settings, TrainSettings) else None
         self.log = EpochLog(job, progress, test, every, [] if epochs is None else epochs)
