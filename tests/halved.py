@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.models.halves import Halves, cut
 from paceline.models.networks import MLP, CifarResNet, LeNet5
-from paceline.strategies.wheel.cut import Halves, cut
-from paceline.strategies.wheel.protocol import flatten, load_vector, take_gradients
+from paceline.rpc.tensor_parts import flatten, load_vector
+from paceline.strategies.wheel.protocol import take_gradients
 from paceline.strategies.wheel.server import ParameterServer
 
 

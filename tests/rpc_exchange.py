@@ -21,12 +21,11 @@ from paceline.rpc import frames
 from paceline.rpc.client import Client, HubRestarted
 from paceline.rpc.frames import FrameHeader, Message, MessageKind
 from paceline.rpc.keys import HubKeys, WorkerKeys
-from paceline.rpc.limits import Identity, Limits
+from paceline.rpc.limits import RELEASE, Identity, Limits
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server
 
-LAYOUT = hashlib.sha256(b"a model").hexdigest()
 RUN, SETTINGS = "a-run", b'{"some": "settings"}'
-NONCE = Identity(RUN, LAYOUT, 0).nonce
+NONCE = Identity(RUN, 0).nonce
 MIB = 1 << 20
 DEADLINE_S = 55.0  # for what hangs
 
@@ -93,7 +92,7 @@ def expected(worker: int, steps: int, nbytes: int) -> tuple[int, bytes]:
 def limits_of(workers: int = 1, nbytes: int = 1000, **options: Any) -> Limits:
     largest = max(nbytes, 64)
     return Limits(
-        RUN, LAYOUT, num_workers=workers, max_message_nbytes=largest, settings=SETTINGS, **options
+        RUN, num_workers=workers, max_message_nbytes=largest, settings=SETTINGS, **options
     )
 
 
@@ -183,13 +182,12 @@ def client_of(
     port: int,
     worker: int = 0,
     run: str = RUN,
-    layout: str = LAYOUT,
     keys: WorkerKeys | None = None,
     deadline_s: float = DEADLINE_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> Client:
     """Return a client, which has joined."""
-    identity = Identity(run, layout, worker)
+    identity = Identity(run, worker)
     address = f"tcp://127.0.0.1:{port}"
     return Client(address, identity, keys=keys, deadline_s=deadline_s, clock=clock)
 
@@ -252,14 +250,14 @@ class Raw:
         part = bytes(nbytes // 2)
         self.frames(frames.pack(replace(frames.unpack(*whole), offset=0), part), part)
 
-    def join(self, token: bytes = bytes(8), layout: str = LAYOUT) -> tuple[bytes, int]:
+    def join(self, token: bytes = bytes(8), release: str = RELEASE) -> tuple[bytes, int]:
         """Join; return the session's token, and the last request that the hub has."""
-        self.hello(token, layout)
+        self.hello(token, release)
         header, payload = self.receive(MessageKind.WELCOME)
         return payload[:8], header.sequence
 
-    def hello(self, token: bytes = bytes(8), layout: str = LAYOUT) -> None:
-        self.send(self.header(MessageKind.HELLO), RUN.encode(), layout.encode(), token)
+    def hello(self, token: bytes = bytes(8), release: str = RELEASE) -> None:
+        self.send(self.header(MessageKind.HELLO), RUN.encode(), release.encode(), token)
 
     def receive(self, *kinds: MessageKind) -> tuple[FrameHeader, bytes]:
         """Return the next message of these kinds."""

@@ -20,10 +20,10 @@ from paceline.devices.simulated import RaceError
 from paceline.devices.simulated_tensors import devices
 from paceline.record.clock import Clock, clock_for
 from paceline.record.recorder import LayerMarks
+from paceline.record.worker_trace import WorkerRecorder
+from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.protocol import CopyLane, Endpoint
-from paceline.strategies.wheel.trace import HalfRecorder
 
 FOUR_BITS = ("e3m0", "dynamic4", "e3m0+feedback")
 NAMES = ("half", "bfloat16", "onebit", "threshold:0.5", *TABLES, *FOUR_BITS)
@@ -89,8 +89,8 @@ def test_a_codec_works_in_the_stream_that_is_current(device):
 
 
 def endpoint_on(copies: CopyLane, clock: Clock, worker: int = 0, **codecs: str) -> Endpoint:
-    recorder = HalfRecorder(worker, "gpu1", LayerMarks((), clock), clock)
-    return Endpoint(Wheel(**codecs), torch.float32, recorder, copies)
+    recorder = WorkerRecorder(worker, "gpu1", LayerMarks((), clock), clock)
+    return Endpoint(Wheel(**codecs).codecs, torch.float32, recorder, copies)
 
 
 def arrived(message: Message) -> Message:

@@ -20,13 +20,13 @@ from pydantic import TypeAdapter
 from command_line import Line, write_run
 from paceline.core.cost import compute_lane
 from paceline.core.errors import InvalidInput, PacelineError, shown
+from paceline.core.peer_records import PerSecond, Seconds, check_spans
 from paceline.core.plan import Kind
 from paceline.core.reading import read_json, read_record, read_toml
 from paceline.core.timeline import Span
 from paceline.files.reading import read_file
 from paceline.files.writing import write_text, written_whole
 from paceline.rpc.proportion import Proportions, norm_of
-from paceline.rpc.reading import PerSecond, Seconds, check_spans
 from paceline.rpc.workers import difference
 from refusals import refused
 

@@ -15,11 +15,12 @@ from paceline.core.plan import Kind
 from paceline.core.timeline import Span
 from paceline.devices.simulated_tensors import devices
 from paceline.links.group import Group
+from paceline.measure.device_profile import DeviceProfile, profile_device
 from paceline.measure.unrest import Rounds, rounds_of_all, unrest_of, unrest_of_traced
 from paceline.record import clock as module
 from paceline.record.clock import DeviceClock, HostClock, clock_for
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.measure import DeviceProfile, calibrate, profile_device
+from paceline.strategies.wheel.measure import calibrate
 
 
 class CountsInFloat32:
@@ -148,13 +149,13 @@ def test_the_unrest_of_traced_steps_is_that_of_what_the_slowest_device_computes(
     assert unrest_of_traced(spans[:1]) == 0.0
 
 
-def test_a_device_of_wheel_tells_how_restless_its_steps_are():
+def test_a_device_tells_how_restless_its_steps_are():
     spans: list[Span] = []
 
     def run_step(number: int) -> None:
         spans.append(span(number, "cpu1", 1.0 + number % 2))
 
-    found = profile_device(torch.device("cpu"), Wheel(), run_step, spans, 0.0)
+    found = profile_device(torch.device("cpu"), (), run_step, spans, 0.0)
     # After two to warm up three steps of 1, 2 and 1 s, with quartiles 1 and 1.5.
     assert found.unrest == pytest.approx(0.25)
 

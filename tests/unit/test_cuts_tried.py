@@ -19,6 +19,8 @@ from paceline.commands.options import fields_of
 from paceline.core.cost import compute_lane
 from paceline.core.errors import InvalidInput
 from paceline.models.factory import names
+from paceline.models.graph import traced
+from paceline.models.halves import cut
 from paceline.recipes.named import tried_with, workload_of
 from paceline.records.settings import check_options
 from paceline.strategies import find_strategy
@@ -29,8 +31,6 @@ from paceline.strategies.subbatch.build import split as split_model
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.wheel import trial as of_wheel
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.cut import cut
-from paceline.strategies.wheel.graph import traced
 from paceline.strategies.wheel.split import split
 from refusals import refused
 

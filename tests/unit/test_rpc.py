@@ -155,9 +155,12 @@ def test_a_second_worker_with_the_same_number_waits_until_its_deadline():
 
 def test_a_worker_of_another_run_is_refused(caplog):
     with Hub() as hub:
-        for wrong in ({"run": "another"}, {"layout": "0" * 64}, {"worker": 1}):
+        for wrong in ({"run": "another"}, {"worker": 1}):
             with refused("hub"):
                 client_of(hub.port, **wrong)
+        with Raw(hub.port) as older:
+            older.hello(release="paceline 0.0")
+            older.receive(MessageKind.REFUSED)
         work(hub.port)
     assert hub.joined == [0]
     assert hub.server.refusals.num_total == 3

@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 import rpc_exchange
-from paceline.rpc.frames import HEADER_NBYTES, PIECE_NBYTES, FrameHeader, MessageKind, pack
+from paceline.rpc.frames import (
+    HEADER_NBYTES,
+    PIECE_NBYTES,
+    PROTOCOL,
+    FrameHeader,
+    MessageKind,
+    pack,
+)
 from rpc_exchange import DEADLINE_S, MIB, NONCE, Hub, Raw, beside, expected, work
 
 NBYTES = 100_000
@@ -86,7 +93,7 @@ def test_a_worker_of_another_version_is_told_so(hub, raw):
     header[4] = 7
     raw.frames(bytes(header) + b"and more", b"whatever it says")
     text = raw.receive(MessageKind.REFUSED)[1].decode()
-    assert {word for word in ("1", "7") if word in text} == {"1", "7"}
+    assert {word for word in (str(PROTOCOL), "7") if word in text} == {str(PROTOCOL), "7"}
     assert hub.server.refusals.num_total == 1
 
 

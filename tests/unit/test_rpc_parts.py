@@ -30,11 +30,10 @@ from rpc_exchange import DEADLINE_S, Clock, beside
 
 SESSION, OTHER = b"session1", b"session2"
 MAX_NBYTES = 1000
-LAYOUT = "ab" * 32
 
 
 def session() -> WorkerSession:
-    return WorkerSession(0, Limits("run", LAYOUT, num_workers=1, max_message_nbytes=MAX_NBYTES), 0)
+    return WorkerSession(0, Limits("run", num_workers=1, max_message_nbytes=MAX_NBYTES), 0)
 
 
 def send(to: WorkerSession, sequence: int, nbytes: int = 0) -> Message | None:
@@ -164,18 +163,17 @@ class TestOutbox:
 @pytest.mark.parametrize(
     ("field", "make"),
     [
-        ("run id", lambda: Identity("", LAYOUT, 0)),
-        ("run id", lambda: Identity("a\nb", LAYOUT, 0)),
-        ("layout", lambda: Identity("run", LAYOUT.upper(), 0)),
-        ("worker", lambda: Identity("run", LAYOUT, -1)),
-        ("worker", lambda: Identity("run", LAYOUT, 2**32)),
-        ("workers", lambda: Limits("run", LAYOUT, 0, 1)),
-        ("largest message", lambda: Limits("run", LAYOUT, 1, 0)),
-        ("settings", lambda: Limits("run", LAYOUT, 1, 1, settings=bytes(65537))),
+        ("run id", lambda: Identity("", 0)),
+        ("run id", lambda: Identity("a\nb", 0)),
+        ("worker", lambda: Identity("run", -1)),
+        ("worker", lambda: Identity("run", 2**32)),
+        ("workers", lambda: Limits("run", 0, 1)),
+        ("largest message", lambda: Limits("run", 1, 0)),
+        ("settings", lambda: Limits("run", 1, 1, settings=bytes(65537))),
     ],
 )
 def test_identities_and_limits_that_cannot_be_are_refused(field: str, make):
-    Limits("run", LAYOUT, 1, 1, settings=bytes(65536))
+    Limits("run", 1, 1, settings=bytes(65536))
     with refused(field):
         make()
 
@@ -273,4 +271,4 @@ def test_a_hub_never_binds_every_interface_or_without_keys_any_but_loopback_ones
     with refused("connect"):
         connect_address("tcp://hub.example:5555", has_keys=False)
     with refused("connect"):
-        Client("tcp://127.0.0.1:0", Identity("run", LAYOUT, 0), keys=None, deadline_s=1)
+        Client("tcp://127.0.0.1:0", Identity("run", 0), keys=None, deadline_s=1)

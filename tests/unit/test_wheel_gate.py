@@ -15,12 +15,13 @@ from paceline.core.errors import WorkerLost
 from paceline.core.machine import DeviceKind
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span
+from paceline.measure.device_profile import DeviceProfile
+from paceline.record.worker_trace import MessageTime, Trace
 from paceline.rpc.frames import Message
+from paceline.rpc.membership import Membership
 from paceline.strategies.wheel.gate import Gate
-from paceline.strategies.wheel.measure import DeviceProfile
-from paceline.strategies.wheel.membership import HeadGradients, Membership, Workers
 from paceline.strategies.wheel.protocol import Topic
-from paceline.strategies.wheel.trace import MessageTime, Trace
+from paceline.strategies.wheel.staleness import HeadGradients, Workers
 from refusals import refused
 from rpc_exchange import Clock
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from paceline.core.errors import WorkerLost
+from paceline.measure.device_profile import DeviceProfile
 from paceline.models.paced import PacedSGD
 from paceline.recipes.named import workload_of
 from paceline.rpc.client import Client, ReplyFuture
@@ -15,12 +16,11 @@ from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
 from paceline.rpc.limits import Identity
 from paceline.rpc.server import Server
-from paceline.rpc.workers import agreement, connected
+from paceline.rpc.workers import connected
 from paceline.strategies.wheel import hub as module_of_hub
 from paceline.strategies.wheel.config import PaceSpec, RunSpec, Wheel
 from paceline.strategies.wheel.hub import Hub
 from paceline.strategies.wheel.job import TrainingJob
-from paceline.strategies.wheel.measure import DeviceProfile
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import split
@@ -82,9 +82,7 @@ def hub(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def client(hub: Hub, worker: int) -> Client:
-    return Client(
-        hub.rpc.address, Identity("trials", agreement(), worker), keys=None, deadline_s=60.0
-    )
+    return Client(hub.rpc.address, Identity("trials", worker), keys=None, deadline_s=60.0)
 
 
 PROBE = Message(Topic.PROBE.value, NBYTES, parts=(bytes(10),))
@@ -119,19 +117,19 @@ def test_a_process_with_workers_that_do_not_share_a_device_is_refused(hub: Hub):
     settings = WorkerProcessSettings(
         connect=hub.rpc.address, run="trials", workers=(0, 1), device="cpu"
     )
-    with refused("workers"), connected(settings, settings.numbers, None) as clients:
+    with refused("workers"), connected(settings, None) as clients:
         take_part(settings, clients)
 
 
 def test_workers_that_live_and_complete_nothing_are_left_out(hub: Hub, clock: Clock):
-    layout = memoryview(hub._gate._layout.encode())
+    layout = memoryview(hub.answers._gate._layout.encode())
     begin = Message(Topic.BEGIN.value, parts=(layout,))
     with closing(client(hub, 0)) as first, closing(client(hub, 1)) as second:
         for begun in [first.request(begin), second.request(begin)]:
             assert begun.result().step == 0
         clock.now_s += 99
         until(lambda: hub._polled_s == clock.now_s)
-        assert not hub.lost
+        assert not hub.group.lost
         clock.tick_s = 0.5
-        until(lambda: len(hub.lost) == 2)
+        until(lambda: len(hub.group.lost) == 2)
         clock.tick_s = 0.0

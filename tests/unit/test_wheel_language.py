@@ -14,12 +14,12 @@ from torch.utils._pytree import tree_leaves
 from paceline.core.settings import TrainSettings
 from paceline.data.batch import call
 from paceline.models import describe
+from paceline.models.halves import cut, tied
 from paceline.recipes.losses import next_token_loss
 from paceline.recipes.named import given
 from paceline.recipes.recipe import Recipe
 from paceline.rpc.workers import difference
 from paceline.strategies.wheel.config import MOMENTUM, Wheel
-from paceline.strategies.wheel.cut import cut, tied
 from paceline.strategies.wheel.job import training_job
 from paceline.strategies.wheel.split import split
 from refusals import refused

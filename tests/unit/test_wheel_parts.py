@@ -22,21 +22,17 @@ from paceline.core.timeline import Span, Timeline
 from paceline.core.wire_format import Purpose, wire_format
 from paceline.data.batch import Batch
 from paceline.data.dataset import TensorSamples
+from paceline.data.sample_share import SampleShare
+from paceline.links.turns import Stopped, Turns
 from paceline.recipes.recipe import Recipe
+from paceline.record.worker_trace import MessageTime, Trace, timeline_of, utilisation
+from paceline.rpc.batch_layout import BatchLayout
+from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
-from paceline.strategies.wheel.batches import BatchLayout, SampleShare
+from paceline.rpc.tensor_parts import values_of
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.protocol import (
-    CopyLane,
-    Endpoint,
-    check_codecs,
-    share_of,
-    share_part,
-    values_of,
-)
-from paceline.strategies.wheel.split import MessageSize
-from paceline.strategies.wheel.trace import MessageTime, Trace, timeline_of, utilisation
-from paceline.strategies.wheel.worker import Stopped, Turns
+from paceline.strategies.wheel.protocol import check_codecs, share_of, share_part
+from paceline.strategies.wheel.split import TO_HUB
 from refusals import refused
 from rpc_exchange import beside
 
@@ -145,7 +141,7 @@ def test_two_threads_may_ask_a_share_about_two_epochs():
 
 
 def endpoint(dtype: torch.dtype = torch.float32, **codecs: str) -> Endpoint:
-    return Endpoint(Wheel(**codecs), dtype, MagicMock(), CopyLane(torch.device("cpu")))
+    return Endpoint(Wheel(**codecs).codecs, dtype, MagicMock(), CopyLane(torch.device("cpu")))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -193,9 +189,6 @@ def test_a_record_travels_and_its_clock_is_set_right():
         read_record(TypeAdapter(Trace), b'{"spans": 3}', "trace")
 
 
-SENT = {purpose: MessageSize(1, 100, None) for purpose in Purpose}
-
-
 def test_messages_on_their_way_at_once_share_the_wire_in_the_order_in_which_they_came():
     times = [
         ("gradients", 0, 0.0, 5.0),
@@ -207,7 +200,7 @@ def test_messages_on_their_way_at_once_share_the_wire_in_the_order_in_which_they
         sent=[MessageTime(what, worker, 0, sent_s) for what, worker, sent_s, _ in times],
         received=[MessageTime(what, worker, 0, came_s) for what, worker, _, came_s in times],
     )
-    timeline = timeline_of(record, {0: "cpu1", 1: "cpu1"}, SENT)
+    timeline = timeline_of(record, {0: "cpu1", 1: "cpu1"}, TO_HUB, 0.5)
     spans = {span.name: (span.start_s, span.end_s) for span in timeline.spans}
     first = 1.0  # when the first of them begins, which is zero
     assert spans == {

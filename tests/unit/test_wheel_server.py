@@ -14,7 +14,8 @@ from halved import CASES, Case, Make, ManualWorker, batches, equal, plain, serve
 from paceline.core.errors import NonFinite, StepDiscarded
 from paceline.exchange.step import Learning
 from paceline.recipes.classification import class_loss
-from paceline.strategies.wheel.protocol import all_finite, take_gradients
+from paceline.rpc.proportion import all_finite
+from paceline.strategies.wheel.protocol import take_gradients
 from paceline.strategies.wheel.server import ParameterServer
 from refusals import refused
 

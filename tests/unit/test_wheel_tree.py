@@ -14,17 +14,12 @@ from torch import nn
 
 from halved import CASES, ManualWorker, batches, equal, plain, serve, values
 from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded
+from paceline.models.halves import cut
 from paceline.rpc.frames import Message
-from paceline.strategies.wheel.cut import cut
-from paceline.strategies.wheel.protocol import part_of, parts_of
+from paceline.rpc.tensor_parts import part_of, parts_of
+from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.tree import (
-    ChildHubs,
-    ChildServer,
-    HubTraffic,
-    ParentReply,
-    ResumePoint,
-)
+from paceline.strategies.wheel.tree import ChildHubs, HubTraffic, ParentReply, ResumePoint
 from refusals import refused_field
 
 CASE, CUT, DEADLINE_S = CASES["mlp"], "layers.3", 20.0

@@ -101,7 +101,7 @@ def test_a_killed_child_is_missed_by_nobody_and_goes_on_when_it_is_back(start):
     root = start(*ROOT, "--epochs", "1000", "--learning-rate", "0.02", "--bind", ANY)
     address = address_of(root)
     joining = ("--connect", address, "--deadline-s", "5", "--gather", "3", "--as")
-    with failpoints({"at": "hub.updated", "version": 30, "do": "SIGKILL"}):
+    with failpoints({"at": "hub.updated", "visit": 30, "do": "SIGKILL"}):
         killed = start(*CHILD, *joining, "0", "--bind", ANY)
     other = start(*CHILD, *joining, "1", "--bind", ANY)
     addresses = [address_of(child) for child in (killed, other)]

@@ -17,16 +17,16 @@ from paceline.core.machine import DeviceKind
 from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Span
 from paceline.core.wire_format import Purpose
-from paceline.rpc import frames
+from paceline.measure.device_profile import DeviceProfile
+from paceline.record.worker_trace import MessageTime
+from paceline.record.worker_trace import Trace as WheelTrace
+from paceline.rpc import frames, tensor_parts
 from paceline.rpc.frames import HEADER_NBYTES, Assembly, FrameHeader, Message, MessageKind
 from paceline.strategies.hogbatch import messages
 from paceline.strategies.hogbatch.statistics import BatchResult
-from paceline.strategies.wheel import measure as wheel_measure
 from paceline.strategies.wheel import protocol as wheel
 from paceline.strategies.wheel.gate import Gate as WheelGate
-from paceline.strategies.wheel.membership import Workers
-from paceline.strategies.wheel.trace import MessageTime
-from paceline.strategies.wheel.trace import Trace as WheelTrace
+from paceline.strategies.wheel.staleness import Workers
 from paceline.strategies.wheel.tree import ChildReport
 
 _LARGEST = 2**22  # message of a run
@@ -96,7 +96,7 @@ def _record_seeds(folder: Path) -> list[bytes]:
     span = Span(Kind.FORWARD, 3, "layer", 1, (Resource("cpu0", Lane.COMPUTE),), 0.1, 0.2, None, 8)
     texts = [
         WheelTrace([span], [MessageTime("labels", _WORKER, 2, 1.0)]).as_json().decode(),
-        wheel_measure.DeviceProfile(**_profiled()).model_dump_json(),
+        DeviceProfile(**_profiled()).model_dump_json(),
         ChildReport(
             nbytes={Purpose.LABELS: 8}, planned_nbytes={Purpose.LABELS: 8}, num_pushed=1
         ).model_dump_json(),
@@ -132,20 +132,20 @@ def _record(data: bytes, folder: Path) -> object:
 
 def _part_seeds(folder: Path) -> list[bytes]:
     return [
-        b"0" + bytes(wheel.numbers_part([1, 2, 3])),
+        b"0" + bytes(tensor_parts.numbers_part([1, 2, 3])),
         b"1" + bytes(wheel.share_part(8, 0.5)),
-        b"2" + bytes(wheel.buffers_of(torch.nn.BatchNorm1d(3))),
+        b"2" + bytes(tensor_parts.buffers_of(torch.nn.BatchNorm1d(3))),
     ]
 
 
 def _part(data: bytes, folder: Path) -> object:
     part = memoryview(data)[1:]
     if data[:1] == b"0":
-        return (wheel.numbers_of(part),)
+        return (tensor_parts.numbers_of(part),)
     if data[:1] == b"1":
         return wheel.share_of(part)
     half = torch.nn.BatchNorm1d(3)
-    wheel.load_buffers(half, part)
+    tensor_parts.load_buffers(half, part)
     return half
 
 

@@ -88,7 +88,7 @@ def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
     log_to_stderr()
     out, err = console(), console(stderr=True)
     with closing(TerminalProgress(err, "serving")) as progress:
-        result = _CHILD.serve_child(settings, progress)
+        result = import_module(_CHILD.SERVING).serve_child(settings, progress)
     if as_json:
         out.print_json(result.model_dump_json())
         return

@@ -19,6 +19,7 @@ def _as_name(value: object) -> object:
     return str(value) if type(value) is int else value
 
 
+LOSS = "loss"  # the name of a head without layers
 LayerName = Annotated[str, BeforeValidator(_as_name)]
 # Returns a strategy's choice of the head's first layer; InvalidInput if no layer will do.
 FirstOf = Callable[[Workload, Any], str]

@@ -284,8 +284,8 @@ class Client:
             connection.close(flush=self._closing.is_set())
 
     def _join(self, connection: Connection) -> None:
-        run_id, layout = self._identity.run_id.encode(), self._identity.layout.encode()
-        hello = Message("", parts=(run_id, layout, self._outbox.session))
+        run_id, release = self._identity.run_id.encode(), limits.RELEASE.encode()
+        hello = Message("", parts=(run_id, release, self._outbox.session))
         self._send_control(connection, MessageKind.HELLO, hello)
         until_s = min(self._clock() + _WELCOME_S, self._heard_s + self._deadline_s)
         while not self._closing.is_set():

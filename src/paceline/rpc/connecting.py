@@ -32,17 +32,13 @@ def _numbers(text: Any) -> Any:
 Numbers = Annotated[tuple[int, ...], BeforeValidator(_numbers)]
 
 
-class Connecting(Record):
-    """The settings of a process that connects to a hub."""
+class ConnectingWorkers(Record, ABC):
+    """The settings of a process that is one or more workers of a hub."""
 
     connect: str = Field(description="Where the hub listens: tcp://10.0.0.1:5555.")
     keys: Path | None = Field(None, description=_KEYS)
     run: str = Field(RUN, description=_RUN)
     deadline_s: Seconds = Field(60.0, description="How long the hub may be away.")
-
-
-class ConnectingWorkers(Connecting, ABC):
-    """The settings of a process that is one or more workers of a hub."""
 
     @property
     @abstractmethod

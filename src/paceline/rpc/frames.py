@@ -24,7 +24,7 @@ from paceline.core.errors import InvalidInput
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 MAGIC = b"PCLW"
-PROTOCOL = 1
+PROTOCOL = 2
 PIECE_NBYTES = 256 * 1024  # small enough that a heartbeat between two pieces is never late
 MAX_PARTS = 8
 MAX_MESSAGE_NBYTES = 1 << 40
@@ -42,7 +42,7 @@ HEADER_NBYTES = _FIXED.size + _CHECKSUM.size
 class MessageKind(IntEnum):
     """The purpose of a message."""
 
-    HELLO = 1  # from a worker: asks to join. Parts: run id, layout, session to resume
+    HELLO = 1  # from a worker: asks to join. Parts: run id, release, session to resume
     WELCOME = 2  # from the hub: accepted. Parts: session, largest message, settings
     REFUSED = 3  # from the hub: refused for good. A text
     BUSY = 4  # from the hub: refused for now, because the worker's number is in use. A text

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from importlib.metadata import version
 
 from paceline.core.errors import InvalidInput
 from paceline.rpc.frames import MAX_MESSAGE_NBYTES, NONCE_NBYTES
@@ -18,8 +19,7 @@ CREDIT_MESSAGES = 2  # unanswered ones of the largest size: one is executed, the
 
 _MAX_SETTINGS_NBYTES = 64 * 1024
 _MAX_RUN_ID = 200
-_LAYOUT = 2 * sha256().digest_size
-_SHOWN = 12  # digits of a layout in an error
+RELEASE = f"paceline {version('paceline')}"  # which hub and workers must have alike
 
 _MAX_TEXT = 300
 _LOG_PAUSE_S = 5.0
@@ -27,13 +27,12 @@ _LOG_PAUSE_S = 5.0
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """A run, and a hash of what its workers and its hub must agree on.
+    """The name of a run, which its hub and its workers share.
 
-    `layout` is a SHA-256 in lower-case hexadecimal. Raises InvalidInput if a field cannot be sent.
+    Raises InvalidInput if a field cannot be sent.
     """
 
     run_id: str
-    layout: str
 
     def __post_init__(self) -> None:
         printable = self.run_id.isascii() and self.run_id.isprintable()
@@ -41,8 +40,6 @@ class RunIdentity:
             raise InvalidInput(
                 "run id", f"{self.run_id!r} is not 1 to {_MAX_RUN_ID} printable ASCII characters"
             )
-        if len(self.layout) != _LAYOUT or set(self.layout) - set("0123456789abcdef"):
-            raise InvalidInput("layout", f"{self.layout!r} is no SHA-256 in lower-case hexadecimal")
 
     @cached_property
     def nonce(self) -> bytes:
@@ -90,15 +87,12 @@ class Limits(RunIdentity):
                 "settings", f"{len(self.settings)} bytes are more than {_MAX_SETTINGS_NBYTES}"
             )
 
-    def mismatch(self, worker: int, run_id: str, layout: str) -> str:
+    def mismatch(self, worker: int, run_id: str, release: str) -> str:
         """Return the reason why a worker may not join; the empty string if it may."""
         if run_id != self.run_id:
             return f"run id: the hub's run is {self.run_id!r}, this worker's {run_id!r}"
-        if layout != self.layout:
-            return (
-                f"layout: the hub's is {self.layout[:_SHOWN]}, this worker's {layout[:_SHOWN]}: "
-                "they differ in the model, the head, the batch size, the codecs or the version"
-            )
+        if release != RELEASE:
+            return f"version: the hub has {RELEASE}, this worker {release}; install the same"
         if worker >= self.num_workers:
             return f"worker: {worker} is not one of 0 to {self.num_workers - 1}"
         return ""

@@ -1,7 +1,8 @@
-"""Leave out workers whose gradients are out of all proportion to those of the others."""
+"""Check values that workers send: finite, and in proportion to those of the others."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from math import hypot, isfinite
 from statistics import median
 
@@ -39,6 +40,62 @@ class Proportions:
                 f"{usual:.3g}",
             )
         self._accepted.append((worker, norm))
+
+
+class ValueChecks:
+    """Checks values before a model with these `parameters` takes them.
+
+    In a rehearsal, whose values are all zeros, `reads_values` is False. Norms are compared if
+    `compares_norms` is set, as for workers of elsewhere; not those of gradients that are clipped.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Tensor], *, reads_values: bool, is_clipped: bool
+    ) -> None:
+        self._parameters, self._reads_values = parameters, reads_values
+        self._is_clipped, self.compares_norms = is_clipped, False
+        self._of_gradients, self._of_activations = Proportions(), Proportions("activations")
+
+    def finite(self, who: str, what: str, values: Iterable[Tensor]) -> None:
+        """Raise NonFinite if one of the values is not finite."""
+        if self._reads_values and not all_finite(values):
+            raise NonFinite(
+                f"{who}: the {what} are NaN or infinite, and were not used; choose a smaller "
+                "learning_rate"
+            )
+
+    def activations(self, who: str, worker: int, values: Tensor) -> None:
+        """Raise NonFinite or InvalidInput before a head has taken activations into its buffers."""
+        if not len(values):
+            return
+        self.finite(who, "activations", [values])
+        if self.compares_norms and self._reads_values:
+            with naming(who):
+                norm = norm_of([values]) / len(values) ** 0.5
+                self._of_activations.check(worker, norm, lambda: norm_of(self._parameters))
+
+    def gradients(self, who: str, what: str, worker: int, values: Sequence[Tensor]) -> None:
+        """Raise NonFinite or InvalidInput for gradients that would spoil the parameters."""
+        self.finite(who, what, values)
+        if self.compares_norms and self._reads_values and not self._is_clipped:
+            with naming(who):
+                norm = norm_of(values)
+                self._of_gradients.check(worker, norm, lambda: norm_of(self._parameters))
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Return True if no value is NaN or infinite; then each was read only once."""
+    # A sum with NaN or infinity in it is never finite; a sum of finite values may overflow.
+    return all(bool(one.sum().isfinite()) or bool(one.isfinite().all()) for one in tensors)
+
+
+@contextmanager
+def naming(who: str) -> Iterator[None]:
+    """Name the worker in an InvalidInput that its values cause."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise InvalidInput(who, str(error)) from None
 
 
 def check_buffers(found: Sequence[Tensor], known: Sequence[Tensor]) -> None:

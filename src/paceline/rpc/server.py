@@ -368,9 +368,9 @@ class Server:
 
     def _admit(self, arrival: Arrival, header: FrameHeader, payload: Buffer) -> None:
         """Resume or begin a worker's session, or refuse the worker."""
-        run_id, layout, token = frames.single_parts(header, payload, 3)
+        run_id, release, token = frames.single_parts(header, payload, 3)
         mismatch = self._limits.mismatch(
-            header.worker, run_id.decode(errors="replace"), layout.decode(errors="replace")
+            header.worker, run_id.decode(errors="replace"), release.decode(errors="replace")
         )
         if mismatch:
             self._refuse(arrival, MessageKind.REFUSED, mismatch)

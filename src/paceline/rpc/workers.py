@@ -9,8 +9,6 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from hashlib import sha256
-from importlib.metadata import version
 from os import sched_getaffinity
 from pathlib import Path
 from typing import TypeVar
@@ -22,15 +20,13 @@ from paceline.links import processes
 from paceline.links.cores import physical_cores
 from paceline.links.worker_signals import SignalsOfWorkers, tell_starter
 from paceline.rpc.client import Client, HubRestarted
-from paceline.rpc.connecting import Connecting, ConnectingWorkers
+from paceline.rpc.connecting import ConnectingWorkers
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_worker_keys
 from paceline.rpc.limits import Identity
 
 logger = logging.getLogger("paceline.worker")  # modules of workers also run as __main__
 AGAIN, REFUSED, FAILED = "again", "refused", "failed"
-_PROTOCOL = "paceline workers 6"
-_RESTARTS_IN_A_ROW = 3
 
 
 class WorkerRefused(InvalidInput):
@@ -65,21 +61,14 @@ def until_told(tell: Callable[[], None]) -> None:
             logger.info("the hub has begun anew; measuring for it once more")
 
 
-def agreement() -> str:
-    """Return a hash of the version on which hub and workers must agree."""
-    return sha256(f"{_PROTOCOL}, paceline {version('paceline')}".encode()).hexdigest()
-
-
 @contextmanager
-def connected(
-    settings: Connecting, workers: Sequence[int], folder: Path | None
-) -> Iterator[dict[int, Client]]:
-    """Connect these workers, with the keys in a folder; tell the hub why they end, if they fail."""
+def connected(settings: ConnectingWorkers, folder: Path | None) -> Iterator[dict[int, Client]]:
+    """Connect workers, with the keys in a folder; tell the hub why they end, if they fail."""
     keys = None if folder is None else load_worker_keys(folder)
     clients: dict[int, Client] = {}
     with ExitStack() as stack:
-        for worker in workers:
-            identity = Identity(settings.run, agreement(), worker)
+        for worker in settings.numbers:
+            identity = Identity(settings.run, worker)
             client = Client(settings.connect, identity, keys=keys, deadline_s=settings.deadline_s)
             clients[worker] = stack.enter_context(closing(client))
         try:
@@ -88,7 +77,9 @@ def connected(
             raise
         except Exception as error:
             by_input = int(isinstance(error, InvalidInput))
-            message = Message(FAILED, by_input, parts=(told(error, listed(workers)).encode(),))
+            message = Message(
+                FAILED, by_input, parts=(told(error, listed(settings.numbers)).encode(),)
+            )
             for client in clients.values():
                 with suppress(PacelineError):  # the hub may be gone
                     client.request(message).result()
@@ -134,7 +125,7 @@ def run_as_process(
     package.addHandler(shown)
     package.setLevel(logging.INFO)
     try:
-        with connected(settings, settings.numbers, settings.keys) as clients:
+        with connected(settings, settings.keys) as clients:
             work(settings, clients)
     except Exception as error:
         if not isinstance(error, WorkerRefused):
@@ -143,28 +134,20 @@ def run_as_process(
 
 
 class WorkerPool:
-    """A hub's own worker processes, which run `module` with settings of their own.
+    """A hub's own worker processes, which run `module` with settings of their own."""
 
-    One that fails is started again if `restarts`, unless it has failed three times in a row before
-    `worked` was called for it.
-    """
-
-    def __init__(
-        self, module: str, settings: Sequence[ConnectingWorkers], *, restarts: bool = False
-    ) -> None:
-        self._module, self._restarts = module, restarts
+    def __init__(self, module: str, settings: Sequence[ConnectingWorkers]) -> None:
         self._processes: list[tuple[ConnectingWorkers, processes.Process]] = []
-        self._failures: dict[tuple[int, ...], int] = {}
         self._signals = SignalsOfWorkers()
         try:
             for one in settings:
-                self._processes.append((one, self._start(one)))
+                self._processes.append((one, self._start(module, one)))
         except BaseException:
             self.close()
             raise
 
-    def _start(self, settings: ConnectingWorkers) -> processes.Process:
-        command = processes.module_command(self._module, settings.model_dump_json())
+    def _start(self, module: str, settings: ConnectingWorkers) -> processes.Process:
+        command = processes.module_command(module, settings.model_dump_json())
         # Standard output holds the result, and nothing else.
         return processes.start(
             command,
@@ -188,21 +171,7 @@ class WorkerPool:
             found += [(worker, ended) for worker in settings.numbers]
             self._processes.remove((settings, process))
             process.close()
-            number = self._failures[settings.numbers] = self._failures.get(settings.numbers, 0) + 1
-            if self._restarts and number <= _RESTARTS_IN_A_ROW:
-                self._processes.append((settings, self._start(settings)))
         return found
-
-    @property
-    def is_empty(self) -> bool:
-        """True if all processes have failed, and none of them is started again."""
-        return not self._processes
-
-    def worked(self, worker: int) -> None:
-        """Note that a worker takes part: how often its process has failed before counts no more."""
-        for numbers in self._failures:
-            if worker in numbers:
-                self._failures[numbers] = 0
 
     def close(self, wait_s: float = 0.0) -> None:
         """End those that still run after `wait_s`."""

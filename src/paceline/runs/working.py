@@ -20,7 +20,7 @@ def work(settings: WorkerProcessSettings) -> None:
     """
     if settings.device is not None:
         device_named(settings.device)  # or InvalidInput, before anybody is waited for
-    with connected(settings, settings.numbers, settings.keys) as clients:
+    with connected(settings, settings.keys) as clients:
         name = json.loads(clients[settings.numbers[0]].settings)["strategy"]
         strategy = find_runnable(name)
         if strategy.worker is None:

@@ -1,4 +1,22 @@
-"""Strategy wheel: bodies on workers, heads beside an asynchronous server (Du et al. 2017)."""
+"""Strategy wheel: bodies on workers, heads beside an asynchronous server (Du et al. 2017).
+
+A gradient's way from a worker to the parameters:
+
+    worker.py     BodyWorker._backward      autograd computes the body's gradients: one vector
+    endpoint.py   Endpoint.message          a codec encodes it, the device's memory is left
+                     |
+                     |  rpc: request in pieces, each executed once
+                     v
+    hub.py        Hub._execute              the gate checks it; a lie costs its worker the run
+    heads.py      HeadWorkers.update        decoded
+    server.py     ParameterServer.update    completes the step whose head's gradients wait
+    server.py     ParameterServer._apply    the optimizer takes a step; the version grows by one
+
+At a child hub `ChildServer._apply` adds it to a sum instead, whose mean goes on to the parent
+(`child_server`, `tree`). The other files: `config` and `plan` (with `split`, `routes` and
+`hubs_plan`) are what a plan needs; `job` builds model and halves alike in every process; `run`
+trains or rehearses here, `child` serves as a worker of another hub.
+"""
 
 from paceline.core.strategy import Role, Strategy
 from paceline.strategies.wheel import plan

@@ -36,8 +36,8 @@ from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch
 from paceline.rpc.workers import difference
 from paceline.strategies.wheel.config import first_fault
-from paceline.strategies.wheel.membership import WorkerProgress
 from paceline.strategies.wheel.server import ALL_WORKERS, ParameterServer
+from paceline.strategies.wheel.staleness import WorkerProgress
 
 logger = logging.getLogger(__name__)
 _SERVER = "server"  # the JSON that only checkpoints of this strategy have

@@ -17,12 +17,13 @@ from paceline.exchange.session import Progress
 from paceline.rpc.client import Client
 from paceline.rpc.workers import connected, run_as_process, until_told
 from paceline.strategies.wheel import job as jobs
+from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.hub import Hub
 from paceline.strategies.wheel.measure import profile_head
 from paceline.strategies.wheel.remote import ChildSettings
 from paceline.strategies.wheel.traffic import traffic_of
-from paceline.strategies.wheel.tree import ChildReport, ChildServer, HubPurpose, ParentHub
+from paceline.strategies.wheel.tree import ChildReport, HubPurpose, ParentHub
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def serve_child(settings: ChildSettings, progress: Progress) -> ChildResult:
     if the parent is away for longer than the deadline, or no worker is left.
     """
     settings.config()  # refused before the parent is asked
-    with connected(settings, (settings.number,), settings.parent_keys) as clients:
+    with connected(settings, settings.parent_keys) as clients:
         return _serve_workers(settings, clients[settings.number], progress)
 
 
@@ -88,7 +89,7 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
         server.wake = hub.rpc.wake
         hub.wait_for_workers()
         if own is not None:
-            below = [hub.profiles[one[0]] for one in lanes]
+            below = [hub.answers.profiles[one[0]] for one in lanes]
             until_told(partial(server.parent.measure, own, below, job.whole_nbytes))
         server.begin()
         num_samples = job.num_samples * spec.num_steps // (steps * spec.place[1])
@@ -101,20 +102,20 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
         model=spec.model,
         num_pushed=server.parent.traffic.times[HubPurpose.GRADIENTS],
         updates=server.updates,
-        traffic=traffic_of(job, hub),
+        traffic=traffic_of(job, hub.answers),
         parent_traffic=server.parent.traffic.rows(job.parts),
         wire_nbytes=wire_nbytes,
         parent_wire_nbytes=(client.sent_nbytes, client.received_nbytes),
-        lost=tuple(hub.lost),
+        lost=tuple(hub.group.lost),
     )
 
 
 def _report(job: jobs.TrainingJob, hub: Hub) -> ChildReport:
-    rows = {Purpose(one.purpose): one for one in traffic_of(job, hub)}
+    rows = {Purpose(one.purpose): one for one in traffic_of(job, hub.answers)}
     return ChildReport(
         nbytes={purpose: int(one.nbytes) for purpose, one in rows.items()},
         planned_nbytes={purpose: int(one.planned_nbytes) for purpose, one in rows.items()},
-        num_pushed=hub.heads.num_pushed,
+        num_pushed=hub.answers.heads.num_pushed,
     )
 
 

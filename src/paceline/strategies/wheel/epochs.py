@@ -1,7 +1,7 @@
 """The epochs and tests of a run, and its seconds of training, as the hub counts them."""
 
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from math import isfinite
 
@@ -10,8 +10,10 @@ from paceline.core.outcome import Epoch, Evaluation
 from paceline.exchange.loop import score_of
 from paceline.exchange.session import Progress
 from paceline.strategies.wheel.job import TrainingJob
-from paceline.strategies.wheel.membership import LossSum
+from paceline.strategies.wheel.server import ParameterServer
+from paceline.strategies.wheel.staleness import LossSum
 
+_RATE_WINDOW_S = 10.0
 Test = Callable[[], tuple[float | None, float | None]]
 
 
@@ -106,3 +108,26 @@ class EpochLog:
         if self._every is not None:
             self.evaluations.append(found)
         return found
+
+
+class Throughput:
+    """Shows how fast a run has been over the last seconds."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._recent: deque[tuple[float, int, int]] = deque()  # seconds, samples, bytes
+
+    def show(self, server: ParameterServer, *now: *tuple[float, int, int]) -> None:
+        """Show the run's status; `now` are seconds, samples and bytes since its beginning."""
+        recent = self._recent
+        recent.append(now)
+        while now[0] - recent[0][0] > _RATE_WINDOW_S and len(recent) > 2:
+            recent.popleft()
+        seconds, samples, travelled = (new - old for new, old in zip(now, recent[0], strict=True))
+        if samples:
+            self._progress.status(
+                f"update {server.version:,}: {samples / seconds:,.0f} samples/s, "
+                f"{len(server.workers.live)} workers, staleness "
+                f"{server.updates.mean_staleness:.1f}, {travelled / seconds / 1e6:,.1f} MB/s, "
+                f"{now[2] / 1e6:,.0f} MB so far"
+            )

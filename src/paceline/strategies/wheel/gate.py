@@ -10,21 +10,19 @@ from pydantic import TypeAdapter
 
 from paceline.core.errors import InvalidInput
 from paceline.core.reading import read_record
+from paceline.measure.device_profile import DeviceProfile
+from paceline.record.worker_trace import Trace
+from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
 from paceline.rpc.limits import one_line
-from paceline.rpc.reading import check_spans
 from paceline.rpc.workers import difference
-from paceline.strategies.wheel import protocol
-from paceline.strategies.wheel.measure import DeviceProfile
-from paceline.strategies.wheel.membership import Workers
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB
-from paceline.strategies.wheel.trace import MessageTime, Trace
+from paceline.strategies.wheel.staleness import Workers
 from paceline.strategies.wheel.tree import ChildReport
 
 _TRACE, _PROFILE = TypeAdapter(Trace), TypeAdapter(DeviceProfile)
 _REPORT = TypeAdapter(ChildReport)
-_PURPOSES = {purpose.value for purpose in (*TO_HUB, *FROM_HUB)}
 _OF_BODIES = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.GRADIENTS)
 _AHEAD = 1  # steps whose parameters a worker fetches before the one before is done
 
@@ -47,8 +45,8 @@ class Gate:
         """Let a worker go on from that step."""
         self._begun_at[worker] = step
 
-    def check(self, worker: int, message: Message) -> None:
-        """Raise InvalidInput unless the request is one that this worker may make now."""
+    def check(self, worker: int, message: Message) -> Topic:
+        """Return the topic of a request; InvalidInput unless this worker may make it now."""
         if message.topic not in {topic.value for topic in Topic}:
             raise InvalidInput("topic", f"a message about {message.topic!r}, which there is not")
         topic = Topic(message.topic)
@@ -60,13 +58,14 @@ class Gate:
                 hint=f"the server has made {self._newest}",
             )
         if topic is Topic.PROBE:
-            return  # whose step is a number of bytes
+            return topic  # whose step is a number of bytes
         if not 0 <= message.step <= self._num_steps:
             raise InvalidInput(topic, f"step {message.step} is none of {self._num_steps}")
         if topic in _OF_BODIES and message.step > self._reached(worker) + _AHEAD:
             raise InvalidInput(
                 topic, f"step {message.step} of a worker that has reached {self._reached(worker)}"
             )
+        return topic
 
     def check_layout(self, message: Message) -> None:
         """Raise InvalidInput with the first difference if a worker has another run than the hub."""
@@ -90,9 +89,7 @@ class Gate:
         if completed < self._num_steps:
             raise InvalidInput("done", f"it has completed {completed} steps of {self._num_steps}")
         found = read_record(_TRACE, _parts(message, 2 if is_child else 1)[0], "trace")
-        check_spans(found.spans, worker, "trace")
-        for one in (*found.sent, *found.received):
-            self._check_time(one, worker)
+        found.check(worker, self._num_steps, (*TO_HUB, *FROM_HUB))
         return found
 
     def report(self, message: Message) -> ChildReport | None:
@@ -111,22 +108,13 @@ class Gate:
     def _reached(self, worker: int) -> int:
         return max(self._workers.of(worker).next_step, self._begun_at.get(worker, 0))
 
-    def _check_time(self, one: MessageTime, worker: int) -> None:
-        is_known = one.purpose in _PURPOSES and one.worker == worker
-        if not (is_known and 0 <= one.step <= self._num_steps and 0 <= one.at_s < float("inf")):
-            raise InvalidInput(
-                "trace",
-                f"a message about {one.purpose[:20]!r} of worker {one.worker}, step {one.step}, "
-                f"at {one.at_s} s",
-            )
-
 
 def _only_part(message: Message) -> memoryview:
     return _parts(message, 1)[0]
 
 
-def _parts(message: Message, most: int) -> protocol.Parts:
-    parts = protocol.parts_of(message)
+def _parts(message: Message, most: int) -> tensor_parts.Parts:
+    parts = tensor_parts.parts_of(message)
     if not 1 <= len(parts) <= most:
         raise InvalidInput(message.topic, f"{len(parts)} parts, and not {most}")
     return parts

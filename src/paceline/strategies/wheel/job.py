@@ -23,23 +23,24 @@ from paceline.core.wire_format import Purpose
 from paceline.core.workload import Workload
 from paceline.data.batch import Batch, call
 from paceline.data.sampler import ShardedBatches
-from paceline.devices import device_of, first_device
+from paceline.devices import first_device
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import FEWEST_STEPS, epoch_steps, learning_by, learning_of
 from paceline.exchange.step import Learning, Optimize
 from paceline.links.group import boot_id
 from paceline.models import describe
+from paceline.models.halves import Halves, cut, tied
 from paceline.models.layers import LayerModule, layers_of
 from paceline.models.paced import PacedSGD
+from paceline.models.paced_halves import PacedWhole
 from paceline.recipes.named import is_given, recipe_of, workload_of
 from paceline.recipes.recipe import Recipe, built
-from paceline.strategies.wheel.batches import BatchLayout
+from paceline.rpc.batch_layout import BatchLayout
 from paceline.strategies.wheel.config import MOMENTUM, RunSpec, Wheel
-from paceline.strategies.wheel.cut import Halves, cut, tied
 from paceline.strategies.wheel.lent import LentHead
 from paceline.strategies.wheel.remote import ChildSettings
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Split, messages, pace_of, split
-from paceline.strategies.wheel.stand_in import PacedWhole, paced_recipe, stand_in
+from paceline.strategies.wheel.stand_in import paced_recipe, stand_in
 from paceline.strategies.wheel.trial import with_possible_cut
 
 NUM_WARM_UP, NUM_LAST = 2, 1  # steps that are not measured; the last turns have no forward
@@ -289,16 +290,6 @@ def layers_in(model: nn.Module, names: tuple[str, ...]) -> tuple[LayerModule, ..
     """Return the layers of the model whose parameters have these names."""
     layers = model.layers if isinstance(model, PacedWhole) else layers_of(model)
     return tuple(layer for layer in layers if layer.parameters[0][0] in names)
-
-
-def device_name(kind: str, number: int) -> str:
-    """Return a device's name in plans: the hub's is number 0, then those of the bodies."""
-    return f"{kind}{number}"
-
-
-def kind_of(device: torch.device) -> DeviceKind:
-    """Return the kind of a device in plans."""
-    return device_of(device).kind
 
 
 def layout_of(spec: RunSpec, halves: Halves, recipe: Recipe, batches: BatchLayout) -> str:

@@ -23,6 +23,7 @@ from dataclasses import replace
 from math import ceil
 
 from paceline.core import cost as costs
+from paceline.core.cutting import LOSS
 from paceline.core.machine import Device, DeviceKind, Host, Machine, Station
 from paceline.core.plan import COMPUTE, Cost, Kind, Lane, Plan, Resource, Task, TaskId
 from paceline.core.strategy import Window
@@ -30,7 +31,7 @@ from paceline.core.timeline import Timeline
 from paceline.core.transfer import lanes_of
 from paceline.core.wire_format import Purpose
 from paceline.core.workload import Layer, Workload, feature_nbytes
-from paceline.strategies.wheel.config import LOSS, Wheel
+from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.hubs_plan import HubExchanges
 from paceline.strategies.wheel.routes import (
     Message,

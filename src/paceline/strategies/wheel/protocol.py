@@ -1,29 +1,18 @@
-"""The messages between a hub and its workers: their topics, their parts, and codecs of values.
+"""The messages between a hub and its workers: their topics, and codecs of what they carry."""
 
-parameters or gradients  -- flatten -->  vector  -- Endpoint.message -->  parts of a message
-parts that came  -- Endpoint.values -->  vector  -- views -->  tensors like before
-"""
-
-import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 
 import torch
 from torch import Tensor, nn
 
-from paceline.codecs.codec import Payload
 from paceline.codecs.names import find_codec
-from paceline.core.errors import InvalidInput, NonFinite
-from paceline.core.plan import Kind, Lane
+from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import Purpose, remembers
-from paceline.devices import device_of
 from paceline.rpc import workers
-from paceline.rpc.frames import Message
-from paceline.rpc.proportion import check_buffers
+from paceline.rpc.tensor_parts import part_of, values_of
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.trace import HalfRecorder
 
-Parts = tuple[memoryview, ...]
 _MAX_SAMPLES = 2**40  # beyond it no bytes would fit a message
 
 
@@ -53,33 +42,8 @@ class Topic(StrEnum):
     REFUSED = workers.REFUSED
 
 
-def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """Return a new vector of all values, one tensor after the other, each in row-major order."""
-    if not tensors:  # of a head without layers
-        return torch.empty(0)
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-
-
-def views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Return views of a vector, one `like` each tensor; InvalidInput if size or type differ."""
-    sizes = [tensor.numel() for tensor in like]
-    dtype = like[0].dtype if like else vector.dtype
-    if vector.shape != (sum(sizes),) or vector.dtype != dtype:
-        shape = "x".join(map(str, vector.shape)) or "1"
-        came, belongs = (str(one).removeprefix("torch.") for one in (vector.dtype, dtype))
-        raise InvalidInput(
-            "parameters",
-            f"a tensor of {shape} values of {came} came where {sum(sizes)} values of {belongs} "
-            "belong: the other side has another model",
-        )
-    return [part.view(one.shape) for part, one in zip(vector.split(sizes), like, strict=True)]
-
-
-@torch.no_grad()
-def load_vector(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
-    """Copy the values of a vector into the parameters; InvalidInput if it does not fit."""
-    for parameter, values in zip(parameters, views(vector, parameters), strict=True):
-        parameter.copy_(values)
+UPDATES = (Topic.GRADIENTS, Topic.WHOLE_GRADIENTS)
+OF_STEPS = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *UPDATES)
 
 
 def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
@@ -103,67 +67,6 @@ def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> 
             )
         gradients.append(gradient)
     return gradients
-
-
-def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Return True if no value is NaN or infinite; then each was read only once."""
-    # A sum with NaN or infinity in it is never finite; a sum of finite values may overflow.
-    return all(bool(one.sum().isfinite()) or bool(one.isfinite().all()) for one in tensors)
-
-
-def buffers_of(half: nn.Module) -> memoryview:
-    """Return the values of all buffers of a half, one after the other."""
-    return memoryview(b"".join(part_of(buffer.detach().cpu()) for buffer in half.buffers()))
-
-
-@torch.no_grad()
-def load_buffers(half: nn.Module, part: memoryview) -> None:
-    """Copy values that `buffers_of` returned into a half's buffers; InvalidInput if not as many."""
-    buffers = list(half.buffers())
-    sizes = [buffer.nbytes for buffer in buffers]
-    values = values_of(part, torch.uint8, sum(sizes))
-    # Copies, because a view as another type has to be aligned.
-    found = [
-        own.clone().view(buffer.dtype).view(buffer.shape)
-        for buffer, own in zip(buffers, values.split(sizes), strict=True)
-    ]
-    check_buffers(found, buffers)
-    for buffer, own in zip(buffers, found, strict=True):
-        buffer.copy_(own)
-
-
-def parts_of(message: Message) -> Parts:
-    """Return the parts of a message that came."""
-    return tuple(memoryview(part) for part in message.parts)
-
-
-def part_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor on the CPU."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
-
-
-def values_of(part: memoryview, dtype: torch.dtype, count: int) -> Tensor:
-    """Return the values in a part, in its memory; InvalidInput if there are not `count` of them."""
-    if part.nbytes != count * dtype.itemsize:
-        raise InvalidInput(
-            "parameters",
-            f"{part.nbytes:,} bytes",
-            hint=f"{count:,} values of {dtype} are {count * dtype.itemsize:,}",
-        )
-    if not count:
-        return torch.empty(0, dtype=dtype)
-    whole = bytearray(part) if part.readonly else part  # torch warns of memory it cannot write
-    return torch.frombuffer(whole, dtype=dtype)
-
-
-def numbers_part(numbers: Iterable[int]) -> memoryview:
-    """Encode integers as a part of a message."""
-    return part_of(torch.tensor(list(numbers), dtype=torch.int64))
-
-
-def numbers_of(part: memoryview) -> tuple[int, ...]:
-    """Return the integers in a part; InvalidInput if it does not hold whole ones."""
-    return tuple(values_of(part, torch.int64, part.nbytes // torch.int64.itemsize).tolist())
 
 
 def share_part(num_samples: int, weight: float) -> memoryview:
@@ -193,109 +96,3 @@ def check_codecs(config: Wheel, dtype: torch.dtype) -> None:
                 f"{purpose}={codec}: what it loses is made up for by later gradients",
                 hint=f"only {Purpose.GRADIENTS} can travel by it",
             )
-
-
-class CopyLane:
-    """The copies to one device, of all workers there: one at a time, on a stream of their own.
-
-    So the device goes on computing meanwhile.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.turn = device_of(device), threading.Lock()
-        self.stream = self.device.new_stream() if self.device.is_asynchronous else None
-
-
-class Endpoint:
-    """One worker's end of the exchange: encodes, copies to and from the device, and records that.
-
-    There is one in the worker's process and one at the hub, with codecs of its own, since a codec
-    may remember the values it has lost. `config` names the codecs; `copies` are to its device.
-    """
-
-    def __init__(
-        self, config: Wheel, dtype: torch.dtype, recorder: HalfRecorder, copies: CopyLane
-    ) -> None:
-        self._codecs = {purpose: find_codec(name) for purpose, name in config.codecs.items()}
-        self._dtype, self.recorder, self._copies = dtype, recorder, copies
-
-    def message(
-        self, purpose: Purpose, step: int, version: int, values: Tensor, before: Parts = ()
-    ) -> Message:
-        """Return the message about values of any shape, which is sent at once.
-
-        `before` are parts in front of them. Raises NonFinite if a codec cannot carry a value.
-        """
-        codec, values = self._codecs.get(purpose), values.detach()
-        if codec is None:
-            buffers: tuple[Tensor, ...] = (values.contiguous().reshape(-1).view(torch.uint8),)
-        else:
-            with self.recorder.work(step, Kind.ENCODE, purpose):
-                payload = codec.encode(values)
-            if payload.num_nonfinite:
-                raise NonFinite(
-                    f"{purpose}: {payload.num_nonfinite:,} of {payload.count:,} values are NaN or "
-                    f"infinite, which codec {codec.name} cannot carry; choose a smaller "
-                    "learning_rate"
-                )
-            buffers = payload.buffers
-        if self._copies.stream is not None:
-            with self.recorder.work(step, Kind.D2H, purpose, Lane.D2H):
-                buffers = tuple(buffer.cpu() for buffer in buffers)
-        parts = (*before, *(part_of(buffer.contiguous()) for buffer in buffers))
-        self.recorder.sends(step, purpose)
-        name = "" if codec is None else codec.name
-        return Message(purpose.value, step, version, name, parts)
-
-    def values(self, purpose: Purpose, message: Message, at_s: float, count: int) -> Tensor:
-        """Return the `count` values of a message that came at `at_s`, maybe in its memory.
-
-        Raises InvalidInput if they do not fit.
-        """
-        self.recorder.received(message.step, purpose, at_s)
-        buffers = self.to_device(message.step, purpose, parts_of(message))
-        return self.decode(message.step, purpose, message.codec, buffers, count)
-
-    def to_device(self, step: int, purpose: Purpose, parts: Parts) -> tuple[Tensor, ...]:
-        """Return parts that have come, on the device, still encoded."""
-        buffers = tuple(values_of(part, torch.uint8, part.nbytes) for part in parts)
-        device, stream = self._copies.device, self._copies.stream
-        if stream is None:
-            return buffers
-        with (
-            self._copies.turn,
-            device.use(stream),
-            self.recorder.work(step, Kind.H2D, purpose, Lane.H2D),
-        ):
-            # It waits for each: what has come lies in memory that is not pinned.
-            moved = tuple(buffer.to(device.torch_device) for buffer in buffers)
-        for buffer in moved:
-            device.current_stream().keep(buffer)  # by which they are decoded
-        return moved
-
-    def decode(
-        self, step: int, purpose: Purpose, codec: str, buffers: Sequence[Tensor], count: int
-    ) -> Tensor:
-        """Return the `count` values of parts on the device, maybe in their memory.
-
-        Raises InvalidInput if the bytes are fewer or more, or made by another codec.
-        """
-        own = self._codecs.get(purpose)
-        name = "" if own is None else own.name
-        if codec != name:
-            raise InvalidInput(
-                purpose, f"came by codec {codec or 'none'!r}, and not by {name or 'none'!r}"
-            )
-        if own is not None:
-            with self.recorder.work(step, Kind.DECODE, purpose):
-                return own.decode(Payload(name, count, tuple(buffers)))
-        found = sum(buffer.numel() for buffer in buffers)
-        if len(buffers) != 1 or found != count * self._dtype.itemsize:
-            raise InvalidInput(
-                purpose,
-                f"{found:,} bytes in {len(buffers)} parts",
-                hint=(
-                    f"{count:,} values of {self._dtype} are {count * self._dtype.itemsize:,} in one"
-                ),
-            )
-        return buffers[0].view(self._dtype)

@@ -1,11 +1,10 @@
 """Join a run of another process as a hub that is a worker of another hub.
 
-Settings and functions of `paceline hub --connect`: descriptions of the fields are the
-help texts of their options. What needs torch is imported when it is called.
+Settings of `paceline hub --connect`: descriptions of the fields are the help texts of the options.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -15,10 +14,7 @@ from paceline.rpc.connecting import RUN as RUN
 from paceline.rpc.connecting import ConnectingWorkers
 from paceline.strategies.wheel.config import Wheel, first_fault
 
-if TYPE_CHECKING:
-    from paceline.exchange.session import Progress
-    from paceline.strategies.wheel.child import ChildResult
-
+SERVING = "paceline.strategies.wheel.child"  # its `serve_child(settings, progress)`; needs torch
 REFUSED = {  # of a child hub's options
     "workers": "options: workers is a setting of its own, not one of the strategy",
     "child_hubs": "child_hubs: plans and rehearsals have them; a hub's own are started one by one",
@@ -67,10 +63,3 @@ class ChildSettings(ConnectingWorkers):
             return TypeAdapter(Wheel).validate_python(values)
         except ValidationError as error:
             raise InvalidInput("strategy wheel", first_fault(error)) from None
-
-
-def serve_child(settings: ChildSettings, progress: "Progress") -> "ChildResult":
-    """Serve as a child hub until all steps are done. Errors are those of `child.serve_child`."""
-    from paceline.strategies.wheel import child
-
-    return child.serve_child(settings, progress)

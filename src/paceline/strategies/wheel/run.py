@@ -33,18 +33,20 @@ from paceline.exchange.learner import evaluate
 from paceline.exchange.loop import score_of
 from paceline.exchange.session import TrainingSession
 from paceline.links.interruption import interruptible
+from paceline.measure.device_profile import DeviceProfile
+from paceline.measure.profiled_machine import device_name
+from paceline.record.worker_trace import timeline_of, utilisation
 from paceline.rpc.workers import num_threads
 from paceline.strategies.wheel import job as jobs
 from paceline.strategies.wheel.checkpoint import Checkpoints
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.hub import Hub
-from paceline.strategies.wheel.measure import DeviceProfile, calibrate, profile_head
+from paceline.strategies.wheel.measure import calibrate, profile_head
 from paceline.strategies.wheel.plan import plan
 from paceline.strategies.wheel.protocol import check_codecs
 from paceline.strategies.wheel.remote import RUN
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.split import messages
-from paceline.strategies.wheel.trace import timeline_of, utilisation
+from paceline.strategies.wheel.split import TO_HUB, label_share
 from paceline.strategies.wheel.traffic import sent_share_of, traffic_of
 
 logger = logging.getLogger(__name__)
@@ -160,7 +162,11 @@ class WheelRunner:
             )
             own = found[0].result()
         self._calibrated = calibrate(
-            job.workload, self._config, own, self._hub.profiles, is_paced=session.is_rehearsal
+            job.workload,
+            self._config,
+            own,
+            self._hub.answers.profiles,
+            is_paced=session.is_rehearsal,
         )
         return self._calibrated
 
@@ -199,8 +205,8 @@ class WheelRunner:
         spec, is_rehearsal = job.spec, self._session.is_rehearsal
         step_seconds = self._step_seconds(hub)
         if is_rehearsal and len(step_seconds) < 2:
-            why = "; ".join(hub.lost) or "workers ended early"
-            if spec.tree is not None and not hub.lost:
+            why = "; ".join(hub.group.lost) or "workers ended early"
+            if spec.tree is not None and not hub.group.lost:
                 why = (
                     f"child hubs have sent the means of more than {spec.tree.gathered} steps, as "
                     "their parent took longer; take more steps"
@@ -209,20 +215,22 @@ class WheelRunner:
         if not hub.log.epochs:
             raise InvalidInput("epochs", "no worker was there to the end of the first one")
         names = {
-            worker: jobs.device_name("cpu", number)
+            worker: device_name("cpu", number)
             if calibrated is None
             else calibrated.machine.devices[number].name
             for number, own in spec.config.workers_by_device.items()
             for worker in own
         }
         devices = dict.fromkeys(names.values())  # each once, in order
-        happened = timeline_of(hub.trace, names, messages(job.parts, spec.config))
+        happened = timeline_of(
+            hub.answers.trace, names, TO_HUB, label_share(job.parts, spec.config)
+        )
         if is_rehearsal:
             happened = Timeline(happened.spans, Origin.REHEARSED)
         # Steps of a run that lost workers, or was resumed, do not conform to any plan.
         predicted, faults = None, list[str]()
         is_planned = calibrated is not None and spec.tree is None and spec.num_traced > 0
-        if calibrated is not None and is_planned and not (hub.lost or self._is_resumed):
+        if calibrated is not None and is_planned and not (hub.group.lost or self._is_resumed):
             planned = plan(job.workload, calibrated.machine, spec.config, Window(spec.num_traced))
             faults = conform(planned, happened, _SLACK_S)
             predicted = simulate(planned, calibrated.cost)
@@ -245,10 +253,10 @@ class WheelRunner:
             score=score_of(job.recipe),
             # Nothing is traced below child hubs.
             faults=None if spec.tree else tuple(faults),
-            lost=tuple(hub.lost),
+            lost=tuple(hub.group.lost),
             peak_memory_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,),
-            traffic=traffic_of(job, hub),
-            sent_share=sent_share_of(job, hub),
+            traffic=traffic_of(job, hub.answers),
+            sent_share=sent_share_of(job, hub.answers),
             wire_nbytes=wire_nbytes,
             device=self._device_names(),
             updates=self._server.updates,

@@ -9,8 +9,8 @@ staleness is the number of updates since its body parameters were fetched.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
@@ -25,12 +25,13 @@ from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded, first_l
 from paceline.core.outcome import Updates
 from paceline.core.plan import Kind
 from paceline.exchange.step import OF_CLASSES, Learning, Share
+from paceline.models.halves import Halves
 from paceline.recipes.recipe import described
-from paceline.rpc.proportion import LARGEST_LOSS, Proportions, norm_of
+from paceline.rpc import tensor_parts
+from paceline.rpc.proportion import LARGEST_LOSS, ValueChecks, naming
 from paceline.strategies.wheel import protocol
-from paceline.strategies.wheel.cut import Halves
 from paceline.strategies.wheel.lent import LentHead
-from paceline.strategies.wheel.membership import HeadGradients, LossSum, WorkerProgress, Workers
+from paceline.strategies.wheel.staleness import HeadGradients, LossSum, WorkerProgress, Workers
 
 Watch = Callable[[int, int, Kind], AbstractContextManager[None]]
 _MOST_WEIGHT = 1e6  # of a part of a batch: about 1
@@ -117,10 +118,10 @@ class ParameterServer:
         self.workers = Workers(num_workers, staleness)
         self.watch: Watch = _no_watch
         self.schedule = schedule
-        self.proportions: Proportions | None = None  # if workers may be others than ours
-        self._of_activations = Proportions("activations")
         self._learning, self._updates_per_step = learning, updates_per_step
-        self._decay, self._checks_values = staleness_decay, checks_values
+        self._decay = staleness_decay
+        own, is_clipped = [*self._body, *self._head], learning.clip_norm is not None
+        self.checks = ValueChecks(own, reads_values=checks_values, is_clipped=is_clipped)
         self._staleness: Counter[int] = Counter()
         optimizer.zero_grad(set_to_none=True)
 
@@ -152,7 +153,7 @@ class ParameterServer:
 
     def body_parameters(self) -> tuple[int, Tensor]:
         """Return the version, and a copy of the body's parameters as one vector."""
-        return self.version, protocol.flatten(self._body)
+        return self.version, tensor_parts.flatten(self._body)
 
     def answer(
         self,
@@ -190,10 +191,10 @@ class ParameterServer:
                 f"targets of {share.num_samples} samples with weight {weight}, and activations of "
                 f"{len(activations)}",
             )
-        self._check_activations(who, worker, activations)
-        with _naming(who):
+        self.checks.activations(who, worker, activations)
+        with naming(who):
             of_inputs, loss, gradients = self._run_head(worker, step, share)
-        self._check_finite(who, "head", [of_inputs, *gradients])
+        self.checks.finite(who, "head's gradients", [of_inputs, *gradients])
         if step >= own.next_step:
             # No samples weigh nothing, and have no loss.
             num_samples = share.num_samples
@@ -228,9 +229,9 @@ class ParameterServer:
             raise InvalidInput(
                 who, f"gradients of version {version}, activations of version {half.version}"
             )
-        with _naming(who):
-            of_body = protocol.views(gradients.detach(), self._body)
-        self._check(who, "body", worker, [gradients, *half.gradients])
+        with naming(who):
+            of_body = tensor_parts.views(gradients.detach(), self._body)
+        self.checks.gradients(who, "body's gradients", worker, [gradients, *half.gradients])
         with self.watch(worker, step, Kind.STEP):
             self._apply(version, of_body, half.gradients)
         own.complete(step + 1, self.version)
@@ -246,10 +247,10 @@ class ParameterServer:
         own = self.workers.of(worker)
         who = f"worker {worker}, step {step}"
         self._check_version(who, mean.version)
-        with _naming(who):
-            of_body = protocol.views(mean.body, self._body)
-            of_head = protocol.views(mean.head, self._head)
-        self._check(who, "child hub", worker, [mean.body, mean.head])
+        with naming(who):
+            of_body = tensor_parts.views(mean.body, self._body)
+            of_head = tensor_parts.views(mean.head, self._head)
+        self.checks.gradients(who, "child hub's gradients", worker, [mean.body, mean.head])
         self._apply(mean.version, of_body, of_head)
         own.complete(step, self.version, below)
 
@@ -345,48 +346,6 @@ class ParameterServer:
                 who, f"parameters of version {version}", hint=f"the server has made {self.version}"
             )
 
-    def _check_finite(self, who: str, half: str, gradients: list[Tensor]) -> None:
-        if self._checks_values and not protocol.all_finite(gradients):
-            raise NonFinite(
-                f"{who}: the {half}'s gradients are NaN or infinite, and were not applied; "
-                "choose a smaller learning_rate"
-            )
-
-    def _check_activations(self, who: str, worker: int, activations: Tensor) -> None:
-        """Raise NonFinite or InvalidInput before a head has taken activations into its buffers."""
-        if not self._checks_values or not len(activations):
-            return
-        if not protocol.all_finite([activations]):
-            raise NonFinite(
-                f"{who}: the activations are NaN or infinite, and were not used; choose a smaller "
-                "learning_rate"
-            )
-        if self.proportions is not None:
-            with _naming(who):
-                norm = norm_of([activations]) / len(activations) ** 0.5
-                own = [*self._body, *self._head]
-                self._of_activations.check(worker, norm, lambda: norm_of(own))
-
-    def _check(self, who: str, whose: str, worker: int, gradients: list[Tensor]) -> None:
-        """Raise NonFinite or InvalidInput for gradients that would spoil the parameters."""
-        self._check_finite(who, whose, gradients)
-        is_clipped = self._learning.clip_norm is not None
-        if self.proportions is None or is_clipped or not self._checks_values:
-            return
-        with _naming(who):
-            norm = norm_of(gradients)
-            own = [*self._body, *self._head]
-            self.proportions.check(worker, norm, lambda: norm_of(own))
-
 
 def _no_watch(worker: int, step: int, kind: Kind) -> AbstractContextManager[None]:
     return nullcontext()
-
-
-@contextmanager
-def _naming(who: str) -> Iterator[None]:
-    """Name the worker in an InvalidInput that its values cause."""
-    try:
-        yield
-    except InvalidInput as error:
-        raise InvalidInput(who, str(error)) from None

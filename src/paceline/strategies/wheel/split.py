@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from paceline.core.cost import LayerTimes, Rate
-from paceline.core.cutting import refusal_of
+from paceline.core.cutting import LOSS, refusal_of
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import Purpose, WireFormat, wire_format
 from paceline.core.workload import Layer, Workload
-from paceline.strategies.wheel.config import LOSS, PaceSpec, Wheel
+from paceline.strategies.wheel.config import PaceSpec, Wheel
 
 LABEL_NBYTES = 4  # a class travels as a 32-bit integer
 _MATRIX = 2  # dimensions
@@ -171,6 +171,13 @@ def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
         known, num_values = wire_format(codec), sent[purpose].num_values
         sent[purpose] = MessageSize(num_values, known.nbytes(num_values), known)
     return sent
+
+
+def label_share(parts: Split, config: Wheel) -> float:
+    """Return the share of the labels in the message that they travel in with activations."""
+    sent = messages(parts, config)
+    labels = sent[Purpose.LABELS].nbytes
+    return labels / (labels + sent[Purpose.ACTIVATIONS].nbytes)
 
 
 def on_the_wire(sent: Mapping[Purpose, MessageSize]) -> int:

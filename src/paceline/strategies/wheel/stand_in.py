@@ -1,63 +1,15 @@
-"""Stand-ins of a rehearsal: they take a body's and a head's time, and compute nothing.
-
-Every process makes the same ones from the run's `RunSpec`. All their values are zeros, but those of
-gradients by a codec that sends a share of them.
-"""
-
-from collections.abc import Sequence
-from functools import lru_cache
-from itertools import chain
-from typing import Any
+"""Stand-ins of a rehearsal: every process makes the same ones from the run's `RunSpec`."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from paceline.codecs.stand_ins import stand_ins_for
 from paceline.data.dataset import TensorSamples
-from paceline.models.layers import LayerModule, layers_of
-from paceline.models.paced import PacedModel
+from paceline.models.halves import Halves
+from paceline.models.paced_halves import PacedWhole, paced_halves
 from paceline.recipes.named import workload_of
 from paceline.recipes.recipe import Recipe
 from paceline.strategies.wheel.config import RunSpec, Wheel
-from paceline.strategies.wheel.cut import Halves
-from paceline.strategies.wheel.split import Split, split
-
-_FLOAT32_NBYTES = 4
-
-
-class PacedWhole(nn.Module):
-    """The parameters of both halves under the whole model's names; `update_s` is for `PacedSGD`."""
-
-    def __init__(self, body: PacedModel, head: PacedModel) -> None:
-        super().__init__()
-        self.update_s = head.update_s
-        # Of both halves: their modules are called, and not those of the whole.
-        self.layers: tuple[LayerModule, ...] = (*layers_of(body), *layers_of(head))
-        for name, parameter in chain(body.named_parameters(), head.named_parameters()):
-            *path, own = name.split(".")
-            module: nn.Module = self
-            for part in path:
-                if part not in module._modules:
-                    module.add_module(part, nn.Module())
-                module = module.get_submodule(part)
-            module.register_parameter(own, parameter)
-
-
-class _ZeroGradients(torch.autograd.Function):
-    """Zeros as the gradients of the activations; those of the scores go on to the head's layers."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, activations: Tensor) -> Tensor:
-        ctx.shape = activations.shape
-        return scores.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *of_scores: Tensor) -> tuple[Tensor | None, ...]:
-        # Autograd takes a tensor as gradient without a copy only if nobody else holds it.
-        return of_scores[0], _zeros(ctx.shape).detach()
-
-
-_zeros = lru_cache(maxsize=2)(torch.zeros)  # an epoch's last batch is smaller
+from paceline.strategies.wheel.split import split
 
 
 def paced_recipe(spec: RunSpec) -> Recipe:
@@ -81,34 +33,4 @@ def stand_in(spec: RunSpec) -> tuple[PacedWhole, Halves]:
     workload = workload_of(spec.model, pace.samples, pace.input_shape)
     parts = split(workload, Wheel(head=spec.head))
     times = pace.forward_s, pace.backward_s, pace.update_s
-    return paced_halves(parts, *times, codec=spec.config.gradients)
-
-
-def paced_halves(
-    parts: Split,
-    forward_s: Sequence[float],
-    backward_s: Sequence[float],
-    update_s: float,
-    num_classes: int = 1,
-    codec: str | None = None,
-) -> tuple[PacedWhole, Halves]:
-    """Return a stand-in for the whole model, whose parameters its halves share, and the halves.
-
-    Both sequences are the seconds of the whole model's layers, in forward order: the body's and
-    then the head's (`core.cost.LayerTimes` has them). The body hands on as many values of each
-    sample as the real one, and the head returns as many activation gradients. The body's gradients
-    travel by `codec`. Errors are those of
-    `PacedModel`.
-    """
-    count = len(parts.body.layers)
-    values = parts.head.input_nbytes // (_FLOAT32_NBYTES * parts.body.batch_size)
-    times, gradient_like = (
-        (forward_s[:count], backward_s[:count], 0.0),
-        stand_ins_for(codec),
-    )
-    body = PacedModel(parts.body, *times, values, gradient_like)
-    head = PacedModel(parts.head, forward_s[count:], backward_s[count:], update_s, num_classes)
-    # So that the head's backward reaches the activations.
-    head.register_forward_hook(lambda _, inputs, scores: _ZeroGradients.apply(scores, inputs[0]))  # type: ignore[no-untyped-call]
-    in_body, in_head = (tuple(name for name, _ in half.named_parameters()) for half in (body, head))
-    return PacedWhole(body, head), Halves(body, head, in_body, in_head, (values,))
+    return paced_halves(parts.body, parts.head, *times, codec=spec.config.gradients)

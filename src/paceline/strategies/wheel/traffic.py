@@ -5,24 +5,24 @@ from collections import Counter
 from paceline.core.outcome import SentShare, Traffic
 from paceline.core.wire_format import Purpose
 from paceline.strategies.wheel import job as jobs
-from paceline.strategies.wheel.hub import Hub
+from paceline.strategies.wheel.answers import Answers
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages
 
 
-def sent_share_of(job: jobs.TrainingJob, hub: Hub) -> SentShare | None:
+def sent_share_of(job: jobs.TrainingJob, answers: Answers) -> SentShare | None:
     """Return the check of the share of the body's gradients that their codec declares, if any."""
     size = messages(job.parts, job.spec.config)[Purpose.GRADIENTS]
     if size.wire_format is None:
         return None
-    below = hub.children.reports.values()
-    num_pushed = hub.heads.num_pushed + sum(one.num_pushed for one in below)
-    nbytes = hub.heads.nbytes[Purpose.GRADIENTS]
+    below = answers.children.reports.values()
+    num_pushed = answers.heads.num_pushed + sum(one.num_pushed for one in below)
+    nbytes = answers.heads.nbytes[Purpose.GRADIENTS]
     nbytes += sum(one.nbytes[Purpose.GRADIENTS] for one in below)
     measured = size.wire_format.sent_share(size.num_values, nbytes, num_pushed)
     return SentShare.of(job.spec.config.gradients, measured)
 
 
-def traffic_of(job: jobs.TrainingJob, hub: Hub) -> tuple[Traffic, ...]:
+def traffic_of(job: jobs.TrainingJob, answers: Answers) -> tuple[Traffic, ...]:
     """Return the bytes of each purpose, and of those between this hub and its child hubs.
 
     As counted, and of all steps of the run by Table 1's formula; the steps of workers that are
@@ -31,7 +31,7 @@ def traffic_of(job: jobs.TrainingJob, hub: Hub) -> tuple[Traffic, ...]:
     spec, parts = job.spec, job.parts
     sizes: Counter[int] = Counter()
     for worker in range(spec.config.workers):
-        if worker not in hub.children.workers:
+        if worker not in answers.children.workers:
             each = list(map(len, jobs.batches_of(spec, worker, job.num_samples)))
             whole, rest = divmod(spec.num_steps, len(each))
             sizes.update(each * whole + each[:rest])
@@ -39,12 +39,12 @@ def traffic_of(job: jobs.TrainingJob, hub: Hub) -> tuple[Traffic, ...]:
     for size, times in sizes.items():
         for purpose, message in messages(parts.resized(size), spec.config).items():
             planned[purpose] += times * message.nbytes
-    counted = Counter(hub.heads.nbytes)
-    for report in hub.children.reports.values():
+    counted = Counter(answers.heads.nbytes)
+    for report in answers.children.reports.values():
         counted.update(report.nbytes)
         planned.update(report.planned_nbytes)
     within = tuple(
         Traffic(one.value, counted[one], planned[one], one in (*TO_HUB, *FROM_HUB))
         for one in Purpose
     )
-    return within + hub.children.traffic.rows(parts)
+    return within + answers.children.traffic.rows(parts)

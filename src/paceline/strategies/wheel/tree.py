@@ -12,34 +12,31 @@ the root, so that a staleness counts the root's updates at every hub.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
 import torch
 from pydantic import NonNegativeInt
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.outcome import Traffic
 from paceline.core.plan import Kind
 from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose
-from paceline.exchange.step import OF_CLASSES, Learning
+from paceline.measure.device_profile import DeviceProfile
+from paceline.record.worker_trace import Trace
+from paceline.rpc import proportion, tensor_parts
 from paceline.rpc.client import Client, HubRestarted
 from paceline.rpc.frames import Buffer, Message
 from paceline.rpc.proportion import LARGEST_LOSS
+from paceline.rpc.tensor_parts import Parts
 from paceline.rpc.workers import StepGivenUp, check_reply
-from paceline.strategies.wheel import protocol
-from paceline.strategies.wheel.cut import Halves, trainable
-from paceline.strategies.wheel.lent import LentHead
-from paceline.strategies.wheel.measure import DeviceProfile, with_link
-from paceline.strategies.wheel.membership import LossSum
-from paceline.strategies.wheel.protocol import Parts, Topic
+from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import GradientSum, ParameterServer
 from paceline.strategies.wheel.split import Split
-from paceline.strategies.wheel.trace import Trace
+from paceline.strategies.wheel.staleness import LossSum
 
 logger = logging.getLogger(__name__)
 _NUM_PARTS = 6  # gradients of body and head, losses, progress, buffers of body and head
@@ -95,12 +92,12 @@ class HubTraffic:
         )
 
 
-def _vector_like(parameters: Sequence[Tensor], part: memoryview) -> Tensor:
+def vector_like(parameters: Sequence[Tensor], part: memoryview) -> Tensor:
     """Return a part's values on the parameters' device; InvalidInput if not as many as theirs."""
     if not parameters:
-        return protocol.values_of(part, torch.float32, 0)
+        return tensor_parts.values_of(part, torch.float32, 0)
     count, like = sum(one.numel() for one in parameters), parameters[0]
-    return protocol.values_of(part, like.dtype, count).to(like.device)
+    return tensor_parts.values_of(part, like.dtype, count).to(like.device)
 
 
 class ChildHubs:
@@ -116,8 +113,8 @@ class ChildHubs:
         """Return all parameters as they are now."""
         self.workers.add(worker)
         halves, version = self._server.halves, self._server.version
-        whole = map(protocol.flatten, (halves.body_parameters, halves.head_parameters))
-        parts = tuple(protocol.part_of(values.cpu()) for values in whole)
+        whole = map(tensor_parts.flatten, (halves.body_parameters, halves.head_parameters))
+        parts = tuple(tensor_parts.part_of(values.cpu()) for values in whole)
         self.traffic.add(_PARAMETERS, parts)
         return Message(Topic.WHOLE_PARAMETERS, message.step, version, parts=parts)
 
@@ -134,15 +131,15 @@ class ChildHubs:
         NonFinite if a value is NaN or infinite.
         """
         self._check(message.step)
-        parts = protocol.parts_of(message)
+        parts = tensor_parts.parts_of(message)
         if len(parts) != _NUM_PARTS:
             raise InvalidInput(message.topic, f"{len(parts)} parts, and not {_NUM_PARTS}")
         halves = self._server.halves
         parameters = halves.body_parameters, halves.head_parameters
-        body, head = map(_vector_like, parameters, parts[:2])
+        body, head = map(vector_like, parameters, parts[:2])
         mean = GradientSum(body, head, message.version)
         mean.losses.update(self._losses_in(parts[2]))
-        below = protocol.numbers_of(parts[3])
+        below = tensor_parts.numbers_of(parts[3])
         if len(below) > _MOST_BELOW:
             raise InvalidInput("steps", f"steps of {len(below)} workers of a child hub")
         for step in below:
@@ -151,14 +148,14 @@ class ChildHubs:
         self.traffic.add(_GRADIENTS, message.parts[: len(_GRADIENTS)])
         if is_first:
             for half, part in zip((halves.body, halves.head), parts[4:], strict=True):
-                protocol.load_buffers(half, part)
+                tensor_parts.load_buffers(half, part)
         return mean.losses
 
     def _losses_in(self, part: memoryview) -> dict[int, LossSum]:
         """Return a child hub's losses by epoch; InvalidInput or NonFinite for what cannot be."""
         num_rows = part.nbytes // (_LOSS_FIELDS * torch.float64.itemsize)
-        rows = protocol.values_of(part, torch.float64, num_rows * _LOSS_FIELDS)
-        if not protocol.all_finite([rows]):
+        rows = tensor_parts.values_of(part, torch.float64, num_rows * _LOSS_FIELDS)
+        if not proportion.all_finite([rows]):
             raise NonFinite("the training loss of a child hub is NaN or infinite")
         found: dict[int, LossSum] = {}
         for epoch, num_samples, total in rows.view(-1, _LOSS_FIELDS).tolist():
@@ -209,7 +206,9 @@ class ParentHub:
             except (HubRestarted, StepGivenUp):
                 logger.info("the parent hub has begun anew, at step %d of this one", step)
                 continue
-            progress = protocol.numbers_of(protocol.parts_of(begun)[0]) if begun.parts else ()
+            progress = (
+                tensor_parts.numbers_of(tensor_parts.parts_of(begun)[0]) if begun.parts else ()
+            )
             return self._parameters(whole, ResumePoint(begun.step, progress))
 
     def exchange(self, gradients: Message) -> ParentReply:
@@ -234,7 +233,7 @@ class ParentHub:
         exchange(whole_nbytes, whole_nbytes)
         # The optimizer is the root's.
         seconds = tuple(one for one in own.seconds if one[0] is not Kind.STEP)
-        found = with_link(own, exchange, whole_nbytes)
+        found = own.with_link(exchange, whole_nbytes)
         profile = found.model_copy(update={"seconds": seconds, "below": tuple(below)})
         told = memoryview(profile.model_dump_json().encode())
         self._ask(Message(Topic.PROFILE, parts=(told,)))
@@ -256,165 +255,8 @@ class ParentHub:
         return check_reply(self._client.request(message).result(), "the parent hub: ")
 
     def _parameters(self, whole: Message, resume: ResumePoint | None = None) -> ParentReply:
-        parts = protocol.parts_of(whole)
+        parts = tensor_parts.parts_of(whole)
         if len(parts) != len(_PARAMETERS):
             raise InvalidInput("the parent hub", f"{whole.topic}: {len(parts)} parts")
         self.traffic.add(_PARAMETERS, parts)
         return ParentReply(whole.version, parts, resume)
-
-
-class ChildServer(ParameterServer):
-    """A parameter server whose steps are taken by a parent.
-
-    `gather` updates of its workers make one of the parent's; one of them is on its way at a time.
-    With a `staleness` of 0 workers wait for the reply; otherwise they go on meanwhile, until
-    as many updates are summed again. A worker has `num_steps` steps to do, of which an epoch has
-    `steps_per_epoch`. `learning` is how the head learns. `wake` is called, by another thread, when
-    `poll_parent` has something to do.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        halves: Halves,
-        parent: ParentHub,
-        *,
-        num_workers: int,
-        staleness: int | None,
-        gather: int,
-        num_steps: int,
-        steps_per_epoch: int,
-        learning: Learning = OF_CLASSES,
-        checks_values: bool = True,
-        lent: LentHead | None = None,
-    ) -> None:
-        if gather < 1:
-            raise InvalidInput("gather", f"{gather} steps", hint="there must be at least 1")
-        unused = torch.optim.SGD(trainable(model), lr=0.0)  # the root's optimizer takes the steps
-        super().__init__(
-            *(model, halves, unused),
-            num_workers=num_workers,
-            staleness=staleness,
-            learning=learning,
-            checks_values=checks_values,
-            lent=lent,
-        )
-        self.parent, self._gather = parent, gather
-        self._num_steps, self._steps_per_epoch = num_steps, steps_per_epoch
-        self._waits = staleness == 0
-        self._sum: GradientSum | None = None
-        self._exchange: Future[ParentReply] | None = None
-        # Of its own thread, so that the hub answers its workers while the parent computes.
-        self._executor = ThreadPoolExecutor(1, "paceline-parent")
-        self.wake: Callable[[], None] = lambda: None
-
-    @property
-    def completed(self) -> int:
-        """The steps that all have completed who train, or are at their end."""
-        every = self.workers.all
-        there = [one.next_step for one in every if one.is_live or one.next_step >= self._num_steps]
-        return min(there, default=0)
-
-    def begin(self) -> None:
-        """Get the parameters, as soon as the parent begins. Raises as `ParentHub.begin`."""
-        self._take(self.parent.begin(self.completed))
-
-    def poll_parent(self) -> bool:
-        """Take the parent's reply, if one has come.
-
-        Returns True if the parent has begun anew: then all workers must begin their steps again,
-        and the gradients that were summed are dropped. Raises as `ParentHub.exchange`.
-        """
-        if self._exchange is None or not self._exchange.done():
-            return False
-        reply, self._exchange = self._exchange.result(), None
-        self._take(reply)
-        self._send(self._gather)
-        return reply.resume is not None
-
-    def finish(self, report: ChildReport | None = None) -> None:
-        """Send the gradients that are left, when all workers are done, and tell the parent so."""
-        self._wait_for_reply()
-        self._send(1)
-        self._wait_for_reply()
-        self.parent.finish(self._num_steps, report)
-
-    def close(self) -> None:
-        """Stop waiting: an exchange on its way ends with the connection."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
-
-    def may_begin(self, worker: int, step: int) -> bool:
-        """Return True if the worker may begin a step now; ask again after any update or reply."""
-        may = super().may_begin(worker, step)
-        is_full = self._sum is not None and self._sum.count >= self._gather
-        return may and not (self._exchange is not None and (self._waits or is_full))
-
-    def update(self, worker: int, step: int, version: int, gradients: Tensor) -> int:
-        """Add the gradients of a step to the sum; return the version, which stays as it is."""
-        own = self.workers.of(worker)
-        half, before = own.half, own.next_step
-        version = super().update(worker, step, version, gradients)
-        if half is not None and own.next_step > before:
-            assert self._sum is not None
-            self._sum.losses[step // self._steps_per_epoch] += half.loss
-            self._send(self._gather)
-        return version
-
-    def merge(self, worker: int, step: int, mean: GradientSum, below: tuple[int, ...]) -> None:
-        """Add the mean of a child hub of this one to the sum: it counts as one update."""
-        super().merge(worker, step, mean, below)
-        assert self._sum is not None
-        for epoch, loss in mean.losses.items():
-            self._sum.losses[epoch] += loss
-        self._send(self._gather)
-
-    def _apply(self, version: int, body: list[Tensor], head: list[Tensor]) -> None:
-        """Add gradients to the sum, in place of an optimizer step."""
-        in_body, in_head = protocol.flatten(body), protocol.flatten(head)
-        if self._sum is None:
-            self._sum = GradientSum(in_body, in_head, version)
-        else:
-            self._sum.body.add_(in_body)
-            self._sum.head.add_(in_head)
-            self._sum.version = min(self._sum.version, version)
-            self._sum.count += 1
-        self._staleness[self.version - version] += 1
-
-    def _send(self, least: int) -> None:
-        """Have another thread send the sum, if it has as many steps and none is on its way."""
-        gradients = self._sum
-        if self._exchange is not None or gradients is None or gradients.count < least:
-            return
-        self._sum = None
-        losses = [[epoch, one.num_samples, one.total] for epoch, one in gradients.losses.items()]
-        parts = (
-            protocol.part_of((gradients.body / gradients.count).cpu()),
-            protocol.part_of((gradients.head / gradients.count).cpu()),
-            protocol.part_of(torch.tensor(losses, dtype=torch.float64)),
-            protocol.numbers_part(one.next_step for one in self.workers.all),
-            protocol.buffers_of(self.halves.body),
-            protocol.buffers_of(self.halves.head),
-        )
-        message = Message(Topic.WHOLE_GRADIENTS, self.completed, gradients.version, parts=parts)
-        self._exchange = self._executor.submit(self.parent.exchange, message)
-        self._exchange.add_done_callback(lambda _: self.wake())
-
-    def _wait_for_reply(self) -> None:
-        # A loop, because a reply may be followed by the next gradients.
-        while self._exchange is not None:
-            self._exchange.exception()
-            self.poll_parent()
-
-    def _take(self, reply: ParentReply) -> None:
-        for parameters, part in zip((self._body, self._head), reply.parts, strict=True):
-            protocol.load_vector(parameters, _vector_like(parameters, part))
-        self.version = reply.version
-        if reply.resume is None:
-            return
-        self._sum = None
-        step, progress = reply.resume
-        workers = self.workers.all
-        known = progress if len(progress) == len(workers) else (step,) * len(workers)
-        for worker, own in zip(workers, known, strict=True):
-            if worker.next_step < self._num_steps:  # who is done does not come back
-                worker.next_step = max(own, step)

@@ -14,11 +14,9 @@ another.
 """
 
 import logging
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -28,94 +26,34 @@ from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
 from paceline.core.wire_format import Purpose
 from paceline.data.batch import Batch
+from paceline.data.sample_share import SampleShare
 from paceline.devices import device_named, device_of, first_device
 from paceline.links.failpoints import reach
 from paceline.links.group import boot_id
+from paceline.links.turns import Turns
+from paceline.measure.device_profile import profile_device
+from paceline.measure.profiled_machine import device_name
+from paceline.models.halves import buffers_restored
 from paceline.recipes.recipe import Recipe
 from paceline.record.clock import clock_for
 from paceline.record.recorder import LayerMarks
+from paceline.record.worker_trace import ALL_STEPS, Trace, WorkerRecorder
+from paceline.rpc import tensor_parts
+from paceline.rpc.batch_layout import BatchLayout
 from paceline.rpc.client import Client, HubRestarted, ReplyFuture
 from paceline.rpc.connecting import WorkerProcessSettings
+from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
 from paceline.rpc.workers import StepGivenUp, check_reply, listed, run_as_process, until_told
 from paceline.strategies.wheel import job, protocol
-from paceline.strategies.wheel.batches import BatchLayout, SampleShare
 from paceline.strategies.wheel.config import RunSpec
-from paceline.strategies.wheel.cut import buffers_restored
-from paceline.strategies.wheel.measure import profile_device, with_link
-from paceline.strategies.wheel.protocol import CopyLane, Endpoint, Topic
-from paceline.strategies.wheel.trace import ALL_STEPS, HalfRecorder, Trace
+from paceline.strategies.wheel.protocol import Topic
 
 logger = logging.getLogger("paceline.worker")  # this module is also run as __main__
-_THREADS_POLL_S = 0.5
 _POLL_S = 1.0
 _PATIENCE_S = 5.0  # in a turn; then the other lanes go on first
 _MIN_PROBE_NBYTES = 64 * 1024
 _NUM_PINGS = 32
-
-
-class Stopped(Exception):
-    """The other lanes are not to go on, for one of them has failed."""
-
-
-class Turns:
-    """Gives the lanes of one device turns, so that their computation never overlaps there.
-
-    They come in a fixed order. A lane that has nothing more to do leaves, and a failure of one
-    stops all.
-    """
-
-    def __init__(self, lanes: Sequence[int]) -> None:
-        self._order = list(lanes)
-        self._condition = threading.Condition()
-        self._stopped = False
-
-    @contextmanager
-    def of(self, lane: int) -> Iterator[None]:
-        """Wait for the lane's turn, which lasts as long as the block."""
-        self._take(lane)
-        try:
-            yield
-        finally:
-            self._pass_on(lane)
-
-    def let_others(self, lane: int) -> None:
-        """Give a turn away that the lane cannot use now, and wait for its next one."""
-        self._pass_on(lane)
-        self._take(lane)
-
-    def leave(self, lane: int) -> None:
-        """Leave the order, until a turn is asked for again: then as the last one."""
-        with self._condition:
-            if lane in self._order:
-                self._order.remove(lane)
-            self._condition.notify_all()
-
-    def stop(self) -> None:
-        """End all turns: lanes that wait for one raise Stopped."""
-        with self._condition:
-            self._stopped = True
-            self._condition.notify_all()
-
-    def check(self) -> None:
-        """Raise Stopped if the lanes are not to go on."""
-        if self._stopped:
-            raise Stopped
-
-    def _take(self, lane: int) -> None:
-        # No deadline of its own: the lane whose turn it is waits for the hub only, which has one,
-        # and stops the others when it fails.
-        with self._condition:
-            if lane not in self._order:
-                self._order.append(lane)
-            self._condition.wait_for(lambda: self._order[0] == lane or self._stopped)
-        self.check()
-
-    def _pass_on(self, lane: int) -> None:
-        with self._condition:
-            if self._order and self._order[0] == lane:
-                self._order.append(self._order.pop(0))
-            self._condition.notify_all()
 
 
 class Forward(NamedTuple):
@@ -158,7 +96,7 @@ class BodyWorker:
         self._layers = job.layers_in(model, self._halves.body_names)
         self._recorder = self._new_recorder(spec.traced)
         dtype = self._parameters[0].dtype
-        self._endpoint = Endpoint(spec.config, dtype, self._recorder, copies)
+        self._endpoint = Endpoint(spec.config.codecs, dtype, self._recorder, copies)
         self._step = 0
         self._batch: Future[Batch] | None = None
 
@@ -212,17 +150,19 @@ class BodyWorker:
         spans = recorder.trace.spans
         with buffers_restored(self._body):
             reach("worker.profiling", worker=self.worker)
-            found = profile_device(device, spec.config, run_step, spans, spec.profile_s)
+            found = profile_device(
+                device, spec.config.codecs.values(), run_step, spans, spec.profile_s
+            )
         nbytes = sum(parameter.nbytes for parameter in self._parameters)
-        profile = with_link(found, exchange, max(nbytes, _MIN_PROBE_NBYTES))
+        profile = found.with_link(exchange, max(nbytes, _MIN_PROBE_NBYTES))
         self._ask(Topic.PROFILE, memoryview(profile.model_dump_json().encode()))
 
-    def _new_recorder(self, window: range = ALL_STEPS) -> HalfRecorder:
+    def _new_recorder(self, window: range = ALL_STEPS) -> WorkerRecorder:
         """Return a recorder of the body on its device, as plans call that."""
         clock = clock_for(self.device)
         number = 1 + self.worker // self._spec.config.lanes
-        name = job.device_name(job.kind_of(self.device), number)
-        return HalfRecorder(self.worker, name, LayerMarks(self._layers, clock), clock, window)
+        name = device_name(device_of(self.device).kind, number)
+        return WorkerRecorder(self.worker, name, LayerMarks(self._layers, clock), clock, window)
 
     def _ahead_s(self) -> float:
         """Measure the lead of this clock over the hub's, by the fastest of some round trips."""
@@ -248,7 +188,7 @@ class BodyWorker:
             reply = self._result(forward.answer)
             self._recorder.received(self._step, purpose, forward.answer.arrived_s)
             # Copied to the device before the lane's turn, while another lane computes there.
-            buffers = self._endpoint.to_device(self._step, purpose, protocol.parts_of(reply))
+            buffers = self._endpoint.to_device(self._step, purpose, tensor_parts.parts_of(reply))
             if pushed is not None:
                 self._result(pushed)
             is_last = self._step + 1 == self._share.num_steps
@@ -274,7 +214,7 @@ class BodyWorker:
         reply = self._result(fetch)
         values = endpoint.values(Purpose.PARAMETERS, reply, fetch.arrived_s, self._num_values)
         # In the reply's own memory where that can be: nothing is copied.
-        parts = protocol.views(values, self._parameters)
+        parts = tensor_parts.views(values, self._parameters)
         for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.data = part
         with recorder.work(step, Kind.LOAD):
@@ -284,7 +224,7 @@ class BodyWorker:
         torch.manual_seed(self._spec.seed_of(self.worker, step))
         with recorder.work(step, Kind.FORWARD):
             outputs = job.activations_of(self._halves, inputs, self._learning)
-        if self._share.ends_epoch(step) and (buffers := protocol.buffers_of(self._body)).nbytes:
+        if self._share.ends_epoch(step) and (buffers := tensor_parts.buffers_of(self._body)).nbytes:
             self._ask(Topic.BUFFERS, buffers, step=step)
         share = protocol.share_part(len(outputs), self._share.weight(step))
         before = (share, *self._batches.parts(batch))
@@ -301,7 +241,7 @@ class BodyWorker:
         with self._recorder.work(step, Kind.BACKWARD):
             torch.autograd.backward(outputs, values.view(outputs.shape))
         gradients = protocol.take_gradients(self._halves.body_names, self._parameters)
-        vector = protocol.flatten(gradients)
+        vector = tensor_parts.flatten(gradients)
         message = self._endpoint.message(Purpose.GRADIENTS, step, forward.version, vector)
         pushed = self._client.request(message)
         reach("worker.pushed", worker=self.worker, step=step)
@@ -359,37 +299,7 @@ def _train(
         ]
         if spec.profile_s:
             until_told(bodies[0].profile)
-        _run(bodies, turns)
-
-
-def _run(bodies: list[BodyWorker], turns: Turns) -> None:
-    """Run each lane in a thread, to the end; the first failure ends them all."""
-    failures: list[Exception] = []
-    num_threads = torch.get_num_threads()
-
-    def run(body: BodyWorker) -> None:
-        torch.set_num_threads(num_threads)  # a setting of each thread
-        try:
-            with device_of(body.device).use():  # so is the current device
-                body.run()
-        except Stopped:
-            return
-        except Exception as error:  # raised again below, in the main thread
-            failures.append(error)
-            turns.stop()
-
-    running = [
-        threading.Thread(target=run, args=(body,), name=f"paceline-lane-{body.worker}", daemon=True)
-        for body in bodies
-    ]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        # With a timeout, because a signal is handled between two waits only.
-        while thread.is_alive():
-            thread.join(_THREADS_POLL_S)
-    if failures:
-        raise failures[0]
+        turns.run({body.worker: body.run for body in bodies}, device_of(device))
 
 
 def main() -> None:

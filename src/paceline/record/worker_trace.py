@@ -1,4 +1,4 @@
-"""Record the traced steps of one half of a worker, and join both halves to a timeline.
+"""Record the steps of an asynchronous worker and of its hub, and join them to a timeline.
 
 A message's span begins at one end of a connection and ends at the other: each end records its own
 times, and the hub puts the two together.
@@ -6,7 +6,7 @@ times, and the hub puts the two together.
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -15,16 +15,15 @@ from typing import Annotated, NamedTuple
 from pydantic import FailFast, Field, TypeAdapter
 
 from paceline.core.cost import compute_lane
+from paceline.core.errors import InvalidInput
+from paceline.core.peer_records import MOST_SPANS, Spans, check_spans
 from paceline.core.plan import COMPUTE, Kind, Lane, Resource
 from paceline.core.timeline import Origin, Span, Timeline, intersection, length, union
 from paceline.core.wire_format import Purpose
 from paceline.record.clock import Clock
 from paceline.record.recorder import LayerMarks, Phase, layer_spans
-from paceline.rpc.reading import MOST_SPANS, Spans
-from paceline.strategies.wheel.split import TO_HUB, MessageSize
 
 ALL_STEPS = range(2**31)
-_TOGETHER = (Purpose.LABELS, Purpose.ACTIVATIONS)  # in one message, labels first
 
 
 class MessageTime(NamedTuple):
@@ -53,6 +52,18 @@ class Trace:
         self.sent += [one._replace(at_s=one.at_s - ahead_s) for one in other.sent]
         self.received += [one._replace(at_s=one.at_s - ahead_s) for one in other.received]
 
+    def check(self, worker: int, num_steps: int, purposes: Collection[str]) -> None:
+        """Raise InvalidInput for spans or messages of others, or that cannot be."""
+        check_spans(self.spans, worker, "trace")
+        for one in (*self.sent, *self.received):
+            is_known = one.purpose in purposes and one.worker == worker
+            if not (is_known and 0 <= one.step <= num_steps and 0 <= one.at_s < float("inf")):
+                raise InvalidInput(
+                    "trace",
+                    f"a message about {one.purpose[:20]!r} of worker {one.worker}, step "
+                    f"{one.step}, at {one.at_s} s",
+                )
+
     def as_json(self) -> bytes:
         """Return the trace as it travels to the hub."""
         return _TRACE.dump_json(self)
@@ -61,8 +72,8 @@ class Trace:
 _TRACE = TypeAdapter(Trace)
 
 
-class HalfRecorder:
-    """Records one worker's half on a device of the plan, in the steps of `window`."""
+class WorkerRecorder:
+    """Records one worker's work on a device of the plan, in the steps of `window`."""
 
     def __init__(
         self, worker: int, device: str, marks: LayerMarks, clock: Clock, window: range = ALL_STEPS
@@ -109,16 +120,15 @@ class HalfRecorder:
 
 
 def timeline_of(
-    trace: Trace, devices: Mapping[int, str], sent: Mapping[Purpose, MessageSize]
+    trace: Trace, devices: Mapping[int, str], to_hub: Collection[Purpose], label_share: float
 ) -> Timeline:
     """Return the timeline of a trace, from zero on.
 
-    `devices` are the names of the workers' devices, `sent` the messages of a step. Messages that
-    are on their way at once share the wire: the span of each is the time that it adds after the
-    one that came before it.
+    `devices` are the names of the workers' devices; messages `to_hub` are uploads. Labels are this
+    share of the message in which activations follow them. Messages that are on their way at once
+    share the wire: the span of each is the time that it adds after the one that came before it.
     """
     began = {one[:3]: one.at_s for one in trace.sent}
-    whole = sum(sent[purpose].nbytes for purpose in _TOGETHER)
     lanes: dict[Resource, list[Span]] = defaultdict(list)
     for purpose_name, worker, step, end_s in trace.received:
         purpose, device = Purpose(purpose_name), devices[worker]
@@ -126,12 +136,12 @@ def timeline_of(
         if start_s is None:  # its sender was lost
             continue
         end_s = max(start_s, end_s)
-        border_s = start_s + (end_s - start_s) * sent[Purpose.LABELS].nbytes / whole
+        border_s = start_s + (end_s - start_s) * label_share
         if purpose is Purpose.LABELS:
             end_s = border_s
         elif purpose is Purpose.ACTIVATIONS:
             start_s = border_s
-        lane = Resource(device, Lane.UPLOAD if purpose in TO_HUB else Lane.DOWNLOAD)
+        lane = Resource(device, Lane.UPLOAD if purpose in to_hub else Lane.DOWNLOAD)
         lanes[lane].append(Span(Kind.SEND, step, purpose, worker, (lane,), start_s, end_s))
     spans = list(trace.spans)
     for messages in lanes.values():

@@ -1,4 +1,4 @@
-"""The batches of a run: each worker's share of the samples, and the targets as they travel.
+"""The structure of a recipe's batches, and their targets as they travel from worker to hub.
 
     body                                        hub
     inputs  -> the body                         structure, shapes and types of its own first sample
@@ -9,7 +9,6 @@ reads nobody knows.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -19,11 +18,8 @@ from torch.utils._pytree import TreeSpec, keystr, tree_flatten_with_path, tree_u
 
 from paceline.core.errors import InvalidInput
 from paceline.data.batch import Batch
-from paceline.data.dataset import IndexedSamples
-from paceline.data.sampler import ShardedBatches
 from paceline.recipes.recipe import Recipe, described
-from paceline.strategies.wheel.protocol import Parts, part_of
-from paceline.strategies.wheel.split import LABEL_NBYTES
+from paceline.rpc.tensor_parts import Parts, part_of
 
 
 class _Leaf(NamedTuple):
@@ -97,7 +93,6 @@ class BatchLayout:
             self._num_classes = recipe.num_classes
             (numbers,) = targets.leaves
             targets = targets._replace(leaves=(numbers._replace(travels_as=torch.int32),))
-            assert torch.int32.itemsize == LABEL_NBYTES
         self._targets = targets
 
     @property
@@ -123,7 +118,7 @@ class BatchLayout:
                     self._name,
                     f"a batch has {what} {described(found)}, and the first sample {own.as_json()}",
                     hint=(
-                        "wheel needs samples of one structure, shape and type: pad or cut them in "
+                        "samples must be of one structure, shape and type: pad or cut them in "
                         "the data set, or in the recipe's collate"
                     ),
                 )
@@ -164,53 +159,3 @@ class BatchLayout:
             if not bool(((labels >= 0) & (labels < self._num_classes)).all()):
                 raise InvalidInput("targets", f"a label is none of the {self._num_classes} classes")
         return tree_unflatten(leaves, self._targets.tree)
-
-
-class SampleShare:
-    """The batches of one worker, by the step: those of a data-parallel rank.
-
-    A step of all workers has `batch_size` samples, and each worker its part. The run has
-    `num_steps`; the last of its epochs may be cut short. Raises InvalidInput if the samples cannot
-    be shared so.
-    """
-
-    def __init__(
-        self,
-        samples: IndexedSamples,
-        batch_size: int,
-        worker: int,
-        workers: int,
-        num_steps: int,
-        seed: int,
-    ) -> None:
-        shared = len(samples), batch_size, worker, workers, seed
-
-        def rows_of(epoch: int) -> list[list[int]]:
-            batches = ShardedBatches(*shared)  # its own, for two threads ask about two epochs
-            batches.set_epoch(epoch)
-            return list(batches)
-
-        # Of two epochs: at their border the next batch is read while the last one is trained on.
-        self._rows_of = lru_cache(maxsize=2)(rows_of)
-        self._sizes, self._workers = ShardedBatches(*shared).global_sizes, workers
-        self._samples = samples
-        self.steps_per_epoch = len(self._sizes)  # in which some worker takes every sample once
-        self.num_steps = num_steps
-
-    def ends_epoch(self, step: int) -> bool:
-        """Return True if a step is the last of its epoch."""
-        return (step + 1) % self.steps_per_epoch == 0 or step + 1 == self.num_steps
-
-    def weight(self, step: int) -> float:
-        """Return the factor of the part's mean loss with which all samples weigh alike."""
-        whole = self._sizes[step % self.steps_per_epoch]
-        return len(self.rows(step)) * self._workers / whole
-
-    def rows(self, step: int) -> list[int]:
-        """Return the numbers of a step's samples."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        return self._rows_of(epoch)[place]
-
-    def batch(self, step: int) -> Batch:
-        """Return the samples of a step."""
-        return Batch.of(self._samples.__getitems__(self.rows(step)))

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
+from paceline.core.cutting import LOSS
 from paceline.core.errors import InvalidInput, first_line
 from paceline.data.batch import call
 from paceline.devices import random_numbers_restored
+from paceline.models.graph import Called, is_unused_size, traced
 from paceline.models.layers import ROOT, layers_of
-from paceline.strategies.wheel.config import LOSS
-from paceline.strategies.wheel.graph import Called, is_unused_size, traced
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -96,7 +96,7 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
             raise InvalidInput(
                 "model",
                 f"parameter {name!r} of {label} is {parameter.dtype}",
-                hint="wheel trains models whose parameters are all float32, or all float64",
+                hint="models are cut whose parameters are all float32, or all float64",
             )
     with _as_it_was(model):
         model.train()

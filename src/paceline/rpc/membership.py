@@ -1,128 +1,36 @@
-"""Track the workers of a run: how far each is, who may begin a step, who is there.
-
-`Workers` belongs to the parameter server and bounds the staleness: no worker begins a step too far
-ahead of the slowest live one. `Membership` belongs to the hub: workers wait for the beginning,
-train, are lost, come back, and end.
-"""
+"""Track who takes part in a run: workers wait for its beginning, train, are lost and come back."""
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Protocol
 
-from torch import Tensor
-
-from paceline.core.errors import InvalidInput, WorkerLost
+from paceline.core.errors import WorkerLost
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class LossSum:
-    """The samples of one or more updates, and the sum of their losses."""
-
-    num_samples: int = 0
-    total: float = 0.0
-
-    def __add__(self, other: "LossSum") -> "LossSum":
-        return LossSum(self.num_samples + other.num_samples, self.total + other.total)
-
-
-class HeadGradients(NamedTuple):
-    """The head's gradients of a step, which wait for the body's, and its loss."""
-
-    step: int
-    version: int
-    gradients: list[Tensor]
-    loss: LossSum = LossSum()
-
-
-@dataclass
-class WorkerProgress:
-    """The part of a worker that checkpoints hold.
-
-    All steps before `next_step` are applied, or were lost with a server before; the last of
-    `num_updates` made `version`. `below`: for a child hub, the next step of each of its workers.
-    """
-
-    next_step: int
-    num_updates: int
-    version: int
-    below: tuple[int, ...] = ()
-
-
-@dataclass
-class WorkerState(WorkerProgress):
-    """A worker: `asked` is the step whose parameters it fetched last, `half` one half done."""
-
-    asked: int = 0
-    is_live: bool = False
-    half: HeadGradients | None = None
-
-    def complete(self, num_steps: int, version: int, below: tuple[int, ...] = ()) -> None:
-        """Record the update that completed `num_steps` steps, and made this version."""
-        self.next_step = max(self.next_step, num_steps)
-        self.num_updates, self.version, self.below = self.num_updates + 1, version, below
-
-
-class Workers:
-    """All workers of a run; none may be more than `staleness` steps ahead of another, if set."""
-
-    def __init__(self, num_workers: int, staleness: int | None) -> None:
-        if num_workers < 1:
-            raise InvalidInput("workers", str(num_workers), hint="there must be at least 1")
-        if staleness is not None and staleness < 0:
-            raise InvalidInput("staleness", f"{staleness} steps", hint="a bound is 0 or more")
-        self.all = [WorkerState(0, 0, 0) for _ in range(num_workers)]
-        self._staleness = staleness
+class Workers(Protocol):
+    """The workers of a run, by their numbers from 0 up, and how far each is."""
 
     @property
     def live(self) -> set[int]:
         """The numbers of the workers that train."""
-        return {number for number, one in enumerate(self.all) if one.is_live}
 
-    def of(self, worker: int) -> WorkerState:
-        """Return a worker by its number; InvalidInput if there is none."""
-        if not 0 <= worker < len(self.all):
-            raise InvalidInput(f"worker {worker}", f"there are {len(self.all)}, numbered from 0")
-        return self.all[worker]
+    def __len__(self) -> int:
+        """Return the number of all workers."""
+
+    def next_step_of(self, worker: int) -> int:
+        """Return the first step that a worker has not completed."""
+
+    def is_live(self, worker: int) -> bool:
+        """Return True if the worker trains; InvalidInput if there is no such worker."""
 
     def add(self, worker: int) -> None:
-        """Count on the worker; whatever it had begun, it begins again."""
-        own = self.of(worker)
-        own.is_live, own.half, own.asked = True, None, own.next_step
+        """Count on the worker."""
 
     def drop(self, worker: int) -> None:
-        """Count on the worker no longer, and drop what it has begun."""
-        own = self.of(worker)
-        own.is_live, own.half = False, None
-
-    def may_begin(self, worker: int, step: int) -> bool:
-        """Return True if no live worker is too far behind that step."""
-        own = self.of(worker)
-        own.asked = step
-        if self._staleness is None:
-            return True
-        # A worker that asks for a step has nothing open before it, unless it has a half. After a
-        # restart from a checkpoint that is more than this server has applied.
-        slowest = min(
-            one.half.step if one.half is not None else max(one.next_step, one.asked)
-            for one in self.all
-            if one.is_live or one is own
-        )
-        return step - slowest <= self._staleness
-
-    def progress(self) -> list[WorkerProgress]:
-        """Return the progress of each worker, for a checkpoint."""
-        return [
-            WorkerProgress(one.next_step, one.num_updates, one.version, one.below)
-            for one in self.all
-        ]
-
-    def restore(self, progress: Sequence[WorkerProgress]) -> None:
-        """Set the progress of each worker; nobody has joined yet."""
-        self.all = [WorkerState(**asdict(one), asked=one.next_step) for one in progress]
+        """Count on the worker no longer."""
 
 
 class Membership:
@@ -140,7 +48,7 @@ class Membership:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._workers, self._wait_s, self._admit, self._clock = workers, wait_s, admit, clock
-        self._expected = set(range(len(workers.all)))
+        self._expected = set(range(len(workers)))
         self._waiting: dict[int, int] = {}  # workers that wait to begin, with the step they are at
         self._returning: set[int] = set()  # those who were told to begin again
         self._last_words = "all workers have ended"
@@ -179,7 +87,7 @@ class Membership:
     def num_steps(self) -> int:
         """The number of steps that all who train, or are done, have completed."""
         there = self._workers.live | self.done
-        return min((self._workers.of(worker).next_step for worker in there), default=0)
+        return min((self._workers.next_step_of(worker) for worker in there), default=0)
 
     def begin(self) -> None:
         """Begin the training with those who are there."""
@@ -203,7 +111,7 @@ class Membership:
     def drop(self, worker: int) -> bool:
         """Record that a worker is away; return True if it was training."""
         self._waiting.pop(worker, None)
-        was_there = self._workers.of(worker).is_live or worker in self._returning
+        was_there = self._workers.is_live(worker) or worker in self._returning
         self._returning.discard(worker)
         self._workers.drop(worker)
         return was_there
@@ -236,9 +144,9 @@ class Membership:
 
     def _admit_waiting(self) -> None:
         """Let those who wait begin, each with its next step."""
-        others = [self._workers.of(worker).next_step for worker in self._workers.live]
+        others = [self._workers.next_step_of(worker) for worker in self._workers.live]
         for worker, at in sorted(self._waiting.items()):
-            own = self._workers.of(worker).next_step
+            own = self._workers.next_step_of(worker)
             # Steps that others made while it was away are not made up for: all would wait for it.
             step = max(own, min(others, default=own))
             self._workers.add(worker)

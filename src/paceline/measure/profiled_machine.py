@@ -1,0 +1,165 @@
+"""The machine of an asynchronous run, by the profiles of its hubs and workers."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from paceline.core.cost import Measured, Roofline
+from paceline.core.losses import Losses
+from paceline.core.machine import CodecSpeed, Device, DeviceKind, Host, Machine
+from paceline.core.network import Link
+from paceline.core.plan import Kind, PriceKey
+from paceline.core.strategy import Calibrated
+from paceline.core.workload import Workload
+from paceline.measure.device_profile import MIN_SECONDS, DeviceProfile
+from paceline.measure.link import message_speed
+from paceline.measure.this_machine import Speed, host_here, memory_bytes
+
+_SOURCE = "measured by the workers before this run"
+
+
+def device_name(kind: str, number: int) -> str:
+    """Return a device's name in plans: the hub's is number 0, then those of the workers."""
+    return f"{kind}{number}"
+
+
+@dataclass(frozen=True)
+class ProfiledDevices:
+    """The devices of a run by their numbers in the plan, and the hub's number of each but the root.
+
+    `computing` are the numbers of those that train. With `is_paced` layers leave the cores to
+    messages, and to each other.
+    """
+
+    profiles: Mapping[int, DeviceProfile]
+    hub_of: Mapping[int, int]
+    computing: Sequence[int]
+    is_paced: bool
+
+    @cached_property
+    def _hosts(self) -> dict[str, str]:
+        """The names of hosts in the plan."""
+        known = dict.fromkeys(one.host for one in self.profiles.values())
+        return {host: f"host{number}" for number, host in enumerate(known)}
+
+    @cached_property
+    def _shown(self) -> dict[int, DeviceProfile]:
+        """The profiles as plans have them."""
+        if not self.is_paced:
+            return dict(self.profiles)
+        idle = {"cores": len(self.profiles), "lost_beside": 0.0}
+        return {number: one.model_copy(update=idle) for number, one in self.profiles.items()}
+
+    def calibrated(self, workload: Workload) -> Calibrated:
+        """Return the machine, and the prices of the workload's parts on its devices."""
+        shown = self._shown
+        # On a lone core the plan has messages and computation take turns.
+        sharing = [one for number, one in shown.items() if number and one.cores > 1]
+        losses = Losses(
+            beside_exchange=max((one.lost_beside for one in sharing), default=0.0),
+            spread=0.0,
+            unrest=self._unrest(),
+            source=_SOURCE,
+        )
+        names = {number: device_name(one.kind, number) for number, one in shown.items()}
+        machine = Machine(
+            name="this-run",
+            hosts=tuple(self._host(host) for host in self._hosts),
+            devices=tuple(
+                _device(workload, names[number], one, self._hosts[one.host])
+                for number, one in shown.items()
+            ),
+            links=tuple(self._links(names)),
+            losses=losses,
+        )
+        # Where devices share cores, plans have them take turns; elsewhere what ran beside counts.
+        durations = {
+            PriceKey(names[number], kind, part): seconds
+            * (one.running if self._shares_cores(one) else 1.0)
+            for number, one in shown.items()
+            for kind, part, seconds in one.seconds
+        }
+        return Calibrated(machine, Measured(durations, Roofline.of(machine)))
+
+    def _host(self, host: str) -> Host:
+        """Return a host, with the most cores that any of its devices may use.
+
+        Its `message_bytes_per_s` is what messages to and from other hosts reach on its cores, all
+        together; None if there are no such messages.
+        """
+        speeds = (
+            one.core_bytes_per_s
+            for number, one in self.profiles.items()
+            if number in self.hub_of and one.host != self.profiles[self.hub_of[number]].host
+        )
+        slowest = min((speed for speed in speeds if speed is not None), default=None)
+        count = Counter(one.host for one in self.profiles.values())[host]
+        cores = [one.cores for one in self.profiles.values() if one.host == host][-1]
+        return host_here(
+            self._hosts[host],
+            _SOURCE,
+            cores=max(one.cores for one in self._shown.values() if one.host == host),
+            message_bytes_per_s=slowest and message_speed(slowest, cores, count),
+        )
+
+    def _links(self, names: Mapping[int, str]) -> Iterable[Link]:
+        """Return the links between hosts, and between GPUs and theirs.
+
+        Hubs probe while others measure: of several links between two hosts the fastest was
+        disturbed least. Workers probe in turns: the first one's counts.
+        """
+        links: dict[tuple[str, str], Link] = {}
+        is_tree = any(self.hub_of.values())
+        for number, hub in self.hub_of.items():
+            one = self.profiles[number]
+            between = (self._hosts[self.profiles[hub].host], self._hosts[one.host])
+            assert one.link_bytes_per_s is not None  # the gate lets no others in
+            link = _link(between, one.link_bytes_per_s, one.latency_s)
+            known = links.setdefault(between, link)
+            if is_tree and link.bandwidth_bytes_per_s > known.bandwidth_bytes_per_s:
+                links[between] = link
+        for number, one in self.profiles.items():
+            if one.copy_bytes_per_s is not None:
+                ends = (self._hosts[one.host], names[number])
+                links[ends] = _link(ends, one.copy_bytes_per_s, 0.0)
+        return links.values()
+
+    def _unrest(self) -> float:
+        """Return the unrest of the most restless worker with a core of its own.
+
+        A hub's is not looked at: its parts are so short that any pause is many of them.
+        """
+        bodies = (self._shown[number] for number in self.computing)
+        return max((one.unrest for one in bodies if not self._shares_cores(one)), default=0.0)
+
+    def _shares_cores(self, one: DeviceProfile) -> bool:
+        """Return True if a device is on cores of which there are fewer than such devices."""
+        there = [other for other in self._shown.values() if other.host == one.host]
+        num_on_cores = sum(other.kind is DeviceKind.CPU for other in there)
+        return one.kind is DeviceKind.CPU and num_on_cores > max(other.cores for other in there)
+
+
+def _device(workload: Workload, name: str, one: DeviceProfile, host: str) -> Device:
+    computing = (Kind.FORWARD, Kind.BACKWARD)
+    seconds = sum(seconds for kind, _, seconds in one.seconds if kind in computing)
+    speed = Speed.of(workload, max(seconds, MIN_SECONDS))
+    return Device(
+        name=name,
+        host=host,
+        kind=one.kind,
+        flops_per_s=speed.flops_per_s,
+        memory_bytes=memory_bytes(),
+        memory_bandwidth_bytes_per_s=speed.nbytes_per_s,
+        codecs={
+            kernel: CodecSpeed(encode_values_per_s=encode, decode_values_per_s=decode)
+            for kernel, (encode, decode) in one.codecs.items()
+        },
+        source=_SOURCE,
+    )
+
+
+def _link(between: tuple[str, str], bytes_per_s: float, latency_s: float) -> Link:
+    return Link(
+        between=between, bandwidth_bytes_per_s=bytes_per_s, latency_s=latency_s, source=_SOURCE
+    )

@@ -1,0 +1,174 @@
+"""The parameter server of a child hub: it sums gradients, and its parent takes the steps."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import InvalidInput
+from paceline.exchange.step import OF_CLASSES, Learning
+from paceline.models.halves import Halves, trainable
+from paceline.rpc import tensor_parts
+from paceline.rpc.frames import Message
+from paceline.strategies.wheel.lent import LentHead
+from paceline.strategies.wheel.protocol import Topic
+from paceline.strategies.wheel.server import GradientSum, ParameterServer
+from paceline.strategies.wheel.tree import ChildReport, ParentHub, ParentReply, vector_like
+
+
+class ChildServer(ParameterServer):
+    """A parameter server whose steps are taken by a parent.
+
+    `gather` updates of its workers make one of the parent's; one of them is on its way at a time.
+    With a `staleness` of 0 workers wait for the reply; otherwise they go on meanwhile, until
+    as many updates are summed again. A worker has `num_steps` steps to do, of which an epoch has
+    `steps_per_epoch`. `learning` is how the head learns. `wake` is called, by another thread, when
+    `poll_parent` has something to do.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        halves: Halves,
+        parent: ParentHub,
+        *,
+        num_workers: int,
+        staleness: int | None,
+        gather: int,
+        num_steps: int,
+        steps_per_epoch: int,
+        learning: Learning = OF_CLASSES,
+        checks_values: bool = True,
+        lent: LentHead | None = None,
+    ) -> None:
+        if gather < 1:
+            raise InvalidInput("gather", f"{gather} steps", hint="there must be at least 1")
+        unused = torch.optim.SGD(trainable(model), lr=0.0)  # the root's optimizer takes the steps
+        super().__init__(
+            *(model, halves, unused),
+            num_workers=num_workers,
+            staleness=staleness,
+            learning=learning,
+            checks_values=checks_values,
+            lent=lent,
+        )
+        self.parent, self._gather = parent, gather
+        self._num_steps, self._steps_per_epoch = num_steps, steps_per_epoch
+        self._waits = staleness == 0
+        self._sum: GradientSum | None = None
+        self._exchange: Future[ParentReply] | None = None
+        # Of its own thread, so that the hub answers its workers while the parent computes.
+        self._executor = ThreadPoolExecutor(1, "paceline-parent")
+        self.wake: Callable[[], None] = lambda: None
+
+    @property
+    def completed(self) -> int:
+        """The steps that all have completed who train, or are at their end."""
+        every = self.workers.all
+        there = [one.next_step for one in every if one.is_live or one.next_step >= self._num_steps]
+        return min(there, default=0)
+
+    def begin(self) -> None:
+        """Get the parameters, as soon as the parent begins. Raises as `ParentHub.begin`."""
+        self._take(self.parent.begin(self.completed))
+
+    def poll_parent(self) -> bool:
+        """Take the parent's reply, if one has come.
+
+        Returns True if the parent has begun anew: then all workers must begin their steps again,
+        and the gradients that were summed are dropped. Raises as `ParentHub.exchange`.
+        """
+        if self._exchange is None or not self._exchange.done():
+            return False
+        reply, self._exchange = self._exchange.result(), None
+        self._take(reply)
+        self._send(self._gather)
+        return reply.resume is not None
+
+    def finish(self, report: ChildReport | None = None) -> None:
+        """Send the gradients that are left, when all workers are done, and tell the parent so."""
+        self._wait_for_reply()
+        self._send(1)
+        self._wait_for_reply()
+        self.parent.finish(self._num_steps, report)
+
+    def close(self) -> None:
+        """Stop waiting: an exchange on its way ends with the connection."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def may_begin(self, worker: int, step: int) -> bool:
+        """Return True if the worker may begin a step now; ask again after any update or reply."""
+        may = super().may_begin(worker, step)
+        is_full = self._sum is not None and self._sum.count >= self._gather
+        return may and not (self._exchange is not None and (self._waits or is_full))
+
+    def update(self, worker: int, step: int, version: int, gradients: Tensor) -> int:
+        """Add the gradients of a step to the sum; return the version, which stays as it is."""
+        own = self.workers.of(worker)
+        half, before = own.half, own.next_step
+        version = super().update(worker, step, version, gradients)
+        if half is not None and own.next_step > before:
+            assert self._sum is not None
+            self._sum.losses[step // self._steps_per_epoch] += half.loss
+            self._send(self._gather)
+        return version
+
+    def merge(self, worker: int, step: int, mean: GradientSum, below: tuple[int, ...]) -> None:
+        """Add the mean of a child hub of this one to the sum: it counts as one update."""
+        super().merge(worker, step, mean, below)
+        assert self._sum is not None
+        for epoch, loss in mean.losses.items():
+            self._sum.losses[epoch] += loss
+        self._send(self._gather)
+
+    def _apply(self, version: int, body: list[Tensor], head: list[Tensor]) -> None:
+        """Add gradients to the sum, in place of an optimizer step."""
+        in_body, in_head = tensor_parts.flatten(body), tensor_parts.flatten(head)
+        if self._sum is None:
+            self._sum = GradientSum(in_body, in_head, version)
+        else:
+            self._sum.body.add_(in_body)
+            self._sum.head.add_(in_head)
+            self._sum.version = min(self._sum.version, version)
+            self._sum.count += 1
+        self._staleness[self.version - version] += 1
+
+    def _send(self, least: int) -> None:
+        """Have another thread send the sum, if it has as many steps and none is on its way."""
+        gradients = self._sum
+        if self._exchange is not None or gradients is None or gradients.count < least:
+            return
+        self._sum = None
+        losses = [[epoch, one.num_samples, one.total] for epoch, one in gradients.losses.items()]
+        parts = (
+            tensor_parts.part_of((gradients.body / gradients.count).cpu()),
+            tensor_parts.part_of((gradients.head / gradients.count).cpu()),
+            tensor_parts.part_of(torch.tensor(losses, dtype=torch.float64)),
+            tensor_parts.numbers_part(one.next_step for one in self.workers.all),
+            tensor_parts.buffers_of(self.halves.body),
+            tensor_parts.buffers_of(self.halves.head),
+        )
+        message = Message(Topic.WHOLE_GRADIENTS, self.completed, gradients.version, parts=parts)
+        self._exchange = self._executor.submit(self.parent.exchange, message)
+        self._exchange.add_done_callback(lambda _: self.wake())
+
+    def _wait_for_reply(self) -> None:
+        # A loop, because a reply may be followed by the next gradients.
+        while self._exchange is not None:
+            self._exchange.exception()
+            self.poll_parent()
+
+    def _take(self, reply: ParentReply) -> None:
+        for parameters, part in zip((self._body, self._head), reply.parts, strict=True):
+            tensor_parts.load_vector(parameters, vector_like(parameters, part))
+        self.version = reply.version
+        if reply.resume is None:
+            return
+        self._sum = None
+        step, progress = reply.resume
+        workers = self.workers.all
+        known = progress if len(progress) == len(workers) else (step,) * len(workers)
+        for worker, own in zip(workers, known, strict=True):
+            if worker.next_step < self._num_steps:  # who is done does not come back
+                worker.next_step = max(own, step)
