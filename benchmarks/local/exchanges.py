@@ -6,7 +6,6 @@ from typing import Any
 import sized_gpt
 import torch
 from steps_to_loss import CASES
-from wire import INTERFACE
 
 import paceline
 from paceline.data.batch import Batch
@@ -14,7 +13,7 @@ from paceline.links.group import Group
 
 SYNC_EVERY, FRAGMENTS, DELAY = 10, 2, 3
 _NUM_ROUNDS = 4
-_SENT = Path("/sys/class/net") / INTERFACE / "statistics" / "tx_bytes"
+_COUNTED = Path("/proc/net/dev")
 
 
 def measure(group: Group, quick: bool, part: str, codec: str) -> dict[str, float]:
@@ -32,7 +31,7 @@ def measure(group: Group, quick: bool, part: str, codec: str) -> dict[str, float
     statistics: list[Any] = []
     for step in range(_NUM_ROUNDS * SYNC_EVERY + DELAY + 1):
         if step % SYNC_EVERY == DELAY + 1:  # the fragment that was sent last has come
-            frames.append(int(_SENT.read_text()))
+            frames.append(_sent_frames_nbytes())
             statistics.append(updates.statistics())
         recipe.loss(model(inputs), targets).backward()
         optimizer.step()
@@ -47,3 +46,10 @@ def measure(group: Group, quick: bool, part: str, codec: str) -> dict[str, float
         "frames_nbytes": (frames[-1] - frames[1]) / num_rounds,
         "hidden_share": hidden_s / (hidden_s + exposed_s),
     }
+
+
+def _sent_frames_nbytes() -> int:
+    """Return the bytes of all frames that this host has sent so far."""
+    lines = _COUNTED.read_text().splitlines()
+    (counts,) = (line.split(":")[1].split() for line in lines if line.lstrip().startswith("wire:"))
+    return int(counts[8])

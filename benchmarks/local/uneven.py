@@ -2,17 +2,19 @@
 
     python benchmarks/local/uneven.py [--quick]
 
-It needs root, for two hosts in namespaces of their own. `paceline train` of a GPT of a million
-parameters (uneven_gpt.py) on the fast host alone, and on both with balanced batches, in turn.
-Seconds to a loss are a run's steps until a test first reached it, at its median step. With --quick
-a few steps show that everything works; the figures mean nothing, and are not written.
+It needs root, for two hosts in namespaces of their own, and for a control group in which the second
+one has a quarter of its core. `paceline train` of a GPT of a million parameters (sized_gpt.py) on
+the fast host alone, and on both with balanced batches, in turn. Seconds to a loss are a run's steps
+until a test first reached it, at its median step. With --quick a few steps show that everything
+works; the figures mean nothing, and are not written.
 """
 
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,9 +31,12 @@ from hosts import TwoHosts  # noqa: E402
 import parts  # noqa: E402
 from ranks import DEADLINE_S  # noqa: E402
 
-_BATCH_SIZE = 4  # windows of an inner step
+_BATCH_SIZE = 8  # windows of 128 tokens
 _EVERY, _NUM_ROUNDS, _REPEATS = 40, 8, 3
 _GAIN = 1.6  # inner steps that the fast worker takes for one of the run's, at 4:1
+_TESTED_EVERY = 2  # rounds
+_PERIOD_US, _SLOWER = 8_000, 4
+_GROUPS = Path("/sys/fs/cgroup/cpu")  # of version 1; version 2 has them one folder higher
 
 
 def measure(quick: bool) -> dict[str, Any]:
@@ -41,27 +46,49 @@ def measure(quick: bool) -> dict[str, Any]:
     every, rounds = (5, 2) if quick else (_EVERY, _NUM_ROUNDS)
     alone_every = round(_GAIN * every)
     alone = ["--strategy=host", "--workers=1", f"--batch-size={_BATCH_SIZE}"]
-    alone += [f"--steps={alone_every * rounds}", f"--evaluate-every={alone_every}"]
+    alone += [f"--steps={alone_every * rounds}"]
+    alone += [f"--evaluate-every={_TESTED_EVERY * alone_every}"]
     both = ["--strategy=local", "--workers=2", f"--batch-size={2 * _BATCH_SIZE}"]
     both += [f"--set=sync_every={every}", "--balance=auto"]
-    both += [f"--steps={every * rounds}", f"--evaluate-every={every}"]
+    both += [f"--steps={every * rounds}", f"--evaluate-every={_TESTED_EVERY * every}"]
     found: dict[str, list[dict[str, Any]]] = {"alone": [], "both": []}
-    with TwoHosts("1gbit") as hosts:
+    with TwoHosts("1gbit") as hosts, _slow_processes() as members:
         for _ in range(1 if quick else _REPEATS):
-            found["alone"].append(_run(hosts, alone, lone=True))
-            found["both"].append(_run(hosts, both, lone=False))
+            found["alone"].append(_run(hosts, alone, members, lone=True))
+            found["both"].append(_run(hosts, both, members, lone=False))
     return found
 
 
-def _run(hosts: TwoHosts, options: Sequence[str], *, lone: bool) -> dict[str, Any]:
+@contextmanager
+def _slow_processes() -> Iterator[Path]:
+    """Make a control group with a quarter of a core; yield the file that takes its processes."""
+    is_first = _GROUPS.is_dir()
+    group = (_GROUPS if is_first else _GROUPS.parent) / f"slow-{os.getpid()}"
+    group.mkdir()
+    quota = _PERIOD_US // _SLOWER
+    if is_first:
+        (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+        (group / "cpu.cfs_quota_us").write_text(str(quota))
+    else:
+        (group / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
+    try:
+        yield group / "cgroup.procs"
+    finally:
+        group.rmdir()
+
+
+def _run(hosts: TwoHosts, options: Sequence[str], members: Path, *, lone: bool) -> dict[str, Any]:
     """Return the speed, the shares and the tests of a run."""
-    command = [sys.executable, "-m", "paceline", "train", "uneven_gpt:recipe", *options, "--json"]
+    train = ["train", "sized_gpt:small", *options, "--optimizer=adamw", "--learning-rate=0.003"]
+    command = [sys.executable, "-m", "paceline", *train, "--json"]
     environment = {"PYTHONPATH": str(HERE)}
     with tempfile.TemporaryDirectory() as folder:
         command += ["--checkpoint-every=never", f"--output={folder}", "--profile-s=2"]
         if lone:  # the other host has nothing to do, and the run's one rank nobody to meet
             script = 'test "$RANK" = 0 || exit 0; export WORLD_SIZE=1; exec "$@"'
-            command = ["sh", "-c", script, "sh", *command]
+        else:
+            script = f'test "$RANK" = 0 || echo $$ > {members}; exec "$@"'
+        command = ["sh", "-c", script, "sh", *command]
         finished = hosts.run(
             command, environment=environment, cores=(0, 1), cwd=HERE, deadline_s=10 * DEADLINE_S
         )

@@ -20,7 +20,6 @@ from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
 from paceline.strategies.local.config import Local
 
-_FOUR_BITS = "dynamic4"
 _NEAR_MODEL, _NEAR = 2.0, 1.0  # doublings
 _Count = Annotated[int, Field(ge=1)]
 _Steps = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -56,16 +55,9 @@ def rows() -> tuple[Row, ...]:
 
 
 def variants(workers: int) -> list[Local]:
-    """Return rounds of every length whose loss was measured, the default length first.
-
-    With values of 32 bits and of four.
-    """
+    """Return rounds of every length whose loss was measured, the default length first."""
     lengths = dict.fromkeys([Local.sync_every, *(row.sync_every for row in rows())])
-    return [
-        Local(workers=workers, sync_every=length, codec=codec)
-        for codec in (None, _FOUR_BITS)
-        for length in lengths
-    ]
+    return [Local(workers=workers, sync_every=length) for length in lengths]
 
 
 def steps_to_loss(workload: Workload, config: Local) -> StepsToLoss | None:
