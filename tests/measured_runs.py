@@ -7,7 +7,7 @@ from dataclasses import replace
 from boxes import box, chain, link
 from paceline.core.cost import Roofline
 from paceline.core.losses import Losses
-from paceline.core.strategy import Calibrated, Role
+from paceline.core.strategy import PricedMachine, Role
 from paceline.exchange.session import TrainingSession
 from paceline.strategies import STRATEGIES
 
@@ -23,11 +23,11 @@ class MeasuredRun:
     about, samples_per_step = "measured beforehand", 8.0
     workload = chain((8.0, 4_000_000))
 
-    def measure(self) -> Calibrated:
+    def measure(self) -> PricedMachine:
         """Return two cores whose exchange takes hardly any time."""
         cores = box("cpu", "cpu", links=[link("h", "h", 1e12)])
         machine = cores.model_copy(update={"losses": Losses.none("a test", unrest)})
-        return Calibrated(machine, Roofline.of(machine))
+        return PricedMachine(machine, Roofline.of(machine))
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from paceline.core.chunks import (
     Trial,
     candidates,
 )
-from paceline.core.cost import LayerTimes, Measured, Roofline, layer_times
+from paceline.core.cost import LayerTimes, ProfiledCost, Roofline, layer_times
 from paceline.core.machine import Machine
 from paceline.core.plan import Kind, PriceKey
 from paceline.core.workload import Workload
@@ -131,7 +131,7 @@ def _predicted(workload: Workload, times: LayerTimes, group: Group) -> dict[int,
     sizes = {}
     if group.rank == 0:
         machine = STRATEGIES["host"].calibrate(bare, measured)
-        cost = Measured(_durations(machine, workload, times), Roofline.of(machine))
+        cost = ProfiledCost(_durations(machine, workload, times), Roofline.of(machine))
         for size in candidates(len(workload.layers)):
             sizes[str(size)] = _forecast(workload, machine, size, cost)
     return {int(size): seconds for size, seconds in group.gather(sizes)[0].items()}
@@ -151,7 +151,7 @@ def _durations(machine: Machine, workload: Workload, times: LayerTimes) -> dict[
     }
 
 
-def _forecast(workload: Workload, machine: Machine, chunk: int, cost: Measured) -> float:
+def _forecast(workload: Workload, machine: Machine, chunk: int, cost: ProfiledCost) -> float:
     num_ranks = len(machine.devices)
     config = HostReduce(workers=num_ranks, chunk=chunk)
     samples = workload.batch_size * num_ranks

@@ -118,7 +118,7 @@ def _crossing(points: Sequence[tuple[int, float]], goal: float) -> float:
 
 
 def text(part: str, figures: dict[str, Any]) -> str:
-    """Return the table of a part, and the rows that strategies/local/measured.toml has of it."""
+    """Return the table of a part, and the rows that strategies/local/loss_table.toml has of it."""
     return "\n".join([table(part, figures), "", *_toml_rows(part, figures)])
 
 

@@ -11,10 +11,11 @@ works; the figures mean nothing, and are not written.
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -52,7 +53,7 @@ def measure(quick: bool) -> dict[str, Any]:
     both += [f"--set=sync_every={every}", "--balance=auto"]
     both += [f"--steps={every * rounds}", f"--evaluate-every={_TESTED_EVERY * every}"]
     found: dict[str, list[dict[str, Any]]] = {"alone": [], "both": []}
-    with TwoHosts("1gbit") as hosts, _slow_processes() as members:
+    with _slow_processes() as members, TwoHosts("1gbit") as hosts:
         for _ in range(1 if quick else _REPEATS):
             found["alone"].append(_run(hosts, alone, members, lone=True))
             found["both"].append(_run(hosts, both, members, lone=False))
@@ -63,18 +64,21 @@ def measure(quick: bool) -> dict[str, Any]:
 def _slow_processes() -> Iterator[Path]:
     """Make a control group with a quarter of a core; yield the file that takes its processes."""
     is_first = _GROUPS.is_dir()
-    group = (_GROUPS if is_first else _GROUPS.parent) / f"slow-{os.getpid()}"
-    group.mkdir()
-    quota = _PERIOD_US // _SLOWER
-    if is_first:
-        (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
-        (group / "cpu.cfs_quota_us").write_text(str(quota))
-    else:
-        (group / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
-    try:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as after:
+        # The hosts mount a /sys of their own, which has no control groups.
+        groups = _GROUPS if is_first else _GROUPS.parent
+        subprocess.run(["mount", "--bind", str(groups), folder], check=True)
+        after.callback(subprocess.run, ["umount", folder], check=True)
+        group = Path(folder) / f"slow-{os.getpid()}"
+        group.mkdir()
+        after.callback(group.rmdir)
+        quota = _PERIOD_US // _SLOWER
+        if is_first:
+            (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(quota))
+        else:
+            (group / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
         yield group / "cgroup.procs"
-    finally:
-        group.rmdir()
 
 
 def _run(hosts: TwoHosts, options: Sequence[str], members: Path, *, lone: bool) -> dict[str, Any]:
@@ -87,7 +91,7 @@ def _run(hosts: TwoHosts, options: Sequence[str], members: Path, *, lone: bool) 
         if lone:  # the other host has nothing to do, and the run's one rank nobody to meet
             script = 'test "$RANK" = 0 || exit 0; export WORLD_SIZE=1; exec "$@"'
         else:
-            script = f'test "$RANK" = 0 || echo $$ > {members}; exec "$@"'
+            script = f'test "$RANK" = 0 || echo $$ > {members} || exit; exec "$@"'
         command = ["sh", "-c", script, "sh", *command]
         finished = hosts.run(
             command, environment=environment, cores=(0, 1), cwd=HERE, deadline_s=10 * DEADLINE_S

@@ -239,7 +239,7 @@ def times_of_resnet(batch_size: int) -> costs.LayerTimes:
 class Iteration:
     """A training iteration of a network with known times of its layers, on some of the GPUs.
 
-    `moves` are the known seconds of copies and sums of chunks, as in `Measured`.
+    `moves` are the known seconds of copies and sums of chunks, as in `ProfiledCost`.
     """
 
     network: CountedNetwork
@@ -258,7 +258,7 @@ class Iteration:
         return tree.plan(work, machine(), Tree(workers=self.workers), window)
 
     @property
-    def cost(self) -> costs.Measured:
+    def cost(self) -> costs.ProfiledCost:
         """The prices of all tasks."""
         slower = BESIDE_OTHERS if self.workers > 1 else 1.0
         durations = dict(self.moves or {})
@@ -269,7 +269,7 @@ class Iteration:
                 forward_s, backward_s = self.times.forward_s[i], self.times.backward_s[i]
                 durations[PriceKey(device.name, Kind.FORWARD, layer.name)] = slower * forward_s
                 durations[PriceKey(device.name, Kind.BACKWARD, layer.name)] = slower * backward_s
-        return costs.Measured(durations, costs.Roofline.of(machine()))
+        return costs.ProfiledCost(durations, costs.Roofline.of(machine()))
 
     @property
     def step_ms(self) -> float:

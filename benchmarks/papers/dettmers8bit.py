@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from paceline.core.cost import Measured, Roofline
+from paceline.core.cost import ProfiledCost, Roofline
 from paceline.core.machine import Machine
 from paceline.core.plan import Kind, Task
 from paceline.core.simulate import period
@@ -189,7 +189,7 @@ def simulated(bits: int, total_ms: float = TOTAL_MS, as_table_3: bool = False) -
         for task in plan(workload, machine, config, Window(1)).tasks
         if (time := _task_ms(task, total_ms, bits if as_table_3 else None)) is not None
     }
-    cost = Measured(durations, Roofline.of(machine))
+    cost = ProfiledCost(durations, Roofline.of(machine))
     step_s = period(lambda steps: plan(workload, machine, config, Window(steps)), cost, 2)
     return GPUS * total_ms / (1e3 * step_s)
 

@@ -9,7 +9,7 @@ is that of table 5's smallest.
 from dataclasses import dataclass, replace
 from functools import cache
 
-from paceline.core.cost import CostModel, Measured, Roofline
+from paceline.core.cost import CostModel, ProfiledCost, Roofline
 from paceline.core.machine import Machine
 from paceline.core.plan import Kind, Plan, PriceKey, Task
 from paceline.core.simulate import period
@@ -81,7 +81,7 @@ def _prices(steps: Plan, machine: Machine) -> CostModel:
     for task in steps.tasks:
         if (ms := _ms(task)) is not None:
             known[task.price_key] = 1e-3 * ms
-    return Measured(known, Roofline.of(machine))
+    return ProfiledCost(known, Roofline.of(machine))
 
 
 def _ms(task: Task) -> float | None:

@@ -25,7 +25,7 @@ import parts  # noqa: E402
 from paceline.core.errors import InvalidInput  # noqa: E402
 from paceline.core.losses import Losses  # noqa: E402
 from paceline.planner import Forecast, forecast  # noqa: E402
-from paceline.planner.measured import MeasuredRate, calibrated  # noqa: E402
+from paceline.planner.device_rate import DeviceRate, calibrated  # noqa: E402
 from paceline.recipes.named import workload_of  # noqa: E402
 from paceline.records.catalogue import EqualDevices  # noqa: E402
 from paceline.strategies import STRATEGIES  # noqa: E402
@@ -119,7 +119,7 @@ def _planned(family: Family, count: int, alone: float, losses: Losses | None) ->
     )
     described = partial(workload_of, family["model"])
     machine = equal.machine("published", losses)
-    machine = calibrated(machine, described, MeasuredRate(alone, size), size)
+    machine = calibrated(machine, described, DeviceRate(alone, size), size)
     part = machine.for_workers(count, _STRATEGY.symmetric)
     config = _STRATEGY.config(workers=count, codec=family.get("gradients"))
     return forecast(described(size), part, _STRATEGY, config, count * size)

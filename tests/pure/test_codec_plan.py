@@ -17,9 +17,9 @@ from boxes import (
     named,
     ring,
 )
-from paceline.core.calibration import LinearTime
 from paceline.core.collective import codec_times
 from paceline.core.cost import Roofline
+from paceline.core.link_fit import LinearTime
 from paceline.core.machine import CodecSpeed, Machine
 from paceline.core.plan import Plan
 from paceline.core.simulate import simulate

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from boxes import box, chain, codec_speed, exchange_s, link
-from paceline.core.calibration import Measurement
 from paceline.core.cost import Roofline
 from paceline.core.errors import InvalidInput
+from paceline.core.link_fit import ExchangeSample
 from paceline.core.machine import Machine
 from paceline.core.plan import Kind, Plan
 from paceline.core.simulate import makespan_s, simulate
@@ -119,8 +119,8 @@ def test_settings_that_make_no_sense_are_refused_by_name(config, fields):
 SMALL, LARGE = 1024, 2**22
 
 
-def measured(latency_s: float, seconds_per_byte: float) -> tuple[Measurement, Measurement]:
-    return tuple(Measurement(n, latency_s + n * seconds_per_byte) for n in (SMALL, LARGE))
+def measured(latency_s: float, seconds_per_byte: float) -> tuple[ExchangeSample, ExchangeSample]:
+    return tuple(ExchangeSample(n, latency_s + n * seconds_per_byte) for n in (SMALL, LARGE))
 
 
 def exchanging(machine: Machine, strategy: str, nbytes: int, **config):
@@ -162,7 +162,7 @@ def test_what_additions_take_on_gpus_is_no_links():
 @pytest.mark.parametrize("strategy", sorted(EXCHANGES))
 @pytest.mark.parametrize("large_s", [1e-3, 0.5e-3, 1e-9])
 def test_noise_that_makes_the_large_exchange_the_faster_gives_a_machine(strategy, large_s):
-    noisy = (Measurement(SMALL, 1e-3), Measurement(LARGE, large_s))
+    noisy = (ExchangeSample(SMALL, 1e-3), ExchangeSample(LARGE, large_s))
     found = EXCHANGES[strategy].calibrate(box("cpu", "cpu"), noisy)
     assert Machine.model_validate(found.model_dump()) == found
     assert exchange_s(exchanging(found, strategy, LARGE), found) > 0

@@ -19,7 +19,7 @@ from closed_forms import (
 from findings import numbers
 from paceline.core.after_backward import AfterBackward, BackwardPhase
 from paceline.core.compare import breakdown_by_device
-from paceline.core.cost import Measured, Roofline, Slowed
+from paceline.core.cost import ProfiledCost, Roofline, Slowed
 from paceline.core.durations import duration
 from paceline.core.plan import Kind, PriceKey
 from paceline.core.simulate import period, simulate
@@ -97,7 +97,7 @@ def test_each_chunk_synchronises_a_gpu_once_and_slows_its_backward(chunk, num_sy
 def test_synchronising_is_paid_on_top_of_backward(facts, measured, expected):
     machine = box("gpu", "gpu", links=GPU_LINKS, device=facts)
     task = plan(chain((1, 4)), machine, HostReduce(), Window(1))["s0/backward[l0]@worker0"]
-    assert Measured(measured, Roofline.of(machine)).seconds(task) == expected
+    assert ProfiledCost(measured, Roofline.of(machine)).seconds(task) == expected
 
 
 def test_several_hosts_sum_their_own_and_exchange_the_sums_in_a_ring():

@@ -19,9 +19,9 @@ from paceline.planner import Forecast, forecast, search
 from paceline.planner.ranking import rank
 from paceline.records.result import PlanRow
 from paceline.strategies import find_strategy
-from paceline.strategies.local import STRATEGY, measured
+from paceline.strategies.local import STRATEGY, loss_table
 from paceline.strategies.local.config import Local
-from paceline.strategies.local.measured import Row, estimate, rows
+from paceline.strategies.local.loss_table import Row, estimate, rows
 from paceline.strategies.local.plan import (
     fragments_of,
     inner_step,
@@ -323,7 +323,7 @@ def test_a_search_takes_the_rounds_that_reach_a_loss_soonest(monkeypatch, second
         replace(ROW, **own | {"sync_every": length, "steps": steps})
         for length, steps in known.items()
     ]
-    monkeypatch.setattr(measured, "rows", lambda: () if seconds is None else tuple(table))
+    monkeypatch.setattr(loss_table, "rows", lambda: () if seconds is None else tuple(table))
     found = search(lambda _: two_layers(seconds or STEP_S), hosts(), [STRATEGY], 2, 2)
     assert found[0].config.sync_every == sync_every
     assert len({one.codec for one in found}) == len(found)

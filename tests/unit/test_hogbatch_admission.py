@@ -13,7 +13,9 @@ from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.workload import Layer, Parameter, Workload
 from paceline.strategies.hogbatch import statistics
-from paceline.strategies.hogbatch.calibration import (
+from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
+from paceline.strategies.hogbatch.plan import plan
+from paceline.strategies.hogbatch.speed_trial import (
     Epochs,
     SpeedTrial,
     admit,
@@ -22,8 +24,6 @@ from paceline.strategies.hogbatch.calibration import (
     samples_per_s,
     traced_sizes,
 )
-from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.plan import plan
 
 BATCH = 64
 ONE = Layer("one", (Parameter("w", (8,)),), 32, Cost(), Cost(flops=1e6 * BATCH))

@@ -28,10 +28,10 @@ from paceline.links.shared_memory import SharedTensors
 from paceline.models import describe
 from paceline.recipes.optimizers import OptimizerFactory, optimizer_of
 from paceline.strategies.hogbatch import gpu_replica
-from paceline.strategies.hogbatch.calibration import SpeedTrial, machine_of, plan_of_batches
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica, clear_gradients
 from paceline.strategies.hogbatch.replica import median_seconds, tensors_of, train_next
+from paceline.strategies.hogbatch.speed_trial import SpeedTrial, machine_of, plan_of_batches
 from paceline.strategies.hogbatch.statistics import BatchResult
 from simulated_gpus import simulated_gpus
 

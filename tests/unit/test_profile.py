@@ -13,7 +13,7 @@ from torch import nn
 from boxes import ExchangeOnly, box, chain
 from groups import group_of
 from nets import Net
-from paceline.core.calibration import Measurement
+from paceline.core.link_fit import ExchangeSample
 from paceline.core.plan import Kind
 from paceline.core.simulate import makespan_s
 from paceline.core.strategy import Prober, Window
@@ -216,7 +216,7 @@ def takes(name: str, machine, measured) -> float:
 )
 def test_the_plan_takes_as_long_as_all_layers_did(name, place, small_s, factor):
     machine = MACHINES[place]
-    true = (Measurement(1024, small_s), Measurement(MODEL.gradient_nbytes, small_s * factor))
+    true = (ExchangeSample(1024, small_s), ExchangeSample(MODEL.gradient_nbytes, small_s * factor))
     all_s = takes(name, machine, true)
     prober = Prober(EXCHANGES[name], EXCHANGES[name].config(workers=2), None)
     found = single(prober, machine, MODEL, small_s, all_s)

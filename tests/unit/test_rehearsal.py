@@ -14,8 +14,8 @@ import own_recipes
 import paceline
 from command_line import MACHINE
 from groups import group_of
-from paceline.core.calibration import Measurement
 from paceline.core.cost import Totals
+from paceline.core.link_fit import ExchangeSample
 from paceline.core.plan import Kind, PriceKey
 from paceline.exchange.replicas import ReplicaRunner
 from paceline.exchange.session import TrainingSession
@@ -113,7 +113,7 @@ def test_a_paced_model_takes_the_given_totals_and_else_those_of_the_device():
 
 
 def profiled(
-    one: TrainingSession, setup: TrainingSetup, exchange: Sequence[Measurement]
+    one: TrainingSession, setup: TrainingSetup, exchange: Sequence[ExchangeSample]
 ) -> Profile:
     """A profile of layers that take exactly what they stand for."""
     times = setup.times
@@ -136,7 +136,7 @@ def profiled(
 
 def predicted_s(strategy: str, seconds_per_byte: float, **settings: object) -> float:
     """The step that is predicted if exchanges lie on a known line."""
-    exchange = [Measurement(n, LATENCY_S + n * seconds_per_byte) for n in (1000, 2**20)]
+    exchange = [ExchangeSample(n, LATENCY_S + n * seconds_per_byte) for n in (1000, 2**20)]
     one = paced(strategy, **(TOTALS | settings))
     runner = ReplicaRunner(one, one.strategy.runner().replica)
     runner.profiled = profiled(one, runner.setup, exchange)

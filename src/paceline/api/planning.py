@@ -14,7 +14,7 @@ from paceline.core.plan import Plan
 from paceline.core.strategy import Strategy, Window
 from paceline.core.workload import Workload
 from paceline.planner import Forecast, Ranking, forecast_one, search
-from paceline.planner.measured import MeasuredRate, calibrated
+from paceline.planner.device_rate import DeviceRate, calibrated
 from paceline.planner.precision import Precision, in_precision
 from paceline.planner.sweep import Sweep, parse_range
 from paceline.planner.sweep import sweep as sweep_links
@@ -227,7 +227,7 @@ def _question(
         )
     if measured is not None:
         own = -(-batch_size // (workers or 1))
-        known = calibrated(known, workload, MeasuredRate.parse(measured), own)
+        known = calibrated(known, workload, DeviceRate.parse(measured), own)
     elif profile is not None:
         known = calibrated(known, workload, _profiled(Path(profile), model), batch_size)
     return workload, known
@@ -246,7 +246,7 @@ def _workload_of(
     return workload_of(model, batch_size, input_shape)
 
 
-def _profiled(path: Path, model: object) -> MeasuredRate:
+def _profiled(path: Path, model: object) -> DeviceRate:
     """Return the rate in a profile's folder or result.json; InvalidInput if it has none."""
     result = read_result(path.parent if path.is_file() else path)
     if not isinstance(result, ProfileResult) or result.settings.workers != 1:
@@ -258,4 +258,4 @@ def _profiled(path: Path, model: object) -> MeasuredRate:
     if isinstance(model, str) and model != result.settings.model:
         raise InvalidInput("profile", f"{path} is of model {result.settings.model}, not {model}")
     size = result.settings.batch_size
-    return MeasuredRate(size / result.step.median_s, size)
+    return DeviceRate(size / result.step.median_s, size)

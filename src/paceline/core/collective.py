@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from paceline.core.calibration import LinearTime
 from paceline.core.cost import codec_lanes
 from paceline.core.errors import InvalidInput
+from paceline.core.link_fit import LinearTime
 from paceline.core.machine import CodecSpeed, Device, Station, codec_speed
 from paceline.core.plan import Cost, Kind, Resource, Task, TaskId
 from paceline.core.transfer import Ring, Transfer

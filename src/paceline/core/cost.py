@@ -188,7 +188,7 @@ class Roofline:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ProfiledCost:
     """Prices from a profile, in seconds.
 
     What was not measured is priced by `otherwise`. So are synchronisations, which are the plan's

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from paceline.core.after_backward import AfterBackward, BackwardPhase
-from paceline.core.cost import Measured
+from paceline.core.cost import ProfiledCost
 from paceline.core.errors import InvalidInput, shown
 from paceline.core.machine import Machine
 from paceline.core.plan import Plan
@@ -39,11 +39,11 @@ class Role:
     leads: bool = False
 
 
-class Calibrated(NamedTuple):
-    """A machine as a strategy finds it, and the prices of the strategy's plans on it."""
+class PricedMachine(NamedTuple):
+    """A profiled machine, and the costs of a strategy's tasks on it."""
 
     machine: Machine
-    cost: Measured
+    cost: ProfiledCost
 
 
 def number_of(workers: int | str) -> int:

@@ -11,9 +11,9 @@ import torch
 from paceline.codecs.codec import Cast, Codec
 from paceline.codecs.feedback import ErrorFeedback
 from paceline.codecs.names import factory_of, find_codec
-from paceline.core.calibration import LinearTime, Measurement, line_through
 from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
+from paceline.core.link_fit import ExchangeSample, LinearTime, line_through
 from paceline.core.wire_format import AUTO, wire_format
 from paceline.exchange.compressed import CompressedAllReduce
 
@@ -132,7 +132,7 @@ class AutoCodec(CodecChoice):
                 times.append(time.monotonic() - started)
             fastest.append(min(times))
         small, large = self._all_reduce.agree(fastest)
-        return line_through((Measurement(_SIZES[0], small), Measurement(_SIZES[1], large)))
+        return line_through((ExchangeSample(_SIZES[0], small), ExchangeSample(_SIZES[1], large)))
 
 
 def choice_of(codec: str | Codec, all_reduce: CompressedAllReduce) -> CodecChoice:

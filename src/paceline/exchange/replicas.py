@@ -19,7 +19,7 @@ from paceline.core.outcome import ChunkTrial, Outcome, SentShare
 from paceline.core.plan import COMMUNICATION, Plan
 from paceline.core.settings import RehearseSettings
 from paceline.core.simulate import period
-from paceline.core.strategy import Calibrated, Prober, Strategy, Window, gradient_codec
+from paceline.core.strategy import PricedMachine, Prober, Strategy, Window, gradient_codec
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload
 from paceline.exchange.balanced import Balanced
@@ -103,12 +103,12 @@ class ReplicaRunner:
         self.profiled = found
         return found
 
-    def measure(self) -> Calibrated:
+    def measure(self) -> PricedMachine:
         """Measure the layers and this strategy's exchange."""
         self.profile([(self._session.strategy, self._session.config)])
         return self.calibrated(self._session.strategy, self._session.config)
 
-    def calibrated(self, strategy: Strategy, config: Any) -> Calibrated:
+    def calibrated(self, strategy: Strategy, config: Any) -> PricedMachine:
         """Return the machine and the prices of a strategy that was profiled, with `config`."""
         assert self.profiled is not None  # nothing is planned that was not measured
         machine, cost = self.profiled.calibrated(strategy, config)
@@ -117,7 +117,7 @@ class ReplicaRunner:
         if self.setup.times is not None:
             plan = strategy.plan(self.workload, machine, config, Window(1))
             cost = beside_copies(plan, cost)
-        return Calibrated(machine, cost)
+        return PricedMachine(machine, cost)
 
     def train(self, config: Any) -> Outcome:
         """Train or rehearse with this configuration, or with the chunk that a search finds."""

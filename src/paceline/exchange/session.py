@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from paceline.core.cost import PacedDevice
 from paceline.core.outcome import Epoch, Evaluation, Outcome
 from paceline.core.settings import RehearseSettings, TrainSettings
-from paceline.core.strategy import Calibrated, Strategy
+from paceline.core.strategy import PricedMachine, Strategy
 from paceline.core.timeline import Origin
 from paceline.core.workload import Workload
 from paceline.exchange.checkpoints import State
@@ -107,7 +107,7 @@ class Runner(Protocol):
     def about(self) -> str:
         """Says in one line what is trained, and by whom."""
 
-    def measure(self) -> Calibrated | None:
+    def measure(self) -> PricedMachine | None:
         """Measure devices and exchanges before the first step; None if that was not asked for."""
 
     def train(self, config: Any) -> Outcome:

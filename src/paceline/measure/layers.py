@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from paceline.core.balance import apportion
-from paceline.core.calibration import Measurement, Measurements
-from paceline.core.cost import CostModel, Measured, Roofline
+from paceline.core.cost import CostModel, ProfiledCost, Roofline
+from paceline.core.link_fit import ExchangeSample, ExchangeSamples
 from paceline.core.losses import Losses
 from paceline.core.machine import Machine
 from paceline.core.plan import COMPUTE, Kind, Plan, PriceKey, Task
@@ -61,10 +61,10 @@ class Profile:
 
     machine: Machine
     durations: Mapping[PriceKey, float]
-    exchanges: Mapping[str, Measurements]
+    exchanges: Mapping[str, ExchangeSamples]
     lost_beside: Mapping[str, float] = field(default_factory=dict)
 
-    def calibrated(self, strategy: Strategy, config: Any = None) -> tuple[Machine, Measured]:
+    def calibrated(self, strategy: Strategy, config: Any = None) -> tuple[Machine, ProfiledCost]:
         """Return the machine with the strategy's links, and the prices of its plans.
 
         `config` is the one with which its exchange was measured; None stands for the default one.
@@ -75,7 +75,7 @@ class Profile:
             beside = {"beside_exchange": self.lost_beside.get(strategy.name, 0.0)}
             losses = machine.usual_losses.model_copy(update=beside)
             machine = machine.model_copy(update={"losses": losses})
-        return machine, Measured(self.durations, Roofline.of(machine))
+        return machine, ProfiledCost(self.durations, Roofline.of(machine))
 
     def slowed(self, times: Mapping[str, float]) -> "Profile":
         """Return the profile of devices whose layers take so many times as long, by name."""
@@ -229,7 +229,7 @@ class Probes:
 
     def measured(
         self, ranks: Sequence[Sequence[Sequence[float]]], machine: Machine
-    ) -> dict[str, Measurements]:
+    ) -> dict[str, ExchangeSamples]:
         """Return the seconds of a small and of a large exchange, given all ranks' rounds.
 
         A rank that joins early also waits for the others, so the shortest time of a round counts.
@@ -288,14 +288,14 @@ def exchanging(workload: Workload) -> Workload:
 
 def single(
     prober: Prober, machine: Machine, layers: Workload, small_s: float, all_s: float
-) -> Measurements:
+) -> ExchangeSamples:
     """Return a small and a large exchange with which a plan of these layers takes `all_s`.
 
     The small one takes `small_s`, unless the latencies of all layers alone exceed `all_s` then.
     """
 
-    def pair(small: float, large: float) -> Measurements:
-        return Measurement(_SMALL_NBYTES, small), Measurement(layers.gradient_nbytes, large)
+    def pair(small: float, large: float) -> ExchangeSamples:
+        return ExchangeSample(_SMALL_NBYTES, small), ExchangeSample(layers.gradient_nbytes, large)
 
     def takes(small: float, large: float) -> float:
         assert prober.strategy.calibrate is not None  # or its exchange would not be measured
@@ -339,7 +339,7 @@ def with_idle_cores(machine: Machine) -> Machine:
     return machine.with_each("links", uses_cores=False).model_copy(update={"losses": losses})
 
 
-def beside_copies(plan: Plan, cost: Measured) -> Measured:
+def beside_copies(plan: Plan, cost: ProfiledCost) -> ProfiledCost:
     """Let copies run beside the layers that follow them, as `models.paced` does.
 
     The rest of these layers begins when the copy ends; a copy that is longer than the queued work

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from paceline.core.cost import Measured, Roofline
+from paceline.core.cost import ProfiledCost, Roofline
 from paceline.core.losses import Losses
 from paceline.core.machine import CodecSpeed, Device, DeviceKind, Host, Machine
 from paceline.core.network import Link
 from paceline.core.plan import Kind, PriceKey
-from paceline.core.strategy import Calibrated
+from paceline.core.strategy import PricedMachine
 from paceline.core.workload import Workload
 from paceline.measure.device_profile import MIN_SECONDS, DeviceProfile
 from paceline.measure.link import message_speed
@@ -51,7 +51,7 @@ class ProfiledDevices:
         idle = {"cores": len(self.profiles), "lost_beside": 0.0}
         return {number: one.model_copy(update=idle) for number, one in self.profiles.items()}
 
-    def calibrated(self, workload: Workload) -> Calibrated:
+    def calibrated(self, workload: Workload) -> PricedMachine:
         """Return the machine, and the prices of the workload's parts on its devices."""
         shown = self._shown
         # On a lone core the plan has messages and computation take turns.
@@ -80,7 +80,7 @@ class ProfiledDevices:
             for number, one in shown.items()
             for kind, part, seconds in one.seconds
         }
-        return Calibrated(machine, Measured(durations, Roofline.of(machine)))
+        return PricedMachine(machine, ProfiledCost(durations, Roofline.of(machine)))
 
     def _host(self, host: str) -> Host:
         """Return a host, with the most cores that any of its devices may use.

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.core.calibration import Measurements, line_through, linked_in_ring
 from paceline.core.collective import Collective
 from paceline.core.cost import compute_lane
+from paceline.core.link_fit import ExchangeSamples, line_through, linked_in_ring
 from paceline.core.machine import Machine
 from paceline.core.plan import Kind, Plan, Task
 from paceline.core.step import ComputeStep
@@ -63,7 +63,7 @@ def plan(workload: Workload, machine: Machine, config: Toy, window: Window) -> P
     return Plan.of_steps(tasks, window.num_steps)
 
 
-def calibrate(machine: Machine, measured: Measurements, config: Toy | None = None) -> Machine:
+def calibrate(machine: Machine, measured: ExchangeSamples, config: Toy | None = None) -> Machine:
     return linked_in_ring(machine, machine.devices, line_through(measured))
 
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from paceline.core.calibration import Measurements, line_through, linked_in_ring
 from paceline.core.collective import Collective, coding_of
 from paceline.core.cost import compute_lane
+from paceline.core.link_fit import ExchangeSamples, line_through, linked_in_ring
 from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import Cost, Kind, Plan, Task, TaskId
 from paceline.core.step import ComputeStep
@@ -127,7 +127,9 @@ def _step_tasks(compute: ComputeStep, exchanges: _Exchanges, step: int) -> Itera
         yield compute.step_task(step, worker, after)
 
 
-def calibrate(machine: Machine, measured: Measurements, config: AllReduce | None = None) -> Machine:
+def calibrate(
+    machine: Machine, measured: ExchangeSamples, config: AllReduce | None = None
+) -> Machine:
     """Return the machine whose devices are joined in a ring as fast as the measured exchanges."""
     codec = config.codec if config else None
     line = line_through(measured)

@@ -24,9 +24,9 @@ from paceline.links.cores import physical_cores
 from paceline.links.processes import STANDARD_ERROR, Process, module_command, reason, start
 from paceline.links.worker_signals import SignalsOfWorkers
 from paceline.strategies.hogbatch import messages
-from paceline.strategies.hogbatch.calibration import SpeedTrial
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.messages import Command, ExecuteWork, Training
+from paceline.strategies.hogbatch.speed_trial import SpeedTrial
 
 logger = logging.getLogger(__name__)
 

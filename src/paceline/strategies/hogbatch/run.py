@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from paceline.checkpoints.state import check_fits
 from paceline.core.compare import conform
-from paceline.core.cost import Measured, Roofline
+from paceline.core.cost import ProfiledCost, Roofline
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.outcome import Epoch, Outcome, UnevenWorker, Updates
 from paceline.core.settings import TrainSettings
 from paceline.core.simulate import simulate
-from paceline.core.strategy import Calibrated
+from paceline.core.strategy import PricedMachine
 from paceline.core.timeline import Origin, Timeline
 from paceline.data.dataset import TensorSamples
 from paceline.data.sampler import shuffled
@@ -32,7 +32,7 @@ from paceline.links.shared_memory import SharedTensors
 from paceline.models import describe
 from paceline.recipes.named import recipe_of
 from paceline.recipes.recipe import Recipe, built
-from paceline.strategies.hogbatch import calibration, messages, statistics
+from paceline.strategies.hogbatch import messages, speed_trial, statistics
 from paceline.strategies.hogbatch.checkpoints import Checkpoints, resumed
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec, parse_workers
 from paceline.strategies.hogbatch.coordinator import Coordinator
@@ -132,7 +132,7 @@ class HogbatchRunner:
             f"{len(self.workload.layers)} layers; workers {', '.join(map(str, specs))}"
         )
 
-    def measure(self) -> Calibrated:
+    def measure(self) -> PricedMachine:
         """Start the workers and have them try their speed.
 
         Raises InvalidInput if one does not help, unless the settings say `force`. A worker that
@@ -153,14 +153,14 @@ class HogbatchRunner:
         trials = [worker.trial for worker in self.coordinator.processes.running]
         if not self._settings.force:
             config, num_cores = self._session.config, len(os.sched_getaffinity(0))
-            epochs = calibration.Epochs(
+            epochs = speed_trial.Epochs(
                 self.workload, config, self._sizes[0], len(self._sizes), num_cores
             )
-            reasons = [one.why for one in calibration.admit(epochs, trials) if not one.helps]
+            reasons = [one.why for one in speed_trial.admit(epochs, trials) if not one.helps]
             if reasons:
                 raise InvalidInput("workers", f"{'; '.join(reasons)} (--force has all take part)")
-        machine = calibration.machine_of(self.workload, trials)
-        return Calibrated(machine, Measured({}, Roofline.of(machine)))
+        machine = speed_trial.machine_of(self.workload, trials)
+        return PricedMachine(machine, ProfiledCost({}, Roofline.of(machine)))
 
     def train(self, config: Hogbatch) -> Outcome:
         """Train all epochs with the session's configuration, which leaves nothing to choose.
@@ -242,16 +242,16 @@ class HogbatchRunner:
         names = [*(worker.name for worker in past), *(worker.name for worker in workers)]
         trials = [worker.trial for worker in workers if worker.samples_per_s is not None]
         # The traced batches are planned again, with the sizes that they had.
-        machine = calibration.machine_of(self.workload, trials)
+        machine = speed_trial.machine_of(self.workload, trials)
         traced = Timeline(spans, Origin.MEASURED)
         specs = {worker.number: worker.spec for worker in workers}
-        sizes_in_turn = calibration.traced_sizes(spans)
-        plan = calibration.plan_of_batches(self.workload, machine, config, specs, sizes_in_turn)
+        sizes_in_turn = speed_trial.traced_sizes(spans)
+        plan = speed_trial.plan_of_batches(self.workload, machine, config, specs, sizes_in_turn)
         num_samples = sum(self._sizes[: len(self._epochs)])
         prediction = None
         # The plan knows neither workers that were lost nor those that joined late.
         if not coordinator.lost and not past and len(workers) == len(self._specs):
-            prediction = calibration.predict(self.workload, config, trials, num_samples)
+            prediction = speed_trial.predict(self.workload, config, trials, num_samples)
         timeline = coordinator.log.timeline(names)
         samples, sizes = statistics.num_samples(timeline), statistics.batch_sizes(timeline)
         updates = self._updates(names, timeline)

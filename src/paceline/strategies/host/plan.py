@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.core import calibration
+from paceline.core import link_fit
 from paceline.core.collective import Coding, Collective, check_encodable
 from paceline.core.cost import core_lanes
 from paceline.core.machine import DeviceKind, Machine, Station
@@ -104,7 +104,7 @@ def _between_hosts(
 
 
 def calibrate(
-    machine: Machine, measured: calibration.Measurements, config: HostReduce | None = None
+    machine: Machine, measured: link_fit.ExchangeSamples, config: HostReduce | None = None
 ) -> Machine:
     """Return the machine whose hosts, and links to them, are as fast as the measured exchanges.
 
@@ -115,8 +115,8 @@ def calibrate(
     devices, hosts = machine.devices, machine.hosts
     gpus = [device for device in devices if device.kind == DeviceKind.GPU]
     num_stages = (3 if gpus else 1) + (len(hosts) > 1)
-    latency_s, byte_s = calibration.line_through(measured)
-    stage = calibration.LinearTime(latency_s / num_stages, byte_s / num_stages)
+    latency_s, byte_s = link_fit.line_through(measured)
+    stage = link_fit.LinearTime(latency_s / num_stages, byte_s / num_stages)
     most = max(Counter(device.host for device in devices).values())
     traffic = most + 1 if gpus else 3 * most + 1
     faster = machine.with_each(
@@ -125,8 +125,8 @@ def calibrate(
         reduce_latency_s=stage.latency_s,
     )
     ends: list[tuple[Station, Station]] = [(gpu, machine.host_of(gpu)) for gpu in gpus]
-    links = calibration.linked(faster, ends or [(host, host) for host in hosts], stage).links
+    links = link_fit.linked(faster, ends or [(host, host) for host in hosts], stage).links
     if len(hosts) > 1:
-        faster = calibration.linked_in_ring(faster, hosts, stage, config.codec if config else None)
+        faster = link_fit.linked_in_ring(faster, hosts, stage, config.codec if config else None)
         links += faster.links
     return faster.model_copy(update={"links": links})

@@ -3,7 +3,7 @@
 from paceline.core.strategy import Strategy
 from paceline.strategies.local import plan
 from paceline.strategies.local.config import Local
-from paceline.strategies.local.measured import steps_to_loss, variants
+from paceline.strategies.local.loss_table import steps_to_loss, variants
 
 STRATEGY = Strategy(
     name="local",

@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from paceline.core import cost as costs
 from paceline.core.balance import apportion
-from paceline.core.calibration import Measurements, line_through, linked_in_ring
 from paceline.core.collective import Coding, Collective
 from paceline.core.errors import InvalidInput
+from paceline.core.link_fit import ExchangeSamples, line_through, linked_in_ring
 from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import Cost, Kind, Lane, Plan, Resource, Task, TaskId
 from paceline.core.step import ComputeStep
@@ -67,7 +67,7 @@ def memory(workload: Workload, machine: Machine, config: Local) -> Mapping[str, 
     return needed
 
 
-def calibrate(machine: Machine, measured: Measurements, config: Local | None = None) -> Machine:
+def calibrate(machine: Machine, measured: ExchangeSamples, config: Local | None = None) -> Machine:
     """Return the machine whose devices are joined in a ring as fast as the measured exchanges."""
     codec = config.codec if config else None
     return linked_in_ring(machine, machine.devices, line_through(measured), codec, at_once=True)

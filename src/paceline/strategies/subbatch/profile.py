@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from paceline.core.calibration import LinearTime, linked_in_ring
-from paceline.core.cost import Measured, Roofline
+from paceline.core.cost import ProfiledCost, Roofline
+from paceline.core.link_fit import LinearTime, linked_in_ring
 from paceline.core.machine import CodecSpeed, Machine
 from paceline.core.plan import COMPUTE, Kind, PriceKey
-from paceline.core.strategy import Calibrated, Window
+from paceline.core.strategy import PricedMachine, Window
 from paceline.core.timeline import Timeline
 from paceline.core.wire_format import Kernel
 from paceline.core.workload import Workload
@@ -41,7 +41,7 @@ _LEARNING_RATE = 1e-6  # NaNs and denormals would compute at other speeds
 
 def profile(
     model: SplitModel, trainee: TrainingSetup, config: SubBatch, group: Group, seconds: float
-) -> Calibrated:
+) -> PricedMachine:
     """Measure for about `seconds`, on all ranks together; afterwards the model is what it was."""
     tensors = [*model.module.parameters(), *model.module.buffers()]
     before = [tensor.detach().clone() for tensor in tensors]
@@ -80,7 +80,7 @@ def profile(
 
 def _calibrated(
     timeline: Timeline, workload: Workload, machine: Machine, config: SubBatch
-) -> Calibrated:
+) -> PricedMachine:
     """Return the machine, and the median seconds of what is computed and exchanged."""
     spans = timeline.spans
     losses = machine.usual_losses.model_copy(update={"unrest": unrest_of_traced(spans)})
@@ -108,7 +108,7 @@ def _calibrated(
             durations[key] = exchanged[key._replace(owner="")]
         elif (alike := key._replace(sub_batch=None)) in computed:
             durations[key] = computed[alike]
-    return Calibrated(machine, Measured(durations, Roofline.of(machine)))
+    return PricedMachine(machine, ProfiledCost(durations, Roofline.of(machine)))
 
 
 def planned_nbytes(workload: Workload, machine: Machine, config: SubBatch) -> dict[str, float]:

@@ -16,7 +16,7 @@ import torch
 
 from paceline.core.outcome import Outcome, SplitHead, Traffic
 from paceline.core.settings import RehearseSettings, TrainSettings
-from paceline.core.strategy import Calibrated
+from paceline.core.strategy import PricedMachine
 from paceline.exchange import loop
 from paceline.exchange import setup as setups
 from paceline.exchange.learner import Learner
@@ -63,12 +63,12 @@ class SplitRunner:
         self.samples_per_step = trainee.samples_per_step  # over all workers, on average
         self.about = about(session, trainee.workload)
 
-    def measure(self) -> Calibrated:
+    def measure(self) -> PricedMachine:
         """Measure the parts of a step, and the exchanges, each by itself."""
         session, seconds = self._session, self._session.settings.profile_s
         found = profile(self._model, self._trainee, session.config, session.group, seconds)
         self._machine = with_idle_cores(found.machine) if session.is_rehearsal else found.machine
-        return Calibrated(self._machine, found.cost)
+        return PricedMachine(self._machine, found.cost)
 
     def train(self, config: SubBatch) -> Outcome:
         """Train or rehearse with this configuration."""

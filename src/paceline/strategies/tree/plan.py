@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from paceline.core.calibration import LinearTime, Measurements, line_through, linked
 from paceline.core.cost import compute_lane, copy_lanes, exchange_lane
+from paceline.core.link_fit import ExchangeSamples, LinearTime, line_through, linked
 from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import COMPUTE, Cost, Kind, Plan, Task, TaskId
 from paceline.core.simulate import simulate
@@ -116,7 +116,7 @@ def _step_tasks(compute: ComputeStep, edges: Sequence[_Edge], step: int) -> Iter
         yield compute.step_task(step, worker, (done[worker],))
 
 
-def calibrate(machine: Machine, measured: Measurements, config: Tree | None = None) -> Machine:
+def calibrate(machine: Machine, measured: ExchangeSamples, config: Tree | None = None) -> Machine:
     """Return the machine whose links, one for each edge of the tree, are as fast as measured.
 
     Within one host messages and additions are taken to be traffic of one memory, which sets how

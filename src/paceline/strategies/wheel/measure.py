@@ -6,7 +6,7 @@ from math import ceil
 
 import torch
 
-from paceline.core.strategy import Calibrated
+from paceline.core.strategy import PricedMachine
 from paceline.core.workload import Workload
 from paceline.data.batch import Batch
 from paceline.measure.device_profile import DeviceProfile, profile_device
@@ -72,7 +72,7 @@ def calibrate(
     workers: Mapping[int, DeviceProfile],
     *,
     is_paced: bool,
-) -> Calibrated | None:
+) -> PricedMachine | None:
     """Return the machine and its prices; None if a device's first worker has no profile.
 
     In a tree the root's workers are child hubs, and `workers` have what these have told.

@@ -25,7 +25,7 @@ from paceline.core.errors import Interrupted, InvalidInput, WorkerLost
 from paceline.core.outcome import Epoch, Outcome
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.simulate import simulate
-from paceline.core.strategy import Calibrated, Window
+from paceline.core.strategy import PricedMachine, Window
 from paceline.core.timeline import Origin, Timeline
 from paceline.devices import device_of, first_device, gpus
 from paceline.exchange.checkpoints import interrupted
@@ -111,7 +111,7 @@ class WheelRunner:
             self._checkpoints = self._opened(settings)
             stack.callback(self._checkpoints.close)
         self._hub: Hub | None = None
-        self._calibrated: Calibrated | None = None
+        self._calibrated: PricedMachine | None = None
 
     def _opened(self, settings: TrainSettings) -> Checkpoints:
         """Go on from a run's checkpoint, if one is named, and return those of this run.
@@ -135,7 +135,7 @@ class WheelRunner:
             self._is_resumed = True
         return Checkpoints(None if interval is None else folder, *known)
 
-    def measure(self) -> Calibrated | None:
+    def measure(self) -> PricedMachine | None:
         """Wait until all workers have measured; None if not asked for, WorkerLost if none comes."""
         session, job = self._session, self._job
         self._hub = Hub(

@@ -9,7 +9,7 @@ from itertools import combinations
 import torch
 import torch.distributed as dist
 
-from paceline.core.calibration import Measurement, line_through, linked_in_ring
+from paceline.core.link_fit import ExchangeSample, line_through, linked_in_ring
 from paceline.core.machine import DeviceKind, Machine, Station
 from paceline.core.network import Link
 from paceline.devices import Device, device_of
@@ -73,8 +73,8 @@ class Links:
         works = [partial(dist.all_reduce, values, group=group) for values in sent]
         small, large = map(Spread.of, self.on_host.of_last(works, ranks))
         measured = (
-            Measurement(_SMALL_NBYTES, small.median),
-            Measurement(_LARGE_NBYTES, large.median),
+            ExchangeSample(_SMALL_NBYTES, small.median),
+            ExchangeSample(_LARGE_NBYTES, large.median),
         )
         (link,) = linked_in_ring(machine, stations, line_through(measured)).links
         what = (
@@ -149,7 +149,7 @@ class Links:
 def _link(ends: tuple[str, str], seconds: tuple[float, float]) -> Link:
     """Return the link on which a small and a large copy take these seconds."""
     small, large = zip((_SMALL_COPY_NBYTES, _LARGE_COPY_NBYTES), seconds, strict=True)
-    line = line_through((Measurement(*small), Measurement(*large)))
+    line = line_through((ExchangeSample(*small), ExchangeSample(*large)))
     return Link(
         between=ends,
         bandwidth_bytes_per_s=1 / line.seconds_per_byte,

@@ -18,8 +18,8 @@ from heapq import heappop, heappush
 from math import ceil
 from typing import NamedTuple
 
-from paceline.core.calibration import LinearTime, linked
 from paceline.core.cost import Roofline
+from paceline.core.link_fit import LinearTime, linked
 from paceline.core.losses import Losses
 from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import Kind, Lane, Plan, Task

@@ -1,4 +1,4 @@
-"""Calibration: the machine on which a plan's exchanges take as long as those measured."""
+"""Link fit: latency and bandwidth of links on which planned exchanges match measured ones."""
 
 from collections.abc import Iterable, Sequence
 from math import inf
@@ -14,7 +14,7 @@ _WITHIN_LINKS = CodecSpeed(encode_values_per_s=inf, decode_values_per_s=inf)
 _FLOAT32_NBYTES = 4  # what is measured
 
 
-class Measurement(NamedTuple):
+class ExchangeSample(NamedTuple):
     """An exchange of so many bytes of gradients took so many seconds, from the first to the last.
 
     All ranks came to it at the same time, and computed nothing meanwhile.
@@ -24,7 +24,7 @@ class Measurement(NamedTuple):
     seconds: float
 
 
-Measurements = tuple[Measurement, Measurement]  # a small exchange and a large one
+ExchangeSamples = tuple[ExchangeSample, ExchangeSample]  # a small exchange and a large one
 
 
 class LinearTime(NamedTuple):
@@ -34,7 +34,7 @@ class LinearTime(NamedTuple):
     seconds_per_byte: float
 
 
-def line_through(measured: Measurements) -> LinearTime:
+def line_through(measured: ExchangeSamples) -> LinearTime:
     """Return the line on which a small and a large exchange lie.
 
     The latency is what remains of the small one when its bytes are paid. Noise can make the large

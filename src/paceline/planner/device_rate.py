@@ -15,7 +15,7 @@ _ALONE = "allreduce"  # one worker exchanges nothing: all strategies are the sam
 
 
 @dataclass(frozen=True)
-class MeasuredRate:
+class DeviceRate:
     """What one device reached by itself: samples a second, with batches of so many samples.
 
     `batch_size` None: of the size that a worker of the plan has.
@@ -25,7 +25,7 @@ class MeasuredRate:
     batch_size: int | None = None
 
     @classmethod
-    def parse(cls, text: str | float) -> "MeasuredRate":
+    def parse(cls, text: str | float) -> "DeviceRate":
         """Read "350/s" or "350/s@128", or a number of samples a second; else InvalidInput."""
         match = _RATE.fullmatch(str(text) if isinstance(text, str) else f"{text!r}/s")
         try:
@@ -48,7 +48,7 @@ class MeasuredRate:
 def calibrated(
     machine: Machine,
     workload_of: Callable[[int], Workload],
-    rate: MeasuredRate,
+    rate: DeviceRate,
     usual_batch: int,
 ) -> Machine:
     """Return the machine with devices on which a lone worker reaches the rate.

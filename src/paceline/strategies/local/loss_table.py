@@ -49,7 +49,7 @@ class Row:
 @cache
 def rows() -> tuple[Row, ...]:
     """Return the rows of the table; pydantic's ValidationError names what is wrong with one."""
-    file = resources.files(__package__).joinpath("measured.toml")
+    file = resources.files(__package__).joinpath("loss_table.toml")
     found = tomllib.loads(file.read_text(encoding="utf-8")).get("rows", [])
     return TypeAdapter(tuple[Row, ...]).validate_python(found)
 
