@@ -67,8 +67,8 @@ def _slow_processes() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as after:
         # The hosts mount a /sys of their own, which has no control groups.
         groups = _GROUPS if is_first else _GROUPS.parent
-        subprocess.run(["mount", "--bind", str(groups), folder], check=True)
-        after.callback(subprocess.run, ["umount", folder], check=True)
+        subprocess.run(["/bin/mount", "--bind", str(groups), folder], check=True)
+        after.callback(subprocess.run, ["/bin/umount", folder], check=True)
         group = Path(folder) / f"slow-{os.getpid()}"
         group.mkdir()
         after.callback(group.rmdir)
