@@ -25,9 +25,10 @@ MACHINE = "two-hosts-gigabit"
 
 @pytest.mark.parametrize("strategy", ["allreduce", "host", "local", "wheel"])
 def test_it_is_what_the_plan_says_of_that_strategy(strategy: str):
-    found = forecast("lenet5", MACHINE, strategy, batch_size=32, workers=2)
     ranking = paceline.plan("lenet5", MACHINE, 32, workers=2, strategy=strategy)
     (same,) = [one for one in ranking if one.codec is None and one.strategy == strategy]
+    rounds = {"sync_every": same.config.sync_every} if strategy == "local" else None
+    found = forecast("lenet5", MACHINE, strategy, batch_size=32, workers=2, options=rounds)
     assert found.step_s == pytest.approx(same.step_s)
     assert found.config == same.config
     assert found.efficiency == pytest.approx(same.efficiency)
