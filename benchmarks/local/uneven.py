@@ -32,8 +32,8 @@ from hosts import TwoHosts  # noqa: E402
 import parts  # noqa: E402
 from ranks import DEADLINE_S  # noqa: E402
 
-_BATCH_SIZE = 8  # windows of 128 tokens
-_EVERY, _NUM_ROUNDS, _REPEATS = 40, 8, 3
+_BATCH_SIZE = 32  # windows of 128 tokens
+_EVERY, _NUM_ROUNDS, _REPEATS = 20, 6, 3
 _GAIN = 1.6  # inner steps that the fast worker takes for one of the run's, at 4:1
 _TESTED_EVERY = 2  # rounds
 _PERIOD_US, _SLOWER = 8_000, 4

@@ -217,13 +217,16 @@ def test_those_who_are_admitted_reach_nearly_the_most(speeds: list[float], batch
 
 
 def test_a_profile_says_what_each_device_computes_and_what_the_exchange_takes() -> None:
-    # With 50 samples each: 0.5 s and 2 s. A step takes 2.3 s, and so the exchange 0.3 s.
-    fast = {Kind.FORWARD: 0.2, Kind.BACKWARD: 0.3, Kind.STEP: 9.0}
-    slow = {Kind.FORWARD: 0.5, Kind.BACKWARD: 1.5}
+    # With 50 samples each: 0.5 s and 2 s, and updates of 0.1 and 0.2 s. A step takes 2.4 s, and
+    # so the exchange 0.2 s.
+    fast = {Kind.FORWARD: 0.2, Kind.BACKWARD: 0.3, Kind.STEP: 0.1}
+    slow = {Kind.FORWARD: 0.5, Kind.BACKWARD: 1.5, Kind.STEP: 0.2}
     named = ("fast", fast), ("slow", slow), ("another", {Kind.FORWARD: 7.0})
     durations = {PriceKey(name, kind, "a"): s for name, own in named for kind, s in own.items()}
-    forecast = cast("Forecast", SimpleNamespace(devices=("fast", "slow"), step_s=2.3))
+    forecast = cast("Forecast", SimpleNamespace(devices=("fast", "slow"), step_s=2.4))
     fast, slow = admit_profiled(forecast, durations, 50, 100)
     assert (fast.samples_per_s, slow.samples_per_s) == pytest.approx((100, 25))
-    assert slow.balanced_samples_per_s == pytest.approx(100 / 1.1)
+    # 80 and 20 samples take 0.8 s, the slow update 0.2 s; alone the fast one takes 1 and 0.1 s.
+    assert slow.balanced_samples_per_s == pytest.approx(100 / 1.2)
+    assert slow.without_samples_per_s == pytest.approx(100 / 1.1)
     assert [fast.helps, slow.helps] == [True, False]

@@ -52,17 +52,20 @@ def admit(
     exchange_s: float = 0.0,
     balanced: bool = True,
     most: Sequence[int | None] | None = None,
+    fixed_s: Sequence[float] | None = None,
 ) -> tuple[Admission, ...]:
     """Judge each worker, in rank order.
 
-    `speeds` are samples a second of each worker by itself. Two or more exchange gradients, which
-    takes `exchange_s` of a step that nothing hides. `most` bounds the samples of each in a batch.
+    `speeds` are samples a second of each worker by itself, beside the `fixed_s` of a step that do
+    not depend on its samples. Two or more exchange gradients, which takes `exchange_s` of a step
+    that nothing hides. `most` bounds the samples of each in a batch.
     Admitted are the fewest of the fastest workers that others would hardly make faster. ValueError
     if there is no worker, a speed is not positive, or a batch does not fit into all of them.
     """
     if not speeds or min(speeds) <= 0 or exchange_s < 0:
         raise ValueError(f"speeds and exchange_s: {list(speeds)} samples/s and {exchange_s} s")
     bounds = list(most) if most is not None else [None] * len(speeds)
+    fixed = list(fixed_s) if fixed_s is not None else [0.0] * len(speeds)
     order = sorted(range(len(speeds)), key=lambda rank: -speeds[rank])
 
     def rate(ranks: Sequence[int], is_balanced: bool) -> float:
@@ -72,7 +75,8 @@ def admit(
             return 0.0
         parts = apportion(batch_size, own if is_balanced else [1.0] * len(own), fit)
         # All wait for the slowest; one worker alone exchanges nothing.
-        slowest_s = max(part / speed for part, speed in zip(parts, own, strict=True))
+        each = zip(ranks, parts, own, strict=True)
+        slowest_s = max(part / speed + fixed[rank] for rank, part, speed in each)
         return batch_size / (slowest_s + exchange_s * (len(own) > 1))
 
     rates = [rate(order[: number + 1], balanced) for number in range(len(order))]
@@ -102,9 +106,12 @@ def admit_profiled(
     `durations` are the measured seconds of the parts of a step with `samples` on each device. What
     the forecast's step takes beyond the slowest device's own is the exchange's.
     """
-    own_s = dict.fromkeys(forecast.devices, 0.0)
+    own_s, fixed_s = (dict.fromkeys(forecast.devices, 0.0) for _ in range(2))
     for key, seconds in durations.items():
         if key.owner in own_s and key.kind in (Kind.FORWARD, Kind.BACKWARD):
             own_s[key.owner] += seconds
-    exchange_s = max(0.0, forecast.step_s - max(own_s.values()))
-    return admit([samples / seconds for seconds in own_s.values()], batch_size, exchange_s)
+        elif key.owner in own_s and key.kind is Kind.STEP:
+            fixed_s[key.owner] += seconds
+    exchange_s = max(0.0, forecast.step_s - max(own_s[one] + fixed_s[one] for one in own_s))
+    speeds = [samples / seconds for seconds in own_s.values()]
+    return admit(speeds, batch_size, exchange_s, fixed_s=list(fixed_s.values()))
