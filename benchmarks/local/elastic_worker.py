@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torchft
 from counted import recipe
-from small_gpt import recipe as small_gpt
+from sized_gpt import tiny
 from torch import Tensor, nn
 from torch.distributed import TCPStore
 from torch.utils.data import DataLoader
@@ -138,7 +138,7 @@ def train_small_gpt(
     by: str, name: str, num_steps: int, every: int, codec: str | None = None
 ) -> None:
     """Train a small GPT on this worker's own windows, and tell speed, bytes and loss."""
-    task = small_gpt()
+    task = tiny()
     torch.manual_seed(0)
     model = task.model()
     order = torch.Generator().manual_seed(int(name))
