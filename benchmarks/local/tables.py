@@ -13,6 +13,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import elastic  # noqa: E402
+import exchange  # noqa: E402
 import inner  # noqa: E402
 import lora  # noqa: E402
 import loss  # noqa: E402
@@ -26,6 +27,7 @@ from readme import fill  # noqa: E402
 _TEXTS = {
     "loss": loss.table,
     "uneven": uneven.text,
+    "exchange": exchange.text,
     "inner": inner.text,
     "lora": lora.text,
 }
