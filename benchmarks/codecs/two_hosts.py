@@ -1,9 +1,7 @@
 """Two hosts at 100 Mbit/s and 1 Gbit/s, and two ranks on loopback: needs root, for the hosts."""
 
-import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,10 @@ sys.path.append(str(HERE.parent / "network"))
 import pays  # noqa: E402
 from host import missing  # noqa: E402
 from hosts import TwoHosts  # noqa: E402
+from rank_figures import on_hosts  # noqa: E402
 
 from figures import shown  # noqa: E402
-from ranks import DEADLINE_S, on_ranks  # noqa: E402
+from ranks import on_ranks  # noqa: E402
 
 _PART = "between"
 
@@ -29,19 +28,8 @@ def measure(rate: str, quick: bool) -> dict[str, Any]:
     problem = missing()
     if problem:
         sys.exit(f"{rate}: {problem}")
-    return _on_hosts(rate, quick)
-
-
-def _on_hosts(rate: str, quick: bool) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder, TwoHosts(rate) as hosts:
-        output = Path(folder) / "figures.json"
-        program = [sys.executable, str(HERE.parent / "rank.py"), str(HERE), _PART, str(output)]
-        command = [*program, *(["--quick"] if quick else [])]
-        finished = hosts.run(command, cores=(0, 1), deadline_s=10 * DEADLINE_S)
-        if any(one.code for one in finished):
-            sys.exit("\n".join(one.err for one in finished))
-        figures: dict[str, Any] = json.loads(output.read_text())
-    return figures
+    with TwoHosts(rate) as hosts:
+        return on_hosts(hosts, HERE, _PART, quick)
 
 
 def text(rate: str, figures: dict[str, Any]) -> str:

@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 from exchanges import DELAY, FRAGMENTS, SYNC_EVERY  # noqa: E402
 from host import missing  # noqa: E402
 from hosts import TwoHosts  # noqa: E402
+from rank_figures import on_hosts  # noqa: E402
 from steps_to_loss import CASES  # noqa: E402
 
 import parts  # noqa: E402
-from ranks import DEADLINE_S  # noqa: E402
 
 _CASE = "10m"
 _CODECS = (None, "dynamic8", "dynamic4")
@@ -40,15 +39,9 @@ def measure(quick: bool) -> dict[str, Any]:
         sys.exit(problem)
     case = "0.1m" if quick else _CASE
     found: dict[str, Any] = {}
-    with TwoHosts("1gbit") as hosts, tempfile.TemporaryDirectory() as folder:
+    with TwoHosts("1gbit") as hosts:
         for codec in _CODECS:
-            output = Path(folder) / "figures.json"
-            program = [sys.executable, str(HERE.parent / "rank.py"), str(HERE), "exchanges"]
-            program += [str(output), f"--case={case}", f"--case={codec or ''}"]
-            finished = hosts.run(program, cores=(0, 1), cwd=HERE, deadline_s=10 * DEADLINE_S)
-            if any(one.code for one in finished):
-                sys.exit("\n".join(one.err for one in finished))
-            own = json.loads(output.read_text())
+            own = on_hosts(hosts, HERE, "exchanges", quick, (case, codec or ""))
             found[codec or "float32"] = {**own, "planned_nbytes": _planned(case, codec)}
     return found
 

@@ -8,10 +8,8 @@ host takes a quarter of the steps in each round. With --quick a few steps show t
 works; the figures mean nothing, and are not written.
 """
 
-import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,24 +22,17 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from host import missing  # noqa: E402
 from hosts import TwoHosts  # noqa: E402
+from rank_figures import on_hosts  # noqa: E402
 
 import parts  # noqa: E402
-from ranks import DEADLINE_S  # noqa: E402
 
 
 def measure(quick: bool) -> dict[str, Any]:
     """Return the runs of the fast host and of both, in turns, and the exchanges' bytes and time."""
     if problem := missing():
         sys.exit(problem)
-    with TwoHosts("1gbit") as hosts, tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "figures.json"
-        program = [sys.executable, str(HERE.parent / "rank.py"), str(HERE), "lora_runs"]
-        program += [str(output), *(["--quick"] if quick else [])]
-        finished = hosts.run(program, cores=(0, 1), cwd=HERE, deadline_s=10 * DEADLINE_S)
-        if any(one.code for one in finished):
-            sys.exit("\n".join(one.err for one in finished))
-        figures: dict[str, Any] = json.loads(output.read_text())
-    return figures
+    with TwoHosts("1gbit") as hosts:
+        return on_hosts(hosts, HERE, "lora_runs", quick)
 
 
 def text(_: str, figures: dict[str, Any]) -> str:

@@ -27,6 +27,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from host import missing  # noqa: E402
 from hosts import TwoHosts  # noqa: E402
+from rank_figures import on_hosts  # noqa: E402
 from steps_of_hosts import ALONE, BATCH_SIZE  # noqa: E402
 
 import parts  # noqa: E402
@@ -50,16 +51,17 @@ def measure(model: str, wire: str, quick: bool) -> dict[str, Any]:
     seconds: dict[str, list[float]] = defaultdict(list)
     times: dict[str, list[float]] = defaultdict(list)  # a lone host's speed, in each turn
     predicted: dict[str, list[float]] = defaultdict(list)
+    alone = (f"{model} {ALONE}",)
     with TwoHosts(wire) as hosts:
         for _ in range(1 if quick else _REPEATS[model]):
-            found = _steps(hosts, model, quick)
+            found = on_hosts(hosts, HERE, "steps_of_hosts", quick, (f"{model} ",))
             before = found["seconds"][ALONE]
             for name, own in found["seconds"].items():
                 seconds[name] += own
                 times[name].append(2 * median(before) / median(own))
             for name, options in _LOCALS.items():
                 own, step_s = _local(hosts, model, options, quick)
-                after = _steps(hosts, model, quick, only=ALONE)["seconds"][ALONE]
+                after = on_hosts(hosts, HERE, "steps_of_hosts", quick, alone)["seconds"][ALONE]
                 seconds[name] += own
                 seconds[ALONE] += after
                 # The machine's speed changes within minutes: what ran just before and after tells.
@@ -78,16 +80,6 @@ def measure(model: str, wire: str, quick: bool) -> dict[str, Any]:
         rows[name]["predicted"] = errors
     known = {"sync_every": 4 if quick else _SYNC_EVERY, "tokens": found["tokens"]}
     return {"ways": rows, **known}
-
-
-def _steps(hosts: TwoHosts, model: str, quick: bool, only: str = "") -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "figures.json"
-        program = [sys.executable, str(HERE.parent / "rank.py"), str(HERE), "steps_of_hosts"]
-        options = [str(output), f"--case={model} {only}", *(["--quick"] if quick else [])]
-        _run(hosts, [*program, *options])
-        found: dict[str, Any] = json.loads(output.read_text())
-    return found
 
 
 def _local(

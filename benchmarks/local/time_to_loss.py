@@ -27,11 +27,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from host import missing  # noqa: E402
 from hosts import TwoHosts  # noqa: E402
+from rank_figures import on_hosts  # noqa: E402
 from step_times import ALONE, SYNC_EVERY  # noqa: E402
 from steps_to_loss import CASES, FREE, steps_needed  # noqa: E402
 
 import parts  # noqa: E402
-from ranks import DEADLINE_S  # noqa: E402
 
 _WIRES = {"1gbit": "117 MB/s", "100mbit": "11.7 MB/s"}
 _DDP = ("DDP 1 MB", "DDP 25 MB", "DDP, fp16 hook")
@@ -44,14 +44,8 @@ def measure(part: str, wire: str, quick: bool) -> dict[str, Any]:
     if problem := missing():
         sys.exit(f"{wire}: {problem}")
     known = _losses(part)
-    with TwoHosts(wire) as hosts, tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "figures.json"
-        program = [sys.executable, str(HERE.parent / "rank.py"), str(HERE), "step_times"]
-        program += [str(output), f"--case={part}", *(["--quick"] if quick else [])]
-        finished = hosts.run(program, cores=(0, 1), cwd=HERE, deadline_s=10 * DEADLINE_S)
-        if any(one.code for one in finished):
-            sys.exit("\n".join(one.err for one in finished))
-        blocks: dict[str, Any] = json.loads(output.read_text())
+    with TwoHosts(wire) as hosts:
+        blocks = on_hosts(hosts, HERE, "step_times", quick, (part,))
     rows = _rows(known, blocks)
     planned = _planned(part, wire, median(blocks[ALONE]), set(rows))
     return {"blocks": blocks, "num_steps": known["num_steps"], "rows": rows, "planned": planned}
