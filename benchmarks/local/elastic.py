@@ -241,9 +241,9 @@ def beside_torchft(quick: bool) -> dict[str, Any]:
     """Return speed, bytes and loss of both, which take turns."""
     num_steps, every = (30, 10) if quick else (_NUM_STEPS, _EVERY)
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for _ in range(1 if quick else _REPEATS):
+    for seed in range(1 if quick else _REPEATS):
         for name, (by, *codec) in _WAYS.items():
-            rows[name].append(_trained(by, str(num_steps), str(every), *codec))
+            rows[name].append(_trained(by, str(num_steps), str(every), str(seed), *codec))
     return {
         name: {
             "tokens_per_s": spread([one["tokens_per_s"] for one in own] * (2 if quick else 1)),

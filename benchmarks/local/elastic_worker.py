@@ -1,7 +1,7 @@
 """A worker of LocalUpdates, or of torchft's own DiLoCo, which benchmarks/local/elastic.py starts.
 
     python elastic_worker.py faults NAME SYNC_EVERY
-    python elastic_worker.py paceline|torchft NAME NUM_STEPS SYNC_EVERY [CODEC]
+    python elastic_worker.py paceline|torchft NAME NUM_STEPS SYNC_EVERY SEED [CODEC]
 
 The lighthouse is in TORCHFT_LIGHTHOUSE, and the store of the replica group in this process. What it
 has to tell it writes, a line of JSON each, to NAME.PID.jsonl. In a run with faults the next one is
@@ -30,9 +30,11 @@ from torchft.local_sgd import DiLoCo
 
 import paceline
 from paceline.links.failpoints import ARMED
+from paceline.recipes.schedules import schedule_of
 
 LOOPBACK, DEADLINE_S, QUORUM_S = "127.0.0.1", 5, 300
-BATCH_SIZE, TOKENS_BATCH_SIZE = 48, 4
+BATCH_SIZE, TOKENS_BATCH_SIZE = 48, 16
+_RATE = 0.003
 _TEST_BATCH_SIZE, _TEST_BATCHES = 64, 20
 
 
@@ -107,16 +109,16 @@ def train_among_faults(name: str, every: int) -> None:
         return found
 
     updates._workers.exchange = recorded  # type: ignore[method-assign]
-    known = updates._num_exchanges
+    known = updates.num_exchanges
     with updates:
         while not Path("end").exists():
             for inputs, targets in batches:
-                _arm(name, updates._num_exchanges)
+                _arm(name, updates.num_exchanges)
                 optimizer.zero_grad()
                 task.loss(model(inputs), targets).backward()
                 optimizer.step()
-                if updates._num_exchanges != known:
-                    known = updates._num_exchanges
+                if updates.num_exchanges != known:
+                    known = updates.num_exchanges
                     told.say(number=known - 1, digest=updates._averaging.digest)
                     if Path("end").exists():
                         break
@@ -135,15 +137,16 @@ def _arm(name: str, number: int) -> None:
 
 
 def train_small_gpt(
-    by: str, name: str, num_steps: int, every: int, codec: str | None = None
+    by: str, name: str, num_steps: int, every: int, seed: int, codec: str | None = None
 ) -> None:
     """Train a small GPT on this worker's own windows, and tell speed, bytes and loss."""
     task = tiny()
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = task.model()
-    order = torch.Generator().manual_seed(int(name))
+    order = torch.Generator().manual_seed(2 * seed + int(name))
     batches = iter(DataLoader(task.train, TOKENS_BATCH_SIZE, shuffle=True, generator=order))
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), _RATE)
+    schedule = schedule_of("cosine", num_steps // 15)(optimizer, num_steps)
     process_group, told = gloo(), Told(name)
     if by == "paceline":
         manager = manager_of(name, process_group)
@@ -162,6 +165,7 @@ def train_small_gpt(
             optimizer.zero_grad()
             task.loss(model(inputs), targets).backward()
             optimizer.step()
+            schedule.step()
             num_tokens += inputs.numel()
         seconds = time.monotonic() - started
     is_ours = isinstance(loop, paceline.LocalUpdates)
@@ -211,8 +215,8 @@ def main() -> None:
     if what == "faults":
         train_among_faults(name, int(rest[0]))
     else:
-        num_steps, every, *codec = rest
-        train_small_gpt(what, name, int(num_steps), int(every), *codec)
+        num_steps, every, seed, *codec = rest
+        train_small_gpt(what, name, int(num_steps), int(every), int(seed), *codec)
     sys.stdout.flush()
     os._exit(0)  # threads of torchft's timers may still run
 

@@ -4,12 +4,14 @@ import copy
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
+from slow_host import SLOWER, train
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -19,7 +21,7 @@ from paceline.data.text import load_text
 from paceline.links.group import Group
 from paceline.recipes.losses import next_token_loss
 
-_CONTEXT, _BATCH_SIZE, _SLOWER = 128, 8, 4
+_CONTEXT, _BATCH_SIZE = 128, 8
 _NUM_BASE_STEPS, _NUM_ROUNDS, _SYNC_EVERY, _REPEATS = 200, 5, 40, 3
 _NUM_EXCHANGES, _NUM_TESTED = 5, 64
 _HEADERS = str(Path(torch.__file__).parent / "include" / "ATen" / "core")
@@ -92,7 +94,7 @@ def _run(
     """Fine-tune; return the model, and the tokens of all and the seconds of this host."""
     model, is_slow = _adapted(base), group.rank > 0
     optimizer = torch.optim.AdamW((one for one in model.parameters() if one.requires_grad), 3e-3)
-    own_every = sync_every // (_SLOWER if is_slow else 1)
+    own_every = sync_every // (SLOWER if is_slow else 1)
     num_steps = _NUM_ROUNDS * own_every
     updates = (
         nullcontext()
@@ -104,13 +106,9 @@ def _run(
     batches = _batches(samples, 2 * seed + group.rank)
     started_s = time.monotonic()
     with updates:
-        for _, tokens in zip(range(num_steps), batches, strict=False):
-            busy_s = time.process_time()
-            _step(model, optimizer, tokens)
-            if is_slow:
-                time.sleep((_SLOWER - 1) * (time.process_time() - busy_s))
+        train(batches, partial(_step, model, optimizer), num_steps, is_slow=is_slow)
     seconds = time.monotonic() - started_s
-    all_steps = num_steps * (1 if is_alone else 1 + 1 / _SLOWER)
+    all_steps = num_steps * (1 if is_alone else 1 + 1 / SLOWER)
     return model, {"tokens": all_steps * _BATCH_SIZE * _CONTEXT, "seconds": seconds}
 
 

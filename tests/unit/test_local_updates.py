@@ -442,6 +442,28 @@ def test_a_step_of_a_subclass_that_calls_its_bases_is_one() -> None:
         assert updates.num_steps == 3
 
 
+class Raising(OfABase):
+    is_full = False
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        if self.is_full:
+            raise MemoryError
+
+
+def test_steps_count_on_after_one_that_has_raised() -> None:
+    model = net()
+    optimizer = Raising(model.parameters(), 0.1)
+    with paceline.LocalUpdates(model, optimizer, 2) as updates:
+        inner_step(model, optimizer, 0, 0)
+        optimizer.is_full = True
+        with pytest.raises(MemoryError):
+            inner_step(model, optimizer, 0, 1)
+        optimizer.is_full = False
+        inner_step(model, optimizer, 0, 2)
+        assert updates.num_steps == 2
+
+
 def test_alone_it_trains_as_without() -> None:
     model, expected = net(), net()
     optimizer, other = adamw(model), adamw(expected)

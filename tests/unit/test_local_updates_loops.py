@@ -391,10 +391,10 @@ def resumed(path: str, num_steps: int, options: list[dict[str, Any]]) -> tuple[T
     model.load_state_dict(state["model"])
     with paceline.LocalUpdates(model, optimizers, **options[rank]) as updates:
         updates.load_state_dict(state["updates"])
-        sent_before = updates._num_exchanges
+        sent_before = updates.num_exchanges
         for number in range(num_steps):
             step(number)
-        sent = updates._num_exchanges - sent_before
+        sent = updates.num_exchanges - sent_before
     return vector(model), sent
 
 

@@ -1,9 +1,12 @@
 """Inner steps of a user's optimizers: hooks around them, their count, and what is no step."""
 
+import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -14,7 +17,7 @@ class StepHooks:
     """Calls `before` and `after` around each step of optimizers, with the optimizer.
 
     Around the outermost one: the step of a subclass may call that of its base, which torch gives
-    hooks of its own. A step that raises leaves it within a step.
+    hooks of its own. After a step that raises, the next one begins anew.
     """
 
     def __init__(
@@ -25,17 +28,17 @@ class StepHooks:
     ) -> None:
         self._before, self._after = before, after
         self._depth = 0
+        self._caller: FrameType | None = None  # torch's function around the outermost step
         self._handles: list[Any] = []
         for one in optimizers:
             self._handles.append(one.register_step_pre_hook(self._begin))
             self._handles.append(one.register_step_post_hook(self._end))
 
-    @property
-    def is_within(self) -> bool:
-        """True within a step."""
-        return self._depth > 0
-
     def _begin(self, optimizer: Optimizer, *_: object) -> None:
+        if not torch.compiler.is_compiling():  # a compiled step has no such frame
+            caller = sys._getframe(1)
+            if self._caller is None or self._caller not in _callers_of(caller):
+                self._depth, self._caller = 0, caller
         self._depth += 1
         if self._depth == 1:
             self._before(optimizer)
@@ -43,6 +46,7 @@ class StepHooks:
     def _end(self, optimizer: Optimizer, *_: object) -> None:
         self._depth -= 1
         if not self._depth:
+            self._caller = None
             self._after(optimizer)
 
     def remove(self) -> None:
@@ -129,6 +133,14 @@ class InnerSteps:
                     "optimizer", "has stepped twice on the same gradients", hint="step once a batch"
                 )
         self._gradients[optimizer] = [(weakref.ref(one), version) for one, version in found]
+
+
+def _callers_of(frame: FrameType) -> Iterator[FrameType]:
+    """Yield the frames of the functions that wait for this one, the nearest first."""
+    caller = frame.f_back
+    while caller is not None:
+        yield caller
+        caller = caller.f_back
 
 
 def _do_nothing(_: Optimizer) -> None:

@@ -8,7 +8,6 @@ thread                                [headers, mean, outer step ]
 import atexit
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -42,7 +41,8 @@ from paceline.exchange.outer import (
 from paceline.exchange.peer_state import InnerState
 from paceline.exchange.readiness import weakly
 from paceline.exchange.replica import Statistics
-from paceline.exchange.running_exchange import ExchangeTimes, RunningExchange
+from paceline.exchange.round_place import RoundPlace
+from paceline.exchange.running_exchange import ExchangeLog, ExchangeTimes, RunningExchange
 from paceline.exchange.workers import FixedWorkers, Settings, Workers, meet
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 BEGINNING = -1  # the number of the exchange in which a worker joins a manager's others
-_KEPT_TIMES = 256  # of exchanges
 _GOODBYE_S = 5.0  # for a thread that waits for lost workers
 _OF_A_WORKER = ("sync_every", "delay")  # settings by which a slower worker may differ
 
@@ -141,12 +140,8 @@ class LocalUpdates:
             raise InvalidInput("codec", f"{codec} encodes float32", hint="the model is float64")
         make_codec = None if codec is None else factory_of(codec)
         self._averaging = Averaging(self._outer, make_codec)
-        self._in_round = self._num_exchanges = 0
-        self._weights = [0.0] * fragments
+        self._place, self._log = RoundPlace(self._rounds), ExchangeLog()
         self._running: RunningExchange | None = None
-        self._exposed_s = self._took_s = 0.0
-        self._trained_from_s = time.monotonic()
-        self._times: deque[ExchangeTimes] = deque(maxlen=_KEPT_TIMES)
         self._is_open = True
         # Count a step before a peer may read the state after it.
         self._steps.watch()
@@ -162,7 +157,7 @@ class LocalUpdates:
         self._at_exit = weakly(self.abort)
         atexit.register(self._at_exit)
         if manager is not None:
-            self._num_exchanges = BEGINNING
+            self._place.num_exchanges = BEGINNING
             self._exchange_now(is_closing=False)
 
     def __enter__(self) -> Self:
@@ -182,6 +177,11 @@ class LocalUpdates:
     def num_steps(self) -> int:
         """The inner steps of this worker so far."""
         return self._steps.count
+
+    @property
+    def num_exchanges(self) -> int:
+        """The exchanges so far, of all fragments."""
+        return self._place.num_exchanges
 
     def close(self) -> None:
         """Take part until all workers are done, exchange what is left, and remove the hooks.
@@ -203,14 +203,13 @@ class LocalUpdates:
     def statistics(self) -> Statistics:
         """Return the traffic and time of the exchanges so far, on this worker."""
         sent, received = self._averaging.nbytes_sent, self._averaging.nbytes_received
-        hidden_s = max(0.0, self._took_s - self._exposed_s)
-        times = self._exposed_s, hidden_s
+        times = self._log.exposed_s, max(0.0, self._log.took_s - self._log.exposed_s)
         share = self._averaging.sent_share
         return Statistics("local", self._steps.count, sent, received, *times, sent_share=share)
 
     def times(self) -> tuple[ExchangeTimes, ...]:
         """Return when what happened in the last exchanges on this worker."""
-        return tuple(self._times)
+        return tuple(self._log.latest)
 
     def own_parameters(self) -> list[Tensor]:
         """Return copies of this worker's own parameters, a vector for each fragment."""
@@ -248,12 +247,11 @@ class LocalUpdates:
             running = None
         return {
             "outer": self._outer.state_dict(),
-            "num_exchanges": self._num_exchanges,
+            **self._place.state_dict(),
             "num_steps": self._steps.count,
-            "in_round": self._in_round,
             "own": {
                 "worker": (self._workers.rank, self._workers.count),
-                "weights": list(self._weights),
+                "weights": list(self._place.weights),
                 "feedback": self._averaging.feedback(),
                 "due": None if running is None else running.due,
                 "buffers": [] if running is None else running.given.buffers,
@@ -266,11 +264,8 @@ class LocalUpdates:
         Load the model's and the optimizer's afterwards. InvalidInput if it does not fit.
         """
         self._outer.load_state_dict(state["outer"])
-        self._num_exchanges, self._steps.count = state["num_exchanges"], state["num_steps"]
-        # The round of a worker with another `sync_every` may be over already.
-        fragment = self._num_exchanges % self._rounds.fragments
-        self._in_round = min(state["in_round"], self._rounds.sent_after(fragment) - 1)
-        self._weights = [0.0] * self._rounds.fragments
+        self._place.load_state_dict(state)
+        self._steps.count = state["num_steps"]
         self._running = None
         own = state["own"]
         # Codecs encode a shard for each worker: errors are of as many.
@@ -281,9 +276,9 @@ class LocalUpdates:
         self._averaging.load_feedback(own["feedback"] if is_same else {})
         if own is None:
             return
-        self._weights = list(own["weights"])
+        self._place.weights = list(own["weights"])
         if own["due"] is not None:
-            number = self._num_exchanges - 1
+            number = self._place.num_exchanges - 1
             fragment = number % self._rounds.fragments
             given = Contribution(number, fragment, 0.0, torch.empty(0), own["buffers"], False)
             self._running = RunningExchange.done(given, own["due"])
@@ -294,17 +289,13 @@ class LocalUpdates:
         """Send and load what is due after an inner step."""
         if not (isfinite(self.weight) and self.weight >= 0):
             raise InvalidInput("weight", "must be a number of at least 0", got=self.weight)
-        self._in_round += 1
-        self._weights = [one + self.weight for one in self._weights]
+        self._place.step(self.weight)
         if self._running is not None and self._steps.count >= self._running.due:
             self._load()
-        fragment = self._num_exchanges % self._rounds.fragments
-        if self._in_round == self._rounds.sent_after(fragment):
+        if self._place.is_due():
             self._send(self._steps.count + self._rounds.delay)
             if not self._rounds.delay:
                 self._load()
-        if self._in_round == self._rounds.sync_every:
-            self._in_round = 0
 
     def _check_stepped(self) -> None:
         """Raise InvalidInput if parameters have changed, and the optimizer has never stepped."""
@@ -321,17 +312,12 @@ class LocalUpdates:
 
     def _send(self, due: int, *, is_closing: bool = False) -> None:
         """Start the exchange of the next fragment."""
-        number, count = self._num_exchanges, self._rounds.fragments
-        fragment = number % count
-        weight, self._weights[fragment] = self._weights[fragment], 0.0
-        sent_s = time.monotonic()
+        place, sent_s = self._place, time.monotonic()
+        number, fragment = place.num_exchanges, place.fragment
         own = flatten(self._fragments[fragment], self._outer.dtype)
-        ends_round = fragment == count - 1
-        buffers = (
-            [one.detach().cpu().clone() for one in self._model.buffers()] if ends_round else []
-        )
-        given = Contribution(number, fragment, weight, own, buffers, is_closing)
-        self._num_exchanges += 1
+        buffers = self._model.buffers() if place.ends_round else ()
+        copies = [one.detach().cpu().clone() for one in buffers]
+        given = Contribution(number, fragment, place.send(), own, copies, is_closing)
         self._running = RunningExchange(given, due, sent_s)
         self._running.start(self._workers.exchange, self._step)
 
@@ -362,8 +348,6 @@ class LocalUpdates:
             return
         found = self._wait(exchange)
         given, loading_s = found.given, time.monotonic()
-        self._took_s += exchange.took_s
-        self._exposed_s += exchange.exposed_s
         if found.taken is not None:
             self._take(found.taken, given)
         elif self._workers.rank in found.left_out:
@@ -375,10 +359,7 @@ class LocalUpdates:
         with torch.no_grad():
             for buffer, group in zip(self._model.buffers(), given.buffers, strict=False):
                 buffer.copy_(group)
-        loaded_s = time.monotonic()
-        if not given.is_closing:
-            self._times.append(exchange.times(self._trained_from_s, loading_s, loaded_s))
-        self._trained_from_s = loaded_s
+        self._log.add(exchange, loading_s)
 
     def _exchange_now(self, *, is_closing: bool = True) -> Averaged:
         """Exchange the next fragment, and wait for the result."""
@@ -391,7 +372,7 @@ class LocalUpdates:
     def _begin_anew(self) -> None:
         """Take all of the group's parameters; what the optimizer has gathered may be NaN, too."""
         self.load_own_parameters(self._outer.values)
-        self._weights = [0.0] * len(self._weights)
+        self._place.forget_weights()
         for optimizer in self._steps.optimizers:
             optimizer.state.clear()
 
@@ -399,9 +380,8 @@ class LocalUpdates:
         """Continue from a peer's state, at its place in the round."""
         self._begin_anew()
         taken.load_into(self._model, self._steps.optimizers)
-        self._steps.count, self._num_exchanges = taken.num_steps, given.number + 1
-        begun = self._rounds.sent_after(given.fragment) + self._rounds.delay
-        self._in_round = begun % self._rounds.sync_every if self._num_exchanges else 0
+        self._steps.count = taken.num_steps
+        self._place.go_on_after(given.number)
         given.buffers[:] = given.buffers or taken.buffers
 
     def _say(self, found: Averaged) -> None:
@@ -412,13 +392,13 @@ class LocalUpdates:
             logger.warning(
                 "exchange %d: the parameters of worker %d were NaN or infinite; it was left out "
                 "and takes the group's",
-                self._num_exchanges,
+                self._place.num_exchanges,
                 worker,
             )
         for worker in found.repaired:
             logger.warning(
                 "exchange %d: the outer model of worker %d had other bits; it takes worker 0's",
-                self._num_exchanges,
+                self._place.num_exchanges,
                 worker,
             )
 

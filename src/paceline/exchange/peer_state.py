@@ -60,12 +60,13 @@ class InnerState:
 class StepLock:
     """Keeps the state of optimizers from being read in the middle of a step.
 
-    A step that raises leaves it locked.
+    A step that raises leaves it locked, until the next one has ended.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], deadline_s: float) -> None:
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
+        self._is_in_step = False
         parameters = (
             own for one in optimizers for group in one.param_groups for own in group["params"]
         )
@@ -73,9 +74,12 @@ class StepLock:
         self._hooks = StepHooks(optimizers, self._begin, self._end)
 
     def _begin(self, _: Optimizer) -> None:
-        self._lock.acquire()  # a reader holds it only while it copies
+        if not self._is_in_step:
+            self._lock.acquire()  # a reader holds it only while it copies
+        self._is_in_step = True
 
     def _end(self, _: Optimizer) -> None:
+        self._is_in_step = False
         self._lock.release()
 
     def __enter__(self) -> None:
@@ -91,7 +95,7 @@ class StepLock:
     def close(self) -> None:
         """Remove the hooks."""
         self._hooks.remove()
-        if self._hooks.is_within:
+        if self._is_in_step:
             self._lock.release()
 
 

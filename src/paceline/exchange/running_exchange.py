@@ -2,10 +2,13 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Self
 
 from paceline.exchange.averaging import Averaged, Contribution
+
+_KEPT_TIMES = 256  # of exchanges
 
 
 class ExchangeTimes(NamedTuple):
@@ -102,3 +105,24 @@ class RunningExchange:
         own = self._sent_s, self._copied_s, self._begun_s, self._averaged_s, self._stepped_s
         number = self.given.number
         return ExchangeTimes(number, trained_from_s, *own, self._due_s, loading_s, loaded_s)
+
+
+class ExchangeLog:
+    """Times of the last exchanges, and seconds of all.
+
+    `took_s`: of exchanges and outer steps. `exposed_s`: those in which the loop has waited.
+    """
+
+    def __init__(self) -> None:
+        self.latest: deque[ExchangeTimes] = deque(maxlen=_KEPT_TIMES)
+        self.took_s = self.exposed_s = 0.0
+        self._trained_from_s = time.monotonic()
+
+    def add(self, exchange: RunningExchange, loading_s: float) -> None:
+        """Add an exchange whose result has just been loaded, from `loading_s` on."""
+        loaded_s = time.monotonic()
+        self.took_s += exchange.took_s
+        self.exposed_s += exchange.exposed_s
+        if not exchange.given.is_closing:
+            self.latest.append(exchange.times(self._trained_from_s, loading_s, loaded_s))
+        self._trained_from_s = loaded_s
