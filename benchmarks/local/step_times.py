@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import sized_gpt
@@ -17,7 +18,7 @@ from paceline.recipes.recipe import Recipe
 from ranks import Variant, alternate, timed
 
 ALONE = "alone"
-SYNC_EVERY = 5
+SYNC_EVERY, DELAY = 5, 1  # of a round
 _NUM_WARM_UP, _NUM_BLOCKS = 3, 4
 _NUM_ROUNDS = {"0.1m": 10, "1m": 3, "10m": 1}  # in a block
 _CODECS = (None, "dynamic8", "dynamic4")
@@ -48,12 +49,17 @@ def _variants(recipe: Recipe, case: Case) -> Iterator[tuple[str, Callable[[], No
         wraps[f"allreduce, {codec}"] = partial(encoded, codec)
     for name, wrap in wraps.items():
         yield name, _Trainee(recipe, case, wrap).step
-    for codec in _CODECS:
+    for codec, delay in product(_CODECS, (0, DELAY)):
         trainee = _Trainee(recipe, case, lambda model: model)
         trainee.updates = paceline.LocalUpdates(
-            trainee.model, trainee.optimizer, SYNC_EVERY, codec=codec
+            trainee.model, trainee.optimizer, SYNC_EVERY, codec=codec, delay=delay
         )
-        yield f"local, {codec or 'float32'}", trainee.step
+        yield local_name(codec, is_delayed=delay > 0), trainee.step
+
+
+def local_name(codec: str | None, *, is_delayed: bool) -> str:
+    """Return the name of local updates that encode like this."""
+    return f"local{', delay' if is_delayed else ''}, {codec or 'float32'}"
 
 
 class _Trainee:

@@ -11,6 +11,7 @@ them. With --quick a few steps show that everything works, and nothing is writte
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,8 @@ import parts  # noqa: E402
 
 _DEADLINE_S = 7200.0
 FREE = "free"
-_FURTHEST = 1.1
+_FURTHEST = 1.1  # times a run's length, to which a line through losses goes on
+_LOCAL = re.compile(r"local, H=(\d+)(?:, delay (\d+))?")
 PARAMETERS = {"0.1m": 120_576, "1m": 989_600, "10m": 10_795_008}
 
 
@@ -42,7 +44,7 @@ class Case(NamedTuple):
     num_steps: int
     learning_rate: float
     lengths: Sequence[float]
-    periods: Sequence[int]
+    rounds: Sequence[tuple[int, int]]  # inner steps, and those while an exchange travels
     seeds: Sequence[int]
     codecs: Sequence[str] = ("dynamic4",)
 
@@ -51,11 +53,11 @@ CASES: Mapping[str, Case] = {
     "0.1m": Case(
         *("tiny", 32, 1500, 0.003),
         lengths=(0.65, 0.85),
-        periods=(1, 5, 10, 30, 100, 500),
+        rounds=((1, 0), (5, 0), (10, 0), (10, 2), (30, 0), (100, 0), (500, 0)),
         seeds=(0, 1, 2),
     ),
-    "1m": Case(*("small", 16, 1500, 0.002), (0.65, 0.85), (10, 30), (0, 1), ()),
-    "10m": Case(*("large", 4, 1500, 0.001), (0.65, 0.85), (10, 30), (0,), ()),
+    "1m": Case(*("small", 16, 1500, 0.002), (0.65, 0.85), ((10, 0), (30, 0)), (0, 1), ()),
+    "10m": Case(*("large", 4, 1000, 0.001), (0.65, 0.85), ((10, 2),), (0,), ()),
 }
 
 
@@ -64,8 +66,9 @@ def measure(case: Case, quick: bool) -> dict[str, Any]:
     ways: dict[str, Sequence[str]] = {FREE: ["--strategy=allreduce"]}
     for codec in case.codecs:
         ways[f"allreduce, {codec}"] = ["--strategy=allreduce", f"--codec={codec}"]
-    for period in case.periods:
-        ways[f"local, H={period}"] = ["--strategy=local", f"--set=sync_every={period}"]
+    for every, delay in case.rounds:
+        options = ["--strategy=local", f"--set=sync_every={every}", f"--set=delay={delay}"]
+        ways[rounds_name(every, delay)] = options
     seeds = case.seeds[:1] if quick else case.seeds
     lone = [_loss(case, [], 1, case.num_steps // (10 if quick else 1), seed) for seed in seeds]
     found: dict[str, dict[str, list[float]]] = {}
@@ -75,6 +78,18 @@ def measure(case: Case, quick: bool) -> dict[str, Any]:
             losses = [_loss(case, options, 2, steps, seed) for seed in seeds]
             found.setdefault(name, {})[str(steps)] = losses
     return {"lone": lone, "num_steps": case.num_steps, "losses": found, **case._asdict()}
+
+
+def rounds_name(sync_every: int, delay: int) -> str:
+    """Return how tables call local updates of these rounds."""
+    return f"local, H={sync_every}" + (f", delay {delay}" if delay else "")
+
+
+def rounds_of(name: str) -> tuple[int, int]:
+    """Return the inner steps and the delay of local updates that `rounds_name` has named."""
+    found = _LOCAL.fullmatch(name)
+    assert found is not None
+    return int(found[1]), int(found[2] or 0)
 
 
 def _loss(case: Case, options: Sequence[str], workers: int, steps: int, seed: int) -> float:
@@ -96,7 +111,7 @@ def _loss(case: Case, options: Sequence[str], workers: int, steps: int, seed: in
 
 
 def steps_needed(losses: Mapping[str, Sequence[float]], goals: Sequence[float]) -> list[float]:
-    """Return the steps to each seed's goal, between the lengths of the runs; infinite if beyond."""
+    """Return the steps to each seed's goal, by the lengths of the runs; infinite if far beyond."""
     return [
         _crossing([(int(steps), own[seed]) for steps, own in losses.items()], goal)
         for seed, goal in enumerate(goals)
@@ -104,17 +119,14 @@ def steps_needed(losses: Mapping[str, Sequence[float]], goals: Sequence[float]) 
 
 
 def _crossing(points: Sequence[tuple[int, float]], goal: float) -> float:
-    """Return where the line through points, from the left on, first comes down to the goal."""
-    (first, loss), *_ = points = sorted(points)
-    (before, above), (last, below) = points[-2:] if len(points) > 1 else [*points, (first, loss)]
-    if loss <= goal:
-        return float(first)
-    for (left, high), (right, low) in pairwise(points):
-        if low <= goal:
-            return left + (high - goal) / (high - low) * (right - left)
-    # Beyond the longest run, by at most a tenth, the line goes on.
-    further = last + (below - goal) / (above - below) * (last - before) if above > below else 0.0
-    return further if last < further <= _FURTHEST * last else float("inf")
+    """Return where the line through points comes down to the goal, or a tenth before the first."""
+    lines = list(pairwise(sorted(points)))
+    last = max(points)[0]
+    for (left, high), (right, low) in lines:
+        if (low <= goal or right == last) and low < high:
+            found = left + (high - goal) / (high - low) * (right - left)
+            return max(found, left / _FURTHEST) if found <= _FURTHEST * last else float("inf")
+    return float(last) if max(points)[1] <= goal else float("inf")
 
 
 def text(part: str, figures: dict[str, Any]) -> str:
@@ -128,10 +140,11 @@ def _toml_rows(part: str, figures: dict[str, Any]) -> Iterator[str]:
     for name, losses in figures["losses"].items():
         needed = steps_needed(losses, figures["lone"])
         if name.startswith("local") and max(*needed, *free) < float("inf"):
+            every, delay = rounds_of(name)
             times = [own / other for own, other in zip(needed, free, strict=True)]
             yield (
                 f"[[rows]]\nparameters = {PARAMETERS[part]}\n"
-                f"sync_every = {name.partition('H=')[2]}\n"
+                f"sync_every = {every}\ndelay = {delay}\n"
                 f"workers = 2\nbits = 4\nnum_steps = {round(median(free))}\n"
                 f"steps = {median(times):.3f}\nlow = {min(times):.3f}\nhigh = {max(times):.3f}\n"
                 f'seeds = {len(times)}\nmodel = "a GPT of {PARAMETERS[part]:,} parameters"\n'

@@ -28,8 +28,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 from host import missing  # noqa: E402
 from hosts import TwoHosts  # noqa: E402
 from rank_figures import on_hosts  # noqa: E402
-from step_times import ALONE, SYNC_EVERY  # noqa: E402
-from steps_to_loss import CASES, FREE, steps_needed  # noqa: E402
+from step_times import ALONE, SYNC_EVERY, local_name  # noqa: E402
+from steps_to_loss import CASES, FREE, rounds_name, rounds_of, steps_needed  # noqa: E402
 
 import parts  # noqa: E402
 
@@ -72,7 +72,8 @@ def _planned(part: str, wire: str, alone_s: float, among: set[str]) -> str:
 
 def _name(plan: Mapping[str, Any]) -> str:
     if plan["strategy"] == "local":
-        return f"local, H={plan['config']['sync_every']}, {plan['codec'] or 'float32'}"
+        rounds = plan["config"]["sync_every"], plan["config"]["delay"]
+        return f"{rounds_name(*rounds)}, {plan['codec'] or 'float32'}"
     if plan["strategy"] == "allreduce":
         return f"allreduce, {plan['codec']}" if plan["codec"] else _DDP[-2]
     return str(plan["strategy"])
@@ -99,9 +100,9 @@ def _rows(
     for name, losses in known["losses"].items():
         needed = steps_needed(losses, known["lone"])
         if name.startswith("local"):
-            every = int(name.partition("H=")[2])
-            for kind in ("float32", "dynamic8", "dynamic4"):
-                ways.append((f"{name}, {kind}", needed, _steps_of(every, kind, blocks)))
+            for codec in (None, "dynamic8", "dynamic4"):
+                step_s = _steps_of(*rounds_of(name), codec, blocks)
+                ways.append((f"{name}, {codec or 'float32'}", needed, step_s))
         elif name != FREE:
             ways.append((name, needed, blocks[name]))
     return {
@@ -115,9 +116,16 @@ def _rows(
     }
 
 
-def _steps_of(every: int, kind: str, blocks: Mapping[str, Sequence[float]]) -> list[float]:
-    """Return the seconds of a step, in each block, of rounds of so many steps."""
-    pairs = zip(blocks[ALONE], blocks[f"local, {kind}"], strict=True)
+def _steps_of(
+    every: int, delay: int, codec: str | None, blocks: Mapping[str, Sequence[float]]
+) -> list[float]:
+    """Return the seconds of a step, in each block, of rounds of so many steps.
+
+    What an exchange takes beyond the steps beside it is that of the timed rounds, or less: they
+    have as long a delay as part of a round.
+    """
+    timed = blocks[local_name(codec, is_delayed=delay > 0)]
+    pairs = zip(blocks[ALONE], timed, strict=True)
     return [alone + max(0.0, own - alone) * SYNC_EVERY / every for alone, own in pairs]
 
 

@@ -272,6 +272,7 @@ def test_what_does_not_fit_is_refused(machine, config, field):
 ROW = Row(
     parameters=1_000_000,
     sync_every=100,
+    delay=0,
     workers=2,
     bits=4,
     num_steps=600,
@@ -289,6 +290,7 @@ ROW = Row(
         *[(Local(), row, True) for row in ({}, {"sync_every": 200}, {"workers": 4, "bits": 32})],
         (Local(codec="dynamic8"), {"sync_every": 50}, True),
         (Local(codec="dynamic4"), {"parameters": 4_000_000}, True),
+        *[(Local(delay=20), {"sync_every": every, "delay": 10}, every == 50) for every in (50, 51)],
         *[(Local(), {"sync_every": number}, False) for number in (201, 49)],
         *[(Local(), row, False) for row in ({"workers": 5}, {"parameters": 4_000_001})],
         (Local(codec="onebit"), {}, False),

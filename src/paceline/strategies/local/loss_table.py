@@ -1,7 +1,8 @@
 """Steps to a loss of local updates, from the table of our own measurements beside this file.
 
 A row is near a configuration if its model has at most four times or a quarter of the parameters,
-and its rounds at most twice or half of the steps and the workers, with the outer step by default.
+and its rounds at most twice or half of the steps and the workers, with the outer step by default,
+and no larger part of a round passes while an exchange travels.
 """
 
 import tomllib
@@ -29,13 +30,15 @@ _Steps = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class Row:
     """A measurement (benchmarks/local/steps_to_loss.py).
 
-    A model of so many `parameters` on so many `workers`, in rounds of `sync_every` steps, with
-    outer gradients of `bits` or more a value, needs `steps` times as many steps as synchronous
-    training of `num_steps`: the median of `seeds`, which lie from `low` to `high`.
+    A model of so many `parameters` on so many `workers`, in rounds of `sync_every` steps of which
+    `delay` pass while an exchange travels, with outer gradients of `bits` or more a value, needs
+    `steps` times as many steps as synchronous training of `num_steps`: the median of `seeds`, which
+    lie from `low` to `high`.
     """
 
     parameters: _Count
     sync_every: _Count
+    delay: Annotated[int, Field(ge=0)]
     workers: _Count
     bits: _Count
     num_steps: _Count
@@ -55,9 +58,12 @@ def rows() -> tuple[Row, ...]:
 
 
 def variants(workers: int) -> list[Local]:
-    """Return rounds of every length whose loss was measured, the default length first."""
-    lengths = dict.fromkeys([Local.sync_every, *(row.sync_every for row in rows())])
-    return [Local(workers=workers, sync_every=length) for length in lengths]
+    """Return all rounds whose loss was measured, the default ones first."""
+    rounds = [(Local.sync_every, Local.delay), *((row.sync_every, row.delay) for row in rows())]
+    return [
+        Local(workers=workers, sync_every=every, delay=delay)
+        for every, delay in dict.fromkeys(rounds)
+    ]
 
 
 def steps_to_loss(workload: Workload, config: Local) -> StepsToLoss | None:
@@ -84,6 +90,8 @@ def estimate(num_parameters: int, config: Local, among: Sequence[Row]) -> StepsT
 
 def _is_near(row: Row, num_parameters: int, config: Local) -> bool:
     if (config.outer, config.outer_learning_rate, config.outer_momentum) != ("auto", None, None):
+        return False
+    if config.delay * row.sync_every > row.delay * config.sync_every:
         return False
     form = None if config.codec is None else wire_format(config.codec)
     if form is not None and (form.share is not None or form.value_bits < row.bits):
