@@ -73,10 +73,6 @@ COMMANDS = {
         *("studying", _MEASURE, "Examine this machine: what would be slow, and why."),
         "doctor --json",
     ),
-    "launch": Command(
-        *("launching", _MACHINES, "Print what starts a training on a cluster."),
-        "launch gpt2 --machine 2x8xv100+25gbe --gpu V100 --emit slurm",
-    ),
     "hub": Command(
         *("remote", _MACHINES, "Serve workers of other machines."),
         "hub lenet5 --bind tcp://10.0.0.1:5555 --keys keys --workers 2",
