@@ -9,12 +9,12 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from findings import numbers
-from paceline.data import Dataset, load
+from paceline.data import Dataset
 from paceline.data.dataset import TensorSamples
-from paceline.data.lookalike import NAMES, task
 from paceline.models.networks import MLP
 from paceline.recipes.named import recipe_of_data
 from papers.hogbatch import DATA_SETS
+from papers.lookalike import NAMES, load_lookalike, task
 from refusals import refused
 
 SLOW = pytest.mark.slow  # draws or learns thousands of samples
@@ -27,6 +27,11 @@ KNOWN = {
     "real-sim-like": (51.3, 22_238 / 72_309),
 }
 SHAPES = {f"{row.name}-like": row for row in DATA_SETS}
+
+
+def load(spec: str, shape: tuple[int, ...] | None = None, seed: int = 0) -> Dataset:
+    name, _, options = spec.partition(":")
+    return load_lookalike(name, options, shape, seed)
 
 
 def tensors(samples: object) -> tuple[torch.Tensor, torch.Tensor]:
