@@ -49,6 +49,19 @@ class Around(nn.Module):
         return (hidden + self.b(hidden)) * scale
 
 
+class Remembering(nn.Module):
+    """The head begins after the last time step of a recurrent layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.LSTM(6, 8, num_layers=2, batch_first=True)
+        self.out = nn.Linear(8, 5)
+
+    def forward(self, samples: Tensor) -> Tensor:
+        outputs, _ = self.memory(samples)
+        return self.out(outputs[:, -1])
+
+
 class Case(NamedTuple):
     """A model, the shape of a sample, its number of classes, and where it can be cut."""
 
@@ -74,6 +87,7 @@ CASES = {
     "mlp": Case(lambda: MLP([12, 9, 8, 4]), (12,), 4, ("layers.3", "layers.5")),
     "dropping": Case(Dropping, (1, 8, 8), 5, ("norm", "fc1", "fc2")),
     "around": Case(Around, (6,), 8, ("b",)),
+    "remembering": Case(Remembering, (7, 6), 5, ("out",)),
     "resnet": Case(lambda: CifarResNet(1), (3, 8, 8), 10, ("blocks.1.conv1.0", "classifier.2")),
 }
 

@@ -92,7 +92,9 @@ class Finished:
 
 LEADING = Path(__file__).parent / "leading.py"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+SIMULATED_GPUS = Path(__file__).parent / "simulated_gpu" / "children"  # for PYTHONPATH
 IMPORTED = (
+    "simulated_gpu.instead",  # before what asks for devices
     "paceline.runs.launching",
     "paceline.commands.app",
     "paceline.integrations.data_parallel",
@@ -123,7 +125,8 @@ def fork_server() -> str:
         return os.environ[SHARED_SERVER]
     left_out = ("PYTHONPATH", *SET_BY_IMPORTS)
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
-    opened = forkserver.open_server(IMPORTED, environment | ENVIRONMENT | KEEPING_MEMORY)
+    environment |= ENVIRONMENT | KEEPING_MEMORY | {"PYTHONPATH": str(Path(__file__).parent)}
+    opened = forkserver.open_server(IMPORTED, environment)
     opened.__enter__()
     _OPENED.append(opened)  # else it would be closed
     return os.environ.pop(forkserver.ADDRESS)
@@ -229,7 +232,8 @@ class Started:
     def __init__(
         self, command: list[str], cwd: Path, on_gpu: bool = False, afresh: bool = False
     ) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(cwd)}
+        path = f"{cwd}{os.pathsep}{SIMULATED_GPUS}"
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         for name in SET_BY_IMPORTS:  # in this process: the server imports for itself
             environment.pop(name, None)
         if not on_gpu:  # more workers than this machine may have GPUs

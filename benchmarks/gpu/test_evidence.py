@@ -28,7 +28,8 @@ def run(part):
     part.keep("a", {"b": 1}, "one")
     command = [sys.executable, "-c", "import signal; signal.pause()"]
     beside = subprocess.Popen(command, start_new_session=True)
-    with (pathlib.Path(os.environ["PYTHONPATH"]) / "hanging").open("w") as told:
+    folder = pathlib.Path(os.environ["PYTHONPATH"].split(os.pathsep)[0])
+    with (folder / "hanging").open("w") as told:
         told.write(f"{os.getpid()} {beside.pid} {os.getcwd()}\\n")
     signal.pause()
 """

@@ -19,9 +19,10 @@ from paceline.records.settings import configuration, validated_settings
 from paceline.strategies.hogbatch import STRATEGY
 from paceline.strategies.hogbatch.run import HogbatchRunner, start
 from paceline.strategies.hogbatch.statistics import BatchRecord
+from papers.lookalike import file_of
 
-MODEL, DATA = "covtype-mlp", "covtype-like:samples=100000"
-RACE_MODEL, RACE_DATA = "mlp-54-256-256-2", "covtype-like:samples=20000"  # a hundred runs of it
+MODEL, NUM_SAMPLES = "covtype-mlp", 125_000  # a fifth of them for testing
+RACE_MODEL, NUM_OF_RACE = "mlp-54-256-256-2", 25_000  # a hundred runs of it
 QUICK_MODEL, QUICK_DATA = "mlp-64-128-10", "digits"
 _TRIAL_S = 0.5
 
@@ -44,7 +45,8 @@ class _Silent:
 
 def settings(quick: bool, **values: Any) -> TrainSettings:
     """Return the settings of a run on the benchmark's network and data; quick ones are small."""
-    model, data = (QUICK_MODEL, QUICK_DATA) if quick else (MODEL, DATA)
+    model = QUICK_MODEL if quick else MODEL
+    data = QUICK_DATA if quick else file_of("covtype-like", NUM_SAMPLES)
     given = {"model": model, "data": data, "profile_s": 2 * _TRIAL_S, "force": True}
     given["momentum"] = 0.0  # as the paper trains
     return validated_settings(given | {"strategy": "hogbatch"} | values)
@@ -72,14 +74,19 @@ def trained(
 
 def race(quick: bool, **values: Any) -> TrainSettings:
     """Return the settings of a run to a target loss."""
-    model, data = (QUICK_MODEL, QUICK_DATA) if quick else (RACE_MODEL, RACE_DATA)
-    return settings(quick, **({"model": model, "data": data} | values))
+    model = QUICK_MODEL if quick else RACE_MODEL
+    return settings(quick, **({"model": model, "data": race_data(quick)} | values))
+
+
+def race_data(quick: bool) -> str:
+    """Return the spec of the data that a run to a target loss has."""
+    return QUICK_DATA if quick else file_of("covtype-like", NUM_OF_RACE)
 
 
 @cache
 def dataset(quick: bool, seed: int) -> Any:
     """Return the data that a run to a target loss has."""
-    return load(QUICK_DATA if quick else RACE_DATA, None, seed)
+    return load(race_data(quick), None, seed)
 
 
 @dataclass(frozen=True)

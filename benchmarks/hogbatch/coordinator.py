@@ -6,7 +6,7 @@ from statistics import mean, median
 from typing import Any
 
 import torch
-from cases import RACE_DATA, gaps_s, runner_of, settings, trained
+from cases import gaps_s, race_data, runner_of, settings, trained
 
 from figures import spread
 from paceline.core.settings import TrainSettings
@@ -50,7 +50,7 @@ def _messages(quick: bool) -> dict[str, Any]:
 
 
 def _between(quick: bool) -> dict[str, Any]:
-    data = {} if quick else {"data": RACE_DATA}
+    data = {} if quick else {"data": race_data(quick)}
     wanted = settings(quick, workers="cpu:1", options={"policy": "hogbatch"}, epochs=1, **data)
     between, took = [], []
     for _ in range(2 if quick else _REPEATS):

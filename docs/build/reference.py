@@ -23,7 +23,6 @@ _VERBS: dict[str, type[BaseModel]] = {
     "scale": ScaleSettings,
 }
 _AS_TRAIN = {
-    "launch": "It takes the options of [train](#train), too: see the [guides](launch/index.md).",
     "hub": "It takes the options of [train](#train), too. `--strategy` is `wheel` or `local`.",
 }
 _OF_ALL = ("--config", "--json", "--debug")

@@ -240,8 +240,8 @@ def test_a_machine_file_is_written_as_people_write_it():
     assert 'memory_bytes = "23.5 GiB"\nmemory_bandwidth_bytes_per_s = "50 GB/s"\n' in text
     assert "\nuses_cores = true\n" in text
     assert "sync_latency_s" not in text
-    speeds = 'encode_values_per_s = "1.6 Gvalue/s", decode_values_per_s = "5 Gvalue/s"'
-    assert f'\ncodecs.eightbit = {{ {speeds}, latency_s = "450 us" }}\n' in text
+    speeds = 'encode_values_per_s = "1.6 Gvalue/s"\ndecode_values_per_s = "5 Gvalue/s"\n'
+    assert f'.codecs.eightbit]\n{speeds}latency_s = "450 us"\n' in text
 
 
 @pytest.mark.parametrize("unit", UNITS)

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.devices.simulated import SimulatedDevice
-from paceline.devices.simulated_tensors import devices
 from pair import Ranks
-from simulated_gpus import simulated_gpus
+from simulated_gpu import instead as instead
+from simulated_gpu.device import SimulatedDevice
+from simulated_gpu.lent import simulated_gpus
+from simulated_gpu.tensors import devices
 
 # Autograd starts its threads, one for each device that torch knows, with a process's first backward
 # pass: so torch gets to know the simulated devices before any test.

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from paceline.core.compare import conform
 from paceline.core.plan import Kind
 from paceline.core.strategy import Window
-from paceline.devices.simulated import SimulatedDevice
 from paceline.exchange.step import SGD, Share, train_step
 from paceline.links.group import Group
 from paceline.measure.this_machine import Speed, this_machine
@@ -29,7 +28,8 @@ from paceline.record.merge import merge
 from paceline.record.recorder import Recorder
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.plan import plan
-from simulated_gpus import simulated_gpus
+from simulated_gpu.device import SimulatedDevice
+from simulated_gpu.lent import simulated_gpus
 
 HELD_S = 0.05
 NEVER_S = 30.0  # after which a gate opens by itself: a test that waits for it fails

@@ -16,14 +16,14 @@ from paceline.codecs.codec import Codec, Payload
 from paceline.codecs.names import find_codec
 from paceline.core.plan import Kind
 from paceline.core.wire_format import Purpose
-from paceline.devices.simulated import RaceError
-from paceline.devices.simulated_tensors import devices
 from paceline.record.clock import Clock, clock_for
 from paceline.record.recorder import LayerMarks
 from paceline.record.worker_trace import WorkerRecorder
 from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
 from paceline.strategies.wheel.config import Wheel
+from simulated_gpu.device import RaceError
+from simulated_gpu.tensors import devices
 
 FOUR_BITS = ("e3m0", "dynamic4", "e3m0+feedback")
 NAMES = ("half", "bfloat16", "onebit", "threshold:0.5", *TABLES, *FOUR_BITS)

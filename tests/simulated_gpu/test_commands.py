@@ -15,7 +15,6 @@ from paceline.codecs.codec import Cast, Codec
 from paceline.codecs.names import find_codec
 from paceline.core.errors import InvalidInput
 from paceline.devices import device_of, first_device
-from paceline.devices.simulated_tensors import devices
 from paceline.exchange import compressed
 from paceline.exchange.compressed import CompressedAllReduce
 from paceline.links.rendezvous import joined, process_group
@@ -23,6 +22,7 @@ from paceline.record.trace import read_trace
 from paceline.records.machine_file import read_machine
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.run import replica
+from simulated_gpu.tensors import devices
 
 NAME = "simulated on the host's memory"
 PIECE = 1 << 10

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from paceline.devices.simulated import RaceError, SimulatedDevice
-from simulated_gpus import simulated_gpus
+from simulated_gpu.device import RaceError, SimulatedDevice
+from simulated_gpu.lent import simulated_gpus
 
 LONG_S = 0.05  # of work that is certainly not done when the call that queued it returns
 

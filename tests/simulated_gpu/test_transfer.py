@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from paceline.core.errors import InvalidInput, StepDiscarded
-from paceline.devices.simulated import SimulatedDevice
-from paceline.devices.simulated_tensors import devices
 from paceline.exchange.layout import Chunk, Layout, NamedParameter
 from paceline.links.arena import Arena, Segment
 from paceline.links.group import Group
@@ -23,7 +21,9 @@ from paceline.strategies.host.device_transfer import DeviceTransfer, _covered, b
 from paceline.strategies.host.exchange import HostExchange
 from paceline.strategies.host.transfer import ExchangeTimes
 from refusals import refused
-from simulated_gpus import simulated_gpus
+from simulated_gpu.device import SimulatedDevice
+from simulated_gpu.lent import simulated_gpus
+from simulated_gpu.tensors import devices
 
 DEADLINE_S = 30.0
 LONG_S = 0.03

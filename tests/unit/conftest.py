@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from command_line import Line
-from paceline.devices.simulated_tensors import devices
+from simulated_gpu import instead as instead
+from simulated_gpu.tensors import devices
 
 # Autograd starts its threads, one for each device that torch knows, with a process's first backward
 # pass: so torch gets to know the simulated device before any test.

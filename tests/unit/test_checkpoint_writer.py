@@ -11,9 +11,9 @@ from torch import Tensor
 
 from paceline.checkpoints.folder import CheckpointFolder, Contents
 from paceline.checkpoints.writer import BackgroundWriter
-from paceline.devices.simulated import SimulatedDevice
 from refusals import refused
-from simulated_gpus import simulated_gpus
+from simulated_gpu.device import SimulatedDevice
+from simulated_gpu.lent import simulated_gpus
 
 DEADLINE_S = 300.0  # for what hangs
 

@@ -108,7 +108,6 @@ def test_completion_knows_commands_and_strategies(words, expected):
         (["plan"], "model"),
         (["plan", "lenet5", "--speed", "3"], "--speed"),
         (["plan", "lenet5", "--batch-size", "few"], "--batch-size"),
-        (["launch", "lenet5", "--emit", "slrum"], "--emit"),
     ],
 )
 def test_arguments_that_cannot_be_read_are_named_in_one_line(line, arguments, named):

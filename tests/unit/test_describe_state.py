@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, library, nn
+from torch import Tensor, nn
 
 from nets import Net
 from paceline.models import describe
@@ -20,7 +20,7 @@ class Recording(nn.Module):
     def __init__(self, looks: bool) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(4)
-        self.lstm = nn.LSTM(4, 3)
+        self.inner = nn.Linear(4, 3)
         self.constant = torch.full((3,), 2.0)
         self.looks = looks
         self.calls = 0
@@ -33,8 +33,7 @@ class Recording(nn.Module):
         x.add_(1)
         if self.looks and float(x.sum()) < 0:
             raise AssertionError("only with real values")
-        outputs, _ = self.lstm(F.dropout(self.norm(x), 0.5)[None])
-        self.last = outputs * self.constant + torch.zeros(3)
+        self.last = self.inner(F.dropout(self.norm(x), 0.5)) * self.constant + torch.zeros(3)
         return self.last
 
 
@@ -44,9 +43,9 @@ DEVICES: list[str] = []
 @pytest.mark.parametrize("looks", [False, True])
 def test_model_is_left_as_it_was(looks: bool) -> None:
     model = Recording(looks).train()
-    model.lstm.eval()
+    model.inner.eval()
     model.norm.weight.grad = torch.full((4,), 7.0)
-    model.lstm.register_forward_hook(lambda *_: None)
+    model.inner.register_forward_hook(lambda *_: None)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     generator, python = torch.get_rng_state(), random.getstate()
     batch = torch.ones(3, 4)
@@ -93,15 +92,14 @@ def test_hook_whose_owner_cannot_be_copied_still_runs() -> None:
     assert watcher.calls == 1
 
 
-def test_a_kernel_that_pytorch_has_already_is_no_reason_to_take_a_step_with_values(monkeypatch):
-    # PyTorch before 2.13 refuses a second kernel unless it is told otherwise.
-    monkeypatch.setitem(library.Library.impl.__kwdefaults__, "allow_override", False)
-    monkeypatch.setattr(library, "_impls", library._impls | {"aten/mkldnn_rnn_layer/Meta"})
+def test_a_recurrent_model_runs_once_on_the_cpu_also_where_it_has_no_values() -> None:
+    with torch.device("meta"):
+        empty = nn.LSTM(4, 3)
     devices = []
-    model = nn.Linear(4, 3)
-    model.register_forward_hook(lambda module, inputs, output: devices.append(output.device.type))
-    describe(model, torch.zeros(2, 4))
-    assert devices == ["meta"]
+    empty.register_forward_hook(lambda *found: devices.append(found[2][0].device.type))
+    batch = torch.zeros(5, 2, 4)
+    assert describe(empty, batch.to("meta")) == describe(nn.LSTM(4, 3), batch)
+    assert devices == ["cpu"]
 
 
 @pytest.mark.parametrize(

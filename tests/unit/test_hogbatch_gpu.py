@@ -23,7 +23,6 @@ from hogbatches import classifying
 from paceline.core.compare import conform
 from paceline.core.plan import Kind
 from paceline.core.timeline import Origin, Timeline
-from paceline.devices.simulated import SimulatedDevice, SimulatedStream
 from paceline.links.shared_memory import SharedTensors
 from paceline.models import describe
 from paceline.recipes.optimizers import OptimizerFactory, optimizer_of
@@ -33,7 +32,8 @@ from paceline.strategies.hogbatch.gpu_replica import GpuReplica, clear_gradients
 from paceline.strategies.hogbatch.replica import median_seconds, tensors_of, train_next
 from paceline.strategies.hogbatch.speed_trial import SpeedTrial, machine_of, plan_of_batches
 from paceline.strategies.hogbatch.statistics import BatchResult
-from simulated_gpus import simulated_gpus
+from simulated_gpu.device import SimulatedDevice, SimulatedStream
+from simulated_gpu.lent import simulated_gpus
 
 DEPTHS = (1, 2, 3)
 slow = pytest.mark.slow

@@ -17,7 +17,6 @@ from hogbatch_replicas import net, on_threads, samples
 from hogbatches import classifying
 from paceline.core.plan import Kind
 from paceline.data.dataset import TensorSamples
-from paceline.devices.simulated import SimulatedDevice
 from paceline.exchange.step import Learning
 from paceline.links.shared_memory import SharedTensors
 from paceline.recipes.optimizers import OptimizerFactory, optimizer_of
@@ -26,7 +25,8 @@ from paceline.strategies.hogbatch.gpu_replica import GpuReplica
 from paceline.strategies.hogbatch.policy import rate_factor
 from paceline.strategies.hogbatch.replica import tensors_of, train_next
 from refusals import refused
-from simulated_gpus import simulated_gpus
+from simulated_gpu.device import SimulatedDevice
+from simulated_gpu.lent import simulated_gpus
 
 NUM_SAMPLES, TOKENS = 40, 11
 ROWS = [torch.arange(10), torch.arange(10, 17), torch.tensor([39, 3]), torch.arange(5, 21)]

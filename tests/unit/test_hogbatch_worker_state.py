@@ -26,7 +26,7 @@ from paceline.strategies.hogbatch.config import Hogbatch
 from paceline.strategies.hogbatch.run import HogbatchRunner, epoch_sizes, runner_of
 from paceline.strategies.hogbatch.worker_state import load_state, read_state, state_of, write_state
 from refusals import refused
-from simulated_gpus import simulated_gpus
+from simulated_gpu.lent import simulated_gpus
 
 HOST = device_of(torch.device("cpu"))
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool)

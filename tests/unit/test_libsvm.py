@@ -1,4 +1,4 @@
-"""Text files of sparse samples: LIBSVM's, and those with several labels on a line."""
+"""Text files of sparse samples in LIBSVM's format."""
 
 import bz2
 from pathlib import Path
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from paceline.data import Dataset, load
 from paceline.data.dataset import TensorSamples
-from paceline.data.published import parse_multilabel
 from refusals import refused
 
 GOOD = "+1 1:0.5 3:2\n-1 2:1\n+1 3:1\n-1 1:4\n"
@@ -150,52 +149,3 @@ def test_bzip2_files_are_read_as_they_are(tmp_path: Path) -> None:
     with refused(tmp_path / "y.bz2") as caught:
         loaded(tmp_path / "y.bz2", bz2.compress(b"+1 1:1\n-1 x\n"))
     assert caught.value.problem.startswith("line 2: ")
-
-
-several = st.tuples(st.sets(st.integers(0, 8)), st.dictionaries(st.integers(0, 11), values32))
-
-
-@given(st.lists(several, min_size=1, max_size=10), st.sampled_from(["\n", "\r\n"]), st.booleans())
-@same_folder
-def test_several_labels_are_parsed_as_a_naive_reader_would(tmp_path, samples, ending, packed):
-    """They and the features count from 0."""
-    text = f"{len(samples)} 12 9{ending}"
-    features = np.zeros((len(samples), 12), np.float32)
-    labels = np.zeros((len(samples), 9), bool)
-    for number, (own, values) in enumerate(samples):
-        words = [f"{index}:{value!r}" for index, value in sorted(values.items())]
-        text += f"{','.join(map(str, own))} {' '.join(words)}{ending}"
-        labels[number, list(own)] = True
-        for index, value in values.items():
-            features[number, index] = value
-    path = tmp_path / ("x.bz2" if packed else "x")
-    file = parse_multilabel(written(path, bz2.compress(text.encode()) if packed else text))
-    assert (file.features.dtype, file.labels.dtype) == (np.float32, np.bool_)
-    np.testing.assert_array_equal(file.features.toarray(), features)
-    np.testing.assert_array_equal(file.labels, labels)
-
-
-BAD_LABELS = ["0,x", "0,,1", "0,", "-1", "1.5", "1_0", "0:1", "3", "1,1"]  # of three labels
-BAD_FEATURES = ["5:1", "4:1 5:1", "3:1 3:1", "2", "2:inf", "2:1 # note", "qid:3 2:1"]  # of five
-
-
-@pytest.mark.parametrize(
-    "line", [*(f"{labels} 1:1" for labels in BAD_LABELS), *(f"1 {rest}" for rest in BAD_FEATURES)]
-)
-def test_a_bad_line_of_several_labels_is_named_by_its_number(tmp_path: Path, line: str) -> None:
-    path = written(tmp_path / "x", f"3 5 3\n0 1:1\n{line}\n2 1:1\n")
-    with refused(path) as caught:
-        parse_multilabel(path)
-    assert caught.value.problem.startswith("line 3: ")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "\n0 1:1\n", "0 1:1\n", "1 2\n0 1:1\n", "1 0 3\n0 \n"),  # no header of three numbers
-        *("3 5 3\n0 1:1\n", "1 5 3\n0 1:1\n1 1:1\n"),  # another number of samples
-    ],
-)
-def test_a_header_that_does_not_fit_is_refused(tmp_path: Path, text: str) -> None:
-    with refused(tmp_path / "x"):
-        parse_multilabel(written(tmp_path / "x", text))

@@ -145,16 +145,16 @@ def test_ranges_are_wider_by_what_a_machine_is_restless(
     assert not capsys.readouterr().out
 
 
-def launch_command(capsys) -> str | None:
+def torchrun_command(capsys) -> str | None:
     """Return the command for two machines in the last line of a plan of this one."""
     last = capsys.readouterr().out.splitlines()[-1]
-    return next(iter(re.findall(r"`paceline (launch .*)` ", last)), None)
+    return next(iter(re.findall(r"`torchrun .* -m paceline (train .*)`", last)), None)
 
 
 def test_two_machines_are_for_strategies_that_a_launcher_can_start(capsys):
     plan_here("RANKS")
-    usual = launch_command(capsys)
+    usual = torchrun_command(capsys)
     assert usual is not None
     assert "--strategy" not in usual
     plan_here("HUB")  # which starts its workers itself
-    assert launch_command(capsys) is None
+    assert torchrun_command(capsys) is None

@@ -18,7 +18,6 @@ from paceline.records.settings import (
 )
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.strategies.wheel.remote import ChildSettings
-from paceline.studies.launch.job import JobSettings
 from paceline.studies.probe.probe_ranks import ProbeSettings
 from profiles import profile_result, write_profile
 from refusals import refused
@@ -32,7 +31,6 @@ KINDS = {
     "profile": (validated_profile, {"model": "lenet5"}),
     "scale": (partial(validated, ScaleSettings), {"model": "lenet5"}),
     "probe": (partial(validated, ProbeSettings), {"seconds": 1, "workers": 1, "output": "a.toml"}),
-    "job": (partial(validated, JobSettings), {}),
     "worker": (partial(validated, WorkerProcessSettings), {"connect": "tcp://10.0.0.1:5555"}),
     "child": (partial(validated, ChildSettings), {"connect": "tcp://10.0.0.1:5555"}),
 }
@@ -60,8 +58,6 @@ REFUSED = {
     | {"strategy": ("wheel", "host,host"), "steps": (4,), "classes": (1,), "repeats": (0, 1001)}
     | {"samples": (0,)},
     "probe": {"workers": (0,), "seconds": (0, NAN, INF)},
-    "job": {"nodes": (0,), "gpu": ("H 100", "H\n"), "cpus": (0,), "hours": (0, 10_001, NAN)}
-    | {"master": ("a b",), "master_port": (0, 65536)},
     "worker": {"connect": (None,), "workers": ("", "1,1", "-1", "0;1"), "lanes": (0,)}
     | {"deadline_s": (0, NAN)},
     "child": {"number": (-1, 2**32), "gather": (0,), "workers": (0, 4097)},
@@ -157,7 +153,6 @@ ACCEPTED = {
     "profile": {"workers": 1, "batch_size": 1, "steps": 4},
     "scale": {"workers": "1", "steps": 5, "classes": 2, "repeats": 1000, "samples": 1},
     "probe": {"workers": 1, "seconds": 3600},
-    "job": {"nodes": 1, "cpus": 1, "hours": 10_000, "master_port": 65535, "gpu": "H100.80-GB"},
     "worker": {"workers": "2,0", "lanes": 1},
     "child": {"number": 2**32 - 1, "gather": 1, "workers": 4096},
 }
@@ -187,7 +182,6 @@ TRAIN_HOGBATCH = ("train", "mlp-64-32-10", "--strategy", "hogbatch", "--workers"
 MEASURED = ("plan", "lenet5", "--machine", "8xv100", "--strategy", "allreduce")
 TEN = "synthetic:samples=10"
 HUB, WORKER = ("hub", "lenet5"), ("worker", "--connect", "tcp://127.0.0.1:1")
-LAUNCH = ("launch", "lenet5", "--emit")
 RUN_FIELDS = {"kind": "plan", "model": "net", "machine": "a", "batch_size": 1, "facts": {}}
 RANKING = {"plans": [], "refused": []} | dict.fromkeys(
     ("workers_worth", "workers_sentence", "advice")
@@ -218,7 +212,6 @@ LINES = [
     ("workers", *PACED_WHEEL, "--workers", 60),
     ("workers", *WORKER, "--as", "a"),
     ("workers", "profile", "lenet5", "--workers", 1000, "--batch-size", 1000),
-    ("workers", *LAUNCH, "slurm", "--machine", MACHINE, "--workers", 5),
     # Options of a strategy.
     ("options", *LENET5, "--set", "codec=half"),
     ("options", *LENET5, "--strategy", "allreduce,host", "--set", "chunk=1"),
@@ -253,14 +246,9 @@ LINES = [
     ("model", "hub", "--config", "empty.toml"),
     ("strategy", "plan", "lenet5", "--strategy", "host,tree"),
     ("strategy", "hub", "--config", "host.toml"),
-    ("strategy", *LAUNCH, "slurm", "--strategy", "hogbatch"),
-    ("master", *LAUNCH, "torchrun", "--nodes", 2),
     ("elastic", "train", "lenet5", "--elastic"),
     ("here", "train", "lenet5", "--strategy", "local", "--here", "0"),
     ("lighthouse", "train", "lenet5", "--strategy", "local", "--lighthouse", "http://h:1"),
-    ("image", *LAUNCH, "kubernetes"),
-    ("nodes", *LAUNCH, "slurm", "--workers", 3, "--nodes", 2),
-    ("gpu", *LAUNCH, "slurm", "--machine", "2xv100"),
     # Files and folders.
     ("train.toml", "plan", "--config", "train.toml"),
     ("resume", "train", "--resume", "empty.toml"),

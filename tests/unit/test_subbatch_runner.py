@@ -12,6 +12,8 @@ from torch import Tensor
 from language_nets import IGNORED, VOCABULARY, WIDTH, Language
 from paceline.core.cost import PacedDevice, Rate, Totals
 from paceline.core.settings import RehearseSettings, TrainSettings
+from paceline.data import Dataset, spec
+from paceline.data.dataset import TensorSamples
 from paceline.exchange.session import TrainingSession
 from paceline.links.rendezvous import process_group
 from paceline.recipes.losses import bits_per_byte, next_token_loss
@@ -36,15 +38,21 @@ def told(method: MagicMock) -> list[Any]:
     return [one.args[0] for one in method.call_args_list]
 
 
+def several_labels(*_: object) -> Dataset:
+    samples = TensorSamples(torch.rand(500, 20), torch.rand(500, 5) < 0.3)
+    return Dataset("several", samples, samples, 5, (20,))
+
+
 @pytest.mark.parametrize(
     ("field", "more"),
     [
         ("workers", {"workers": 2}),  # one has started
-        ("data", {"data": "delicious-like:samples=500", "model": "mlp"}),  # of several labels
+        ("data", {"data": "several", "model": "mlp"}),  # labels of a sample
         ("clip_norm", {"clip_norm": 1.0, "options": {"updates": "sub-batch"}}),
     ],
 )
-def test_what_does_not_fit_is_refused(field: str, more: dict[str, Any]):
+def test_what_does_not_fit_is_refused(field: str, more: dict[str, Any], monkeypatch):
+    monkeypatch.setitem(spec._OF_PATH_OR_NOTHING, "several", several_labels)
     given_ones = {"model": "lenet5", "strategy": "subbatch", "workers": 1, "profile_s": 0.1}
     settings = TrainSettings(**given_ones | more)
     with process_group(20.0) as group, refused(field), start(session(settings, group)) as runner:

@@ -1,8 +1,7 @@
-"""This machine, as a profile and `paceline doctor` describe it."""
+"""This machine, as a profile and the facts of a result describe it."""
 
 import json
 import os
-import platform
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -16,7 +15,6 @@ from paceline.core.machine import Machine
 from paceline.core.workload import Cost, Layer, Workload
 from paceline.links.group import Group
 from paceline.measure.this_machine import Speed, facts, this_machine
-from paceline.studies.doctor.this_machine import examine
 
 MEMINFO = Path("/proc/meminfo")  # its first line: MemTotal: ... kB
 
@@ -73,20 +71,3 @@ def test_facts_are_those_of_the_system():
     expected["memory_bytes"] = int(MEMINFO.read_text().split()[1]) * 1024
     assert known.items() >= expected.items()
     assert known["processor"]
-
-
-def test_the_machine_is_described_as_the_system_describes_it():
-    found = examine()
-    assert found.versions[platform.system()] == platform.release()
-    assert found.cores == len(os.sched_getaffinity(0))
-    assert 0 < found.physical_cores <= found.cores <= found.all_cores
-    assert 0 < found.free_nbytes < found.memory_nbytes
-    assert "lo" not in [one.name for one in found.networks]
-    assert found.built["Paceline"].startswith(("GCC", "clang"))
-
-
-def test_the_page_and_its_json_say_the_same(line):
-    assert line("doctor").out.startswith("## paceline doctor\n")
-    found = line("doctor", "--json").found
-    assert found["versions"]["torch"] == torch.__version__
-    assert {"code", "what", "why", "instead"} == set().union(*found["slow"]) or not found["slow"]

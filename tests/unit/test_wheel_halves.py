@@ -70,7 +70,7 @@ def test_halves_compute_the_model_to_the_last_bit(name: str, first: str, dtype: 
     assert equal(state(model).values(), state(other).values())
 
 
-@pytest.mark.parametrize("name", ["lenet5", "mlp", "dropping", "resnet"])
+@pytest.mark.parametrize("name", ["lenet5", "mlp", "dropping", "remembering", "resnet"])
 def test_the_plan_and_the_run_cut_alike(name: str):
     """What the plan says is in the body, and crosses the cut, is what the halves do."""
     case = CASES[name]

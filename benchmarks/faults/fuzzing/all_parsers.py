@@ -9,7 +9,7 @@ MODULES = {
         *("machine", "configuration", "option", "result", "trace", "report", "compare", "journal"),
     ),
     "fuzzing.tensors": (
-        *("libsvm", "packed libsvm", "multilabel", "images", "tokens"),
+        *("libsvm", "packed libsvm", "images", "tokens"),
         *("checkpoint", "checkpoint values", "worker state"),
     ),
     "fuzzing.wire": ("frame", "record", "part", "packet"),

@@ -19,7 +19,6 @@ from paceline.checkpoints.folder import CheckpointFolder
 from paceline.core.errors import InvalidInput
 from paceline.data.images import load_images
 from paceline.data.libsvm import load_libsvm
-from paceline.data.published import parse_multilabel
 from paceline.data.text import load_tokens
 from paceline.strategies.hogbatch.worker_state import read_state, write_state
 
@@ -71,17 +70,6 @@ def _packed(data: bytes, folder: Path) -> object:
     path = folder / "data.bz2"
     path.write_bytes(data)
     return load_libsvm(str(path), None, 0).num_classes
-
-
-def _delicious_seeds(folder: Path) -> list[bytes]:
-    rows = ["12 30 5", *(f"{i % 5},{(i + 1) % 5} {i}:0.5 {i + 3}:1" for i in range(11)), " 3:1"]
-    return ["\n".join(rows).encode() + b"\n"]
-
-
-def _delicious(data: bytes, folder: Path) -> object:
-    path = folder / "Delicious_data.txt"
-    path.write_bytes(data)
-    return parse_multilabel(path).labels
 
 
 def _image_seeds(folder: Path) -> list[bytes]:
@@ -229,7 +217,6 @@ PARSERS = (
         "packed libsvm", False, 1, _packed_seeds,
         (*BYTES, _bomb, *map(_of_the_text, TEXT)), _packed,
     ),
-    Parser("multilabel", False, 2, _delicious_seeds, TEXT, _delicious),
     Parser("images", False, 2, _image_seeds, (*BYTES, _huge), _image),
     Parser("tokens", False, 1, _token_seeds, TEXT, _tokens),
     Parser("checkpoint", False, 3, _checkpoint_seeds, (_behind_the_name,), _checkpoint),

@@ -69,13 +69,9 @@ COMMANDS = {
         *("studying", _MEASURE, "Measure this machine, and write a machine file."),
         "probe --output mine.toml",
     ),
-    "doctor": Command(
-        *("studying", _MEASURE, "Examine this machine: what would be slow, and why."),
-        "doctor --json",
-    ),
-    "launch": Command(
-        *("launching", _MACHINES, "Print what starts a training on a cluster."),
-        "launch gpt2 --machine 2x8xv100+25gbe --gpu V100 --emit slurm",
+    "env": Command(
+        *("studying", _MEASURE, "Describe this machine for an issue, and what is slow here."),
+        "env --json",
     ),
     "hub": Command(
         *("remote", _MACHINES, "Serve workers of other machines."),

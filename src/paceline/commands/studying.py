@@ -37,17 +37,12 @@ def probe(
     probe_machine(probe_settings(workers, output, seconds=seconds, **how))
 
 
-def doctor(as_json: Json = False, debug: Debug = False) -> None:
-    """Examine this machine: what it has, and what would be slow and why; a page for an issue."""
-    from paceline.studies.doctor.examination import page, slow_parts
-    from paceline.studies.doctor.this_machine import examine
+def env(as_json: Json = False, debug: Debug = False) -> None:
+    """Describe this machine for an issue: versions, processor, GPUs, and what is slow and why."""
+    from paceline.studies.env import page, report
 
-    found = examine()
-    if as_json:
-        slow = [one._asdict() for one in slow_parts(found)]
-        print_json(found.model_dump(mode="json") | {"slow": slow})
-    else:
-        typer.echo(page(found))
+    found = report()
+    print_json(found) if as_json else typer.echo(page(found))
 
 
 @with_options(ProfileSettings)

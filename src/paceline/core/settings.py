@@ -18,12 +18,9 @@ Milliseconds = Annotated[float, Field(gt=0, le=1e3 * LONGEST_S)]
 Shape = tuple[Annotated[int, Field(ge=1)], ...]
 DATA = (
     "digits; synthetic:3x224x224,classes=10,samples=512, each part optional; images:FOLDER, with a "
-    "folder for each class; libsvm:PATH; covtype:FOLDER, w8a:FOLDER, delicious:FOLDER or "
-    "real-sim:FOLDER, with the files as they are published; or sets that are like those: "
-    "covtype-like, w8a-like, delicious-like or real-sim-like, of fewer samples as in "
-    "covtype-like:samples=5000. For language models: text, the source text of Python's standard "
-    "library; text:PATH, a file or a folder; tokens:PATH.npy; masked-text, for bert. By default "
-    "the model's own: digits for images, text for gpt."
+    "folder for each class; libsvm:PATH. For language models: text, the source text of Python's "
+    "standard library; text:PATH, a file or a folder; tokens:PATH.npy; masked-text, for bert. By "
+    "default the model's own: digits for images, text for gpt."
 )
 
 

@@ -1,6 +1,5 @@
 """Data sets: samples that hand out whole batches, for training and for testing."""
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -133,8 +132,6 @@ def require_nbytes(nbytes: int, field: str, what: str, instead: str) -> None:
     The error says `what` takes so many, and what to do `instead`.
     """
     available = available_nbytes()
-    if available is None:
-        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if nbytes > available:
         raise InvalidInput(
             field,

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import torch
@@ -13,9 +12,6 @@ from paceline.core.errors import InvalidInput
 from paceline.core.names import did_you_mean
 from paceline.data.dataset import Dataset, Shape, TensorSamples, require_memory, shape_text
 from paceline.data.libsvm import load_libsvm
-from paceline.data.lookalike import NAMES as LOOKALIKES
-from paceline.data.lookalike import load_lookalike
-from paceline.data.published import PUBLISHED, load_published
 from paceline.data.sampler import stratified_split
 from paceline.data.text import load_masked_text, load_text, load_tokens
 
@@ -23,8 +19,6 @@ _SIDE = 8
 _SYNTHETIC = "synthetic:3x224x224,classes=10,samples=512"
 FORMS = (
     *("digits", "libsvm:PATH", "images:FOLDER", _SYNTHETIC),
-    *(f"{name}:FOLDER" for name in PUBLISHED),
-    *LOOKALIKES,
     *("text", "text:PATH", "masked-text", "masked-text:PATH", "tokens:PATH"),
 )
 _NUMBER = "[1-9][0-9]{0,8}"
@@ -147,11 +141,6 @@ _OF_PATH: dict[str, _Load] = {
     "libsvm": load_libsvm,
     "images": _load_images,
     "tokens": load_tokens,
-    **{name: partial(load_published, name) for name in PUBLISHED},
-}
-_OF_OPTIONS: dict[str, _Load] = {
-    "synthetic": load_synthetic,
-    **{name: partial(load_lookalike, name) for name in LOOKALIKES},
 }
 _OF_PATH_OR_NOTHING: dict[str, _Load] = {"text": load_text, "masked-text": load_masked_text}
 _OPTIONAL = {"sklearn": "scikit-learn", "PIL": "Pillow"}
@@ -161,12 +150,10 @@ def load(spec: str, sample_shape: Shape | None = None, seed: int = 0) -> Dataset
     """Return the data set that `spec` names, with samples of `sample_shape` (None: its own).
 
     Forms: `digits`, `libsvm:PATH`, `images:FOLDER` and `synthetic:3x224x224,classes=10,samples=512`
-    (each part optional); `covtype:FOLDER` and the other names of `PUBLISHED`; `covtype-like` or
-    `covtype-like:samples=5000` and the other names of `LOOKALIKES`; `text`, `text:PATH`,
-    `masked-text`, `masked-text:PATH` and `tokens:PATH`. The seed decides the split, the masked
-    places and the synthetic values, so every rank must pass the same. Raises InvalidInput for an
-    unknown form, a file that cannot be used, a shape that does not fit, or a missing optional
-    package.
+    (each part optional); `text`, `text:PATH`, `masked-text`, `masked-text:PATH` and `tokens:PATH`.
+    The seed decides the split, the masked places and the synthetic values, so every rank must pass
+    the same. Raises InvalidInput for an unknown form, a file that cannot be used, a shape that does
+    not fit, or a missing optional package.
     """
     if sample_shape is not None and (not sample_shape or min(sample_shape) < 1):
         raise InvalidInput(
@@ -179,8 +166,10 @@ def load(spec: str, sample_shape: Shape | None = None, seed: int = 0) -> Dataset
     try:
         if spec == "digits":
             return load_digits(sample_shape, seed)
-        if source in _OF_OPTIONS or (source in _OF_PATH and argument):
-            return (_OF_OPTIONS | _OF_PATH)[source](argument, sample_shape, seed)
+        if source == "synthetic":
+            return load_synthetic(argument, sample_shape, seed)
+        if source in _OF_PATH and argument:
+            return _OF_PATH[source](argument, sample_shape, seed)
         if source in _OF_PATH_OR_NOTHING and (argument or spec == source):
             return _OF_PATH_OR_NOTHING[source](argument, sample_shape, seed)
     except ModuleNotFoundError as error:

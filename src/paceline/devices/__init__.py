@@ -7,12 +7,10 @@
         there.copy_(here, non_blocking=True)
     device.current_stream().wait(copies.record())
 
-Three kinds: the host's cores, NVIDIA's GPUs, and a simulated GPU, with which all of that can be
-tested on a machine without one: with PACELINE_SIMULATED_GPUS=2 in its environment a process has
-two of those in place of NVIDIA's.
+Two kinds: the host's cores, and NVIDIA's GPUs. Tests bring a third one, a simulated GPU, with which
+all of that runs on a machine without one.
 """
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -24,8 +22,6 @@ from paceline.devices.device import Device as Device
 from paceline.devices.device import DeviceMemory as DeviceMemory
 from paceline.devices.device import Event as Event
 from paceline.devices.device import Stream as Stream
-
-_SIMULATED = "PACELINE_SIMULATED_GPUS"
 
 
 def device_of(device: torch.device) -> Device:
@@ -43,11 +39,6 @@ def _device_of(device: torch.device) -> Device:
         from paceline.devices.cuda import CudaDevice
 
         return CudaDevice(device)
-    from paceline.devices import simulated, simulated_tensors
-
-    if device.type == simulated.NAME:
-        index = device.index or 0
-        return simulated_tensors.devices(index + 1)[index]
     raise InvalidInput(
         "device",
         f"{str(device)!r} is of a kind that is not known here",
@@ -61,10 +52,6 @@ def gpus() -> tuple[torch.device, ...]:
     Raises InvalidInput if there are some that cannot be used, as with a driver that is too old: to
     compute on cores instead would be slow without a word.
     """
-    if count := _num_simulated():
-        from paceline.devices import simulated_tensors
-
-        return tuple(one.torch_device for one in simulated_tensors.devices(count))
     from paceline.devices import cuda
 
     return cuda.gpus()
@@ -80,8 +67,6 @@ def first_device() -> torch.device:
 
 def device_named(name: str) -> torch.device:
     """Return the device of a name, such as cpu or cuda:0; InvalidInput if it cannot be used."""
-    if _num_simulated():
-        gpus()  # which makes torch know the name
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -103,8 +88,6 @@ def num_gpus() -> int:
     initialised it cannot fork others that use it. So a driver that is too old is found by `gpus`
     alone; InvalidInput if torch finds none of the GPUs that there are.
     """
-    if count := _num_simulated():
-        return count
     from paceline.devices import cuda
 
     return cuda.num_gpus()
@@ -125,13 +108,6 @@ def can_compute_in_fork() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _num_simulated() -> int:
-    text = os.environ.get(_SIMULATED, "0")
-    if not text.isdecimal():
-        raise InvalidInput(_SIMULATED, f"{text!r} is no number of GPUs", hint="take 1, 2 and so on")
-    return int(text)
 
 
 @contextmanager

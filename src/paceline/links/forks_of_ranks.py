@@ -8,11 +8,10 @@ A fork has none of torch's threads, and so no use for the connections.
 
 import os
 from collections.abc import Iterable
-from contextlib import suppress
-from pathlib import Path
+from typing import Any
 
-_TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
-_OWN = Path("/proc/self/fd")
+import psutil
+
 _peers: set[int] = set()  # process numbers on this machine
 _is_registered = False
 
@@ -28,36 +27,16 @@ def let_forks_go_of(pids: Iterable[int]) -> None:
 
 def _let_go() -> None:
     """Put /dev/null in the place of each descriptor of a connection between ranks."""
-    of_peers = {inode for pid in _peers for inode in _sockets(Path(f"/proc/{pid}/fd"))}
-    ends = dict(_ends())
+    of_peers = {(one.raddr, one.laddr) for pid in _peers for one in _connections(pid)}
     nothing = os.open(os.devnull, os.O_RDWR)
-    for inode, fd in _sockets(_OWN).items():
-        other = ends.get(inode)
-        if other is not None and other in of_peers:
-            os.dup2(nothing, fd, inheritable=False)
+    for one in _connections(os.getpid()):
+        if (one.laddr, one.raddr) in of_peers:
+            os.dup2(nothing, one.fd, inheritable=False)
     os.close(nothing)
 
 
-def _sockets(folder: Path) -> dict[str, int]:
-    """Return the descriptors of a process that are sockets, by their inode."""
-    found: dict[str, int] = {}
-    with suppress(OSError):  # it is gone, or of another user
-        for entry in list(folder.iterdir()):
-            with suppress(OSError):
-                kind, _, rest = str(entry.readlink()).partition(":[")
-                if kind == "socket":
-                    found[rest.rstrip("]")] = int(entry.name)
-    return found
-
-
-def _ends() -> Iterable[tuple[str, str]]:
-    """Yield both inodes of each TCP connection within this machine; see proc(5)."""
-    inodes: dict[tuple[str, str], str] = {}
-    for path in _TABLES:
-        with suppress(OSError):
-            for line in Path(path).read_text().splitlines()[1:]:
-                fields = line.split()
-                inodes[fields[1], fields[2]] = fields[9]
-    for (local, remote), inode in inodes.items():
-        if (remote, local) in inodes:
-            yield inode, inodes[remote, local]
+def _connections(pid: int) -> Iterable[Any]:
+    try:
+        return psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:  # it is gone, or of another user
+        return ()

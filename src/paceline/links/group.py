@@ -3,12 +3,13 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -20,6 +21,8 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 # Parts of gloo's and NCCL's messages: torch has no type of error for a lost peer.
 _LOST_MARKS = ("Connection closed by peer", "Connection reset by peer", "imed out", "timeout")
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+_ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 _SETTLING_S = 1.0  # a process that died may take a moment to be seen dead
 
 
@@ -117,13 +120,13 @@ class Group:
         except RuntimeError as error:
             if self.store is not None or not is_loss(error):
                 raise
-            stopped = _names_in(self, "Tt")
+            stopped = _names_in(self, _STOPPED)
             silent = f"{stopped} does not answer: it is stopped" if stopped else None
             raise WorkerLost(self.died() or silent or unknown_peer(error)) from error
 
     def dead(self) -> str:
         """Name the members on this machine whose processes have ended."""
-        return _names_in(self, "ZX")
+        return _names_in(self, _ENDED)
 
     def died(self, is_said: Callable[[], bool] = lambda: False) -> str | None:
         """Say which members of this machine have died, unless it turns out that one has said why.
@@ -150,19 +153,16 @@ def boot_id() -> str:
     return _BOOT_ID.read_text().strip()
 
 
-def _names_in(group: Group, states: str) -> str:
-    """Name the workers on this kernel whose process is in one of the states, as proc(5) has them.
-
-    A process that is gone is in state X.
-    """
+def _names_in(group: Group, states: Sequence[str]) -> str:
+    """Name the workers on this kernel whose process is in one of psutil's states; gone is dead."""
     found, own = [], group.members[group.rank]
     for one in group.members:
         if (one.boot_id, one.pid_namespace) != (own.boot_id, own.pid_namespace):
             continue  # its process number means another process here
         try:
-            state = Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            state = "X"
+            state = psutil.Process(one.pid).status()
+        except psutil.NoSuchProcess:
+            state = psutil.STATUS_DEAD
         if state in states:
             found.append(f"worker {one.rank} (process {one.pid})")
     return ", ".join(found)

@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple, Self
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -18,7 +19,6 @@ from paceline.links.group import Group
 
 _NAME = "paceline"
 _NONCE_NBYTES = 16
-_MEMINFO = Path("/proc/meminfo")
 _PROC_SELF = Path("/proc/self")
 ALIGNMENT = 64  # a cache line: neighbours are not slowed down by each other's writers
 
@@ -77,7 +77,7 @@ def allocate(nbytes: int, what: str = "the gradients") -> int:
     fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         available = available_nbytes()
-        if available is not None and nbytes > available:
+        if nbytes > available:
             raise OSError(errno.ENOMEM, f"{available:,} are available")
         os.fchmod(fd, 0o600)
         # ftruncate alone would turn a lack of memory into SIGBUS at some later access.
@@ -144,16 +144,12 @@ def choose_leaders(reached: Sequence[Sequence[int]]) -> list[int]:
     return leader_of
 
 
-def available_nbytes() -> int | None:
-    """Return the bytes that can be allocated without swapping, if the kernel reports them.
+def available_nbytes() -> int:
+    """Return the bytes that can be allocated without swapping.
 
     A larger allocation would not fail: the kernel would kill a process to make room.
     """
-    with suppress(OSError):
-        for line in _MEMINFO.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
+    return int(psutil.virtual_memory().available)
 
 
 class TensorSpec(NamedTuple):

@@ -3,7 +3,8 @@
 The step runs on a copy of the model whose tensors are on PyTorch's meta device: they have shapes
 and no values, so nothing large is allocated or computed, and the user's model is not touched. A
 model that looks at values (`if x.sum() > 0`) cannot run so; it is copied with its values and run
-for real.
+for real. So is a model with recurrent layers, on the CPU: without values PyTorch takes them apart
+into steps, where the CPU has a kernel that keeps other tensors for backward.
 
 A segment of the forward pass begins when a layer's module is entered for the first time. What runs
 before the first layer belongs to that layer. A segment of the backward pass ends when the last
@@ -32,7 +33,6 @@ from paceline.devices import random_numbers_restored
 from paceline.models.flops import allocates, flops_of, nbytes_of, stored_nbytes, tensors_in
 from paceline.models.fused_attention import attention_as_on_cpu
 from paceline.models.layers import LayerModule, duplicate, layers_of
-from paceline.models.recurrent_layers import recurrent_layers_as_on_cpu, scratch_nbytes
 
 Counts = tuple[int, int, int]  # arithmetic operations, bytes, calls (but for allocations)
 _Slice = tuple[StorageWeakRef, int, tuple[int, ...]]
@@ -44,6 +44,8 @@ _GATHERING = (
     *(torch.ops.aten.avg_pool2d_backward, torch.ops.aten.max_pool2d_with_indices_backward),
     torch.ops.aten.convolution_backward,
 )
+
+_LSTM_KERNELS = (torch.ops.aten.mkldnn_rnn_layer, torch.ops.aten.mkldnn_rnn_layer_backward)
 
 
 @dataclass
@@ -115,20 +117,22 @@ def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> W
 
 
 def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
-    """Run a step of a copy without values, or else of a copy with them; restore the generators."""
+    """Run a step of a copy, without values if the model allows it; restore the generators."""
     devices = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
     state = random.getstate()
     try:
         with random_numbers_restored(devices), torch.inference_mode(False), torch.enable_grad():
-            with attention_as_on_cpu(), recurrent_layers_as_on_cpu():
+            with attention_as_on_cpu():
+                is_recurrent = any(isinstance(one, nn.RNNBase) for one in model.modules())
+                device = torch.device("cpu" if is_recurrent else "meta")
                 try:
-                    meta_batch = tree_map(lambda tensor: tensor.detach().to("meta"), batch)
-                    empty = duplicate(model, lambda tensor: torch.empty_like(tensor, device="meta"))
-                    with torch.device("meta"):
-                        return _run(empty, meta_batch)
+                    there = tree_map(lambda tensor: _copied(tensor, device), batch)
+                    copied = duplicate(model, lambda tensor: _copied(tensor, device))
+                    with device:
+                        return _run(copied, there)
                 except InvalidInput:
                     raise
-                except Exception:  # noqa: S110 - whatever fails without values is tried with them
+                except Exception:  # noqa: S110 - what fails there is tried where the model is
                     pass
             real_batch = tree_map(lambda tensor: tensor.detach().clone(), batch)
             return _run(duplicate(model, torch.clone), real_batch)
@@ -141,6 +145,15 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
         ) from error
     finally:
         random.setstate(state)
+
+
+def _copied(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to another device; of one without values, zeros."""
+    if device.type == "meta":
+        return torch.empty_like(tensor, device=device)
+    if tensor.is_meta:
+        return torch.zeros_like(tensor, device=device)
+    return tensor.detach().to(device, copy=True)
 
 
 def _run(model: nn.Module, batch: Any) -> _Step:
@@ -309,8 +322,11 @@ class LiveMemory:
 
 def workspace_nbytes(func: OpOverload, args: Sequence[Any]) -> int:
     """Return the bytes that an operation takes and gives back before it is done."""
+    if func.overloadpacket in _LSTM_KERNELS:  # of (steps, batch, ...), the gates of all steps
+        inputs, _, of_states = args[:3]
+        return int(inputs[..., 0].nbytes * of_states.shape[0])
     if func.overloadpacket not in _GATHERING:
-        return scratch_nbytes(func, args)
+        return 0
     gradient = args[0]
     gathered = 0 if gradient.is_contiguous() else gradient.nbytes
     if func.overloadpacket is not torch.ops.aten.convolution_backward:

@@ -4,14 +4,13 @@ A file has the fields that the options of a command have. TOML has no null: with
 `options` and `optimizer_options` the text "null" stands for it, as `--set FIELD=null` does.
 """
 
-import json
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import tomli_w
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from paceline.core.errors import InvalidInput
@@ -25,7 +24,6 @@ from paceline.records.settings import useful_settings
 
 FILE_NAME = "run.toml"
 _NULL = "null"
-_BARE_KEY = re.compile("[A-Za-z0-9_-]+")
 # Whoever gives one does not want the other, which a file may name.
 _INSTEAD = {"epochs": "steps", "steps": "epochs", "device": "stretch", "stretch": "device"}
 
@@ -129,39 +127,18 @@ def write_config(folder: Path, settings: Record) -> None:
 
 def to_toml(values: Mapping[str, Any]) -> str:
     """Return the text of a TOML file: first the values, then a table for each mapping."""
-    tables = {name: value for name, value in values.items() if isinstance(value, Mapping)}
-    lines = [_line(name, value) for name, value in values.items() if name not in tables]
-    for name, table in tables.items():
-        if table:
-            lines += ["", f"[{_key(name)}]", *(_line(*item) for item in table.items())]
-    return "\n".join(lines) + "\n"
+    return tomli_w.dumps({name: _plain(value) for name, value in values.items() if value != {}})
 
 
-def _line(name: str, value: Any) -> str:
-    return f"{_key(name)} = {_value(value)}"
-
-
-def _key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else _text(name)
-
-
-def _value(value: Any) -> str:
+def _plain(value: Any) -> Any:
+    """Return a value in TOML's types: "null" for None, the text of what it has no type for."""
     if value is None:
-        return _text(_NULL)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_value, value))}]"
+        return _NULL
     if isinstance(value, Mapping):
-        return f"{{{', '.join(_line(*item) for item in value.items())}}}"
-    return _text(str(value))
-
-
-def _text(text: str) -> str:
-    # TOML's strings are those of JSON, but for the character 127.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value if isinstance(value, bool | int | float) else str(value)
 
 
 def _with_null(value: Any) -> Any:

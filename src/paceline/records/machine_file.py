@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from paceline.core.cluster import Cluster
@@ -185,17 +186,9 @@ def machine_text(machine: Machine, comment: str = "") -> str:
 
     It begins with the lines of `comment`. Fields with their default value are left out.
     """
-    lines = [f"# {_ascii(line)}".rstrip() for line in comment.splitlines()]
-    tables = []
-    for name, value in _given(machine):
-        if isinstance(value, tuple) and isinstance(value[0], Fact):
-            for fact in value:
-                tables += ["", f"[[{name}]]", *_fields(fact)]
-        elif isinstance(value, Fact):
-            tables += ["", f"[{name}]", *_fields(value)]
-        else:
-            lines.append(f"{name} = {_literal(name, value)}")
-    return "\n".join(lines + tables) + "\n"
+    lines = [f"# {line}".rstrip() for line in comment.splitlines()]
+    text = "\n".join([*lines, tomli_w.dumps(_plain("", machine))])
+    return re.sub(r"[^\n -~]", lambda match: f"\\U{ord(match[0]):08x}", text)
 
 
 def quantity(value: float, unit: str) -> str | None:
@@ -234,36 +227,23 @@ def _prefix(value: float, unit: str) -> tuple[str, float]:
     return next((one for one in known if one[1] <= value), known[-1])
 
 
-def _fields(fact: Fact) -> Iterator[str]:
-    """Yield a line for each field, and for each codec's speed."""
-    for name, value in _given(fact):
-        if isinstance(value, dict):
-            for key, speed in value.items():
-                inner = ", ".join(f"{field} = {_literal(field, v)}" for field, v in _given(speed))
-                yield f"{name}.{key} = {{ {inner} }}"
-        else:
-            yield f"{name} = {_literal(name, value)}"
-
-
-def _given(fact: Fact) -> Iterator[tuple[str, Any]]:
+def _given(fact: BaseModel) -> Iterator[tuple[str, Any]]:
     for name, field in type(fact).model_fields.items():
         value = getattr(fact, name)
         if field.is_required() or value != field.default:
             yield name, value
 
 
-def _literal(field: str, value: Any) -> str:
-    if isinstance(value, str):
-        # A basic string of TOML: JSON's, with DEL and non-ASCII characters escaped.
-        return _ascii(json.dumps(value, ensure_ascii=False))
+def _plain(field: str, value: Any) -> Any:
+    """Return a field's value in TOML's types; quantities have their unit."""
+    if isinstance(value, BaseModel):
+        return {name: _plain(name, one) for name, one in _given(value)}
+    if isinstance(value, dict):
+        return {str(key): _plain(field, one) for key, one in value.items()}
     if isinstance(value, tuple):
-        return f"[{', '.join(_literal(field, item) for item in value)}]"
-    if isinstance(value, int):  # or a bool
-        return json.dumps(value)
+        return [_plain(field, one) for one in value]
+    if isinstance(value, str | int):
+        return value
     unit = next((unit for end, unit in _UNITS.items() if field.endswith(end)), None)
     text = None if unit is None else quantity(value, unit)
-    return repr(value) if text is None else f'"{text}"'
-
-
-def _ascii(text: str) -> str:
-    return re.sub(r"[^ -~]", lambda match: f"\\U{ord(match[0]):08x}", text)
+    return value if text is None else text

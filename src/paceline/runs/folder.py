@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from uuid import uuid4
 
+import psutil
 from rich.console import Console
 
 from paceline.core.errors import InvalidInput
@@ -38,12 +39,10 @@ def id_by_torchrun(model: str, suffix: str = "") -> str:
     runs of a program are numbered.
     """
     parent = os.getppid()
-    ticks = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19])
-    boot_s = int(Path("/proc/stat").read_text().partition("btime ")[2].split()[0])
-    began_s = boot_s + ticks // os.sysconf("SC_CLK_TCK")
+    began_s = psutil.Process(parent).create_time()
     began = time.strftime("%Y%m%d-%H%M%S", time.localtime(began_s))
     name = model.replace(":", ".").replace("/", ".")
-    own = zlib.crc32(f"{parent} {ticks} {os.environ.get('TORCHELASTIC_RUN_ID')}".encode())
+    own = zlib.crc32(f"{parent} {began_s} {os.environ.get('TORCHELASTIC_RUN_ID')}".encode())
     number = next(_by_torchrun)
     return f"{began}-{name}{suffix}-{own:08x}{'' if number == 1 else f'-{number}'}"
 

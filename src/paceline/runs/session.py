@@ -121,14 +121,14 @@ def _show_ranking(
 
 
 def _of_two_machines(session: TrainingSession) -> str | None:
-    """Return what prints the commands for two machines; None if no launcher starts the workers."""
+    """Return the command for two machines; None if the strategy starts its workers itself."""
     settings, strategy = session.settings, session.strategy
     if strategy.is_led:
         return None
     model = shlex.quote(settings.model)
     return (
-        f"two machines: `paceline launch {model} --workers 2 --nodes 2 --master ADDRESS "
-        "--emit torchrun` prints a command for each"
+        "two machines: on each `torchrun --nnodes 2 --nproc-per-node 1 --node-rank RANK "
+        f"--master-addr ADDRESS -m paceline train {model}`"
     )
 
 

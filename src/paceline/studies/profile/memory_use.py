@@ -7,16 +7,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
 from paceline.devices import device_of
+from paceline.links.shared_memory import available_nbytes
 from paceline.measure.this_machine import memory_bytes
 
+# psutil knows no peak of Linux's, nor what a control group may take.
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-_MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -27,7 +29,8 @@ def held_nbytes(device: torch.device, *, limited: bool = False) -> int:
     """
     if (memory := device_of(device).memory) is not None:
         return memory.reserved_nbytes
-    return _field(_STATUS, "VmData" if limited else "VmRSS")
+    held = psutil.Process().memory_info()
+    return int(held.data if limited else held.rss)
 
 
 def forget_peak(device: torch.device) -> None:
@@ -43,27 +46,21 @@ def peak_nbytes(device: torch.device) -> int:
     """Return the most that this process has held since the peak was reset."""
     if (memory := device_of(device).memory) is not None:
         return memory.peak_reserved_nbytes
-    return _field(_STATUS, "VmHWM")
+    rows = _STATUS.read_text().splitlines()
+    kib = next((one.split()[1] for one in rows if one.startswith("VmHWM:")), None)
+    return memory_bytes() if kib is None else int(kib) * 1024
 
 
 def free_nbytes(device: torch.device) -> int:
     """Return the memory that a new process can have, of the GPU or of this container."""
     if (memory := device_of(device).memory) is not None:
         return memory.free_nbytes
-    free = _field(_MEMINFO, "MemAvailable")
+    free = available_nbytes()
     # ValueError if there is no limit, which the file calls "max".
     with suppress(OSError, ValueError):
         limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
         free = min(free, max(0, limit - used))
     return free
-
-
-def _field(path: Path, name: str) -> int:
-    """Return a field of a file of /proc, which counts in KiB; without it, the whole memory."""
-    for line in path.read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return memory_bytes()
 
 
 class Tracked(NamedTuple):

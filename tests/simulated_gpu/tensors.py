@@ -19,8 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from paceline.core.errors import InvalidInput
-from paceline.devices.ordering import Block
-from paceline.devices.simulated import (
+from simulated_gpu.device import (
     NAME,
     Memory,
     SimulatedDevice,
@@ -28,7 +27,8 @@ from paceline.devices.simulated import (
     extent_nbytes,
     poison,
 )
-from paceline.devices.simulated_guard import guard, set_calls
+from simulated_gpu.guard import guard, set_calls
+from simulated_gpu.ordering import Block
 
 aten: Any = torch.ops.aten
 _MOST_EVENTS = 10_000  # of one backward pass that autograd may still wait for

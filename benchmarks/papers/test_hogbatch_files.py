@@ -3,18 +3,26 @@
 import bz2
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from findings import numbers
-from paceline.data import Dataset, load
+from paceline.data import Dataset
 from paceline.data.dataset import TensorSamples
-from paceline.data.published import PUBLISHED
-from paceline.links import shared_memory
 from papers.hogbatch import DATA_SETS
+from papers.hogbatch_files import PUBLISHED, load_published, parse_multilabel
 from refusals import refused
+
+
+def load(spec: str, shape: tuple[int, ...] | None = None, seed: int = 0) -> Dataset:
+    name, _, folder = spec.partition(":")
+    return load_published(name, folder, shape, seed)
 
 
 def both(data: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,13 +128,11 @@ def test_folders_and_models_that_do_not_fit_are_about_the_data(tmp_path, monkeyp
     for spec, shape in (
         (f"covtype:{tmp_path / 'nowhere'}", None),
         (f"w8a:{tmp_path}", (54,)),
-        ("covtype", None),
     ):
         with refused("data"):
             load(spec, shape)
     # Refused before it is read: it takes 5.6 GiB.
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    5242880 kB\n")
-    monkeypatch.setattr(shared_memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=5 * 2**30))
     (tmp_path / "real-sim").write_text("not read\n")
     with refused("data") as caught:
         load(f"real-sim:{tmp_path}")
@@ -188,3 +194,59 @@ def test_files_in_the_published_format_hold_what_was_written(name, tmp_path, mon
     assert sorted(numbers) == list(range(total))
     of_rows = [one.nonzero()[0].tolist() if one.ndim else int(one) for one in targets.numpy()]
     assert of_rows == [labels[number] for number in numbers]
+
+
+def written(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+values32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
+several = st.tuples(st.sets(st.integers(0, 8)), st.dictionaries(st.integers(0, 11), values32))
+
+
+@given(st.lists(several, min_size=1, max_size=10), st.sampled_from(["\n", "\r\n"]), st.booleans())
+@same_folder
+def test_several_labels_are_parsed_as_a_naive_reader_would(tmp_path, samples, ending, packed):
+    """They and the features count from 0."""
+    text = f"{len(samples)} 12 9{ending}"
+    features = np.zeros((len(samples), 12), np.float32)
+    labels = np.zeros((len(samples), 9), bool)
+    for number, (own, values) in enumerate(samples):
+        words = [f"{index}:{value!r}" for index, value in sorted(values.items())]
+        text += f"{','.join(map(str, own))} {' '.join(words)}{ending}"
+        labels[number, list(own)] = True
+        for index, value in values.items():
+            features[number, index] = value
+    path = tmp_path / ("x.bz2" if packed else "x")
+    file = parse_multilabel(written(path, bz2.compress(text.encode()) if packed else text))
+    assert (file.features.dtype, file.labels.dtype) == (np.float32, np.bool_)
+    np.testing.assert_array_equal(file.features.toarray(), features)
+    np.testing.assert_array_equal(file.labels, labels)
+
+
+BAD_LABELS = ["0,x", "0,,1", "0,", "-1", "1.5", "1_0", "0:1", "3", "1,1"]  # of three labels
+BAD_FEATURES = ["5:1", "4:1 5:1", "3:1 3:1", "2", "2:inf", "2:1 # note", "qid:3 2:1"]  # of five
+
+
+@pytest.mark.parametrize(
+    "line", [*(f"{labels} 1:1" for labels in BAD_LABELS), *(f"1 {rest}" for rest in BAD_FEATURES)]
+)
+def test_a_bad_line_of_several_labels_is_named_by_its_number(tmp_path: Path, line: str) -> None:
+    path = written(tmp_path / "x", f"3 5 3\n0 1:1\n{line}\n2 1:1\n")
+    with refused(path) as caught:
+        parse_multilabel(path)
+    assert caught.value.problem.startswith("line 3: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "\n0 1:1\n", "0 1:1\n", "1 2\n0 1:1\n", "1 0 3\n0 \n"),  # no header of three numbers
+        *("3 5 3\n0 1:1\n", "1 5 3\n0 1:1\n1 1:1\n"),  # another number of samples
+    ],
+)
+def test_a_header_that_does_not_fit_is_refused(tmp_path: Path, text: str) -> None:
+    with refused(tmp_path / "x"):
+        parse_multilabel(written(tmp_path / "x", text))

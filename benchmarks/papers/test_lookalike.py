@@ -1,18 +1,20 @@
 """The synthetic sets that resemble those of the Hogbatch paper: shapes, density, difficulty."""
 
+from types import SimpleNamespace
+
 import numpy as np
+import psutil
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
 from findings import numbers
-from paceline.data import Dataset, load
+from paceline.data import Dataset
 from paceline.data.dataset import TensorSamples
-from paceline.data.lookalike import NAMES, task
-from paceline.links import shared_memory
 from paceline.models.networks import MLP
 from paceline.recipes.named import recipe_of_data
 from papers.hogbatch import DATA_SETS
+from papers.lookalike import NAMES, load_lookalike, task
 from refusals import refused
 
 SLOW = pytest.mark.slow  # draws or learns thousands of samples
@@ -25,6 +27,11 @@ KNOWN = {
     "real-sim-like": (51.3, 22_238 / 72_309),
 }
 SHAPES = {f"{row.name}-like": row for row in DATA_SETS}
+
+
+def load(spec: str, shape: tuple[int, ...] | None = None, seed: int = 0) -> Dataset:
+    name, _, options = spec.partition(":")
+    return load_lookalike(name, options, shape, seed)
 
 
 def tensors(samples: object) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,9 +155,8 @@ def test_bad_options_and_models_of_another_shape_are_refused(spec: str, shape) -
         load(spec, shape)
 
 
-def test_real_sim_needs_almost_six_gib(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "meminfo").write_text("MemAvailable: 1048576 kB\n")
-    monkeypatch.setattr(shared_memory, "_MEMINFO", tmp_path / "meminfo")
+def test_real_sim_needs_almost_six_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**30))
     with refused("data") as caught:
         load("real-sim-like")
     assert numbers(caught.value.problem)[-2:] == [5.6, 1.0]

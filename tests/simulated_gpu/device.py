@@ -1,6 +1,6 @@
 """A GPU that is simulated on the host's memory: work with streams can be tested without a real one.
 
-    device = devices(1)[0]             # of `simulated_tensors`
+    device = devices(1)[0]             # of `tensors`
     model.to(device.torch_device)      # torch.device("simulated", 0)
 
 Tensors on it are torch's in all but memory: autograd runs their hooks in a thread of the device's,
@@ -30,8 +30,8 @@ from torch.profiler import ProfilerActivity
 
 from paceline.core.machine import DeviceKind
 from paceline.devices.device import DeviceMemory, Event, Stream
-from paceline.devices.ordering import Access, Block, Clock, merge
-from paceline.devices.simulated_guard import guard
+from simulated_gpu.guard import guard
+from simulated_gpu.ordering import Access, Block, Clock, merge
 
 NAME = "simulated"
 _MOST_DELAY_S = 2e-4
@@ -217,7 +217,7 @@ class SimulatedDevice:
         self.host_clock: Clock = {}
         self.errors: list[Exception] = []
         self.num_blocking_copies = 0
-        generator = random.Random(index)  # noqa: S311 - no secret
+        generator = random.Random(index)
         self.delays: Delays = lambda stream, what: generator.uniform(0.0, _MOST_DELAY_S)
         self._pinned: dict[int, tuple[int, Block]] = {}  # by address: the end, and the block
         default = SimulatedStream(self, 0)

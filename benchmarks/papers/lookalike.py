@@ -1,5 +1,7 @@
 """Synthetic sets that resemble covtype, w8a, delicious and real-sim where no file is at hand.
 
+    spec = file_of("covtype-like", 20_000)      # libsvm:FILE, for `paceline train --data`
+
 The labels of a sample are drawn with the probabilities of a random network, the teacher, which sees
 nothing but the inputs: even a perfect model is wrong as often as the draw is unlikely.
 """
@@ -8,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,8 +18,9 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import InvalidInput
 from paceline.data.dataset import Dataset, Shape, TensorSamples, require_memory
-from paceline.data.published import PUBLISHED, check_shape
 from paceline.data.sampler import TEST_SHARE
+from paceline.files.writing import written_whole
+from papers.hogbatch_files import PUBLISHED, check_shape
 
 Values = NDArray[np.float32]
 Random = np.random.Generator
@@ -32,6 +36,7 @@ _CHUNK_VALUES = 2**23  # of samples drawn at a time
 _LARGEST_CHUNK = 2**12
 _LEAST_SPREAD = 0.05  # below it, a feature's scale would be that of a few samples
 _TASK, _TRAIN, _TEST = range(3)  # streams of random numbers
+_DRAWN = Path(__file__).parents[2] / "build" / "drawn"
 
 
 Draw = Callable[[Random, int], Values]  # returns that many samples
@@ -161,6 +166,22 @@ _GENERATIONS = {
     ),
 }
 NAMES = tuple(f"{name}{_SUFFIX}" for name in _GENERATIONS)
+
+
+def file_of(name: str, num_samples: int) -> str:
+    """Return the spec of a LIBSVM file with samples of one of `NAMES`, drawn if it is not there."""
+    from sklearn.datasets import dump_svmlight_file
+
+    path = _DRAWN / f"{name}-{num_samples}.libsvm"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drawn = load_lookalike(name, f"samples={num_samples}", None, 0).train
+        assert isinstance(drawn, TensorSamples)
+        with written_whole(path) as whole:
+            dump_svmlight_file(
+                drawn.inputs.numpy(), drawn.targets.numpy(), str(whole), zero_based=False
+            )
+    return f"libsvm:{path}"
 
 
 def load_lookalike(name: str, options: str, sample_shape: Shape | None, seed: int) -> Dataset:

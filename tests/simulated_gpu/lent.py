@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from paceline.devices.simulated import SimulatedDevice
-from paceline.devices.simulated_tensors import devices
+from simulated_gpu.device import SimulatedDevice
+from simulated_gpu.tensors import devices
 
 
 @contextmanager

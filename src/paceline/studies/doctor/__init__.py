@@ -1,1 +1,0 @@
-"""What this machine has, and what of it would make training slow."""

@@ -1,0 +1,169 @@
+"""Describe this machine for an issue: torch's own report, ours, and what makes training slow."""
+
+import os
+from collections.abc import Iterator
+from importlib.metadata import version
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+from torch.utils import collect_env
+
+from paceline.core.errors import InvalidInput
+from paceline.core.settings import Record
+from paceline.devices import device_of, gpus
+from paceline.native import instruction_sets
+
+_CGROUP = Path("/sys/fs/cgroup/cpu.max")  # psutil knows no quota
+_BUSY_SHARE = 0.25  # of the cores, at work for others
+_SLOW_NETWORK_BIT_PER_S = 2.5e9
+_EXAMPLE_BITS = 100e6 * 32  # the gradients of 100 million parameters in float32
+
+
+class Machine(Record):
+    """The findings that warnings are about.
+
+    `cores` are those that this process may use, `quota` the processors that its control group may
+    take; `load` counts runnable processes of the last minute. `torch_capability` and `kernels` are
+    the instruction sets that torch and Paceline use. `apart` are pairs of GPUs that do not address
+    each other's memory, `unusable_gpus` the reason why no GPU can be used. `networks` are the
+    speeds in bit/s of interfaces, where the kernel knows them.
+    """
+
+    cores: int
+    quota: float | None
+    load: float
+    torch_capability: str
+    kernels: tuple[str, ...]
+    free_nbytes: int
+    memory_nbytes: int
+    apart: tuple[tuple[int, int], ...]
+    unusable_gpus: str | None
+    networks: dict[str, float]
+
+
+class Slow(NamedTuple):
+    """A cause of slow training: what, why, and what would help; `code` names it."""
+
+    code: str
+    what: str
+    why: str
+    instead: str
+
+
+def examine() -> Machine:
+    """Examine this machine; CUDA is initialised where there are GPUs."""
+    why, found = None, tuple[torch.device, ...]()
+    try:
+        found = gpus()
+    except InvalidInput as error:
+        why = str(error)
+    memory = psutil.virtual_memory()
+    return Machine(
+        cores=len(os.sched_getaffinity(0)),
+        quota=_quota(),
+        load=max(0.0, psutil.getloadavg()[0]),
+        torch_capability=torch.backends.cpu.get_cpu_capability(),
+        kernels=tuple(instruction_sets()),
+        free_nbytes=memory.available,
+        memory_nbytes=memory.total,
+        apart=tuple(
+            (i, j)
+            for (i, one), (j, other) in combinations(enumerate(found), 2)
+            if not device_of(one).reaches(other)
+        ),
+        unusable_gpus=why,
+        networks={
+            name: 1e6 * one.speed
+            for name, one in psutil.net_if_stats().items()
+            if one.isup and one.speed > 0
+        },
+    )
+
+
+def _quota() -> float | None:
+    """Return the processors that the control group may use at a time; None without a limit."""
+    try:
+        most_us, period_us = map(float, _CGROUP.read_text().split())
+    except (OSError, ValueError):  # the limit is "max"
+        return None
+    return most_us / period_us
+
+
+def slow_parts(found: Machine) -> Iterator[Slow]:
+    """Yield the causes of slow training on a machine."""
+    if found.load > _BUSY_SHARE * found.cores:
+        yield Slow(
+            "busy",
+            f"{found.load:.1f} processes run or wait on {found.cores} cores",
+            "workers wait for each other, and the slowest decides; measurements are noisy",
+            "measure when the machine is quiet, or leave cores to other programs by --workers",
+        )
+    if found.quota is not None and found.quota < found.cores:
+        yield Slow(
+            "quota",
+            f"of {found.cores} visible cores only {found.quota:g} may be used at a time",
+            "the control group (a container's limit) stops all workers once they have used that",
+            "raise the container's limit, or take as many workers as it has processors",
+        )
+    capability = found.torch_capability.lower()
+    if capability.startswith("avx") and capability not in {one[:6] for one in found.kernels}:
+        yield Slow(
+            "kernels",
+            f"torch computes with {found.torch_capability}, Paceline's kernels do not",
+            "codecs and sums take a slower path",
+            "install a wheel that was built for this processor, or build it here",
+        )
+    if found.unusable_gpus is not None:
+        yield Slow(
+            "gpu",
+            "there is a GPU that cannot be used",
+            found.unusable_gpus,
+            "mend that, or hide the GPU with CUDA_VISIBLE_DEVICES= to compute on cores",
+        )
+    if pairs := ", ".join(f"{i}-{j}" for i, j in found.apart):
+        yield Slow(
+            "peer_memory",
+            f"GPUs do not reach each other's memory: {pairs}",
+            "what they exchange goes through the host's memory",
+            "try --strategy host, which sums there; `paceline plan` says what it gains",
+        )
+    for name, bit_per_s in found.networks.items():
+        if bit_per_s < _SLOW_NETWORK_BIT_PER_S:
+            yield Slow(
+                "network",
+                f"network {name} has {bit_per_s / 1e9:g} Gbit/s",
+                "between two machines, gradients of 100 million parameters take at least "
+                f"{_EXAMPLE_BITS / bit_per_s:.2g} s a step",
+                "--set codec=dynamic8 sends a quarter, --strategy local once in many steps",
+            )
+
+
+def report() -> dict[str, Any]:
+    """Return the findings, torch's and ours, for JSON."""
+    found = examine()
+    return {
+        "paceline": version("paceline"),
+        "torch": collect_env.get_env_info()._asdict(),
+        "machine": found.model_dump(mode="json"),
+        "slow": [one._asdict() for one in slow_parts(found)],
+    }
+
+
+def page(found: dict[str, Any]) -> str:
+    """Return a report as text to paste into an issue."""
+    machine = Machine.model_validate(found["machine"])
+    free, whole = (one / 2**30 for one in (machine.free_nbytes, machine.memory_nbytes))
+    slow = [f"{one['what']}: {one['why']}. Instead: {one['instead']}." for one in found["slow"]]
+    rows = [
+        f"Paceline {found['paceline']}, kernels: {', '.join(machine.kernels) or 'portable'}",
+        f"Cores: {machine.cores}, load {machine.load:.1f}; memory: {free:.1f} of {whole:.1f} GiB",
+        "",
+        collect_env.pretty_str(collect_env.SystemEnv(**found["torch"])),
+        "",
+        "Slow, and why:",
+        *(f"- {one}" for one in slow or ["nothing was found that would be slow"]),
+    ]
+    return "\n".join(rows)

@@ -1,0 +1,9 @@
+"""What Python runs when it starts, with this folder on PYTHONPATH: it knows the simulated GPUs."""
+
+import os
+import sys
+from pathlib import Path
+
+if os.environ.get("PACELINE_SIMULATED_GPUS", "0") != "0":
+    sys.path.append(str(Path(__file__).parents[2]))  # the folder of all tests
+    from simulated_gpu import instead as instead
