@@ -168,8 +168,9 @@ def forecast(
     """
     machine = machine.reached
     model = cost or Roofline.of(machine)
-    is_balanced = balanced and strategy.plan_balanced is not None
-    planned = (is_balanced and strategy.plan_balanced) or strategy.plan
+    planning = strategy.planning
+    is_balanced = balanced and planning.plan_balanced is not None
+    planned = (is_balanced and planning.plan_balanced) or planning.plan
 
     one = planned(workload, machine, config, Window(1))
 
@@ -177,8 +178,8 @@ def forecast(
         lasting = one.lasting(num_steps)
         return lasting or planned(workload, machine, config, Window(num_steps))
 
-    per_period = strategy.steps_per_period(config)
-    num_steps = _window_steps(len(one), per_period, strategy.repeats_after(config))
+    per_period = planning.steps_per_period(config)
+    num_steps = _window_steps(len(one), per_period, planning.repeats_after(config))
     plan = window(num_steps)
     timeline = simulate(plan, model)
     slowdown, slowed_by = _slowdown(timeline, machine, strategy, config)
@@ -218,9 +219,9 @@ def forecast(
 
 def _after_backward(strategy: Strategy, config: Any, phase: BackwardPhase) -> AfterBackward | None:
     """Return what the exchange of several workers leaves, where the strategy says so."""
-    if strategy.after_backward is None or config.workers == 1:
+    if strategy.planning.after_backward is None or config.workers == 1:
         return None
-    return strategy.after_backward(phase)
+    return strategy.planning.after_backward(phase)
 
 
 def _window_steps(num_tasks: int, per_period: int, alike: int) -> int:
@@ -233,18 +234,20 @@ def _window_steps(num_tasks: int, per_period: int, alike: int) -> int:
 
 def _limits(strategy: Strategy, machine: Machine, config: Any, timeline: Timeline) -> Iterator[str]:
     """Yield what keeps more workers from gaining, where the strategy says so."""
-    if strategy.limit is not None and (limit := strategy.limit(machine, config, timeline)):
-        yield limit
+    limit = strategy.planning.limit
+    if limit is not None and (sentence := limit(machine, config, timeline)):
+        yield sentence
 
 
 def _learning(
     strategy: Strategy, workload: Workload, config: Any
 ) -> tuple[StepsToLoss | None, tuple[str, ...]]:
     """Return the steps to a loss, if known, and what differs from synchronous training."""
-    if strategy.steps_to_loss is not None and config.workers > 1:
-        found = strategy.steps_to_loss(workload, config)
+    planning = strategy.planning
+    if planning.steps_to_loss is not None and config.workers > 1:
+        found = planning.steps_to_loss(workload, config)
         return found, (UNKNOWN if found is None else found.sentence,)
-    return None, (_ASYNCHRONOUS,) if strategy.is_asynchronous and config.workers > 1 else ()
+    return None, (_ASYNCHRONOUS,) if planning.is_asynchronous and config.workers > 1 else ()
 
 
 def _sent(plan: Plan) -> Mapping[str, float]:
@@ -288,8 +291,8 @@ def _slowdown(
     some = _devices_of(machine, config.workers)[:_MOST_LOOKED_AT]
     shares = [_beside(timeline, device) for device in some]
     hidden, copied = (sum(each) / len(shares) for each in zip(*shares, strict=True))
-    num_waiting = 1 if strategy.is_asynchronous else config.workers
-    losses, num_steps = machine.usual_losses, strategy.steps_per_period(config)
+    num_waiting = 1 if strategy.planning.is_asynchronous else config.workers
+    losses, num_steps = machine.usual_losses, strategy.planning.steps_per_period(config)
     causes = {
         "beside exchanges": losses.slowdown(hidden, 1, copied=copied),
         "waiting for the slowest": losses.slowdown(0.0, num_waiting, num_steps),
@@ -349,7 +352,7 @@ def memory(
     workload: Workload, machine: Machine, strategy: Strategy, config: Any
 ) -> Mapping[str, int]:
     """Return the bytes that each device needs, and each host that holds anything, by name."""
-    if strategy.memory is not None:
-        return strategy.memory(workload, machine, config)
+    if strategy.planning.memory is not None:
+        return strategy.planning.memory(workload, machine, config)
     devices = machine.first_devices(config.workers)
     return {device.name: replica_nbytes(workload) for device in devices}

@@ -70,7 +70,7 @@ class StudyModel:
         """
         strategy = find_exchange(method)
         workload = self.workload(-(-batch_size // workers))
-        machine = machine.for_workers(workers, strategy.symmetric)
+        machine = machine.for_workers(workers, strategy.planning.symmetric)
         config: Any = strategy.config(workers=workers)
         if hasattr(config, "chunk") and workers > 1:
             config = with_best_chunk(workload, machine, strategy, config)
