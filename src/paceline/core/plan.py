@@ -219,6 +219,11 @@ class Plan:
             plan._step = tasks
             return plan._repeated(num_steps) if num_steps > 2 else plan
 
+    @property
+    def repeats(self) -> bool:
+        """True if its steps are known to repeat."""
+        return self._step is not None
+
     def lasting(self, num_steps: int) -> Self | None:
         """Return the plan of so many of the same steps; None if these are not known to repeat.
 

@@ -1,7 +1,7 @@
 """Forecasts: the predicted seconds of a strategy's step on a machine."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -13,7 +13,7 @@ from paceline.core.cost import CostModel, Roofline, Slowed, compute_lane
 from paceline.core.durations import duration
 from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import COMMUNICATION, COMPUTE, Kind, Lane, Plan
-from paceline.core.simulate import makespan_s, simulate
+from paceline.core.simulate import makespan_s, simulate, steady_period
 from paceline.core.steps_to_loss import UNKNOWN, StepsToLoss
 from paceline.core.strategy import Strategy, Window, codec_fields
 from paceline.core.timeline import Span, Timeline, intersection, length, union
@@ -178,16 +178,18 @@ def forecast(
         lasting = one.lasting(num_steps)
         return lasting or planned(workload, machine, config, Window(num_steps))
 
-    per_period = planning.steps_per_period(config)
-    num_steps = _window_steps(len(one), per_period, planning.repeats_after(config))
+    per_period, alike = planning.steps_per_period(config), planning.repeats_after(config)
+    num_steps = _window_steps(len(one), per_period, alike)
     plan = window(num_steps)
     timeline = simulate(plan, model)
     slowdown, slowed_by = _slowdown(timeline, machine, strategy, config)
     if slowdown != 1.0:
         model = Slowed(model, slowdown)
         timeline = simulate(plan, model)
-    # The difference of two windows: the first step starts cold, the last one overlaps with none.
-    period_s = (makespan_s(window(2 * num_steps), model) - timeline.makespan_s) / num_steps
+    period_s = steady_period(timeline, num_steps, alike)
+    if period_s is None:
+        # The difference of two windows: the first step starts cold, none overlaps with the last.
+        period_s = (makespan_s(window(2 * num_steps), model) - timeline.makespan_s) / num_steps
     num_taken = num_steps * per_period
     step_s, notes = _fed(machine, config.workers, samples_per_step, period_s / per_period)
     parts, per_update = breakdown(timeline), 1.0
@@ -289,7 +291,8 @@ def _slowdown(
 ) -> tuple[float, tuple[str, ...]]:
     """Return by how much longer computation takes than in a timeline without losses, and why."""
     some = _devices_of(machine, config.workers)[:_MOST_LOOKED_AT]
-    shares = [_beside(timeline, device) for device in some]
+    of_all = [one for one in timeline.spans if _is_of_all(one)]
+    shares = [_beside(timeline, device, of_all) for device in some]
     hidden, copied = (sum(each) / len(shares) for each in zip(*shares, strict=True))
     num_waiting = 1 if strategy.planning.is_asynchronous else config.workers
     losses, num_steps = machine.usual_losses, strategy.planning.steps_per_period(config)
@@ -301,7 +304,12 @@ def _slowdown(
     return losses.slowdown(hidden, num_waiting, num_steps, copied=copied), slowed_by
 
 
-def _beside(timeline: Timeline, device: Device) -> tuple[float, float]:
+def _is_of_all(span: Span) -> bool:
+    """Return True for what is sent for all workers."""
+    return span.kind is Kind.SEND and span.worker is None
+
+
+def _beside(timeline: Timeline, device: Device, of_all: Sequence[Span]) -> tuple[float, float]:
     """Return the exchange beside a device's computation, and its copies alone, as shares of that.
 
     What its host exchanges for it counts, too: the same cores, memory and bus carry the bytes. Sums
@@ -312,16 +320,13 @@ def _beside(timeline: Timeline, device: Device) -> tuple[float, float]:
     exchanges: list[Span] = []
     copies: list[Span] = []
     own_tracks = (track for on, track in timeline.tracks.items() if on.owner == device.name)
-    of_all = (one for one in timeline.spans if one.kind is Kind.SEND and one.worker is None)
     for one in chain(of_all, *own_tracks):
         if one.kind in COMPUTE:
             continue
         own = {on.lane for on in one.on if on.owner == device.name}
         if own & _COPY_ENGINES:
             copies.append(one)
-        elif (own and not _is_summed_for_gpu(one, device)) or (
-            one.kind is Kind.SEND and one.worker is None
-        ):
+        elif (own and not _is_summed_for_gpu(one, device)) or _is_of_all(one):
             exchanges.append(one)
     whole = length(computing)
     if not whole:

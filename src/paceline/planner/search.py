@@ -7,7 +7,6 @@ from math import inf
 from types import MappingProxyType
 from typing import Any
 
-from paceline.core.chunks import candidates
 from paceline.core.cost import CostModel, Roofline
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Device, Machine, Station
@@ -16,6 +15,7 @@ from paceline.core.simulate import period
 from paceline.core.strategy import Strategy, Window, codec_fields
 from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
+from paceline.planner.best_chunk import with_best_chunk
 from paceline.planner.forecast import Forecast, forecast, memory
 from paceline.planner.ranking import Ranking, Refusal, rank
 from paceline.strategies import find_exchange
@@ -257,22 +257,6 @@ def shortage(machine: Machine, needed: Mapping[str, int]) -> str | None:
                 "need less on each"
             )
     return None
-
-
-def with_best_chunk(
-    workload: Workload,
-    machine: Machine,
-    strategy: Strategy,
-    config: Any,
-    cost: CostModel | None = None,
-) -> Any:
-    """Return the configuration with the chunk of the shortest step among those a tuner would try.
-
-    Of short windows: many sizes are looked at, and only compared with each other.
-    """
-    model = cost or Roofline.of(machine)
-    others = [replace(config, chunk=size) for size in candidates(len(workload.layers))]
-    return min(others, key=lambda one: _step_s(workload, machine, strategy, one, model))
 
 
 def _with_best_size(
