@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.core.chunks import candidates
+from paceline.core.compare import breakdown
 from paceline.core.cost import Roofline
 from paceline.core.machine import Machine
 from paceline.core.plan import Plan
@@ -57,7 +58,11 @@ def test_a_steady_window_has_the_period_of_a_longer_one(name):
     config, prices = STRATEGIES[name].config(workers=2), Roofline.of(machine)
     once, twice = (plan_of(name, work, machine, config, n) for n in (NUM_STEPS, 2 * NUM_STEPS))
     longer_s = makespan_s(twice, prices) - makespan_s(once, prices)
-    found = steady_period(simulate(once, prices), NUM_STEPS)
+    timeline = simulate(once, prices)
+    found = steady_period(timeline.outline, NUM_STEPS)
     assert found == pytest.approx(longer_s / NUM_STEPS, rel=1e-9)
+    assert breakdown(timeline.outline) == breakdown(timeline)  # with fewer spans
+    assert timeline.outline.steps() == timeline.steps()
+    assert len(timeline.outline.spans) <= len(timeline.spans)
     short = simulate(plan_of(name, work, machine, config, 2), prices)
     assert steady_period(short, 2) is None  # the first step starts cold, the last ends alone

@@ -9,7 +9,7 @@ for all of them and keeps its place in every queue.
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush, heappushpop
-from itertools import compress, repeat
+from itertools import compress, pairwise, repeat
 from math import inf
 
 from paceline.core.cost import CostModel
@@ -76,9 +76,10 @@ def simulate(plan: Plan, cost: CostModel, until: float | None = None) -> Timelin
     start, end = schedule(plan, cost, inf if until is None else until)
     last_s = max(end, default=0.0)
     # Kept as arrays, because lists keep an object of 32 bytes for each time.
-    spans = _spans(plan, array("d", start), array("d", end))
+    times = array("d", start), array("d", end)
+    spans = _spans(plan, *times)
     if until is None:  # what waits for nothing starts at 0
-        return Timeline(spans, Origin.PREDICTED, (0.0, last_s))
+        return Timeline(spans, Origin.PREDICTED, (0.0, last_s), _outlined(plan, *times))
     if last_s < until:
         raise ValueError(
             f"the plan ends after {last_s:.6g} s, before the horizon of {until:.6g} s: "
@@ -93,6 +94,16 @@ def _spans(plan: Plan, start: Sequence[float], end: Sequence[float]) -> Iterator
     rows = zip(*(columns[field] for field in Span._fields), strict=True)
     # Not Span(*row): the Python-level constructor takes as long as scheduling the task did.
     yield from map(tuple.__new__, repeat(Span), rows)
+
+
+def _outlined(plan: Plan, start: "array[float]", end: "array[float]") -> Iterator[Span]:
+    """Yield a span for each stretch of layers without a gap, and for each other task."""
+    for first, last, task, step in plan.stretches():
+        (_, kind, part, worker, sub_batch), on, _, _, num_samples = task
+        is_whole = end[first : last - 1] == start[first + 1 : last]
+        for begin, after in [(first, last)] if is_whole else pairwise(range(first, last + 1)):
+            times = start[begin], end[after - 1]
+            yield Span(kind, step, part, worker, on, *times, sub_batch, num_samples)
 
 
 def period(plan_of: Callable[[int], Plan], cost: CostModel, num_steps: int) -> float:

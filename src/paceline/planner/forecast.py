@@ -182,20 +182,21 @@ def forecast(
     num_steps = _window_steps(len(one), per_period, alike)
     plan = window(num_steps)
     timeline = simulate(plan, model)
-    slowdown, slowed_by = _slowdown(timeline, machine, strategy, config)
+    slowdown, slowed_by = _slowdown(timeline.outline, machine, strategy, config)
     if slowdown != 1.0:
         model = Slowed(model, slowdown)
         timeline = simulate(plan, model)
-    period_s = steady_period(timeline, num_steps, alike)
+    outline = timeline.outline
+    period_s = steady_period(outline, num_steps, alike)
     if period_s is None:
         # The difference of two windows: the first step starts cold, none overlaps with the last.
         period_s = (makespan_s(window(2 * num_steps), model) - timeline.makespan_s) / num_steps
     num_taken = num_steps * per_period
     step_s, notes = _fed(machine, config.workers, samples_per_step, period_s / per_period)
-    parts, per_update = breakdown(timeline), 1.0
+    parts, per_update = breakdown(outline), 1.0
     if per_period > 1:
-        per_update = num_taken / timeline.num_steps()
-        parts = breakdown(_inner_periods(timeline, num_steps)).divided(per_update)
+        per_update = num_taken / outline.num_steps()
+        parts = breakdown(_inner_periods(outline, num_steps)).divided(per_update)
     learns_as, caveats = _learning(strategy, workload, config)
     return Forecast(
         strategy.name,
@@ -209,7 +210,7 @@ def forecast(
         machine,
         timeline,
         is_balanced=is_balanced,
-        notes=(*notes, *_limits(strategy, machine, config, timeline), *caveats),
+        notes=(*notes, *_limits(strategy, machine, config, outline), *caveats),
         steps_per_update=per_update,
         slowdown=slowdown,
         slowed_by=slowed_by,
