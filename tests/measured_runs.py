@@ -7,14 +7,16 @@ from dataclasses import replace
 from boxes import box, chain, link
 from paceline.core.cost import Roofline
 from paceline.core.losses import Losses
-from paceline.core.strategy import PricedMachine, Role
+from paceline.core.strategy import PricedMachine, Role, Running
 from paceline.exchange.session import TrainingSession
 from paceline.strategies import STRATEGIES
 
 unrest = 0.0  # of the steps that were measured
 
-RANKS = replace(STRATEGIES["allreduce"], name="ranks", run=__name__, calibrate=None)
-HUB = replace(RANKS, name="hub", roles=lambda config: (Role("hub", 1, leads=True),))
+RANKS = replace(STRATEGIES["allreduce"], name="ranks", running=Running(__name__))
+HUB = replace(
+    RANKS, name="hub", running=Running(__name__, lambda config: (Role("hub", 1, leads=True),))
+)
 
 
 class MeasuredRun:

@@ -130,7 +130,7 @@ def _predicted(workload: Workload, times: LayerTimes, group: Group) -> dict[int,
     measured = exchanges.measured(group.gather(rows[_NUM_WARM_UP:]), bare)["host"]
     sizes = {}
     if group.rank == 0:
-        machine = STRATEGIES["host"].calibrate(bare, measured)
+        machine = STRATEGIES["host"].planning.calibrate(bare, measured)
         cost = ProfiledCost(_durations(machine, workload, times), Roofline.of(machine))
         for size in candidates(len(workload.layers)):
             sizes[str(size)] = _forecast(workload, machine, size, cost)

@@ -125,7 +125,7 @@ def write_long_run(folder: Path, num_steps: int = 1000, workers: int = 4) -> Non
     )
     chosen = next(one for one in forecasts if one.strategy == "allreduce")
     strategy = EXCHANGES["allreduce"]
-    plan = strategy.plan(part, cores, chosen.config, Window(num_steps))
+    plan = strategy.planning.plan(part, cores, chosen.config, Window(num_steps))
     measured = stretched(simulate(plan, Roofline.of(cores)))
     write_trace(folder / "trace.json", (chosen.timeline, measured))
     result = RunResult(

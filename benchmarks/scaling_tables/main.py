@@ -120,7 +120,7 @@ def _planned(family: Family, count: int, alone: float, losses: Losses | None) ->
     described = partial(workload_of, family["model"])
     machine = equal.machine("published", losses)
     machine = calibrated(machine, described, DeviceRate(alone, size), size)
-    part = machine.for_workers(count, _STRATEGY.symmetric)
+    part = machine.for_workers(count, _STRATEGY.planning.symmetric)
     config = _STRATEGY.config(workers=count, codec=family.get("gradients"))
     return forecast(described(size), part, _STRATEGY, config, count * size)
 

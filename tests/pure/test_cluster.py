@@ -74,7 +74,7 @@ WORK = chain((0.01, 400_000), (0.02, 1_200_000), (0.005, 40_000), (0.01, 4_000))
 def planned(machine: Machine, name: str, workers: int, work=WORK):
     strategy = find_strategy(name.split()[0])
     config = strategy.config(workers=workers, **STRATEGIES[name])
-    return lambda n: strategy.plan(work, machine, config, Window(n))
+    return lambda n: strategy.planning.plan(work, machine, config, Window(n))
 
 
 def busiest(plan: Plan) -> float:
@@ -101,9 +101,10 @@ def test_one_node_stands_for_all_equal_ones(name, workers, kind):
     if workers > 4:
         assert len(one(2)) < len(all_(2))
     strategy, options = find_strategy(name.split()[0]), STRATEGIES[name]
-    if strategy.memory is not None:
+    if strategy.planning.memory is not None:
         config = strategy.config(workers=workers, **options)
-        needed, of_all = (strategy.memory(WORK, machine, config) for machine in (alike, every))
+        memory = strategy.planning.memory
+        needed, of_all = (memory(WORK, machine, config) for machine in (alike, every))
         assert needed.items() <= of_all.items()
         assert set(needed.values()) == set(of_all.values())
 

@@ -31,7 +31,7 @@ WORK = chain((2, 400), (1, 4000))
 @every_exchange
 def test_one_worker_exchanges_nothing(name):
     known = STRATEGIES[name]
-    tasks = known.plan(WORK, box("cpu"), known.config(workers=1), Window(2)).tasks
+    tasks = known.planning.plan(WORK, box("cpu"), known.config(workers=1), Window(2)).tasks
     assert {task.kind for task in tasks} == {Kind.LOAD, Kind.FORWARD, Kind.BACKWARD, Kind.STEP}
 
 
@@ -45,9 +45,9 @@ def test_one_worker_exchanges_nothing(name):
     ],
 )
 def test_what_a_machine_has_no_devices_or_links_for_is_refused(name, workers, kinds, hosts, field):
-    known = STRATEGIES[name]
+    known, machine = STRATEGIES[name], box(*kinds, hosts=hosts)
     with refused(field):
-        known.plan(WORK, box(*kinds, hosts=hosts), known.config(workers=workers), Window(1))
+        known.planning.plan(WORK, machine, known.config(workers=workers), Window(1))
 
 
 @pytest.mark.parametrize("num_first", [None, 1, 2, 5])
@@ -65,7 +65,8 @@ def test_steps_that_repeat_are_as_if_each_was_made(
     machine = box("cpu", "cpu", "cpu", hosts="aab", links=links, device=codecs)
 
     def planned(num_steps: int) -> Plan:
-        return known.plan(WORK, machine, known.config(workers=3, **options), Window(num_steps))
+        config = known.config(workers=3, **options)
+        return known.planning.plan(WORK, machine, config, Window(num_steps))
 
     def one_by_one(cls, tasks, num_steps: int) -> Plan:
         return cls(task for step in range(num_steps) for task in tasks(step))
@@ -126,7 +127,7 @@ def measured(latency_s: float, seconds_per_byte: float) -> tuple[ExchangeSample,
 def exchanging(machine: Machine, strategy: str, nbytes: int, **config):
     known = EXCHANGES[strategy]
     options = known.config(workers=len(machine.devices), **config)
-    return known.plan(chain((0, nbytes)), machine, options, Window(1))
+    return known.planning.plan(chain((0, nbytes)), machine, options, Window(1))
 
 
 @given(
@@ -143,7 +144,7 @@ def test_workers_exchange_as_measured(strategy, kind, places, latency, s_per_byt
     carried = kind == "cpu" and set(places) == {"a"}
     facts = {"memory_bandwidth_bytes_per_s": 1 / memory_s} if carried else {}
     machine = box(*[kind] * len(places), hosts=places, device=facts, host=facts)
-    found = EXCHANGES[strategy].calibrate(machine, measured(latency_s, s_per_byte))
+    found = EXCHANGES[strategy].planning.calibrate(machine, measured(latency_s, s_per_byte))
     assert found.devices == machine.devices
     assert {one.uses_cores for one in found.links} == {carried}
     for nbytes in (SMALL, 100_000, LARGE, 20 * LARGE):
@@ -155,7 +156,7 @@ def test_workers_exchange_as_measured(strategy, kind, places, latency, s_per_byt
 def test_what_additions_take_on_gpus_is_no_links():
     device = {"memory_bandwidth_bytes_per_s": 3e9, "call_latency_s": 1e-5}
     known = measured(0.1 * LARGE * 5e-9, 5e-9)
-    found = EXCHANGES["tree"].calibrate(box("gpu", "gpu", device=device), known)
+    found = EXCHANGES["tree"].planning.calibrate(box("gpu", "gpu", device=device), known)
     assert exchange_s(exchanging(found, "tree", LARGE), found) == pytest.approx(known[1].seconds)
 
 
@@ -163,7 +164,7 @@ def test_what_additions_take_on_gpus_is_no_links():
 @pytest.mark.parametrize("large_s", [1e-3, 0.5e-3, 1e-9])
 def test_noise_that_makes_the_large_exchange_the_faster_gives_a_machine(strategy, large_s):
     noisy = (ExchangeSample(SMALL, 1e-3), ExchangeSample(LARGE, large_s))
-    found = EXCHANGES[strategy].calibrate(box("cpu", "cpu"), noisy)
+    found = EXCHANGES[strategy].planning.calibrate(box("cpu", "cpu"), noisy)
     assert Machine.model_validate(found.model_dump()) == found
     assert exchange_s(exchanging(found, strategy, LARGE), found) > 0
 
@@ -174,7 +175,8 @@ def test_noise_that_makes_the_large_exchange_the_faster_gives_a_machine(strategy
 def test_an_exchange_measured_with_a_codec_takes_as_long_with_it(strategy, kind, places, codec):
     known, machine = EXCHANGES[strategy], box(*[kind] * len(places), hosts=places)
     config = known.config(workers=len(places), codec=codec)
-    found, plain = (known.calibrate(machine, measured(3e-3, 2e-8), one) for one in (config, None))
+    calibrate, known_times = known.planning.calibrate, measured(3e-3, 2e-8)
+    found, plain = (calibrate(machine, known_times, one) for one in (config, None))
     if strategy == "allreduce":
         with refused("codec"):  # what was measured is no other codec
             exchanging(found, strategy, LARGE, codec="dynamic8" if codec == "onebit" else "onebit")

@@ -171,8 +171,8 @@ layers = st.lists(st.tuples(st.floats(1e-3, 1.0), st.integers(1, 10**5)), min_si
 def left(strategy: Strategy, workload, machine, workers: int, num_steps: int = 2) -> AfterBackward:
     """Return what a strategy says of its plan."""
     config, cost = strategy.config(workers=workers), Slowed(WithoutUpdate(machine), 1.0)
-    plan = strategy.plan(workload, machine, config, Window(num_steps))
-    return strategy.after_backward(BackwardPhase(plan, cost, simulate(plan, cost)))
+    plan = strategy.planning.plan(workload, machine, config, Window(num_steps))
+    return strategy.planning.after_backward(BackwardPhase(plan, cost, simulate(plan, cost)))
 
 
 def in_turn(sizes):

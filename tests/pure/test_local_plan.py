@@ -343,7 +343,7 @@ def test_a_row_that_says_nothing_is_refused(wrong):
 @pytest.mark.parametrize("known", [None, StepsToLoss(1.5, 1.2, 1.9, "a model")])
 def test_a_ranking_has_what_learns_otherwise_apart_and_by_the_time_to_a_loss(known):
     machine = box("cpu", "cpu", hosts="ab", links=[link("a", "b", 1e6)])
-    local = replace(STRATEGY, steps_to_loss=lambda workload, config: known)
+    local = replace(STRATEGY, planning=replace(STRATEGY.planning, steps_to_loss=lambda *_: known))
     strategies = [local, find_strategy("allreduce")]
     found = rank(search(lambda _: chain((1.0, 4_000_000)), machine, strategies, 8, workers=2))
     assert [one.strategy for one in found] == ["allreduce"] * (len(found) - 1) + ["local"]

@@ -12,7 +12,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.simulate import period
-from paceline.core.strategy import Strategy, Window
+from paceline.core.strategy import Planning, Strategy, Window
 from paceline.core.timeline import Span, Timeline
 from paceline.core.workload import Workload
 from paceline.planner import Ranking, search
@@ -135,8 +135,8 @@ def test_all_variants_are_forecast_and_a_strategy_that_does_not_suit_says_so():
     def variants(workers: int) -> list:
         return [ALLREDUCE.config(workers=workers, bucket_mb=size) for size in (1, 25)]
 
-    picky = Strategy(name="picky", config=ALLREDUCE.config, plan=unsuited)
-    both = Strategy(name="both", config=ALLREDUCE.config, plan=ALLREDUCE.plan, variants=variants)
+    picky = Strategy("picky", ALLREDUCE.config, Planning(unsuited))
+    both = replace(ALLREDUCE, name="both", planning=replace(ALLREDUCE.planning, variants=variants))
     found = ranked(joined(["cpu"] * 2, 4e6), both, picky, workers=2)
     assert {(one.strategy, one.config.bucket_mb) for one in found} == {("both", 1), ("both", 25)}
     assert [(one.strategy, one.workers, one.why) for one in found.refused] == [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from paceline.core.compare import breakdown, breakdown_by_device, compare, conform
 from paceline.core.cost import compute_lane, exchange_lane
 from paceline.core.plan import Cost, Kind, Lane, Plan, Resource, Task, TaskId
-from paceline.core.simulate import period, schedule, simulate
+from paceline.core.simulate import period, schedule, simulate, steady_period
 from paceline.core.timeline import Span, Timeline, intersection, length, union
 
 COMPUTE, EXCHANGE = compute_lane("cpu0"), exchange_lane("cpu0")
@@ -145,6 +145,8 @@ def test_the_period_of_alternating_workers_is_shorter_than_their_step():
     # Each needs 3 + 4 s for a step, but the device is free again after 3: two steps in 7 s.
     assert period(rounds, Flops(), 4) == 7
     assert simulate(rounds(1), Flops()).makespan_s == 10
+    assert steady_period(simulate(rounds(8), Flops()), 8) == 7
+    assert steady_period(simulate(rounds(4), Flops()), 4) is None  # that is too few to know
     # By a horizon: work ends at 3, 6, 10, 13, 17, 20.
     timeline = simulate(rounds(10), Flops(), until=20)
     assert [s.end_s for s in timeline.spans if s.kind is Kind.STEP] == [3, 6, 10, 13, 17, 20]

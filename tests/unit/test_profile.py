@@ -202,8 +202,8 @@ def takes(name: str, machine, measured) -> float:
     """What the layers' exchange takes on the machine that these measurements make."""
     strategy = EXCHANGES[name]
     config = strategy.config(workers=2)
-    found = strategy.calibrate(machine, measured, config)
-    plan = strategy.plan(MODEL, found, config, Window(1))
+    found = strategy.planning.calibrate(machine, measured, config)
+    plan = strategy.planning.plan(MODEL, found, config, Window(1))
     return makespan_s(plan, ExchangeOnly(found))
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from paceline.core.defaults import completed
 from paceline.core.interval import Interval
 from paceline.core.settings import TrainSettings
+from paceline.core.strategy import Options
 from paceline.data.spec import FORMS
 from paceline.records.config_file import (
     FILE_NAME,
@@ -102,7 +103,8 @@ def test_the_help_of_data_names_all_that_there_are():
 
 
 def test_a_strategy_may_refuse_a_setting_and_auto_refuses_it_too(monkeypatch):
-    refusing = replace(allreduce.STRATEGY, name="toy", refused_settings={"accumulate": "no parts"})
+    options = Options(refused_settings={"accumulate": "no parts"})
+    refusing = replace(allreduce.STRATEGY, name="toy", options=options)
     monkeypatch.setitem(STRATEGIES, "toy", refusing)
     toy = LENET5 | {"strategy": "toy"}
     with refused("accumulate"):
@@ -118,7 +120,7 @@ def test_a_strategy_may_refuse_a_setting_and_auto_refuses_it_too(monkeypatch):
 def test_strategies_are_known_by_name_and_refuse_only_what_is_a_setting():
     for name, strategy in STRATEGIES.items():
         assert strategy.name == name
-        assert strategy.refused_settings.keys() <= TrainSettings.model_fields.keys()
+        assert strategy.options.refused_settings.keys() <= TrainSettings.model_fields.keys()
     for name, strategy in EXCHANGES.items():
         assert find_exchange(name) is strategy
     for name in ("wheel", "magic", "refusals:refused", "refusals:none", "no.module:x"):

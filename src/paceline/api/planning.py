@@ -122,7 +122,7 @@ def forecast(
     InvalidInput as by `plan`, and for what `plan` would refuse, with the reason.
     """
     named = find_strategy(strategy) if isinstance(strategy, str) else strategy
-    if balanced and named.plan_balanced is None:
+    if balanced and named.planning.plan_balanced is None:
         raise InvalidInput("balanced", f"strategy {named.name} is planned with equal parts only")
     workload, known = _question(
         model, machine, batch_size, input_shape, workers, precision, measured, profile
@@ -163,7 +163,7 @@ def _asked(
 def _usual(machine: Machine) -> tuple[Strategy, ...]:
     """Return the strategies that are looked at where none is named."""
     on_cluster = isinstance(machine, Cluster)
-    return tuple(one for one in STRATEGIES.values() if on_cluster or not one.is_for_clusters)
+    return tuple(one for one in STRATEGIES.values() if on_cluster or one.running is not None)
 
 
 def _trying(
@@ -177,11 +177,12 @@ def _trying(
     The usual cuts of built-in models are known to be: tests try them.
     """
     is_known = isinstance(model, str) and recorded(model, 1) is not None
-    if strategy.trial is None or (is_known and not options):
+    planning = strategy.planning
+    if planning.trial is None or (is_known and not options):
         return strategy
     from paceline.recipes.named import tried_with
 
-    attempt = import_module(strategy.trial).with_possible_cut
+    attempt = import_module(planning.trial).with_possible_cut
 
     @cache
     def tried(workload: Workload, config: Any) -> Workload:
@@ -190,14 +191,14 @@ def _trying(
         return found
 
     def plan_of(workload: Workload, machine: Machine, config: Any, window: Window) -> Plan:
-        return strategy.plan(tried(workload, config), machine, config, window)
+        return planning.plan(tried(workload, config), machine, config, window)
 
     def memory_of(workload: Workload, machine: Machine, config: Any) -> Mapping[str, int]:
-        assert strategy.memory is not None  # those that cut a model say what each half needs
-        strategy.memory(workload, machine, config)  # a model without a head need not be built
-        return strategy.memory(tried(workload, config), machine, config)
+        assert planning.memory is not None  # those that cut a model say what each half needs
+        planning.memory(workload, machine, config)  # a model without a head need not be built
+        return planning.memory(tried(workload, config), machine, config)
 
-    return replace(strategy, plan=plan_of, memory=memory_of)
+    return replace(strategy, planning=replace(planning, plan=plan_of, memory=memory_of))
 
 
 def _question(

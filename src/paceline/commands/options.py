@@ -147,7 +147,7 @@ def _parameter(name: str, field: FieldInfo, strategies: list[Strategy]) -> inspe
 
 def _panel(name: str, strategies: list[Strategy]) -> str:
     """Return the group in which help shows an option: of all strategies, or of some."""
-    knowing = [one.name for one in strategies if name in one.settings]
+    knowing = [one.name for one in strategies if name in one.options.settings]
     if len(strategies) > 1 and knowing and len(knowing) <= _FEW:
         return _OF_SOME.format(" or ".join(knowing))
     return _PANEL_OF.get(name, "Options")
@@ -164,7 +164,8 @@ def _strategy_names(incomplete: str) -> list[str]:
 
 def _shown_default(name: str, field: FieldInfo, strategies: list[Strategy]) -> str:
     """Return the default of a field as help shows it, and those of strategies that differ."""
-    own = {one.name: one.defaults[name] for one in strategies if name in one.defaults}
+    named = {one.name: one.options.defaults for one in strategies}
+    own = {of: defaults[name] for of, defaults in named.items() if name in defaults}
     usual = field.default
     if len(strategies) == 1:  # no other can be meant
         usual, own = next(iter(own.values()), usual), {}

@@ -13,9 +13,13 @@ from paceline.core.settings import TrainSettings
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.strategies import STRATEGIES
 
-_WITH_HUB = {name: one for name, one in STRATEGIES.items() if one.worker is not None}
-_STRATEGY = next(one for one in _WITH_HUB.values() if one.child_hub is not None)
-_CHILD = import_module(str(_STRATEGY.child_hub))
+_REMOTE = {
+    name: one.running.remote
+    for name, one in STRATEGIES.items()
+    if one.running is not None and one.running.remote is not None
+}
+_STRATEGY = STRATEGIES[next(iter(_REMOTE))]
+_CHILD = import_module(_REMOTE[_STRATEGY.name])
 _CHILD_HELP = {name: one.description for name, one in _CHILD.ChildSettings.model_fields.items()}
 _NUMBERS = WorkerProcessSettings.model_fields["workers"].description
 _NOT_OF_HUB = ("policy", "port")
@@ -27,7 +31,7 @@ def hub(
     *,
     strategy: Annotated[
         str | None,
-        typer.Option(help=f"{' or '.join(_WITH_HUB)}; {_STRATEGY.name} by default."),
+        typer.Option(help=f"{' or '.join(_REMOTE)}; {_STRATEGY.name} by default."),
     ] = None,
     generate_keys: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write new keys there, and end.")
@@ -66,8 +70,8 @@ def hub(
         raise InvalidInput("bind", "name the address that workers reach, as tcp://10.0.0.1:5555")
     given = values if "resume" in values else {"strategy": _STRATEGY.name, **values}
     named = given.get("strategy", _STRATEGY.name)
-    if named not in _WITH_HUB:
-        raise InvalidInput("strategy", f"a hub is one of {', '.join(_WITH_HUB)}, not {named}")
+    if named not in _REMOTE:
+        raise InvalidInput("strategy", f"a hub is one of {', '.join(_REMOTE)}, not {named}")
     launching.carry_out(launching.requested("train", given, as_json=as_json, debug=debug))
 
 

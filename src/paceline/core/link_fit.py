@@ -66,6 +66,11 @@ def linked(machine: Machine, pairs: Iterable[Sequence[Station]], each: LinearTim
     return machine.model_copy(update={"links": links})
 
 
+def in_ring(machine: Machine, measured: ExchangeSamples, config: object = None) -> Machine:
+    """Return the machine whose devices are joined in a ring as fast as the measured exchanges."""
+    return linked_in_ring(machine, machine.devices, line_through(measured))
+
+
 def linked_in_ring(
     machine: Machine,
     stations: Sequence[Station],

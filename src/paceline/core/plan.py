@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from copy import copy
 from enum import StrEnum
 from functools import cached_property
-from itertools import chain, count, repeat, takewhile
+from itertools import chain, count, pairwise, repeat, takewhile
 from typing import Any, NamedTuple, Self
 
 from paceline.core.workload import Cost as Cost
@@ -219,6 +219,11 @@ class Plan:
             plan._step = tasks
             return plan._repeated(num_steps) if num_steps > 2 else plan
 
+    @property
+    def repeats(self) -> bool:
+        """True if its steps are known to repeat."""
+        return self._step is not None
+
     def lasting(self, num_steps: int) -> Self | None:
         """Return the plan of so many of the same steps; None if these are not known to repeat.
 
@@ -319,6 +324,27 @@ class Plan:
         ]
         first = dict(zip(reversed(sort_of), reversed(self._made), strict=True))
         return [first[sort] for sort in range(len(first))], sort_of
+
+    def stretches(self) -> Iterator[tuple[int, int, Task, int]]:
+        """Yield where each stretch of layers begins and ends, its first task, and its step.
+
+        A stretch is one kind of computation of one worker, task after task; any other task is one
+        by itself.
+        """
+        made, size = self._made, len(self._made) // 2
+        begins, before = [], None
+        for i, (own, on, _, _, _) in enumerate(made):
+            alike = own.step, own.kind, own.worker, on
+            if alike != before or own.kind not in COMPUTE:
+                begins.append(i)
+            before = alike
+        bounds = list(pairwise((*begins, len(made))))
+        yield from ((first, last, made[first], made[first].step) for first, last in bounds)
+        second = [(first, last) for first, last in bounds if first >= size]
+        for later in range(1, 1 + self._repeats):
+            moved = later * size
+            for first, last in second:
+                yield first + moved, last + moved, made[first], 1 + later
 
     @cached_property
     def resources(self) -> tuple[Resource, ...]:

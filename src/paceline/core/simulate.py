@@ -9,12 +9,15 @@ for all of them and keeps its place in every queue.
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush, heappushpop
-from itertools import compress, repeat
+from itertools import compress, pairwise, repeat
 from math import inf
 
 from paceline.core.cost import CostModel
 from paceline.core.plan import Plan, without_collection
 from paceline.core.timeline import Origin, Span, Timeline
+
+_LOOKED_AT = 4  # periods before the last: what is under way spans up to three
+_ROUNDING = 1e-12  # of a window, within which two periods are equally long
 
 
 @without_collection()
@@ -73,9 +76,10 @@ def simulate(plan: Plan, cost: CostModel, until: float | None = None) -> Timelin
     start, end = schedule(plan, cost, inf if until is None else until)
     last_s = max(end, default=0.0)
     # Kept as arrays, because lists keep an object of 32 bytes for each time.
-    spans = _spans(plan, array("d", start), array("d", end))
+    times = array("d", start), array("d", end)
+    spans = _spans(plan, *times)
     if until is None:  # what waits for nothing starts at 0
-        return Timeline(spans, Origin.PREDICTED, (0.0, last_s))
+        return Timeline(spans, Origin.PREDICTED, (0.0, last_s), _outlined(plan, *times))
     if last_s < until:
         raise ValueError(
             f"the plan ends after {last_s:.6g} s, before the horizon of {until:.6g} s: "
@@ -92,6 +96,16 @@ def _spans(plan: Plan, start: Sequence[float], end: Sequence[float]) -> Iterator
     yield from map(tuple.__new__, repeat(Span), rows)
 
 
+def _outlined(plan: Plan, start: "array[float]", end: "array[float]") -> Iterator[Span]:
+    """Yield a span for each stretch of layers without a gap, and for each other task."""
+    for first, last, task, step in plan.stretches():
+        (_, kind, part, worker, sub_batch), on, _, _, num_samples = task
+        is_whole = end[first : last - 1] == start[first + 1 : last]
+        for begin, after in [(first, last)] if is_whole else pairwise(range(first, last + 1)):
+            times = start[begin], end[after - 1]
+            yield Span(kind, step, part, worker, on, *times, sub_batch, num_samples)
+
+
 def period(plan_of: Callable[[int], Plan], cost: CostModel, num_steps: int) -> float:
     """Return the seconds per step in the steady state: (makespan(2k) - makespan(k)) / k.
 
@@ -99,8 +113,37 @@ def period(plan_of: Callable[[int], Plan], cost: CostModel, num_steps: int) -> f
     a period that is shorter than any of their steps.
     """
     twice = plan_of(2 * num_steps)
-    once = twice.lasting(num_steps) or plan_of(num_steps)
-    return (makespan_s(twice, cost) - makespan_s(once, cost)) / num_steps
+    start, end = schedule(twice, cost)
+    half = len(twice) // 2
+    once_s = max(end[:half], default=0.0)
+    # Steps that begin when the ones before are over have not delayed these.
+    if not twice.repeats or once_s > min(start[half:], default=inf):
+        once_s = makespan_s(twice.lasting(num_steps) or plan_of(num_steps), cost)
+    return (max(end, default=0.0) - once_s) / num_steps
+
+
+def steady_period(timeline: Timeline, num_steps: int, alike: int = 1) -> float | None:
+    """Return the seconds per step if the last steps of a window repeat themselves, else None.
+
+    From then on each step is the one before, later by as much, so that a longer window shows
+    nothing new. Plans repeat themselves after `alike` steps.
+    """
+    first = (num_steps // alike - _LOOKED_AT - 1) * alike  # the last overlaps with none
+    if first < 1:
+        return None
+    ends = [dict[tuple[object, ...], float]() for _ in range(_LOOKED_AT * alike)]
+    for kind, step, part, worker, _, _, end_s, sub_batch, _ in timeline.spans:
+        if first <= step < first + len(ends):
+            ends[step - first][kind, part, worker, sub_batch] = end_s
+    shifts: list[float] = []
+    for before, later in zip(ends, ends[alike:], strict=False):
+        if before.keys() != later.keys():
+            return None
+        shifts += (later[own] - before_s for own, before_s in before.items())
+    if max(shifts) - min(shifts) > _ROUNDING * timeline.makespan_s:
+        return None
+    apart = (_LOOKED_AT - 1) * alike
+    return (max(ends[-1].values()) - max(ends[-1 - apart].values())) / apart
 
 
 def makespan_s(plan: Plan, cost: CostModel) -> float:

@@ -1,4 +1,4 @@
-"""A strategy: a record of its configuration, its plan, its processes and its runner."""
+"""A strategy: a record of how it is planned, how it is run, and which options it takes."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from paceline.core.after_backward import AfterBackward, BackwardPhase
 from paceline.core.cost import ProfiledCost
 from paceline.core.errors import InvalidInput, shown
+from paceline.core.link_fit import in_ring
 from paceline.core.machine import Machine
 from paceline.core.plan import Plan
 from paceline.core.steps_to_loss import StepsToLoss
@@ -54,98 +55,153 @@ def number_of(workers: int | str) -> int:
         raise InvalidInput("workers", f"{shown(workers)} is not a number") from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strategy:
-    """A way of training in parallel.
+PlanOf = Callable[[Workload, Machine, Any, Window], Plan]
 
-    `plan` takes what one worker does in a step, the machine, a `config` and a window of steps. In a
-    step each of `config.workers` workers trains on one batch, or whoever is free on as many
-    samples. Where workers take several such steps between two exchanges, a step of the plan is all
-    of them: `steps_per_period(config)`. Where not all steps of a plan are alike, these repeat
-    themselves after `repeats_after(config)`. `plan_balanced`: the same, with parts that follow the
-    workers' speeds (`--balance auto`), if the plan is another one then.
-    `run` names the module whose `start(session)` trains (see `paceline.exchange.session`), so that
-    planning never imports torch; None: the strategy can be planned only.
 
-    `roles`: the processes of a run, by default equal ranks. `memory`: the bytes that each
-    device, and each host that holds anything, needs, by name; by default every device holds a
-    replica. `variants`: the configurations of so many workers that are worth looking at; by
-    default the one as it comes. `sizes(workload, config)`: configurations that differ in the
-    size of what they exchange at a time, from the largest on, or in the devices that share a
-    part of the work; a search takes one of them, by default the one as it comes.
-    `calibrate(machine, measurements, config=None)`: for strategies whose exchange of all
-    gradients can be measured by itself. It returns the machine, which has one device a worker
-    and no links, with links on which a small and a large exchange take as long as measured with
-    `config`. `ends_together`: False if some rank is done with an exchange while its last bytes
-    are on their way to others, which a measurement has to wait for. `symmetric`: tasks of one
-    node's workers stand for those of all equal nodes, so that any number can be planned, on
-    `machine.for_workers(workers, symmetric=True)`. `is_for_clusters`: between hosts that no levels
-    join, it would be what another strategy does already.
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """How a strategy is predicted: its plan, and what the planner may vary and expect."""
 
-    `settings`: the optional settings of a run that it understands; others are refused. `defaults`:
-    settings that are different with it when nobody gives them. `refused_options`: fields of
-    `config` that a plan may name and a run may not, each with the reason. `refused_settings`:
-    settings of a run that it cannot follow, each with the reason and what would do; their defaults
-    are taken. `count_workers` reads
-    the setting `workers` where that may be more than a number. `worker` names the module with
-    which a process works for a hub, on this machine or another (`paceline worker`): its
-    `take_part(settings, clients)`. `child_hub`: the module with which a hub is itself a worker of
-    another hub.
-    `may_skip_profile`: it trains without a forecast, too, where `profile_s` is 0.
-    `is_asynchronous`: workers do not wait for the slowest of them.
-    `is_rehearsed`: its runner takes the steps of a rehearsal, too.
-    `steps_to_loss(workload, config)`: for a strategy that does not learn the same as equal workers
-    that exchange all gradients in each step, the steps that it needs to the same loss; None if that
-    is not known. `after_backward(phase)`: what the
-    exchange of several workers leaves to be done after backward, and why (`core.after_backward`).
-    `trial` names the module whose `with_possible_cut(model, inputs, workload, config)` tries where
-    a model can be cut in two; None: the strategy cuts none.
-    `shares_devices`: several workers may alternate on a device, so there may be more than devices.
-    `limit(machine, config, timeline)`: a sentence about what keeps more workers from gaining, to
-    stand beside a forecast, or None.
+    plan: PlanOf
+    """Returns the tasks of a window of steps: of one worker's part of a step, a machine, a config.
+
+    In a step each of `config.workers` workers trains on one batch, or whoever is free on as many
+    samples. Raises InvalidInput if the strategy does not fit.
     """
 
-    name: str
-    config: type
-    plan: Callable[[Workload, Machine, Any, Window], Plan]
-    plan_balanced: Callable[[Workload, Machine, Any, Window], Plan] | None = None
-    steps_per_period: Callable[[Any], int] = lambda config: 1
-    repeats_after: Callable[[Any], int] = lambda config: 1
-    run: str | None = None
-    roles: Callable[[Any], tuple[Role, ...]] = lambda config: (Role("rank", config.workers),)
+    plan_balanced: PlanOf | None = None
+    """The same with parts that follow the workers' speeds (`--balance auto`), if that differs."""
+
     memory: Callable[[Workload, Machine, Any], Mapping[str, int]] | None = None
+    """Returns the bytes that each device and host needs, by name; by default a replica each."""
+
+    calibrate: Callable[..., Machine] | None = in_ring
+    """Gives a profiled machine links that make this strategy's exchange as fast as measured.
+
+    Called with the machine, which has one device a worker and no links, the `ExchangeSamples` and
+    the config. By default in a ring. None: its exchange cannot be measured by itself.
+    """
+
+    steps_per_period: Callable[[Any], int] = lambda config: 1
+    """Returns how many steps workers take between two exchanges: these are a step of the plan."""
+
+    repeats_after: Callable[[Any], int] = lambda config: 1
+    """Returns the number of steps after which the plan's steps are alike again."""
+
     variants: Callable[[int], Iterable[Any]] | None = None
+    """Returns the configs of so many workers to forecast; by default the config as it comes."""
+
     sizes: Callable[[Workload, Any], Iterable[Any]] | None = None
-    calibrate: Callable[..., Machine] | None = None
-    ends_together: bool = True
-    symmetric: bool = False
-    is_for_clusters: bool = False
-    settings: frozenset[str] = frozenset()
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    refused_options: Mapping[str, str] = field(default_factory=dict)
-    refused_settings: Mapping[str, str] = field(default_factory=dict)
-    count_workers: Callable[[int | str], int] = number_of
-    worker: str | None = None
-    child_hub: str | None = None
-    may_skip_profile: bool = False
-    is_asynchronous: bool = False
-    is_rehearsed: bool = True
-    steps_to_loss: Callable[[Workload, Any], StepsToLoss | None] | None = None
-    after_backward: Callable[[BackwardPhase], AfterBackward] | None = None
+    """Returns configs of other exchange sizes, largest first, or placements; a search takes one."""
+
     trial: str | None = None
+    """The module that tries where a model can be cut: `with_possible_cut`; None cuts no model."""
+
+    symmetric: bool = False
+    """Plans tasks of one node for all equal nodes, so that any number of workers can be planned."""
+
     shares_devices: bool = False
+    """Lets several workers alternate on a device, so that there may be more than devices."""
+
+    is_asynchronous: bool = False
+    """Does not let workers wait for the slowest of them."""
+
+    steps_to_loss: Callable[[Workload, Any], StepsToLoss | None] | None = None
+    """Returns the steps to synchronous training's loss, None if unknown; by default as many."""
+
+    after_backward: Callable[[BackwardPhase], AfterBackward] | None = None
+    """Returns what several workers' exchange leaves after backward, and why."""
+
     limit: Callable[[Machine, Any, Timeline], str | None] | None = None
+    """Returns a sentence on what keeps more workers from gaining, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """How a strategy trains: its module, and the processes of a run."""
+
+    module: str
+    """Has `start(session)` (`paceline.exchange.session.Start`); imported late, as it needs torch.
+
+    A strategy of replicas takes `start` from `paceline.exchange.replicas`, and has
+    `replica(module, config, group)`.
+    """
+
+    roles: Callable[[Any], tuple[Role, ...]] = lambda config: (Role("rank", config.workers),)
+    """Returns the processes of a run; by default equal ranks."""
+
+    remote: str | None = None
+    """The module by which other machines take part; None: only ranks do.
+
+    Its `take_part(settings, clients)` works for a hub (`paceline worker`), and `ChildSettings` are
+    those of a hub that is a worker of another (`paceline hub --connect`).
+    """
+
+    ends_together: bool = True
+    """False if a rank may leave an exchange while its last bytes travel: a measurement waits."""
+
+    may_skip_profile: bool = False
+    """Trains without a forecast where `profile_s` is 0."""
+
+    is_rehearsed: bool = True
+    """Takes the steps of a rehearsal with the same runner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a strategy makes of a run's settings."""
+
+    settings: frozenset[str] = frozenset()
+    """The optional settings that it understands; others are refused."""
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that differ with it where nobody gives them."""
+
+    refused_settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings that it cannot follow, with the reason and what would do."""
+
+    refused_options: Mapping[str, str] = field(default_factory=dict)
+    """Fields of the config that a plan may name and a run may not, with the reason."""
+
+    count_workers: Callable[[int | str], int] = number_of
+    """Reads the setting `workers`, where that may be more than a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A way of training in parallel."""
+
+    name: str
+    """What `--strategy` calls it."""
+
+    config: type
+    """A dataclass of its configuration, with defaults and a field `workers`."""
+
+    planning: Planning
+    """How it is predicted."""
+
+    running: Running | None = None
+    """How it trains; None: it can be planned only, and is looked at on clusters."""
+
+    options: Options = Options()
+    """What it makes of a run's settings."""
 
     def runner(self) -> Any:
-        """Import the module `run` and return it; InvalidInput if the strategy cannot be run."""
-        if self.run is None:
+        """Import the module that runs it; InvalidInput if it can be planned only."""
+        if self.running is None:
             raise InvalidInput("strategy", f"{self.name!r} can be planned, but not run here")
-        return import_module(self.run)
+        return import_module(self.running.module)
 
     @property
     def is_led(self) -> bool:
         """True if the process that was asked to train takes part itself, as hub or coordinator."""
-        return any(role.leads for role in self.roles(self.config()))
+        roles = self.running.roles(self.config()) if self.running else ()
+        return any(role.leads for role in roles)
+
+    @property
+    def is_rehearsed(self) -> bool:
+        """True if it can be rehearsed."""
+        return self.running is not None and self.running.is_rehearsed
 
 
 class Prober(NamedTuple):

@@ -65,9 +65,13 @@ class Timeline:
     """
 
     def __init__(
-        self, spans: Iterable[Span], origin: Origin, interval: Interval | None = None
+        self,
+        spans: Iterable[Span],
+        origin: Origin,
+        interval: Interval | None = None,
+        outlined: Iterable[Span] | None = None,
     ) -> None:
-        self.origin = Origin(origin)
+        self.origin, self._outlined = Origin(origin), outlined
         self._source = tuple(spans) if interval is None else spans
         self.start_s, self.end_s = interval or (
             min((span.start_s for span in self._source), default=0.0),
@@ -78,6 +82,11 @@ class Timeline:
     def spans(self) -> tuple[Span, ...]:
         """One span per task, in the order of the plan or of the recording."""
         return tuple(self._source)
+
+    @cached_property
+    def outline(self) -> "Timeline":
+        """The same times with fewer spans, where layers that follow one another can be one."""
+        return self if self._outlined is None else Timeline(self._outlined, self.origin)
 
     @property
     def makespan_s(self) -> float:

@@ -55,12 +55,13 @@ def start(session: TrainingSession) -> Iterator["ReplicaRunner"]:
 def prober(strategy: Strategy, config: Any, group: Group) -> Prober:
     """Return a factory of probes of the exchange of a strategy of replicas."""
     replica = strategy.runner().replica
+    ends_together = strategy.running is None or strategy.running.ends_together
     make = partial(
         Probe,
         device=group.device,
         replicate=lambda module: replica(module, config, group),
         codec=gradient_codec(config),
-        barrier=None if strategy.ends_together else group.barrier,
+        barrier=None if ends_together else group.barrier,
     )
     return Prober(strategy, config, make)
 
@@ -115,7 +116,7 @@ class ReplicaRunner:
         if self._session.is_rehearsal:
             machine = with_idle_cores(machine)
         if self.setup.times is not None:
-            plan = strategy.plan(self.workload, machine, config, Window(1))
+            plan = strategy.planning.plan(self.workload, machine, config, Window(1))
             cost = beside_copies(plan, cost)
         return PricedMachine(machine, cost)
 
@@ -165,7 +166,7 @@ class ReplicaRunner:
             session,
             setup,
             trained,
-            partial(strategy.plan, self.workload, machine, config),
+            partial(strategy.planning.plan, self.workload, machine, config),
             config=config,
             shares=None if setup.sampler is None else setup.sampler.shares,
             trials=trials,
@@ -222,7 +223,7 @@ class ReplicaRunner:
         def step_s(chunk: int) -> float:
             one = replace(config, chunk=chunk)
             machine, cost = self.calibrated(strategy, one)
-            plan = partial(strategy.plan, self.workload, machine, one)
+            plan = partial(strategy.planning.plan, self.workload, machine, one)
             return period(lambda num_steps: plan(Window(num_steps)), cost, _PERIOD_STEPS)
 
         # Told one by one: for deep networks all of them may take longer than ranks wait.

@@ -1,6 +1,6 @@
 """A session: what is to be trained, with what strategy, in this process; and what trains it.
 
-    with start(session) as runner:         # `start` is that of the module `strategy.run`
+    with start(session) as runner:         # `start` is that of `strategy.runner()`
         calibrated = runner.measure()      # how fast this machine is, for the plan
         outcome = runner.train(config)     # or rehearses: the runner is the same
         runner.save(path)

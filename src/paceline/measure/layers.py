@@ -55,7 +55,7 @@ class Profile:
     """This machine, the seconds of each part of a step, and of each strategy's exchange.
 
     The machine has no links yet: the bandwidth of a link depends on how a strategy uses it, so each
-    strategy derives its own from its small and its large exchange (`Strategy.calibrate`).
+    strategy derives its own from its small and its large exchange (`Planning.calibrate`).
     `lost_beside` is what computation loses beside each strategy's exchange, on the same cores.
     """
 
@@ -70,8 +70,9 @@ class Profile:
         `config` is the one with which its exchange was measured; None stands for the default one.
         """
         machine = self.machine
-        if strategy.calibrate is not None and strategy.name in self.exchanges:
-            machine = strategy.calibrate(machine, self.exchanges[strategy.name], config)
+        calibrate = strategy.planning.calibrate
+        if calibrate is not None and strategy.name in self.exchanges:
+            machine = calibrate(machine, self.exchanges[strategy.name], config)
             beside = {"beside_exchange": self.lost_beside.get(strategy.name, 0.0)}
             losses = machine.usual_losses.model_copy(update=beside)
             machine = machine.model_copy(update={"losses": losses})
@@ -298,10 +299,11 @@ def single(
         return ExchangeSample(_SMALL_NBYTES, small), ExchangeSample(layers.gradient_nbytes, large)
 
     def takes(small: float, large: float) -> float:
-        assert prober.strategy.calibrate is not None  # or its exchange would not be measured
+        planning = prober.strategy.planning
+        assert planning.calibrate is not None  # or its exchange would not be measured
         measured = pair(small, large)
-        found = prober.strategy.calibrate(machine, measured, prober.config)
-        plan = prober.strategy.plan(layers, found, prober.config, Window(1))
+        found = planning.calibrate(machine, measured, prober.config)
+        plan = planning.plan(layers, found, prober.config, Window(1))
         return makespan_s(plan, _Exchanging(Roofline.of(found)))
 
     if takes(small_s, small_s) > all_s:

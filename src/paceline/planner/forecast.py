@@ -1,7 +1,7 @@
 """Forecasts: the predicted seconds of a strategy's step on a machine."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -13,7 +13,7 @@ from paceline.core.cost import CostModel, Roofline, Slowed, compute_lane
 from paceline.core.durations import duration
 from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import COMMUNICATION, COMPUTE, Kind, Lane, Plan
-from paceline.core.simulate import makespan_s, simulate
+from paceline.core.simulate import makespan_s, simulate, steady_period
 from paceline.core.steps_to_loss import UNKNOWN, StepsToLoss
 from paceline.core.strategy import Strategy, Window, codec_fields
 from paceline.core.timeline import Span, Timeline, intersection, length, union
@@ -168,8 +168,9 @@ def forecast(
     """
     machine = machine.reached
     model = cost or Roofline.of(machine)
-    is_balanced = balanced and strategy.plan_balanced is not None
-    planned = (is_balanced and strategy.plan_balanced) or strategy.plan
+    planning = strategy.planning
+    is_balanced = balanced and planning.plan_balanced is not None
+    planned = (is_balanced and planning.plan_balanced) or planning.plan
 
     one = planned(workload, machine, config, Window(1))
 
@@ -177,22 +178,25 @@ def forecast(
         lasting = one.lasting(num_steps)
         return lasting or planned(workload, machine, config, Window(num_steps))
 
-    per_period = strategy.steps_per_period(config)
-    num_steps = _window_steps(len(one), per_period, strategy.repeats_after(config))
+    per_period, alike = planning.steps_per_period(config), planning.repeats_after(config)
+    num_steps = _window_steps(len(one), per_period, alike)
     plan = window(num_steps)
     timeline = simulate(plan, model)
-    slowdown, slowed_by = _slowdown(timeline, machine, strategy, config)
+    slowdown, slowed_by = _slowdown(timeline.outline, machine, strategy, config)
     if slowdown != 1.0:
         model = Slowed(model, slowdown)
         timeline = simulate(plan, model)
-    # The difference of two windows: the first step starts cold, the last one overlaps with none.
-    period_s = (makespan_s(window(2 * num_steps), model) - timeline.makespan_s) / num_steps
+    outline = timeline.outline
+    period_s = steady_period(outline, num_steps, alike)
+    if period_s is None:
+        # The difference of two windows: the first step starts cold, none overlaps with the last.
+        period_s = (makespan_s(window(2 * num_steps), model) - timeline.makespan_s) / num_steps
     num_taken = num_steps * per_period
     step_s, notes = _fed(machine, config.workers, samples_per_step, period_s / per_period)
-    parts, per_update = breakdown(timeline), 1.0
+    parts, per_update = breakdown(outline), 1.0
     if per_period > 1:
-        per_update = num_taken / timeline.num_steps()
-        parts = breakdown(_inner_periods(timeline, num_steps)).divided(per_update)
+        per_update = num_taken / outline.num_steps()
+        parts = breakdown(_inner_periods(outline, num_steps)).divided(per_update)
     learns_as, caveats = _learning(strategy, workload, config)
     return Forecast(
         strategy.name,
@@ -206,7 +210,7 @@ def forecast(
         machine,
         timeline,
         is_balanced=is_balanced,
-        notes=(*notes, *_limits(strategy, machine, config, timeline), *caveats),
+        notes=(*notes, *_limits(strategy, machine, config, outline), *caveats),
         steps_per_update=per_update,
         slowdown=slowdown,
         slowed_by=slowed_by,
@@ -218,9 +222,9 @@ def forecast(
 
 def _after_backward(strategy: Strategy, config: Any, phase: BackwardPhase) -> AfterBackward | None:
     """Return what the exchange of several workers leaves, where the strategy says so."""
-    if strategy.after_backward is None or config.workers == 1:
+    if strategy.planning.after_backward is None or config.workers == 1:
         return None
-    return strategy.after_backward(phase)
+    return strategy.planning.after_backward(phase)
 
 
 def _window_steps(num_tasks: int, per_period: int, alike: int) -> int:
@@ -233,18 +237,20 @@ def _window_steps(num_tasks: int, per_period: int, alike: int) -> int:
 
 def _limits(strategy: Strategy, machine: Machine, config: Any, timeline: Timeline) -> Iterator[str]:
     """Yield what keeps more workers from gaining, where the strategy says so."""
-    if strategy.limit is not None and (limit := strategy.limit(machine, config, timeline)):
-        yield limit
+    limit = strategy.planning.limit
+    if limit is not None and (sentence := limit(machine, config, timeline)):
+        yield sentence
 
 
 def _learning(
     strategy: Strategy, workload: Workload, config: Any
 ) -> tuple[StepsToLoss | None, tuple[str, ...]]:
     """Return the steps to a loss, if known, and what differs from synchronous training."""
-    if strategy.steps_to_loss is not None and config.workers > 1:
-        found = strategy.steps_to_loss(workload, config)
+    planning = strategy.planning
+    if planning.steps_to_loss is not None and config.workers > 1:
+        found = planning.steps_to_loss(workload, config)
         return found, (UNKNOWN if found is None else found.sentence,)
-    return None, (_ASYNCHRONOUS,) if strategy.is_asynchronous and config.workers > 1 else ()
+    return None, (_ASYNCHRONOUS,) if planning.is_asynchronous and config.workers > 1 else ()
 
 
 def _sent(plan: Plan) -> Mapping[str, float]:
@@ -286,10 +292,11 @@ def _slowdown(
 ) -> tuple[float, tuple[str, ...]]:
     """Return by how much longer computation takes than in a timeline without losses, and why."""
     some = _devices_of(machine, config.workers)[:_MOST_LOOKED_AT]
-    shares = [_beside(timeline, device) for device in some]
+    of_all = [one for one in timeline.spans if _is_of_all(one)]
+    shares = [_beside(timeline, device, of_all) for device in some]
     hidden, copied = (sum(each) / len(shares) for each in zip(*shares, strict=True))
-    num_waiting = 1 if strategy.is_asynchronous else config.workers
-    losses, num_steps = machine.usual_losses, strategy.steps_per_period(config)
+    num_waiting = 1 if strategy.planning.is_asynchronous else config.workers
+    losses, num_steps = machine.usual_losses, strategy.planning.steps_per_period(config)
     causes = {
         "beside exchanges": losses.slowdown(hidden, 1, copied=copied),
         "waiting for the slowest": losses.slowdown(0.0, num_waiting, num_steps),
@@ -298,7 +305,12 @@ def _slowdown(
     return losses.slowdown(hidden, num_waiting, num_steps, copied=copied), slowed_by
 
 
-def _beside(timeline: Timeline, device: Device) -> tuple[float, float]:
+def _is_of_all(span: Span) -> bool:
+    """Return True for what is sent for all workers."""
+    return span.kind is Kind.SEND and span.worker is None
+
+
+def _beside(timeline: Timeline, device: Device, of_all: Sequence[Span]) -> tuple[float, float]:
     """Return the exchange beside a device's computation, and its copies alone, as shares of that.
 
     What its host exchanges for it counts, too: the same cores, memory and bus carry the bytes. Sums
@@ -309,16 +321,13 @@ def _beside(timeline: Timeline, device: Device) -> tuple[float, float]:
     exchanges: list[Span] = []
     copies: list[Span] = []
     own_tracks = (track for on, track in timeline.tracks.items() if on.owner == device.name)
-    of_all = (one for one in timeline.spans if one.kind is Kind.SEND and one.worker is None)
     for one in chain(of_all, *own_tracks):
         if one.kind in COMPUTE:
             continue
         own = {on.lane for on in one.on if on.owner == device.name}
         if own & _COPY_ENGINES:
             copies.append(one)
-        elif (own and not _is_summed_for_gpu(one, device)) or (
-            one.kind is Kind.SEND and one.worker is None
-        ):
+        elif (own and not _is_summed_for_gpu(one, device)) or _is_of_all(one):
             exchanges.append(one)
     whole = length(computing)
     if not whole:
@@ -349,7 +358,7 @@ def memory(
     workload: Workload, machine: Machine, strategy: Strategy, config: Any
 ) -> Mapping[str, int]:
     """Return the bytes that each device needs, and each host that holds anything, by name."""
-    if strategy.memory is not None:
-        return strategy.memory(workload, machine, config)
+    if strategy.planning.memory is not None:
+        return strategy.planning.memory(workload, machine, config)
     devices = machine.first_devices(config.workers)
     return {device.name: replica_nbytes(workload) for device in devices}

@@ -12,6 +12,7 @@ from paceline.strategies import EXCHANGES
 _WORTH = 0.95  # of the step without: predictions are hardly better, and codecs round
 _ALL = 0.99  # of a step
 _GAIN = 1.02  # what more workers have to gain to be worth using
+_NUM_DIGITS = 12  # of throughputs that are told apart
 _WHY_NOT = {
     "alone": "one worker alone is faster, and exchanges nothing",
     "no_link": "{strategy} sends nothing over a link",
@@ -28,9 +29,15 @@ def rank(forecasts: Iterable[Forecast]) -> list[Forecast]:
     """
 
     def place(one: Forecast) -> tuple[bool, float, float]:
-        return not one.is_same_training, -one.learnt_samples_per_s, -one.samples_per_s
+        learnt, trained = map(_told, (one.learnt_samples_per_s, one.samples_per_s))
+        return not one.is_same_training, -learnt, -trained
 
     return sorted(forecasts, key=place)
+
+
+def _told(value: float) -> float:
+    """Return the digits that tell one plan from another: the last ones are those of rounding."""
+    return float(f"{value:.{_NUM_DIGITS}g}")
 
 
 @dataclass(frozen=True)

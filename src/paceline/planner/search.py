@@ -7,7 +7,6 @@ from math import inf
 from types import MappingProxyType
 from typing import Any
 
-from paceline.core.chunks import candidates
 from paceline.core.cost import CostModel, Roofline
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Device, Machine, Station
@@ -16,6 +15,7 @@ from paceline.core.simulate import period
 from paceline.core.strategy import Strategy, Window, codec_fields
 from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
+from paceline.planner.best_chunk import with_best_chunk
 from paceline.planner.forecast import Forecast, forecast, memory
 from paceline.planner.ranking import Ranking, Refusal, rank
 from paceline.strategies import find_exchange
@@ -113,7 +113,7 @@ def search(
     speeds: dict[tuple[float, ...], float] = {}
     forecasts: list[Forecast] = []
     refused: list[Refusal] = []
-    shares_devices = any(one.shares_devices for one in known)
+    shares_devices = any(one.planning.shares_devices for one in known)
     counts = worker_counts(machine, batch_size, workers, shares_devices)
     for count in counts:
         asked = workers is not None
@@ -125,7 +125,7 @@ def search(
         refused += why
     fit = min(machine.num_devices, batch_size)
     if workers is not None and workers > fit and not forecasts:
-        sharing = {one.name for one in known if one.shares_devices}
+        sharing = {one.name for one in known if one.planning.shares_devices}
         told = [f"{one.strategy}: {one.why}" for one in refused if one.strategy in sharing]
         raise _too_many(machine, batch_size, workers, fit, *told)
     alone: list[Forecast] = []
@@ -186,7 +186,8 @@ def forecast_one(
     With `any_chunk` the best one is taken, as in a search. `balanced`: with parts that follow the
     workers' speeds. InvalidInput if it cannot be planned, or does not fit in memory.
     """
-    (count,) = worker_counts(machine, batch_size, config.workers, strategy.shares_devices)
+    shares_devices = strategy.planning.shares_devices
+    (count,) = worker_counts(machine, batch_size, config.workers, shares_devices)
     workload = workload_of(-(-batch_size // count))
     part = _part(machine, strategy, workload, count, asked=True)
     if any_chunk and hasattr(config, "chunk") and count > 1:
@@ -203,8 +204,8 @@ def _part(
     machine: Machine, strategy: Strategy, workload: Workload, count: int, asked: bool
 ) -> Machine:
     """Return the part of the machine on which so many workers are planned."""
-    part = machine.for_workers(count, strategy.symmetric)
-    if not strategy.symmetric and part is not machine:
+    part = machine.for_workers(count, strategy.planning.symmetric)
+    if not strategy.planning.symmetric and part is not machine:
         _check_size(count, len(workload.layers), asked)
     return part
 
@@ -258,22 +259,6 @@ def shortage(machine: Machine, needed: Mapping[str, int]) -> str | None:
     return None
 
 
-def with_best_chunk(
-    workload: Workload,
-    machine: Machine,
-    strategy: Strategy,
-    config: Any,
-    cost: CostModel | None = None,
-) -> Any:
-    """Return the configuration with the chunk of the shortest step among those a tuner would try.
-
-    Of short windows: many sizes are looked at, and only compared with each other.
-    """
-    model = cost or Roofline.of(machine)
-    others = [replace(config, chunk=size) for size in candidates(len(workload.layers))]
-    return min(others, key=lambda one: _step_s(workload, machine, strategy, one, model))
-
-
 def _with_best_size(
     workload: Workload, machine: Machine, strategy: Strategy, config: Any
 ) -> tuple[Any, tuple[str, ...]]:
@@ -282,11 +267,12 @@ def _with_best_size(
     Steps become shorter with smaller sizes, and at last longer again: two that are longer than the
     shortest are the last that are looked at. Of equal ones the first is taken.
     """
-    if strategy.sizes is None or config.workers == 1:
+    sizes = strategy.planning.sizes
+    if sizes is None or config.workers == 1:
         return config, ()
     best, shortest_s, num_longer = config, inf, 0
     model = Roofline.of(machine)
-    for other in strategy.sizes(workload, config):
+    for other in sizes(workload, config):
         if num_longer > 1:
             break
         try:
@@ -314,7 +300,8 @@ def _chosen(best: Any, config: Any) -> str:
 def _shortage(workload: Workload, machine: Machine, strategy: Strategy, config: Any) -> str | None:
     """Return what is short of memory with all of a strategy's sizes; None if one of them fits."""
     problem = shortage(machine, memory(workload, machine, strategy, config))
-    for other in strategy.sizes(workload, config) if problem and strategy.sizes else ():
+    sizes = strategy.planning.sizes
+    for other in sizes(workload, config) if problem and sizes else ():
         try:
             if shortage(machine, memory(workload, machine, strategy, other)) is None:
                 return None
@@ -327,7 +314,7 @@ def _step_s(
     workload: Workload, machine: Machine, strategy: Strategy, config: Any, model: CostModel
 ) -> float:
     """Return the seconds of a step of a short window, which is only compared with others."""
-    return period(lambda n: strategy.plan(workload, machine, config, Window(n)), model, 1)
+    return period(lambda n: strategy.planning.plan(workload, machine, config, Window(n)), model, 1)
 
 
 def _forecasts(
@@ -351,7 +338,7 @@ def _forecasts(
                 config = with_best_chunk(workload, machine, strategy, config)
             equal = _with_codecs(workload, machine, strategy, config, batch_size)
             found += equal
-            if strategy.plan_balanced is not None and _is_uneven(machine, workers):
+            if strategy.planning.plan_balanced is not None and _is_uneven(machine, workers):
                 found += [_balanced(one, workload, strategy, batch_size) for one in equal]
     except InvalidInput as error:
         return _soonest(found, strategy), str(error)
@@ -363,7 +350,7 @@ def _soonest(found: list[Forecast], strategy: Strategy) -> list[Forecast]:
 
     The first one where nothing is known of the steps to a loss.
     """
-    if strategy.steps_to_loss is None or not found:
+    if strategy.planning.steps_to_loss is None or not found:
         return found
     best: dict[tuple[str | None, bool], Forecast] = {}
     for one in found:
@@ -381,9 +368,9 @@ def _soonest(found: list[Forecast], strategy: Strategy) -> list[Forecast]:
 
 def _configurations(strategy: Strategy, workers: int, options: Mapping[str, Any]) -> Iterable[Any]:
     """Return the configurations to look at: with options that one, and otherwise the usual ones."""
-    if options or strategy.variants is None:
+    if options or strategy.planning.variants is None:
         return [strategy.config(workers=workers, **options)]
-    return strategy.variants(workers)
+    return strategy.planning.variants(workers)
 
 
 def _is_uneven(machine: Machine, workers: int) -> bool:
@@ -436,7 +423,7 @@ def _with_codecs(
         alike = known.kernel, known.nbytes_per_value
         if alike not in formats:
             try:
-                plan = strategy.plan(workload, machine, config, Window(1))
+                plan = strategy.planning.plan(workload, machine, config, Window(1))
             except InvalidInput:
                 continue
             if not any(task.kind is Kind.ENCODE for task in plan.tasks):

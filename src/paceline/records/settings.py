@@ -91,7 +91,7 @@ def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
         is_balanced = True
     else:
         settings = validated(TrainSettings, _of_strategy(given, TrainSettings))
-        is_balanced = "balance" in strategy_of(settings).settings
+        is_balanced = "balance" in strategy_of(settings).options.settings
     if settings.force and settings.balance is None and is_balanced:
         raise InvalidInput("force", "goes only with balance, which may refuse workers")
     _check(settings)
@@ -103,7 +103,7 @@ def validated_rehearsal(values: Mapping[str, Any]) -> RehearseSettings:
     settings = validated(RehearseSettings, _of_strategy(_given(values), RehearseSettings))
     name = settings.strategy
     if not strategy_of(settings).is_rehearsed:
-        known = ", ".join(name for name, one in STRATEGIES.items() if one.run and one.is_rehearsed)
+        known = ", ".join(name for name, one in STRATEGIES.items() if one.is_rehearsed)
         raise InvalidInput(
             "strategy", f"{name!r} cannot be rehearsed", hint=f"choose one of {known}"
         )
@@ -121,7 +121,8 @@ def _check(settings: RunSettings) -> None:
     is_named = settings.strategy != AUTO
     if is_named:
         configuration(settings)
-    if settings.profile_s == 0 and not (is_named and strategy_of(settings).may_skip_profile):
+    running = strategy_of(settings).running if is_named else None
+    if settings.profile_s == 0 and not (running and running.may_skip_profile):
         raise InvalidInput("profile_s", "Input should be greater than 0, not 0")
 
 
@@ -133,12 +134,13 @@ def strategy_of(settings: RunSettings) -> Strategy:
 def configuration(settings: RunSettings) -> Any:
     """Return the strategy's configuration; InvalidInput names a field that is wrong."""
     strategy = strategy_of(settings)
-    return strategy_config(strategy, settings.options, strategy.count_workers(settings.workers))
+    num_workers = strategy.options.count_workers(settings.workers)
+    return strategy_config(strategy, settings.options, num_workers)
 
 
 def strategy_config(strategy: Strategy, options: Mapping[str, Any], num_workers: int) -> Any:
     """Return a strategy's configuration with these options; InvalidInput names a wrong one."""
-    for field, why in strategy.refused_options.items():
+    for field, why in strategy.options.refused_options.items():
         if field in options:
             raise InvalidInput("options", f"{field} {why}")
     return check_options(strategy, options, num_workers)
@@ -166,12 +168,13 @@ def _of_strategy(given: dict[str, Any], kind: type[RunSettings]) -> dict[str, An
     strategy = find_runnable(str(name))
     _refuse_useless(given, strategy, strategy.name, kind)
     # A rehearsal learns nothing, and has no momentum.
-    defaults = {k: value for k, value in strategy.defaults.items() if k in kind.model_fields}
+    own = strategy.options.defaults
+    defaults = {name: value for name, value in own.items() if name in kind.model_fields}
     given = without_shorthands({**defaults, **given}, strategy)
-    if strategy.count_workers is number_of:
+    if strategy.options.count_workers is number_of:
         return _numbered(given)
     workers = str(given.get("workers", kind.model_fields["workers"].default))
-    strategy.count_workers(workers)
+    strategy.options.count_workers(workers)
     # As text even where it is a number: such workers do not share a batch, which may be smaller.
     return given | {"workers": workers}
 
@@ -201,7 +204,8 @@ def _numbered(given: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(workers, str):
         raise InvalidInput("workers", f"Input should be a valid integer, not {shown(workers)}")
     if not workers.strip().isdecimal():
-        taking = [one.name for one in STRATEGIES.values() if one.count_workers is not number_of]
+        known = STRATEGIES.values()
+        taking = [one.name for one in known if one.options.count_workers is not number_of]
         raise InvalidInput(
             "workers",
             f"{shown(workers)} is not a number",
@@ -221,10 +225,10 @@ def _refuse_useless(
         # A run's file has the defaults, too, of which another strategy takes no notice.
         is_default = name in kind.model_fields and given[name] == kind.model_fields[name].default
         is_idle = is_default or given[name] is False
-        if knowing and name not in strategy.settings and not is_idle:
+        if knowing and name not in strategy.options.settings and not is_idle:
             noun, names = "strategy" if len(knowing) == 1 else "strategies", ", ".join(knowing)
             raise InvalidInput(name, f"goes not with strategy {asked}, only with {noun} {names}")
-    for name, why in strategy.refused_settings.items():
+    for name, why in strategy.options.refused_settings.items():
         is_given = name in given and name in kind.model_fields
         if is_given and given[name] != kind.model_fields[name].default:
             raise InvalidInput(name, f"goes not with strategy {strategy.name}: {why}")
@@ -232,7 +236,7 @@ def _refuse_useless(
 
 def _knowing(name: str) -> list[str]:
     """Return the strategies that understand an optional setting; none if all understand it."""
-    return [one.name for one in STRATEGIES.values() if name in one.settings]
+    return [one.name for one in STRATEGIES.values() if name in one.options.settings]
 
 
 def useful_settings(settings: RunSettings) -> dict[str, Any]:
@@ -245,7 +249,7 @@ def useful_settings(settings: RunSettings) -> dict[str, Any]:
     return {
         name: value
         for name, value in values.items()
-        if not _knowing(name) or all(name in one.settings for one in strategies)
+        if not _knowing(name) or all(name in one.options.settings for one in strategies)
     }
 
 

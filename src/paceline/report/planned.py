@@ -188,7 +188,7 @@ def _change(ranking: RankingRows, best: PlanRow) -> Insight:
 def _trial(plan: PlanRow) -> tuple[str, str]:
     """Return the code and the sentence of how a plan can be tried, if it can be."""
     strategy, described = STRATEGIES.get(plan.strategy), _described(plan)
-    if strategy is not None and strategy.run is None:
+    if strategy is not None and strategy.running is None:
         return "cannot_run", f"{described} can be planned, but not run here"
     first = f"{described} before anything is changed for it"
     if _is_rehearsed(plan):
@@ -199,7 +199,7 @@ def _trial(plan: PlanRow) -> tuple[str, str]:
 def _is_rehearsed(plan: PlanRow) -> bool:
     """Return True if it is known that the plan's strategy can be rehearsed."""
     strategy = STRATEGIES.get(plan.strategy)
-    return strategy is not None and strategy.run is not None and strategy.is_rehearsed
+    return strategy is not None and strategy.is_rehearsed
 
 
 def _capital(sentence: str) -> str:

@@ -22,7 +22,7 @@ from paceline.exchange.trials import Candidate, Checked
 from paceline.links.cores import all_cores
 from paceline.links.group import Group
 from paceline.planner import ERROR_BAR, Forecast, Ranking, Refusal, forecast, rank
-from paceline.planner.search import with_best_chunk
+from paceline.planner.best_chunk import with_best_chunk
 from paceline.record.clock import clock_for
 from paceline.strategies import EXCHANGES, IN_STEP, find_strategy
 

@@ -149,7 +149,8 @@ def carry_out(request: RunRequest) -> Path:
         return folder_of(with_restarts(attempt, request))
     # The session goes on in this process, which starts the workers itself.
     if settings.bind is None:
-        roles = strategy_of(settings).roles(configuration(settings))
+        running = strategy_of(settings).running
+        roles = running.roles(configuration(settings)) if running else ()
         check_cores(sum(role.count for role in roles))
     log_to_stderr()
 

@@ -23,7 +23,7 @@ def work(settings: WorkerProcessSettings) -> None:
     with connected(settings, settings.keys) as clients:
         name = json.loads(clients[settings.numbers[0]].settings)["strategy"]
         strategy = find_runnable(name)
-        if strategy.worker is None:
+        if strategy.running is None or strategy.running.remote is None:
             raise InvalidInput("strategy", f"the hub has {name}, which has no workers of elsewhere")
-        import_module(strategy.worker).take_part(settings, clients)
+        import_module(strategy.running.remote).take_part(settings, clients)
     logger.info("workers %s: done", listed(settings.numbers))

@@ -17,10 +17,14 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 # Those of equal workers that exchange all gradients in each step, and so learn the same.
-EXCHANGES = {n: one for n, one in STRATEGIES.items() if one.calibrate and not one.steps_to_loss}
+EXCHANGES = {
+    name: one
+    for name, one in STRATEGIES.items()
+    if one.planning.calibrate and not one.planning.steps_to_loss
+}
 
 # Those of ranks that go through a run step by step together.
-IN_STEP = {name: one for name, one in STRATEGIES.items() if one.run and not one.is_led}
+IN_STEP = {name: one for name, one in STRATEGIES.items() if one.running and not one.is_led}
 
 
 def find_strategy(
@@ -42,7 +46,7 @@ def find_strategy(
 
 def find_runnable(name: str) -> Strategy:
     """Return the strategy of that name that can be trained with; InvalidInput lists the known."""
-    runnable = {name: one for name, one in STRATEGIES.items() if one.run}
+    runnable = {name: one for name, one in STRATEGIES.items() if one.running}
     return find_strategy(name, runnable, "can be planned, but not run here")
 
 

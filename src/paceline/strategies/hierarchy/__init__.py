@@ -1,15 +1,17 @@
 """Strategy hierarchy: host sums, then group by group of hosts; planned only."""
 
-from paceline.core.strategy import Strategy
+from paceline.core.strategy import Planning, Strategy
 from paceline.strategies.hierarchy import plan
 from paceline.strategies.hierarchy.config import Hierarchy
 
 STRATEGY = Strategy(
     name="hierarchy",
     config=Hierarchy,
-    plan=plan.plan,
-    memory=plan.memory,
-    variants=plan.variants,
-    symmetric=True,
-    is_for_clusters=True,
+    planning=Planning(
+        plan=plan.plan,
+        memory=plan.memory,
+        calibrate=None,
+        variants=plan.variants,
+        symmetric=True,
+    ),
 )

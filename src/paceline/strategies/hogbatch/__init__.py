@@ -1,27 +1,34 @@
 """Strategy hogbatch: a coordinator and asynchronous workers (Ma, Rusu et al. 2020)."""
 
-from paceline.core.strategy import Role, Strategy
+from paceline.core.strategy import Options, Planning, Role, Running, Strategy
 from paceline.strategies.hogbatch import plan
 from paceline.strategies.hogbatch.config import Hogbatch, parse_workers
 
 STRATEGY = Strategy(
     name="hogbatch",
     config=Hogbatch,
-    plan=plan.plan,
-    run="paceline.strategies.hogbatch.run",
-    is_asynchronous=True,
-    roles=lambda config: (Role("coordinator", 1, leads=True), Role("worker", config.workers)),
-    memory=plan.memory,
-    # The policies that suit devices of different speed.
-    variants=lambda workers: [Hogbatch(workers, policy) for policy in ("adaptive", "cpu_gpu")],
-    settings=frozenset({"force", "policy"}),
-    refused_options={"threads": "is said by workers, as in cpu:4"},
-    refused_settings={
-        "accumulate": "every batch is an update of its own, and no step waits for several; have "
-        "smaller ones by batch_size, by policy, or by --set cpu_batch=[1,16]",
-        "evaluate_every": "workers take no steps together, after which a model could be tested; it "
-        "is tested after each epoch",
-    },
-    count_workers=lambda workers: len(parse_workers(workers)),
-    is_rehearsed=False,
+    planning=Planning(
+        plan=plan.plan,
+        memory=plan.memory,
+        calibrate=None,
+        # The policies that suit devices of different speed.
+        variants=lambda workers: [Hogbatch(workers, policy) for policy in ("adaptive", "cpu_gpu")],
+        is_asynchronous=True,
+    ),
+    running=Running(
+        module="paceline.strategies.hogbatch.run",
+        roles=lambda config: (Role("coordinator", 1, leads=True), Role("worker", config.workers)),
+        is_rehearsed=False,
+    ),
+    options=Options(
+        settings=frozenset({"force", "policy"}),
+        refused_settings={
+            "accumulate": "every batch is an update of its own, and no step waits for several; "
+            "have smaller ones by batch_size, by policy, or by --set cpu_batch=[1,16]",
+            "evaluate_every": "workers take no steps together, after which a model could be "
+            "tested; it is tested after each epoch",
+        },
+        refused_options={"threads": "is said by workers, as in cpu:4"},
+        count_workers=lambda workers: len(parse_workers(workers)),
+    ),
 )

@@ -18,7 +18,7 @@ At a child hub `ChildServer._apply` adds it to a sum instead, whose mean goes on
 trains or rehearses here, `child` serves as a worker of another hub.
 """
 
-from paceline.core.strategy import Role, Strategy
+from paceline.core.strategy import Options, Planning, Role, Running, Strategy
 from paceline.strategies.wheel import plan
 from paceline.strategies.wheel.config import MOMENTUM, Wheel
 
@@ -32,24 +32,32 @@ def _roles(config: Wheel) -> tuple[Role, ...]:
 STRATEGY = Strategy(
     name="wheel",
     config=Wheel,
-    plan=plan.plan,
-    repeats_after=lambda config: config.period,
-    run="paceline.strategies.wheel.run",
-    is_asynchronous=True,
-    roles=_roles,
-    memory=plan.memory,
-    sizes=plan.placements,
-    shares_devices=True,
-    limit=plan.limit,
-    trial="paceline.strategies.wheel.trial",
-    settings=frozenset({"codec", "bind", "keys", "run", "wait_s"}),
-    defaults={"momentum": MOMENTUM, "profile_s": 1.0},
-    may_skip_profile=True,
-    worker="paceline.strategies.wheel.worker",
-    child_hub="paceline.strategies.wheel.remote",
-    refused_settings={
-        "accumulate": "each worker's part of a step is one message, and an update of its own; a "
-        "smaller batch_size takes as little memory"
-    },
-    refused_options={"hub": "names a host of a machine file; a run's hub is where it is started"},
+    planning=Planning(
+        plan=plan.plan,
+        memory=plan.memory,
+        calibrate=None,
+        repeats_after=lambda config: config.period,
+        sizes=plan.placements,
+        trial="paceline.strategies.wheel.trial",
+        shares_devices=True,
+        is_asynchronous=True,
+        limit=plan.limit,
+    ),
+    running=Running(
+        module="paceline.strategies.wheel.run",
+        roles=_roles,
+        remote="paceline.strategies.wheel.remote",
+        may_skip_profile=True,
+    ),
+    options=Options(
+        settings=frozenset({"codec", "bind", "keys", "run", "wait_s"}),
+        defaults={"momentum": MOMENTUM, "profile_s": 1.0},
+        refused_settings={
+            "accumulate": "each worker's part of a step is one message, and an update of its own; "
+            "a smaller batch_size takes as little memory"
+        },
+        refused_options={
+            "hub": "names a host of a machine file; a run's hub is where it is started"
+        },
+    ),
 )

@@ -1,18 +1,22 @@
-"""Join a run of another process as a hub that is a worker of another hub.
+"""Join a run of another process: as its worker, or as a hub that is its worker.
 
 Settings of `paceline hub --connect`: descriptions of the fields are the help texts of the options.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from paceline.core.errors import InvalidInput
 from paceline.core.settings import Seconds
 from paceline.rpc.connecting import RUN as RUN
-from paceline.rpc.connecting import ConnectingWorkers
+from paceline.rpc.connecting import ConnectingWorkers, WorkerProcessSettings
 from paceline.strategies.wheel.config import Wheel, first_fault
+
+if TYPE_CHECKING:
+    from paceline.rpc.client import Client
 
 SERVING = "paceline.strategies.wheel.child"  # its `serve_child(settings, progress)`; needs torch
 REFUSED = {  # of a child hub's options
@@ -63,3 +67,13 @@ class ChildSettings(ConnectingWorkers):
             return TypeAdapter(Wheel).validate_python(values)
         except ValidationError as error:
             raise InvalidInput("strategy wheel", first_fault(error)) from None
+
+
+def take_part(settings: WorkerProcessSettings, clients: "Mapping[int, Client]") -> None:
+    """Train the workers of these settings, which are connected, until the hub's run is over.
+
+    Raises InvalidInput if they cannot take part, WorkerLost if the hub is gone too long.
+    """
+    from paceline.strategies.wheel.worker import take_part  # needs torch, and options do not
+
+    take_part(settings, clients)

@@ -27,7 +27,8 @@ from paceline.links.signals import Stopped
 from paceline.measure.this_machine import facts, memory_bytes
 from paceline.models import describe, find
 from paceline.planner import forecast
-from paceline.planner.search import shortage, with_best_chunk
+from paceline.planner.best_chunk import with_best_chunk
+from paceline.planner.search import shortage
 from paceline.recipes.named import own_recipe, takes_any_data, workload_of
 from paceline.records.config_file import write_config
 from paceline.records.machine_file import KnownDevice, find_device, find_machine
@@ -70,7 +71,7 @@ class StudyModel:
         """
         strategy = find_exchange(method)
         workload = self.workload(-(-batch_size // workers))
-        machine = machine.for_workers(workers, strategy.symmetric)
+        machine = machine.for_workers(workers, strategy.planning.symmetric)
         config: Any = strategy.config(workers=workers)
         if hasattr(config, "chunk") and workers > 1:
             config = with_best_chunk(workload, machine, strategy, config)
