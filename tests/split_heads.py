@@ -17,11 +17,11 @@ from paceline.links.rendezvous import joined
 from paceline.models import describe
 from paceline.recipes.losses import next_token_loss
 from paceline.record.clock import HostClock
+from paceline.record.recorder import Recorder
 from paceline.strategies.subbatch.build import split
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.evaluation import evaluate
 from paceline.strategies.subbatch.layers import dropout_seed
-from paceline.strategies.subbatch.recorder import HeadRecorder
 from paceline.strategies.subbatch.state import save
 from paceline.strategies.subbatch.trainer import SplitTrainer
 
@@ -56,7 +56,7 @@ class Split:
         inputs = example(self.size)
         workload = describe(build(), inputs, "net")
         self.model = split(build, workload, self.config, self.group, SEED, inputs)
-        recorder = HeadRecorder(HostClock(), f"cpu{self.rank}", self.rank)
+        recorder = Recorder(HostClock(), f"cpu{self.rank}", self.rank)
         self.trainer = SplitTrainer(
             *(self.model, self.config, self.group, recorder),
             lambda module: make(module.parameters()),

@@ -25,13 +25,13 @@ def _of(ratio: int, most: int, quick: bool) -> dict[str, Any]:
     )
     with runner_of(wanted) as runner:
         outcome = trained(runner)
-        log = runner.coordinator.log
+        log = runner.coordinator.history.log
     names = [worker.name for worker in outcome.workers]
     whole = log.timeline(names)
     after_s = whole.start_s + whole.makespan_s / 2
     late = Timeline([span for span in whole.spans if span.start_s >= after_s], "measured")
-    updates = statistics.num_updates(late)
-    made = [updates.get(name, 0.0) for name in names]
+    updates = {name: len(own) for name, own in statistics.updates(late).items()}
+    made = [updates.get(name, 0) for name in names]
     slower = outcome.workers[1]
     return {
         "share_of_slower": slower.updates_share,

@@ -15,11 +15,11 @@ from cases import settings
 from torch import Tensor
 
 from figures import spread
+from paceline.exchange import dense_thread as dense
 from paceline.exchange.setup import optimizer_by
 from paceline.exchange.step import Learning
 from paceline.recipes.classification import class_loss
 from paceline.recipes.named import recipe_of
-from paceline.strategies.hogbatch import dense
 from paceline.strategies.hogbatch.replica import CpuReplica, tensors_of
 
 SIZES, THREADS = (1, 4, 16, 64), (1, 2)

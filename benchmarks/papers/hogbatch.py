@@ -188,6 +188,8 @@ def configuration(data: DataSet, policy: PolicyName) -> Hogbatch:
 
 
 def cpu_share(data: DataSet, policy: PolicyName) -> float:
-    """Return the CPU's share of all updates."""
+    """Return the CPU's share of all updates (figure 8)."""
     per_batch = updates_per_batch(devices("cpu0", "gpu0"), configuration(data, policy))
-    return statistics.update_shares(run(data, policy)[1], per_batch)["cpu0"]
+    made = statistics.updates(run(data, policy)[1])
+    counted = {name: len(own) * per_batch[name] for name, own in made.items()}
+    return counted["cpu0"] / sum(counted.values())

@@ -22,12 +22,12 @@ from paceline.core.workload import Workload
 from paceline.exchange.step import Share
 from paceline.links.group import Group
 from paceline.models.paced import PacedModel
+from paceline.models.sharded import Sharding
 from paceline.record.clock import clock_for
+from paceline.record.recorder import Recorder
 from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.layers import Sharding
 from paceline.strategies.subbatch.paced import PacedHeadLayer, paced_optimizer
-from paceline.strategies.subbatch.recorder import HeadRecorder
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 from papers import dettmers8bit as board
 from papers import dettmers8bit_network as network
@@ -166,7 +166,7 @@ class _Together:
             head=tuple(_layer(row, group) for row in network.CONNECTED),
             batch_size=network.BATCH,
         )
-        recorder = HeadRecorder(clock_for(group.device), f"gpu{group.rank}", group.rank)
+        recorder = Recorder(clock_for(group.device), f"gpu{group.rank}", group.rank)
         updates = paced_optimizer(0.0)  # table 4 has no update
         self._trainer = SplitTrainer(model, config, group, recorder, updates, thread=self.thread)
         self.thread.counted = self._trainer

@@ -18,11 +18,11 @@ from paceline.exchange.step import SGD, Share
 from paceline.links.group import Group
 from paceline.recipes.named import workload_of
 from paceline.record.clock import clock_for
+from paceline.record.recorder import Recorder
 from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.build import split
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.profile import planned_nbytes
-from paceline.strategies.subbatch.recorder import HeadRecorder
 from paceline.strategies.subbatch.trainer import SplitTrainer
 from ranks import Variant, alternate, compare, timed
 from trainee import Task, Trainee
@@ -73,7 +73,7 @@ class _SubBatch:
         config = SubBatch(workers=group.world_size, **codecs)
         workload = workload_of(_MODEL, BATCH_SIZE)
         model = split(task.build, workload, config, group, 0)
-        recorder = HeadRecorder(clock_for(group.device), f"cpu{group.rank}", group.rank)
+        recorder = Recorder(clock_for(group.device), f"cpu{group.rank}", group.rank)
         self._trainer = SplitTrainer(model, config, group, recorder, SGD(1e-4).optimizer)
         self._source = repeat(Share(task.inputs, task.targets, 1.0))
         self.planned = planned_nbytes(workload, find_machine("two-hosts-gigabit"), config)

@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from torch import Tensor
 
 from paceline.codecs.gathering import Pending
+from paceline.exchange.layer_gradients import CommunicationThread
 from paceline.links.group import Group
-from paceline.strategies.subbatch.communication import CommunicationThread
 from paceline.strategies.subbatch.trainer import SplitTrainer
 
 HEADER = 40  # bytes of a message

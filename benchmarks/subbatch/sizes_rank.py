@@ -20,13 +20,13 @@ from paceline.core.cost import Rate, Roofline, compute_lane
 from paceline.core.machine import Machine
 from paceline.core.workload import Layer
 from paceline.links.group import Group
+from paceline.models.sharded import Sharding
 from paceline.record.clock import clock_for
+from paceline.record.recorder import Recorder
 from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.head import matrix_of, num_outputs
-from paceline.strategies.subbatch.layers import Sharding
 from paceline.strategies.subbatch.paced import PacedHeadLayer, paced_optimizer
-from paceline.strategies.subbatch.recorder import HeadRecorder
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 from paceline.strategies.subbatch.work import layer_work
 from papers.dettmers8bit_network import BATCH, CONVOLUTIONS, TOTAL_MS
@@ -105,7 +105,7 @@ class _Together:
         assert config.num_sub_batches(_OWN) == num_passes
         body, self.thread = paced_body(), PacedThread(group, _Cluster(codec, workers))
         model = SplitModel(module=body, body=body, head=tuple(_layers(group)), batch_size=_OWN)
-        recorder = HeadRecorder(clock_for(group.device), f"gpu{group.rank}", group.rank)
+        recorder = Recorder(clock_for(group.device), f"gpu{group.rank}", group.rank)
         self._trainer = SplitTrainer(
             *(model, config, group, recorder, paced_optimizer(0.0)), thread=self.thread
         )

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from language_nets import MOST, Language, count_of, samples
 from paceline.data.dataset import TensorSamples
+from paceline.exchange.checkpoints import State
 from paceline.exchange.step import Learning
 from paceline.recipes.losses import bits_per_byte, next_token_loss
 from pair import Ranks
@@ -142,31 +143,27 @@ def left(way: str) -> dict[str, Any]:
     """Five steps, after which the state is written down; and five more."""
     own = of_six(way)
     own.losses(5)
-    state = own.trainer.gather_state()
-    if state is not None:
-        torch.save(state, "state.pt")
+    state = own.trainer.state()
+    if state.parts:
+        torch.save(tuple(state), "state.pt")
     return ended(own)
 
 
 def went_on(way: str) -> dict[str, Any]:
     """Another training with the state that was written down."""
     own = of_six(way)
-    own.trainer.load_state(torch.load("state.pt", weights_only=False))
+    own.trainer.load(State(*torch.load("state.pt", weights_only=False)))
     return ended(own)
 
 
 def ended(own: Split) -> dict[str, Any]:
     """Five more steps."""
-    losses, state = own.losses(5, first=5), own.trainer.gather_state()
+    losses, state = own.losses(5, first=5), own.trainer.state()
     own.trainer.close()
-    if state is None:
+    if not state.parts:
         return {}
-    tensors = dict(state.tensors)
-    for name, optimizer in state.optimizers.items():
-        for number, values in optimizer["state"].items():
-            tensors |= {f"{name}/{number}/{key}": torch.as_tensor(v) for key, v in values.items()}
-    numbers = {name: tensor.flatten().tolist() for name, tensor in tensors.items()}
-    return {"tensors": numbers, "losses": losses, "steps": state.num_steps}
+    numbers = {name: tensor.flatten().tolist() for name, tensor in state.tensors.items()}
+    return {"tensors": numbers, "losses": losses, "steps": state.parts["training"]["num_steps"]}
 
 
 @pytest.mark.parametrize("way", ["step", pytest.param("each", marks=slow)])

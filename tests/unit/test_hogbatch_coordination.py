@@ -1,22 +1,15 @@
 """What a coordinator and its workers say to each other, its queue of samples and its counts."""
 
-import socket
-from collections.abc import Iterator
+import itertools
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from hogbatches import classifying
-from paceline.core.settings import TrainSettings
-from paceline.exchange.session import TrainingSession
-from paceline.links.group import Group
-from paceline.links.shared_memory import SharedTensors
-from paceline.models.networks import MLP
-from paceline.strategies.hogbatch import STRATEGY, messages
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.coordinator import Coordinator
 from paceline.strategies.hogbatch.messages import (
     MOST_NBYTES,
     Command,
@@ -26,7 +19,7 @@ from paceline.strategies.hogbatch.messages import (
     unpack,
 )
 from paceline.strategies.hogbatch.policy import MOST_REPORTED, SampleQueue
-from paceline.strategies.hogbatch.processes import WorkerProcess
+from paceline.strategies.hogbatch.scheduler import BatchScheduler, WorkerProgress
 from paceline.strategies.hogbatch.statistics import BatchResult
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
@@ -138,39 +131,19 @@ SIZE, SECONDS = 8, 1.0  # of each batch
 REPORTED = 10.0  # updates of the other worker
 
 
-@pytest.fixture
-def shared() -> Iterator[SharedTensors]:
-    none_done = torch.full((MOST_WORKERS,), -1)
-    memory = SharedTensors.of({messages.ORDER: torch.arange(64), messages.COMMITTED: none_done}, "")
-    yield memory
-    memory.close()
-
-
-@pytest.fixture
-def own() -> Iterator[socket.socket]:
-    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with one, other:
-        yield one
-
-
-def worker(number: int, own: socket.socket, *batches: int) -> WorkerProcess:
+def worker(number: int, *batches: int) -> WorkerProgress:
     """Two threads that were given these batches, each of a second and two updates."""
-    made = WorkerProcess(number, WorkerSpec("cpu", 2), None, own, -1)  # type: ignore[arg-type]
+    made = WorkerProgress(number, WorkerSpec("cpu", 2), samples_per_s=SIZE / SECONDS)
     made.latest = SIZE, SECONDS
     for batch in batches:
         made.assign(ExecuteWork(Command.TRAIN, batch, size=SIZE), 0)
     return made
 
 
-def coordinator(shared: SharedTensors, *workers: WorkerProcess) -> Coordinator:
-    """A coordinator of these workers, none of whose processes runs."""
-    settings, group = TrainSettings(model="mlp-4-2"), Group.alone(torch.device("cpu"), 1.0)
-    session = TrainingSession(settings, STRATEGY, Hogbatch(workers=2), "run", group, None)
-    zeros = torch.zeros(64, 4), torch.zeros(64, dtype=torch.int64)
-    recipe = classifying(lambda: MLP((4, 2)), zeros)
-    made = Coordinator(session, None, shared.tensors, recipe, [64])  # type: ignore[arg-type]
-    made._active = [*workers]
-    return made
+def scheduler(*sizes: int, **config: Any) -> tuple[BatchScheduler, Tensor]:
+    """A scheduler of epochs of these sizes, and what its workers say that they have done."""
+    committed = torch.full((MOST_WORKERS,), -1)
+    return BatchScheduler(Hogbatch(workers=2, **config), SIZE, sizes, committed), committed
 
 
 @pytest.mark.parametrize(
@@ -183,15 +156,14 @@ def coordinator(shared: SharedTensors, *workers: WorkerProcess) -> Coordinator:
     ],
 )
 def test_what_a_worker_has_committed_counts_although_nobody_was_told(
-    shared: SharedTensors, own: socket.socket, own_done: int, others_done: int, expected
+    own_done: int, others_done: int, expected
 ) -> None:
-    asking, other = worker(ASKING, own, 4), worker(OTHER, own, 0, 1, 2, 3)
-    other.updates = REPORTED
-    asked = coordinator(shared, asking, other)
-    # The workers' side of the memory, which they attach by its descriptor.
-    committed = SharedTensors(shared.fd, shared.entries).tensors[messages.COMMITTED]
+    asking, other = worker(ASKING, 4), worker(OTHER, 0, 1, 2, 3)
+    other.counts.updates = REPORTED
+    asked, committed = scheduler(64)
+    asked.choose_policy([asking, other])
     committed[ASKING], committed[OTHER] = own_done, others_done
-    assert asked._expected_updates(asking) == expected
+    assert asked.expected_updates(asking) == expected
 
 
 @pytest.mark.parametrize(
@@ -204,12 +176,74 @@ def test_what_a_worker_has_committed_counts_although_nobody_was_told(
         ("gpu", 3, ["0"] * 3 + [(5, 5), "6", (7, 7), (9, 9 - 5), (10, 10 - 7), "30", (30, 0)]),
     ],
 )
-def test_a_batch_misses_what_others_add_after_it_has_begun(own, kind, depth, events):
+def test_a_batch_misses_what_others_add_after_it_has_begun(kind, depth, events):
     """Batches given, after so many updates of others; and done, with those that each missed."""
-    worker = WorkerProcess(0, WorkerSpec(kind), None, own, -1, depth=depth)  # type: ignore[arg-type]
+    worker = WorkerProgress(0, WorkerSpec(kind), depth)
     for event in events:
         if isinstance(event, str):
             worker.assign(ExecuteWork(Command.TRAIN), int(event))
         else:
             worker.complete(event[0])
-            assert worker.staleness == event[1], event
+            assert worker.counts.staleness == event[1], event
+
+
+# Which worker does something next: it is done with its oldest batch, dies before or after its
+# update, or asks; and then the run may pause, and be resumed.
+STEPS = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from(["done", "done", "done", "dies", "dies late"])),
+    min_size=1,
+    max_size=12,
+)
+
+
+class Drawn:
+    """Two workers of a scheduler, and those that follow the ones that die, with new numbers."""
+
+    def __init__(self, sizes: list[int], steps: list[tuple[int, str]]) -> None:
+        self.sizes = sizes
+        self.scheduler, self.committed = scheduler(*sizes, policy="hogbatch")
+        self.workers, self.numbers = [worker(number) for number in range(2)], itertools.count(2)
+        self.scheduler.choose_policy(self.workers)
+        self.uses = [[0] * size for size in sizes]
+        self.turns = itertools.cycle([*steps, (0, "done"), (1, "done")])
+
+    def epoch(self, number: int) -> None:
+        self.scheduler.begin_epoch(number)
+        while not self.scheduler.queue.is_done:
+            for one in self.workers:
+                while self.scheduler.next_work(one) is not None:
+                    pass
+            place, how = next(self.turns)
+            one = self.workers[place % 2]
+            for work in self.done_by(one, how) if one.assigned else ():
+                for place in work.places:
+                    self.uses[number][place] += 1
+
+    def done_by(self, one: WorkerProgress, how: str) -> list[ExecuteWork]:
+        if how != "dies":
+            self.committed[one.number] = one.assigned[0].batch
+        if how == "done":
+            return [self.scheduler.complete(one, 2, 1.0)]
+        self.workers.remove(one)
+        found = [work for work, _ in self.scheduler.drop(one, self.workers)]
+        self.workers.append(worker(next(self.numbers)))
+        self.scheduler.join(self.workers[-1], self.workers)
+        return found
+
+    def resume(self) -> None:
+        values = self.scheduler.state()
+        self.scheduler, committed = scheduler(*self.sizes, policy="hogbatch")
+        self.committed = committed.copy_(self.committed)
+        self.scheduler.restore(values)
+        self.scheduler.choose_policy(self.workers)
+
+
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=3), STEPS, st.booleans())
+def test_every_sample_is_used_once_an_epoch_whoever_dies(sizes, steps, is_resumed):
+    drawn = Drawn(sizes, steps)
+    for number in range(len(sizes)):
+        drawn.epoch(number)
+        if is_resumed:
+            drawn.resume()
+    assert drawn.uses == [[1] * size for size in sizes]
+    assert drawn.scheduler.num_samples == sum(sizes)

@@ -20,8 +20,8 @@ from torch.optim.lr_scheduler import (
 
 from hogbatches import classifying
 from paceline.core.settings import TrainSettings
+from paceline.exchange.scheduled_rate import ScheduledRate
 from paceline.exchange.setup import learning_by, optimizer_by
-from paceline.strategies.hogbatch.rates import ScheduledRate
 from refusals import refused
 
 BATCH_SIZE, NUM_STEPS, RATE = 8, 20, 0.3

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, NAdam, Optimizer
 
 from hogbatches import classifying
+from paceline.checkpoints.memory_file import read_state, write_state
 from paceline.core.settings import TrainSettings
 from paceline.devices import Device, device_of
 from paceline.exchange.session import TrainingSession
@@ -24,7 +25,7 @@ from paceline.links.group import Group
 from paceline.strategies.hogbatch import STRATEGY
 from paceline.strategies.hogbatch.config import Hogbatch
 from paceline.strategies.hogbatch.run import HogbatchRunner, epoch_sizes, runner_of
-from paceline.strategies.hogbatch.worker_state import load_state, read_state, state_of, write_state
+from paceline.strategies.hogbatch.worker_state import load_state, state_of
 from refusals import refused
 from simulated_gpu.lent import simulated_gpus
 
@@ -46,9 +47,8 @@ def file() -> Iterator[int]:
 
 @given(st.lists(TENSORS, min_size=1, max_size=4))
 def test_what_is_read_is_what_was_written_last(states):
-    """Whether it is more or less than before: the file is the same, and is never shorter."""
-    fd = os.memfd_create("state")
-    sizes = []
+    """Whether it is more or less than before, in the same file; what was read before stays."""
+    fd, before = os.memfd_create("state"), list[tuple[Tensor, Tensor]]()
     for number, some in enumerate(states):
         tensors = {
             name: torch.full(shape, value).to(dtype) for name, (dtype, shape, value) in some.items()
@@ -56,12 +56,11 @@ def test_what_is_read_is_what_was_written_last(states):
         values = {"number": number, "names": sorted(tensors), "rate": 0.1 * number}
         write_state(fd, tensors, values)
         found, told = read_state(fd)
-        assert (told, list(found)) == (values, list(tensors))
-        for name, tensor in tensors.items():
-            assert found[name].dtype == tensor.dtype
-            assert torch.equal(found[name], tensor)
-        sizes.append(os.fstat(fd).st_size)
-    assert sizes == sorted(sizes)
+        assert (told, found.keys()) == (values, tensors.keys())
+        before += [(found[name], tensor) for name, tensor in tensors.items()]
+        for one, other in before:
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
     os.close(fd)
 
 
@@ -127,7 +126,7 @@ def test_the_state_of_another_optimizer_is_refused(file):
             load_state([other], HOST, *read_state(file))
     with refused("optimizer"):  # which has no state_dict
         state_of([object()], HOST)  # type: ignore[list-item]
-    with refused("optimizer"):  # values that are not plain
+    with refused("state.rate"):  # values that are not plain
         write_state(file, {}, {"rate": 1j})
 
 

@@ -11,15 +11,15 @@ from torch.nn.functional import cross_entropy
 from language_nets import TOKENS, VOCABULARY, Language
 from paceline.data.dataset import TensorSamples
 from paceline.links.rendezvous import process_group
+from paceline.models.bypass import bypassed
+from paceline.models.chained_head import partition
 from paceline.recipes.classification import accuracy, class_loss, label_loss
 from paceline.recipes.losses import bits_per_byte, next_token_loss
 from paceline.recipes.recipe import Recipe
 from paceline.strategies.subbatch.batch import label_message
 from paceline.strategies.subbatch.build import describe_recipe, split
-from paceline.strategies.subbatch.bypass import bypassed
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.loss import check_objective
-from paceline.strategies.subbatch.partition import partition
 from paceline.strategies.subbatch.row_wise import check_row_wise
 from refusals import refused
 

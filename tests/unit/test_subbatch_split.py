@@ -14,20 +14,15 @@ from paceline.core.cost import PacedDevice, Rate, Roofline, Totals
 from paceline.core.plan import Kind, PriceKey
 from paceline.core.strategy import Window
 from paceline.core.workload import Cost
-from paceline.models import find
+from paceline.models import find, sharded
+from paceline.models.chained_head import Elementwise, partition
+from paceline.models.sharded import Shard, Sharding, build_sharded
 from paceline.records.settings import validated_settings
-from paceline.strategies.subbatch import paced, parameters
+from paceline.strategies.subbatch import paced
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.layers import (
-    DropoutMasks,
-    Shard,
-    Sharding,
-    dropout_seed,
-)
+from paceline.strategies.subbatch.layers import DropoutMasks, dropout_seed
 from paceline.strategies.subbatch.loss import CrossEntropy, loss_terms
 from paceline.strategies.subbatch.paced import paced_model
-from paceline.strategies.subbatch.parameters import build_sharded
-from paceline.strategies.subbatch.partition import Elementwise, partition
 from paceline.strategies.subbatch.plan import plan, weights_of
 from refusals import refused
 from subbatches import BATCH, CONV, FC1, FC2, FEATURES, model, ring_of
@@ -159,7 +154,7 @@ def test_parts_are_rows_of_the_model_that_is_built_whole(name: str, layers: tupl
 def test_no_more_than_one_tensor_of_a_head_is_ever_whole(monkeypatch):
     """While the head is filled, what there is of it are the parts, and the tensor at hand."""
     made: list[int] = []
-    dispatch = parameters._KeepRows.__torch_dispatch__
+    dispatch = sharded._KeepRows.__torch_dispatch__
 
     def counted(self, *args):
         result = dispatch(self, *args)
@@ -168,7 +163,7 @@ def test_no_more_than_one_tensor_of_a_head_is_ever_whole(monkeypatch):
         )
         return result
 
-    monkeypatch.setattr(parameters._KeepRows, "__torch_dispatch__", counted)
+    monkeypatch.setattr(sharded._KeepRows, "__torch_dispatch__", counted)
     shards = {name: Shard(0, 2) for name in ("2", "3")}
     model = build_sharded(chained, shards, 0)
     assert max(made) == sum(

@@ -16,11 +16,11 @@ from fuzzing.mutations import BYTES, JSON, TEXT, Mutation, mutated
 from fuzzing.parser import Parser
 from paceline.checkpoints import json_values, manifest
 from paceline.checkpoints.folder import CheckpointFolder
+from paceline.checkpoints.memory_file import read_state, write_state
 from paceline.core.errors import InvalidInput
 from paceline.data.images import load_images
 from paceline.data.libsvm import load_libsvm
 from paceline.data.text import load_tokens
-from paceline.strategies.hogbatch.worker_state import read_state, write_state
 
 _VALUES = {
     "step": 3,
@@ -195,7 +195,7 @@ def _state(data: bytes, folder: Path) -> object:
     try:
         os.write(fd, data)
         tensors, values = read_state(fd)
-        return {name: one.sum() for name, one in tensors.items()}, values
+        return {name: one.numel() for name, one in tensors.items()}, values
     finally:
         os.close(fd)
 

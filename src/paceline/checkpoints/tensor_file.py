@@ -35,6 +35,12 @@ _ALIGNMENT = 8  # of the first tensor in a file
 _PIECE_NBYTES = 1 << 20
 
 
+def within(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
+    """Return the tensors whose names begin with a prefix, by the rest of their names."""
+    own = (name for name in tensors if name.startswith(prefix))
+    return {name.removeprefix(prefix): tensors[name] for name in own}
+
+
 def check_can_be_saved(name: str, value: object) -> None:
     """Raise InvalidInput unless the value is a tensor that a file can hold."""
     if not isinstance(value, Tensor) or value.dtype not in _NAMES:

@@ -1,4 +1,6 @@
-"""Checkpoints of a synchronous run: when they are written, what is in them, and going on from one.
+"""Checkpoints of a run: when they are written, and going on from one.
+
+Those of a synchronous run:
 
     step-00000500/
         model.safetensors        parameters and buffers          | what all ranks have alike, or of
@@ -22,6 +24,7 @@ from torch import Tensor
 from paceline.checkpoints import json_values
 from paceline.checkpoints.folder import CheckpointFolder
 from paceline.checkpoints.state import random_state, restore_random_state
+from paceline.checkpoints.tensor_file import Tensors, within
 from paceline.checkpoints.writer import BackgroundWriter
 from paceline.core.errors import Interrupted, InvalidInput
 from paceline.core.interval import Interval
@@ -33,7 +36,6 @@ from paceline.links.tensor_messages import broadcast_tensors, gather_tensors
 
 logger = logging.getLogger(__name__)
 
-Tensors = dict[str, Tensor]
 CHECKPOINTS = "checkpoints"  # the folder within a run's
 _FIRST_MEETING = 10  # steps after which ranks know how long a step takes
 _NEARLY = 0.9  # of an interval: the next meeting would be later than the rest of it
@@ -46,13 +48,8 @@ class State(NamedTuple):
     parts: dict[str, Any]
 
     def file(self, name: str) -> Tensors:
-        """Return the tensors of a file by their names in it."""
-        prefix = f"{name}/"
-        return {
-            key.removeprefix(prefix): one
-            for key, one in self.tensors.items()
-            if key.startswith(prefix)
-        }
+        """Return the tensors of a file, or of a part FILE/PART of it, by their names in it."""
+        return within(self.tensors, f"{name}/")
 
 
 def read_state(settings: TrainSettings, group: Group) -> State | None:
@@ -128,6 +125,7 @@ class Saver:
             self._writer = BackgroundWriter(CheckpointFolder(path, settings.keep))
         self._saved_s = self._met_s = time.monotonic()
         self._met, self._next_meeting = num_steps, num_steps + _FIRST_MEETING
+        self._num_steps = num_steps
 
     @property
     def stalled_s(self) -> float:
@@ -137,8 +135,8 @@ class Saver:
     def after(self, num_steps: int, gather: Callable[[int], State]) -> None:
         """Save the state if that is due after this step. Raises Interrupted if the run is to stop.
 
-        All ranks call it after each step. `gather(num_steps)` returns the state of all ranks, on
-        rank 0.
+        All ranks call it after each step; a process without others as often as it likes, with steps
+        that may be skipped. `gather(num_steps)` returns the state of all ranks, on rank 0.
         """
         reach("step.done", worker=self._group.rank, step=num_steps)
         if self._stop.after(num_steps):
@@ -156,14 +154,17 @@ class Saver:
         if self._interval is None:
             return False
         if self._interval.steps is not None:
-            return num_steps % self._interval.steps == 0
+            every, before, self._num_steps = self._interval.steps, self._num_steps, num_steps
+            return num_steps // every > before // every
+        assert self._interval.seconds is not None
+        now_s = time.monotonic()
+        left_s = self._interval.seconds - (now_s - self._saved_s)
+        if self._group.world_size == 1:
+            return left_s <= 0
         if num_steps < self._next_meeting:
             return False
-        assert self._interval.seconds is not None
         # Clocks differ: rank 0's decides, now, and when ranks meet again.
-        now_s = time.monotonic()
         step_s = max(1e-6, (now_s - self._met_s) / (num_steps - self._met))
-        left_s = self._interval.seconds - (now_s - self._saved_s)
         is_due = left_s <= (1 - _NEARLY) * self._interval.seconds
         until_s = (self._interval.seconds if is_due else left_s) / 2
         is_due, wait = self._group.gather([is_due, max(1, int(until_s / step_s))])[0]
@@ -202,13 +203,7 @@ def of_rank(state: State, group: Group) -> tuple[Tensors, dict[str, Any]] | None
     rows = state.parts["ranks"]
     if len(rows) != group.world_size:
         return None
-    prefix = f"{group.rank}/"
-    tensors = {
-        key.removeprefix(prefix): one
-        for key, one in state.file("ranks").items()
-        if key.startswith(prefix)
-    }
-    return tensors, rows[group.rank]
+    return state.file(f"ranks/{group.rank}"), rows[group.rank]
 
 
 def restore_random(state: State, group: Group) -> None:
@@ -217,12 +212,7 @@ def restore_random(state: State, group: Group) -> None:
     if found is None:
         return
     tensors, values = found
-    own = {
-        key.removeprefix("random/"): one
-        for key, one in tensors.items()
-        if key.startswith("random/")
-    }
-    restore_random_state(group.device, own, values["random"])
+    restore_random_state(group.device, within(tensors, "random/"), values["random"])
 
 
 def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:

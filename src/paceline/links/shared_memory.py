@@ -177,16 +177,6 @@ def placed(tensors: Mapping[str, Tensor]) -> tuple[list[TensorSpec], int]:
     return entries, offset
 
 
-def check_place(one: TensorSpec, nbytes: int, what: str) -> None:
-    """Raise InvalidInput for the place of a tensor that is not within so many bytes of memory."""
-    dtype = getattr(torch, one.dtype, None)
-    is_shape = all(0 <= size < 2**48 for size in one.shape)
-    if not isinstance(dtype, torch.dtype) or not is_shape or not 0 <= one.offset <= one.end:
-        raise InvalidInput(what, f"{one.name!r} is no tensor: {one.dtype} {list(one.shape)}")
-    if one.end > nbytes or one.offset % ALIGNMENT:
-        raise InvalidInput(what, f"{one.name!r} lies at {one.offset} of {nbytes:,} bytes")
-
-
 def tensors_in(memory: Tensor, entries: Sequence[TensorSpec]) -> dict[str, Tensor]:
     """Return the tensors that lie at these places of memory, which is a tensor of bytes."""
     return {

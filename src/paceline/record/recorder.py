@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from paceline.core.cost import compute_lane, exchange_lane
-from paceline.core.plan import Kind, Lane, Resource
+from paceline.core.plan import Kind, Lane, Resource, TaskId
 from paceline.core.timeline import Span
 from paceline.models.layers import LayerModule, layers_of
 from paceline.record.clock import Clock, HostClock
@@ -159,6 +159,7 @@ class Recorder:
         self._exchanges: list[Activity] = []
         self._pauses: list[Activity] = []
         self._sums: list[Span] = []
+        self._computed: list[tuple[TaskId, Any, Any]] = []  # between two marks of the clock
         self._step_ends: list[Any] = []
         self._phase: Activity | None = None
         self._kept: int | None = None
@@ -175,6 +176,7 @@ class Recorder:
         self._marks.watch(True)
         self.tracing, self._kept, self._step = True, num_kept, 0
         self._phases, self._exchanges, self._pauses, self._sums = [], [], [], []
+        self._computed = []
 
     def stop_trace(self) -> None:
         """Remove all hooks; the spans stay."""
@@ -193,6 +195,17 @@ class Recorder:
         if self.tracing:
             self._marks.watch(not part)
             self._phase = Activity(self._step, kind, part, self._clock.mark())
+
+    @contextmanager
+    def computing(self, kind: Kind, part: str, sub_batch: int) -> Iterator[None]:
+        """Record the computation inside as a part of a sub-batch."""
+        if not self.tracing:
+            yield
+            return
+        task = TaskId(self._step, kind, part, self._rank, sub_batch)
+        start = self._clock.mark()
+        yield
+        self._computed.append((task, start, self._clock.mark()))
 
     @property
     def idle(self) -> bool:
@@ -298,7 +311,16 @@ class Recorder:
                 within = (first for first, last in between if start <= first and last <= end)
                 end = min(within, default=end)
                 computed.append(Span(phase.kind, phase.step, part, self._rank, on, start, end))
-        return computed + moves + self._sums + reductions
+        return computed + moves + self._sums + reductions + self._of_sub_batches()
+
+    def _of_sub_batches(self) -> list[Span]:
+        starts = self._clock.seconds([start for _, start, _ in self._computed])
+        ends = self._clock.seconds([end for _, _, end in self._computed])
+        on = (compute_lane(self._device),)
+        return [
+            Span(one.kind, one.step, one.part, one.worker, on, start, end, one.sub_batch)
+            for (one, _, _), start, end in zip(self._computed, starts, ends, strict=True)
+        ]
 
     def _timed(self, activities: Iterable[Activity]) -> list[Activity]:
         """Return the activities with times in seconds for marks; waits for the device."""

@@ -140,19 +140,22 @@ class Saver:
         self.saved: Any = None
         self.num_saved = 0
 
-    def is_due(self, num_samples: int) -> bool:
-        return num_samples >= self.next
-
-    def use(self) -> None:
+    def __call__(self) -> None:
+        if self.runner.coordinator.scheduler.num_samples < self.next:
+            return
+        self.runner.coordinator.pause()
         self.save()
         if self.every is None:
             raise Paused
-        self.next = self.runner.coordinator.num_samples + self.every
+        self.next = self.runner.coordinator.scheduler.num_samples + self.every
 
     def save(self) -> None:
+        from paceline.checkpoints import json_values
+
         tensors, values = self.runner.state()
         # As a checkpoint has it: copies, and text.
-        self.saved = {name: one.clone() for name, one in tensors.items()}, json.dumps(values)
+        text = json_values.dumps("values", values)
+        self.saved = {name: one.clone() for name, one in tensors.items()}, text
         self.num_saved += 1
 
 
@@ -167,15 +170,16 @@ def session(recipe: str, workers: str, changes: dict[str, Any], progress: Silent
 
 def ran(recipe: str, workers: str, when: str, changes: dict[str, Any], saved: Any) -> Any:
     """Train until the pause, or to the end; return what was saved, or what came of it."""
+    from paceline.checkpoints import json_values
     from paceline.strategies.hogbatch.run import start
 
     progress = Silent()
     with start(session(recipe, workers, changes, progress)) as runner:
         if saved is not None:
-            runner.restore(saved[0], json.loads(saved[1]))
+            runner.restore(saved[0], json_values.loads(saved[1]))
         saver = None
         if when and when[0] != "e":
-            saver = runner.coordinator.pauses = Saver(runner, when)
+            saver = runner.coordinator.between = Saver(runner, when)
         runner.measure()
         try:
             for epoch in runner.epochs():
@@ -187,7 +191,7 @@ def ran(recipe: str, workers: str, when: str, changes: dict[str, Any], saved: An
             assert saver is not None
             return saver.saved
         finally:
-            runner.coordinator.pauses = None  # which refers to the runner
+            runner.coordinator.between = None  # which refers to the runner
         outcome = runner.outcome()
         model = {name: one.clone() for name, one in runner._model.state_dict().items()}
         return found(runner, outcome, model, progress) | {
@@ -197,7 +201,7 @@ def ran(recipe: str, workers: str, when: str, changes: dict[str, Any], saved: An
 
 def found(runner: Any, outcome: Any, model: dict[str, Tensor], progress: Silent) -> dict[str, Any]:
     """Return what a run has come to; `covered`: how often each place of each epoch was used."""
-    log = list(runner.coordinator.log)
+    log = list(runner.coordinator.history.log)
     covered = [[0] * size for size in runner._sizes]
     for batch in log:
         for place in range(batch.first, batch.first + batch.size):

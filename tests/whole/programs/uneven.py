@@ -44,7 +44,7 @@ class Watcher(Silent):
         from paceline.strategies.hogbatch.config import WorkerSpec
 
         is_due = self.case == "join" and not self.has_joined
-        if is_due and self.coordinator.processes.workers[0].updates > 3:
+        if is_due and self.coordinator.processes.workers[0].progress.counts.updates > 3:
             self.has_joined = True
             self.coordinator.processes.start(WorkerSpec("cpu"))
 
@@ -72,14 +72,14 @@ def ran(case: str, policy: str, workers: str, epochs: int) -> dict:
             watcher.coordinator = runner.coordinator
             runner.measure()
             for _ in runner.epochs():
-                made = {batch.worker for batch in runner.coordinator.log}
+                made = {batch.worker for batch in runner.coordinator.history.log}
                 if case == "join" and len(made) > 1:
                     break
             outcome = runner.outcome()
     except PacelineError as error:
         hit = [int(path.suffix[1:]) for path in Path().glob(f"{case}.*")]
         return {"error": f"{type(error).__name__}: {error}", "hit": hit}
-    log = list(watcher.coordinator.log)
+    log = list(watcher.coordinator.history.log)
     return {
         "uses": model.uses[:, 0].tolist(),
         "epochs": len(outcome.epochs),

@@ -5,13 +5,12 @@ import os
 import selectors
 import socket
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import Field, TypeAdapter
 
@@ -26,6 +25,8 @@ from paceline.links.worker_signals import SignalsOfWorkers
 from paceline.strategies.hogbatch import messages
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.messages import Command, ExecuteWork, Training
+from paceline.strategies.hogbatch.progress import PastWorker
+from paceline.strategies.hogbatch.scheduler import WorkerProgress
 from paceline.strategies.hogbatch.speed_trial import SpeedTrial
 
 logger = logging.getLogger(__name__)
@@ -48,97 +49,49 @@ _WRITTEN = TypeAdapter(Written)
 
 @dataclass(eq=False)
 class WorkerProcess:
-    """A worker process, its socket and its progress, as the coordinator knows them.
+    """A worker process, as the coordinator knows it: its progress, its socket and its files.
 
-    `samples_per_s`: its speed in the trials, None before them. `updates`: as the policy counts
-    them, and `num_updates` all of them. `size`: that of its last batch by the policy. `assigned`:
-    the batches that it works on, of which it has up to `depth` in work, and those after them.
-    `staleness`: the updates of others that its latest batch has missed. `missed_from`: the updates
-    of others when each of the batches read the model on which it works now. `state`: the file in
-    memory for its state, which it was asked for while `is_asked`. While it is awaited, it has been
-    silent since `awaited_since_s`.
+    Its spans go to the file in memory `trace`, and its state to `state`, for which it was asked
+    while `is_asked`. `tried`: the seconds of batches by their sizes. While it is awaited, it has
+    been silent since `awaited_since_s`.
     """
 
-    number: int
-    spec: WorkerSpec
+    progress: WorkerProgress
     process: Process
     socket: socket.socket
     trace: int
-    depth: int = 1
-    state: int = -1
-    is_asked: bool = False
-    assigned: deque[ExecuteWork] = field(default_factory=deque)
-    untried: list[int] = field(default_factory=list)
+    state: int
     tried: dict[int, float] = field(default_factory=dict)
-    samples_per_s: float | None = None
     is_ready: bool = False
+    is_asked: bool = False
     is_ended: bool = False
-    updates: float = 0.0
-    num_updates: int = 0
-    size: int = 0
-    missed_from: deque[int] = field(default_factory=deque)
-    staleness: int = 0
-    num_traced: int = 0
-    latest: tuple[int, float] = (1, inf)  # samples of a batch, and the seconds it took
-    ended_ns: int = 0  # of that batch
     awaited_since_s: float = field(default_factory=time.monotonic)
 
     @property
     def name(self) -> str:
         """The name of its device in plans and results."""
-        return self.spec.name(self.number)
+        return self.progress.spec.name(self.progress.number)
 
     @property
     def title(self) -> str:
         """Its name in messages to the user."""
-        return f"worker {self.number} ({self.spec}, process {self.process.pid})"
+        own = self.progress
+        return f"worker {own.number} ({own.spec}, process {self.process.pid})"
 
     @property
     def trial(self) -> SpeedTrial:
         """The seconds that its batches took in its trials."""
-        return SpeedTrial(self.number, self.spec, self.tried)
+        return SpeedTrial(self.progress.number, self.progress.spec, self.tried)
 
     @property
-    def counts(self) -> dict[str, Any]:
-        """What the policy has counted of it, for a checkpoint."""
-        return {
-            "spec": str(self.spec),
-            "updates": self.updates,
-            "num_updates": self.num_updates,
-            "size": self.size,
-            "staleness": self.staleness,
-        }
+    def as_past(self) -> PastWorker:
+        """Describes it for a run that goes on without it."""
+        own = self.progress
+        return PastWorker(self.name, str(own.spec), own.samples_per_s)
 
-    def restore_counts(self, counts: Mapping[str, Any]) -> None:
-        """Go on with what `counts` has returned."""
-        self.updates, self.num_updates = counts["updates"], counts["num_updates"]
-        self.size, self.staleness = counts["size"], counts["staleness"]
-
-    def expected_s(self, size: int) -> float:
-        """Return the expected seconds of a batch: one smaller than the latest takes as long."""
-        latest, seconds = self.latest
-        return seconds * max(1.0, size / latest)
-
-    def assign(self, work: ExecuteWork, num_others: int) -> None:
-        """Send a batch, when others have made that many updates: it may begin with it now."""
-        self.assigned.append(work)
-        self._begin(num_others)
-        self.send(work)
-
-    def complete(self, num_others: int) -> None:
-        """Remove the oldest batch that it worked on: it begins the next that it has, if any.
-
-        Others have made that many updates by now.
-        """
-        self.assigned.popleft()
-        self.staleness = num_others - self.missed_from.popleft()
-        self._begin(num_others)
-        self.awaited_since_s = time.monotonic() if self.assigned else inf
-
-    def _begin(self, num_others: int) -> None:
-        # The last of several batches waits for the end of the oldest before it reads the model.
-        if len(self.missed_from) < min(len(self.assigned), max(1, self.depth - 1)):
-            self.missed_from.append(num_others)
+    def await_report(self) -> None:
+        """Count its silence from now on, if there is work that it will report."""
+        self.awaited_since_s = time.monotonic() if self.progress.assigned else inf
 
     def send(self, work: ExecuteWork) -> None:
         """Send a message. If the process has ended, `poll` tells so later."""
@@ -222,7 +175,8 @@ class WorkerProcesses:
         except OSError:
             own.close()
             raise
-        worker = WorkerProcess(number, spec, process, own, trace, settings.depth, state)
+        progress = WorkerProgress(number, spec, settings.depth)
+        worker = WorkerProcess(progress, process, own, trace, state)
         self.workers.append(worker)
         self._selector.register(own, selectors.EVENT_READ, worker)
 
@@ -251,7 +205,8 @@ class WorkerProcesses:
         if now_s < self._checked_s:
             return
         self._checked_s = now_s + _POLL_S
-        self._signals.poll({one.process.pid: f"worker {one.number}" for one in self.running})
+        named = {one.process.pid: f"worker {one.progress.number}" for one in self.running}
+        self._signals.poll(named)
         for worker in self.running:
             allowed_s = self._deadline_s if worker.is_ready else _START_S
             if now_s - worker.awaited_since_s > allowed_s:
@@ -261,7 +216,7 @@ class WorkerProcesses:
     def _end(self, worker: WorkerProcess) -> str:
         self._selector.unregister(worker.socket)
         ended = worker.end()
-        self._signals.ended(worker.process, f"worker {worker.number}")
+        self._signals.ended(worker.process, f"worker {worker.progress.number}")
         return ended
 
     def stop(self) -> tuple[list[Span], list[int]]:

@@ -1,22 +1,13 @@
-"""How far a run is: what is counted of it, what is shown beside the bar, and when it pauses."""
+"""How far a run is: its clock, its batches and workers so far, and what is shown beside the bar."""
 
 import time
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from paceline.exchange.session import TrainingSession
+from paceline.strategies.hogbatch.statistics import BatchLog
 
 _STATUS_S = 0.5
-
-
-class Pauses(Protocol):
-    """Asks for pauses between batches, and uses them, as for checkpoints."""
-
-    def is_due(self, num_samples: int) -> bool:
-        """Return True for a pause now, after so many samples of the run; asked very often."""
-
-    def use(self) -> None:
-        """Do something while no worker works. If this raises, the training is over."""
 
 
 class PastWorker(NamedTuple):
@@ -28,23 +19,55 @@ class PastWorker(NamedTuple):
 
 
 @dataclass(slots=True)
-class Counts:
-    """What a run has counted so far, on a clock of training that stands still in pauses.
+class History:
+    """The batches of all epochs, the workers that ended before the run, and those before it.
 
-    `loss_sum` is that of the epoch's samples, of which `num_reported` came with their loss.
+    `lost` says why each ended; `past` are those of the run before it was resumed with others.
     """
 
-    epoch: int = 0
-    loss_sum: float = 0.0
-    num_reported: int = 0
-    num_batches: int = 0
-    num_updates: int = 0
-    trained_ns: int = 0
-    epoch_began_ns: int = 0
+    log: BatchLog = field(default_factory=BatchLog)
+    lost: list[str] = field(default_factory=list)
+    past: list[PastWorker] = field(default_factory=list)
+
+
+class TrainingClock:
+    """A clock of training, in nanoseconds, that stands still in pauses."""
+
+    def __init__(self) -> None:
+        self.trained_ns = self._epoch_began_ns = self._offset_ns = 0
+
+    @property
+    def epoch_ns(self) -> int:
+        """The time since the epoch began."""
+        return self.trained_ns - self._epoch_began_ns
+
+    def begin_epoch(self) -> None:
+        """Count an epoch from now."""
+        self._epoch_began_ns = self.trained_ns
+
+    def go_on(self) -> None:
+        """Go on after a pause."""
+        self._offset_ns = time.monotonic_ns() - self.trained_ns
+
+    def stop(self) -> None:
+        """Stand still."""
+        self.trained_ns = self.at(time.monotonic_ns())
+
+    def at(self, moment_ns: int) -> int:
+        """Return the time of training at a moment of the monotonic clock."""
+        return moment_ns - self._offset_ns
+
+    def state(self) -> list[int]:
+        """Return what the clock goes on from."""
+        return [self.trained_ns, self._epoch_began_ns]
+
+    def restore(self, state: list[int]) -> None:
+        """Go on from such a state."""
+        self.trained_ns, self._epoch_began_ns = state
 
 
 class Status:
-    """Shows the loss and the throughput beside the bar, a few times a second."""
+    """Counts samples on the bar, and shows loss and throughput beside it, a few times a second."""
 
     def __init__(self, session: TrainingSession, tokens_per_sample: int | None) -> None:
         self._progress, self._tokens = session.progress, tokens_per_sample
@@ -56,6 +79,7 @@ class Status:
 
     def add(self, num_samples: int, loss_sum: float) -> None:
         """Count a batch and the sum of its losses; show the mean of the latest if it is time."""
+        self._progress.advance(num_samples)
         self._num_samples += num_samples
         self._loss_sum += loss_sum
         took_s = time.monotonic() - self._since_s

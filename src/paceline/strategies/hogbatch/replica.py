@@ -19,6 +19,7 @@ from paceline.core.plan import Kind
 from paceline.core.timeline import Span
 from paceline.data.batch import Batch
 from paceline.devices import Device, device_of, gpus
+from paceline.exchange.dense_thread import DenseThread
 from paceline.exchange.step import Learning
 from paceline.models.layers import layers_of
 from paceline.recipes.recipe import OptimizerFactory, Recipe
@@ -26,7 +27,6 @@ from paceline.record.clock import HostClock
 from paceline.record.recorder import LayerMarks, Phase, layer_spans
 from paceline.strategies.hogbatch.batches import BatchReader, loss_of
 from paceline.strategies.hogbatch.config import WorkerSpec
-from paceline.strategies.hogbatch.dense import DenseThread
 from paceline.strategies.hogbatch.statistics import BatchResult
 
 _NS = 1e-9

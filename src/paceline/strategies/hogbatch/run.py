@@ -1,7 +1,15 @@
-"""The runner of strategy hogbatch: shared memory, workers, epochs, and the outcome."""
+"""The runner of strategy hogbatch: shared memory, workers, epochs, checkpoints and the outcome.
+
+A checkpoint is written in a pause between batches, of which a step is as many samples as the batch
+size:
+
+    model.safetensors      the shared model
+    workers.safetensors    each worker's optimizer and random numbers, as far as they are alike
+    log.safetensors        the batches so far
+    hogbatch.json          the samples that are left, the counts, the workers
+"""
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
@@ -13,37 +21,36 @@ from safetensors.torch import save_model
 from torch import Tensor, nn
 
 from paceline.checkpoints.state import check_fits
-from paceline.core.compare import conform
+from paceline.checkpoints.tensor_file import Tensors, within
 from paceline.core.cost import ProfiledCost, Roofline
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
-from paceline.core.outcome import Epoch, Outcome, UnevenWorker, Updates
+from paceline.core.outcome import Epoch, Outcome
 from paceline.core.settings import TrainSettings
-from paceline.core.simulate import simulate
 from paceline.core.strategy import PricedMachine
 from paceline.core.timeline import Origin, Timeline
 from paceline.data.dataset import TensorSamples
 from paceline.data.sampler import shuffled
+from paceline.exchange.checkpoints import Saver, State, check_same_run
 from paceline.exchange.learner import evaluate
+from paceline.exchange.scheduled_rate import ScheduledRate
 from paceline.exchange.session import TrainingSession
-from paceline.exchange.setup import learning_of, optimizer_by
+from paceline.exchange.setup import learning_by, learning_of, optimizer_by
 from paceline.links.interruption import interruptible
 from paceline.links.shared_memory import SharedTensors
 from paceline.models import describe
 from paceline.recipes.named import recipe_of
 from paceline.recipes.recipe import Recipe, built
-from paceline.strategies.hogbatch import messages, speed_trial, statistics
-from paceline.strategies.hogbatch.checkpoints import Checkpoints, resumed
+from paceline.strategies.hogbatch import messages, speed_trial
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec, parse_workers
 from paceline.strategies.hogbatch.coordinator import Coordinator
+from paceline.strategies.hogbatch.outcome import FinishedRun
 from paceline.strategies.hogbatch.policy import policy_of
 from paceline.strategies.hogbatch.processes import WorkerProcesses
-from paceline.strategies.hogbatch.replica import device_for, refer, tensors_of
-from paceline.strategies.hogbatch.worker_state import Tensors, within
+from paceline.strategies.hogbatch.replica import refer, tensors_of
 
 _MODEL = "model/"  # of tensors in a checkpoint
-_SLACK_S = 1e-3  # a hook of the last layer runs a moment after the layer
-_MOST_POINTS = 500
+_PART = "hogbatch"  # the JSON that only checkpoints of this strategy have
 _MOST_THREADS_PER_CORE = 4
 # The setting that bounds batches by policy; of other policies it is a worker's own thresholds.
 _BOUNDED_BY = {"hogwild": "workers", "hogbatch": "batch_size", "proportional": "batch_size"}
@@ -88,7 +95,8 @@ def runner_of(
         refer(model, shared.tensors)
         with WorkerProcesses(training, session.config, settings.deadline_s) as processes:
             sizes = epoch_sizes(settings, len(recipe.samples))
-            coordinator = Coordinator(session, processes, samples.tensors, recipe, sizes)
+            tokens = recipe.tokens_per_sample
+            coordinator = Coordinator(session, processes, samples.tensors, sizes, tokens)
             runner = HogbatchRunner(session, recipe, model, specs, coordinator, sizes)
             try:
                 yield runner
@@ -139,9 +147,12 @@ class HogbatchRunner:
         joins later is not judged.
         """
         if self._session.resumed is not None:
-            self.restore(*resumed(self._session.resumed, self._settings))
-        self.coordinator.start(self._specs)
-        num_samples, policy = len(self._recipe.samples), self.coordinator.policy
+            self._resume(self._session.resumed)
+        for spec in self._specs:
+            self.coordinator.processes.start(spec)
+        self.coordinator.scheduler.rate_at = self._rates().factor  # made while workers start
+        self.coordinator.try_speeds()
+        num_samples, policy = len(self._recipe.samples), self.coordinator.scheduler.policy
         assert policy is not None  # all workers have tried their speed
         if max(policy.most) > num_samples:
             raise InvalidInput(
@@ -162,19 +173,52 @@ class HogbatchRunner:
         machine = speed_trial.machine_of(self.workload, trials)
         return PricedMachine(machine, ProfiledCost({}, Roofline.of(machine)))
 
+    def _rates(self) -> ScheduledRate:
+        recipe, settings = self._recipe, self._settings
+        num_steps = -(-sum(self._sizes) // settings.batch_size)
+        _, schedule = learning_by(recipe, settings, num_steps)
+        return ScheduledRate(optimizer_by(recipe, settings), schedule, settings.batch_size)
+
     def train(self, config: Hogbatch) -> Outcome:
         """Train all epochs with the session's configuration, which leaves nothing to choose.
 
         Raises InvalidInput if the loss is not finite, and WorkerLost if no worker is left.
         """
-        coordinator, settings = self.coordinator, self._settings
+        session, coordinator = self._session, self.coordinator
         with interruptible(raises_again=True) as interruption:
-            num_samples = coordinator.num_samples
-            own = self._session, settings, interruption, self.state, num_samples
-            with closing(Checkpoints(*own)) as coordinator.pauses:
+            own = session.group, session.folder, self._settings, interruption, self._num_steps
+            with closing(Saver(*own)) as saver:
+                coordinator.between = lambda: saver.after(self._num_steps, self._saved)
                 for _ in self.epochs():
                     pass
         return self.outcome()
+
+    @property
+    def _num_steps(self) -> int:
+        return self.coordinator.scheduler.num_samples // self._settings.batch_size
+
+    @property
+    def _run(self) -> dict[str, Any]:
+        """What a run must have in common with the one that it goes on from."""
+        return {name: getattr(self._settings, name) for name in ("model", "batch_size", "seed")}
+
+    def _saved(self, num_steps: int) -> State:
+        """Pause the workers, and return what a checkpoint has."""
+        self.coordinator.pause()
+        tensors, values = self.state()
+        progress = {"run": self._run, "strategy": _PART, "chunk": None}
+        return State(tensors, {_PART: values, "progress": progress})
+
+    def _resume(self, state: State) -> None:
+        """Go on from a checkpoint; InvalidInput if it is of another strategy, or another run."""
+        if _PART not in state.parts:
+            raise InvalidInput(
+                "resume", f"the run had another strategy than {_PART}", hint="take that"
+            )
+        check_same_run(state.parts["progress"]["run"], self._run)
+        if "clock" not in state.parts[_PART]:
+            raise InvalidInput("resume", "the run is one of an earlier version", hint="begin anew")
+        self.restore(state.tensors, state.parts[_PART])
 
     def epochs(self) -> Iterator[Epoch]:
         """Train epoch by epoch; a caller may stop before the last, and ask for the outcome."""
@@ -182,7 +226,7 @@ class HogbatchRunner:
             self.measure()
         progress, recipe = self._session.progress, self._recipe
         progress.begin(sum(self._sizes), "samples")
-        progress.advance(self.coordinator.num_samples)
+        progress.advance(self.coordinator.scheduler.num_samples)
         for number in range(len(self._epochs), len(self._sizes)):
             order = torch.from_numpy(shuffled(len(recipe.samples), self._settings.seed, number))
             loss, seconds = self.coordinator.train_epoch(number, order[: self._sizes[number]])
@@ -204,7 +248,7 @@ class HogbatchRunner:
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         """Return what a run goes on from, as tensors by FILE/NAME and plain values.
 
-        Call it in a pause (`coordinator.pauses`), or between epochs. The tensors are live: copy
+        Call it in a pause of the coordinator, or between epochs. The model's tensors are live: copy
         them before the training goes on.
         """
         tensors, values = self.coordinator.state()
@@ -234,75 +278,12 @@ class HogbatchRunner:
 
     def outcome(self) -> Outcome:
         """Stop the workers, and return the outcome of the epochs so far."""
-        config = self._session.config
-        coordinator, workers = self.coordinator, self.coordinator.processes.workers
-        spans, peaks = coordinator.processes.stop()
+        spans, peaks = self.coordinator.processes.stop()
         self.unshare()
-        past = coordinator.past
-        names = [*(worker.name for worker in past), *(worker.name for worker in workers)]
-        trials = [worker.trial for worker in workers if worker.samples_per_s is not None]
-        # The traced batches are planned again, with the sizes that they had.
-        machine = speed_trial.machine_of(self.workload, trials)
+        run = FinishedRun(self.coordinator, self.workload, self._recipe, self._epochs)
         traced = Timeline(spans, Origin.MEASURED)
-        specs = {worker.number: worker.spec for worker in workers}
-        sizes_in_turn = speed_trial.traced_sizes(spans)
-        plan = speed_trial.plan_of_batches(self.workload, machine, config, specs, sizes_in_turn)
         num_samples = sum(self._sizes[: len(self._epochs)])
-        prediction = None
-        # The plan knows neither workers that were lost nor those that joined late.
-        if not coordinator.lost and not past and len(workers) == len(self._specs):
-            prediction = speed_trial.predict(self.workload, config, trials, num_samples)
-        timeline = coordinator.log.timeline(names)
-        samples, sizes = statistics.num_samples(timeline), statistics.batch_sizes(timeline)
-        updates = self._updates(names, timeline)
-        samples_per_s, tokens = num_samples / coordinator.trained_s, self._recipe.tokens_per_sample
-        known = [(one.name, str(one.spec), one.samples_per_s) for one in workers]
-        return Outcome(
-            timeline=traced,
-            predicted=simulate(plan, Roofline.of(machine)),
-            config=config,
-            samples_per_s=samples_per_s,
-            tokens_per_s=tokens and tokens * samples_per_s,
-            trained_s=coordinator.trained_s,
-            epochs=tuple(self._epochs),
-            score=self._recipe.score_name,
-            predicted_samples_per_s=prediction.samples_per_s if prediction else None,
-            faults=tuple(conform(plan, traced, _SLACK_S)),
-            lost=tuple(coordinator.lost),
-            peak_memory_bytes=tuple(peaks),
-            updates=updates,
-            device=self._device_names(),
-            workers=tuple(
-                UnevenWorker(
-                    name=name,
-                    spec=spec,
-                    tried_samples_per_s=tried,
-                    samples=samples.get(name, 0),
-                    updates_share=updates.by_worker[name] / updates.count,
-                    predicted_share=prediction.shares.get(name, 0.0) if prediction else None,
-                    batch_sizes=tuple(statistics.changes(sizes.get(name, []))),
-                )
-                for name, spec, tried in (*past, *known)
-            ),
-            utilisation=dict.fromkeys(names, 0.0) | statistics.utilisation(timeline),
-            predicted_utilisation=prediction.utilisation if prediction else {},
-        )
-
-    def _updates(self, names: Sequence[str], timeline: Timeline) -> Updates:
-        log, staleness = self.coordinator.log, statistics.staleness(timeline)
-        missed, by_worker = sum(staleness.values(), Counter[int]()), log.updates(names)
-        return Updates(
-            count=sum(by_worker.values()),
-            by_worker=by_worker,
-            staleness={name: dict(own) for name, own in staleness.items()},
-            mean_staleness=sum(n * times for n, times in missed.items()) / max(1, missed.total()),
-            gaps=tuple(log.gaps(len(names), _MOST_POINTS)),
-        )
-
-    def _device_names(self) -> str:
-        """Return the products that the workers compute on."""
-        specs = [worker.spec for worker in self.coordinator.processes.workers]
-        return ", ".join(dict.fromkeys(device_for(spec).name for spec in specs))
+        return run.outcome(self._session.config, traced, peaks, num_samples, len(self._specs))
 
     def unshare(self) -> None:
         """Give the model memory of its own."""

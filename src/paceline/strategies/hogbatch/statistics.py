@@ -8,7 +8,7 @@ Measured timelines are read as predicted ones are.
 import struct
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, count
 from typing import NamedTuple
 
@@ -162,28 +162,6 @@ def _update_of(spans: Sequence[Span], pushes: bool) -> Update | None:
     reading = Kind.H2D if pushes else Kind.FORWARD
     reads = (span.start_s for span in spans if span.kind is reading and span.part != "batch")
     return Update(min(reads, default=step.start_s), ends[0], step.num_samples)
-
-
-def num_updates(
-    timeline: Timeline, per_batch: Mapping[str, float] | None = None
-) -> dict[str, float]:
-    """Return the updates of each device: its batches, or `per_batch` times as many."""
-    made = updates(timeline)
-    return {name: len(own) * (per_batch[name] if per_batch else 1.0) for name, own in made.items()}
-
-
-def update_shares(
-    timeline: Timeline, per_batch: Mapping[str, float] | None = None
-) -> dict[str, float]:
-    """Return each device's share of all updates (figure 8).
-
-    Raises ValueError if there is none.
-    """
-    counted = num_updates(timeline, per_batch)
-    total = sum(counted.values())
-    if not total:
-        raise ValueError("the timeline has no update of the model")
-    return {device: number / total for device, number in counted.items()}
 
 
 def batch_sizes(timeline: Timeline) -> dict[str, Points]:

@@ -20,6 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from paceline.checkpoints.memory_file import read_state, write_state
 from paceline.core.blame import told
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
@@ -38,7 +39,7 @@ from paceline.strategies.hogbatch.gpu_replica import GpuReplica
 from paceline.strategies.hogbatch.messages import Command, ExecuteWork, Failure, ScheduleWork
 from paceline.strategies.hogbatch.policy import MOST_REPORTED
 from paceline.strategies.hogbatch.statistics import BatchResult
-from paceline.strategies.hogbatch.worker_state import load_state, read_state, state_of, write_state
+from paceline.strategies.hogbatch.worker_state import load_state, state_of
 
 _NS = 1e-9
 _REPORT_WITHIN_S = 0.02  # of a batch's end, though there is more to do

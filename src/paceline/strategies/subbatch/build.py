@@ -15,13 +15,13 @@ from paceline.core.workload import Workload
 from paceline.data.batch import Batch, call
 from paceline.links.group import Group
 from paceline.models import describe
+from paceline.models.chained_head import partition
+from paceline.models.sharded import Sharding, build_sharded
 from paceline.recipes.recipe import Recipe
 from paceline.strategies.subbatch import head
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.layers import HeadLayer, Sharding
+from paceline.strategies.subbatch.layers import HeadLayer
 from paceline.strategies.subbatch.loss import check_objective
-from paceline.strategies.subbatch.parameters import build_sharded
-from paceline.strategies.subbatch.partition import partition
 from paceline.strategies.subbatch.trainer import SplitModel
 
 

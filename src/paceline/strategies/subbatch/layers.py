@@ -11,53 +11,13 @@ has the type of the weights.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import InvalidInput
-from paceline.strategies.subbatch.head import shares
-from paceline.strategies.subbatch.partition import TracedLayer
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A rank's outputs of a layer: `size` of them from `first` on."""
-
-    first: int
-    size: int
-
-    def __call__(self, tensor: Tensor, dim: int = 0) -> Tensor:
-        """Return a view of the shard's rows, or of its entries in another dimension."""
-        return tensor.narrow(dim, self.first, self.size)
-
-    def own_targets(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rows whose target is one of these outputs, and its place among them."""
-        places = targets - self.first
-        rows = ((places >= 0) & (places < self.size)).nonzero().flatten()
-        return rows, places[rows]
-
-
-@dataclass(frozen=True)
-class Sharding:
-    """The numbers of a layer's outputs that the ranks have, in rank order."""
-
-    sizes: tuple[int, ...]
-
-    @classmethod
-    def even(cls, num_outputs: int, workers: int) -> Self:
-        """Return shards of sizes as equal as possible, the larger ones first."""
-        return cls(tuple(shares(num_outputs, workers)))
-
-    @property
-    def num_outputs(self) -> int:
-        """Outputs over all ranks."""
-        return sum(self.sizes)
-
-    def shard(self, rank: int) -> Shard:
-        """Return the shard of a rank."""
-        return Shard(sum(self.sizes[:rank]), self.sizes[rank])
+from paceline.models.chained_head import TracedLayer
+from paceline.models.sharded import Shard, Sharding
 
 
 def dropout_seed(seed: int, step: int, name: str) -> int:

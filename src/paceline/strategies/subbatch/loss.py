@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from paceline.core.errors import InvalidInput
+from paceline.models.sharded import Shard
 from paceline.recipes.classification import accuracy, check_classes, class_loss
 from paceline.recipes.losses import bits_per_byte, next_token_loss
 from paceline.recipes.recipe import Recipe, described, scalar_of
-from paceline.strategies.subbatch.layers import Shard
 
 IGNORED = -100  # the `ignore_index` of torch's cross entropy
 _INSTEAD = "take strategy allreduce, host or tree"
@@ -32,7 +32,7 @@ def loss_terms(logits: Tensor, targets: Tensor, shard: Shard) -> Tensor:
     largest = logits.amax(1)
     sums = (logits - largest.unsqueeze(1)).exp_().sum(1)
     of_target = torch.zeros_like(largest)
-    rows, places = shard.own_targets(targets)
+    rows, places = _own_targets(targets, shard)
     of_target[rows] = logits[rows, places]
     return torch.stack((largest, sums, of_target), 1)
 
@@ -66,9 +66,16 @@ class CrossEntropy:
         The gradient by a logit is exp(logit - M) / S, less 1 at the target.
         """
         found = (logits - self.largest.unsqueeze(1)).sub_(self.log_sum.unsqueeze(1)).exp_()
-        rows, places = shard.own_targets(targets)
+        rows, places = _own_targets(targets, shard)
         found[rows, places] -= 1
         return found.mul_(scale * (targets != IGNORED).to(found.dtype).unsqueeze(1))
+
+
+def _own_targets(targets: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
+    """Return the rows whose target is one of a rank's outputs, and its place among them."""
+    places = targets - shard.first
+    rows = ((places >= 0) & (places < shard.size)).nonzero().flatten()
+    return rows, places[rows]
 
 
 def check_objective(recipe: Recipe, outputs: Any, targets: Any) -> None:

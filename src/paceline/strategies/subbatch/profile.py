@@ -26,9 +26,9 @@ from paceline.measure.timing import endless, median_durations, num_rounds
 from paceline.measure.unrest import unrest_of_traced
 from paceline.record.clock import clock_for
 from paceline.record.merge import clock_offset, gather_timeline
+from paceline.record.recorder import Recorder
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.plan import LABELS, LOSS, plan
-from paceline.strategies.subbatch.recorder import HeadRecorder
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 
 ANY_SPEED = Speed(1e9, 1e9)  # all parts of a step are measured, so that it is never asked for
@@ -47,7 +47,7 @@ def profile(
     before = [tensor.detach().clone() for tensor in tensors]
     random_state = torch.get_rng_state()
     machine = this_machine(group, [ANY_SPEED] * group.world_size)
-    recorder = HeadRecorder(clock_for(group.device), machine.devices[group.rank].name, group.rank)
+    recorder = Recorder(clock_for(group.device), machine.devices[group.rank].name, group.rank)
 
     def optimizer(module: nn.Module) -> Optimizer:
         made = trainee.optimizer(module)

@@ -27,6 +27,7 @@ from paceline.measure.layers import with_idle_cores
 from paceline.measure.this_machine import this_machine
 from paceline.recipes.named import recipe_of, tried_with, workload_of
 from paceline.record.clock import clock_for
+from paceline.record.recorder import Recorder
 from paceline.strategies.subbatch.build import describe_recipe, split
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.evaluation import evaluate
@@ -34,7 +35,6 @@ from paceline.strategies.subbatch.head import shares
 from paceline.strategies.subbatch.paced import paced_model, paced_optimizer
 from paceline.strategies.subbatch.plan import plan
 from paceline.strategies.subbatch.profile import ANY_SPEED, planned_nbytes, profile
-from paceline.strategies.subbatch.recorder import HeadRecorder
 from paceline.strategies.subbatch.row_wise import check_row_wise
 from paceline.strategies.subbatch.state import save
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
@@ -74,7 +74,7 @@ class SplitRunner:
         """Train or rehearse with this configuration."""
         session, group, trainee = self._session, self._session.group, self._trainee
         device = self._machine.devices[group.rank].name
-        recorder = HeadRecorder(clock_for(group.device), device, group.rank)
+        recorder = Recorder(clock_for(group.device), device, group.rank)
         seed = getattr(session.settings, "seed", 0)
         # A profile has drawn random numbers before; and ranks must not drop out the same units.
         torch.manual_seed(seed + group.rank)
@@ -85,9 +85,7 @@ class SplitRunner:
         )
         score = None if trainee.recipe is None else trainee.recipe.score
         test = partial(evaluate, trainer, score=score)
-        learner = Learner(
-            self._model.body, trainer.step, test, trainer.saved_state, trainer.load_saved
-        )
+        learner = Learner(self._model.body, trainer.step, test, trainer.state, trainer.load)
         trained = loop.train(session, trainee, recorder, trainer.replica, learner)
         trainer.thread.close()  # not after an error: it may wait for a lost rank
         # For each purpose, the bytes of the rank that sent most.

@@ -15,37 +15,29 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.codecs.gathering import Pending, Sent, begin_gather
+from paceline.codecs.gathering import Sent, begin_gather
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.plan import Kind
 from paceline.data.batch import call
 from paceline.exchange.checkpoints import State
+from paceline.exchange.layer_gradients import CommunicationThread, LayerGradients, begin_sum
 from paceline.exchange.replica import Method, ModelReplica, SingleReplica
 from paceline.exchange.step import OF_CLASSES, Learning, Optimize, Share
 from paceline.exchange.synchronized import Synchronized
 from paceline.links.group import Group
+from paceline.models.sharded import Sharding
 from paceline.recipes.recipe import described
+from paceline.record.recorder import Recorder
 from paceline.strategies.subbatch.batch import StepBatch, label_message
-from paceline.strategies.subbatch.communication import CommunicationThread, LayerGradients
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.layers import DropoutMasks, HeadLayer, Sharding
+from paceline.strategies.subbatch.layers import DropoutMasks, HeadLayer
 from paceline.strategies.subbatch.plan import LABELS
-from paceline.strategies.subbatch.recorder import HeadRecorder
-from paceline.strategies.subbatch.state import (
-    WholeState,
-    from_files,
-    gather_optimizer,
-    gather_tensors,
-    in_files,
-    load_optimizer,
-    load_tensors,
-)
+from paceline.strategies.subbatch.state import gather_state, load_state
 from paceline.strategies.subbatch.sub_batch import HeadPasses, SubBatchPass
 
 Schedule = Callable[[Optimizer], LRScheduler | None]
@@ -107,7 +99,7 @@ class SplitTrainer:
         model: SplitModel,
         config: SubBatch,
         group: Group,
-        recorder: HeadRecorder,
+        recorder: Recorder,
         optimizer: Optimize,
         learning_rate: float | None = None,
         seed: int = 0,
@@ -132,7 +124,9 @@ class SplitTrainer:
         self.gradients: LayerGradients | None = None
         self.replica: ModelReplica = SingleReplica(model.body)
         if group.world_size > 1:
-            gradients = self.gradients = LayerGradients(self.thread, group, config.gradients)
+            gradients = self.gradients = LayerGradients(
+                "subbatch", self.thread, group, config.gradients
+            )
             method = Method("subbatch", lambda group, as_views: gradients)
             self.replica = Synchronized(
                 model.body, method, group=group, gradient_as_bucket_view=True
@@ -166,52 +160,15 @@ class SplitTrainer:
         tensors = [one for values in kept for one in values if isinstance(one, Tensor)]
         return 2 + sum(one.shape == parameter.shape for one in tensors)
 
-    def gather_state(self) -> WholeState | None:
-        """Return the state in whole form on rank 0, None on others; all ranks call it together."""
-        split, group = self._split_parameters(), self.group
-        tensors = gather_tensors(self.model.module, self.model.shardings, group)
-        optimizers = {
-            name: gather_optimizer(one, split, group) for name, one in self.optimizers.items()
-        }
-        schedules = {name: one.state_dict() for name, one in self.schedules.items()}
-        if group.rank != 0:
-            return None
-        return WholeState(tensors, optimizers, schedules, self.num_steps)
+    def state(self) -> State:
+        """Return the state in whole form, on rank 0; all ranks call it together."""
+        own = self.model.module, self.model.shardings, self.optimizers, self.schedules
+        return gather_state(*own, self.num_steps, self.group)
 
-    def load_state(self, state: WholeState) -> None:
-        """Load this rank's part of a state that any number of ranks has left.
-
-        Raises InvalidInput if it is that of another model, optimizer or schedule.
-        """
-        for what, own, found in (
-            ("optimizers", self.optimizers, state.optimizers),
-            ("schedules", self.schedules, state.schedules),
-        ):
-            if own.keys() != found.keys():
-                raise InvalidInput(
-                    "checkpoint",
-                    f"has {what} of {', '.join(found) or 'nothing'}, where this run has them of "
-                    f"{', '.join(own) or 'nothing'}",
-                )
-        rank, split = self.group.rank, self._split_parameters()
-        load_tensors(state.tensors, self.model.module, self.model.shardings, rank)
-        for name, optimizer in self.optimizers.items():
-            load_optimizer(state.optimizers[name], optimizer, split, rank)
-        for name, schedule in self.schedules.items():
-            schedule.load_state_dict(dict(state.schedules[name]))
-        self.num_steps = state.num_steps
-
-    def saved_state(self) -> State:
-        """Return the state in whole form, as a checkpoint has it; all ranks call it together."""
-        whole = self.gather_state()
-        return State({}, {}) if whole is None else in_files(whole)
-
-    def load_saved(self, state: State) -> None:
-        """Load this rank's part of what a checkpoint has."""
-        self.load_state(from_files(state))
-
-    def _split_parameters(self) -> dict[nn.Parameter, Sharding]:
-        return {one: layer.sharding for layer in self.model.head for one in layer.parameters}
+    def load(self, state: State) -> None:
+        """Load this rank's part of a state that any number of ranks has left."""
+        own = self.model.module, self.model.shardings, self.optimizers, self.schedules
+        self.num_steps = load_state(state, *own, self.group.rank)
 
     def step(self, source: Iterator[Share]) -> Tensor:
         """Take a step and return the mean loss of the whole batch, a 0-d tensor.
@@ -300,19 +257,10 @@ class SplitTrainer:
         own = [parameter for layer in head for parameter in layer.parameters]
         of_body, squares = (_norm(part).square() for part in (body, own))
         if self.group.world_size > 1:
-            squares = self.thread.begin(partial(self._sum, squares)).result()
+            squares = self.thread.begin(
+                partial(begin_sum, squares, self.thread.process_group)
+            ).result()
         clip_grads_with_norm_([*body, *own], most, (of_body + squares).sqrt())
-
-    def _sum(self, values: Tensor) -> Pending:
-        """Begin to sum values over all ranks, in place."""
-        work = dist.all_reduce(values, group=self.thread.process_group, async_op=True)
-        assert work is not None  # this rank is one of the group
-
-        def summed() -> Tensor:
-            work.wait()
-            return values
-
-        return Pending(summed)
 
     def close(self) -> None:
         """End the exchange of gradients, and the thread."""

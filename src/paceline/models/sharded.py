@@ -1,4 +1,4 @@
-"""Sharded models: built with some rows of the head's parameters.
+"""Models of which a rank has some outputs of some layers, the head: built with these rows alone.
 
 No rank ever has a whole head. A model is built twice. The first time all of it is on the meta
 device, which shows which tensor, in the order of their making, becomes which parameter. The second
@@ -12,19 +12,52 @@ tensor meanwhile is built whole, and then cut layer by layer.
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.strategies.subbatch.layers import Shard
+from paceline.core.balance import apportion
 
 Build = Callable[[], nn.Module]
 _EMPTY = torch.ops.aten.empty.memory_format
 # Operations whose result does not depend on what was in the tensor.
 _FILLING = ("aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_", "aten::copy_")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rank's outputs of a layer: `size` of them from `first` on."""
+
+    first: int
+    size: int
+
+    def __call__(self, tensor: Tensor, dim: int = 0) -> Tensor:
+        """Return a view of the shard's rows, or of its entries in another dimension."""
+        return tensor.narrow(dim, self.first, self.size)
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """The numbers of a layer's outputs that the ranks have, in rank order."""
+
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def even(cls, num_outputs: int, workers: int) -> Self:
+        """Return shards of sizes as equal as possible, the larger ones first."""
+        return cls(apportion(num_outputs, [1.0] * workers))
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs over all ranks."""
+        return sum(self.sizes)
+
+    def shard(self, rank: int) -> Shard:
+        """Return the shard of a rank."""
+        return Shard(sum(self.sizes[:rank]), self.sizes[rank])
 
 
 class _WholeTensorRead(Exception):

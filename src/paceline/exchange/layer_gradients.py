@@ -1,4 +1,4 @@
-"""The communication of a rank: a thread that waits for exchanges, and the gradients of the body.
+"""A thread that waits for the exchanges of a rank, and gradients that it averages layer by layer.
 
 main thread             [encode, post 0][encode, post 1][compute ...        ]
 communication thread                    [wait, decode 0][wait, decode 1]
@@ -51,7 +51,7 @@ class CommunicationThread:
             backend="gloo" if group.device.type == "cpu" else None,
         )
         calls = (self._calls, group.device, self._finish, Future.set_exception)
-        self._thread = threading.Thread(target=run_calls, args=calls, name="subbatch", daemon=True)
+        self._thread = threading.Thread(target=run_calls, args=calls, name="paceline", daemon=True)
         self._thread.start()
         # A thread that the interpreter ends within torch takes the process down with it.
         atexit.register(self.close)
@@ -92,18 +92,32 @@ class CommunicationThread:
         future.set_result(values)
 
 
+def begin_sum(values: Tensor, group: dist.ProcessGroup | None) -> Pending:
+    """Begin to sum values over all ranks, in place."""
+    work = dist.all_reduce(values, group=group, async_op=True)
+    assert work is not None  # this rank is one of the group
+
+    def summed() -> Tensor:
+        work.wait()
+        return values
+
+    return Pending(summed)
+
+
 class LayerGradients(Exchange):
     """Averages the body's gradients layer by layer, each as soon as backward has it.
 
-    This is the `Exchange` that a `Synchronized` body uses. Beside its gradients a layer's message
-    has flags of those that have changed on this rank; without a codec, one that has changed on no
-    rank stays as it is on all.
+    `name` is the strategy's, which has parts whose other exchanges use the same thread. Beside its
+    gradients a layer's message has flags of those that have changed on this rank; without a codec,
+    one that has changed on no rank stays as it is on all.
     """
 
-    name = "subbatch"
     chunked = True
 
-    def __init__(self, thread: CommunicationThread, group: Group, codec: str | None) -> None:
+    def __init__(
+        self, name: str, thread: CommunicationThread, group: Group, codec: str | None
+    ) -> None:
+        self.name = name
         self.recorder: Recorder | None = None
         self._thread, self._group = thread, group
         self._running: list[tuple[Chunk, Future[Tensor]]] = []
@@ -125,7 +139,7 @@ class LayerGradients(Exchange):
             raise InvalidInput(
                 "body",
                 f"has parameters of {', '.join(map(str, kinds))}",
-                hint=f"strategy subbatch trains bodies of {wanted}",
+                hint=f"strategy {self.name} trains bodies of {wanted}",
             )
 
     def begin(self) -> None:
@@ -168,14 +182,7 @@ class LayerGradients(Exchange):
     def _post(self, layer: str, values: Tensor) -> Pending:
         """Begin to sum the values or, encoded, to average them; NonFinite comes on all ranks."""
         if self._compression is None:
-            sums = dist.all_reduce(values, group=self._thread.process_group, async_op=True)
-            assert sums is not None  # this rank is one of the group
-
-            def summed() -> Tensor:
-                sums.wait()
-                return values
-
-            return Pending(summed)
+            return begin_sum(values, self._thread.process_group)
         all_reduce, choice = self._compression
         name, codec = choice.codec_of(len(values))
         work = all_reduce.begin(f"{layer}/{name}", values, codec, self._group.world_size)
@@ -219,7 +226,8 @@ class LayerGradients(Exchange):
     def discard(self) -> None:
         """Raise InvalidInput: the others wait for gradients that will not come."""
         raise InvalidInput(
-            "strategy", "a backward pass failed on this rank, and subbatch cannot take a step back"
+            "strategy",
+            f"a backward pass failed on this rank, and {self.name} cannot take a step back",
         )
 
     @property

@@ -1,0 +1,113 @@
+"""The outcome of a run: what each worker did, beside the plan of the same batches."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.core.compare import conform
+from paceline.core.cost import Roofline
+from paceline.core.outcome import Epoch, Outcome, UnevenWorker, Updates
+from paceline.core.simulate import simulate
+from paceline.core.timeline import Timeline
+from paceline.core.workload import Workload
+from paceline.recipes.recipe import Recipe
+from paceline.strategies.hogbatch import speed_trial, statistics
+from paceline.strategies.hogbatch.config import Hogbatch
+from paceline.strategies.hogbatch.coordinator import Coordinator
+from paceline.strategies.hogbatch.progress import PastWorker
+from paceline.strategies.hogbatch.replica import device_for
+from paceline.strategies.hogbatch.speed_trial import Prediction
+
+_SLACK_S = 1e-3  # a hook of the last layer runs a moment after the layer
+_MOST_POINTS = 500
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run whose workers have ended."""
+
+    coordinator: Coordinator
+    workload: Workload
+    recipe: Recipe
+    epochs: Sequence[Epoch]
+
+    def outcome(
+        self,
+        config: Hogbatch,
+        traced: Timeline,
+        peaks: Sequence[int],
+        num_samples: int,
+        num_first: int,
+    ) -> Outcome:
+        """Return the outcome of `num_samples`, which began with `num_first` workers.
+
+        `traced` has the batches that were traced, `peaks` each worker's bytes of memory.
+        """
+        workers, history = self.coordinator.processes.workers, self.coordinator.history
+        specs = {one.progress.number: one.progress.spec for one in workers}
+        trials = [one.trial for one in workers if one.progress.samples_per_s is not None]
+        # The traced batches are planned again, with the sizes that they had.
+        machine, sizes = speed_trial.machine_of(self.workload, trials), speed_trial.traced_sizes
+        own = self.workload, machine, config, specs, sizes(traced.spans)
+        plan = speed_trial.plan_of_batches(*own)
+        prediction = None
+        # The plan knows neither workers that were lost nor those that joined late.
+        if not history.lost and not history.past and len(workers) == num_first:
+            prediction = speed_trial.predict(self.workload, config, trials, num_samples)
+        known = [*history.past, *(one.as_past for one in workers)]
+        names = [one.name for one in known]
+        timeline, trained_s = history.log.timeline(names), self.coordinator.trained_s
+        updates, tokens = self._updates(names, timeline), self.recipe.tokens_per_sample
+        return Outcome(
+            timeline=traced,
+            predicted=simulate(plan, Roofline.of(machine)),
+            config=config,
+            samples_per_s=num_samples / trained_s,
+            tokens_per_s=tokens and tokens * num_samples / trained_s,
+            trained_s=trained_s,
+            epochs=tuple(self.epochs),
+            score=self.recipe.score_name,
+            predicted_samples_per_s=prediction.samples_per_s if prediction else None,
+            faults=tuple(conform(plan, traced, _SLACK_S)),
+            lost=tuple(history.lost),
+            peak_memory_bytes=tuple(peaks),
+            updates=updates,
+            device=", ".join(dict.fromkeys(device_for(one).name for one in specs.values())),
+            workers=_workers(known, timeline, updates, prediction),
+            utilisation=dict.fromkeys(names, 0.0) | statistics.utilisation(timeline),
+            predicted_utilisation=prediction.utilisation if prediction else {},
+        )
+
+    def _updates(self, names: Sequence[str], timeline: Timeline) -> Updates:
+        log, staleness = self.coordinator.history.log, statistics.staleness(timeline)
+        missed, by_worker = sum(staleness.values(), Counter[int]()), log.updates(names)
+        return Updates(
+            count=sum(by_worker.values()),
+            by_worker=by_worker,
+            staleness={name: dict(own) for name, own in staleness.items()},
+            mean_staleness=sum(n * times for n, times in missed.items()) / max(1, missed.total()),
+            gaps=tuple(log.gaps(len(names), _MOST_POINTS)),
+        )
+
+
+def _workers(
+    known: Sequence[PastWorker],
+    timeline: Timeline,
+    updates: Updates,
+    prediction: Prediction | None,
+) -> tuple[UnevenWorker, ...]:
+    """Return what each worker did, by its batches in the timeline."""
+    sizes = statistics.batch_sizes(timeline)
+    samples: Mapping[str, int] = statistics.num_samples(timeline)
+    return tuple(
+        UnevenWorker(
+            name=name,
+            spec=spec,
+            tried_samples_per_s=tried,
+            samples=samples.get(name, 0),
+            updates_share=updates.by_worker[name] / updates.count,
+            predicted_share=prediction.shares.get(name, 0.0) if prediction else None,
+            batch_sizes=tuple(statistics.changes(sizes.get(name, []))),
+        )
+        for name, spec, tried in known
+    )
