@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 import ranks
-from paceline.devices import device_of, gpus
+from paceline.links.devices import device_of, gpus
 from paceline.links.group import Group
 from paceline.links.rendezvous import joined, process_group
 

@@ -14,9 +14,9 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline import DataParallel
-from paceline.devices import device_of
 from paceline.exchange.replica import Statistics
 from paceline.links.arena import Arena
+from paceline.links.devices import device_of
 from paceline.links.group import Group
 from ranks import DEADLINE_S, Variant, alternate, compare, rounds_within, timed
 from trainee import Task, Trainee, Wrap

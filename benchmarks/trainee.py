@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from paceline.exchange.step import SGD
-from paceline.models import find
+from paceline.training.models import find
 
 Wrap = Callable[[nn.Module], Callable[[Tensor], Tensor]]
 

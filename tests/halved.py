@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.models.halves import Halves, cut
-from paceline.models.networks import MLP, CifarResNet, LeNet5
 from paceline.rpc.tensor_parts import flatten, load_vector
+from paceline.strategies.wheel.halves import Halves, cut
 from paceline.strategies.wheel.protocol import take_gradients
 from paceline.strategies.wheel.server import ParameterServer
+from paceline.training.models.networks import MLP, CifarResNet, LeNet5
 
 
 class Dropping(nn.Module):

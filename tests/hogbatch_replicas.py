@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.links.shared_memory import SharedTensors
-from paceline.recipes.optimizers import OptimizerFactory
-from paceline.recipes.recipe import Recipe
 from paceline.strategies.hogbatch.replica import CpuReplica, tensors_of
+from paceline.training.recipes.optimizers import OptimizerFactory
+from paceline.training.recipes.recipe import Recipe
 
 
 @contextmanager

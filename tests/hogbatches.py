@@ -13,7 +13,7 @@ from paceline.strategies.hogbatch.plan import plan_until
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from paceline.recipes.recipe import Recipe
+    from paceline.training.recipes.recipe import Recipe
 
 POLICIES = ("hogwild", "hogbatch", "cpu_gpu", "proportional", "adaptive")
 WAYS = [link("gpu1", "h", 1e6, 1e-3), link("gpu2", "h", 1.3e6, 1e-3)]
@@ -51,8 +51,8 @@ def roof(machine):
 
 def classifying(build: "Callable[[], nn.Module]", data: "tuple[Tensor, Tensor]") -> "Recipe":
     """A recipe of class numbers, whose samples lie in memory."""
-    from paceline.data.dataset import TensorSamples
-    from paceline.recipes.classification import class_loss
-    from paceline.recipes.recipe import Recipe
+    from paceline.training.data.dataset import TensorSamples
+    from paceline.training.recipes.classification import class_loss
+    from paceline.training.recipes.recipe import Recipe
 
     return Recipe(model=build, train=TensorSamples(*data), loss=class_loss, name="classifier")

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.recipes.losses import bits_per_byte, next_token_loss
-from paceline.recipes.recipe import Recipe
+from paceline.training.recipes.losses import bits_per_byte, next_token_loss
+from paceline.training.recipes.recipe import Recipe
 
 VOCABULARY, TOKENS, WIDTH = 23, 6, 8  # a vocabulary that neither 2 nor 3 ranks divide
 IGNORED, MOST = -100, 7  # the last one: samples of a step

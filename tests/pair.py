@@ -406,7 +406,7 @@ def _restored() -> Iterator[None]:
 
 
 def main() -> None:
-    from paceline.devices import gpus
+    from paceline.links.devices import gpus
     from simulated_gpu import instead as instead
 
     faulthandler.enable()  # so that SIGABRT tells where a rank hangs

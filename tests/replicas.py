@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import codec_training
 from paceline import DataParallel
-from paceline.devices import gpus
+from paceline.links.devices import gpus
 
 Loss = Callable[[nn.Module, int, int], Tensor]  # of a model, on the samples of (rank, step)
 

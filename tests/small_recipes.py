@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from paceline.recipes.recipe import Recipe
+from paceline.training.recipes.recipe import Recipe
 
 
 class Sums(Dataset):

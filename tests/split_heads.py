@@ -11,12 +11,9 @@ from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from paceline.data.dataset import TensorSamples
 from paceline.exchange.step import OF_CLASSES, Learning, Share
+from paceline.links.clock import HostClock
 from paceline.links.rendezvous import joined
-from paceline.models import describe
-from paceline.recipes.losses import next_token_loss
-from paceline.record.clock import HostClock
 from paceline.record.recorder import Recorder
 from paceline.strategies.subbatch.build import split
 from paceline.strategies.subbatch.config import SubBatch
@@ -24,6 +21,9 @@ from paceline.strategies.subbatch.evaluation import evaluate
 from paceline.strategies.subbatch.layers import dropout_seed
 from paceline.strategies.subbatch.state import save
 from paceline.strategies.subbatch.trainer import SplitTrainer
+from paceline.training.data.dataset import TensorSamples
+from paceline.training.models import describe
+from paceline.training.recipes.losses import next_token_loss
 
 SEED, IGNORED = 3, -100
 Batch = tuple[Any, Tensor, list[int]]  # inputs and targets of a step, and the samples of each rank

@@ -27,9 +27,9 @@ PURE = {
     ],
     "paceline.record": ["trace"],
     "paceline.report": ["differences", "folder"],
-    "paceline.data": ["sampler"],
+    "paceline.training.data": ["sampler"],
     "paceline.records": ["built_in", "config_file", "machine_file"],
-    "paceline.api": ["planning"],
+    "paceline.runs": ["planning"],
     "paceline.studies.scale": ["conclusions", "journal", "study_runs", "study_terminal"],
     "paceline.rpc": ["client", "server"],
 }
@@ -76,7 +76,7 @@ def test_importing_starts_no_thread_and_no_device_and_finds_what_the_documentati
         f"from paceline.codecs import {names}\n"
         "assert get('onebit').name == ErrorFeedback(OneBit()).name\n"
         "assert all(hasattr(paceline.codecs, name) for name in paceline.codecs.__all__)\n"
-        "import paceline.models, torch\n"
+        "import paceline.training.models, torch\n"
         "assert threading.active_count() == 1\n"
         "assert not torch.cuda.is_initialized()\n"
     )

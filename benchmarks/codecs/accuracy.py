@@ -21,8 +21,8 @@ from paceline.codecs.codec import Codec
 from paceline.codecs.feedback import OneBit
 from paceline.codecs.four_bit import FOUR_BIT_TABLES
 from paceline.core.wire_format import FEEDBACK
-from paceline.data import ShardedBatches, load
 from paceline.links.group import Group
+from paceline.training.data import ShardedBatches, load
 
 FLOAT32 = "float32"
 CODECS: Mapping[str, str | Codec | None] = {

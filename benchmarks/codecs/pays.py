@@ -13,10 +13,10 @@ import svg
 from paceline.core.machine import Machine
 from paceline.core.workload import Workload
 from paceline.planner import forecast
-from paceline.recipes.named import workload_of
 from paceline.records.machine_file import read_machine
 from paceline.strategies import find_exchange
 from paceline.strategies.allreduce.config import AllReduce
+from paceline.training.recipes.named import workload_of
 
 _HERE = Path(__file__).parent
 _MACHINE = _HERE.parents[1] / "machines" / "two-hosts-gigabit.toml"

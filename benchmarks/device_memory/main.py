@@ -19,7 +19,7 @@ import tables  # noqa: E402
 import torch  # noqa: E402
 
 import parts  # noqa: E402
-from paceline.devices import num_gpus  # noqa: E402
+from paceline.links.devices import num_gpus  # noqa: E402
 from ranks import on_ranks  # noqa: E402
 
 _RANKS = (2, 4)

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from paceline.devices import num_gpus
 from paceline.exchange.step import SGD
 from paceline.exchange.synchronized import Synchronized
+from paceline.links.devices import num_gpus
 from paceline.links.group import Group
 from paceline.measure.this_machine import Speed, this_machine
 from paceline.planner.forecast import memory
-from paceline.recipes.named import workload_of
 from paceline.strategies import STRATEGIES
 from paceline.studies.profile.largest_batch import largest
 from paceline.studies.profile.memory_use import make_momentum, track
+from paceline.training.recipes.named import workload_of
 from trainee import Task
 
 _STRATEGIES = ("host", "tree")

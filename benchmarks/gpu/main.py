@@ -52,7 +52,7 @@ def _problem(*, smoke: bool) -> str | None:
     """Return why nothing can be measured here."""
     try:
         from paceline.core.errors import InvalidInput
-        from paceline.devices import gpus
+        from paceline.links.devices import gpus
 
         if smoke:
             _simulate()

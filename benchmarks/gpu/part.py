@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.devices import Device, device_of, gpus
+from paceline.links.devices import Device, device_of, gpus
 from paceline.links.processes import output
 from paceline.measure.this_machine import facts
 

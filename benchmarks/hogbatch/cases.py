@@ -12,13 +12,13 @@ import torch
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch, Outcome
 from paceline.core.settings import TrainSettings
-from paceline.data import load
 from paceline.exchange.session import TrainingSession
 from paceline.links.group import Group
 from paceline.records.settings import configuration, validated_settings
 from paceline.strategies.hogbatch import STRATEGY
 from paceline.strategies.hogbatch.run import HogbatchRunner, start
 from paceline.strategies.hogbatch.statistics import BatchRecord
+from paceline.training.data import load
 from papers.lookalike import file_of
 
 MODEL, NUM_SAMPLES = "covtype-mlp", 125_000  # a fifth of them for testing

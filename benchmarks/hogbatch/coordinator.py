@@ -11,8 +11,8 @@ from cases import gaps_s, race_data, runner_of, settings, trained
 from figures import spread
 from paceline.core.settings import TrainSettings
 from paceline.exchange.setup import optimizer_by
-from paceline.recipes.named import recipe_of
 from paceline.strategies.hogbatch.replica import CpuReplica, tensors_of
+from paceline.training.recipes.named import recipe_of
 
 _TINY = "mlp-64-2-10"  # so that workers ask as often as they can
 _REPEATS = 5

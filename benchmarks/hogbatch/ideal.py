@@ -19,11 +19,11 @@ from target import ALONE_SIZES, BATCH, GOAL, QUICK_GOAL, QUICK_SIZES, RATES, RAT
 from torch import nn
 
 from paceline.core.machine import DeviceKind
-from paceline.data.sampler import shuffled
-from paceline.models import find
-from paceline.recipes.classification import class_loss
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.policy import Policy, policy_of
+from paceline.training.data.sampler import shuffled
+from paceline.training.models import find
+from paceline.training.recipes.classification import class_loss
 
 _SPREAD = 4
 _TUNED = 100

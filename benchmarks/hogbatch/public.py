@@ -17,10 +17,10 @@ from cases import QUICK_MODEL, RACE_MODEL, Goal, crossing_s, dataset, race, seco
 from target import GOAL, QUICK_GOAL
 from torch import nn
 
-from paceline.data.sampler import shuffled
 from paceline.links.cores import physical_cores
-from paceline.models import find
-from paceline.recipes.classification import class_loss
+from paceline.training.data.sampler import shuffled
+from paceline.training.models import find
+from paceline.training.recipes.classification import class_loss
 
 _BATCH, _RATE = 64, 0.5
 _WAITING_S = 300.0

@@ -18,9 +18,9 @@ from figures import spread
 from paceline.exchange import dense_thread as dense
 from paceline.exchange.setup import optimizer_by
 from paceline.exchange.step import Learning
-from paceline.recipes.classification import class_loss
-from paceline.recipes.named import recipe_of
 from paceline.strategies.hogbatch.replica import CpuReplica, tensors_of
+from paceline.training.recipes.classification import class_loss
+from paceline.training.recipes.named import recipe_of
 
 SIZES, THREADS = (1, 4, 16, 64), (1, 2)
 NATIVE, TORCH = "C++", "torch"

@@ -26,14 +26,14 @@ from paceline.core.cost import LayerTimes, ProfiledCost, Roofline, layer_times
 from paceline.core.machine import Machine
 from paceline.core.plan import Kind, PriceKey
 from paceline.core.workload import Workload
+from paceline.exchange.profile import Probes
 from paceline.exchange.replica import ModelReplica
 from paceline.exchange.replicas import prober
+from paceline.links.clock import clock_for
 from paceline.links.group import Group
-from paceline.measure.layers import Probes
 from paceline.measure.this_machine import Speed, this_machine
 from paceline.measure.timing import timed
 from paceline.planner import forecast
-from paceline.record.clock import clock_for
 from paceline.strategies import STRATEGIES
 from paceline.strategies.host.config import HostReduce
 from paceline.strategies.host.run import replica

@@ -24,9 +24,9 @@ import curves  # noqa: E402
 from curves import COLOURS, Curve  # noqa: E402
 from paceline.core.chunks import RuntimeSearch  # noqa: E402
 from paceline.planner import Forecast, forecast  # noqa: E402
-from paceline.recipes.named import workload_of  # noqa: E402
 from paceline.records.machine_file import find_machine  # noqa: E402
 from paceline.strategies import STRATEGIES  # noqa: E402
+from paceline.training.recipes.named import workload_of  # noqa: E402
 
 _MACHINE, _WORKERS, _INTERVAL = "power8-p100", 4, 10  # iterations, as in the paper
 _DASHED = ' stroke-dasharray="5 4"'

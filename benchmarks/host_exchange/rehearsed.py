@@ -14,9 +14,9 @@ import steps
 from paceline.core.cost import LayerTimes, Rate, Roofline, Totals, compute_lane, layer_times
 from paceline.core.workload import Workload
 from paceline.links.group import Group
-from paceline.models import describe, find
-from paceline.models.paced import PacedModel, PacedSGD
 from paceline.records.machine_file import read_machine
+from paceline.training.models import describe, find
+from paceline.training.models.paced import PacedModel, PacedSGD
 from trainee import Task
 
 _MACHINE = Path(__file__).parents[2] / "machines" / "power8-p100.toml"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from paceline.recipes.recipe import Recipe
+from paceline.training.recipes.recipe import Recipe
 
 STEP_S = 0.02
 NUM_SAMPLES, WIDTH = 4800, 32

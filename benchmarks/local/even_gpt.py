@@ -5,10 +5,10 @@ from functools import partial
 import torch
 from torch.utils.data import Subset
 
-from paceline.data.text import load_text
-from paceline.models.transformers import gpt_30m
-from paceline.recipes.losses import bits_per_byte, next_token_loss
-from paceline.recipes.recipe import Recipe
+from paceline.training.data.text import load_text
+from paceline.training.models.transformers import gpt_30m
+from paceline.training.recipes.losses import bits_per_byte, next_token_loss
+from paceline.training.recipes.recipe import Recipe
 
 _CONTEXT, _LEARNING_RATE, _NUM_TESTED = 512, 0.0003, 8
 

@@ -8,8 +8,8 @@ import torch
 from steps_to_loss import CASES
 
 import paceline
-from paceline.data.batch import Batch
 from paceline.links.group import Group
+from paceline.training.data.batch import Batch
 
 SYNC_EVERY, FRAGMENTS, DELAY = 10, 2, 3
 _NUM_ROUNDS = 4

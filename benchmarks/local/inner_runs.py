@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
-from paceline.data import ShardedBatches
-from paceline.data.batch import Batch
 from paceline.exchange.learner import evaluate
 from paceline.links.group import Group
+from paceline.training.data import ShardedBatches
+from paceline.training.data.batch import Batch
 
 _BATCH_SIZE, _NUM_STEPS, _WARM_UP = 32, 1500, 100
 _RATES = {"adamw": (0.003,), "muon": (0.02, 0.003)}  # of matrices by Muon, and of the others

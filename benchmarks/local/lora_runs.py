@@ -17,9 +17,9 @@ from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import paceline
-from paceline.data.text import load_text
 from paceline.links.group import Group
-from paceline.recipes.losses import next_token_loss
+from paceline.training.data.text import load_text
+from paceline.training.recipes.losses import next_token_loss
 
 _CONTEXT, _BATCH_SIZE = 128, 8
 _NUM_BASE_STEPS, _NUM_ROUNDS, _SYNC_EVERY, _REPEATS = 200, 5, 40, 3

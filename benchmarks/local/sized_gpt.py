@@ -4,10 +4,10 @@ from functools import partial
 
 from torch.utils.data import Subset
 
-from paceline.data.text import load_text
-from paceline.models.transformers import GPT
-from paceline.recipes.losses import bits_per_byte, next_token_loss
-from paceline.recipes.recipe import Recipe
+from paceline.training.data.text import load_text
+from paceline.training.models.transformers import GPT
+from paceline.training.recipes.losses import bits_per_byte, next_token_loss
+from paceline.training.recipes.recipe import Recipe
 
 
 def _recipe(context: int, width: int, layers: int, heads: int, num_tested: int) -> Recipe:

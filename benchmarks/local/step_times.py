@@ -12,9 +12,9 @@ from steps_to_loss import CASES, Case
 from torch import nn
 
 import paceline
-from paceline.data.batch import Batch
 from paceline.links.group import Group
-from paceline.recipes.recipe import Recipe
+from paceline.training.data.batch import Batch
+from paceline.training.recipes.recipe import Recipe
 from ranks import Variant, alternate, timed
 
 ALONE = "alone"

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, RandomSampler
 
 import paceline
 from paceline.links.group import Group
-from paceline.recipes.recipe import Recipe
-from paceline.recipes.schedules import schedule_of
+from paceline.training.recipes.recipe import Recipe
+from paceline.training.recipes.schedules import schedule_of
 
 ALONE = "the fast host alone"
 _LENGTHS = {ALONE: 1.0, "both, as long": 1.0, "both, shorter": 0.85}  # of the lone host's steps

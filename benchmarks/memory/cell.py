@@ -12,10 +12,10 @@ import torch
 
 from paceline.core.workload import kept_nbytes, replica_nbytes
 from paceline.exchange.step import SGD, Share, train_step
-from paceline.models import describe, find
-from paceline.record.clock import HostClock
+from paceline.links.clock import HostClock
 from paceline.record.recorder import Recorder
 from paceline.studies.profile.memory_use import make_momentum, track
+from paceline.training.models import describe, find
 
 
 def main() -> None:

@@ -19,12 +19,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from paceline import DataParallel
-from paceline.devices import device_of
 from paceline.exchange.replica import SingleReplica
 from paceline.exchange.step import SGD, Share, train_step
-from paceline.models import find
-from paceline.record.clock import clock_for
+from paceline.links.clock import clock_for
+from paceline.links.devices import device_of
 from paceline.record.recorder import Recorder
+from paceline.training.models import find
 
 CASES = (("alexnet", 16, 20), ("lenet5", 32, 1000))
 WARM_UP = 3

@@ -28,13 +28,13 @@ from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Cost, Layer, Workload
-from paceline.models.inception import GoogLeNet
-from paceline.recipes.named import workload_of
 from paceline.records.machine_file import find_machine
 from paceline.strategies.host import plan as host
 from paceline.strategies.host.config import HostReduce
 from paceline.strategies.tree import plan as tree
 from paceline.strategies.tree.config import Tree
+from paceline.training.models.inception import GoogLeNet
+from paceline.training.recipes.named import workload_of
 from papers import alpha_beta
 from papers.paper_tables import Paper, paper_of, printed_values, read_printed
 

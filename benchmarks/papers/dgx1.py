@@ -21,14 +21,14 @@ from paceline.core.plan import Cost, Kind, Lane, Plan, Resource
 from paceline.core.simulate import period
 from paceline.core.strategy import Window
 from paceline.core.workload import Workload
-from paceline.models import find
-from paceline.models.inception import InceptionBlock
-from paceline.recipes.named import workload_of
 from paceline.records.machine_file import find_machine
 from paceline.strategies.allreduce import plan as allreduce
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.tree import plan as tree
 from paceline.strategies.tree.config import Tree
+from paceline.training.models import find
+from paceline.training.models.inception import InceptionBlock
+from paceline.training.recipes.named import workload_of
 from papers.alpha_beta import ring_s, tree_s
 from papers.dgx1_memory import SMALLEST_BATCH, largest_batch, memory_gb
 from papers.paper_tables import Paper, Values, paper_of

@@ -21,8 +21,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from paceline.core.workload import Workload, replica_nbytes
-from paceline.models import find
-from paceline.models.describe import describe
+from paceline.training.models import find
+from paceline.training.models.describe import describe
 from papers.paper_tables import read_printed
 
 GB = 1e9

@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.core.errors import InvalidInput
-from paceline.data import libsvm
-from paceline.data.dataset import Dataset, Shape, TensorSamples, require_memory, shape_text
-from paceline.data.libsvm import SparseFile, quoted
-from paceline.data.sampler import TEST_SHARE, shuffled
+from paceline.training.data import libsvm
+from paceline.training.data.dataset import Dataset, Shape, TensorSamples, require_memory, shape_text
+from paceline.training.data.libsvm import SparseFile, quoted
+from paceline.training.data.sampler import TEST_SHARE, shuffled
 
 _VALID_LINE = "'12,40 3:0.5 7:1.25' (labels, then index:value with rising indices, all from 0)"
 _COVTYPE_FILES = ("covtype.libsvm.binary.scale", "covtype.libsvm.binary")

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.core.errors import InvalidInput
-from paceline.data.dataset import Dataset, Shape, TensorSamples, require_memory
-from paceline.data.sampler import TEST_SHARE
-from paceline.files.writing import written_whole
+from paceline.links.files.writing import written_whole
+from paceline.training.data.dataset import Dataset, Shape, TensorSamples, require_memory
+from paceline.training.data.sampler import TEST_SHARE
 from papers.hogbatch_files import PUBLISHED, check_shape
 
 Values = NDArray[np.float32]

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from findings import numbers
-from paceline.data import Dataset
-from paceline.data.dataset import TensorSamples
+from paceline.training.data import Dataset
+from paceline.training.data.dataset import TensorSamples
 from papers.hogbatch import DATA_SETS
 from papers.hogbatch_files import PUBLISHED, load_published, parse_multilabel
 from refusals import refused

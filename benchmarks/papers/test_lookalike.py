@@ -9,10 +9,10 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from findings import numbers
-from paceline.data import Dataset
-from paceline.data.dataset import TensorSamples
-from paceline.models.networks import MLP
-from paceline.recipes.named import recipe_of_data
+from paceline.training.data import Dataset
+from paceline.training.data.dataset import TensorSamples
+from paceline.training.models.networks import MLP
+from paceline.training.recipes.named import recipe_of_data
 from papers.hogbatch import DATA_SETS
 from papers.lookalike import NAMES, load_lookalike, task
 from refusals import refused

@@ -14,10 +14,10 @@ from paceline.core.plan import Kind, Plan
 from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.workload import replica_nbytes
-from paceline.models.describe import describe
 from paceline.records.machine_file import read_machine
 from paceline.strategies.tree import plan as tree
 from paceline.strategies.tree.config import Tree
+from paceline.training.models.describe import describe
 from papers import dgx1 as mxnet
 from papers import dgx1_memory, paper
 from papers.dgx1 import LayerCounts, counts, workload

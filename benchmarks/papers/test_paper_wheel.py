@@ -5,9 +5,9 @@ import pytest
 from paceline.core.cost import compute_lane
 from paceline.core.simulate import simulate
 from paceline.core.wire_format import Purpose
-from paceline.recipes.named import workload_of
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import messages, split
+from paceline.training.recipes.named import workload_of
 from papers.headline import headline
 from papers.paper_markdown import markdown, shown_tables
 from papers.paper_tables import Basis

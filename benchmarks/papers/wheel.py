@@ -12,13 +12,13 @@ from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.core.wire_format import Purpose
 from paceline.core.workload import Layer, Parameter, Workload
-from paceline.recipes.named import workload_of
 from paceline.records.machine_file import find_machine
 from paceline.strategies.allreduce import plan as allreduce
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.plan import head_devices_needed, plan
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, split
+from paceline.training.recipes.named import workload_of
 from papers.paper_tables import Paper, paper_of, printed_values, read_printed
 
 _BATCH = 256

@@ -10,9 +10,9 @@ sys.path.insert(0, str(HERE.parent))
 import lanes  # noqa: E402
 from paceline.planner import Forecast, forecast  # noqa: E402
 from paceline.planner.explain import some_step  # noqa: E402
-from paceline.recipes.named import workload_of  # noqa: E402
 from paceline.records.machine_file import find_machine  # noqa: E402
 from paceline.strategies import STRATEGIES  # noqa: E402
+from paceline.training.recipes.named import workload_of  # noqa: E402
 
 
 class Scene(NamedTuple):

@@ -5,8 +5,8 @@ All have the weights of the networks as they are, but ten classes.
 
 from torch import nn
 
-from paceline.models.inception import GoogLeNet, InceptionV3
-from paceline.models.networks import AlexNet, LeNet5, resnet50
+from paceline.training.models.inception import GoogLeNet, InceptionV3
+from paceline.training.models.networks import AlexNet, LeNet5, resnet50
 
 _CLASSES = 10
 SHAPES = {

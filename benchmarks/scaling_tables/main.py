@@ -26,9 +26,9 @@ from paceline.core.errors import InvalidInput  # noqa: E402
 from paceline.core.losses import Losses  # noqa: E402
 from paceline.planner import Forecast, forecast  # noqa: E402
 from paceline.planner.device_rate import DeviceRate, calibrated  # noqa: E402
-from paceline.recipes.named import workload_of  # noqa: E402
 from paceline.records.catalogue import EqualDevices  # noqa: E402
 from paceline.strategies import STRATEGIES  # noqa: E402
+from paceline.training.recipes.named import workload_of  # noqa: E402
 from readme import table  # noqa: E402
 
 _NO_LOSSES = Losses.none("the naive predictor")

@@ -20,15 +20,15 @@ from figures import spread
 from paceline.core.machine import Machine
 from paceline.core.workload import Workload
 from paceline.exchange.step import Share
+from paceline.links.clock import clock_for
 from paceline.links.group import Group
-from paceline.models.paced import PacedModel
-from paceline.models.sharded import Sharding
-from paceline.record.clock import clock_for
 from paceline.record.recorder import Recorder
 from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.paced import PacedHeadLayer, paced_optimizer
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
+from paceline.training.models.paced import PacedModel
+from paceline.training.models.sharded import Sharding
 from papers import dettmers8bit as board
 from papers import dettmers8bit_network as network
 from ranks import Variant, alternate, timed

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from paceline.codecs.blockwise import TABLES, EightBit
 from paceline.codecs.codec import Codec
-from paceline.data import ShardedBatches, load
+from paceline.training.data import ShardedBatches, load
 from readme import table
 
 _EPOCHS, _BATCH_SIZE, _LEARNING_RATE = 30, 64, 0.003

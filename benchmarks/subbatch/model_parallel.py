@@ -24,8 +24,8 @@ from accuracy import FLOAT32, moved
 
 from paceline.codecs import all_gather
 from paceline.codecs.blockwise import TABLES
-from paceline.data import ShardedBatches, load
 from paceline.links.group import Group
+from paceline.training.data import ShardedBatches, load
 
 _TYPES = (FLOAT32, *TABLES)
 _NUM_SEEDS, _NUM_CLASSES = 5, 10

@@ -15,15 +15,15 @@ sys.path.append(str(Path(__file__).parents[1] / "wheel"))  # after our own
 from ddp import ALONE, Counted, plain
 
 from paceline.exchange.step import SGD, Share
+from paceline.links.clock import clock_for
 from paceline.links.group import Group
-from paceline.recipes.named import workload_of
-from paceline.record.clock import clock_for
 from paceline.record.recorder import Recorder
 from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.build import split
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.profile import planned_nbytes
 from paceline.strategies.subbatch.trainer import SplitTrainer
+from paceline.training.recipes.named import workload_of
 from ranks import Variant, alternate, compare, timed
 from trainee import Task, Trainee
 

@@ -19,9 +19,8 @@ from figures import spread
 from paceline.core.cost import Rate, Roofline, compute_lane
 from paceline.core.machine import Machine
 from paceline.core.workload import Layer
+from paceline.links.clock import clock_for
 from paceline.links.group import Group
-from paceline.models.sharded import Sharding
-from paceline.record.clock import clock_for
 from paceline.record.recorder import Recorder
 from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.config import SubBatch
@@ -29,6 +28,7 @@ from paceline.strategies.subbatch.head import matrix_of, num_outputs
 from paceline.strategies.subbatch.paced import PacedHeadLayer, paced_optimizer
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 from paceline.strategies.subbatch.work import layer_work
+from paceline.training.models.sharded import Sharding
 from papers.dettmers8bit_network import BATCH, CONVOLUTIONS, TOTAL_MS
 from papers.dettmers8bit_planned import GPUS, alexnet
 from ranks import Variant, alternate, timed

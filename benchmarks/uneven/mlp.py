@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader
 
 from figures import spread
 from paceline import DataParallel
-from paceline.data import BalancedSampler, Dataset, ShardedBatches, load, loader
 from paceline.links.group import Group
-from paceline.models.networks import MLP
-from paceline.models.paced import Stretched
+from paceline.training.data import BalancedSampler, Dataset, ShardedBatches, load, loader
+from paceline.training.models.networks import MLP
+from paceline.training.models.paced import Stretched
 from ranks import DEADLINE_S, Variant, alternate, compare, timed
 
 RATIO = 4.0

@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.cost import Roofline, compute_lane, layer_times
 from paceline.links.group import Group
-from paceline.models.paced import PacedModel, PacedSGD
-from paceline.recipes.named import workload_of
 from paceline.records.machine_file import find_device
+from paceline.training.models.paced import PacedModel, PacedSGD
+from paceline.training.recipes.named import workload_of
 from ranks import Variant, alternate, compare, timed
 from trainee import Task, Trainee, Wrap
 

@@ -14,8 +14,6 @@ if sys.platform != "linux":
     )
 
 if TYPE_CHECKING:
-    from paceline.api.planning import forecast, plan, sweep
-    from paceline.api.running import Run, rehearse, train
     from paceline.codecs.codec import Codec
     from paceline.core.errors import (
         InvalidInput,
@@ -32,15 +30,17 @@ if TYPE_CHECKING:
     from paceline.exchange.local_updates import LocalUpdates
     from paceline.integrations.data_parallel import DataParallel
     from paceline.planner import Forecast, Ranking
-    from paceline.recipes.recipe import Recipe
     from paceline.records.result import PlanResult, RunResult
+    from paceline.runs.planning import forecast, plan, sweep
+    from paceline.runs.running import Run, rehearse, train
+    from paceline.training.recipes.recipe import Recipe
 
 __version__: str
 
 # Modules that are imported when a name of theirs is asked for, since most of them import torch.
 _MODULES = {
-    "paceline.api.planning": ("forecast", "plan", "sweep"),
-    "paceline.api.running": ("Run", "rehearse", "train"),
+    "paceline.runs.planning": ("forecast", "plan", "sweep"),
+    "paceline.runs.running": ("Run", "rehearse", "train"),
     "paceline.codecs.codec": ("Codec",),
     "paceline.core.errors": (
         *("InvalidInput", "NonFinite", "PacelineError", "WorkerLost", "WorkersFailed"),
@@ -53,7 +53,7 @@ _MODULES = {
     "paceline.exchange.local_updates": ("LocalUpdates",),
     "paceline.integrations.data_parallel": ("DataParallel",),
     "paceline.planner": ("Forecast", "Ranking"),
-    "paceline.recipes.recipe": ("Recipe",),
+    "paceline.training.recipes.recipe": ("Recipe",),
     "paceline.records.result": ("PlanResult", "RunResult"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -19,15 +19,14 @@ from torch import Tensor, nn
 from paceline.core.plan import Kind
 from paceline.core.strategy import Window
 from paceline.core.wire_format import Kernel
+from paceline.exchange.profile import Profile
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import TrainingSetup
 from paceline.exchange.step import SGD, Share, train_step
+from paceline.links.clock import DeviceClock, clock_for
 from paceline.links.rendezvous import process_group
-from paceline.measure.layers import Profile
-from paceline.models import describe, find
 from paceline.planner import forecast
 from paceline.record import clock as clock_module
-from paceline.record.clock import DeviceClock, clock_for
 from paceline.record.recorder import Recorder
 from paceline.record.trace import read_trace
 from paceline.records.machine_file import read_machine
@@ -38,6 +37,7 @@ from paceline.strategies import find_exchange
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.plan import plan
 from paceline.strategies.wheel.lent import LentHead
+from paceline.training.models import describe, find
 from refusals import refused_field
 
 SHARED_GPU = Path(__file__).parent / "programs" / "shared_gpu.py"
@@ -280,7 +280,7 @@ def test_a_launcher_does_not_initialise_cuda():
     code = (
         "import torch; from paceline.links.rendezvous import check_gpus; check_gpus(1); "
         "assert not torch.cuda.is_initialized(); "
-        "from paceline.devices.cuda import can_fork; assert can_fork()"
+        "from paceline.links.devices.cuda import can_fork; assert can_fork()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

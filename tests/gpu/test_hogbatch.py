@@ -6,11 +6,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hogbatches import classifying
-from paceline.devices import device_of
+from paceline.links.devices import device_of
 from paceline.links.shared_memory import SharedTensors
-from paceline.recipes.optimizers import optimizer_of
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica
 from paceline.strategies.hogbatch.replica import tensors_of, train_next
+from paceline.training.recipes.optimizers import optimizer_of
 
 pytestmark = [
     pytest.mark.gpu,

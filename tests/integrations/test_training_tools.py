@@ -248,6 +248,6 @@ def test_a_process_that_is_alone_would_wait_for_others_or_train_otherwise(tmp_pa
 
 
 def test_importing_paceline_that_imports_a_tool_would_need_it(tmp_path: Path):
-    imports = "import sys, paceline, paceline.api.running, paceline.integrations.data_parallel"
+    imports = "import sys, paceline, paceline.runs.running, paceline.integrations.data_parallel"
     program = f"{imports}; print(*sys.modules)"
     assert not set(TOOLS) & set(finished(tmp_path, "-c", program).out.split())

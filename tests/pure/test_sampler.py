@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.errors import InvalidInput
-from paceline.data import ShardedBatches
+from paceline.training.data import ShardedBatches
 from refusals import refused
 
 

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from codec_cases import normal
 from codec_training import Place, bits, same
 from paceline import DataParallel
-from paceline.data import BalancedSampler, Collate
-from paceline.models.paced import Stretched
+from paceline.training.data import BalancedSampler, Collate
+from paceline.training.models.paced import Stretched
 from pair import Ranks
 from refusals import refused
 

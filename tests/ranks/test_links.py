@@ -13,12 +13,12 @@ from paceline.core.workload import replica_nbytes
 from paceline.exchange.step import SGD
 from paceline.exchange.synchronized import Synchronized
 from paceline.links.rendezvous import process_group
-from paceline.models import describe, find
 from paceline.planner.forecast import memory
 from paceline.record.merge import clock_offset, measure_offset
 from paceline.strategies import STRATEGIES
 from paceline.strategies.allreduce.plan import buckets
 from paceline.studies.profile.memory_use import make_momentum, track
+from paceline.training.models import describe, find
 from pair import Ranks
 
 AHEAD_S = 5.0

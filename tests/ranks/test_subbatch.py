@@ -10,9 +10,9 @@ import torch.distributed as dist
 from safetensors.torch import load_file, load_model
 from torch import Tensor, nn
 
-from paceline.data.dataset import TensorSamples
-from paceline.recipes.classification import accuracy
 from paceline.strategies.subbatch.state import load_tensors
+from paceline.training.data.dataset import TensorSamples
+from paceline.training.recipes.classification import accuracy
 from pair import Ranks
 from split_heads import Batch, Split, compare_by_passes, trained_together
 

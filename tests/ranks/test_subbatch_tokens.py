@@ -10,10 +10,10 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from language_nets import MOST, Language, count_of, samples
-from paceline.data.dataset import TensorSamples
 from paceline.exchange.checkpoints import State
 from paceline.exchange.step import Learning
-from paceline.recipes.losses import bits_per_byte, next_token_loss
+from paceline.training.data.dataset import TensorSamples
+from paceline.training.recipes.losses import bits_per_byte, next_token_loss
 from pair import Ranks
 from split_heads import Batch, Split, compare_by_passes, trained_together
 

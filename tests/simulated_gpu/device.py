@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity
 
 from paceline.core.machine import DeviceKind
-from paceline.devices.device import DeviceMemory, Event, Stream
+from paceline.links.devices.device import DeviceMemory, Event, Stream
 from simulated_gpu.guard import guard
 from simulated_gpu.ordering import Access, Block, Clock, merge
 

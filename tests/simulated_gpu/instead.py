@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from paceline import devices
 from paceline.core.errors import InvalidInput
-from paceline.devices import Device, cuda
+from paceline.links import devices
+from paceline.links.devices import Device, cuda
 from simulated_gpu import tensors
 from simulated_gpu.device import NAME
 

@@ -18,16 +18,16 @@ from paceline.core.compare import conform
 from paceline.core.plan import Kind
 from paceline.core.strategy import Window
 from paceline.exchange.step import SGD, Share, train_step
+from paceline.links.clock import clock_for
 from paceline.links.group import Group
 from paceline.measure.this_machine import Speed, this_machine
-from paceline.models import describe
-from paceline.models.networks import LeNet5
 from paceline.record import clock as module
-from paceline.record.clock import clock_for
 from paceline.record.merge import merge
 from paceline.record.recorder import Recorder
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.plan import plan
+from paceline.training.models import describe
+from paceline.training.models.networks import LeNet5
 from simulated_gpu.device import SimulatedDevice
 from simulated_gpu.lent import simulated_gpus
 

@@ -16,7 +16,7 @@ from paceline.codecs.codec import Codec, Payload
 from paceline.codecs.names import find_codec
 from paceline.core.plan import Kind
 from paceline.core.wire_format import Purpose
-from paceline.record.clock import Clock, clock_for
+from paceline.links.clock import Clock, clock_for
 from paceline.record.recorder import LayerMarks
 from paceline.record.worker_trace import WorkerRecorder
 from paceline.rpc.endpoint import CopyLane, Endpoint

@@ -14,9 +14,9 @@ from torch.nn.functional import cross_entropy
 from paceline.codecs.codec import Cast, Codec
 from paceline.codecs.names import find_codec
 from paceline.core.errors import InvalidInput
-from paceline.devices import device_of, first_device
 from paceline.exchange import compressed
 from paceline.exchange.compressed import CompressedAllReduce
+from paceline.links.devices import device_of, first_device
 from paceline.links.rendezvous import joined, process_group
 from paceline.record.trace import read_trace
 from paceline.records.machine_file import read_machine

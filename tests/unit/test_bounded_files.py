@@ -24,8 +24,8 @@ from paceline.core.peer_records import PerSecond, Seconds, check_spans
 from paceline.core.plan import Kind
 from paceline.core.reading import read_json, read_record, read_toml
 from paceline.core.timeline import Span
-from paceline.files.reading import read_file
-from paceline.files.writing import write_text, written_whole
+from paceline.links.files.reading import read_file
+from paceline.links.files.writing import write_text, written_whole
 from paceline.rpc.proportion import Proportions, norm_of
 from paceline.rpc.workers import difference
 from refusals import refused
@@ -131,7 +131,7 @@ def test_names_of_others_reach_no_terminal_and_no_markup(line: Line, tmp_path: P
 BOUNDED = """
 import sys
 from paceline.core.errors import InvalidInput
-from paceline.data.libsvm import load_libsvm
+from paceline.training.data.libsvm import load_libsvm
 
 def peak():
     lines = open("/proc/self/status").read().splitlines()

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from paceline.core.workload import Cost, Layer, Parameter, Workload
-from paceline.recipes.named import workload_of
 from paceline.records.built_in import RECORDED, record_of, recorded, recorded_with, step_of
+from paceline.training.recipes.named import workload_of
 
 SIZES = (1, 3, 160)  # where sums of gradients differ, where they do not, and in other operations
 QUICK = ("lenet5", "alexnet")  # to describe

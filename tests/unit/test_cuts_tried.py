@@ -14,15 +14,11 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from nets import Net
-from paceline.api.planning import forecast, plan
 from paceline.commands.options import fields_of
 from paceline.core.cost import compute_lane
 from paceline.core.errors import InvalidInput
-from paceline.models.factory import names
-from paceline.models.graph import traced
-from paceline.models.halves import cut
-from paceline.recipes.named import tried_with, workload_of
 from paceline.records.settings import check_options
+from paceline.runs.planning import forecast, plan
 from paceline.strategies import find_strategy
 from paceline.strategies.subbatch import head
 from paceline.strategies.subbatch import trial as of_subbatch
@@ -31,7 +27,11 @@ from paceline.strategies.subbatch.build import split as split_model
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.wheel import trial as of_wheel
 from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.halves import cut
 from paceline.strategies.wheel.split import split
+from paceline.training.models.factory import names
+from paceline.training.models.graph import traced
+from paceline.training.recipes.named import tried_with, workload_of
 from refusals import refused
 
 

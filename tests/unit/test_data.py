@@ -12,9 +12,9 @@ from sklearn.datasets import load_digits
 from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader, TensorDataset
 
-from paceline.data import BalancedSampler, Collate, ShardedBatches, load, loader
-from paceline.data.dataset import TensorSamples
-from paceline.data.sampler import stratified_split
+from paceline.training.data import BalancedSampler, Collate, ShardedBatches, load, loader
+from paceline.training.data.dataset import TensorSamples
+from paceline.training.data.sampler import stratified_split
 from refusals import refused
 
 
@@ -175,7 +175,7 @@ def test_a_seed_below_zero_is_refused() -> None:
 )
 def test_an_optional_package_that_is_missing_is_named(spec, module, package, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(sys.modules, "paceline.data.images", raising=False)
+    monkeypatch.delitem(sys.modules, "paceline.training.data.images", raising=False)
     with refused("data") as caught:
         load(spec.format(tmp_path))
     assert package in caught.value.problem

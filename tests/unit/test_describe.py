@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from nets import Net
 from paceline.core.workload import feature_nbytes
-from paceline.models import describe, layers_of
-from paceline.models.inception import InceptionBlock
+from paceline.training.models import describe, layers_of
+from paceline.training.models.inception import InceptionBlock
 
 
 def parallel() -> nn.Module:

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.core.workload import Layer
-from paceline.models import describe, find
-from paceline.models.describe import CostCounter
-from paceline.models.transformers import BERT, GPT, ViT
+from paceline.training.models import describe, find
+from paceline.training.models.describe import CostCounter
+from paceline.training.models.transformers import BERT, GPT, ViT
 
 
 def costs_of(model: nn.Module, batch: Tensor) -> Layer:

@@ -10,12 +10,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from nets import Net
 from paceline.core.workload import replica_nbytes
-from paceline.models import describe
-from paceline.models.inception import GoogLeNet
-from paceline.models.networks import Bottleneck, CifarResNet, LeNet5, ResNet
-from paceline.models.transformers import BERT, GPT, ViT
-from paceline.recipes.losses import next_token_loss
 from paceline.studies.profile.memory_use import make_momentum, track
+from paceline.training.models import describe
+from paceline.training.models.inception import GoogLeNet
+from paceline.training.models.networks import Bottleneck, CifarResNet, LeNet5, ResNet
+from paceline.training.models.transformers import BERT, GPT, ViT
+from paceline.training.recipes.losses import next_token_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
 STEPS, SAMPLES, WORDS, CLASSES = 10, 64, 50, 10

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nets import Net
-from paceline.models import describe
+from paceline.training.models import describe
 from refusals import refused
 
 

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.models import describe
-from paceline.models.fused_attention import attention_as_on_cpu
-from paceline.models.transformers import GPT
-from paceline.recipes.named import workload_of
+from paceline.training.models import describe
+from paceline.training.models.fused_attention import attention_as_on_cpu
+from paceline.training.models.transformers import GPT
+from paceline.training.recipes.named import workload_of
 
 B, T, C, H, V = 3, 10, 12, 2, 17
 R = B * T

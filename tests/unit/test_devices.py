@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paceline import devices
-from paceline.devices import cuda, device_named, device_of, first_device, gpus, num_gpus
-from paceline.devices.cuda import CudaDevice
+from paceline.links import devices
+from paceline.links.devices import cuda, device_named, device_of, first_device, gpus, num_gpus
+from paceline.links.devices.cuda import CudaDevice
 from paceline.links.rendezvous import check_gpus, device_of_rank
 from refusals import refused
 

@@ -11,11 +11,11 @@ from command_line import MACHINE as EPYC
 from paceline import forecast
 from paceline.core.losses import Losses
 from paceline.core.workload import kept_nbytes
-from paceline.models import describe
 from paceline.planner.precision import in_half
 from paceline.records.catalogue import EqualDevices, by_name, known_link
 from paceline.records.machine_file import find_machine, read_machine
 from paceline.records.profile import ProfileSettings
+from paceline.training.models import describe
 from profiles import profile_result, write_profile
 from refusals import refused
 

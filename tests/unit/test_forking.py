@@ -94,7 +94,7 @@ os.environ["PACELINE_SIMULATED_GPUS"] = "1"
 import torch
 from simulated_gpu import instead
 from paceline.core.errors import InvalidInput
-from paceline.devices import gpus
+from paceline.links.devices import gpus
 from paceline.links.forking import forked_from_here
 
 gpus()

@@ -11,14 +11,14 @@ from torch.nn.functional import cross_entropy
 
 from hogbatch_replicas import on_threads
 from hogbatches import classifying
-from paceline.data.dataset import TensorSamples
 from paceline.exchange.dense_thread import MOST_SAMPLES, DenseThread
 from paceline.exchange.step import Learning
-from paceline.models.networks import MLP, SigmoidMLP
 from paceline.native import Activation, DenseChain
-from paceline.recipes.classification import class_loss
-from paceline.recipes.optimizers import optimizer_of
 from paceline.strategies.hogbatch.replica import tensors_of
+from paceline.training.data.dataset import TensorSamples
+from paceline.training.models.networks import MLP, SigmoidMLP
+from paceline.training.recipes.classification import class_loss
+from paceline.training.recipes.optimizers import optimizer_of
 from refusals import refused
 
 WIDTHS = (37, 50, 33, 5)  # none of which is a whole number of vectors

@@ -24,14 +24,14 @@ from paceline.core.compare import conform
 from paceline.core.plan import Kind
 from paceline.core.timeline import Origin, Timeline
 from paceline.links.shared_memory import SharedTensors
-from paceline.models import describe
-from paceline.recipes.optimizers import OptimizerFactory, optimizer_of
 from paceline.strategies.hogbatch import gpu_replica
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica, clear_gradients
 from paceline.strategies.hogbatch.replica import median_seconds, tensors_of, train_next
 from paceline.strategies.hogbatch.speed_trial import SpeedTrial, machine_of, plan_of_batches
 from paceline.strategies.hogbatch.statistics import BatchResult
+from paceline.training.models import describe
+from paceline.training.recipes.optimizers import OptimizerFactory, optimizer_of
 from simulated_gpu.device import SimulatedDevice, SimulatedStream
 from simulated_gpu.lent import simulated_gpus
 

@@ -16,14 +16,14 @@ from torch.utils.data import Dataset
 from hogbatch_replicas import net, on_threads, samples
 from hogbatches import classifying
 from paceline.core.plan import Kind
-from paceline.data.dataset import TensorSamples
 from paceline.exchange.step import Learning
 from paceline.links.shared_memory import SharedTensors
-from paceline.recipes.optimizers import OptimizerFactory, optimizer_of
-from paceline.recipes.recipe import Recipe
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica
 from paceline.strategies.hogbatch.policy import rate_factor
 from paceline.strategies.hogbatch.replica import tensors_of, train_next
+from paceline.training.data.dataset import TensorSamples
+from paceline.training.recipes.optimizers import OptimizerFactory, optimizer_of
+from paceline.training.recipes.recipe import Recipe
 from refusals import refused
 from simulated_gpu.device import SimulatedDevice
 from simulated_gpu.lent import simulated_gpus

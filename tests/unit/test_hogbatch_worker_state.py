@@ -19,8 +19,8 @@ from torch.optim import SGD, Adam, NAdam, Optimizer
 from hogbatches import classifying
 from paceline.checkpoints.memory_file import read_state, write_state
 from paceline.core.settings import TrainSettings
-from paceline.devices import Device, device_of
 from paceline.exchange.session import TrainingSession
+from paceline.links.devices import Device, device_of
 from paceline.links.group import Group
 from paceline.strategies.hogbatch import STRATEGY
 from paceline.strategies.hogbatch.config import Hogbatch

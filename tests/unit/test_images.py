@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from paceline.data import Dataset, ShardedBatches, load, loader
-from paceline.data.images import ImageSamples
+from paceline.training.data import Dataset, ShardedBatches, load, loader
+from paceline.training.data.images import ImageSamples
 from refusals import refused
 
 RED = (255, 0, 0)

@@ -9,8 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.data import Dataset, load
-from paceline.data.dataset import TensorSamples
+from paceline.training.data import Dataset, load
+from paceline.training.data.dataset import TensorSamples
 from refusals import refused
 
 GOOD = "+1 1:0.5 3:2\n-1 2:1\n+1 3:1\n-1 1:4\n"

@@ -15,23 +15,23 @@ from groups import group_of
 from paceline.core.outcome import Epoch, Evaluation
 from paceline.core.plan import Kind
 from paceline.core.settings import TrainSettings
-from paceline.data.dataset import Dataset, TensorSamples, loader
-from paceline.data.sampler import ShardedBatches
 from paceline.exchange.learner import evaluate
 from paceline.exchange.loop import Trained, train
 from paceline.exchange.replica import SingleReplica
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import TrainingSetup, epochs_of, share_batches
 from paceline.exchange.step import SGD, shares, train_step
-from paceline.models import describe
-from paceline.recipes.classification import label_loss, precision_at_1
-from paceline.recipes.losses import bits_per_byte, next_token_loss
-from paceline.recipes.named import recipe_of_data
-from paceline.recipes.recipe import Recipe, built
-from paceline.record.clock import HostClock
+from paceline.links.clock import HostClock
 from paceline.record.recorder import Recorder
 from paceline.strategies.host import STRATEGY
 from paceline.strategies.host.config import HostReduce
+from paceline.training.data.dataset import Dataset, TensorSamples, loader
+from paceline.training.data.sampler import ShardedBatches
+from paceline.training.models import describe
+from paceline.training.recipes.classification import label_loss, precision_at_1
+from paceline.training.recipes.losses import bits_per_byte, next_token_loss
+from paceline.training.recipes.named import recipe_of_data
+from paceline.training.recipes.recipe import Recipe, built
 from refusals import refused
 from ticking import Ticking
 

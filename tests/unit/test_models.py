@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.models import find
-from paceline.models.factory import names
-from paceline.models.inception import GoogLeNet, InceptionBlock, InceptionV3
-from paceline.models.networks import (
+from paceline.training.models import find
+from paceline.training.models.factory import names
+from paceline.training.models.inception import GoogLeNet, InceptionBlock, InceptionV3
+from paceline.training.models.networks import (
     VGG16,
     AlexNet,
     CifarResNet,
@@ -15,7 +15,7 @@ from paceline.models.networks import (
     SigmoidMLP,
     he_normal_,
 )
-from paceline.recipes.named import workload_of
+from paceline.training.recipes.named import workload_of
 from papers.hogbatch import DATA_SETS, workload
 from refusals import refused
 

@@ -15,12 +15,12 @@ from torch.nn.functional import cross_entropy
 from nets import Net
 from paceline.core.plan import Kind
 from paceline.core.workload import Cost, Layer, Parameter, Workload
-from paceline.models import describe, find, layers_of
-from paceline.models import paced as module_of_paced
-from paceline.models.inception import InceptionBlock
-from paceline.models.networks import BasicBlock
-from paceline.models.paced import QUEUED_S, PacedModel, PacedSGD
 from paceline.record.recorder import Recorder
+from paceline.training.models import describe, find, layers_of
+from paceline.training.models import paced as module_of_paced
+from paceline.training.models.inception import InceptionBlock
+from paceline.training.models.networks import BasicBlock
+from paceline.training.models.paced import QUEUED_S, PacedModel, PacedSGD
 from refusals import refused
 from ticking import Sleeping
 

@@ -6,9 +6,9 @@ import torch
 from boxes import box
 from groups import group_of
 from paceline.core.machine import Machine
-from paceline.devices.host import HostDevice
 from paceline.exchange.replica import Probe
 from paceline.exchange.replicas import prober
+from paceline.links.devices.host import HostDevice
 from paceline.links.group import Group
 from paceline.measure.devices import CodecFigures, DeviceFigures
 from paceline.measure.this_machine import facts

@@ -304,7 +304,7 @@ def test_a_module_is_found_in_the_folder_and_in_pythonpath(tmp_path: Path, monke
 
 HANGING = """
 import os, signal
-from paceline.devices import cuda
+from paceline.links.devices import cuda
 os.register_at_fork(after_in_child=signal.pause)
 cuda._FORK_S = 0.1
 print(cuda.can_fork())

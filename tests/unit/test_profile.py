@@ -18,17 +18,17 @@ from paceline.core.plan import Kind
 from paceline.core.simulate import makespan_s
 from paceline.core.strategy import Prober, Window
 from paceline.core.workload import Workload
+from paceline.exchange.profile import Probes, Profile, exchanging, profile, single
 from paceline.exchange.step import OF_CLASSES, SGD, Share
 from paceline.links.group import Group
 from paceline.measure import cores
 from paceline.measure import layers as module
 from paceline.measure.cores import CoreTime, lost_beside
-from paceline.measure.layers import Probes, Profile, exchanging, profile, single
 from paceline.measure.link import message_speed
-from paceline.models import describe
 from paceline.planner import forecast
 from paceline.strategies import EXCHANGES, find_exchange
 from paceline.strategies.allreduce.config import AllReduce
+from paceline.training.models import describe
 from ticking import Ticking, Timed
 
 LOAD_S, HELD_UP_S, MARK_S = 1.0, 9.0, 0.125

@@ -14,13 +14,13 @@ from paceline.core.cost import compute_lane, exchange_lane
 from paceline.core.plan import Kind
 from paceline.core.strategy import Window
 from paceline.exchange.step import SGD, Share, train_step
-from paceline.models import describe
-from paceline.models.networks import LeNet5
-from paceline.record.clock import HostClock
+from paceline.links.clock import HostClock
 from paceline.record.merge import merge
 from paceline.record.recorder import Recorder
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.plan import plan
+from paceline.training.models import describe
+from paceline.training.models.networks import LeNet5
 from ticking import Ticking, Timed
 
 

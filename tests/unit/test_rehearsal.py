@@ -17,15 +17,11 @@ from groups import group_of
 from paceline.core.cost import Totals
 from paceline.core.link_fit import ExchangeSample
 from paceline.core.plan import Kind, PriceKey
+from paceline.exchange.profile import Profile
 from paceline.exchange.replicas import ReplicaRunner
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import TrainingSetup, setup_of
-from paceline.measure.layers import Profile
 from paceline.measure.this_machine import Speed, this_machine
-from paceline.models import describe
-from paceline.models.paced import QUEUED_S, PacedModel
-from paceline.recipes.named import given, own_recipe, recipe_of, takes_any_data, workload_of
-from paceline.recipes.recipe import built
 from paceline.records.machine_file import find_device
 from paceline.records.profile import ProfileSettings
 from paceline.records.settings import configuration, strategy_of, validated_rehearsal
@@ -35,6 +31,16 @@ from paceline.runs.progress import TerminalProgress
 from paceline.runs.session import paced_device
 from paceline.studies.profile.largest_batch import Attempt, try_step
 from paceline.studies.profile.profiled_steps import subject_of
+from paceline.training.models import describe
+from paceline.training.models.paced import QUEUED_S, PacedModel
+from paceline.training.recipes.named import (
+    given,
+    own_recipe,
+    recipe_of,
+    takes_any_data,
+    workload_of,
+)
+from paceline.training.recipes.recipe import built
 from refusals import refused
 
 MACHINES = Path(__file__).parents[2] / "machines"
@@ -182,8 +188,10 @@ def test_a_model_of_the_users_own_has_to_be_given_a_shape(kind):
     with refused("torch.nn:Identity"):
         setup_of(session(model="torch.nn:Identity", **kind))
     with refused("input_shape"):
-        setup_of(session(model="paceline.models.networks:LeNet5", **kind))
-    shaped = session(model="paceline.models.networks:LeNet5", input_shape=(1, 32, 32), **kind)
+        setup_of(session(model="paceline.training.models.networks:LeNet5", **kind))
+    shaped = session(
+        model="paceline.training.models.networks:LeNet5", input_shape=(1, 32, 32), **kind
+    )
     assert setup_of(shaped).workload.num_parameters == 61_706
 
 

@@ -14,7 +14,6 @@ from paceline.core.defaults import completed
 from paceline.core.interval import Interval
 from paceline.core.settings import TrainSettings
 from paceline.core.strategy import Options
-from paceline.data.spec import FORMS
 from paceline.records.config_file import (
     FILE_NAME,
     merged,
@@ -32,6 +31,7 @@ from paceline.records.settings import (
 )
 from paceline.strategies import EXCHANGES, STRATEGIES, allreduce, find_exchange
 from paceline.strategies.allreduce.config import AllReduce
+from paceline.training.data.spec import FORMS
 from refusals import refused
 
 LENET5 = {"model": "lenet5"}

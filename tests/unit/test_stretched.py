@@ -10,10 +10,10 @@ from torch.utils.checkpoint import checkpoint
 
 from nets import Net
 from paceline.core.plan import Kind
-from paceline.models import paced
-from paceline.models.networks import BasicBlock
-from paceline.models.paced import Stretched
 from paceline.record.recorder import Recorder
+from paceline.training.models import paced
+from paceline.training.models.networks import BasicBlock
+from paceline.training.models.paced import Stretched
 from refusals import refused
 from ticking import Sleeping, Timed
 

@@ -9,18 +9,18 @@ from torch import Tensor, nn, optim
 from torch.nn.functional import cross_entropy
 
 from language_nets import TOKENS, VOCABULARY, Language
-from paceline.data.dataset import TensorSamples
 from paceline.links.rendezvous import process_group
-from paceline.models.bypass import bypassed
-from paceline.models.chained_head import partition
-from paceline.recipes.classification import accuracy, class_loss, label_loss
-from paceline.recipes.losses import bits_per_byte, next_token_loss
-from paceline.recipes.recipe import Recipe
 from paceline.strategies.subbatch.batch import label_message
 from paceline.strategies.subbatch.build import describe_recipe, split
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.loss import check_objective
 from paceline.strategies.subbatch.row_wise import check_row_wise
+from paceline.training.data.dataset import TensorSamples
+from paceline.training.models.bypass import bypassed
+from paceline.training.models.chained_head import partition
+from paceline.training.recipes.classification import accuracy, class_loss, label_loss
+from paceline.training.recipes.losses import bits_per_byte, next_token_loss
+from paceline.training.recipes.recipe import Recipe
 from refusals import refused
 
 

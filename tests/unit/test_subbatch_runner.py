@@ -12,16 +12,16 @@ from torch import Tensor
 from language_nets import IGNORED, VOCABULARY, WIDTH, Language
 from paceline.core.cost import PacedDevice, Rate, Totals
 from paceline.core.settings import RehearseSettings, TrainSettings
-from paceline.data import Dataset, spec
-from paceline.data.dataset import TensorSamples
 from paceline.exchange.session import TrainingSession
 from paceline.links.rendezvous import process_group
-from paceline.recipes.losses import bits_per_byte, next_token_loss
-from paceline.recipes.named import given
-from paceline.recipes.recipe import Recipe
 from paceline.strategies import STRATEGIES
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.run import start
+from paceline.training.data import Dataset, spec
+from paceline.training.data.dataset import TensorSamples
+from paceline.training.recipes.losses import bits_per_byte, next_token_loss
+from paceline.training.recipes.named import given
+from paceline.training.recipes.recipe import Recipe
 from refusals import refused
 
 PACED = PacedDevice("paced as a test", Rate(1e12, 1e12), "gpu", Totals(0.02, 0.04))

@@ -14,9 +14,6 @@ from paceline.core.cost import PacedDevice, Rate, Roofline, Totals
 from paceline.core.plan import Kind, PriceKey
 from paceline.core.strategy import Window
 from paceline.core.workload import Cost
-from paceline.models import find, sharded
-from paceline.models.chained_head import Elementwise, partition
-from paceline.models.sharded import Shard, Sharding, build_sharded
 from paceline.records.settings import validated_settings
 from paceline.strategies.subbatch import paced
 from paceline.strategies.subbatch.config import SubBatch
@@ -24,6 +21,9 @@ from paceline.strategies.subbatch.layers import DropoutMasks, dropout_seed
 from paceline.strategies.subbatch.loss import CrossEntropy, loss_terms
 from paceline.strategies.subbatch.paced import paced_model
 from paceline.strategies.subbatch.plan import plan, weights_of
+from paceline.training.models import find, sharded
+from paceline.training.models.chained_head import Elementwise, partition
+from paceline.training.models.sharded import Shard, Sharding, build_sharded
 from refusals import refused
 from subbatches import BATCH, CONV, FC1, FC2, FEATURES, model, ring_of
 

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.data import Dataset, load
-from paceline.data.windows import IGNORED, MaskedTokens, TokenWindows
+from paceline.training.data import Dataset, load
+from paceline.training.data.windows import IGNORED, MaskedTokens, TokenWindows
 from refusals import refused
 
 
@@ -152,7 +152,7 @@ class TestTokens:
         assert targets.tolist() == [numbers[951:961].tolist()]
 
     def test_the_numbers_of_every_block_are_looked_at(self, tmp_path: Path, monkeypatch) -> None:
-        monkeypatch.setattr("paceline.data.text._BLOCK", 64)
+        monkeypatch.setattr("paceline.training.data.text._BLOCK", 64)
         numbers = np.zeros(1000, np.uint16)
         numbers[999] = 40_000
         assert load(f"tokens:{saved(tmp_path, numbers)}", (10,)).num_classes == 40_001

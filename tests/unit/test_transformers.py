@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm
 
-from paceline.models.factory import find
-from paceline.models.transformer_blocks import Attention
-from paceline.models.transformers import BERT, GPT, ViT
+from paceline.training.models.factory import find
+from paceline.training.models.transformer_blocks import Attention
+from paceline.training.models.transformers import BERT, GPT, ViT
 from refusals import refused
 
 

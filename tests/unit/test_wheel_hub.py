@@ -9,8 +9,6 @@ import torch
 
 from paceline.core.errors import WorkerLost
 from paceline.measure.device_profile import DeviceProfile
-from paceline.models.paced import PacedSGD
-from paceline.recipes.named import workload_of
 from paceline.rpc.client import Client, ReplyFuture
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
@@ -26,6 +24,8 @@ from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import split
 from paceline.strategies.wheel.stand_in import paced_recipe, stand_in
 from paceline.strategies.wheel.worker import take_part
+from paceline.training.models.paced import PacedSGD
+from paceline.training.recipes.named import workload_of
 from refusals import refused
 from rpc_exchange import DEADLINE_S, Clock, beside, until
 

@@ -20,11 +20,7 @@ from paceline.core.plan import Kind
 from paceline.core.reading import read_record
 from paceline.core.timeline import Span, Timeline
 from paceline.core.wire_format import Purpose, wire_format
-from paceline.data.batch import Batch
-from paceline.data.dataset import TensorSamples
-from paceline.data.sample_share import SampleShare
 from paceline.links.turns import Stopped, Turns
-from paceline.recipes.recipe import Recipe
 from paceline.record.worker_trace import MessageTime, Trace, timeline_of, utilisation
 from paceline.rpc.batch_layout import BatchLayout
 from paceline.rpc.endpoint import CopyLane, Endpoint
@@ -33,6 +29,10 @@ from paceline.rpc.tensor_parts import values_of
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.protocol import check_codecs, share_of, share_part
 from paceline.strategies.wheel.split import TO_HUB
+from paceline.training.data.batch import Batch
+from paceline.training.data.dataset import TensorSamples
+from paceline.training.data.sample_share import SampleShare
+from paceline.training.recipes.recipe import Recipe
 from refusals import refused
 from rpc_exchange import beside
 

@@ -11,9 +11,9 @@ from halved import CASES, Case, Make, ManualWorker, batches, equal, serve
 from paceline.checkpoints.folder import CheckpointFolder, Loaded
 from paceline.checkpoints.writer import BackgroundWriter
 from paceline.core.outcome import Epoch
-from paceline.models.networks import MLP
 from paceline.strategies.wheel.checkpoint import Checkpoints, ServerProgress, load, state_of
 from paceline.strategies.wheel.server import ParameterServer
+from paceline.training.models.networks import MLP
 from refusals import refused
 
 OPTIMIZERS: dict[str, Make] = {

@@ -14,10 +14,10 @@ from torch import nn
 
 from halved import CASES, ManualWorker, batches, equal, plain, serve, values
 from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded
-from paceline.models.halves import cut
 from paceline.rpc.frames import Message
 from paceline.rpc.tensor_parts import part_of, parts_of
 from paceline.strategies.wheel.child_server import ChildServer
+from paceline.strategies.wheel.halves import cut
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.tree import ChildHubs, HubTraffic, ParentReply, ResumePoint
 from refusals import refused_field

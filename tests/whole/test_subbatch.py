@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_model
 
-from paceline.data import load
-from paceline.models import find
+from paceline.training.data import load
+from paceline.training.models import find
 
 slow = pytest.mark.slow
 HEADER = 40

@@ -9,9 +9,9 @@ import pytest
 from safetensors.torch import load_file
 
 from paceline.core.plan import Kind
-from paceline.data import load
-from paceline.models.networks import LeNet5
 from paceline.record.trace import read_trace
+from paceline.training.data import load
+from paceline.training.models.networks import LeNet5
 from processes import Started
 from refusals import refused_field
 

@@ -18,9 +18,9 @@ from paceline.checkpoints import json_values, manifest
 from paceline.checkpoints.folder import CheckpointFolder
 from paceline.checkpoints.memory_file import read_state, write_state
 from paceline.core.errors import InvalidInput
-from paceline.data.images import load_images
-from paceline.data.libsvm import load_libsvm
-from paceline.data.text import load_tokens
+from paceline.training.data.images import load_images
+from paceline.training.data.libsvm import load_libsvm
+from paceline.training.data.text import load_tokens
 
 _VALUES = {
     "step": 3,

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from figures import shown, spread
-from paceline.devices import Device
+from paceline.links.devices import Device
 from ranks import in_turns
 from trainee import Task, Trainee
 

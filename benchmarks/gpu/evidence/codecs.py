@@ -20,7 +20,7 @@ from torch import Tensor
 
 from figures import shown, spread
 from paceline.codecs.blockwise import TABLES, EightBit, has_triton, table
-from paceline.devices import Device
+from paceline.links.devices import Device
 from ranks import in_turns
 
 sys.path.append(str(Path(__file__).parents[2] / "codecs"))

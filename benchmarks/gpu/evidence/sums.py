@@ -13,8 +13,8 @@ import torch.distributed as dist
 from part import Part
 
 from figures import shown
-from paceline.devices import device_of
 from paceline.exchange.replicas import prober
+from paceline.links.devices import device_of
 from paceline.links.group import Group
 from paceline.strategies import STRATEGIES
 from paceline.strategies.host.config import HostReduce

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from paceline.models.networks import AlexNet
+from paceline.training.models.networks import AlexNet
 
 
 def alexnet() -> nn.Module:

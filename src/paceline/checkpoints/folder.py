@@ -36,9 +36,9 @@ from paceline.checkpoints.json_values import Json
 from paceline.checkpoints.manifest import MANIFEST, Damaged, FileEntry, Manifest, SummedFile
 from paceline.checkpoints.tensor_file import Tensors
 from paceline.core.errors import CheckpointNotWritten, InvalidInput
-from paceline.files import limits
-from paceline.files.reading import read_file
 from paceline.links.failpoints import reach
+from paceline.links.files import limits
+from paceline.links.files.reading import read_file
 
 logger = logging.getLogger(__name__)
 

@@ -33,8 +33,8 @@ from pydantic.dataclasses import dataclass
 
 from paceline.core.errors import InvalidInput, PacelineError
 from paceline.core.reading import read_json
-from paceline.files import limits
-from paceline.files.reading import read_file
+from paceline.links.files import limits
+from paceline.links.files.reading import read_file
 
 MANIFEST = "manifest.json"
 _FORMAT = 1

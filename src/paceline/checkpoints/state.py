@@ -23,7 +23,7 @@ from paceline.checkpoints.json_values import Json, copied
 from paceline.checkpoints.manifest import first_fault
 from paceline.checkpoints.tensor_file import Tensors, check_can_be_saved
 from paceline.core.errors import InvalidInput
-from paceline.devices import device_of
+from paceline.links.devices import device_of
 
 logger = logging.getLogger(__name__)
 

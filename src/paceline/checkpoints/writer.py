@@ -21,7 +21,7 @@ from paceline.checkpoints.folder import CheckpointFolder, Contents
 from paceline.checkpoints.json_values import Json
 from paceline.checkpoints.tensor_file import Tensors, check_can_be_saved
 from paceline.core.errors import CheckpointNotWritten, InvalidInput
-from paceline.devices import Event, device_of
+from paceline.links.devices import Event, device_of
 
 logger = logging.getLogger(__name__)
 

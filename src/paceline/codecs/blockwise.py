@@ -19,7 +19,7 @@ from torch import Tensor
 
 from paceline.codecs.codec import Codec, Payload, as_type, finite, flat, num_nonfinite
 from paceline.core.errors import InvalidInput
-from paceline.devices import device_of
+from paceline.links.devices import device_of
 from paceline.native import Codebook, decode_into, encode_into
 
 _NUM_MAGNITUDES = 128

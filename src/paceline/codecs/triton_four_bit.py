@@ -22,7 +22,7 @@ from paceline.codecs.triton_kernels import (
     store_tile,
     tile_at,
 )
-from paceline.devices import device_of
+from paceline.links.devices import device_of
 
 _NUM_THRESHOLDS = tl.constexpr(7)
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.codecs.blockwise import QuantizationTable, scales_of
-from paceline.devices import device_of
+from paceline.links.devices import device_of
 
 _INFINITY = tl.constexpr(0x7F800000)  # as bits: those of finite magnitudes are smaller
 _NOTHING = tl.constexpr(2.0**-30)  # below the first threshold of every table

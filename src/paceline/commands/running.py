@@ -105,11 +105,11 @@ def _check_profiled(settings: PlanSettings) -> None:
 
 def _plan(settings: PlanSettings, machine: str, about: str, explain: bool, as_json: bool) -> None:
     from paceline import __version__
-    from paceline.api.planning import plan as plan_on
     from paceline.planner.explain import drawing
     from paceline.records.result import PlanResult, RankingRows
     from paceline.report.terminal import console
     from paceline.runs.folder import new_id, show_plan
+    from paceline.runs.planning import plan as plan_on
 
     asked = settings.model_dump(include={"model", "batch_size", "input_shape"})
     ranking = plan_on(
@@ -138,9 +138,9 @@ def _plan(settings: PlanSettings, machine: str, about: str, explain: bool, as_js
 
 
 def _sweep(settings: PlanSettings, machine: str, about: str, over: str, as_json: bool) -> None:
-    from paceline.api.planning import sweep as sweep_on
     from paceline.planner.sweep import chart
     from paceline.report.terminal import console
+    from paceline.runs.planning import sweep as sweep_on
 
     asked = settings.model_dump(include={"model", "batch_size", "input_shape", "workers"})
     found = sweep_on(

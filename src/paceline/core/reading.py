@@ -1,7 +1,7 @@
 """Read JSON and TOML from outside, a file's or a peer's: bounded in depth and numbers.
 
 What comes is a validated record, or InvalidInput in one line. How long a text may be is bounded by
-who has it: `paceline.files` by the kind of file, `paceline.rpc` by the largest message.
+who has it: `paceline.links.files` by the kind of file, `paceline.rpc` by the largest message.
 """
 
 import re

@@ -13,13 +13,13 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined] # exporte
 
 from paceline.codecs.codec import Codec
 from paceline.core.errors import InvalidInput
-from paceline.devices import current_gpu
 from paceline.exchange.codec_choice import choice_of
 from paceline.exchange.compressed import CompressedAllReduce, Compression, Future
 from paceline.exchange.layout import NamedParameter
 from paceline.exchange.optimizers import NonFiniteGuard, Policy
 from paceline.exchange.readiness import Listener, Readiness
 from paceline.exchange.replica import Method, Statistics
+from paceline.links.devices import current_gpu
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 

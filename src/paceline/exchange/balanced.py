@@ -23,11 +23,11 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.core.balance import Balance
 from paceline.core.errors import InvalidInput
-from paceline.data.sampler import BalancedSampler
 from paceline.exchange.readiness import in_backward
 from paceline.exchange.replica import ModelReplica, Statistics
+from paceline.links.clock import clock_for
 from paceline.links.group import Group
-from paceline.record.clock import clock_for
+from paceline.training.data.sampler import BalancedSampler
 
 _MOST_PASSES = 256
 _NUM_WARM_UP = 2  # passes in which caches fill and buckets are made

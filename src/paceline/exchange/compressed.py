@@ -20,9 +20,9 @@ from paceline.codecs.codec import Codec
 from paceline.codecs.feedback import ErrorFeedback
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import PIECE, check_codec
-from paceline.devices import Event, device_of
 from paceline.exchange.encoded_pieces import EncodedPiece, encoded_piece
 from paceline.exchange.optimizers import Policy
+from paceline.links.devices import Event, device_of
 
 # A thread that waits in a collective for a lost rank does not end by itself.
 _GOODBYE_S = 5.0

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.optim import Optimizer
 
-from paceline.data.dataset import IndexedSamples, TensorSamples
 from paceline.exchange.step import Learning
 from paceline.native import Activation, DenseChain
-from paceline.recipes.classification import class_loss
+from paceline.training.data.dataset import IndexedSamples, TensorSamples
+from paceline.training.recipes.classification import class_loss
 
 MOST_SAMPLES = 256
 # Beyond so many samples, or multiplications, torch's matrix products win back what it takes to get

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from paceline.core.chunks import chunks
 from paceline.core.errors import InvalidInput
 from paceline.links.group import Group
-from paceline.models.layers import layers_of
+from paceline.training.models.layers import layers_of
 
 # The types that every exchange can sum.
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -16,17 +16,17 @@ from paceline.checkpoints.state import (
     schedule_state,
 )
 from paceline.core.errors import InvalidInput
-from paceline.data.batch import Batch, call
-from paceline.data.dataset import IndexedSamples
-from paceline.devices import random_numbers_restored
 from paceline.exchange.checkpoints import State
 from paceline.exchange.replica import ModelReplica
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import TrainingSetup
 from paceline.exchange.step import Learning, Share, train_step
+from paceline.links.devices import random_numbers_restored
 from paceline.links.group import Group
-from paceline.recipes.recipe import NAMELESS, Recipe, scalar_of
 from paceline.record.recorder import Recorder
+from paceline.training.data.batch import Batch, call
+from paceline.training.data.dataset import IndexedSamples
+from paceline.training.recipes.recipe import NAMELESS, Recipe, scalar_of
 
 _TEST_BATCH = 256
 _TEST_TOKENS = 16384  # of a batch: logits of a language model take much more memory than its input

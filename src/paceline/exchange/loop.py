@@ -29,9 +29,9 @@ from paceline.exchange.replica import NONE, ModelReplica
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import FEWEST_STEPS, NUM_TRACED, NUM_WARM_UP, TrainingSetup
 from paceline.links.interruption import Interruption, interruptible
-from paceline.recipes.recipe import Recipe
 from paceline.record.merge import ClockOffset, clock_offset
 from paceline.record.recorder import Recorder
+from paceline.training.recipes.recipe import Recipe
 
 _STATUS_S = 0.5
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from paceline.checkpoints.state import kind_of
 from paceline.core.errors import InvalidInput
 from paceline.core.rounds import OuterStep
-from paceline.models.layers import layers_of
+from paceline.training.models.layers import layers_of
 
 Fragment = tuple[nn.Parameter, ...]
 OptimizerFactory = Callable[[list[Tensor]], Optimizer]

@@ -13,8 +13,8 @@ from paceline.core.chunks import ChunkTimes, ChunkTuner
 from paceline.exchange.compressed import Compression
 from paceline.exchange.layout import Chunk, Layout
 from paceline.links.group import Group
-from paceline.models.paced import PacedSGD
 from paceline.record.recorder import Recorder
+from paceline.training.models.paced import PacedSGD
 
 
 @dataclass(frozen=True)

@@ -24,16 +24,16 @@ from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload
 from paceline.exchange.balanced import Balanced
 from paceline.exchange.loop import Trained, score_of, train
+from paceline.exchange.profile import Profile, beside_copies, profile, with_idle_cores
 from paceline.exchange.replica import ModelReplica, Probe
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import TrainingSetup, setup_of
 from paceline.exchange.step import train_step
+from paceline.links.clock import clock_for
 from paceline.links.group import Group
-from paceline.measure.layers import Profile, beside_copies, profile, with_idle_cores
-from paceline.models.paced import Stretched
-from paceline.record.clock import clock_for
 from paceline.record.merge import gather_timeline
 from paceline.record.recorder import Recorder
+from paceline.training.models.paced import Stretched
 
 SLACK_S = 1e-3  # hooks of one gradient run one after another, and each takes its mark
 _INTERVAL = 10  # steps of a trial of a chunk search, or between two looks at balanced shares

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paceline.core.errors import InvalidInput
-from paceline.recipes.recipe import OptimizerFactory
+from paceline.training.recipes.recipe import OptimizerFactory
 
 _RATES = ("lr", "initial_lr")
 

@@ -16,18 +16,18 @@ from paceline.core.errors import InvalidInput
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.strategy import gradient_codec
 from paceline.core.workload import Workload
-from paceline.data import BalancedSampler, ShardedBatches, loader
-from paceline.data.batch import Batch
-from paceline.data.dataset import IndexedSamples
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.step import OF_CLASSES, SGD, Learning, Optimize, Share, shares
 from paceline.links.group import Group
-from paceline.models import describe, find
-from paceline.models.paced import PacedModel, PacedSGD
-from paceline.recipes.named import own_recipe, recipe_of, workload_of
-from paceline.recipes.optimizers import OptimizerFactory, checked_optimizer, optimizer_for
-from paceline.recipes.recipe import NAMELESS, Recipe, built
-from paceline.recipes.schedules import checked_schedule, schedule_of
+from paceline.training.data import BalancedSampler, ShardedBatches, loader
+from paceline.training.data.batch import Batch
+from paceline.training.data.dataset import IndexedSamples
+from paceline.training.models import describe, find
+from paceline.training.models.paced import PacedModel, PacedSGD
+from paceline.training.recipes.named import own_recipe, recipe_of, workload_of
+from paceline.training.recipes.optimizers import OptimizerFactory, checked_optimizer, optimizer_for
+from paceline.training.recipes.recipe import NAMELESS, Recipe, built
+from paceline.training.recipes.schedules import checked_schedule, schedule_of
 
 NUM_TRACED = 20
 NUM_WARM_UP = 2

@@ -17,11 +17,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 
 from paceline.core.plan import ACCUMULATED, Kind
-from paceline.data import BalancedSampler, ShardedBatches
-from paceline.data.batch import Batch, call
-from paceline.recipes.classification import class_loss
-from paceline.recipes.recipe import NAMELESS, Loss, learnable_loss
 from paceline.record.recorder import Recorder
+from paceline.training.data import BalancedSampler, ShardedBatches
+from paceline.training.data.batch import Batch, call
+from paceline.training.recipes.classification import class_loss
+from paceline.training.recipes.recipe import NAMELESS, Loss, learnable_loss
 
 Optimize = Callable[[nn.Module], Optimizer]
 

@@ -26,8 +26,8 @@ from torch import Tensor
 from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
 from paceline.exchange.replica import Method, ModelReplica, Statistics
+from paceline.links.clock import Clock
 from paceline.links.group import Group
-from paceline.record.clock import Clock
 from paceline.record.recorder import Recorder
 
 _NUM_SETTLING = 6  # in which torch makes its buckets, and host learns when its layers are ready

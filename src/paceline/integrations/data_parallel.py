@@ -15,8 +15,6 @@ from paceline.core.chunks import LearnedSearch, Trial
 from paceline.core.errors import InvalidInput
 from paceline.core.names import not_known
 from paceline.core.timeline import Origin, Timeline
-from paceline.data.sampler import BalancedSampler
-from paceline.devices import device_of
 from paceline.exchange.all_reduce import TorchAllReduce
 from paceline.exchange.balanced import Balanced
 from paceline.exchange.compressed import Compression
@@ -26,10 +24,12 @@ from paceline.exchange.reducer import Reducer
 from paceline.exchange.replica import Method, SingleReplica, Statistics
 from paceline.exchange.synchronized import OF_TORCH_ALONE, Synchronized
 from paceline.exchange.trials import Trials
+from paceline.links.clock import clock_for
+from paceline.links.devices import device_of
 from paceline.planner.admission import admit
-from paceline.record.clock import clock_for
 from paceline.record.recorder import Recorder
 from paceline.strategies import EXCHANGES
+from paceline.training.data.sampler import BalancedSampler
 
 _KEPT_STEPS = 8
 AUTO = "auto"

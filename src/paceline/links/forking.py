@@ -198,7 +198,7 @@ def _thread() -> _ForkingThread:
 
 
 def _check() -> None:
-    from paceline.devices import num_gpus  # imports torch, which the command line does later
+    from paceline.links.devices import num_gpus  # imports torch, which the command line does later
 
     if not num_gpus():  # cores alone can always be computed with
         return
@@ -223,7 +223,7 @@ def _is_readable(fd: int, within_s: float) -> bool:
 
 
 def _exit_unless_able() -> None:
-    from paceline.devices import can_compute_in_fork
+    from paceline.links.devices import can_compute_in_fork
 
     if not can_compute_in_fork():
         sys.exit(1)

@@ -290,7 +290,7 @@ def main() -> None:
     for module in modules:
         importlib.import_module(module)
     if "torch" in sys.modules:
-        from paceline.devices import cuda
+        from paceline.links.devices import cuda
 
         if not cuda.can_fork():  # an import has initialised CUDA all the same
             return

@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import (
 from torch.distributed.rendezvous import rendezvous
 
 from paceline.core.errors import InvalidInput, WorkerLost
-from paceline.devices import Device, device_of, gpus, num_gpus
+from paceline.links.devices import Device, device_of, gpus, num_gpus
 from paceline.links.failures import raised_instead
 from paceline.links.forks_of_ranks import let_forks_go_of
 from paceline.links.group import Group, Member, myself

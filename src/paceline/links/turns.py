@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from paceline.devices.device import Device
+from paceline.links.devices.device import Device
 
 _POLL_S = 0.5
 

@@ -14,7 +14,7 @@ from paceline.core.plan import Kind
 from paceline.core.settings import Record
 from paceline.core.timeline import Span
 from paceline.core.wire_format import Kernel, wire_format
-from paceline.devices import device_of
+from paceline.links.devices import device_of
 from paceline.links.group import boot_id
 from paceline.measure import timing
 from paceline.measure.cores import cores_here, lost_here

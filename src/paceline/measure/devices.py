@@ -4,24 +4,18 @@ The functions that take a `Sampler` are collective: each rank's device is measur
 others. The others are for a process by itself.
 """
 
-from functools import partial
-from operator import sub
-from statistics import median
-
 import torch
-import torch.distributed as dist
 from pydantic import BaseModel
 from torch import Tensor, nn
 
 from paceline.codecs.names import find_codec
 from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.wire_format import Kernel
-from paceline.devices import device_of
-from paceline.exchange.compressed import CompressedAllReduce
 from paceline.links.arena import Arena, Segment
+from paceline.links.devices import device_of
 from paceline.links.shared_memory import LocalRanks
 from paceline.measure.this_machine import memory_bytes
-from paceline.measure.timing import Sampler, Spread, Work, idle, median_s
+from paceline.measure.timing import Sampler, Spread, idle, median_s
 
 CONVOLUTION = "conv2d of 256 to 384 channels, 3x3 on 13x13"  # AlexNet's third
 LINEAR = "linear layer of 2048 to 2048"
@@ -29,11 +23,11 @@ _CALLS = 200
 _NUM_VALUES = 1 << 21
 _NUM_VALUES_ALONE = 1 << 18
 _COPIED_VALUES = 1 << 22
-_NUM_FEW_VALUES, _NUM_SUMMED = 256, 64
+_NUM_SUMMED = 64
 _COPY_NBYTES = 128 * 2**20
 _SHARE_OF_MEMORY = 16  # all copies together take at most a 16th of the host's memory
 # Codecs of one kernel are equally fast; where they are torch's own operations, nearly so.
-_CODECS: dict[Kernel, tuple[str, ...]] = {
+CODECS: dict[Kernel, tuple[str, ...]] = {
     "eightbit": ("dynamic8",),
     "fourbit": ("e3m0",),
     "cast": ("half", "bfloat16"),
@@ -133,34 +127,7 @@ def measure_codecs(
             encode=Spread.rate(num_values, encode_s), decode=Spread.rate(2 * num_values, decode_s)
         )
 
-    return {kernel: figures(names) for kernel, names in _CODECS.items()}
-
-
-def measure_codec_latencies(sampler: Sampler, deadline_s: float) -> dict[Kernel, float]:
-    """Return half of what a codec adds to the seconds of an all-reduce of few values.
-
-    An all-reduce encodes and decodes twice. There are two ranks or more.
-    """
-    group = sampler.group
-    all_reduce = CompressedAllReduce(range(group.world_size), group.device, deadline_s)
-    values = torch.zeros(_NUM_FEW_VALUES, device=group.device)
-
-    def reduce(codec: str | None) -> None:
-        if codec is None:
-            dist.all_reduce(values)
-        else:
-            all_reduce.begin(codec, values, partial(find_codec, codec)).future.wait()
-        device_of(group.device).synchronize()
-
-    codecs = [None, *(names[0] for names in _CODECS.values())]
-    works: list[Work] = [partial(reduce, codec) for codec in codecs]
-    without, *with_codecs = sampler.of_last(works, range(group.world_size))
-    latencies = {
-        kernel: max(0.0, median(map(sub, seconds, without)) / 2)
-        for kernel, seconds in zip(_CODECS, with_codecs, strict=True)
-    }
-    all_reduce.close()
-    return latencies
+    return {kernel: figures(names) for kernel, names in CODECS.items()}
 
 
 def measure_copies(sampler: Sampler, place: LocalRanks) -> Spread:

@@ -13,7 +13,7 @@ import torch
 from paceline.core.losses import Losses
 from paceline.core.machine import Device, Host, Machine
 from paceline.core.workload import Cost, Workload
-from paceline.devices import device_of
+from paceline.links.devices import device_of
 from paceline.links.group import Group
 from paceline.native import instruction_sets
 

@@ -14,8 +14,8 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel
 
 from paceline.core.timeline import Span, quartiles
+from paceline.links.clock import Clock
 from paceline.links.group import Group
-from paceline.record.clock import Clock
 
 FEWEST_ROUNDS = 3  # of which a median can leave one outlier out
 _MOST_ROUNDS = 400

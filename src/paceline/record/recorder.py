@@ -19,8 +19,8 @@ from torch.utils.hooks import RemovableHandle
 from paceline.core.cost import compute_lane, exchange_lane
 from paceline.core.plan import Kind, Lane, Resource, TaskId
 from paceline.core.timeline import Span
-from paceline.models.layers import LayerModule, layers_of
-from paceline.record.clock import Clock, HostClock
+from paceline.links.clock import Clock, HostClock
+from paceline.training.models.layers import LayerModule, layers_of
 
 Borders = list[tuple[str, Any]]  # layers, with marks or times where their shares begin or end
 Shares = list[tuple[str, float, float]]  # layers, with the start and the end of each, in seconds

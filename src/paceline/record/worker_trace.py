@@ -20,7 +20,7 @@ from paceline.core.peer_records import MOST_SPANS, Spans, check_spans
 from paceline.core.plan import COMPUTE, Kind, Lane, Resource
 from paceline.core.timeline import Origin, Span, Timeline, intersection, length, union
 from paceline.core.wire_format import Purpose
-from paceline.record.clock import Clock
+from paceline.links.clock import Clock
 from paceline.record.recorder import LayerMarks, Phase, layer_spans
 
 ALL_STEPS = range(2**31)

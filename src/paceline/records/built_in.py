@@ -203,7 +203,7 @@ def main() -> None:
     """Write the record of the models of `RECORDED`."""
     import torch
 
-    from paceline.recipes.named import workload_of
+    from paceline.training.recipes.named import workload_of
 
     models = {name: record_of(partial(workload_of, name)) for name in RECORDED}
     Path(__file__).with_name(_FILE).write_text(

@@ -14,8 +14,8 @@ from paceline.core.reading import read_finite_record, read_record
 from paceline.core.settings import Record, RehearseSettings, TrainSettings
 from paceline.core.steps_to_loss import StepsToLoss
 from paceline.core.timeline import Origin, quartiles
-from paceline.files import limits
-from paceline.files.reading import read_file
+from paceline.links.files import limits
+from paceline.links.files.reading import read_file
 from paceline.planner import Forecast, Ranking, Refusal
 from paceline.planner.backward import after_backward_sentence
 from paceline.planner.ranking import Advice

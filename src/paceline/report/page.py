@@ -16,7 +16,7 @@ from markupsafe import Markup
 from pydantic import BaseModel
 
 from paceline.core.outcome import Insight, Topic
-from paceline.files.writing import write_text
+from paceline.links.files.writing import write_text
 from paceline.report.format import change_text, counted, duration, nbytes, share
 
 _TOPICS: dict[Topic, str] = {"limit": "what limits", "change": "what next"}  # or as they are

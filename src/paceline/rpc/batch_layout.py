@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten_with_path, tree_unflatten
 
 from paceline.core.errors import InvalidInput
-from paceline.data.batch import Batch
-from paceline.recipes.recipe import Recipe, described
 from paceline.rpc.tensor_parts import Parts, part_of
+from paceline.training.data.batch import Batch
+from paceline.training.recipes.recipe import Recipe, described
 
 
 class _Leaf(NamedTuple):

@@ -14,7 +14,7 @@ from paceline.codecs.names import find_codec
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.plan import Kind, Lane
 from paceline.core.wire_format import Purpose
-from paceline.devices import device_of
+from paceline.links.devices import device_of
 from paceline.record.worker_trace import WorkerRecorder
 from paceline.rpc.frames import Message
 from paceline.rpc.tensor_parts import Parts, part_of, parts_of, values_of

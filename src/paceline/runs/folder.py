@@ -15,7 +15,7 @@ from rich.console import Console
 from paceline.core.errors import InvalidInput
 from paceline.core.settings import Record
 from paceline.core.timeline import Origin, Timeline
-from paceline.files.writing import write_text
+from paceline.links.files.writing import write_text
 from paceline.planner import Ranking
 from paceline.record.trace import write_trace
 from paceline.records.config_file import FILE_NAME, written_config

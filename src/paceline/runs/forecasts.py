@@ -19,11 +19,11 @@ from paceline.exchange.replica import ModelReplica
 from paceline.exchange.replicas import ReplicaRunner
 from paceline.exchange.session import Runner, TrainingSession
 from paceline.exchange.trials import Candidate, Checked
+from paceline.links.clock import clock_for
 from paceline.links.cores import all_cores
 from paceline.links.group import Group
 from paceline.planner import ERROR_BAR, Forecast, Ranking, Refusal, forecast, rank
 from paceline.planner.best_chunk import with_best_chunk
-from paceline.record.clock import clock_for
 from paceline.strategies import EXCHANGES, IN_STEP, find_strategy
 
 _TOLERANCE = 2 * ERROR_BAR

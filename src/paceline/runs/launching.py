@@ -29,8 +29,6 @@ from paceline.links.launch import launch
 from paceline.links.processes import is_started_by_parent, module_command
 from paceline.links.rendezvous import check_gpus, process_group
 from paceline.links.signals import SIGNALS, participle, say
-from paceline.recipes.optimizers import optimizer_for
-from paceline.recipes.schedules import schedule_of
 from paceline.records.config_file import with_resumed
 from paceline.records.machine_file import find_device
 from paceline.records.result import RunResult, read_run
@@ -47,6 +45,8 @@ from paceline.runs.folder import id_by_torchrun, new_id
 from paceline.runs.progress import require_tensorboard
 from paceline.runs.restarts import RunRequest, Verb, resuming, with_restarts
 from paceline.runs.session import go_through
+from paceline.training.recipes.optimizers import optimizer_for
+from paceline.training.recipes.schedules import schedule_of
 
 _MOST_PER_CORE = 4
 logger = logging.getLogger(__name__)

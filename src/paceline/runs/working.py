@@ -5,7 +5,7 @@ import logging
 from importlib import import_module
 
 from paceline.core.errors import InvalidInput
-from paceline.devices import device_named
+from paceline.links.devices import device_named
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.workers import connected, listed
 from paceline.strategies import find_runnable

@@ -13,7 +13,7 @@ from torch.utils import collect_env
 
 from paceline.core.errors import InvalidInput
 from paceline.core.settings import Record
-from paceline.devices import device_of, gpus
+from paceline.links.devices import device_of, gpus
 from paceline.native import instruction_sets
 
 _CGROUP = Path("/sys/fs/cgroup/cpu.max")  # psutil knows no quota

@@ -52,9 +52,9 @@ def count(parameters: list[nn.Parameter]) -> None:
 
 
 def recipe() -> Any:
-    from paceline.data.dataset import TensorSamples
-    from paceline.recipes.classification import class_loss
-    from paceline.recipes.recipe import Recipe
+    from paceline.training.data.dataset import TensorSamples
+    from paceline.training.recipes.classification import class_loss
+    from paceline.training.recipes.recipe import Recipe
 
     numbers = torch.arange(float(NUM_SAMPLES))[:, None]
     samples = TensorSamples(numbers, torch.zeros(NUM_SAMPLES, dtype=torch.int64))

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import Dataset, TensorDataset
 
-from paceline.recipes.recipe import Recipe
+from paceline.training.recipes.recipe import Recipe
 
 
 class Text(Dataset):

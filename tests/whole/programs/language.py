@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from turning import SEED, Quiet, session_of, trained
 
-from paceline.recipes.recipe import Recipe
+from paceline.training.recipes.recipe import Recipe
 
 VOCABULARY, LENGTH, WIDTH = 800, 6, 8
 SAMPLES, BATCH, RATE, MOMENTUM = 120, 12, 0.5, 0.5
@@ -119,7 +119,7 @@ class Counting(Quiet):
 
 
 def in_one_piece(recipe: Recipe, settings) -> dict[str, Tensor]:
-    from paceline.data import ShardedBatches
+    from paceline.training.data import ShardedBatches
 
     torch.manual_seed(SEED)
     model = recipe.model().train()

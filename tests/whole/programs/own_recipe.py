@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import paceline
-from paceline.data import ShardedBatches
+from paceline.training.data import ShardedBatches
 
 NUM_SAMPLES, WIDTH, HIDDEN, BATCH = 256, 2**16, 4, 16  # 64 MiB of samples
 SEED, RATE = 3, 1e-3

@@ -79,7 +79,7 @@ def loss(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
 
 def own_data() -> Any:
     """Each worker has a data set of its own."""
-    from paceline.recipes.recipe import Recipe
+    from paceline.training.recipes.recipe import Recipe
 
     data = {"train": Rows(0, NUM_SAMPLES), "test": Rows(1000, 32)}
     return Recipe(model=Net, loss=loss, schedule=CosineAnnealingLR, **data)
@@ -87,9 +87,9 @@ def own_data() -> Any:
 
 def of_shared_data(model: Any, **more: Any) -> Any:
     """The samples are tensors in shared memory."""
-    from paceline.data.dataset import TensorSamples
-    from paceline.recipes.classification import class_loss
-    from paceline.recipes.recipe import Recipe
+    from paceline.training.data.dataset import TensorSamples
+    from paceline.training.recipes.classification import class_loss
+    from paceline.training.recipes.recipe import Recipe
 
     rows = [Rows(0, NUM_SAMPLES)[index] for index in range(NUM_SAMPLES)]
     samples = TensorSamples(*(torch.stack([one[key] for one in rows]) for key in rows[0]))
@@ -97,7 +97,7 @@ def of_shared_data(model: Any, **more: Any) -> Any:
 
 
 def shared_data() -> Any:
-    from paceline.recipes.classification import accuracy
+    from paceline.training.recipes.classification import accuracy
 
     return of_shared_data(lambda: Net().layers, score=accuracy, num_classes=2)
 

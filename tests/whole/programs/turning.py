@@ -86,7 +86,7 @@ class Normed(Small):
 
 def in_one_piece(epochs: int, make=Small) -> tuple[dict[str, Tensor], list[float]]:
     """What plain SGD makes of the model, and the mean losses of the epochs."""
-    from paceline.data import ShardedBatches, load
+    from paceline.training.data import ShardedBatches, load
 
     torch.manual_seed(SEED)
     model, losses = make().train(), []

@@ -5,11 +5,11 @@ It is the baseline that every claim is measured against, and so it is the real o
 
 from torch import nn
 
-from paceline.devices import device_of
 from paceline.exchange.compressed import Compression
 from paceline.exchange.replica import Chunking, Method, ModelReplica
 from paceline.exchange.replicas import start as start
 from paceline.exchange.synchronized import Synchronized
+from paceline.links.devices import device_of
 from paceline.links.group import Group
 from paceline.strategies.allreduce.config import AllReduce
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from paceline.core.blame import blamed
 from paceline.core.errors import InvalidInput, PacelineError, first_line
-from paceline.data.batch import Batch, call
-from paceline.data.dataset import TensorSamples
 from paceline.exchange.step import Learning
-from paceline.recipes.recipe import Recipe, described, learnable_loss
+from paceline.training.data.batch import Batch, call
+from paceline.training.data.dataset import TensorSamples
+from paceline.training.recipes.recipe import Recipe, described, learnable_loss
 
 _MOST_NAMED = 3  # samples in an error
 

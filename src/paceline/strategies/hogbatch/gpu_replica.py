@@ -26,18 +26,18 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from paceline.core.cost import compute_lane, exchange_lane
 from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Span
-from paceline.data.batch import Batch
-from paceline.devices import Device, Event
 from paceline.exchange.step import Learning
+from paceline.links.clock import DeviceClock, DeviceMark
+from paceline.links.devices import Device, Event
 from paceline.links.shared_memory import SharedTensors, TensorSpec, tensors_in
-from paceline.models.layers import layers_of
-from paceline.recipes.recipe import OptimizerFactory, Recipe
-from paceline.record.clock import DeviceClock, DeviceMark
 from paceline.record.recorder import Borders, LayerMarks, Phase, in_seconds, layer_spans
 from paceline.strategies.hogbatch.batches import BatchReader, loss_of
 from paceline.strategies.hogbatch.plan import HOST, MODEL
 from paceline.strategies.hogbatch.replica import ScaledOptimizer, refer
 from paceline.strategies.hogbatch.statistics import BatchResult
+from paceline.training.data.batch import Batch
+from paceline.training.models.layers import layers_of
+from paceline.training.recipes.recipe import OptimizerFactory, Recipe
 
 _NS = 1e-9
 _LEAST_ADDED = 1 << 18  # values that are worth a thread

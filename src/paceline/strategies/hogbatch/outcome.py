@@ -10,13 +10,13 @@ from paceline.core.outcome import Epoch, Outcome, UnevenWorker, Updates
 from paceline.core.simulate import simulate
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload
-from paceline.recipes.recipe import Recipe
 from paceline.strategies.hogbatch import speed_trial, statistics
 from paceline.strategies.hogbatch.config import Hogbatch
 from paceline.strategies.hogbatch.coordinator import Coordinator
 from paceline.strategies.hogbatch.progress import PastWorker
 from paceline.strategies.hogbatch.replica import device_for
 from paceline.strategies.hogbatch.speed_trial import Prediction
+from paceline.training.recipes.recipe import Recipe
 
 _SLACK_S = 1e-3  # a hook of the last layer runs a moment after the layer
 _MOST_POINTS = 500

@@ -17,9 +17,9 @@ from pydantic import Field, TypeAdapter
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.timeline import Span
-from paceline.files import limits
-from paceline.files.reading import read_record_file
 from paceline.links.cores import physical_cores
+from paceline.links.files import limits
+from paceline.links.files.reading import read_record_file
 from paceline.links.processes import STANDARD_ERROR, Process, module_command, reason, start
 from paceline.links.worker_signals import SignalsOfWorkers
 from paceline.strategies.hogbatch import messages

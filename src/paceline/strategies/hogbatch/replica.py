@@ -17,17 +17,17 @@ from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span
-from paceline.data.batch import Batch
-from paceline.devices import Device, device_of, gpus
 from paceline.exchange.dense_thread import DenseThread
 from paceline.exchange.step import Learning
-from paceline.models.layers import layers_of
-from paceline.recipes.recipe import OptimizerFactory, Recipe
-from paceline.record.clock import HostClock
+from paceline.links.clock import HostClock
+from paceline.links.devices import Device, device_of, gpus
 from paceline.record.recorder import LayerMarks, Phase, layer_spans
 from paceline.strategies.hogbatch.batches import BatchReader, loss_of
 from paceline.strategies.hogbatch.config import WorkerSpec
 from paceline.strategies.hogbatch.statistics import BatchResult
+from paceline.training.data.batch import Batch
+from paceline.training.models.layers import layers_of
+from paceline.training.recipes.recipe import OptimizerFactory, Recipe
 
 _NS = 1e-9
 _NUM_WARM_UP = 2

@@ -29,8 +29,6 @@ from paceline.core.outcome import Epoch, Outcome
 from paceline.core.settings import TrainSettings
 from paceline.core.strategy import PricedMachine
 from paceline.core.timeline import Origin, Timeline
-from paceline.data.dataset import TensorSamples
-from paceline.data.sampler import shuffled
 from paceline.exchange.checkpoints import Saver, State, check_same_run
 from paceline.exchange.learner import evaluate
 from paceline.exchange.scheduled_rate import ScheduledRate
@@ -38,9 +36,6 @@ from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import learning_by, learning_of, optimizer_by
 from paceline.links.interruption import interruptible
 from paceline.links.shared_memory import SharedTensors
-from paceline.models import describe
-from paceline.recipes.named import recipe_of
-from paceline.recipes.recipe import Recipe, built
 from paceline.strategies.hogbatch import messages, speed_trial
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec, parse_workers
 from paceline.strategies.hogbatch.coordinator import Coordinator
@@ -48,6 +43,11 @@ from paceline.strategies.hogbatch.outcome import FinishedRun
 from paceline.strategies.hogbatch.policy import policy_of
 from paceline.strategies.hogbatch.processes import WorkerProcesses
 from paceline.strategies.hogbatch.replica import refer, tensors_of
+from paceline.training.data.dataset import TensorSamples
+from paceline.training.data.sampler import shuffled
+from paceline.training.models import describe
+from paceline.training.recipes.named import recipe_of
+from paceline.training.recipes.recipe import Recipe, built
 
 _MODEL = "model/"  # of tensors in a checkpoint
 _PART = "hogbatch"  # the JSON that only checkpoints of this strategy have

@@ -25,14 +25,11 @@ from paceline.core.blame import told
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.timeline import Span
-from paceline.data.dataset import Dataset, TensorSamples
-from paceline.devices import Device
 from paceline.exchange.setup import learning_of, optimizer_by
+from paceline.links.devices import Device
 from paceline.links.failpoints import reach
 from paceline.links.shared_memory import SharedTensors
 from paceline.links.worker_signals import tell_starter
-from paceline.recipes.named import recipe_of
-from paceline.recipes.recipe import Recipe
 from paceline.strategies.hogbatch import messages, replica
 from paceline.strategies.hogbatch.config import adding_threads, parse_workers
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica
@@ -40,6 +37,9 @@ from paceline.strategies.hogbatch.messages import Command, ExecuteWork, Failure,
 from paceline.strategies.hogbatch.policy import MOST_REPORTED
 from paceline.strategies.hogbatch.statistics import BatchResult
 from paceline.strategies.hogbatch.worker_state import load_state, state_of
+from paceline.training.data.dataset import Dataset, TensorSamples
+from paceline.training.recipes.named import recipe_of
+from paceline.training.recipes.recipe import Recipe
 
 _NS = 1e-9
 _REPORT_WITHIN_S = 0.02  # of a batch's end, though there is more to do

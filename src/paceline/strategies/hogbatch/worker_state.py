@@ -14,7 +14,7 @@ from paceline.checkpoints.state import (
 )
 from paceline.checkpoints.tensor_file import Tensors, within
 from paceline.core.errors import InvalidInput
-from paceline.devices import Device
+from paceline.links.devices import Device
 
 
 def state_of(optimizers: Sequence[Optimizer], device: Device) -> tuple[Tensors, Json]:

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from paceline.core.errors import WorkerLost
 from paceline.core.plan import Kind
-from paceline.devices import Event, device_of
 from paceline.exchange.layout import Chunk, Layout
 from paceline.links.arena import Arena
+from paceline.links.devices import Event, device_of
 from paceline.record.recorder import Recorder, noted
 from paceline.strategies.host.transfer import ExchangeTimes, SerialThread, changed_on_any
 

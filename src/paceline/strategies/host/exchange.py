@@ -20,13 +20,13 @@ from torch import Tensor
 from paceline.core.chunks import ChunkTimes
 from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.core.plan import Kind
-from paceline.devices import device_of
 from paceline.exchange.codec_choice import CodecChoice, choice_of, name_of
 from paceline.exchange.compressed import CompressedAllReduce, Compression
 from paceline.exchange.layout import Chunk, Layout, check_same_codec
 from paceline.exchange.optimizers import NonFiniteGuard
 from paceline.exchange.replica import Statistics
 from paceline.links.arena import Arena, Segment
+from paceline.links.devices import device_of
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 from paceline.strategies.host import transfer

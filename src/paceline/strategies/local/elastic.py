@@ -13,7 +13,7 @@ from paceline.exchange.loop import train
 from paceline.exchange.replicas import outcome_of
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import setup_for
-from paceline.record.clock import clock_for
+from paceline.links.clock import clock_for
 from paceline.record.recorder import Recorder
 from paceline.strategies.local.config import Local
 from paceline.strategies.local.learner import LocalModel, LocalReplica

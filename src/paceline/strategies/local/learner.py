@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from paceline.checkpoints.state import load_optimizer_state, optimizer_state
 from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.errors import InvalidInput
-from paceline.data.dataset import IndexedSamples
 from paceline.exchange.checkpoints import State
 from paceline.exchange.learner import WholeModel
 from paceline.exchange.local_updates import LocalUpdates
@@ -19,6 +18,7 @@ from paceline.exchange.setup import TrainingSetup
 from paceline.exchange.step import Share
 from paceline.record.recorder import Recorder
 from paceline.strategies.local.config import Local
+from paceline.training.data.dataset import IndexedSamples
 
 Tensors = dict[str, Tensor]
 _PART = "local_updates"  # of a checkpoint

@@ -11,15 +11,15 @@ from torch import nn
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Outcome
 from paceline.core.strategy import Strategy
-from paceline.devices import device_of
 from paceline.exchange.compressed import Compression
 from paceline.exchange.loop import Trained, train
+from paceline.exchange.profile import Profile
 from paceline.exchange.replica import Method, ModelReplica
 from paceline.exchange.replicas import ReplicaRunner
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.synchronized import Synchronized
+from paceline.links.devices import device_of
 from paceline.links.group import Group
-from paceline.measure.layers import Profile
 from paceline.record.merge import clock_offset
 from paceline.record.recorder import Recorder
 from paceline.strategies.local.config import Local

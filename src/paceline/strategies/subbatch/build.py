@@ -12,17 +12,17 @@ from torch.utils._pytree import tree_map
 
 from paceline.core.errors import InvalidInput
 from paceline.core.workload import Workload
-from paceline.data.batch import Batch, call
 from paceline.links.group import Group
-from paceline.models import describe
-from paceline.models.chained_head import partition
-from paceline.models.sharded import Sharding, build_sharded
-from paceline.recipes.recipe import Recipe
 from paceline.strategies.subbatch import head
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.layers import HeadLayer
 from paceline.strategies.subbatch.loss import check_objective
 from paceline.strategies.subbatch.trainer import SplitModel
+from paceline.training.data.batch import Batch, call
+from paceline.training.models import describe
+from paceline.training.models.chained_head import partition
+from paceline.training.models.sharded import Sharding, build_sharded
+from paceline.training.recipes.recipe import Recipe
 
 
 def split(

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from paceline.codecs.gathering import begin_gather
-from paceline.data.batch import Batch
-from paceline.data.dataset import IndexedSamples
 from paceline.exchange.step import Share
-from paceline.recipes.recipe import Loss
 from paceline.strategies.subbatch.batch import StepBatch, label_message
 from paceline.strategies.subbatch.loss import CrossEntropy, Tested, best_of, loss_terms
 from paceline.strategies.subbatch.trainer import SplitTrainer
+from paceline.training.data.batch import Batch
+from paceline.training.data.dataset import IndexedSamples
+from paceline.training.recipes.recipe import Loss
 
 _TEST_BATCH = 256
 _TEST_ROWS = 16384

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import InvalidInput
-from paceline.models.chained_head import TracedLayer
-from paceline.models.sharded import Shard, Sharding
+from paceline.training.models.chained_head import TracedLayer
+from paceline.training.models.sharded import Shard, Sharding
 
 
 def dropout_seed(seed: int, step: int, name: str) -> int:

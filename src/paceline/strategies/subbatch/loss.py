@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from paceline.core.errors import InvalidInput
-from paceline.models.sharded import Shard
-from paceline.recipes.classification import accuracy, check_classes, class_loss
-from paceline.recipes.losses import bits_per_byte, next_token_loss
-from paceline.recipes.recipe import Recipe, described, scalar_of
+from paceline.training.models.sharded import Shard
+from paceline.training.recipes.classification import accuracy, check_classes, class_loss
+from paceline.training.recipes.losses import bits_per_byte, next_token_loss
+from paceline.training.recipes.recipe import Recipe, described, scalar_of
 
 IGNORED = -100  # the `ignore_index` of torch's cross entropy
 _INSTEAD = "take strategy allreduce, host or tree"
@@ -98,7 +98,7 @@ def check_objective(recipe: Recipe, outputs: Any, targets: Any) -> None:
             "loss",
             f"{name} has {_named(loss)}, which needs all logits of a row; with subbatch no worker "
             "has them, and only torch's cross_entropy without options, class_loss and "
-            "next_token_loss of paceline.recipes are computed from parts",
+            "next_token_loss of paceline.training.recipes are computed from parts",
             hint=_INSTEAD,
         )
     fits = isinstance(outputs, Tensor) and isinstance(targets, Tensor)

@@ -20,11 +20,11 @@ from paceline.core.timeline import Timeline
 from paceline.core.wire_format import Kernel
 from paceline.core.workload import Workload
 from paceline.exchange.setup import TrainingSetup
+from paceline.links.clock import clock_for
 from paceline.links.group import Group
 from paceline.measure.this_machine import Speed, this_machine
 from paceline.measure.timing import endless, median_durations, num_rounds
 from paceline.measure.unrest import unrest_of_traced
-from paceline.record.clock import clock_for
 from paceline.record.merge import clock_offset, gather_timeline
 from paceline.record.recorder import Recorder
 from paceline.strategies.subbatch.config import SubBatch

@@ -20,13 +20,12 @@ from paceline.core.strategy import PricedMachine
 from paceline.exchange import loop
 from paceline.exchange import setup as setups
 from paceline.exchange.learner import Learner
+from paceline.exchange.profile import with_idle_cores
 from paceline.exchange.replicas import about, outcome_of
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.step import Share
-from paceline.measure.layers import with_idle_cores
+from paceline.links.clock import clock_for
 from paceline.measure.this_machine import this_machine
-from paceline.recipes.named import recipe_of, tried_with, workload_of
-from paceline.record.clock import clock_for
 from paceline.record.recorder import Recorder
 from paceline.strategies.subbatch.build import describe_recipe, split
 from paceline.strategies.subbatch.config import SubBatch
@@ -39,6 +38,7 @@ from paceline.strategies.subbatch.row_wise import check_row_wise
 from paceline.strategies.subbatch.state import save
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 from paceline.strategies.subbatch.trial import with_possible_cut
+from paceline.training.recipes.named import recipe_of, tried_with, workload_of
 
 _PACED_COPIES = 3  # of a parameter that is rehearsed, as planned: with gradient and momentum
 

@@ -32,7 +32,7 @@ from paceline.checkpoints.state import (
 from paceline.core.errors import InvalidInput
 from paceline.exchange.checkpoints import State
 from paceline.links.group import Group
-from paceline.models.sharded import Sharding
+from paceline.training.models.sharded import Sharding
 
 _TRAINING = "training"  # the JSON that only checkpoints of this strategy have
 Head = Mapping[str, Sharding]  # its layers, whose tensors have one row for each of a rank's outputs

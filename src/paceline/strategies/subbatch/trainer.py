@@ -23,15 +23,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.codecs.gathering import Sent, begin_gather
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.plan import Kind
-from paceline.data.batch import call
 from paceline.exchange.checkpoints import State
 from paceline.exchange.layer_gradients import CommunicationThread, LayerGradients, begin_sum
 from paceline.exchange.replica import Method, ModelReplica, SingleReplica
 from paceline.exchange.step import OF_CLASSES, Learning, Optimize, Share
 from paceline.exchange.synchronized import Synchronized
 from paceline.links.group import Group
-from paceline.models.sharded import Sharding
-from paceline.recipes.recipe import described
 from paceline.record.recorder import Recorder
 from paceline.strategies.subbatch.batch import StepBatch, label_message
 from paceline.strategies.subbatch.config import SubBatch
@@ -39,6 +36,9 @@ from paceline.strategies.subbatch.layers import DropoutMasks, HeadLayer
 from paceline.strategies.subbatch.plan import LABELS
 from paceline.strategies.subbatch.state import gather_state, load_state
 from paceline.strategies.subbatch.sub_batch import HeadPasses, SubBatchPass
+from paceline.training.data.batch import call
+from paceline.training.models.sharded import Sharding
+from paceline.training.recipes.recipe import described
 
 Schedule = Callable[[Optimizer], LRScheduler | None]
 WHOLE = "model"  # an optimizer of all parameters; others have the name of what they update

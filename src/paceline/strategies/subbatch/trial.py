@@ -6,9 +6,9 @@ from torch import nn
 
 from paceline.core.cutting import with_refused_cuts
 from paceline.core.workload import Workload
-from paceline.models.chained_head import partition
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.head import cut
+from paceline.training.models.chained_head import partition
 
 
 def with_possible_cut(

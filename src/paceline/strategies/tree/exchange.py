@@ -16,9 +16,9 @@ from torch import Tensor
 
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
-from paceline.devices import device_of
 from paceline.exchange.layout import Layout
 from paceline.exchange.replica import Exchange, Statistics
+from paceline.links.devices import device_of
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder, noted
 from paceline.strategies.tree.plan import children, parent

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from paceline.core.errors import InvalidInput
 from paceline.exchange.step import OF_CLASSES, Learning
-from paceline.models.halves import Halves, trainable
 from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
+from paceline.strategies.wheel.halves import Halves, trainable
 from paceline.strategies.wheel.lent import LentHead
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import GradientSum, ParameterServer

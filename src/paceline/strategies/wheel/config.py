@@ -156,12 +156,13 @@ class PaceSpec(Record):
 class RunSpec(Record):
     """The part of a run that all its workers must know; none of it is secret, or a path.
 
-    `model`, `data` and `seed` name the recipe (`paceline.recipes.named`). `config` names the head's
-    first layer. `boot_id` tells the hub's clock from others. Steps count from 0 over the whole run,
-    which has `num_steps`; `num_traced` of them are traced, from `first_traced` on. With a `pace`
-    the run is a rehearsal: layers take its times, and nothing is learnt. In a tree of hubs, `place`
-    is (number, count): the hub has that one of so many equal parts of the samples. `tree` is the
-    configuration of a whole tree that is rehearsed, of which `config` is the hub's own part.
+    `model`, `data` and `seed` name the recipe (`paceline.training.recipes.named`). `config` names
+    the head's first layer. `boot_id` tells the hub's clock from others. Steps count from 0 over the
+    whole run, which has `num_steps`; `num_traced` of them are traced, from `first_traced` on. With
+    a `pace` the run is a rehearsal: layers take its times, and nothing is learnt. In a tree of
+    hubs, `place` is (number, count): the hub has that one of so many equal parts of the samples.
+    `tree` is the configuration of a whole tree that is rehearsed, of which `config` is the hub's
+    own part.
     """
 
     strategy: Literal["wheel"] = "wheel"

@@ -8,9 +8,9 @@ import torch
 
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import Purpose
-from paceline.devices import device_of
+from paceline.links.clock import clock_for
+from paceline.links.devices import device_of
 from paceline.measure.profiled_machine import device_name
-from paceline.record.clock import clock_for
 from paceline.record.recorder import LayerMarks
 from paceline.record.worker_trace import WorkerRecorder
 from paceline.rpc import tensor_parts

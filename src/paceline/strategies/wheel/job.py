@@ -21,27 +21,27 @@ from paceline.core.machine import DeviceKind
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.wire_format import Purpose
 from paceline.core.workload import Workload
-from paceline.data.batch import Batch, call
-from paceline.data.sampler import ShardedBatches
-from paceline.devices import first_device
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import FEWEST_STEPS, epoch_steps, learning_by, learning_of
 from paceline.exchange.step import Learning, Optimize
+from paceline.links.devices import first_device
 from paceline.links.group import boot_id
-from paceline.models import describe
-from paceline.models.halves import Halves, cut, tied
-from paceline.models.layers import LayerModule, layers_of
-from paceline.models.paced import PacedSGD
-from paceline.models.paced_halves import PacedWhole
-from paceline.recipes.named import is_given, recipe_of, workload_of
-from paceline.recipes.recipe import Recipe, built
 from paceline.rpc.batch_layout import BatchLayout
 from paceline.strategies.wheel.config import MOMENTUM, RunSpec, Wheel
+from paceline.strategies.wheel.halves import Halves, cut, tied
 from paceline.strategies.wheel.lent import LentHead
+from paceline.strategies.wheel.paced_halves import PacedWhole
 from paceline.strategies.wheel.remote import ChildSettings
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Split, messages, pace_of, split
 from paceline.strategies.wheel.stand_in import paced_recipe, stand_in
 from paceline.strategies.wheel.trial import with_possible_cut
+from paceline.training.data.batch import Batch, call
+from paceline.training.data.sampler import ShardedBatches
+from paceline.training.models import describe
+from paceline.training.models.layers import LayerModule, layers_of
+from paceline.training.models.paced import PacedSGD
+from paceline.training.recipes.named import is_given, recipe_of, workload_of
+from paceline.training.recipes.recipe import Recipe, built
 
 NUM_WARM_UP, NUM_LAST = 2, 1  # steps that are not measured; the last turns have no forward
 _FEWEST_MEANS = NUM_WARM_UP + NUM_LAST + 2  # of a child hub: two are measured

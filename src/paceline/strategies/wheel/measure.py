@@ -8,10 +8,9 @@ import torch
 
 from paceline.core.strategy import PricedMachine
 from paceline.core.workload import Workload
-from paceline.data.batch import Batch
+from paceline.links.clock import clock_for
 from paceline.measure.device_profile import DeviceProfile, profile_device
 from paceline.measure.profiled_machine import ProfiledDevices
-from paceline.record.clock import clock_for
 from paceline.record.recorder import LayerMarks
 from paceline.record.worker_trace import WorkerRecorder
 from paceline.strategies.wheel.config import Wheel
@@ -25,6 +24,7 @@ from paceline.strategies.wheel.job import (
 )
 from paceline.strategies.wheel.lent import COPIES
 from paceline.strategies.wheel.server import ParameterServer
+from paceline.training.data.batch import Batch
 
 
 def profile_head(job: TrainingJob, updating: Updating) -> DeviceProfile:

@@ -27,11 +27,11 @@ from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.simulate import simulate
 from paceline.core.strategy import PricedMachine, Window
 from paceline.core.timeline import Origin, Timeline
-from paceline.devices import device_of, first_device, gpus
 from paceline.exchange.checkpoints import interrupted
 from paceline.exchange.learner import evaluate
 from paceline.exchange.loop import score_of
 from paceline.exchange.session import TrainingSession
+from paceline.links.devices import device_of, first_device, gpus
 from paceline.links.interruption import interruptible
 from paceline.measure.device_profile import DeviceProfile
 from paceline.measure.profiled_machine import device_name

@@ -25,13 +25,13 @@ from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded, first_l
 from paceline.core.outcome import Updates
 from paceline.core.plan import Kind
 from paceline.exchange.step import OF_CLASSES, Learning, Share
-from paceline.models.halves import Halves
-from paceline.recipes.recipe import described
 from paceline.rpc import tensor_parts
 from paceline.rpc.proportion import LARGEST_LOSS, ValueChecks, naming
 from paceline.strategies.wheel import protocol
+from paceline.strategies.wheel.halves import Halves
 from paceline.strategies.wheel.lent import LentHead
 from paceline.strategies.wheel.staleness import HeadGradients, LossSum, WorkerProgress, Workers
+from paceline.training.recipes.recipe import described
 
 Watch = Callable[[int, int, Kind], AbstractContextManager[None]]
 _MOST_WEIGHT = 1e6  # of a part of a batch: about 1

@@ -3,13 +3,13 @@
 import torch
 from torch import nn
 
-from paceline.data.dataset import TensorSamples
-from paceline.models.halves import Halves
-from paceline.models.paced_halves import PacedWhole, paced_halves
-from paceline.recipes.named import workload_of
-from paceline.recipes.recipe import Recipe
 from paceline.strategies.wheel.config import RunSpec, Wheel
+from paceline.strategies.wheel.halves import Halves
+from paceline.strategies.wheel.paced_halves import PacedWhole, paced_halves
 from paceline.strategies.wheel.split import split
+from paceline.training.data.dataset import TensorSamples
+from paceline.training.recipes.named import workload_of
+from paceline.training.recipes.recipe import Recipe
 
 
 def paced_recipe(spec: RunSpec) -> Recipe:

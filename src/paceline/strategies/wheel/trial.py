@@ -7,8 +7,8 @@ from torch import nn
 
 from paceline.core.cutting import with_refused_cuts
 from paceline.core.workload import Workload
-from paceline.models.halves import cut
 from paceline.strategies.wheel.config import Wheel
+from paceline.strategies.wheel.halves import cut
 from paceline.strategies.wheel.split import split
 
 

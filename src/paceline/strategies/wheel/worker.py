@@ -25,17 +25,13 @@ from torch import Tensor
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
 from paceline.core.wire_format import Purpose
-from paceline.data.batch import Batch
-from paceline.data.sample_share import SampleShare
-from paceline.devices import device_named, device_of, first_device
+from paceline.links.clock import clock_for
+from paceline.links.devices import device_named, device_of, first_device
 from paceline.links.failpoints import reach
 from paceline.links.group import boot_id
 from paceline.links.turns import Turns
 from paceline.measure.device_profile import profile_device
 from paceline.measure.profiled_machine import device_name
-from paceline.models.halves import buffers_restored
-from paceline.recipes.recipe import Recipe
-from paceline.record.clock import clock_for
 from paceline.record.recorder import LayerMarks
 from paceline.record.worker_trace import ALL_STEPS, Trace, WorkerRecorder
 from paceline.rpc import tensor_parts
@@ -47,7 +43,11 @@ from paceline.rpc.frames import Message
 from paceline.rpc.workers import StepGivenUp, check_reply, listed, run_as_process, until_told
 from paceline.strategies.wheel import job, protocol
 from paceline.strategies.wheel.config import RunSpec
+from paceline.strategies.wheel.halves import buffers_restored
 from paceline.strategies.wheel.protocol import Topic
+from paceline.training.data.batch import Batch
+from paceline.training.data.sample_share import SampleShare
+from paceline.training.recipes.recipe import Recipe
 
 logger = logging.getLogger("paceline.worker")  # this module is also run as __main__
 _POLL_S = 1.0

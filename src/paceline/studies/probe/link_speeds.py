@@ -12,7 +12,7 @@ import torch.distributed as dist
 from paceline.core.link_fit import ExchangeSample, line_through, linked_in_ring
 from paceline.core.machine import DeviceKind, Machine, Station
 from paceline.core.network import Link
-from paceline.devices import Device, device_of
+from paceline.links.devices import Device, device_of
 from paceline.links.group import Group
 from paceline.measure.timing import Sampler, Spread, Work, idle
 from paceline.records.machine_file import as_rounded

@@ -21,7 +21,8 @@ from paceline.core.errors import InvalidInput
 from paceline.core.losses import busy_warning
 from paceline.core.machine import DeviceKind, Machine
 from paceline.core.settings import Record
-from paceline.devices import device_of, num_gpus
+from paceline.links.clock import HostClock, clock_for
+from paceline.links.devices import device_of, num_gpus
 from paceline.links.group import Group
 from paceline.links.launch import launch
 from paceline.links.processes import module_command
@@ -30,12 +31,12 @@ from paceline.links.shared_memory import find_local_ranks
 from paceline.measure import devices
 from paceline.measure.this_machine import facts
 from paceline.measure.timing import Sampler
-from paceline.record.clock import HostClock, clock_for
 from paceline.records.machine_file import machine_text
 from paceline.records.settings import validated
 from paceline.report.terminal import console
 from paceline.runs.launching import as_rank, leave, under_torchrun
 from paceline.studies.probe import machine_description as description
+from paceline.studies.probe.codec_latency import measure_codec_latencies
 from paceline.studies.probe.link_speeds import Links
 
 _NUM_MEASURED = 20  # about as many quantities share the time
@@ -177,7 +178,7 @@ def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine
         device=devices.measure_device(on_device, group.device),
         copies=devices.measure_copies(on_host, place),
         sum_s=devices.measure_sums(on_host) if several else None,
-        codec_latencies=devices.measure_codec_latencies(on_host, deadline_s) if several else {},
+        codec_latencies=measure_codec_latencies(on_host, deadline_s) if several else {},
         host_codecs=devices.measure_codecs(on_host, _CPU, is_first) if on_gpu else {},
     )
     rows = [

@@ -17,17 +17,17 @@ from paceline.core.errors import InvalidInput
 from paceline.core.reading import read_record
 from paceline.core.settings import Record
 from paceline.core.workload import largest_batch
-from paceline.devices import device_of
 from paceline.exchange.step import Learning, Share, train_step
+from paceline.links.clock import HostClock
+from paceline.links.devices import device_of
 from paceline.links.processes import module_command, output, reason
 from paceline.links.rendezvous import device_of_rank
-from paceline.models import describe
-from paceline.recipes.recipe import built, new_model
-from paceline.record.clock import HostClock
 from paceline.record.recorder import Recorder
 from paceline.records.profile import AttemptRow, LargestBatch, ProfileSettings
 from paceline.studies.profile.memory_use import free_nbytes, held_nbytes, make_momentum
 from paceline.studies.profile.profiled_steps import optimizer_of, profiled_recipe
+from paceline.training.models import describe
+from paceline.training.recipes.recipe import built, new_model
 
 _FINENESS = 16  # the search ends where the next attempt would be less than 1/16 larger
 _FEW, _MOST = 2, 2**24  # of one sample, batch norm has no variance

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
-from paceline.devices import device_of
+from paceline.links.devices import device_of
 from paceline.links.shared_memory import available_nbytes
 from paceline.measure.this_machine import memory_bytes
 

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span
-from paceline.devices import device_of
+from paceline.links.devices import device_of
 from paceline.record.recorder import Recorder
 from paceline.records.profile import AgreementRow, OperatorRow, OverheadRow
 

@@ -17,18 +17,13 @@ from torch.optim import Optimizer
 from paceline.core.errors import InvalidInput
 from paceline.core.timeline import Span, Timeline
 from paceline.core.workload import Workload, kept_nbytes, replica_nbytes
-from paceline.data import ShardedBatches, loader
-from paceline.devices import device_of
 from paceline.exchange.replica import ModelReplica
 from paceline.exchange.step import SGD, Learning, Share, shares, train_step
+from paceline.links.clock import Clock, clock_for
+from paceline.links.devices import device_of
 from paceline.links.group import Group
 from paceline.measure.timing import endless, seconds_between
 from paceline.measure.unrest import Rounds, rounds_of_all, unrest_of
-from paceline.models import describe, find
-from paceline.recipes.named import recipe_of, takes_any_data
-from paceline.recipes.optimizers import checked_optimizer
-from paceline.recipes.recipe import Recipe, built
-from paceline.record.clock import Clock, clock_for
 from paceline.record.merge import clock_offset, gather_timeline
 from paceline.record.recorder import Recorder
 from paceline.records.profile import SYNTHETIC, ProfileSettings, TensorMemory, WorkerMemoryRow
@@ -42,6 +37,11 @@ from paceline.studies.profile.memory_use import (
     track,
 )
 from paceline.studies.profile.operators import Annotating, Step, ThroughTorch, through_torch
+from paceline.training.data import ShardedBatches, loader
+from paceline.training.models import describe, find
+from paceline.training.recipes.named import recipe_of, takes_any_data
+from paceline.training.recipes.optimizers import checked_optimizer
+from paceline.training.recipes.recipe import Recipe, built
 
 _STEPS_AN_EPOCH, _LEAST_SAMPLES = 4, 40  # of synthetic data, which have ten classes
 _NUM_WARM_UP = 2

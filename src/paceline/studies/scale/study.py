@@ -21,15 +21,13 @@ from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.timeline import Origin
 from paceline.core.workload import Workload
-from paceline.files.writing import write_text
+from paceline.links.files.writing import write_text
 from paceline.links.rendezvous import check_gpus, device_of_rank
 from paceline.links.signals import Stopped
 from paceline.measure.this_machine import facts, memory_bytes
-from paceline.models import describe, find
 from paceline.planner import forecast
 from paceline.planner.best_chunk import with_best_chunk
 from paceline.planner.search import shortage
-from paceline.recipes.named import own_recipe, takes_any_data, workload_of
 from paceline.records.config_file import write_config
 from paceline.records.machine_file import KnownDevice, find_device, find_machine
 from paceline.records.result import RunResult
@@ -43,6 +41,8 @@ from paceline.studies.scale.conclusions import insights
 from paceline.studies.scale.journal import Journal, JournalHeader
 from paceline.studies.scale.study_runs import Crashed, RunStep, StudyRun
 from paceline.studies.scale.study_terminal import StudyProgress
+from paceline.training.models import describe, find
+from paceline.training.recipes.named import own_recipe, takes_any_data, workload_of
 
 _SCRATCH = "under-way-"  # folders of runs, of which nothing is kept
 _FORECAST_S = 0.5

@@ -1,1 +1,0 @@
-"""What programs call: the verbs that run something, and those that predict it without torch."""

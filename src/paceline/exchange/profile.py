@@ -1,0 +1,363 @@
+"""Measure the times of a model's layers and of the exchanges between ranks, for a plan.
+
+The profile takes real training steps, on a copy of the model, on all ranks at once: workers that
+share a host slow each other down, so a plan for several needs the speed of each beside the others.
+For a rehearsal the times are changed into those that it gives the layers.
+
+The layers of an exchange overlap: while one is summed, the next is on its way. The plan models that
+overlap. So the time of all layers is converted to that of a single large exchange, such that the
+plan with all computation at zero seconds predicts the measured time.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.core.balance import apportion
+from paceline.core.cost import CostModel, ProfiledCost, Roofline
+from paceline.core.link_fit import ExchangeSample, ExchangeSamples
+from paceline.core.losses import Losses
+from paceline.core.machine import Machine
+from paceline.core.plan import COMPUTE, Kind, Plan, PriceKey, Task
+from paceline.core.simulate import makespan_s
+from paceline.core.strategy import Prober, Strategy, Window
+from paceline.core.workload import Cost, Layer, Parameter, Workload
+from paceline.exchange.replica import Probe
+from paceline.exchange.step import Learning, Share, train_step
+from paceline.links.clock import clock_for
+from paceline.links.group import Group
+from paceline.measure import timing
+from paceline.measure.cores import CoreTime, lost_here
+from paceline.measure.this_machine import Speed, this_machine
+from paceline.measure.unrest import Rounds, rounds_of_all, unrest_of
+from paceline.record.recorder import Recorder
+from paceline.training.models.paced import QUEUED_S
+
+_NUM_WARM_UP = 2
+_MOST_ROUNDS, _MOST_TRACED = 400, 100
+_SMALL_NBYTES = 1024
+# More than caches hold: beyond it, twice the bytes take twice as long.
+_LARGEST_NBYTES = 128 * 2**20
+_NUM_HALVINGS = 24
+_LAYERS = (Kind.FORWARD, Kind.BACKWARD)
+Key = tuple[Kind, str]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """This machine, the seconds of each part of a step, and of each strategy's exchange.
+
+    The machine has no links yet: the bandwidth of a link depends on how a strategy uses it, so each
+    strategy derives its own from its small and its large exchange (`Planning.calibrate`).
+    `lost_beside` is what computation loses beside each strategy's exchange, on the same cores.
+    """
+
+    machine: Machine
+    durations: Mapping[PriceKey, float]
+    exchanges: Mapping[str, ExchangeSamples]
+    lost_beside: Mapping[str, float] = field(default_factory=dict)
+
+    def calibrated(self, strategy: Strategy, config: Any = None) -> tuple[Machine, ProfiledCost]:
+        """Return the machine with the strategy's links, and the prices of its plans.
+
+        `config` is the one with which its exchange was measured; None stands for the default one.
+        """
+        machine = self.machine
+        calibrate = strategy.planning.calibrate
+        if calibrate is not None and strategy.name in self.exchanges:
+            machine = calibrate(machine, self.exchanges[strategy.name], config)
+            beside = {"beside_exchange": self.lost_beside.get(strategy.name, 0.0)}
+            losses = machine.usual_losses.model_copy(update=beside)
+            machine = machine.model_copy(update={"losses": losses})
+        return machine, ProfiledCost(self.durations, Roofline.of(machine))
+
+    def slowed(self, times: Mapping[str, float]) -> "Profile":
+        """Return the profile of devices whose layers take so many times as long, by name."""
+        durations = {
+            key: seconds * (times[key.owner] if key.kind in _LAYERS else 1.0)
+            for key, seconds in self.durations.items()
+        }
+        return replace(self, durations=durations)
+
+    def parts_of_equal(self, batch_size: int) -> dict[str, float]:
+        """Return each device's part of a balanced batch, in parts of an equal batch."""
+        own_s = {device.name: 0.0 for device in self.machine.devices}
+        for key, seconds in self.durations.items():
+            own_s[key.owner] += seconds if key.kind in _LAYERS else 0.0
+        parts = apportion(batch_size, [1 / seconds for seconds in own_s.values()])
+        equal = -(-batch_size // len(own_s))
+        return {name: part / equal for name, part in zip(own_s, parts, strict=True)}
+
+
+def profile(
+    model: nn.Module,
+    workload: Workload,
+    source: Callable[[], Iterator[Share]],
+    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer],
+    learning: Learning,
+    group: Group,
+    seconds: float,
+    probers: Mapping[str, Prober],
+) -> Profile:
+    """Profile a copy of `model` for about `seconds`, on all ranks together.
+
+    `workload` describes one rank's part of a step. Each call of `source` begins an epoch of
+    training data. `probers` make the exchange of each strategy. Steps and exchanges take turns as
+    they do in training, so that ranks arrive at an exchange as unevenly, and caches and cores are
+    in the same state.
+    """
+    recorder = Recorder(clock_for(group.device), "", group.rank)
+    copied = copy.deepcopy(model).train()
+    optimizer = optimizer_of(copied)
+    batches = timing.endless(source)
+    probes, clock = Probes.of(workload, group, probers), clock_for(group.device)
+    works: list[timing.Work] = [
+        partial(train_step, copied, optimizer, batches, recorder, learning),
+        *probes.works,
+    ]
+
+    def rounds(number: int) -> Rounds:
+        # One row a round: the seconds of a step and of each exchange.
+        return list(map(list, zip(*timing.timed(works, clock, number), strict=True)))
+
+    # The fastest warm-up round of each rank: the first one allocates memory and connects.
+    slowest = max(min(map(sum, rank)) for rank in group.gather(rounds(_NUM_WARM_UP)))
+    number = timing.num_rounds(seconds / 2, slowest, timing.FEWEST_ROUNDS, _MOST_ROUNDS)
+    rows = rounds_of_all(partial(rounds, number), group)
+    # Traced afterwards, because the hooks of a trace slow down each layer.
+    recorder.start_trace(copied)
+    rounds(min(number, _MOST_TRACED))
+    recorder.stop_trace()
+    lost_beside = probes.lost_beside(group)
+    probes.close()
+    parts = timing.median_durations(recorder.spans(), lambda span: (span.kind, span.part))
+    # The scale removes what tracing adds to each layer.
+    scale = _straggling(rows) * median(row[0] for row in rows[group.rank]) / sum(parts.values())
+    parts = {key: scale * part_s for key, part_s in parts.items()}
+    machine, durations = _of_ranks(parts, workload, group)
+    exchanges = probes.measured([[row[1:] for row in rank] for rank in rows], machine)
+    losses = Losses.none("contained in the profile", unrest_of(rows))
+    machine = machine.model_copy(update={"losses": losses})
+    return Profile(machine, durations, exchanges, lost_beside)
+
+
+def _straggling(rows: Sequence[Sequence[Sequence[float]]]) -> float:
+    """Return the slowest rank's step, in the median over rounds, over the slowest median step.
+
+    Ranks that wait for each other in every step pay for each delay of any of them, in the step or
+    in the exchange that follows. Delays are rare and long, so the median of step and exchange
+    together exceeds the sum of their medians; the difference counts as computing.
+    """
+    typical = max(median(row[0] for row in rank) for rank in rows)
+    rounds = list(zip(*rows, strict=True))
+    exchanges = [min(row[1] for row in one) if len(one[0]) > 1 else 0.0 for one in rounds]
+    steps = [max(row[0] for row in one) for one in rounds]
+    together = median(a + b for a, b in zip(steps, exchanges, strict=True)) - median(exchanges)
+    return float(together / typical)
+
+
+def _of_ranks(
+    parts: dict[Key, float], workload: Workload, group: Group
+) -> tuple[Machine, dict[PriceKey, float]]:
+    rows = group.gather([[kind.value, part, seconds] for (kind, part), seconds in parts.items()])
+    measured = [[(Kind(kind), part, seconds) for kind, part, seconds in row] for row in rows]
+    layers_s = [sum(seconds for kind, _, seconds in row if kind in _LAYERS) for row in measured]
+    machine = this_machine(group, [Speed.of(workload, seconds) for seconds in layers_s])
+    durations = {
+        PriceKey(device.name, kind, part): seconds
+        for device, row in zip(machine.devices, measured, strict=True)
+        for kind, part, seconds in row
+    }
+    return machine, durations
+
+
+@dataclass(frozen=True)
+class Probes:
+    """For each strategy an exchange of all layers and a small one, ready to be timed.
+
+    Of small ones `num_small` are timed together.
+    """
+
+    workload: Workload
+    probers: Mapping[str, Prober]
+    probes: Mapping[str, tuple[Probe, Probe]]
+    timed: Mapping[str, tuple[CoreTime, CoreTime]]
+    num_small: Mapping[str, int]
+
+    @classmethod
+    def of(cls, workload: Workload, group: Group, probers: Mapping[str, Prober]) -> "Probes":
+        """Make the exchanges of the model's layers; none for a single rank."""
+        layers = exchanging(workload)
+        sizes = [[one.nbytes for one in layer.parameters] for layer in layers.in_backward_order]
+        num_small = {name: _num_small(one, layers, group) for name, one in probers.items()}
+        probes = {
+            name: (prober.make(sizes), prober.make([[_SMALL_NBYTES]] * num_small[name][0]))
+            for name, prober in probers.items()
+            if group.world_size > 1
+        }
+        timed = {name: (CoreTime(one), CoreTime(other)) for name, (one, other) in probes.items()}
+        chunks = {name: count for name, (_, count) in num_small.items()}
+        return cls(layers, probers, probes, timed, chunks)
+
+    @property
+    def works(self) -> list[CoreTime]:
+        """All exchanges, the small one of each strategy after that of all layers."""
+        return [work for pair in self.timed.values() for work in pair]
+
+    def lost_beside(self, group: Group) -> dict[str, float]:
+        """Return what a worker's computation loses beside the exchange of each strategy.
+
+        The rank that joins last waits for nobody, so the largest share counts. GPUs lose nothing of
+        their own, and on one host the plans themselves have exchanges hold the cores.
+        """
+        places = [(member.boot_id, member.pid_namespace) for member in group.members]
+        if group.device.type != "cpu" or len(set(places)) == 1:
+            return {}
+        num_workers = places.count(places[group.rank])
+        own = {
+            name: lost_here(of_all.num_cores, num_workers)
+            for name, (of_all, _) in self.timed.items()
+        }
+        rows = group.gather(own)
+        return {name: max(row[name] for row in rows) for name in own}
+
+    def measured(
+        self, ranks: Sequence[Sequence[Sequence[float]]], machine: Machine
+    ) -> dict[str, ExchangeSamples]:
+        """Return the seconds of a small and of a large exchange, given all ranks' rounds.
+
+        A rank that joins early also waits for the others, so the shortest time of a round counts.
+        """
+        rounds = zip(*ranks, strict=True)
+        shortest = [map(min, zip(*of_ranks, strict=True)) for of_ranks in rounds]
+        medians = [median(column) for column in zip(*shortest, strict=True)]
+        pairs = zip(medians[::2], medians[1::2], strict=True)
+        found = {}
+        for name, (all_s, small_s) in zip(self.probes, pairs, strict=True):
+            each_s = small_s / self.num_small[name]
+            found[name] = single(self.probers[name], machine, self.workload, each_s, all_s)
+        return found
+
+    def close(self) -> None:
+        """Release the buffers and threads of all exchanges."""
+        for pair in self.probes.values():
+            for probe in pair:
+                probe.close()
+
+
+def _num_small(prober: Prober, layers: Workload, group: Group) -> tuple[int, int]:
+    """Return how many small layers are exchanged together, and in how many chunks.
+
+    Within a host all of a step: what waking threads takes is paid once for all chunks. Between
+    hosts each chunk takes its time on the way, and one is measured by itself.
+    """
+    chunk: int | None = getattr(prober.config, "chunk", None)
+    if chunk is None or len({(one.boot_id, one.pid_namespace) for one in group.members}) > 1:
+        return 1, 1
+    return len(layers.layers), -(-len(layers.layers) // chunk)
+
+
+def exchanging(workload: Workload) -> Workload:
+    """Return the layers that have gradients, with no arithmetic, all shrunk alike if too large.
+
+    A model with almost no gradients becomes one layer of twice the small exchange's size.
+    """
+    nbytes = workload.gradient_nbytes
+    if nbytes < 2 * _SMALL_NBYTES:
+        sizes = {"all": {"all.weight": 2.0 * _SMALL_NBYTES}}
+    else:
+        share = min(1.0, _LARGEST_NBYTES / nbytes)
+        sizes = {
+            layer.name: {one.name: share * one.nbytes for one in layer.parameters}
+            for layer in workload.in_backward_order
+            if layer.parameters
+        }
+    layers = []
+    for name, of_layer in sizes.items():
+        values = {parameter: max(1, int(size / 4)) for parameter, size in of_layer.items()}
+        parameters = tuple(Parameter(parameter, (count,)) for parameter, count in values.items())
+        layers.append(Layer(name, parameters, 0, Cost(), Cost()))
+    return Workload(workload.name, 1, tuple(layers), tuple(range(len(layers))), 0)
+
+
+def single(
+    prober: Prober, machine: Machine, layers: Workload, small_s: float, all_s: float
+) -> ExchangeSamples:
+    """Return a small and a large exchange with which a plan of these layers takes `all_s`.
+
+    The small one takes `small_s`, unless the latencies of all layers alone exceed `all_s` then.
+    """
+
+    def pair(small: float, large: float) -> ExchangeSamples:
+        return ExchangeSample(_SMALL_NBYTES, small), ExchangeSample(layers.gradient_nbytes, large)
+
+    def takes(small: float, large: float) -> float:
+        planning = prober.strategy.planning
+        assert planning.calibrate is not None  # or its exchange would not be measured
+        measured = pair(small, large)
+        found = planning.calibrate(machine, measured, prober.config)
+        plan = planning.plan(layers, found, prober.config, Window(1))
+        return makespan_s(plan, _Exchanging(Roofline.of(found)))
+
+    if takes(small_s, small_s) > all_s:
+        alike_s = small_s * _argument_of(lambda x: takes(x * small_s, x * small_s), all_s, 1e-3, 1)
+        return pair(alike_s, alike_s)
+    most = max(2.0, 4 * all_s / small_s)
+    slower = _argument_of(lambda x: takes(small_s, x * small_s), all_s, 1, most)
+    return pair(small_s, slower * small_s)
+
+
+def _argument_of(of: Callable[[float], float], value: float, low: float, high: float) -> float:
+    """Return where a rising function reaches `value`, by bisection between positive bounds."""
+    for _ in range(_NUM_HALVINGS):
+        middle = (low * high) ** 0.5
+        if of(middle) < value:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+@dataclass(frozen=True)
+class _Exchanging:
+    """A cost model in which computation takes no time."""
+
+    prices: CostModel
+
+    def seconds(self, task: Task) -> float:
+        return 0.0 if task.kind in COMPUTE else self.prices.seconds(task)
+
+
+def with_idle_cores(machine: Machine) -> Machine:
+    """Return the machine whose layers leave the cores to the exchange, as layers that wait do."""
+    losses = machine.usual_losses.model_copy(update={"beside_exchange": 0.0, "beside_copies": None})
+    return machine.with_each("links", uses_cores=False).model_copy(update={"losses": losses})
+
+
+def beside_copies(plan: Plan, cost: ProfiledCost) -> ProfiledCost:
+    """Let copies run beside the layers that follow them, as `models.paced` does.
+
+    The rest of these layers begins when the copy ends; a copy that is longer than the queued work
+    delays all of them.
+    """
+    durations = dict(cost.durations)
+    copied, behind = defaultdict[str, float](float), defaultdict[str, float](float)
+    for task in plan.tasks:
+        owner = task.on[0].owner
+        if task.kind is Kind.D2H:
+            copied[owner] += cost.seconds(task)
+        elif task.kind is Kind.BACKWARD:
+            key, copy_s = task.price_key, copied.pop(owner, 0.0)
+            late = copy_s > max(durations[key], QUEUED_S)
+            behind[owner] = 0.0 if late else behind[owner] + copy_s
+            made_up = min(behind[owner], durations[key])
+            behind[owner] -= made_up
+            durations[key] -= made_up
+    return replace(cost, durations=durations)

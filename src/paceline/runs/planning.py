@@ -1,0 +1,262 @@
+"""The verbs that predict: plan, sweep and forecast. Built-in models are planned without torch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.cluster import Cluster
+from paceline.core.errors import InvalidInput
+from paceline.core.machine import Machine
+from paceline.core.plan import Plan
+from paceline.core.strategy import Strategy, Window
+from paceline.core.workload import Workload
+from paceline.planner import Forecast, Ranking, forecast_one, search
+from paceline.planner.device_rate import DeviceRate, calibrated
+from paceline.planner.precision import Precision, in_precision
+from paceline.planner.sweep import Sweep, parse_range
+from paceline.planner.sweep import sweep as sweep_links
+from paceline.records.built_in import recorded
+from paceline.records.machine_file import find_machine
+from paceline.records.profile import ProfileResult
+from paceline.records.result import read_result
+from paceline.records.settings import check_options
+from paceline.strategies import STRATEGIES, find_strategy
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from paceline.training.recipes.recipe import Recipe
+
+
+def plan(
+    model: "str | nn.Module | Recipe",
+    machine: str | Path | Machine,
+    batch_size: int = 64,
+    input_shape: tuple[int, ...] | None = None,
+    workers: int | None = None,
+    strategies: Sequence[str | Strategy] | None = None,
+    strategy: str | Strategy | None = None,
+    options: Mapping[str, Any] | None = None,
+    precision: Precision = "float32",
+    measured: str | float | None = None,
+    profile: str | Path | None = None,
+) -> Ranking:
+    """Forecast each strategy on a machine with 1, 2, ... workers, and rank them, best first.
+
+    A ranking is a sequence of forecasts: of each strategy with each codec that has something to
+    encode and whose speed the machine says, each choice of devices, and the best chunk. It says too
+    what was `refused` and why, how many workers are `worth` using, and by its `advice` whether a
+    codec pays.
+
+    `machine` is a file or the name of one of machines/*.toml, `batch_size` the samples of a step
+    over all workers, `input_shape` that of one sample; recipes and built-in models know theirs.
+    With `workers` only that number is looked at, with `strategies` only these, or with `strategy`
+    only this one: names, package.module:record, or records. `options` are fields of the
+    configuration of the one strategy that is named; codecs among them are looked at beside none.
+    `precision`: "bfloat16" or "float16" for layers that compute with values of two bytes.
+    `measured`: the samples a second that one of the devices reaches by itself, such as "350/s", or
+    "350/s@128" in batches of 128 samples; without them, in batches of a worker's size if `workers`
+    says how many, or else of `batch_size`; `profile`: the folder or result.json of `paceline
+    profile` with one worker on such a device, which says the same. InvalidInput if the model, the
+    machine or the numbers do not fit.
+    """
+    named, own = _asked(strategy, strategies, options)
+    workload, known = _question(
+        model, machine, batch_size, input_shape, workers, precision, measured, profile
+    )
+    chosen = [_trying(one, model, input_shape, own) for one in named or _usual(known)]
+    return search(workload, known, chosen, batch_size, workers, own)
+
+
+def sweep(
+    model: "str | nn.Module | Recipe",
+    machine: str | Path | Machine,
+    over: str,
+    batch_size: int = 64,
+    input_shape: tuple[int, ...] | None = None,
+    workers: int | None = None,
+    strategies: Sequence[str | Strategy] | None = None,
+    strategy: str | Strategy | None = None,
+    options: Mapping[str, Any] | None = None,
+    precision: Precision = "float32",
+    measured: str | float | None = None,
+    profile: str | Path | None = None,
+) -> Sweep:
+    """Return the rankings of `plan` along a range of what the links between hosts can do.
+
+    `over` is "bandwidth=100M:10G", in bits a second, or "latency=10u:1m", in seconds; on a machine
+    of one host all links have it. Without `workers` all devices are used. InvalidInput as by
+    `plan`.
+    """
+    named, own = _asked(strategy, strategies, options)
+    workload, known = _question(
+        model, machine, batch_size, input_shape, workers, precision, measured, profile
+    )
+    chosen = [_trying(one, model, input_shape, own) for one in named or _usual(known)]
+    return sweep_links(workload, known, chosen, batch_size, parse_range(over), workers, own)
+
+
+def forecast(
+    model: "str | nn.Module | Recipe",
+    machine: str | Path | Machine,
+    strategy: str | Strategy = "allreduce",
+    *,
+    options: Mapping[str, Any] | None = None,
+    workers: int | None = None,
+    batch_size: int = 64,
+    input_shape: tuple[int, ...] | None = None,
+    balanced: bool = False,
+    precision: Precision = "float32",
+    measured: str | float | None = None,
+    profile: str | Path | None = None,
+) -> Forecast:
+    """Predict one configuration: a strategy with these options, on a machine's first devices.
+
+    `options` are fields of the strategy's configuration, such as codec="dynamic8"; a chunk that
+    they do not name is the best one, as in `plan`. Without `workers` all devices are used, as far
+    as there are samples for them. `balanced`: with parts of the batch that follow the workers'
+    speeds. The other arguments are those of `plan`.
+    InvalidInput as by `plan`, and for what `plan` would refuse, with the reason.
+    """
+    named = find_strategy(strategy) if isinstance(strategy, str) else strategy
+    if balanced and named.planning.plan_balanced is None:
+        raise InvalidInput("balanced", f"strategy {named.name} is planned with equal parts only")
+    workload, known = _question(
+        model, machine, batch_size, input_shape, workers, precision, measured, profile
+    )
+    count = min(known.num_devices, batch_size) if workers is None else workers
+    given = dict(options or {})
+    config = check_options(named, given, count)
+    named = _trying(named, model, input_shape, given)
+    return forecast_one(
+        workload,
+        known,
+        named,
+        config,
+        batch_size,
+        balanced=balanced,
+        any_chunk="chunk" not in given,
+    )
+
+
+def _asked(
+    one: str | Strategy | None,
+    several: Sequence[str | Strategy] | None,
+    options: Mapping[str, Any] | None,
+) -> tuple[tuple[Strategy, ...], Mapping[str, Any]]:
+    """Return the strategies that were named, and the options of the only one."""
+    if one is not None and several is not None:
+        raise InvalidInput("strategy, strategies", "give one of them")
+    each = [one] if one is not None else several or ()
+    named = tuple(find_strategy(known) if isinstance(known, str) else known for known in each)
+    if not options:
+        return named, {}
+    if len(named) != 1:
+        raise InvalidInput("options", f"{', '.join(options)} go with one strategy", hint="name it")
+    check_options(named[0], options)
+    return named, options
+
+
+def _usual(machine: Machine) -> tuple[Strategy, ...]:
+    """Return the strategies that are looked at where none is named."""
+    on_cluster = isinstance(machine, Cluster)
+    return tuple(one for one in STRATEGIES.values() if on_cluster or one.running is not None)
+
+
+def _trying(
+    strategy: Strategy,
+    model: "str | nn.Module | Recipe",
+    input_shape: tuple[int, ...] | None,
+    options: Mapping[str, Any],
+) -> Strategy:
+    """Return the strategy, planning only cuts of the model that were tried and are possible.
+
+    The usual cuts of built-in models are known to be: tests try them.
+    """
+    is_known = isinstance(model, str) and recorded(model, 1) is not None
+    planning = strategy.planning
+    if planning.trial is None or (is_known and not options):
+        return strategy
+    from paceline.training.recipes.named import tried_with
+
+    attempt = import_module(planning.trial).with_possible_cut
+
+    @cache
+    def tried(workload: Workload, config: Any) -> Workload:
+        own = partial(attempt, workload=workload, config=config)
+        found: Workload = tried_with(model, own, input_shape)
+        return found
+
+    def plan_of(workload: Workload, machine: Machine, config: Any, window: Window) -> Plan:
+        return planning.plan(tried(workload, config), machine, config, window)
+
+    def memory_of(workload: Workload, machine: Machine, config: Any) -> Mapping[str, int]:
+        assert planning.memory is not None  # those that cut a model say what each half needs
+        planning.memory(workload, machine, config)  # a model without a head need not be built
+        return planning.memory(tried(workload, config), machine, config)
+
+    return replace(strategy, planning=replace(planning, plan=plan_of, memory=memory_of))
+
+
+def _question(
+    model: "str | nn.Module | Recipe",
+    machine: str | Path | Machine,
+    batch_size: int,
+    input_shape: tuple[int, ...] | None,
+    workers: int | None,
+    precision: Precision,
+    measured: str | float | None,
+    profile: str | Path | None,
+) -> tuple[Callable[[int], Workload], Machine]:
+    known = machine if isinstance(machine, Machine) else find_machine(str(machine))
+    if batch_size < 1:
+        raise InvalidInput("batch_size", "must be at least 1", got=batch_size)
+    if input_shape is not None and (not input_shape or min(input_shape) < 1):
+        raise InvalidInput("input_shape", "sizes must be at least 1", got=input_shape)
+    known, workload = in_precision(
+        known,
+        partial(_workload_of, model, input_shape),
+        precision,
+        is_measured=measured is not None or profile is not None,
+    )
+    if measured is not None and profile is not None:
+        raise InvalidInput(
+            "measured, profile", "each says how fast a device is", hint="give one of them"
+        )
+    if measured is not None:
+        own = -(-batch_size // (workers or 1))
+        known = calibrated(known, workload, DeviceRate.parse(measured), own)
+    elif profile is not None:
+        known = calibrated(known, workload, _profiled(Path(profile), model), batch_size)
+    return workload, known
+
+
+def _workload_of(
+    model: "str | nn.Module | Recipe", input_shape: tuple[int, ...] | None, batch_size: int
+) -> Workload:
+    """Return a step of the model, of a built-in one from the record."""
+    if isinstance(model, str) and input_shape is None:
+        found = recorded(model, batch_size)
+        if found is not None:
+            return found
+    from paceline.training.recipes.named import workload_of
+
+    return workload_of(model, batch_size, input_shape)
+
+
+def _profiled(path: Path, model: object) -> DeviceRate:
+    """Return the rate in a profile's folder or result.json; InvalidInput if it has none."""
+    result = read_result(path.parent if path.is_file() else path)
+    if not isinstance(result, ProfileResult) or result.settings.workers != 1:
+        raise InvalidInput(
+            "profile",
+            f"{path} is not of `paceline profile` with one worker, which measures a device by "
+            "itself",
+        )
+    if isinstance(model, str) and model != result.settings.model:
+        raise InvalidInput("profile", f"{path} is of model {result.settings.model}, not {model}")
+    size = result.settings.batch_size
+    return DeviceRate(size / result.step.median_s, size)

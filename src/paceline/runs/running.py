@@ -1,0 +1,197 @@
+"""The verbs that run something: train and rehearse."""
+
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.core.errors import InvalidInput
+from paceline.core.timeline import Timeline
+from paceline.links.forking import forked_from_here
+from paceline.record.trace import read_timeline
+from paceline.records.result import RunResult, read_run
+from paceline.report import write_report
+from paceline.report.terminal import log_to_stderr
+from paceline.runs.launching import (
+    carry_out,
+    requested,
+    take_part,
+    under_torchrun,
+    with_ranks,
+)
+from paceline.runs.restarts import Verb
+from paceline.training.recipes.named import given
+from paceline.training.recipes.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished training or rehearsal: its result, and its folder.
+
+    The folder has result.json, trace.json and report.html.
+    """
+
+    result: RunResult
+    folder: Path
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of the test samples that the trained model gets right.
+
+        Where a sample may have several labels, the precision@1: `result.score` says which. None of
+        a rehearsal.
+        """
+        return self.result.accuracy
+
+    @property
+    def timeline(self) -> Timeline:
+        """The timeline of the traced steps, measured or rehearsed."""
+        return read_timeline(self.folder / "trace.json", self.result.origin)
+
+    def report(self, path: str | Path) -> Path:
+        """Write the report to `path` too, and return it."""
+        written, wanted = write_report(self.folder), Path(path)
+        if not (wanted.exists() and wanted.samefile(written)):
+            shutil.copyfile(written, wanted)
+        return wanted
+
+
+def train(
+    model: str | Recipe,
+    data: str | None = None,
+    *,
+    strategy: str = "allreduce",
+    options: Mapping[str, Any] | None = None,
+    policy: str | None = None,
+    codec: str | None = None,
+    workers: int | str = 2,
+    batch_size: int = 64,
+    epochs: int | None = None,
+    steps: int | None = None,
+    optimizer: str | None = None,
+    optimizer_options: Mapping[str, Any] | None = None,
+    learning_rate: float | None = None,
+    momentum: float | None = None,
+    schedule: str | None = None,
+    warmup_steps: int = 0,
+    precision: Literal["float32", "bfloat16"] = "float32",
+    accumulate: int = 1,
+    clip_norm: float | None = None,
+    evaluate_every: int | None = None,
+    seed: int = 0,
+    balance: Literal["auto"] | None = None,
+    force: bool = False,
+    checkpoint_every: str = "300s",
+    keep: int = 2,
+    resume: str | Path | None = None,
+    restarts: int = 0,
+    elastic: bool = False,
+    lighthouse: str | None = None,
+    here: str | None = None,
+    exchange_alone: bool = False,
+    profile_s: float | None = None,
+    deadline_s: float = 30.0,
+    wait_s: float = 600.0,
+    port: int = 0,
+    bind: str | None = None,
+    keys: str | Path | None = None,
+    run: str | None = None,
+    output: str | Path = "runs",
+    tensorboard: str | Path | None = None,
+) -> Run:
+    """Train a model on this machine and return the finished run.
+
+    `model` is a built-in name, "package.module:factory" or a recipe. Workers are processes, and
+    each builds its own; a recipe's are forked from this one. Under torchrun this is one of them.
+    The other arguments are the fields of `paceline.TrainSettings`, which describe themselves; None
+    stands for the default that the strategy or the model has. With `resume`, what is left at its
+    default here is as in that run. Raises InvalidInput
+    for what cannot be done, WorkerLost for a worker that died, WorkersFailed for what workers found
+    wrong, with their words. Progress goes to standard error. A strategy with a hub or a coordinator
+    has that in this process.
+    """
+    return _done("train", train, locals())
+
+
+def rehearse(
+    model: str | Recipe,
+    *,
+    device: str | None = None,
+    stretch: float | tuple[float, ...] | None = None,
+    strategy: str = "allreduce",
+    options: Mapping[str, Any] | None = None,
+    policy: str | None = None,
+    codec: str | None = None,
+    workers: int | str = 2,
+    batch_size: int = 64,
+    balance: Literal["auto"] | None = None,
+    forward_ms: float | None = None,
+    backward_ms: float | None = None,
+    update_ms: float | None = None,
+    input_shape: tuple[int, ...] | None = None,
+    steps: int = 20,
+    chunk_search: Literal["runtime", "predicted"] | None = None,
+    search_step: int | None = None,
+    search_range: int | None = None,
+    interval: int | None = None,
+    exchange_alone: bool = False,
+    profile_s: float | None = None,
+    deadline_s: float = 30.0,
+    wait_s: float = 600.0,
+    port: int = 0,
+    bind: str | None = None,
+    keys: str | Path | None = None,
+    run: str | None = None,
+    output: str | Path = "runs",
+) -> Run:
+    """Rehearse a model's training on devices that this machine need not have; nothing is learnt.
+
+    The arguments are the fields of `paceline.RehearseSettings`: `device` or `stretch` among them.
+    Raises the same errors as `train`.
+    """
+    return _done("rehearse", rehearse, locals())
+
+
+def _check_model(model: object, verb: Verb) -> None:
+    """Raise InvalidInput for a model that is neither named nor a recipe."""
+    if isinstance(model, str | Recipe):
+        return
+    kind = type(model).__name__
+    raise InvalidInput(
+        "model",
+        f"a {kind} cannot be given to {verb}, whose workers each build their own",
+        hint=(
+            "give a paceline.Recipe(model=FUNCTION, train=DATA, loss=..., optimizer=...), or a "
+            "name such as 'package.module:factory'"
+        ),
+    )
+
+
+def _done(verb: Verb, called: Callable[..., Run], arguments: Mapping[str, Any]) -> Run:
+    # Arguments that `called` has by default are not passed on: the strategy may have others.
+    parameters = signature(called).parameters
+    values = {
+        name: dict(value) if isinstance(value, Mapping) else value
+        for name, value in arguments.items()
+        if value is not None and value != parameters[name].default
+    }
+    _check_model(values["model"], verb)
+    with ExitStack() as stack:
+        if isinstance(values["model"], Recipe):
+            if "bind" in values:
+                raise InvalidInput(
+                    "bind",
+                    "workers of other machines cannot have an object of this program",
+                    hint="name the recipe as package.module:factory",
+                )
+            values["model"] = stack.enter_context(given(values["model"]))
+            if not under_torchrun():
+                stack.enter_context(forked_from_here())
+        log_to_stderr()
+        if under_torchrun():
+            return Run(*take_part(requested(verb, with_ranks(values), quiet=True)))
+        folder = carry_out(requested(verb, values, quiet=True))
+    return Run(read_run(folder), folder)

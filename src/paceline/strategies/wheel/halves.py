@@ -1,0 +1,310 @@
+"""Cut a model into body and head, which share its parameters (Du et al. 2017, section 3.1).
+
+    scores = head(body(inputs))      # what the model computes, to the last bit
+
+The forward pass is traced as a graph, and the graph is cut. Only the modules *around* the layer at
+the cut are traced (`torch.fx`); every other module is called as it is, with its hooks, its mode and
+its random numbers. `torch.distributed.pipelining` would export the whole model instead, into
+operations: without hooks, with the example's batch size in every `view`, which the last batch of an
+epoch does not have, and with the layer's own `forward` replaced.
+
+A process that trains one half has the other one, too, and does not use it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from paceline.core.cutting import LOSS
+from paceline.core.errors import InvalidInput, first_line
+from paceline.links.devices import random_numbers_restored
+from paceline.training.data.batch import call
+from paceline.training.models.graph import Called, is_unused_size, traced
+from paceline.training.models.layers import ROOT, layers_of
+
+_DTYPES = (torch.float32, torch.float64)
+
+
+_UNTIE = (
+    ", and each half would have its own: take the model with an untied embedding (built-in names "
+    "end in -untied), or a data-parallel strategy"
+)
+_WHAT_WOULD_DO = "name another layer by head, or choose a data-parallel strategy"
+
+
+class Halves(NamedTuple):
+    """Body and head of a model.
+
+    `body_names` and `head_names` are their trainable parameters under the whole model's names, in
+    the order of `body_parameters` and `head_parameters`. `crossing` is the shape of what the body
+    hands on of one sample.
+    """
+
+    body: nn.Module
+    head: nn.Module
+    body_names: tuple[str, ...]
+    head_names: tuple[str, ...]
+    crossing: tuple[int, ...] = ()
+
+    @property
+    def body_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the body trains."""
+        return trainable(self.body)
+
+    @property
+    def head_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the head trains."""
+        return trainable(self.head)
+
+
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that are not frozen, shared ones once."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
+    """Return the halves of `model`: all that runs before the layer `first` is called, and the rest.
+
+    `first` is the name of a layer as `layers_of` has it; what has no parameters and stands before
+    it belongs to the body. With "loss" the body is all of the model. The halves consist of the
+    model's own modules: a module's mode, hooks, buffers and random numbers are its own wherever it
+    is called from. What the modules around `first` compute themselves is as in training mode.
+
+    `inputs` are those of two or more samples, on the model's device: halves and model must give the
+    same outputs, a tensor or a pytree of tensors. The body is called as the model is, the head with
+    what the body hands on. Parameters, buffers, modes and random numbers stay as they are. No other
+    thread may use any model meanwhile. InvalidInput says which layer or connection stops it.
+    """
+    label = type(model).__name__
+    apart = f"{label} cannot be cut before {first!r}"
+    layers = layers_of(model)
+    choices = [layer.name for layer in layers if layer.name != ROOT]
+    is_whole = first == LOSS and LOSS not in choices
+    if not is_whole and first not in choices:
+        if why := tied(model, first):
+            raise _refused(apart, why)
+        raise InvalidInput(
+            "head", f"{label} has no layer {first!r}", hint=f"choose one of {choices}"
+        )
+    parameters = [own for layer in layers for own in layer.parameters]
+    for name, parameter in parameters:
+        if parameter.dtype != parameters[0][1].dtype or parameter.dtype not in _DTYPES:
+            raise InvalidInput(
+                "model",
+                f"parameter {name!r} of {label} is {parameter.dtype}",
+                hint="models are cut whose parameters are all float32, or all float64",
+            )
+    with _as_it_was(model):
+        model.train()
+        halves = (model, nn.Identity()) if is_whole else _halves(model, inputs, first, apart)
+        body, head = halves
+        used_by_body, used_by_head = (
+            {id(tensor) for tensor in (*half.parameters(), *half.buffers())}
+            for half in (body, head)
+        )
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if id(tensor) in used_by_body & used_by_head:  # each half would have its own
+                raise _refused(apart, f"{name!r} is used on both sides of the cut{_UNTIE}")
+        if not trainable(body):
+            raise _refused(apart, "nothing before it is trained")
+        crossing = _compared(model, body, head, inputs, f"{label}, cut before {first!r}")
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    in_body, in_head = (tuple(names[id(one)] for one in trainable(half)) for half in (body, head))
+    return Halves(body, head, in_body, in_head, crossing)
+
+
+def _refused(of: str, why: str, *, hint: str = "") -> InvalidInput:
+    return InvalidInput("head", f"{of}: {why}", hint=hint)
+
+
+def tied(model: nn.Module, first: str | None) -> str:
+    """Return why the layer `first` cannot begin a head, if an embedding has its weight; or nothing.
+
+    Without a name, why any layer cannot.
+    """
+    known: dict[int, str] = {}
+    for name, module in model.named_modules():
+        for key, one in module.named_parameters(recurse=False):
+            if first in (None, name) and id(one) in known:
+                return f"'{name}.{key}' is {known[id(one)]!r} (tied){_UNTIE}"
+            if isinstance(module, nn.Embedding):
+                known[id(one)] = f"{name}.{key}"
+    return ""
+
+
+@contextmanager
+def buffers_restored(model: nn.Module) -> Iterator[None]:
+    """Restore the values of a model's buffers afterwards."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+@contextmanager
+def _as_it_was(model: nn.Module) -> Iterator[None]:
+    """Restore modes, buffers and random numbers afterwards, and remove what tracing has added."""
+    modes = {module: module.training for module in model.modules()}
+    before = set(vars(model))
+    devices = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
+    try:
+        with random_numbers_restored(devices), buffers_restored(model):
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        # A tracer keeps the tensors that the forward pass makes of numbers on the model itself.
+        for name in set(vars(model)) - before:
+            if name.startswith("_tensor_constant"):
+                delattr(model, name)
+
+
+def _compared(
+    model: nn.Module, body: nn.Module, head: nn.Module, inputs: Any, of: str
+) -> tuple[int, ...]:
+    """Return the shape of one sample at the cut; InvalidInput if the halves are not the model."""
+    num_samples = len(tree_leaves(inputs)[0])
+    try:
+        torch.manual_seed(0)
+        with buffers_restored(model):
+            whole = call(model, inputs)
+        torch.manual_seed(0)
+        activations = call(body, inputs)
+        if not isinstance(activations, Tensor) or activations.dtype not in _DTYPES:
+            kind = getattr(activations, "dtype", type(activations).__name__)
+            raise _refused(of, f"would hand {kind} across the cut, not a float tensor")
+        if not activations.requires_grad:
+            raise _refused(of, "hands on what does not depend on the body's parameters")
+        if activations.dim() == 0 or len(activations) != num_samples:
+            raise _refused(
+                of,
+                f"hands on shape {tuple(activations.shape)} of {num_samples} samples",
+                hint="the first dimension must be the samples'",
+            )
+        outputs = head(activations.detach().requires_grad_())
+    except InvalidInput:
+        raise
+    except Exception as error:
+        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(inputs))
+        raise _refused(
+            of, f"cannot run on a batch of shape {shapes}: {first_line(error)}"
+        ) from error
+    if not _is_same(whole, outputs, of):
+        raise _refused(
+            of,
+            "computes something else than in one piece: its forward pass depends on more than its "
+            "input and its modules",
+        )
+    return tuple(activations.shape[1:])
+
+
+def _is_same(whole: Any, outputs: Any, of: str) -> bool:
+    """Return True if two pytrees of tensors are equal, on a GPU nearly so."""
+    (expected, tree), (found, other) = tree_flatten(whole), tree_flatten(outputs)
+    strange = [leaf for leaf in expected if not isinstance(leaf, Tensor | float | int | None)]
+    if strange:
+        kind = type(strange[0]).__name__
+        raise _refused(of, f"returns {kind}, not tensors: its halves cannot be compared")
+    if tree != other:
+        return False
+    for one, two in zip(expected, found, strict=True):
+        if not isinstance(one, Tensor):
+            if one != two:
+                return False
+            continue
+        if one.is_meta:  # as when planning, without values
+            if not isinstance(two, Tensor) or (one.shape, one.dtype) != (two.shape, two.dtype):
+                return False
+            continue
+        rtol, atol = (0.0, 0.0) if one.device.type == "cpu" else (1e-3, 1e-5)
+        fits = isinstance(two, Tensor) and (one.shape, one.dtype) == (two.shape, two.dtype)
+        if not fits or not torch.allclose(one, two, rtol, atol, equal_nan=True):
+            return False
+    return True
+
+
+def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn.Module, nn.Module]:
+    """Return what runs before the layer `first`, and the rest; both share `model`'s modules."""
+    try:
+        found = traced(model, inputs, model.get_submodule(first))
+    except Exception as error:
+        raise _refused(
+            refusal,
+            f"the forward pass around that layer cannot be traced: {first_line(error)}",
+            hint=_WHAT_WOULD_DO,
+        ) from error
+    nodes = [node for node in found if not is_unused_size(node)]
+    # The first node that uses the layer's module or its parameters.
+    places = {node: index for index, node in enumerate(nodes)}
+    uses: list[int] = []
+    for node in nodes:
+        if node.op == "call_module" and node.target == first:
+            uses.append(places[node])
+        elif node.op == "get_attr" and str(node.target).rpartition(".")[0] == first:
+            uses += [places[user] for user in node.users]
+    if not uses:
+        raise _refused(refusal, "its forward pass never calls that layer")
+    border = min(uses)
+    crossing = _crossing(nodes, border, refusal)
+    body, head = fx.Graph(), fx.Graph()
+    inside = _copy(nodes[:border], body, {})
+    body.output(inside[crossing])
+    _copy(nodes[border:], head, {crossing: head.placeholder("activations")})
+    called = Called(fx.GraphModule(model, body, "Body"), inputs)
+    return called, fx.GraphModule(model, head, "Head")
+
+
+def _crossing(nodes: Sequence[fx.Node], border: int, refusal: str) -> fx.Node:
+    """Return the node whose value is all that the rest uses of what came before."""
+    before = {node for node in nodes[:border] if node.op != "get_attr"}
+    after = (node for node in nodes[border:] if node.op != "get_attr")
+    used = (value for node in after for value in node.all_input_nodes if value in before)
+    crossing = list(dict.fromkeys(used))
+    if any(node.op == "placeholder" for node in crossing):
+        raise _refused(
+            refusal,
+            "the model's input is used behind the cut, too, and only a body has it"
+            if len(crossing) > 1
+            else "it takes the model's input itself, which leaves nothing for the body",
+        )
+    if len(crossing) != 1:
+        raise _refused(
+            refusal,
+            f"{len(crossing)} values are used behind the cut, the results of "
+            f"{', '.join(map(_described, crossing))}, and one can cross it; choose a layer that "
+            "no connection passes by"
+            if crossing
+            else "it takes in nothing that was computed before",
+        )
+    return crossing[0]
+
+
+def _described(node: fx.Node) -> str:
+    if node.op == "call_module":
+        return repr(node.target)
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "?")
+    sources = [str(one.target) for one in node.all_input_nodes if one.op == "call_module"]
+    return f"{name}() of {sources[0]!r}" if sources else f"{name}()"
+
+
+def _copy(
+    nodes: Iterable[fx.Node], graph: fx.Graph, known: dict[fx.Node, fx.Node]
+) -> dict[fx.Node, fx.Node]:
+    """Copy nodes into a graph, and the parameters that they read wherever those were fetched."""
+
+    def value(node: fx.Node) -> fx.Node:
+        if node.op == "get_attr" and node not in known:
+            known[node] = graph.node_copy(node)
+        return known[node]
+
+    for node in nodes:
+        if node.op != "get_attr":
+            known[node] = graph.node_copy(node, value)
+    return known

@@ -1,0 +1,1 @@
+"""What is trained: recipes, models and their description, data sets and samplers."""

@@ -1,0 +1,172 @@
+"""Folders of images, one for each class; files are decoded when a batch asks for them."""
+
+import struct
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from paceline.core.errors import InvalidInput
+from paceline.links.files import limits
+from paceline.training.data.dataset import Batch, Dataset, IndexedSamples, Shape, shape_text
+from paceline.training.data.sampler import stratified_split
+
+# Pillow's rarer decoders are a risk: a renamed file must not reach them.
+_FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
+_BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error)
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+_DEFAULT_SHAPE = (3, 224, 224)
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSamples(IndexedSamples):
+    """Images of `shape` (channels, height, width) with values from -1 (black) to 1.
+
+    Three channels are red, green and blue, one channel is grey. The image is stretched to the
+    height and width. Taking samples raises InvalidInput for a file that is not a readable image.
+    """
+
+    paths: tuple[Path, ...]
+    targets: Tensor
+    shape: Shape
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Batch:
+        inputs, targets = self.__getitems__([index])
+        return inputs[0], targets[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        channels, height, width = self.shape
+        pixels = np.empty((len(indices), height, width, channels), dtype=np.uint8)
+        for row, index in enumerate(indices):
+            with _opened(self.paths[index]) as image:
+                if "transparency" in image.info:
+                    # Pillow warns about the direct way from a palette.
+                    image = image.convert("RGBA")
+                image = image.convert("RGB" if channels == 3 else "L")
+                image = image.resize((width, height), Image.Resampling.BILINEAR)
+                pixels[row] = np.asarray(image).reshape(height, width, channels)
+        inputs = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+        inputs = inputs.to(torch.float32, memory_format=torch.contiguous_format)
+        return inputs.div_(127.5).sub_(1.0), self.targets[torch.as_tensor(indices)]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """Open an image; Pillow reads the header now and the pixels when they are asked for."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=_FORMATS) as image:
+                if image.width * image.height > limits.PIXELS:
+                    raise InvalidInput(
+                        str(path),
+                        f"has {image.width}x{image.height} pixels, over {limits.PIXELS:,}: make "
+                        "it smaller",
+                    )
+                # Pillow would cut the values of these modes to 8 bits without a word.
+                if image.mode.startswith(("I", "F")):
+                    raise InvalidInput(str(path), "has more than 8 bits per pixel: convert it to 8")
+                yield image
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise InvalidInput(
+            str(path), f"has too many pixels to be decoded safely: {error}"
+        ) from error
+    except UnidentifiedImageError as error:
+        raise InvalidInput(str(path), "is not a PNG, JPEG, BMP or WebP image") from error
+    except _BROKEN as error:
+        raise InvalidInput(str(path), f"is not a readable image: {error}") from error
+
+
+def load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
+    """Return the images of FOLDER/train/CLASS and FOLDER/test/CLASS, or of FOLDER/CLASS split.
+
+    Class numbers follow the sorted folder names. The header of every file is read here, so that a
+    broken file is found before the training; the pixels are read batch by batch.
+    """
+    shape = sample_shape or _DEFAULT_SHAPE
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise InvalidInput(
+            "input_shape",
+            f"images cannot have the sample shape {shape_text(shape)}: right would be 3xHxW "
+            "(colour) or 1xHxW (grey)",
+        )
+    root = Path(folder)
+    if not root.is_dir():
+        raise InvalidInput("data", f"there is no folder {root}")
+    halves = [root / "train", root / "test"]
+    if any(half.is_dir() for half in halves):
+        for half in halves:
+            if not half.is_dir():
+                raise InvalidInput(
+                    "data",
+                    f"there is no folder {half}: give both train and test, or put the class "
+                    f"folders into {root}",
+                )
+        by_class, tests = (_files_by_class(half) for half in halves)
+        for name in sorted(by_class.keys() ^ tests.keys()):
+            here, there = halves if name in by_class else reversed(halves)
+            raise InvalidInput("data", f"the class {name} is in {here}, but not in {there}")
+        parts = [_flat(by_class), _flat(tests)]
+    else:
+        by_class = _files_by_class(root)
+        paths, targets = _flat(by_class)
+        parts = [
+            ([paths[row] for row in rows], targets[rows])
+            for rows in stratified_split(targets, seed)
+        ]
+    for paths, _ in parts:
+        for path in paths:
+            with _opened(path):  # reads the header
+                pass
+    train, test = (
+        ImageSamples(tuple(paths), torch.from_numpy(targets), shape) for paths, targets in parts
+    )
+    return Dataset(root.resolve().name, train, test, len(by_class), shape)
+
+
+def _flat(by_class: dict[str, list[Path]]) -> tuple[list[Path], NDArray[np.int64]]:
+    """Return all paths, and the class number of each."""
+    paths = [path for files in by_class.values() for path in files]
+    counts = [len(files) for files in by_class.values()]
+    return paths, np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+
+
+def _files_by_class(root: Path) -> dict[str, list[Path]]:
+    """Return the image files of each class, both sorted by name."""
+    folders = [entry for entry in _visible(root) if entry.is_dir()]
+    for entry in _visible(root):
+        if entry.suffix.lower() in SUFFIXES and not entry.is_dir():
+            raise InvalidInput(str(entry), f"belongs to no class: put it into a folder of {root}")
+    if len(folders) < 2:
+        raise InvalidInput(
+            str(root),
+            f"has {len(folders)} class folders, but at least two are needed: {root}/CLASS/IMAGE",
+        )
+    by_class = {}
+    for folder in folders:
+        files = _visible(folder)
+        for path in files:
+            if path.suffix.lower() not in SUFFIXES or path.is_dir():
+                raise InvalidInput(
+                    str(path),
+                    f"is not an image: a class folder may hold {', '.join(SUFFIXES)} files only",
+                )
+        if not files:
+            raise InvalidInput(str(folder), "is a class folder without images")
+        by_class[folder.name] = files
+    return by_class
+
+
+def _visible(folder: Path) -> list[Path]:
+    """Return the entries in order of their names, without the hidden files that systems leave."""
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))

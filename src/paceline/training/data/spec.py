@@ -1,0 +1,183 @@
+"""Data sets by their spec strings, such as "libsvm:PATH"; digits, and random samples."""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from paceline.core.errors import InvalidInput
+from paceline.core.names import did_you_mean
+from paceline.training.data.dataset import Dataset, Shape, TensorSamples, require_memory, shape_text
+from paceline.training.data.libsvm import load_libsvm
+from paceline.training.data.sampler import stratified_split
+from paceline.training.data.text import load_masked_text, load_text, load_tokens
+
+_SIDE = 8
+_SYNTHETIC = "synthetic:3x224x224,classes=10,samples=512"
+FORMS = (
+    *("digits", "libsvm:PATH", "images:FOLDER", _SYNTHETIC),
+    *("text", "text:PATH", "masked-text", "masked-text:PATH", "tokens:PATH"),
+)
+_NUMBER = "[1-9][0-9]{0,8}"
+_SHAPE = re.compile(f"{_NUMBER}(x{_NUMBER})*")
+_OPTION = re.compile(f"(classes|samples)=({_NUMBER})")
+_PATTERN_SIDE = 4  # coarse enough to survive the pooling of a convolutional network
+
+
+def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
+    """Return the digits as 1x8x8, or flat as 64, or resized to 1xHxW or 3xHxW.
+
+    The pixels are shifted and scaled so that those of the training samples have mean 0 and standard
+    deviation 1 before any resizing.
+    """
+    shape = sample_shape or (1, _SIDE, _SIDE)
+    is_flat, is_image = shape == (_SIDE * _SIDE,), len(shape) == 3 and shape[0] in (1, 3)
+    if not is_flat and not is_image:
+        raise InvalidInput(
+            "input_shape",
+            f"digits cannot have the sample shape {shape_text(shape)}: right would be "
+            f"{_SIDE * _SIDE}, 1xHxW or 3xHxW",
+        )
+    # An optional package, which `load` reports by name if it is missing.
+    from sklearn import datasets
+
+    bunch = datasets.load_digits()
+    train, test = stratified_split(bunch.target.astype("int64"), seed)
+    require_memory(len(bunch.target), (1, *shape[1:]))
+    pixels = torch.as_tensor(bunch.images, dtype=torch.float32).unsqueeze(1)
+    pixels = (pixels - pixels[train].mean()) / pixels[train].std(correction=0)
+    targets = torch.as_tensor(bunch.target, dtype=torch.int64)
+
+    def part(rows: NDArray[np.int64]) -> TensorSamples:
+        inputs = pixels[rows]
+        if is_flat:
+            return TensorSamples(inputs.flatten(1), targets[rows])
+        channels, *size = shape
+        if size != [_SIDE, _SIDE]:
+            inputs = F.interpolate(inputs, size, mode="bilinear", align_corners=False)
+        # A view: repeated channels take no memory, only those of a batch are ever written out.
+        return TensorSamples(inputs.expand(-1, channels, -1, -1), targets[rows])
+
+    return Dataset("digits", part(train), part(test), 10, shape)
+
+
+def load_synthetic(options: str, sample_shape: Shape | None, seed: int) -> Dataset:
+    """Return `samples` samples for training and a quarter as many (rounded up) for testing.
+
+    A sample is the pattern of its class plus Gaussian noise of the same power, scaled to a mean
+    square of about 1; the classes are equally frequent. The patterns of CxHxW samples are smooth.
+    The shape is that of the options, or `sample_shape`, or 3x224x224.
+    """
+    shape, num_classes, num_train = _parse(options)
+    if shape and sample_shape and shape != sample_shape:
+        raise InvalidInput(
+            "data",
+            f"the synthetic samples are {shape_text(shape)}, but the model takes "
+            f"{shape_text(sample_shape)}: leave the shape out of the spec",
+        )
+    shape = shape or sample_shape or (3, 224, 224)
+    num_samples = num_train + -(-num_train // 4)
+    require_memory(num_samples, shape)
+
+    random = np.random.default_rng(seed)
+    # The patterns of the classes, (num_classes, *shape): those of images grow from coarse ones.
+    coarse = (shape[0], *(min(side, _PATTERN_SIDE) for side in shape[1:]))
+    is_image = len(shape) == 3
+    size = coarse if is_image else shape
+    patterns = random.standard_normal((num_classes, *size), dtype=np.float32)
+    if is_image:
+        patterns = F.interpolate(torch.from_numpy(patterns), shape[1:], mode="bilinear").numpy()
+    patterns /= np.sqrt(np.mean(np.square(patterns)))
+
+    def draw(count: int) -> TensorSamples:
+        targets = random.permutation(np.arange(count) % num_classes)
+        inputs = random.standard_normal((count, *shape), dtype=np.float32)
+        for sample, target in zip(inputs, targets, strict=True):
+            sample += patterns[target]  # row by row: a sum over all would double the memory
+        inputs *= np.float32(0.5**0.5)
+        return TensorSamples(torch.from_numpy(inputs), torch.from_numpy(targets))
+
+    train, test = draw(num_train), draw(num_samples - num_train)
+    return Dataset("synthetic", train, test, num_classes, shape)
+
+
+def _parse(options: str) -> tuple[Shape | None, int, int]:
+    """Return the sample shape, if it is given, and the numbers of classes and training samples."""
+    shape: Shape | None = None
+    counts: dict[str, int] = {}
+    for item in options.split(",") if options else []:
+        option = _OPTION.fullmatch(item)
+        if option and option[1] not in counts:
+            counts[option[1]] = int(option[2])
+        elif _SHAPE.fullmatch(item) and shape is None:
+            shape = tuple(map(int, item.split("x")))
+        else:
+            raise InvalidInput(
+                "data", f"cannot read {item!r} in 'synthetic:{options}': write {_SYNTHETIC}"
+            )
+    num_classes, num_train = counts.get("classes", 10), counts.get("samples", 512)
+    if num_classes < 2:
+        raise InvalidInput("data", "synthetic: classes must be at least 2, not 1")
+    if num_train < num_classes:
+        raise InvalidInput(
+            "data",
+            f"synthetic: {num_train} samples cannot cover {num_classes} classes: samples must be "
+            f"at least {num_classes}",
+        )
+    return shape, num_classes, num_train
+
+
+def _load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
+    from paceline.training.data.images import load_images  # needs Pillow, which is optional
+
+    return load_images(folder, sample_shape, seed)
+
+
+_Load = Callable[[str, Shape | None, int], Dataset]
+_OF_PATH: dict[str, _Load] = {
+    "libsvm": load_libsvm,
+    "images": _load_images,
+    "tokens": load_tokens,
+}
+_OF_PATH_OR_NOTHING: dict[str, _Load] = {"text": load_text, "masked-text": load_masked_text}
+_OPTIONAL = {"sklearn": "scikit-learn", "PIL": "Pillow"}
+
+
+def load(spec: str, sample_shape: Shape | None = None, seed: int = 0) -> Dataset:
+    """Return the data set that `spec` names, with samples of `sample_shape` (None: its own).
+
+    Forms: `digits`, `libsvm:PATH`, `images:FOLDER` and `synthetic:3x224x224,classes=10,samples=512`
+    (each part optional); `text`, `text:PATH`, `masked-text`, `masked-text:PATH` and `tokens:PATH`.
+    The seed decides the split, the masked places and the synthetic values, so every rank must pass
+    the same. Raises InvalidInput for an unknown form, a file that cannot be used, a shape that does
+    not fit, or a missing optional package.
+    """
+    if sample_shape is not None and (not sample_shape or min(sample_shape) < 1):
+        raise InvalidInput(
+            "input_shape",
+            f"a sample shape needs sizes of at least 1, not {shape_text(sample_shape) or 'none'}",
+        )
+    if seed < 0:
+        raise InvalidInput("seed", "must be 0 or more", got=seed)
+    source, _, argument = spec.partition(":")
+    try:
+        if spec == "digits":
+            return load_digits(sample_shape, seed)
+        if source == "synthetic":
+            return load_synthetic(argument, sample_shape, seed)
+        if source in _OF_PATH and argument:
+            return _OF_PATH[source](argument, sample_shape, seed)
+        if source in _OF_PATH_OR_NOTHING and (argument or spec == source):
+            return _OF_PATH_OR_NOTHING[source](argument, sample_shape, seed)
+    except ModuleNotFoundError as error:
+        package = _OPTIONAL.get((error.name or "").partition(".")[0])
+        if package is None:
+            raise
+        raise InvalidInput("data", f"{spec} needs {package}: install paceline[data]") from error
+    except OSError as error:
+        raise InvalidInput("data", f"{spec} cannot be read: {error}") from error
+    hint = did_you_mean(spec, FORMS)
+    raise InvalidInput("data", f"no such data set: {spec!r}{hint} Write one of {', '.join(FORMS)}")

@@ -1,0 +1,205 @@
+"""Partition a model into its body, and the chain of layers behind it that are sharded.
+
+A head of one layer is left out of the model, where nothing follows it (`bypass`). Else the modules
+*around* the head's layers are traced (`torch.fx`); every other module is called as it is. Modules
+between the layers must be elementwise, or dropouts: on the columns of a rank they compute what they
+compute on all columns.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from paceline.core.errors import InvalidInput, first_line
+from paceline.training.models.bypass import bypassed
+
+_ELEMENTWISE = (
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish),
+    *(nn.Sigmoid, nn.LogSigmoid, nn.Hardsigmoid, nn.Tanh, nn.Hardtanh, nn.Hardswish, nn.Tanhshrink),
+    *(nn.Softplus, nn.Softsign, nn.Softshrink, nn.Hardshrink, nn.Threshold, nn.Identity),
+)
+_FUNCTIONS = (
+    *(F.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.gelu, F.silu, F.mish, F.softplus, F.tanh),
+    *(F.hardtanh, F.hardsigmoid, F.hardswish, F.sigmoid, F.logsigmoid),
+    *(torch.relu, torch.tanh, torch.sigmoid),
+)
+_METHODS = ("relu", "tanh", "sigmoid")
+_Refusal = Callable[..., InvalidInput]
+_LAYERS = (nn.Linear, nn.BatchNorm1d)
+_FORWARDS = (nn.Linear.forward, nn.BatchNorm1d.forward)  # subclasses may compute something else
+
+
+class Elementwise(nn.Module):
+    """An elementwise function, with the other arguments that the model gives it."""
+
+    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self._function, self._args = function, args
+        self._kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return the function of the values."""
+        result: Tensor = self._function(values, *self._args, **self._kwargs)
+        return result
+
+
+@dataclass(frozen=True)
+class TracedLayer:
+    """A layer of the head, and the modules that follow it, each with its name."""
+
+    name: str
+    module: nn.Linear | nn.BatchNorm1d
+    following: tuple[tuple[str, nn.Module], ...] = ()
+
+
+def partition(
+    model: nn.Module, names: Sequence[str], label: str, inputs: Any = None
+) -> tuple[nn.Module, tuple[TracedLayer, ...]]:
+    """Return the body of a model, and its head of the layers of these names, in forward order.
+
+    The body's modules are the model's own, under the same names. `label` names the model in errors.
+    With `inputs` of a few samples, it may do without tracing. Raises InvalidInput if a layer or a
+    connection keeps the head from being split.
+    """
+
+    def refusal(problem: str, hint: str = "") -> InvalidInput:
+        where = f"{label} cannot be split from layer {names[0]!r} on"
+        return InvalidInput("head", f"{where}: {problem}", hint=hint)
+
+    body = None
+    if inputs is not None and len(names) == 1:
+        body = bypassed(model, names[0], inputs)
+    if body is None:
+        body, head = _traced(model, names, refusal)
+    else:
+        layer = _layer(model.get_submodule(names[0]), names[0], refusal)
+        head = (TracedLayer(names[0], layer),)
+    in_body = {id(parameter) for parameter in body.parameters()}
+    for one in head:  # of a parameter that both parts use, each would train its own copy
+        for key, parameter in one.module.named_parameters():
+            if id(parameter) in in_body:
+                raise refusal(f"the body uses {one.name}.{key}, too")
+    if not any(parameter.requires_grad for parameter in body.parameters()):
+        raise refusal("nothing before it is trained")
+    return body, head
+
+
+def _traced(
+    model: nn.Module, names: Sequence[str], refusal: _Refusal
+) -> tuple[nn.Module, tuple[TracedLayer, ...]]:
+    try:
+        nodes = list(_HeadTracer(model, names).trace(model).nodes)
+    except Exception as error:
+        raise refusal(
+            f"the forward pass around it cannot be traced: {first_line(error)}"
+        ) from error
+    called = [node.target if node.op == "call_module" else None for node in nodes]
+    if names[0] not in called:
+        raise refusal("its forward pass never calls that layer")
+    border = called.index(names[0])
+    if any(node.target is F.dropout for node in nodes):
+        raise refusal("it calls dropout() around it", hint="use nn.Dropout")
+    head = _head(model, nodes[border:], names, refusal)
+    graph, known = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in nodes[:border]:
+        known[node] = graph.node_copy(node, known.__getitem__)
+    graph.output(known[nodes[border].all_input_nodes[0]])
+    return fx.GraphModule(model, graph, "Body"), head
+
+
+class _HeadTracer(fx.Tracer):
+    """Traces the modules around the head's layers; the layers and all others are single calls."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        layers = {model.get_submodule(name) for name in names}
+        self._traced = set()
+        for module in set(model.modules()) - layers:
+            is_container = isinstance(module, nn.Sequential) and not list(module.parameters())
+            if is_container or layers & set(module.modules()):
+                self._traced.add(module)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Return True if a call of the module is one node of the graph."""
+        return m not in self._traced
+
+
+def _head(
+    model: nn.Module, nodes: Sequence[fx.Node], names: Sequence[str], refusal: _Refusal
+) -> tuple[TracedLayer, ...]:
+    """Return the layers of nodes that follow one another, up to the model's output."""
+    chain: list[tuple[str, nn.Linear | nn.BatchNorm1d, list[tuple[str, nn.Module]]]] = []
+    value, left = nodes[0].all_input_nodes[0], list(names)
+    for node in nodes:
+        if node.all_input_nodes != [value]:
+            raise refusal(
+                f"{_name(node)} takes something else than the result of {_name(value)}",
+                hint="the head must be a chain",
+            )
+        if node.op == "output":
+            if node.args[0] is not value:
+                raise refusal("the model must return its scores, and only these")
+            break
+        value = node
+        if left and node.op == "call_module" and node.target == left[0]:
+            name = left.pop(0)
+            chain.append((name, _layer(model.get_submodule(name), name, refusal), []))
+        else:
+            chain[-1][2].append((_name(node), _between(model, node, refusal)))
+    if left:
+        raise refusal(f"its forward pass does not call layer {left[0]!r} after it")
+    return tuple(TracedLayer(name, module, tuple(after)) for name, module, after in chain)
+
+
+def _layer(module: nn.Module, name: str, refusal: _Refusal) -> nn.Linear | nn.BatchNorm1d:
+    if not isinstance(module, _LAYERS) or type(module).forward not in _FORWARDS:
+        raise refusal(
+            f"layer {name!r} is {type(module).__name__}, which works on all outputs of a sample "
+            "together",
+            hint="choose Linear and BatchNorm1d, or a head that begins after it",
+        )
+    frozen = [key for key, one in module.named_parameters() if not one.requires_grad]
+    if frozen:
+        raise refusal(f"{name}.{frozen[0]} is frozen", hint="train all of a head's layers")
+    return module
+
+
+def _between(model: nn.Module, node: fx.Node, refusal: _Refusal) -> nn.Module:
+    """Return the module of a node between two layers, for any part of the columns."""
+    if node.op == "call_module":
+        module = model.get_submodule(str(node.target))
+        kind = type(module)
+        if kind is nn.Dropout:
+            return module
+        if kind in _ELEMENTWISE:
+            # In place it would overwrite a layer's outputs, which backward needs.
+            own = copy.copy(module)
+            if hasattr(own, "inplace"):
+                vars(own)["inplace"] = False
+            return own
+        if kind is nn.Flatten and module.start_dim == 1:
+            return nn.Identity()
+        what = f"{node.target!r} is {kind.__name__}"
+    elif node.op == "call_function" and node.target in _FUNCTIONS:
+        return Elementwise(node.target, node.args[1:], dict(node.kwargs))
+    elif node.op == "call_method" and node.target in _METHODS:
+        return Elementwise(getattr(torch, str(node.target)), (), {})
+    else:
+        what = f"{_name(node)} is called"
+    raise refusal(
+        f"{what} there, and only activations of each value and nn.Dropout can stand between "
+        "layers that are split",
+    )
+
+
+def _name(node: fx.Node) -> str:
+    if node.op == "call_module":
+        return str(node.target)
+    if node.op == "output":
+        return "the model's output"
+    return f"{getattr(node.target, '__name__', node.target)}()"

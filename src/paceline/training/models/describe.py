@@ -1,0 +1,445 @@
+"""`describe`: a model as a `Workload`, found by tracing one training step without its data.
+
+The step runs on a copy of the model whose tensors are on PyTorch's meta device: they have shapes
+and no values, so nothing large is allocated or computed, and the user's model is not touched. A
+model that looks at values (`if x.sum() > 0`) cannot run so; it is copied with its values and run
+for real. So is a model with recurrent layers, on the CPU: without values PyTorch takes them apart
+into steps, where the CPU has a kernel that keeps other tensors for backward.
+
+A segment of the forward pass begins when a layer's module is entered for the first time. What runs
+before the first layer belongs to that layer. A segment of the backward pass ends when the last
+gradient of a layer has been accumulated.
+"""
+
+import random
+import weakref
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from paceline.core.blame import blamed
+from paceline.core.errors import InvalidInput
+from paceline.core.workload import Cost, Layer, Parameter, Workload
+from paceline.links.devices import random_numbers_restored
+from paceline.training.data.batch import call
+from paceline.training.models.flops import allocates, flops_of, nbytes_of, stored_nbytes, tensors_in
+from paceline.training.models.fused_attention import attention_as_on_cpu
+from paceline.training.models.layers import LayerModule, duplicate, layers_of
+
+Counts = tuple[int, int, int]  # arithmetic operations, bytes, calls (but for allocations)
+_Slice = tuple[StorageWeakRef, int, tuple[int, ...]]
+
+_BLOCK = 16
+_FEW_CHANNELS = 4  # up to which a convolution reads its input as it lies
+# In backward these first copy a gradient that is not contiguous.
+_GATHERING = (
+    *(torch.ops.aten.avg_pool2d_backward, torch.ops.aten.max_pool2d_with_indices_backward),
+    torch.ops.aten.convolution_backward,
+)
+
+_LSTM_KERNELS = (torch.ops.aten.mkldnn_rnn_layer, torch.ops.aten.mkldnn_rnn_layer_backward)
+
+
+@dataclass
+class _Step:
+    """Observations of one step. Layers are indices into `layers_of`; segments are in entry order.
+
+    `forward_peaks`: the most live bytes in each segment of forward.
+    `ready`: each (layer, parameter) with a gradient, in the order of their last ones. `layer_ends`:
+    the counts at the last gradient of each layer, in the order of those.
+    `laps`: for each gradient, its layer and the peak of live bytes since the gradient before it;
+    the last lap is from the last gradient to the end.
+    """
+
+    entered: list[int] = field(default_factory=list)
+    segment_ends: list[Counts] = field(default_factory=list)
+    activation_nbytes: list[int] = field(default_factory=list)
+    forward_peaks: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    ready: dict[tuple[int, int], None] = field(default_factory=dict)
+    layer_ends: dict[int, Counts] = field(default_factory=dict)
+    laps: list[tuple[int | None, int]] = field(default_factory=list)
+    backward_end: Counts = (0, 0, 0)
+
+
+def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> Workload:
+    """Trace one training step of `model` on a batch like `example_batch`, and return its costs.
+
+    `example_batch`: a tensor, a sequence of positional arguments or a mapping of the others, in
+    which all leaves are tensors. The first dimension of the first one is the batch size; the model
+    is called in the mode (training or evaluation) in which
+    it is. The backward pass starts from all floating-point outputs, each with a gradient of ones.
+    Costs are those of the whole batch. `activation_nbytes` counts what is made in a layer's
+    forward segment and read after it: between two layers of a chain, the tensor handed on;
+    `kept_nbytes`, what is made there and read in the backward pass; `working_nbytes`, what is alive
+    in the layer's backward segment beside that, and beside the gradients of parameters.
+    Layers whose gradients never come stand last in `backward_order`; a layer whose module is never
+    entered (its parent uses its parameters) has no forward cost of its own.
+
+    The model's parameters, buffers, gradients, hooks and mode stay as they are, and so do the
+    random number generators of PyTorch and Python. Its forward hooks run as in any call.
+    Raises InvalidInput if the model has nothing to train or cannot run on such a batch.
+    """
+    label = name or type(model).__name__
+    batch = tree_leaves(example_batch)
+    if not batch or not all(isinstance(tensor, Tensor) for tensor in batch):
+        raise InvalidInput(label, "an example batch consists of tensors")
+    if batch[0].dim() == 0 or batch[0].shape[0] == 0:
+        raise InvalidInput(
+            label,
+            f"the example batch has shape {tuple(batch[0].shape)}",
+            hint="its first dimension must be the number of samples, at least 1",
+        )
+    layers = layers_of(model)
+    if not layers:
+        raise InvalidInput(label, "has no trainable parameters")
+    step = _trace(model, example_batch, label)
+    order = list(step.entered)
+    for index in range(len(layers)):
+        if index not in step.entered:  # it follows the one registered before it
+            order.insert(order.index(index - 1) + 1 if index else 0, index)
+    never = [index for index in reversed(order) if index not in step.layer_ends]
+    return Workload(
+        name=label,
+        batch_size=batch[0].shape[0],
+        layers=_describe_layers(layers, order, step),
+        backward_order=tuple(order.index(index) for index in (*step.layer_ends, *never)),
+        input_nbytes=sum(tensor.numel() * tensor.element_size() for tensor in batch),
+    )
+
+
+def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
+    """Run a step of a copy, without values if the model allows it; restore the generators."""
+    devices = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
+    state = random.getstate()
+    try:
+        with random_numbers_restored(devices), torch.inference_mode(False), torch.enable_grad():
+            with attention_as_on_cpu():
+                is_recurrent = any(isinstance(one, nn.RNNBase) for one in model.modules())
+                device = torch.device("cpu" if is_recurrent else "meta")
+                try:
+                    there = tree_map(lambda tensor: _copied(tensor, device), batch)
+                    copied = duplicate(model, lambda tensor: _copied(tensor, device))
+                    with device:
+                        return _run(copied, there)
+                except InvalidInput:
+                    raise
+                except Exception:  # noqa: S110 - what fails there is tried where the model is
+                    pass
+            real_batch = tree_map(lambda tensor: tensor.detach().clone(), batch)
+            return _run(duplicate(model, torch.clone), real_batch)
+    except InvalidInput:
+        raise
+    except Exception as error:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tree_leaves(batch))
+        raise InvalidInput(
+            label, f"cannot run a training step on a batch of shape {shapes}: {blamed(error)}"
+        ) from error
+    finally:
+        random.setstate(state)
+
+
+def _copied(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to another device; of one without values, zeros."""
+    if device.type == "meta":
+        return torch.empty_like(tensor, device=device)
+    if tensor.is_meta:
+        return torch.zeros_like(tensor, device=device)
+    return tensor.detach().to(device, copy=True)
+
+
+def _run(model: nn.Module, batch: Any) -> _Step:
+    """Run one forward and one backward pass of a model that may be used up."""
+    step, activations, alive = _Step(), SegmentActivations(), LiveMemory()
+    forward, backward = CostCounter(activations, alive), CostCounter(activations, alive)
+
+    def end_segment() -> None:
+        step.segment_ends.append(forward.counts)
+        step.forward_peaks.append(alive.lap())
+
+    def enter(index: int) -> None:
+        if index in step.entered:
+            return
+        if step.entered:
+            end_segment()
+            activations.segment += 1
+        step.entered.append(index)
+
+    def accumulated(key: tuple[int, int]) -> None:
+        # Removed first, to move to the end: of several gradients the last one counts.
+        step.ready.pop(key, None)
+        step.layer_ends.pop(key[0], None)
+        step.ready[key], step.layer_ends[key[0]] = None, backward.counts
+        step.laps.append((key[0], alive.lap()))
+
+    for index, layer in enumerate(layers_of(model)):
+        layer.module.register_forward_pre_hook(lambda *_, i=index: enter(i), prepend=True)
+        for number, (_, parameter) in enumerate(layer.parameters):
+            key = (index, number)
+            parameter.register_post_accumulate_grad_hook(lambda _, key=key: accumulated(key))
+    with forward:
+        outputs = list(tensors_in(call(model, batch)))
+    end_segment()
+    activations.read(outputs, outside=True)
+    segments = range(len(step.segment_ends))
+    step.activation_nbytes = [activations.nbytes(i) for i in segments]
+    activations.in_backward = True
+    trained = [output for output in outputs if output.requires_grad]
+    if not trained:
+        raise InvalidInput("model", "no output of the model depends on a trainable parameter")
+    gradients = [torch.ones_like(output) for output in trained]
+    alive.made(gradients)
+    alive.lap()
+    with backward:
+        torch.autograd.backward(trained, gradients)
+    step.backward_end = backward.counts
+    step.laps.append((None, alive.lap()))
+    step.kept = [activations.kept_nbytes(i) for i in segments]
+    return step
+
+
+def _describe_layers(
+    layers: Sequence[LayerModule], order: list[int], step: _Step
+) -> tuple[Layer, ...]:
+    # Without any entry, everything belongs to the first layer.
+    entered = step.entered or order[:1]
+    forward = dict(zip(entered, _differences(step.segment_ends), strict=True))
+    activation_nbytes = dict(zip(entered, step.activation_nbytes, strict=True))
+    kept = dict(zip(entered, step.kept, strict=True))
+    working = _working(layers, kept, step)
+    # What autograd does after the last gradient belongs to the last layer.
+    until = [*list(step.layer_ends.values())[:-1], step.backward_end]
+    backward = dict(zip(step.layer_ends, _differences(until), strict=True))
+    described: list[Layer] = []
+    for index in order:
+        before = described[-1].activation_nbytes if described else 0
+        own = layers[index].parameters
+        numbers = [number for (of, number) in step.ready if of == index]
+        numbers += [number for number in range(len(own)) if number not in numbers]
+        in_ready_order = (own[number] for number in numbers)
+        described.append(
+            Layer(
+                name=layers[index].name,
+                parameters=tuple(
+                    Parameter(name, tuple(p.shape), p.element_size()) for name, p in in_ready_order
+                ),
+                activation_nbytes=activation_nbytes.get(index, before),
+                forward=forward.get(index, Cost()),
+                backward=backward.get(index, Cost()),
+                kept_nbytes=kept.get(index, 0),
+                working_nbytes=working.get(index, 0),
+                kind=_kind_of(layers[index].module),
+            )
+        )
+    return tuple(described)
+
+
+def _kind_of(module: nn.Module) -> str:
+    """Return the name of the class that a module computes as: torch's, or else its own."""
+    forward = type(module).forward
+    alike = (one for one in type(module).__mro__ if getattr(one, "forward", None) is forward)
+    of_torch = (one.__name__ for one in alike if one.__module__.startswith("torch.nn."))
+    return next(of_torch, type(module).__name__)
+
+
+def _working(layers: Sequence[LayerModule], kept: Mapping[int, int], step: _Step) -> dict[int, int]:
+    """Return the live bytes of each layer's backward without kept tensors and gradients.
+
+    Kept: the activations of this layer and of those whose backward comes later. Gradients: those of
+    this layer's parameters and of the layers whose backward came before. Where the layer's forward
+    had more alive than its backward, they are what makes up the difference.
+    """
+    in_forward = dict(zip(step.entered, step.forward_peaks, strict=False))
+    ends = list(step.layer_ends)
+    last = {index: number for number, (index, _) in enumerate(step.laps) if index is not None}
+    # A layer's backward segment ends with its last gradient, that of the last layer with the pass.
+    stops = [*(last[index] + 1 for index in ends[:-1]), len(step.laps)]
+    working: dict[int, int] = {}
+    held, gradients = sum(kept.values()), 0
+    for index, start, stop in zip(ends, [0, *stops], stops, strict=False):
+        peak = max(nbytes for _, nbytes in step.laps[start:stop])
+        peak = max(peak, in_forward.get(index, 0))
+        gradients += sum(p.numel() * p.element_size() for _, p in layers[index].parameters)
+        working[index] = max(0, peak - held - gradients)
+        held -= kept.get(index, 0)
+    return working
+
+
+def _differences(ends: Sequence[Counts]) -> list[Cost]:
+    starts = ((0, 0, 0), *ends)
+    return [
+        Cost(float(end[0] - start[0]), float(end[1] - start[1]), end[2] - start[2])
+        for start, end in zip(starts, ends, strict=False)
+    ]
+
+
+class LiveMemory:
+    """Counts the bytes of the storages that were made while tracing, and are still referred to.
+
+    `nbytes` are those of now, `peak_nbytes` the most since the last call of `lap`.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.peak_nbytes = 0
+        # The callback of a weak reference runs only while the reference itself is alive.
+        self._alive: dict[weakref.ref[torch.UntypedStorage], int] = {}
+
+    def made(self, tensors: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> None:
+        """Count the storages that an operation has returned, without those of its inputs."""
+        strided = [tensor for tensor in inputs if tensor.layout == torch.strided]
+        before = {tensor.untyped_storage()._cdata for tensor in strided}
+        for tensor in tensors:
+            if tensor.layout != torch.strided:
+                continue
+            storage = tensor.untyped_storage()
+            reference = weakref.ref(storage, self._gone)
+            if storage._cdata not in before and reference not in self._alive:
+                self._alive[reference] = storage.nbytes()
+                self.nbytes += storage.nbytes()
+
+    def update_peak(self, workspace_nbytes: int = 0) -> None:
+        """Raise the peak to the live bytes plus an operation's workspace."""
+        self.peak_nbytes = max(self.peak_nbytes, self.nbytes + workspace_nbytes)
+
+    def lap(self) -> int:
+        """Return the peak since the last call, and reset it."""
+        self.update_peak()
+        peak, self.peak_nbytes = self.peak_nbytes, self.nbytes
+        return peak
+
+    def _gone(self, reference: "weakref.ref[torch.UntypedStorage]") -> None:
+        self.nbytes -= self._alive.pop(reference, 0)
+
+
+def workspace_nbytes(func: OpOverload, args: Sequence[Any]) -> int:
+    """Return the bytes that an operation takes and gives back before it is done."""
+    if func.overloadpacket in _LSTM_KERNELS:  # of (steps, batch, ...), the gates of all steps
+        inputs, _, of_states = args[:3]
+        return int(inputs[..., 0].nbytes * of_states.shape[0])
+    if func.overloadpacket not in _GATHERING:
+        return 0
+    gradient = args[0]
+    gathered = 0 if gradient.is_contiguous() else gradient.nbytes
+    if func.overloadpacket is not torch.ops.aten.convolution_backward:
+        return int(gathered)
+    inputs, needs_gradient = args[1], args[10][0]
+    of_inputs = 2 * _blocked_nbytes(inputs) if needs_gradient else 0
+    return int(gathered + max(of_inputs, _blocked_nbytes(inputs) + _blocked_nbytes(gradient)))
+
+
+def _blocked_nbytes(tensor: Tensor) -> int:
+    channels = tensor.shape[1]
+    if channels < _FEW_CHANNELS:
+        return 0
+    return int(tensor.nbytes // channels * -(-channels // _BLOCK) * _BLOCK)
+
+
+class SegmentActivations:
+    """Finds what each segment of a forward pass hands on: made in it and read after it.
+
+    In a chain of layers that is the one tensor between two neighbours. Around a branch a tensor
+    counts where it was made, once, however many segments read it. A tensor changed in place counts
+    as made by the last segment that changed it.
+
+    Once `in_backward` is set, it finds what of each segment is kept until then: the storages that
+    backward reads.
+    """
+
+    def __init__(self) -> None:
+        self.segment = 0
+        self.in_backward = False
+        self._maker: dict[StorageWeakRef, int] = {}
+        self._read: dict[int, dict[_Slice, tuple[int, int]]] = defaultdict(dict)
+        self._kept: dict[int, dict[StorageWeakRef, int]] = defaultdict(dict)
+
+    def read(self, tensors: Sequence[Tensor], outside: bool = False) -> None:
+        """Record that the current segment, or code after the model, reads `tensors`."""
+        for tensor in tensors:
+            storage = _storage_of(tensor)
+            maker = None if storage is None else self._maker.get(storage)
+            if storage is None or maker is None:
+                continue
+            if self.in_backward:
+                self._kept[maker][storage] = tensor.untyped_storage().nbytes()
+            elif outside or maker < self.segment:
+                part = (storage, int(tensor.storage_offset()), tuple(tensor.shape))
+                limit = tensor.untyped_storage().nbytes()
+                self._read[maker][part] = (stored_nbytes(tensor), limit)
+
+    def made(self, tensors: Sequence[Tensor]) -> None:
+        """Record that the current segment made `tensors`; those of backward are not counted."""
+        for tensor in () if self.in_backward else tensors:
+            storage = _storage_of(tensor)
+            if storage is not None:
+                self._maker[storage] = self.segment
+
+    def nbytes(self, segment: int) -> int:
+        """Bytes that `segment` hands on: no more of a storage than there is, however many views."""
+        sizes: dict[StorageWeakRef, int] = defaultdict(int)
+        for (storage, _, _), (nbytes, limit) in self._read[segment].items():
+            sizes[storage] = min(limit, sizes[storage] + nbytes)
+        return sum(sizes.values())
+
+    def kept_nbytes(self, segment: int) -> int:
+        """Bytes that `segment` made and backward read."""
+        return sum(self._kept[segment].values())
+
+
+class CostCounter(TorchDispatchMode):
+    """Adds up the operations run while it is active, but for views: `counts` are those so far."""
+
+    def __init__(
+        self, activations: SegmentActivations | None = None, alive: LiveMemory | None = None
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: Counts = (0, 0, 0)
+        self._activations = activations
+        self._alive = alive
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        inputs = list(tensors_in((args, kwargs)))
+        out = func(*args, **kwargs)
+        outputs = list(tensors_in(out))
+        changes = func._schema.is_mutable and torch.Tag.inplace_view not in func.tags
+        storages = {_storage_of(tensor) for tensor in inputs} - {None}
+        is_alias = bool(outputs) and all(_storage_of(tensor) in storages for tensor in outputs)
+        view = is_alias and not changes
+        if not view:
+            flops, nbytes, num_calls = self.counts
+            flops += flops_of(func, args, kwargs, out)
+            nbytes += nbytes_of(func, inputs, outputs)
+            self.counts = (flops, nbytes, num_calls + (not allocates(func)))
+        if self._activations is not None:
+            self._activations.read(inputs)
+            if not view:
+                self._activations.made(outputs)
+        if self._alive is not None and not view:
+            self._alive.made(outputs, inputs)
+            # Autograd adds gradients of branches in place, but not under a dispatch mode, as here.
+            in_place = func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0
+            if not in_place:
+                self._alive.update_peak(workspace_nbytes(func, args))
+        return out
+
+
+def _storage_of(tensor: Tensor) -> StorageWeakRef | None:
+    # A weak reference keeps the address from being given to another storage, not the memory.
+    if tensor.layout != torch.strided:
+        return None
+    return StorageWeakRef(tensor.untyped_storage())

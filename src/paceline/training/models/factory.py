@@ -1,0 +1,229 @@
+"""Models by name, and models that fit a data set."""
+
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from paceline.core.blame import blamed
+from paceline.core.defaults import usual_for
+from paceline.core.errors import InvalidInput
+from paceline.core.names import did_you_mean
+from paceline.training.data import load
+from paceline.training.data.dataset import Dataset
+from paceline.training.models import networks, transformers
+from paceline.training.models.inception import GoogLeNet, InceptionV3
+
+_FORM = "package.module:factory"
+# The network for covtype that Ma, Rusu et al. 2020 print in Table II.
+_MLP_WIDTHS = (54, 512, 512, 512, 512, 512, 2)
+_WIDTHS = re.compile(r"(?:sigmoid-)?mlp((?:-\d+)+)")
+# Their four networks, with as many hidden layers as section VII-A says.
+_SIGMOID_MLPS = {
+    "covtype-mlp": (54, *(512,) * 6, 2),
+    "w8a-mlp": (300, *(512,) * 8, 2),
+    "delicious-mlp": (500, *(512,) * 8, 983),
+    "real-sim-mlp": (20_958, *(512,) * 4, 2),
+}
+
+
+class _BuiltIn(NamedTuple):
+    """What `Architecture` has, and the function that makes a model for a number of classes."""
+
+    make: Callable[[int], nn.Module]
+    input_shape: tuple[int, ...]
+    num_classes: int
+    input_dtype: torch.dtype = torch.float32
+
+
+def _of_tokens(make: Callable[[int], nn.Module], context: int, vocabulary: int) -> _BuiltIn:
+    return _BuiltIn(make, (context,), vocabulary, torch.int64)
+
+
+def _gpts(
+    name: str, make: Callable[..., nn.Module], context: int, vocabulary: int = 256
+) -> dict[str, _BuiltIn]:
+    """Return a GPT under its name, and without tied weights under another."""
+    untied = partial(make, tied=False)
+    return {
+        name: _of_tokens(make, context, vocabulary),
+        f"{name}-untied": _of_tokens(untied, context, vocabulary),
+    }
+
+
+_IMAGENET = (3, 224, 224)
+_BUILT_IN = {
+    "lenet5": _BuiltIn(networks.LeNet5, (1, 32, 32), 10),
+    "alexnet": _BuiltIn(networks.AlexNet, (3, 227, 227), 1000),
+    "vgg16": _BuiltIn(networks.VGG16, _IMAGENET, 1000),
+    "googlenet": _BuiltIn(GoogLeNet, _IMAGENET, 1000),
+    "inception-v3": _BuiltIn(InceptionV3, (3, 299, 299), 1000),
+    "resnet18": _BuiltIn(networks.resnet18, _IMAGENET, 1000),
+    "resnet50": _BuiltIn(networks.resnet50, _IMAGENET, 1000),
+    "resnet101": _BuiltIn(networks.resnet101, _IMAGENET, 1000),
+    "resnet110": _BuiltIn(networks.resnet110, (3, 32, 32), 10),
+    "resnet152": _BuiltIn(networks.resnet152, _IMAGENET, 1000),
+    "vit": _BuiltIn(transformers.vit, (3, 32, 32), 10),
+    "vit-b-16": _BuiltIn(transformers.ViT, _IMAGENET, 1000),
+    **_gpts("gpt", transformers.gpt, 256),
+    **_gpts("gpt-1m", transformers.gpt_1m, 256),
+    **_gpts("gpt-10m", transformers.gpt_10m, 256),
+    **_gpts("gpt-30m", transformers.gpt_30m, 512),
+    **_gpts("gpt2", transformers.GPT, 1024, 50_257),
+    "bert": _of_tokens(transformers.bert, 256, 257),
+    "bert-base": _of_tokens(transformers.BERT, 512, 30_522),
+    "bert-large": _of_tokens(
+        partial(transformers.BERT, width=1024, num_layers=24, num_heads=16), 512, 30_522
+    ),
+}
+ANY_WIDTH = "mlp"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A kind of model that can be built.
+
+    `build(num_classes)` returns a new model with random weights; None asks for the usual number of
+    classes, and a factory of the user's has its own number whatever is asked. `input_shape` is the
+    shape of one sample, `num_classes` the usual number of classes; both are None where only the
+    user's code knows them. A sample's values are of `input_dtype`. The classes of a language model
+    are its vocabulary, and its sample is as many tokens as its context, or fewer. `build` raises
+    InvalidInput for a number of classes below 1, and if the user's factory fails or returns nothing
+    that can be trained.
+    """
+
+    name: str
+    build: Callable[[int | None], nn.Module]
+    input_shape: tuple[int, ...] | None
+    num_classes: int | None
+    input_dtype: torch.dtype = torch.float32
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of the built-in models."""
+    return (*_BUILT_IN, ANY_WIDTH, *_SIGMOID_MLPS)
+
+
+def find(name: str) -> Architecture:
+    """Return the architecture of a built-in name or of the user's own `package.module:factory`.
+
+    "mlp-54-512-2" is a multilayer perceptron of these widths, with rectifiers and biases;
+    "sigmoid-mlp-54-512-2" has sigmoids and no biases. A factory is any function or class
+    that returns an nn.Module when called without arguments; its module is imported as with
+    `python -m`, so it may be in the current directory, which goes onto `sys.path`.
+    Raises InvalidInput if there is no such name, module or attribute, or the import fails.
+    """
+    if ":" in name:
+        return _of_user(name)
+    widths: tuple[int, ...] | None = _SIGMOID_MLPS.get(name)
+    if match := _WIDTHS.fullmatch(name):
+        widths = tuple(map(int, match[1][1:].split("-")))
+    if name == ANY_WIDTH:
+        widths = _MLP_WIDTHS
+    if name in _BUILT_IN:
+        found = _BUILT_IN[name]
+    elif widths:
+        networks.MLP.check(widths)
+        is_sigmoid = name in _SIGMOID_MLPS or name.startswith("sigmoid-")
+        network, hidden = networks.SigmoidMLP if is_sigmoid else networks.MLP, widths[:-1]
+        found = _BuiltIn(lambda n: network((*hidden, n)), (widths[0],), widths[-1])
+    else:
+        hint = did_you_mean(name, names())
+        raise InvalidInput(
+            "model",
+            f"no model is called {name!r}{hint} Known are {', '.join(names())}, "
+            f"mlp-WIDTH-...-WIDTH, sigmoid-mlp-WIDTH-...-WIDTH, and your own as {_FORM}",
+        )
+
+    def build(num_classes: int | None) -> nn.Module:
+        if num_classes is not None and num_classes < 1:
+            raise InvalidInput("num_classes", "a model needs at least 1 class", got=num_classes)
+        return found.make(found.num_classes if num_classes is None else num_classes)
+
+    return Architecture(name, build, *found[1:])
+
+
+def _of_user(name: str) -> Architecture:
+    factory = imported(name)
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise InvalidInput(
+            name,
+            f"{name.rpartition(':')[2]} is of type {type(factory).__name__}",
+            hint="it must be a function or class that returns a model or a recipe when called",
+        )
+
+    def build(num_classes: int | None) -> nn.Module:
+        # The factory takes no arguments: whether its model fits the data shows when it runs.
+        try:
+            model = factory()
+        except (Exception, SystemExit) as error:
+            raise InvalidInput(name, f"calling it failed: {blamed(error)}") from error
+        if not isinstance(model, nn.Module):
+            raise InvalidInput(name, f"it returned {type(model).__name__}, not a torch.nn.Module")
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise InvalidInput(name, "the model has no trainable parameters")
+        return model
+
+    return Architecture(name, build, None, None)
+
+
+def imported(name: str) -> Any:
+    """Return the object of the name package.module:factory; InvalidInput if there is none."""
+    module, _, attribute = name.partition(":")
+    parts = [*module.split("."), *attribute.split(".")]
+    if not all(part.isidentifier() for part in parts):
+        raise InvalidInput("model", f"{name!r} is not of the form {_FORM}")
+    try:
+        found = import_from_here(module)
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module}.".startswith(f"{missing}."):
+            raise InvalidInput(
+                name,
+                f"there is no module {missing!r} in {Path.cwd()} or among the installed packages",
+            ) from error
+        raise InvalidInput(name, f"importing {module!r} failed: {blamed(error)}") from error
+    try:
+        return attrgetter(attribute)(found)
+    except AttributeError as error:
+        public = [key for key in dir(error.obj) if not key.startswith("_")]
+        hint = did_you_mean(str(error.name), public).rstrip(".")
+        raise InvalidInput(name, f"the module has no attribute {attribute!r}{hint}") from error
+
+
+def import_from_here(module: str) -> ModuleType:
+    """Import a module as `python -m` does: also from the current directory."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return importlib.import_module(module)
+
+
+def architected(
+    model: str, data: str | None, seed: int, loaded: Dataset | None = None
+) -> tuple[Dataset, str, int | None, tuple[int, ...] | None]:
+    """Return the data, and what `find` and `Architecture.build` need to make a model for them.
+
+    That is the name, the number of classes (None: the model's own), and the shape of a sample that
+    the data were asked for (None: their own). Data of None are those that the model is usually
+    trained on. `loaded`: these data, where they are in memory already.
+    """
+    data = data or usual_for(model).data
+    shape = None if model == ANY_WIDTH else find(model).input_shape
+    if loaded is None:
+        loaded = load(data, shape, seed)
+    name = model
+    if model == ANY_WIDTH:  # has as many inputs as a sample has values
+        name = "-".join([ANY_WIDTH, *map(str, (prod(loaded.sample_shape), *_MLP_WIDTHS[1:]))])
+    num_classes = None if find(name).num_classes is None else loaded.num_classes
+    return loaded, name, num_classes, shape

@@ -1,0 +1,151 @@
+"""Trace the modules around a layer as a graph (`torch.fx`), for any inputs of a model.
+
+The graph has a placeholder for each tensor of the inputs. A size of an input is a number in it, but
+for the number of samples: a forward pass may ask whether there are too many tokens, and the last
+batch of an epoch may be smaller.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from threading import Lock, get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+from paceline.training.data.batch import call
+
+# Functions that make tensors of sizes or on devices, which torch.fx does not see by itself.
+_FACTORIES = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "zeros")
+# torch.fx replaces how all modules of the process are called, and the factories are torch's own.
+_tracing = Lock()
+
+
+class Called(nn.Module):
+    """A graph of a model, which is called as the model is: with tensors, or by keywords."""
+
+    def __init__(self, graph: nn.Module, inputs: Any) -> None:
+        super().__init__()
+        self.graph = graph
+        tree: TreeSpec = call(_tree_of, inputs)
+        # A function, of which a copy of the module has no copy: copying a tree warns.
+        self._leaves_of: Callable[..., list[Any]] = lambda *called: tree.flatten_up_to(called)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph on inputs that are like those it was made for."""
+        return self.graph(*self._leaves_of(args, kwargs))
+
+
+def _tree_of(*args: Any, **kwargs: Any) -> TreeSpec:
+    return tree_flatten((args, kwargs))[1]
+
+
+def traced(model: nn.Module, inputs: Any, first: nn.Module) -> list[fx.Node]:
+    """Return the nodes of a forward pass in which only the modules around `first` are traced.
+
+    Threads trace one after another; what they call meanwhile is called as always. Whatever the
+    forward pass raises, this raises, too.
+    """
+    with _tracing, _factories_recorded():
+        return list(_Around(inputs, model, first).trace(model).nodes)
+
+
+class _Around(fx.Tracer):
+    """Traces the modules around a layer; the layer itself and all others are single calls."""
+
+    def __init__(self, inputs: Any, model: nn.Module, first: nn.Module) -> None:
+        super().__init__()
+        self._tensors: list[Tensor]
+        self._tree: TreeSpec
+        self._tensors, self._tree = tree_flatten(inputs)
+        self._around = {
+            module
+            for module in model.modules()
+            if module is not first and any(part is first for part in module.modules())
+        }
+        self._thread = get_ident()
+
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Record the call of a module, or make it if it is another thread's."""
+        if get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Return True if a call of the module is one node of the graph."""
+        return m not in self._around
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[[nn.Module], Any], list[nn.Module]]:
+        """Return a function of the model that calls it with placeholders, and the model."""
+        placeholders = [
+            _Input(self.create_node("placeholder", f"input_{i}", (), {}), self, tensor.shape)
+            for i, tensor in enumerate(self._tensors)
+        ]
+        inputs = tree_unflatten(placeholders, self._tree)
+
+        def forward(model: nn.Module) -> Any:
+            return call(partial(root_fn, model), inputs)
+
+        return forward, [self.root]
+
+
+class _Input(fx.Proxy):
+    """A placeholder that knows its sizes, but for the number of samples."""
+
+    def __init__(self, node: fx.Node, tracer: fx.Tracer, sizes: torch.Size) -> None:
+        super().__init__(node, tracer)
+        self._sizes = sizes
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """The sizes: a proxy, and numbers."""
+        num_samples = self.tracer.create_proxy("call_method", "size", (self, 0), {})
+        return num_samples, *self._sizes[1:]
+
+    def size(self, dim: int | None = None) -> Any:
+        """Return one size, or all."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return len(self._sizes)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self._sizes)
+
+
+def is_unused_size(node: fx.Node) -> bool:
+    """Return True for a number of samples that was asked for and is used by nobody."""
+    return node.op == "call_method" and node.target == "size" and not node.users
+
+
+@contextmanager
+def _factories_recorded() -> Iterator[None]:
+    """Have factories of torch make a node of the graph where an argument is one."""
+    originals = {name: getattr(torch, name) for name in _FACTORIES}
+
+    def recorded(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, fx.Proxy):
+                return leaf.tracer.create_proxy("call_function", original, args, kwargs)
+        return original(*args, **kwargs)
+
+    try:
+        for name, original in originals.items():
+            setattr(torch, name, partial(recorded, original))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(torch, name, original)

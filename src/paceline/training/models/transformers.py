@@ -1,0 +1,276 @@
+"""Transformers: GPT, BERT and ViT, as published.
+
+GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019. BERT: Devlin et
+al., "BERT: pre-training of deep bidirectional transformers", 2018. ViT: Dosovitskiy et al., "An
+image is worth 16x16 words", 2020.
+
+Shapes: B samples of T tokens, each token C values wide, in H heads of D = C / H; a vocabulary of V.
+No dropout unless it is asked for: a step then depends on its samples alone.
+"""
+
+from functools import partial
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import InvalidInput
+from paceline.training.models.transformer_blocks import Attention, PostNormBlock, PreNormBlock
+
+_DEVIATION = 0.02  # of initial weights, in GPT-2 and BERT
+
+
+class TokenEmbedding(nn.Module):
+    """The sum of what a token is and where it stands: (B, T) to (B, T, C), T up to `context`."""
+
+    def __init__(self, vocabulary: int, context: int, width: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.context = context
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(context, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, T) to (B, T, C). Raises InvalidInput for more tokens than the context."""
+        places = _places(tokens, self.context)
+        x: Tensor = self.tokens(tokens) + self.positions(places)  # (B, T, C) + (T, C)
+        result: Tensor = self.dropout(x)
+        return result
+
+
+class GPT(nn.Module):
+    """GPT-2: tokens (B, T), T up to `context`, to the logits (B, T, V) of each next token.
+
+    The output layer shares its weight with the embedding of the tokens if `tied`, as published.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int = 50_257,
+        *,
+        context: int = 1024,
+        width: int = 768,
+        num_layers: int = 12,
+        num_heads: int = 12,
+        tied: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.embedding = TokenEmbedding(vocabulary, context, width, dropout)
+        blocks = [
+            PreNormBlock(
+                Attention(width, num_heads, causal=True, dropout=dropout),
+                width,
+                gelu=nn.GELU(approximate="tanh"),
+                epsilon=1e-5,
+                dropout=dropout,
+            )
+            for _ in range(num_layers)
+        ]
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        if tied:
+            self.head.weight = self.embedding.tokens.weight
+        _initialise(self)
+        _shrink_residual_branches(blocks)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, T) to (B, T, V). Raises InvalidInput for more tokens than the context."""
+        x = self.embedding(tokens)  # (B, T, C)
+        x = self.blocks(x)  # (B, T, C)
+        logits: Tensor = self.head(self.norm(x))  # (B, T, V)
+        return logits
+
+
+class BertEmbedding(nn.Module):
+    """Token, position and segment, summed and normalised: (B, T) to (B, T, C).
+
+    All tokens are in segment 0: pairs of texts are no part of masked language modelling.
+    """
+
+    def __init__(self, vocabulary: int, context: int, width: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.context = context
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(context, width)
+        self.segments = nn.Embedding(2, width)
+        self.norm = nn.LayerNorm(width, eps=1e-12)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, T) to (B, T, C). Raises InvalidInput for more tokens than the context."""
+        places = _places(tokens, self.context)
+        # (B, T, C) + (T, C) + (T, C)
+        x = self.tokens(tokens) + self.positions(places) + self.segments(torch.zeros_like(places))
+        result: Tensor = self.dropout(self.norm(x))
+        return result
+
+
+class MaskedHead(nn.Module):
+    """The masked-language-model head: (B, T, C) to logits (B, T, V)."""
+
+    def __init__(self, width: int, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(width, width)
+        self.gelu = nn.GELU()
+        self.norm = nn.LayerNorm(width, eps=1e-12)
+        self.output = nn.Linear(width, embedding.num_embeddings)
+        self.output.weight = embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, C) to (B, T, V)."""
+        logits: Tensor = self.output(self.norm(self.gelu(self.hidden(x))))
+        return logits
+
+
+class BERT(nn.Module):
+    """BERT with its masked-language-model head, tied to the embedding of the tokens.
+
+    Tokens (B, T), T up to `context`, to the logits (B, T, V) of what stands in each place. Without
+    the pooler and the head for pairs of sentences.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int = 30_522,
+        *,
+        context: int = 512,
+        width: int = 768,
+        num_layers: int = 12,
+        num_heads: int = 12,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.embedding = BertEmbedding(vocabulary, context, width, dropout)
+        self.blocks = nn.ModuleList(
+            PostNormBlock(
+                Attention(width, num_heads, causal=False, dropout=dropout), width, dropout=dropout
+            )
+            for _ in range(num_layers)
+        )
+        self.head = MaskedHead(width, self.embedding.tokens)
+        _initialise(self)
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """(B, T) to (B, T, V). `attention_mask` (B, T): not 0 for the tokens that may be seen.
+
+        Raises InvalidInput for more tokens than the context.
+        """
+        x = self.embedding(tokens)  # (B, T, C)
+        for block in self.blocks:
+            x = block(x, attention_mask)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+class PatchEmbedding(nn.Module):
+    """A class token and the patches of an image, with their places: to (B, 1 + patches, C)."""
+
+    def __init__(self, image: tuple[int, int, int], patch: int, width: int) -> None:
+        super().__init__()
+        channels, height, columns = self.image = image
+        num_patches = (height // patch) * (columns // patch)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(_DEVIATION * torch.randn(1, 1 + num_patches, width))
+        self.patches = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, channels, height, width) to (B, T, C). Raises InvalidInput for another size."""
+        if tuple(images.shape[1:]) != self.image:
+            raise InvalidInput(
+                "input_shape",
+                f"images of {tuple(images.shape[1:])} do not fit this ViT, which takes "
+                f"{self.image}",
+            )
+        x = self.patches(images).flatten(2).transpose(1, 2)  # (B, C, h, w), then (B, h w, C)
+        x = torch.cat((self.class_token.expand(len(x), -1, -1), x), dim=1)  # (B, 1 + h w, C)
+        return x + self.positions
+
+
+class ViT(nn.Module):
+    """ViT: images (B, channels, height, width) of the size `image` to scores (B, `num_classes`)."""
+
+    def __init__(
+        self,
+        num_classes: int = 1000,
+        *,
+        image: tuple[int, int, int] = (3, 224, 224),
+        patch: int = 16,
+        width: int = 768,
+        num_layers: int = 12,
+        num_heads: int = 12,
+    ) -> None:
+        super().__init__()
+        self.embedding = PatchEmbedding(image, patch, width)
+        blocks = (
+            PreNormBlock(
+                Attention(width, num_heads, causal=False), width, gelu=nn.GELU(), epsilon=1e-6
+            )
+            for _ in range(num_layers)
+        )
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.head = nn.Linear(width, num_classes)
+        _zero_biases(self)
+        for module in self.blocks.modules():  # as in the authors' program
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+        nn.init.normal_(self.embedding.patches.weight, std=1 / sqrt(image[0] * patch * patch))
+        # Theirs begins at zero, with which a first step would train nothing else.
+        nn.init.normal_(self.head.weight, std=_DEVIATION)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, channels, height, width) to (B, `num_classes`)."""
+        x = self.blocks(self.embedding(images))  # (B, T, C)
+        scores: Tensor = self.head(self.norm(x[:, 0]))  # of the class token
+        return scores
+
+
+def _places(tokens: Tensor, context: int) -> Tensor:
+    """Return the numbers of the places (T,) of tokens (B, T)."""
+    if tokens.dim() != 2:
+        raise InvalidInput(
+            "tokens",
+            f"tokens of shape {tuple(tokens.shape)}: right would be two dimensions, samples and "
+            "the tokens of each",
+        )
+    length = tokens.shape[1]
+    if length > context:
+        raise InvalidInput(
+            "input_shape", f"{length} tokens a sample are more than the model's context, {context}"
+        )
+    return torch.arange(length, device=tokens.device)
+
+
+def _initialise(model: nn.Module) -> None:
+    """Draw all weight matrices from a normal distribution; set biases to zero."""
+    _zero_biases(model)
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=_DEVIATION)
+
+
+def _zero_biases(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
+
+
+def _shrink_residual_branches(blocks: list[PreNormBlock]) -> None:
+    """Draw the last layers of all branches anew, so that their sum keeps the scale of one.
+
+    As in GPT-2: there are two branches in a block.
+    """
+    for block in blocks:
+        for layer in (block.attention.output, block.feed_forward.output):
+            nn.init.normal_(layer.weight, std=_DEVIATION / sqrt(2 * len(blocks)))
+
+
+# With 256 classes 3,290,624, 1,057,152, 10,844,160 and 30,033,920 parameters.
+gpt = partial(GPT, context=256, width=256, num_layers=4, num_heads=4)
+gpt_1m = partial(GPT, context=256, width=128, num_layers=5, num_heads=2)
+gpt_10m = partial(GPT, context=256, width=384, num_layers=6, num_heads=6)
+gpt_30m = partial(GPT, context=512, width=640, num_layers=6, num_heads=10)
+bert = partial(BERT, context=256, width=256, num_layers=4, num_heads=4)
+vit = partial(ViT, image=(3, 32, 32), patch=8, width=128, num_layers=4, num_heads=4)

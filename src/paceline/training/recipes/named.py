@@ -1,0 +1,241 @@
+"""Recipes by name: built-in models with their data, and the user's package.module:factory."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, lru_cache, partial
+from itertools import chain, count
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from paceline.core.blame import blamed
+from paceline.core.errors import InvalidInput
+from paceline.core.workload import Workload
+from paceline.training.data.dataset import Dataset
+from paceline.training.models.describe import describe
+from paceline.training.models.factory import architected, find, imported
+from paceline.training.models.layers import duplicate
+from paceline.training.recipes.classification import (
+    accuracy,
+    class_loss,
+    label_loss,
+    precision_at_1,
+)
+from paceline.training.recipes.losses import bits_per_byte, next_token_loss
+from paceline.training.recipes.recipe import NAMELESS, Loss, Recipe, new_model
+
+_NUM_TRIED = 2  # samples: a batch norm needs two
+_Found = TypeVar("_Found")
+_TEXTS = ("text", "masked-text")  # data sets of bytes
+_GIVEN = "given-recipe"  # of names, which stand in the settings of runs
+_given: dict[str, Recipe] = {}
+
+
+@contextmanager
+def given(recipe: Recipe) -> Iterator[str]:
+    """Yield a name by which `recipe_of` knows a recipe, here and in processes forked from here.
+
+    It has a colon, like those of the user's own models, but no module can be called so.
+    """
+    kind = recipe.name or getattr(recipe.model, "__name__", "").removeprefix("<lambda>")
+    kind = re.sub(r"[^\w.-]+", "-", kind).strip("-") or "model"
+    names = (f"{_GIVEN}:{kind}{suffix}" for suffix in chain([""], map("-{}".format, count(2))))
+    name = next(one for one in names if one not in _given)
+    _given[name] = recipe
+    try:
+        yield name
+    finally:
+        del _given[name]
+
+
+def is_given(name: str) -> bool:
+    """Return True if the name is known to this process and its forks only."""
+    return name in _given
+
+
+def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = None) -> Recipe:
+    """Return the recipe of a model's name, with the data of that spec or its own.
+
+    `model` is a built-in name or "package.module:factory": a recipe, or a function or class that
+    returns a recipe or a model when called without arguments. `seed` decides how data are split.
+    `loaded`: the data of the spec, where they are in memory already; a recipe has data of its own.
+    Raises InvalidInput if there is none of that name, or model and data do not fit each other.
+    """
+    found = own_recipe(model)
+    if found is not None:
+        if data is not None:
+            raise InvalidInput(
+                "data", f"{found.name} is a recipe, which has data of its own", hint="leave it out"
+            )
+        return found
+    loaded, name, num_classes, _ = architected(model, data, seed, loaded)
+    return replace(recipe_of_data(loaded), name=model, model=partial(find(name).build, num_classes))
+
+
+def own_recipe(model: str) -> Recipe | None:
+    """Return the recipe of the user's own that has this name; None of a model.
+
+    Raises InvalidInput if the user's factory fails, or returns neither.
+    """
+    if model in _given:
+        return replace(_given[model], name=_given[model].name or NAMELESS)
+    if model.startswith(f"{_GIVEN}:"):
+        raise InvalidInput(
+            model,
+            "this recipe was an object of a Python program, which alone can train it again, or go "
+            "on by paceline.train(recipe, resume=FOLDER)",
+        )
+    found = _of_user(model)
+    return None if found is None else replace(found, name=found.name or model)
+
+
+def takes_any_data(model: str) -> bool:
+    """Return True of a model that takes floats, whatever they mean: no recipe, none of tokens."""
+    return own_recipe(model) is None and find(model).input_dtype.is_floating_point
+
+
+@cache
+def _of_user(name: str) -> Recipe | None:
+    if ":" not in name:
+        return None
+    found = imported(name)
+    if isinstance(found, Recipe):
+        return found
+    is_class = isinstance(found, type) and issubclass(found, nn.Module)
+    if is_class or isinstance(found, nn.Module) or not callable(found):
+        return None  # what is wrong with it, `find` says
+    try:
+        with torch.random.fork_rng(devices=[]):
+            made = found()
+    except InvalidInput as error:  # as from a Recipe, which says what is wrong with it
+        why = str(error).removeprefix(f"{NAMELESS}: ")
+        raise InvalidInput(name, why) from error
+    except (Exception, SystemExit) as error:
+        raise InvalidInput(name, f"calling it failed: {blamed(error)}") from error
+    if not isinstance(made, Recipe | nn.Module):
+        raise InvalidInput(
+            name, f"it returned {type(made).__name__}, not a paceline.Recipe or torch.nn.Module"
+        )
+    return made if isinstance(made, Recipe) else None
+
+
+def recipe_of_data(data: Dataset) -> Recipe:
+    """Return a recipe of the data without its model: what targets are says which loss."""
+    inputs, targets = data.train.__getitems__([0])
+    loss: Loss = class_loss
+    score: Loss | None = accuracy
+    if not inputs.is_floating_point():
+        of_bytes = data.name.partition(":")[0] in _TEXTS
+        loss, score = next_token_loss, bits_per_byte if of_bytes else None
+    elif targets.dtype == torch.bool:
+        loss, score = label_loss, precision_at_1
+    return Recipe(
+        model=nn.Module,
+        train=data.train,
+        test=data.test,
+        loss=loss,
+        score=score,
+        num_classes=data.num_classes,
+    )
+
+
+def workload_of(
+    model: str | nn.Module | Recipe, batch_size: int, input_shape: tuple[int, ...] | None = None
+) -> Workload:
+    """Describe a step of a model or a recipe, or of the one of that name.
+
+    `input_shape` is that of one sample of floats; recipes and built-in models know theirs.
+    InvalidInput if it is not known, or does not fit.
+    """
+    if isinstance(model, nn.Module):
+        example = _example(type(model).__name__, batch_size, input_shape)
+        return describe(model, example)
+    recipe = own_recipe(model) if isinstance(model, str) else model
+    if recipe is not None:
+        if input_shape is not None:
+            raise InvalidInput("input_shape", "the recipe's data say it", hint="leave it out")
+        return _workload_of_recipe(recipe, batch_size)
+    assert isinstance(model, str)
+    return (_of_builder if ":" in model else _of_name)(model, batch_size, input_shape)
+
+
+def tried_with(
+    model: str | nn.Module | Recipe,
+    attempt: Callable[[nn.Module, Any], _Found],
+    input_shape: tuple[int, ...] | None = None,
+) -> _Found:
+    """Return what `attempt` makes of a model like this one, in training mode, and of two inputs.
+
+    The model is one without values, on the meta device, or one with them where that fails. The
+    arguments are as in `workload_of`. Raises whatever `attempt` raises of the one with values.
+    """
+    with torch.random.fork_rng(devices=[]):  # those that are drawn here are not the program's
+        try:
+            with torch.device("meta"):
+                return attempt(*_instance(model, input_shape, torch.device("meta")))
+        except Exception:  # what fails is tried with values
+            return attempt(*_instance(model, input_shape, torch.device("cpu")))
+
+
+def _instance(
+    model: str | nn.Module | Recipe, input_shape: tuple[int, ...] | None, device: torch.device
+) -> tuple[nn.Module, Any]:
+    """Return a model of its own on the device, and inputs of two samples."""
+    recipe = own_recipe(model) if isinstance(model, str) else model
+    if isinstance(recipe, nn.Module):
+        example = _example(type(recipe).__name__, _NUM_TRIED, input_shape)
+        own = duplicate(recipe, partial(_copied, device=device))
+    elif recipe is not None:
+        own, example = new_model(recipe), recipe.example(_NUM_TRIED)
+    else:
+        assert isinstance(model, str)
+        architecture = find(model)
+        shape = input_shape or architecture.input_shape
+        own = architecture.build(None)
+        example = _example(model, _NUM_TRIED, shape, architecture.input_dtype)
+    return own.train(), tree_map(lambda leaf: leaf.to(device), example)
+
+
+def _copied(tensor: Tensor, device: torch.device) -> Tensor:
+    return torch.empty_like(tensor, device="meta") if device.type == "meta" else tensor.clone()
+
+
+def _of_builder(model: str, batch_size: int, input_shape: tuple[int, ...] | None) -> Workload:
+    """Describe a step of a model of that name."""
+    architecture = find(model)
+    # A factory of the user's may compute with the tensors that it makes.
+    with torch.device("meta" if architecture.num_classes else "cpu"):
+        built = architecture.build(None)
+        shape = input_shape or architecture.input_shape
+        example = _example(model, batch_size, shape, architecture.input_dtype)
+    return describe(built, example, model)
+
+
+# Plans ask for the same again and again; a built-in model is always the same.
+_of_name = lru_cache(maxsize=256)(_of_builder)
+
+
+def _example(
+    name: str, batch_size: int, shape: tuple[int, ...] | None, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    if shape is None:
+        raise InvalidInput(
+            "input_shape", f"model {name} does not say it", hint="write for example 3x224x224"
+        )
+    return torch.zeros(batch_size, *shape, dtype=dtype)
+
+
+def _workload_of_recipe(recipe: Recipe, batch_size: int) -> Workload:
+    """Describe a step of a recipe without its model's values, or else with them."""
+    example, name = recipe.example(batch_size), recipe.name or NAMELESS
+    with torch.random.fork_rng(devices=[]):  # those that are drawn here are not the program's
+        try:
+            with torch.device("meta"):
+                described = describe(new_model(recipe).train(), example, name)
+        except Exception:  # what fails is tried with values
+            described = describe(new_model(recipe).train(), example, name)
+    return replace(described, target_nbytes=recipe.target_nbytes(batch_size))

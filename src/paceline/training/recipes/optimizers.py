@@ -1,0 +1,216 @@
+"""Optimizers by name with their fields, checked before anything starts."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from torch import nn
+from torch.optim import Optimizer
+
+from paceline.core.defaults import completed
+from paceline.core.errors import InvalidInput, first_line
+from paceline.core.names import did_you_mean
+from paceline.core.settings import TrainSettings
+from paceline.training.recipes.factories import FORM, factory_of
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+_SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # fields that are settings
+_CLOSURE = "it computes the loss several times in a step (a closure), and a step here has one"
+_SPARSE = "it takes sparse gradients only, and gradients are exchanged dense"
+_ANYTHING = inspect.Parameter.VAR_KEYWORD
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, _ANYTHING)
+_POSITIONS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY)
+_PARTS = ("param_groups", "step", "zero_grad")  # all that is used of an optimizer
+_STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+
+
+def optimizer_for(settings: TrainSettings) -> OptimizerFactory:
+    """Return a function that makes the optimizer of a training; InvalidInput as `optimizer_of`.
+
+    What is not given is what suits the model (`paceline.core.defaults`).
+    """
+    known = completed(settings)
+    assert known.optimizer is not None
+    return optimizer_of(
+        known.optimizer, known.learning_rate, known.momentum, known.optimizer_options
+    )
+
+
+def optimizer_of(
+    name: str,
+    learning_rate: float | None,
+    momentum: float | None,
+    options: Mapping[str, Any] = {},
+) -> OptimizerFactory:
+    """Return a function that makes the optimizer of that name for some parameters.
+
+    `name`: one of torch.optim, in any case, or "package.module:factory", which is called with the
+    parameters and with the fields that are given, among them lr and momentum. It has to update the
+    parameters in place, without another forward pass. A rate or a momentum of None is the
+    optimizer's own. Lists among the `options` become tuples where a field's default is one.
+
+    Raises InvalidInput if there is none of that name, if it has no such field, or does not take
+    its value; so does the function if the optimizer does not take the parameters.
+    """
+    is_of_user = ":" in name
+    factory = factory_of("optimizer", name) if is_of_user else _of_torch(name)
+    fields = _fields_of(factory)
+    given = _known_options(name, fields, options)
+    own = _own_settings(name, fields, learning_rate, momentum)
+    for field, parameter in fields.items():
+        is_needed = parameter.default is inspect.Parameter.empty and parameter.kind not in _VARIADIC
+        if is_needed and field not in given | own:
+            setting = _SETTING_OF.get(field, f"optimizer_options: {field}")
+            raise InvalidInput(setting, f"optimizer {name} has no default for it", hint="give one")
+    if given and not is_of_user:
+        _try_out(name, factory, own, given)
+
+    return checked_optimizer(name, lambda parameters: factory(parameters, **own, **given))
+
+
+def checked_optimizer(name: str, factory: Callable[..., Any]) -> OptimizerFactory:
+    """Return a function that makes an optimizer by `factory`, which the messages call `name`.
+
+    The function raises InvalidInput if the factory fails, or makes nothing that can be used.
+    """
+
+    def make(parameters: Iterable[nn.Parameter]) -> Optimizer:
+        try:
+            made: Optimizer = factory(parameters)
+        except Exception as error:
+            raise InvalidInput("optimizer", f"{name}: {first_line(error)}") from error
+        if missing := [part for part in _PARTS if not hasattr(made, part)]:
+            kind, parts = type(made).__name__, ", ".join(missing)
+            raise InvalidInput("optimizer", f"{name} returned {kind}, which has no {parts}")
+        if _needs_closure(type(made)):
+            raise InvalidInput("optimizer", f"{name} cannot be used: {_CLOSURE}")
+        return made
+
+    return make
+
+
+def _of_torch(name: str) -> type[Optimizer]:
+    """Return the class of torch.optim of that name, in any case; InvalidInput lists the known."""
+    every: dict[str, type[Optimizer]] = {
+        key.lower(): value
+        for key, value in vars(torch.optim).items()
+        if inspect.isclass(value) and issubclass(value, Optimizer) and value is not Optimizer
+    }
+    refused = {key: _CLOSURE for key, value in every.items() if _needs_closure(value)}
+    refused |= {"sparseadam": _SPARSE}
+    known = sorted(every.keys() - refused)
+    if name.lower() in refused:
+        raise InvalidInput(
+            "optimizer",
+            f"{name!r} is not one that can be used: {refused[name.lower()]}",
+            hint=f"known are {', '.join(known)}",
+        )
+    if name.lower() not in known:
+        raise InvalidInput(
+            "optimizer",
+            f"{name!r} is not one that can be used{did_you_mean(name.lower(), known)} Known are "
+            f"{', '.join(known)}, and your own as {FORM}",
+        )
+    return every[name.lower()]
+
+
+def _needs_closure(kind: type[Optimizer]) -> bool:
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def _fields_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of an optimizer after the first one, which is that of the model's."""
+    try:
+        signature = inspect.signature(factory, eval_str=True)
+    except (NameError, TypeError):  # annotations that can be read only where they are written
+        signature = inspect.signature(factory)
+    except ValueError:  # of a function without a signature, as some of C
+        return {"": inspect.Parameter("fields", _ANYTHING)}
+    return dict(list(signature.parameters.items())[1:])
+
+
+def _known_options(
+    name: str, fields: Mapping[str, inspect.Parameter], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options as the optimizer takes them; InvalidInput names a field or a value."""
+    by_name = [field for field, one in fields.items() if one.kind not in (*_POSITIONS, _ANYTHING)]
+    known = [field for field in by_name if field not in _SETTING_OF]
+    takes_any = any(one.kind is _ANYTHING for one in fields.values())
+    given = {}
+    for field, value in options.items():
+        if field in _SETTING_OF:
+            setting = _SETTING_OF[field]
+            raise InvalidInput("optimizer_options", f"{field} is a setting of its own: {setting}")
+        if field not in known and not takes_any:
+            raise InvalidInput(
+                "optimizer_options",
+                f"{field!r} is no field of {name}{did_you_mean(field, known)} Known are "
+                f"{', '.join(known) or 'none'}",
+            )
+        given[field] = _read(name, field, value, fields.get(field))
+    return given
+
+
+def _read(name: str, field: str, value: Any, parameter: inspect.Parameter | None) -> Any:
+    """Return a value as a field takes it; InvalidInput if it is of another kind."""
+    if parameter is None:
+        return value
+    if isinstance(value, list) and isinstance(parameter.default, tuple):
+        value = tuple(value)
+    kind = parameter.annotation
+    if kind is inspect.Parameter.empty or isinstance(kind, str):
+        return value
+    try:
+        TypeAdapter(kind, config=_STRICT).validate_python(value, strict=True)
+    except ValidationError as error:
+        why = error.errors(include_url=False)[0]["msg"]
+        raise InvalidInput("optimizer_options", f"{field} of {name}: {why}", got=value) from None
+    return value
+
+
+def _own_settings(
+    name: str,
+    fields: Mapping[str, inspect.Parameter],
+    learning_rate: float | None,
+    momentum: float | None,
+) -> dict[str, Any]:
+    """Return the fields that are settings; InvalidInput if the optimizer has none of a name."""
+    takes_any = any(one.kind is _ANYTHING for one in fields.values())
+    own: dict[str, Any] = {}
+    if learning_rate is not None:
+        if "lr" not in fields and not takes_any:
+            raise InvalidInput(
+                "learning_rate", f"optimizer {name} has none (no lr)", hint="leave it out"
+            )
+        own["lr"] = learning_rate
+    if momentum is not None and ("momentum" in fields or momentum):
+        if "momentum" not in fields and not takes_any:
+            raise InvalidInput("momentum", f"optimizer {name} has none", hint="leave it at 0")
+        own["momentum"] = momentum
+    return own
+
+
+def _try_out(
+    name: str, factory: Callable[..., Any], own: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    """Make an optimizer of one parameter; InvalidInput names the option that it refuses."""
+
+    def refusal(fields: Mapping[str, Any]) -> str | None:
+        matrix = nn.Parameter(torch.zeros(2, 2))  # some take matrices only
+        try:
+            factory([matrix], **own, **fields)
+        except Exception as error:  # torch raises any kind for a value that it does not take
+            return first_line(error).partition(": ")[2]
+        return None
+
+    together = refusal(options)
+    if together is None:
+        return
+    for field, value in options.items():
+        if alone := refusal({field: value}):
+            raise InvalidInput("optimizer_options", f"{field} of {name}: {alone}")
+    raise InvalidInput("optimizer_options", f"{', '.join(options)} of {name}: {together}")

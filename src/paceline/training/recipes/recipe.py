@@ -1,0 +1,197 @@
+"""A recipe: what is trained."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import default_collate
+
+from paceline.core.blame import blamed
+from paceline.core.errors import InvalidInput
+from paceline.training.data.batch import Batch, MapDataset, batches_of, call
+from paceline.training.data.dataset import IndexedSamples
+from paceline.training.recipes.classification import check_classes
+
+Loss = Callable[[Any, Any], Tensor]
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+ScheduleFactory = Callable[[Optimizer, int], LRScheduler]
+NAMELESS = "the recipe"  # in messages
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Recipe:
+    """What is trained: a model, its data, its loss, and how it learns.
+
+    `model` builds a new model, with torch's random numbers, which are seeded before. `train` and
+    `test` are map-style data sets. `loss(outputs, targets)` is a 0-d tensor, the mean over a
+    batch's samples; `score(outputs, targets)` likewise, of tests only: its name is the function's.
+    `optimizer` gets the parameters that are trained; `schedule` an optimizer and the number of
+    steps of the run. Settings of a run that name an optimizer or a schedule go before these.
+    `collate` makes a batch of a list of samples. `num_classes`: the targets are class numbers below
+    it. `name` is for messages.
+    """
+
+    model: Callable[[], nn.Module]
+    train: MapDataset
+    loss: Loss
+    test: MapDataset | None = None
+    score: Loss | None = None
+    optimizer: OptimizerFactory | None = None
+    schedule: ScheduleFactory | None = None
+    collate: Callable[[list[Any]], Any] = default_collate
+    num_classes: int | None = None
+    name: str = ""
+    samples: IndexedSamples = field(init=False)
+    test_samples: IndexedSamples | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raise InvalidInput for a data set that has no samples, or is none of map style."""
+        name = self.name or NAMELESS
+        tested = None if self.test is None else batches_of(self.test, self.collate, name)
+        object.__setattr__(self, "samples", batches_of(self.train, self.collate, name))
+        object.__setattr__(self, "test_samples", tested)
+
+    @property
+    def score_name(self) -> str:
+        """The name of the score, "score" if it has none; "loss" where there is no score."""
+        if self.score is None:
+            return "loss"
+        name = getattr(self.score, "__name__", type(self.score).__name__)
+        is_named = name not in ("<lambda>", "partial")
+        return name.replace("_", " ") if is_named else "score"
+
+    def first(self, num_samples: int) -> Batch:
+        """Return a batch of so many samples, all of which are the first one."""
+        first = self.samples.__getitems__([0])
+        return Batch.of(
+            tree_map(lambda leaf: leaf.expand(num_samples, *leaf.shape[1:]).clone(), first)
+        )
+
+    def example(self, num_samples: int) -> Any:
+        """Return inputs of so many samples, all of which are the first one."""
+        return self.first(num_samples).inputs
+
+    def target_nbytes(self, num_samples: int) -> int | None:
+        """Return the bytes of so many samples' targets; None if they are class numbers."""
+        leaves = tree_leaves(Batch.of(self.samples.__getitems__([0])).targets)
+        numbers = self.num_classes is not None and len(leaves) == 1 and leaves[0].ndim == 1
+        if numbers and leaves[0].dtype == torch.int64:
+            return None
+        nbytes: int = sum(leaf.nbytes for leaf in leaves)
+        return num_samples * nbytes
+
+    @cached_property
+    def tokens_per_sample(self) -> int | None:
+        """The tokens of a sample: the values of its only dimension, if these are integers."""
+        first = tree_leaves(Batch.of(self.samples.__getitems__([0])).inputs)[0]
+        is_tokens = first.ndim == 2 and not (first.is_floating_point() or first.is_complex())
+        return first.shape[1] if is_tokens else None
+
+
+def new_model(recipe: Recipe) -> nn.Module:
+    """Build the model; InvalidInput if that fails, or if there is nothing to train."""
+    try:
+        model = recipe.model()
+    except InvalidInput:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InvalidInput(recipe.name, f"its model cannot be made: {blamed(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(
+            recipe.name, f"model returned {type(model).__name__}, not a torch.nn.Module"
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InvalidInput(recipe.name, "the model has no trainable parameters")
+    return model
+
+
+@torch.no_grad()
+def built(recipe: Recipe, seed: int) -> nn.Module:
+    """Build the model after `torch.manual_seed(seed)`, and return it in training mode.
+
+    Raises InvalidInput if it has nothing to train, or if model, data, loss and score do not fit
+    each other: they are tried with the first sample, in evaluation mode.
+    """
+    torch.manual_seed(seed)
+    model = new_model(recipe)
+    model.eval()
+    check_fit(recipe, model, recipe.samples, "train")
+    if recipe.test_samples is not None:
+        check_fit(recipe, model, recipe.test_samples, "test")
+    return model.train()
+
+
+def check_fit(recipe: Recipe, model: nn.Module, samples: IndexedSamples, part: str) -> None:
+    """Raise InvalidInput if the model, the loss or the score cannot take the first sample."""
+    batch = Batch.of(samples.__getitems__([0]))
+    device = next(model.parameters()).device
+    inputs, targets = batch.to(device)
+    try:
+        outputs = call(model, inputs)
+    except Exception as error:
+        raise InvalidInput(
+            f"model {recipe.name}",
+            f"fails on a sample of its {part} data, {described(inputs)}: {blamed(error)}",
+        ) from error
+    if recipe.num_classes is not None:
+        check_classes(recipe.name, outputs, targets, recipe.num_classes)
+    for what, function in (("loss", recipe.loss), ("score", recipe.score)):
+        if function is not None:
+            scalar_of(f"{what} of {recipe.name}", function, outputs, targets)
+
+
+def scalar_of(what: str, function: Loss, outputs: Any, targets: Any) -> Tensor:
+    """Return a loss or a score; InvalidInput that names it if it fails or is no scalar."""
+    try:
+        value = function(outputs, targets)
+    except torch.OutOfMemoryError:  # says nothing about the function
+        raise
+    except Exception as error:
+        raise InvalidInput(
+            what,
+            f"fails on outputs {described(outputs)} and targets {described(targets)}: "
+            f"{blamed(error)}",
+        ) from error
+    if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
+        raise InvalidInput(
+            what,
+            f"is {described(value)}",
+            hint=(
+                "it must be a scalar: a tensor without dimensions, the mean over the samples (of "
+                f"outputs {described(outputs)})"
+            ),
+        )
+    return value
+
+
+def learnable_loss(name: str, loss: Loss, outputs: Any, targets: Any) -> Tensor:
+    """Return the loss of a batch, whose gradients can be computed; `name` is the recipe's.
+
+    Raises InvalidInput if it fails, or is not one number that depends on the model.
+    """
+    value = scalar_of(f"loss of {name}", loss, outputs, targets)
+    if not value.requires_grad:
+        raise InvalidInput(
+            f"loss of {name}",
+            "does not depend on the model's parameters",
+            hint="it must be computed from the outputs, without detach or torch.no_grad",
+        )
+    return value
+
+
+def described(value: Any) -> str:
+    """Return the types and shapes of a pytree, in one line for an error."""
+    if isinstance(value, Tensor):
+        shape = "x".join(map(str, value.shape)) or "scalar"
+        return f"{str(value.dtype).removeprefix('torch.')} {shape}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {described(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return "(" + ", ".join(map(described, value)) + ")"
+    return type(value).__name__
