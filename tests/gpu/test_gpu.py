@@ -23,10 +23,10 @@ from paceline.exchange.profile import Profile
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import TrainingSetup
 from paceline.exchange.step import SGD, Share, train_step
+from paceline.links import clock as clock_module
 from paceline.links.clock import DeviceClock, clock_for
 from paceline.links.rendezvous import process_group
 from paceline.planner import forecast
-from paceline.record import clock as clock_module
 from paceline.record.recorder import Recorder
 from paceline.record.trace import read_trace
 from paceline.records.machine_file import read_machine

@@ -18,10 +18,10 @@ from paceline.core.compare import conform
 from paceline.core.plan import Kind
 from paceline.core.strategy import Window
 from paceline.exchange.step import SGD, Share, train_step
+from paceline.links import clock as module
 from paceline.links.clock import clock_for
 from paceline.links.group import Group
 from paceline.measure.this_machine import Speed, this_machine
-from paceline.record import clock as module
 from paceline.record.merge import merge
 from paceline.record.recorder import Recorder
 from paceline.strategies.allreduce.config import AllReduce

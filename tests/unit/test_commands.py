@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 import paceline
 from command_line import MACHINE
-from paceline.api import planning, running
 from paceline.commands.app import COMMANDS, loaded
 from paceline.commands.options import Json, with_options
 from paceline.core.errors import InvalidInput, WorkersFailed
@@ -31,7 +30,7 @@ from paceline.core.settings import (
 )
 from paceline.records.config_file import write_config
 from paceline.records.settings import validated_settings
-from paceline.runs import launching
+from paceline.runs import launching, planning, running
 from refusals import refused, refused_field
 
 HEAVY = ("torch", "numpy", "pydantic", "paceline.strategies", "paceline.records", "jinja2")

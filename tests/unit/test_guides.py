@@ -32,8 +32,8 @@ WHICH = (DOCS / "how-to" / "which-command.md").read_text()
 
 def words_of(command: str) -> list[list[str]]:
     """The arguments of a command of paceline, in whatever it is started by; else none."""
-    words = shlex.split(re.sub(r"^(srun .* )?torchrun .* -m ", "", command.partition(" > ")[0]))
-    return [words[1:]] if words[:1] == ["paceline"] and words[1].isalpha() else []
+    started = re.sub(r"^(srun .* )?torchrun .* -m ", "", command.partition(" > ")[0])
+    return [shlex.split(started)[1:]] if re.match(r"paceline [a-z]+( |$)", started) else []
 
 
 def commands() -> list[list[str]]:
@@ -41,7 +41,7 @@ def commands() -> list[list[str]]:
     found = []
     for guide in GUIDES:
         text = guide.read_text()
-        for block in re.findall(r"```(?:bash)?\n(.*?)```", text, re.S):
+        for block in re.findall(r"^```(?:bash)?\n(.*?)^```$", text, re.S | re.M):
             for line in block.splitlines():
                 found += words_of(line.removeprefix("a$ ").removeprefix("b$ "))
         for command in re.findall(r"`(paceline [a-z]+ [^`]+)`", text):

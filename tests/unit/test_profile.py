@@ -18,11 +18,11 @@ from paceline.core.plan import Kind
 from paceline.core.simulate import makespan_s
 from paceline.core.strategy import Prober, Window
 from paceline.core.workload import Workload
+from paceline.exchange import profile as module
 from paceline.exchange.profile import Probes, Profile, exchanging, profile, single
 from paceline.exchange.step import OF_CLASSES, SGD, Share
 from paceline.links.group import Group
 from paceline.measure import cores
-from paceline.measure import layers as module
 from paceline.measure.cores import CoreTime, lost_beside
 from paceline.measure.link import message_speed
 from paceline.planner import forecast

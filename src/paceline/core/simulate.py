@@ -140,7 +140,7 @@ def steady_period(timeline: Timeline, num_steps: int, alike: int = 1) -> float |
         if before.keys() != later.keys():
             return None
         shifts += (later[own] - before_s for own, before_s in before.items())
-    if max(shifts) - min(shifts) > _ROUNDING * timeline.makespan_s:
+    if not shifts or max(shifts) - min(shifts) > _ROUNDING * timeline.makespan_s:
         return None
     apart = (_LOOKED_AT - 1) * alike
     return (max(ends[-1].values()) - max(ends[-1 - apart].values())) / apart
