@@ -147,15 +147,16 @@ class InFragments:
 
 
 @pytest.mark.parametrize(
-    ("count", "delay", "mixing"), [(2, 0, 0.0), (3, 1, 0.0), (1, 2, 0.25), (2, 2, 0.5)]
+    ("count", "delay", "mixing", "own_share"),
+    [(2, 0, None, 0.0), (3, 1, 0.0, 0.0), (1, 2, 0.25, 0.25), (2, 2, None, 0.5)],
 )
 def test_fragments_delay_and_mixing_are_those_of_a_naive_version(
-    pair: Any, count: int, delay: int, mixing: float
+    pair: Any, count: int, delay: int, mixing: float | None, own_share: float
 ) -> None:
     option = {"sync_every": 6, "fragments": count, "delay": delay, "mixing": mixing, **STEP}
     found = pair(trained, [18, 18], [option, option])
     assert torch.equal(*found)
-    torch.testing.assert_close(found[0], InFragments(6, count, delay, mixing).train(18))
+    torch.testing.assert_close(found[0], InFragments(6, count, delay, own_share).train(18))
 
 
 @pytest.mark.parametrize("codec", ["dynamic8", "dynamic4", "e3m0+feedback", "threshold:0.03"])

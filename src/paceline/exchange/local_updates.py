@@ -100,7 +100,7 @@ class LocalUpdates:
         *,
         fragments: int = 1,
         delay: int = 0,
-        mixing: float = 0.0,
+        mixing: float | None = None,
         codec: str | Codec | None = None,
         outer: str | OptimizerFactory = "auto",
         outer_learning_rate: float | None = None,
@@ -353,7 +353,7 @@ class LocalUpdates:
         elif self._workers.rank in found.left_out:
             self._begin_anew()
         else:
-            share = self._rounds.mixing if mixing is None else mixing
+            share = self._rounds.own_share if mixing is None else mixing
             self._outer.load_into(given.fragment, self._fragments[given.fragment], share)
         self._say(found)
         with torch.no_grad():
