@@ -5,16 +5,18 @@ repair     broadcast      the first worker's outer model, if another one has oth
 mean       all-reduce     float32 values, or pieces by a codec (`encoded_pieces`)
 """
 
+import logging
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from paceline.codecs.codec import Codec
 from paceline.codecs.feedback import ErrorFeedback
+from paceline.codecs.names import factory_of
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import PIECE
 from paceline.exchange.encoded_pieces import encoded_piece
@@ -23,6 +25,7 @@ from paceline.exchange.peer_state import InnerState
 from paceline.links.failpoints import reach
 from paceline.links.group import Group
 
+logger = logging.getLogger(__name__)
 _Key = tuple[int, int, int]  # fragment, piece, shard: each has error feedback of its own
 
 
@@ -59,12 +62,34 @@ class Averaged:
     all_closing: bool
     taken: InnerState | None = None
 
+    def warn(self, number: int) -> None:
+        """Log which workers were left out or repaired, after so many exchanges."""
+        for worker in self.left_out:
+            logger.warning(
+                "exchange %d: the parameters of worker %d were NaN or infinite; it was left out "
+                "and takes the group's",
+                number,
+                worker,
+            )
+        for worker in self.repaired:
+            logger.warning(
+                "exchange %d: the outer model of worker %d had other bits; it takes worker 0's",
+                number,
+                worker,
+            )
+
 
 class Averaging:
-    """Averages the outer gradients of a group's workers, encoded by codecs from a factory."""
+    """Averages the outer gradients of a group's workers, encoded by codecs like `codec`.
 
-    def __init__(self, outer: OuterModel, make_codec: Callable[[], Codec] | None) -> None:
-        self._outer, self._make_codec = outer, make_codec
+    InvalidInput if there is a codec and the model is float64, which codecs would round.
+    """
+
+    def __init__(self, outer: OuterModel, codec: str | Codec | None) -> None:
+        if codec is not None and outer.dtype != torch.float32:
+            raise InvalidInput("codec", f"{codec} encodes float32", hint="the model is float64")
+        self._outer = outer
+        self._make_codec = None if codec is None else factory_of(codec)
         self._codecs: dict[_Key, Codec] = {}
         self.digest = ""  # of the outer model after its last step, sent with the next header
         self.stand_ins: list[Tensor] = []  # for outer gradients, by fragment, in a rehearsal

@@ -6,18 +6,16 @@ thread                                [headers, mean, outer step ]
 """
 
 import atexit
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import isfinite
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed as dist
-from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import default_pg_timeout
@@ -25,10 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.codecs.codec import Codec
-from paceline.codecs.names import factory_of
 from paceline.core.errors import InvalidInput
-from paceline.core.reading import first_fault
-from paceline.core.rounds import OuterStep, Rounds
+from paceline.core.rounds import OuterStep, rounds_of
 from paceline.exchange.averaging import Averaged, Averaging, Contribution
 from paceline.exchange.inner_steps import InnerSteps
 from paceline.exchange.outer import (
@@ -43,15 +39,13 @@ from paceline.exchange.readiness import weakly
 from paceline.exchange.replica import Statistics
 from paceline.exchange.round_place import RoundPlace
 from paceline.exchange.running_exchange import ExchangeLog, ExchangeTimes, RunningExchange
-from paceline.exchange.workers import FixedWorkers, Settings, Workers, meet
+from paceline.exchange.workers import FixedWorkers, Settings, Workers, meet, settings_of
 
 if TYPE_CHECKING:
     from torchft import Manager
 
-logger = logging.getLogger(__name__)
 BEGINNING = -1  # the number of the exchange in which a worker joins a manager's others
 _GOODBYE_S = 5.0  # for a thread that waits for lost workers
-_OF_A_WORKER = ("sync_every", "delay")  # settings by which a slower worker may differ
 
 
 class LocalUpdates:
@@ -112,7 +106,7 @@ class LocalUpdates:
         deadline_s: float | None = None,
         manager: "Manager | None" = None,
     ) -> None:
-        self._rounds = _checked_rounds(
+        self._rounds = rounds_of(
             sync_every=sync_every,
             fragments=fragments,
             delay=delay,
@@ -122,26 +116,22 @@ class LocalUpdates:
             outer_learning_rate=outer_learning_rate,
             outer_momentum=outer_momentum,
         )
-        self._model = model
-        self._fragments = fragments_of(model, fragments)
-        self._steps = InnerSteps(model, optimizer)
         self.weight = weight
-        settings = self._settings(codec, outer)
+        self._model, self._fragments = model, fragments_of(model, fragments)
+        self._steps = InnerSteps(model, optimizer)
+        self._place, self._log = RoundPlace(self._rounds), ExchangeLog()
+        self._running: RunningExchange | None = None
         self._suspended: list[DistributedDataParallel] = []
-        if manager is not None and (process_group is not None or device_mesh is not None):
-            raise InvalidInput("manager", "is given beside a process group", hint="pass one")
+        settings = settings_of(self._rounds, codec, outer, self._fragments)
         # "auto" follows the first worker's rounds, where those of others may differ.
         self._chosen_by = sync_every, None if num_steps is None else num_steps / sync_every
         if manager is None:
             group, self._suspended = meet(model, settings, process_group, device_mesh, deadline_s)
             self._chosen_by = tuple(group.gather(self._chosen_by)[0])
+        elif process_group is not None or device_mesh is not None:
+            raise InvalidInput("manager", "is given beside a process group", hint="pass one")
         self._outer = OuterModel(self._fragments, None if isinstance(outer, str) else outer)
-        if codec is not None and self._outer.dtype != torch.float32:
-            raise InvalidInput("codec", f"{codec} encodes float32", hint="the model is float64")
-        make_codec = None if codec is None else factory_of(codec)
-        self._averaging = Averaging(self._outer, make_codec)
-        self._place, self._log = RoundPlace(self._rounds), ExchangeLog()
-        self._running: RunningExchange | None = None
+        self._averaging = Averaging(self._outer, codec)
         self._is_open = True
         # Count a step before a peer may read the state after it.
         self._steps.watch()
@@ -149,13 +139,7 @@ class LocalUpdates:
             self._workers: Workers = FixedWorkers(group, self._averaging, fragments)
         else:
             self._workers = self._elastic(manager, settings, deadline_s)
-        for replica in self._suspended:
-            # The first forward pass would otherwise wait for all workers, to broadcast buffers.
-            replica.require_backward_grad_sync = replica.require_forward_param_sync = False
-        self._steps.call_after(self._after_step)
-        # A daemon thread that is killed inside torch at interpreter exit aborts the process.
-        self._at_exit = weakly(self.abort)
-        atexit.register(self._at_exit)
+        self._begin()
         if manager is not None:
             self._place.num_exchanges = BEGINNING
             self._exchange_now(is_closing=False)
@@ -269,10 +253,8 @@ class LocalUpdates:
         self._running = None
         own = state["own"]
         # Codecs encode a shard for each worker: errors are of as many.
-        is_same = own is not None and tuple(own["worker"]) == (
-            self._workers.rank,
-            self._workers.count,
-        )
+        worker = self._workers.rank, self._workers.count
+        is_same = own is not None and tuple(own["worker"]) == worker
         self._averaging.load_feedback(own["feedback"] if is_same else {})
         if own is None:
             return
@@ -355,7 +337,8 @@ class LocalUpdates:
         else:
             share = self._rounds.own_share if mixing is None else mixing
             self._outer.load_into(given.fragment, self._fragments[given.fragment], share)
-        self._say(found)
+        if not self._workers.rank:
+            found.warn(self._place.num_exchanges)
         with torch.no_grad():
             for buffer, group in zip(self._model.buffers(), given.buffers, strict=False):
                 buffer.copy_(group)
@@ -384,33 +367,7 @@ class LocalUpdates:
         self._place.go_on_after(given.number)
         given.buffers[:] = given.buffers or taken.buffers
 
-    def _say(self, found: Averaged) -> None:
-        """Log what was wrong, on the first worker."""
-        if self._workers.rank:
-            return
-        for worker in found.left_out:
-            logger.warning(
-                "exchange %d: the parameters of worker %d were NaN or infinite; it was left out "
-                "and takes the group's",
-                self._place.num_exchanges,
-                worker,
-            )
-        for worker in found.repaired:
-            logger.warning(
-                "exchange %d: the outer model of worker %d had other bits; it takes worker 0's",
-                self._place.num_exchanges,
-                worker,
-            )
-
     # --- beginning and end ---------------------------------------------------------------------
-
-    def _settings(self, codec: str | Codec | None, outer: str | OptimizerFactory) -> dict[str, Any]:
-        """Return what all workers must have in common: settings, and the sizes of fragments."""
-        own = {k: one for k, one in asdict(self._rounds).items() if k not in _OF_A_WORKER}
-        own["codec"] = getattr(codec, "name", codec)
-        own["outer"] = outer if isinstance(outer, str) else "an optimizer's factory"
-        own["parameters"] = [sum(one.numel() for one in fragment) for fragment in self._fragments]
-        return own
 
     def _elastic(self, manager: "Manager", settings: Settings, deadline_s: float | None) -> Workers:
         """Return the workers of a manager's quorums."""
@@ -432,6 +389,16 @@ class LocalUpdates:
             self._steps.remove()
             raise
 
+    def _begin(self) -> None:
+        """Exchange after steps from now on, and end with the process."""
+        for replica in self._suspended:
+            # The first forward pass would otherwise wait for all workers, to broadcast buffers.
+            replica.require_backward_grad_sync = replica.require_forward_param_sync = False
+        self._steps.call_after(self._after_step)
+        # A daemon thread that is killed inside torch at interpreter exit aborts the process.
+        self._at_exit = weakly(self.abort)
+        atexit.register(self._at_exit)
+
     def abort(self) -> None:
         """End without a last exchange: remove the hooks, and end the thread and its group."""
         if not self._is_open:
@@ -445,11 +412,3 @@ class LocalUpdates:
         if running is not None:
             running.end(self._workers.abort, _GOODBYE_S)
         self._workers.close()
-
-
-def _checked_rounds(**given: Any) -> Rounds:
-    try:
-        return Rounds(**given)
-    except ValidationError as error:
-        field, _, problem = first_fault(error).partition(": ")
-        raise InvalidInput(field, problem) from None

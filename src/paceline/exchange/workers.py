@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -12,14 +13,17 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.codecs.codec import Codec
 from paceline.core.errors import InvalidInput
+from paceline.core.rounds import Rounds
 from paceline.exchange.averaging import Averaged, Averaging, Contribution
-from paceline.exchange.outer import local_of
+from paceline.exchange.outer import Fragment, OptimizerFactory, local_of
 from paceline.links.group import Group
 from paceline.links.rendezvous import joined, with_own_connections
 
 logger = logging.getLogger(__name__)
 
+_OF_A_WORKER = ("sync_every", "delay")  # settings by which a slower worker may differ
 Settings = Mapping[str, Any]  # plain values by name, which all workers must have in common
 
 
@@ -68,6 +72,21 @@ class FixedWorkers:
     def close(self) -> None:
         """Let go of the group's connections, which end with the last reference to them."""
         self._group = Group.alone(self._group.device, self._group.deadline_s)
+
+
+def settings_of(
+    rounds: Rounds,
+    codec: str | Codec | None,
+    outer: str | OptimizerFactory,
+    fragments: Iterable[Fragment],
+) -> Settings:
+    """Return what all workers must have in common: settings, and the sizes of fragments."""
+    return {
+        **{name: one for name, one in asdict(rounds).items() if name not in _OF_A_WORKER},
+        "codec": getattr(codec, "name", codec),
+        "outer": outer if isinstance(outer, str) else "an optimizer's factory",
+        "parameters": [sum(one.numel() for one in fragment) for fragment in fragments],
+    }
 
 
 def check_same_settings(own: Settings, other: Settings, here: str, there: str) -> None:
