@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from codec_cases import normal
 from paceline import DataParallel
-from paceline.codecs.blockwise import table
 from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table
+from paceline.codecs.quantization import table
 from paceline.core.errors import NonFinite
 
 ROUNDING = 1e-5  # of float32, in sums of some hundred values

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import codec_cases as cases
-from paceline.codecs.blockwise import TABLES, QuantizationTable, table
 from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table
+from paceline.codecs.quantization import TABLES, QuantizationTable, table
 
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 ODD_SCALES = (0.0, 1.0, 1 / 3, -0.1, 1e-45, 1e-37, 3e38)

@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from paceline import ddp_hook
-from paceline.codecs.blockwise import TABLES
 from paceline.codecs.codec import Codec
 from paceline.codecs.feedback import OneBit
 from paceline.codecs.four_bit import FOUR_BIT_TABLES
+from paceline.codecs.quantization import TABLES
 from paceline.core.wire_format import FEEDBACK
 from paceline.links.group import Group
 from paceline.training.data import ShardedBatches, load

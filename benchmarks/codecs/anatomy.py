@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import svg
-from paceline.codecs.blockwise import TABLES, table
+from paceline.codecs.quantization import TABLES, table
 
 _WIDTH, _ROW, _TOP, _BOX = 1180, 96, 48, 30
 _AXIS = (440, 1150)  # from 10^-8 to 1

@@ -17,7 +17,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from paceline.codecs.blockwise import table
+from paceline.codecs.quantization import table
 from paceline.native import Codebook
 
 EXACT, PUBLISHED = 0.55, 0.45  # where the first bit cuts (0.1, 1)

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from figures import shown, spread
-from paceline.codecs.blockwise import EightBit, table
+from paceline.codecs.blockwise import EightBit
 from paceline.codecs.four_bit import FOUR_BIT_TABLES, FourBit, four_bit_table
 from paceline.codecs.names import find_codec
+from paceline.codecs.quantization import table
 from paceline.links.rendezvous import process_group
 from paceline.native import (
     Codebook,

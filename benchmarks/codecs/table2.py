@@ -15,7 +15,8 @@ import torch
 from published import EXACT, EXAMPLES, PUBLISHED, TABLE_2, Distribution
 from torch import Tensor
 
-from paceline.codecs.blockwise import TABLES, EightBit
+from paceline.codecs.blockwise import EightBit
+from paceline.codecs.quantization import TABLES
 from paceline.native import decode_into, encode_into
 
 _COUNT, _QUICK_COUNT, _PIECE = 25_000_000, 500_000, 500_000

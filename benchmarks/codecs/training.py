@@ -8,7 +8,7 @@ from typing import Any
 from accuracy import FLOAT32
 from scipy.stats import f_oneway
 
-from paceline.codecs.blockwise import TABLES
+from paceline.codecs.quantization import TABLES
 from ranks import on_ranks
 from readme import table
 

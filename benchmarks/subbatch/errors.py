@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from paceline.codecs.blockwise import TABLES, EightBit
+from paceline.codecs.blockwise import EightBit
 from paceline.codecs.codec import Codec
+from paceline.codecs.quantization import TABLES
 from paceline.training.data import ShardedBatches, load
 from readme import table
 

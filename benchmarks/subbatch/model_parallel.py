@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).parents[1] / "codecs"))  # after our own
 from accuracy import FLOAT32, moved
 
 from paceline.codecs import all_gather
-from paceline.codecs.blockwise import TABLES
+from paceline.codecs.quantization import TABLES
 from paceline.links.group import Group
 from paceline.training.data import ShardedBatches, load
 

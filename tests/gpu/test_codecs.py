@@ -6,9 +6,10 @@ import torch
 import codec_cases as cases
 from kernel_contract import KernelContract
 from paceline.codecs import blockwise
-from paceline.codecs.blockwise import TABLES, EightBit
+from paceline.codecs.blockwise import EightBit
 from paceline.codecs.codec import Codec, Payload
 from paceline.codecs.four_bit import FOUR_BIT_TABLES, FourBit
+from paceline.codecs.quantization import TABLES
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import codec_cases as cases
-from paceline.codecs.blockwise import TABLES, EightBit
+from paceline.codecs.blockwise import EightBit
 from paceline.codecs.codec import Codec, Payload
 from paceline.codecs.names import find_codec
+from paceline.codecs.quantization import TABLES
 from paceline.core.plan import Kind
 from paceline.core.wire_format import Purpose
 from paceline.links.clock import Clock, clock_for

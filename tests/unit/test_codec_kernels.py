@@ -1,7 +1,6 @@
 """Kernels of 8-bit codes, 4-bit codes and casts: bit for bit what specifies them, at any size.
 
-The specification is `blockwise`, in torch, which is compared with naive searches; that of casts is
-torch itself. A 4-bit code is the nearest of eight magnitudes times the block's largest, and a sign;
+`quantization`, in torch, specifies codes, and is compared with naive searches; torch specifies casts. A 4-bit code is the nearest of eight magnitudes times the block's largest, and a sign;
 of two that are equally near, the smaller one.
 """
 
@@ -14,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import codec_cases as cases
-from paceline.codecs import blockwise
-from paceline.codecs.blockwise import TABLES, QuantizationTable
+from paceline.codecs import quantization
 from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table, join, split
+from paceline.codecs.quantization import TABLES, QuantizationTable
 from paceline.native import (
     Codebook,
     DType,
@@ -61,10 +60,10 @@ class Kernel(NamedTuple):
     def specified(
         self, values: Tensor, block_size: int, scale: float | None = None
     ) -> tuple[Tensor, Tensor]:
-        scales = blockwise.scales_of(values, block_size)
+        scales = quantization.scales_of(values, block_size)
         if scale is not None:
             scales.fill_(scale)
-        codes = blockwise.encode(values, scales, block_size, self.table)
+        codes = quantization.encode(values, scales, block_size, self.table)
         return join(codes) if self.is_four_bit else codes, scales
 
     def check(
@@ -94,7 +93,7 @@ class Kernel(NamedTuple):
     ) -> None:
         decode = decode_four_bit_into if self.is_four_bit else decode_into
         single = split(codes, count) if self.is_four_bit else codes
-        values = blockwise.decode(single, scales, block_size, self.table)
+        values = quantization.decode(single, scales, block_size, self.table)
         totals = torch.linspace(-3, 3, count + 2)
         for one in self.sets:
             for adds, expected in ((False, values), (True, totals[1:-1] + values)):
@@ -122,7 +121,7 @@ def test_the_specification_finds_the_nearest_magnitude(kernel: Kernel):
     near = [one.thresholds, torch.nextafter(one.thresholds, torch.tensor(2.0))]
     small = 10 ** (-9 * torch.rand(4000, generator=generator))
     values = torch.cat([torch.rand(4000, generator=generator), small, *near])
-    codes = blockwise.encode(values, torch.ones(1), len(values), one)
+    codes = quantization.encode(values, torch.ones(1), len(values), one)
     distances = (values.double().unsqueeze(1) - one.magnitudes.double()).abs()
     assert torch.equal(codes.long(), distances.argmin(1))
 

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from codec_cases import normal
-from paceline.codecs import blockwise
-from paceline.codecs.blockwise import TABLES, EightBit, table
+from paceline.codecs import quantization
+from paceline.codecs.blockwise import EightBit
 from paceline.codecs.codec import Cast, Codec, Payload, pack, row_nbytes, unpack
 from paceline.codecs.feedback import ErrorFeedback, OneBit, Threshold
 from paceline.codecs.four_bit import FOUR_BIT_TABLES, FourBit
 from paceline.codecs.names import CODECS, find_codec
+from paceline.codecs.quantization import TABLES, table
 from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import SentShare
@@ -313,7 +314,7 @@ each_table = pytest.mark.parametrize("name", TABLES)
 def encode(values: Tensor, name: str, seed: int = 0) -> Tensor:
     """Return codes by chance of a single block whose scale is 1."""
     generator = torch.Generator().manual_seed(seed)
-    return blockwise.encode_stochastic(values, NO_SCALE, len(values), table(name), generator)
+    return quantization.encode_stochastic(values, NO_SCALE, len(values), table(name), generator)
 
 
 @each_table
@@ -329,7 +330,7 @@ def test_each_neighbour_is_as_likely_as_the_value_is_near_to_it(name: str):
     low, high = entries[below], entries[below + 1]
     values = (low + (high - low) * torch.rand(len(below), generator=generator)).float()
     chance = (values.double() - low) / (high - low)
-    decoded = blockwise.decode(encode(values, name), NO_SCALE, len(values), table(name))
+    decoded = quantization.decode(encode(values, name), NO_SCALE, len(values), table(name))
     assert ((decoded == low) | (decoded == high)).all()
     for tenth in range(10):
         here = (10 * chance).floor().clamp(0, 9) == tenth
@@ -360,8 +361,8 @@ def test_values_in_the_table_keep_their_code_and_those_above_have_its_last(
 def test_a_code_is_at_most_one_step_from_the_nearest(name, values, scale, seed):
     given_values, scales = torch.tensor(values, dtype=torch.float32), torch.tensor([scale])
     block, source = (len(values), table(name)), torch.Generator().manual_seed(seed)
-    nearest = blockwise.encode(given_values, scales, *block)
-    found = blockwise.encode_stochastic(given_values, scales, *block, source)
+    nearest = quantization.encode(given_values, scales, *block)
+    found = quantization.encode_stochastic(given_values, scales, *block, source)
     assert ((found % 128).int() - (nearest % 128).int()).abs().max() <= 1
     assert not (found[~given_values.isfinite()]).any()
     assert torch.equal(found >= 128, (given_values < 0) & (found > 0))

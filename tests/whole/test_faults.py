@@ -64,7 +64,7 @@ def test_under_torchrun_every_other_rank_says_which_one_died(start: Start) -> No
 SLOW_TO_REPORT = """
 import signal, sys
 from paceline.core.errors import InvalidInput
-from paceline.runs.launching import as_rank, leave
+from paceline.runs.rank import as_rank, leave
 
 class SlowStream:
     def write(self, text):

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from paceline.codecs.blockwise import in_blocks
 from paceline.codecs.codec import Codec, Payload, as_type, finite, flat, num_nonfinite
+from paceline.codecs.quantization import in_blocks
 from paceline.core.errors import InvalidInput
 
 _BITS = 8

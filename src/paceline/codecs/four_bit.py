@@ -1,9 +1,9 @@
 """Two 4-bit types, two values a byte: their specification and their codec.
 
-Three bits choose one of eight magnitudes, of which the first is zero; the fourth is the sign. What
-a value becomes is specified by `blockwise.encode` and `blockwise.decode`, and how codes share bytes
-by `join` and `split`. The C++ and Triton kernels, of which `FourBit` chooses one by a tensor's
-device, equal them bit for bit.
+Three bits choose one of eight magnitudes, of which the first is zero; the fourth is the sign.
+`quantization.encode` and `quantization.decode` specify what a value becomes, `join` and `split` how
+codes share bytes. The C++ and Triton kernels, of which `FourBit` chooses one by a tensor's device,
+equal them bit for bit.
 """
 
 from dataclasses import dataclass
@@ -12,17 +12,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from paceline.codecs.blockwise import (
-    QuantizationTable,
-    has_triton,
-    in_blocks,
-    leaves,
-    scales_of,
-    table_of,
-)
-from paceline.codecs.blockwise import decode as decode_codes
-from paceline.codecs.blockwise import encode as encode_codes
+from paceline.codecs.blockwise import has_triton
 from paceline.codecs.codec import Codec, Payload, as_type, flat, num_nonfinite
+from paceline.codecs.quantization import QuantizationTable, in_blocks, leaves, scales_of, table_of
+from paceline.codecs.quantization import decode as decode_codes
+from paceline.codecs.quantization import encode as encode_codes
 from paceline.core.errors import InvalidInput
 from paceline.native import FourBitTable, decode_four_bit_into, encode_four_bit_into
 

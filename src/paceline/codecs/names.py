@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from functools import partial
 
-from paceline.codecs.blockwise import TABLES, EightBit
+from paceline.codecs.blockwise import EightBit
 from paceline.codecs.codec import Cast, Codec
 from paceline.codecs.feedback import ErrorFeedback, OneBit, Threshold
 from paceline.codecs.four_bit import FOUR_BIT_TABLES, FourBit
+from paceline.codecs.quantization import TABLES
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import FEEDBACK, check_codec, threshold_of
 

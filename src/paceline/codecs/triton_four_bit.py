@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.codecs.blockwise import QuantizationTable, scales_of
+from paceline.codecs.quantization import QuantizationTable, scales_of
 from paceline.codecs.triton_kernels import (
     COLUMNS,
     MOST_COLUMNS,

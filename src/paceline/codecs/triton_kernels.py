@@ -1,7 +1,7 @@
 """The 8-bit kernels for CUDA, in Triton's language, and the functions that launch them.
 
-`blockwise.py` specifies every bit of their results. A program works on a tile: `num_rows` blocks of
-at most `num_columns` values each or, of longer blocks, one of `num_parts` parts.
+`quantization.py` specifies every bit of their results. A program works on a tile: `num_rows` blocks
+of at most `num_columns` values each or, of longer blocks, one of `num_parts` parts.
 """
 
 from functools import cache
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.codecs.blockwise import QuantizationTable, scales_of
+from paceline.codecs.quantization import QuantizationTable, scales_of
 from paceline.links.devices import device_of
 
 _INFINITY = tl.constexpr(0x7F800000)  # as bits: those of finite magnitudes are smaller

@@ -25,6 +25,7 @@ from paceline.links.group import Group
 from paceline.links.launch import store_on
 from paceline.links.processes import Process, end, module_command, reason, start
 from paceline.links.signals import handled_by
+from paceline.runs.rank import as_rank, leave
 from paceline.runs.restarts import RunRequest
 from paceline.runs.session import go_through
 
@@ -208,8 +209,6 @@ def _go_through(request: RunRequest, number: int, lighthouse: str, group: Group)
 
 def main() -> None:
     """Be one of the workers."""
-    from paceline.runs.launching import as_rank, leave
-
     # It warns of a part of NCCL at each change of the workers.
     logging.getLogger("torchft").setLevel(logging.ERROR)
     request, number, lighthouse = sys.argv[1:]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernel_contract import KernelContract
-from paceline.codecs.blockwise import TABLES, table
+from paceline.codecs.quantization import TABLES, table
 from paceline.codecs.triton_kernels import cells_of
 
 # What overflows is infinite, as it is meant to be; numpy, which interprets, warns of it.

@@ -14,7 +14,7 @@ from torch import distributed
 
 from paceline.links.group import Group
 from paceline.links.launch import launch
-from paceline.runs.launching import as_rank, leave
+from paceline.runs.rank import as_rank, leave
 
 
 def lose(group: Group) -> None:

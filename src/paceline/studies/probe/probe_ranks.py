@@ -34,7 +34,8 @@ from paceline.measure.timing import Sampler
 from paceline.records.machine_file import machine_text
 from paceline.records.settings import validated
 from paceline.report.terminal import console
-from paceline.runs.launching import as_rank, leave, under_torchrun
+from paceline.runs.launching import under_torchrun
+from paceline.runs.rank import as_rank, leave
 from paceline.studies.probe import machine_description as description
 from paceline.studies.probe.codec_latency import measure_codec_latencies
 from paceline.studies.probe.link_speeds import Links

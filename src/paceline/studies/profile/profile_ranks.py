@@ -32,7 +32,8 @@ from paceline.records.result import read_result
 from paceline.report import write_report
 from paceline.report.terminal import console
 from paceline.runs.folder import new_id, run_folder
-from paceline.runs.launching import as_rank, check_cores, leave, under_torchrun
+from paceline.runs.launching import check_cores, under_torchrun
+from paceline.runs.rank import as_rank, leave
 from paceline.studies.profile import profiled_steps
 from paceline.studies.profile.largest_batch import find_largest
 from paceline.studies.profile.profile_summary import insights_of, summary, tables

@@ -1,0 +1,106 @@
+"""Be one rank of a group: its signals, its exit code, and one line for an error."""
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import NoReturn
+
+import torch
+
+from paceline.core.blame import exit_code, told
+from paceline.core.errors import Interrupted, WorkersFailed
+from paceline.links.cores import share_cores
+from paceline.links.failpoints import reach
+from paceline.links.failures import tell_left, tell_reported, tell_stopped
+from paceline.links.group import Group
+from paceline.links.processes import is_started_by_parent
+from paceline.links.rendezvous import process_group
+from paceline.links.signals import SIGNALS, participle, say
+from paceline.report.terminal import log_to_stderr
+
+
+def as_rank(
+    carry_out: Callable[[Group], None],
+    deadline_s: float,
+    debug: bool,
+    device: torch.device | None = None,
+    *,
+    exchanges_alone: bool = False,
+) -> int:
+    """Do this as one rank of its group and return the exit code; errors are one line each.
+
+    `device` is the rank's, where that is not its GPU, or the CPU of a machine without any.
+    """
+    rank = os.environ.get("RANK", "0")
+    log_to_stderr(quiet=rank != "0")
+    group = None
+    early: list[int] = []  # signals before the ranks know each other
+    _handle_signals(lambda number, _: early.append(number))
+    reach("rank.started", worker=int(rank))
+    try:
+        with process_group(deadline_s, device, exchanges_alone=exchanges_alone) as group:
+            share_cores(group.device)  # the threads of the process group exist, and stay free
+            _handle_signals(partial(_signalled, group))
+            if early:
+                _signalled(group, early[0], None)
+            reach("rank.met", worker=group.rank)
+            try:
+                carry_out(group)
+            except Interrupted as error:  # all ranks together, none of which has failed
+                if group.rank == 0:
+                    tell_stopped(group, str(error))
+                    say(str(error))
+                return error.exit_code
+    except WorkersFailed as error:
+        return error.exit_code
+    except (Exception, SystemExit) as error:
+        if early and group is None:  # the others have left already
+            return 128 + early[0]
+        return _report(error, rank, debug, group)
+    return 0
+
+
+def _report(error: Exception | SystemExit, rank: str, debug: bool, group: Group | None) -> int:
+    """Say in one line why this rank fails, and return its exit code."""
+    if debug:
+        traceback.print_exc()
+    sys.stderr.write(f"paceline: {told(error, rank)}\n")
+    if group is not None:
+        tell_reported(group)
+    return exit_code(error)
+
+
+def _handle_signals(handler: Callable[[int, object], object]) -> None:
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            signal.signal(number, handler)
+
+
+def _signalled(group: Group, number: int, _: object) -> None:
+    """End this rank: outside of the steps there is nothing to be saved. The launcher says so.
+
+    By SIGTERM not if a rank has died: the others end by themselves, and say of which. torchrun may
+    send them the signal before they have noticed, and kills them much later.
+    """
+    if number == signal.SIGTERM and group.dead():
+        return
+    is_first = tell_left(group, number)
+    if is_first and not is_started_by_parent():  # else the launcher says it
+        name = f" by a signal to worker {group.rank}" if group.world_size > 1 else ""
+        say(f"{participle(number)}{name}")
+    os._exit(128 + number)
+
+
+def leave(code: int) -> NoReturn:
+    """End this rank at once.
+
+    Not by sys.exit: threads of the process group may wait for a dead peer for ever, and now and
+    then they abort even a process whose work is done.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
