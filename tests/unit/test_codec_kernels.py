@@ -1,7 +1,8 @@
 """Kernels of 8-bit codes, 4-bit codes and casts: bit for bit what specifies them, at any size.
 
-`quantization`, in torch, specifies codes, and is compared with naive searches; torch specifies casts. A 4-bit code is the nearest of eight magnitudes times the block's largest, and a sign;
-of two that are equally near, the smaller one.
+`quantization`, in torch, specifies codes, and naive searches check it; torch specifies casts.
+A 4-bit code is the nearest of eight magnitudes times the block's largest, and a sign; of two that
+are equally near, the smaller one.
 """
 
 from typing import NamedTuple
