@@ -93,7 +93,6 @@ LOCAL = {
         "sync_every": 8,
         "fragments": 2,
         "delay": 2,
-        "mixing": 0.5,
         "codec": "e3m0+feedback",
     },
 }

@@ -31,7 +31,6 @@ class OuterStep(NamedTuple):
 
 
 AVERAGE = OuterStep(1.0, 0.0)
-_OF_OWN_STEPS = 0.5  # as in Streaming DiLoCo; 0 would drop the steps beside an exchange
 _OFTEN = 2  # inner steps of a round, after which a mean is better than momentum
 _FEW_ROUNDS, _OF_FEW = 100, OuterStep(0.9, 0.4)
 _MANY_ROUNDS, _OF_MANY = 5000, OuterStep(0.6, 0.9)
@@ -47,10 +46,10 @@ class Rounds:
     `sync_every`: inner steps of a round, on average over the workers. `fragments`: groups of
     layers that are exchanged in turn, each once a round. `delay`: inner steps that a worker takes
     while a fragment travels. `mixing`: the worker's own part of the parameters after an exchange;
-    the rest is the group's; by default half if it has trained meanwhile (`delay`), else nothing.
-    `codec`: encodes outer gradients. `outer`: "average", "nesterov", or "auto" for what suits the
-    number of rounds (`outer_step`). `outer_learning_rate` and `outer_momentum` go before what
-    `outer` chooses.
+    the rest is the group's. By default the worker adds what the exchange has changed, and keeps
+    what it has learned meanwhile. `codec`: encodes outer gradients. `outer`: "average", "nesterov",
+    or "auto" for what suits the number of rounds (`outer_step`). `outer_learning_rate` and
+    `outer_momentum` go before what `outer` chooses.
     """
 
     sync_every: Annotated[int, Field(ge=1, lt=2**31)] = 100
@@ -77,13 +76,6 @@ class Rounds:
                 f"at most {most} with fragments={self.fragments} and sync_every={self.sync_every}"
             )
         return self
-
-    @property
-    def own_share(self) -> float:
-        """Return the worker's own part of the parameters after an exchange."""
-        if self.mixing is None:
-            return _OF_OWN_STEPS if self.delay else 0.0
-        return self.mixing
 
     def sent_after(self, fragment: int) -> int:
         """Return the inner step of a round after which a fragment is sent."""

@@ -30,6 +30,7 @@ from paceline.exchange.inner_steps import InnerSteps
 from paceline.exchange.outer import (
     OptimizerFactory,
     OuterModel,
+    add_change,
     flatten,
     fragments_of,
     load_vector,
@@ -238,6 +239,7 @@ class LocalUpdates:
                 "weights": list(self._place.weights),
                 "feedback": self._averaging.feedback(),
                 "due": None if running is None else running.due,
+                "sent": [] if running is None else running.sent,
                 "buffers": [] if running is None else running.given.buffers,
             },
         }
@@ -263,7 +265,7 @@ class LocalUpdates:
             number = self._place.num_exchanges - 1
             fragment = number % self._rounds.fragments
             given = Contribution(number, fragment, 0.0, torch.empty(0), own["buffers"], False)
-            self._running = RunningExchange.done(given, own["due"])
+            self._running = RunningExchange.done(given, own["due"], own["sent"])
 
     # --- inner steps ---------------------------------------------------------------------------
 
@@ -299,8 +301,10 @@ class LocalUpdates:
         own = flatten(self._fragments[fragment], self._outer.dtype)
         buffers = self._model.buffers() if place.ends_round else ()
         copies = [one.detach().cpu().clone() for one in buffers]
+        is_trained_meanwhile = due > self._steps.count and self._rounds.mixing is None
+        sent = [own.clone()] if is_trained_meanwhile else []  # `own` becomes the outer gradient
         given = Contribution(number, fragment, place.send(), own, copies, is_closing)
-        self._running = RunningExchange(given, due, sent_s)
+        self._running = RunningExchange(given, due, sent_s, sent)
         self._running.start(self._workers.exchange, self._step)
 
     def _step(self, found: Averaged) -> None:
@@ -334,8 +338,11 @@ class LocalUpdates:
             self._take(found.taken, given)
         elif self._workers.rank in found.left_out:
             self._begin_anew()
+        elif exchange.sent:
+            group = self._outer.values[given.fragment]
+            add_change(exchange.sent[0], group, self._fragments[given.fragment])
         else:
-            share = self._rounds.own_share if mixing is None else mixing
+            share = (self._rounds.mixing or 0.0) if mixing is None else mixing
             self._outer.load_into(given.fragment, self._fragments[given.fragment], share)
         if not self._workers.rank:
             found.warn(self._place.num_exchanges)

@@ -73,6 +73,15 @@ def load_vector(vector: Tensor, parameters: Iterable[Tensor], mixing: float = 0.
         own.copy_(given)
 
 
+@torch.no_grad()
+def add_change(before: Tensor, after: Tensor, parameters: Iterable[Tensor]) -> None:
+    """Add the change between two vectors, as `flatten` returns them, to parameters."""
+    owned = [local_of(one) for one in parameters]
+    changes = (after - before).split([one.numel() for one in owned])
+    for own, change in zip(owned, changes, strict=True):
+        own.copy_(own + change.view(own.shape).to(own.device))
+
+
 def is_finite(vector: Tensor) -> bool:
     """Return False if a value is NaN or infinite."""
     return all(bool(block.isfinite().all()) for block in vector.split(_BLOCK))

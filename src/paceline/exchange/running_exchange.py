@@ -3,8 +3,10 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
+
+from torch import Tensor
 
 from paceline.exchange.averaging import Averaged, Contribution
 
@@ -35,11 +37,14 @@ class ExchangeTimes(NamedTuple):
 class RunningExchange:
     """An exchange whose result is loaded after the inner step `due`.
 
-    `sent_s`: when copying the contribution `given` began.
+    `sent_s`: when copying the contribution `given` began. `sent`: the worker's parameters then, as
+    one vector, if it goes on from its own.
     """
 
-    def __init__(self, given: Contribution, due: int, sent_s: float) -> None:
-        self.given, self.due = given, due
+    def __init__(
+        self, given: Contribution, due: int, sent_s: float, sent: Sequence[Tensor] = ()
+    ) -> None:
+        self.given, self.due, self.sent = given, due, sent
         self._sent_s, self._copied_s = sent_s, time.monotonic()
         self._begun_s = self._averaged_s = self._stepped_s = self._due_s = self._copied_s
         self._thread: threading.Thread | None = None
@@ -48,9 +53,9 @@ class RunningExchange:
         self.exposed_s = 0.0  # in which the loop has waited for it
 
     @classmethod
-    def done(cls, given: Contribution, due: int) -> Self:
+    def done(cls, given: Contribution, due: int, sent: Sequence[Tensor]) -> Self:
         """Return one that was done before, of a state that is loaded."""
-        made = cls(given, due, time.monotonic())
+        made = cls(given, due, time.monotonic(), sent)
         made._result = Averaged(given, None, 0.0, (), (), all_closing=False)
         return made
 

@@ -144,6 +144,7 @@ class LocalModel(WholeModel):
             "weights": torch.tensor(own["weights"], dtype=torch.float64),
             "due": torch.tensor(due),
             **_named("feedback/", own["feedback"]),
+            **_named("sent/", dict(enumerate(own["sent"]))),
             **_named("buffers/", dict(enumerate(own["buffers"]))),
             **_named("parameters/", dict(enumerate(self.updates.own_parameters()))),
             **_named("own_buffers/", dict(enumerate(self._model.buffers()))),
@@ -158,6 +159,7 @@ class LocalModel(WholeModel):
             "weights": state["weights"].tolist(),
             "feedback": _without("feedback/", state),
             "due": None if due < 0 else due,
+            "sent": _listed(state, "sent/"),
             "buffers": _listed(state, "buffers/"),
         }
         self.updates.load_state_dict(self._loaded | {"own": own})
