@@ -9,7 +9,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import lanes  # noqa: E402
 from paceline.planner import Forecast, forecast  # noqa: E402
-from paceline.planner.explain import some_step  # noqa: E402
+from paceline.planner.drawing import some_step  # noqa: E402
 from paceline.records.machine_file import find_machine  # noqa: E402
 from paceline.strategies import STRATEGIES  # noqa: E402
 from paceline.training.recipes.named import workload_of  # noqa: E402

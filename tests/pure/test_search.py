@@ -16,7 +16,7 @@ from paceline.core.strategy import Planning, Strategy, Window
 from paceline.core.timeline import Span, Timeline
 from paceline.core.workload import Workload
 from paceline.planner import Ranking, search
-from paceline.planner.explain import drawing
+from paceline.planner.drawing import drawing
 from paceline.planner.search import placements
 from paceline.planner.sweep import chart, parse_range, sweep
 from paceline.strategies import EXCHANGES, STRATEGIES, find_exchange

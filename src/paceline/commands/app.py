@@ -157,7 +157,7 @@ def run() -> int:
     except PacelineError as error:
         return _fail(str(error), 2 if isinstance(error, InvalidInput) else 1)
     except Exception as error:
-        from paceline.core.blame import told
+        from paceline.core.error_lines import told
 
         return _fail(told(error), 1)
 

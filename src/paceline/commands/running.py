@@ -105,7 +105,7 @@ def _check_profiled(settings: PlanSettings) -> None:
 
 def _plan(settings: PlanSettings, machine: str, about: str, explain: bool, as_json: bool) -> None:
     from paceline import __version__
-    from paceline.planner.explain import drawing
+    from paceline.planner.drawing import drawing
     from paceline.records.result import PlanResult, RankingRows
     from paceline.report.terminal import console
     from paceline.runs.folder import new_id, show_plan

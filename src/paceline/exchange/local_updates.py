@@ -3,6 +3,9 @@
 loop      step 1 ... step H           | step H+1 ... step H+delay | ...
           optimizer.step -> hook      send                        load
 thread                                [headers, mean, outer step ]
+
+When: `round_place`. The mean: `averaging`. The outer step: `core.rounds` chooses it, `outer` takes
+it and loads the result.
 """
 
 import atexit

@@ -1,4 +1,9 @@
-"""The C++ part of Paceline."""
+"""The C++ part of Paceline: shared-memory sums, codecs, casts, and steps of dense networks.
+
+`Arena` sums gradients for `links/arena.py`, and so for the exchange of strategy `host`; all other
+exchanges are torch.distributed's. `codecs/` calls what ends in `_into`, for tensors on the CPU.
+`sum_into` is the arena's sum of two tensors, by which tests compare it with torch.
+"""
 
 from paceline.native._native import (
     Activation,

@@ -13,7 +13,7 @@ from os import sched_getaffinity
 from pathlib import Path
 from typing import TypeVar
 
-from paceline.core.blame import exit_code, told
+from paceline.core.error_lines import exit_code, told
 from paceline.core.errors import InvalidInput, PacelineError
 from paceline.core.reading import read_json
 from paceline.links import processes

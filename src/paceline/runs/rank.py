@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import torch
 
-from paceline.core.blame import exit_code, told
+from paceline.core.error_lines import exit_code, told
 from paceline.core.errors import Interrupted, WorkersFailed
 from paceline.links.cores import share_cores
 from paceline.links.failpoints import reach

@@ -68,16 +68,22 @@ def with_restarts(attempt: Callable[[RunRequest], None], request: RunRequest) ->
 def restarted(request: RunRequest, why: str) -> RunRequest:
     """Return the request to go on at the last checkpoint, or to begin anew if there is none."""
     folder = request.settings.output / request.run_id
-    steps = CheckpointFolder(folder / CHECKPOINTS).steps
-    if steps:
-        told = f"{why}; restarted after step {steps[-1]:,}, from its checkpoint"
-    else:
+    step = _latest_step(folder)
+    if step is None:
         told = f"{why}; restarted from the beginning, for there was no checkpoint"
+    else:
+        told = f"{why}; restarted after step {step:,}, from its checkpoint"
     logger.warning("%s", told)
-    if steps:
+    if step is not None:
         return resuming(request, folder, (told,))
     again = new_id(request.settings.model)
     return request.model_copy(update={"run_id": again, "lost": (*request.lost, told)})
+
+
+def _latest_step(folder: Path) -> int | None:
+    """Return the step of the newest whole checkpoint of a run; InvalidInput if all are damaged."""
+    found = CheckpointFolder(folder / CHECKPOINTS).latest()
+    return None if found is None else found.step
 
 
 def num_restarts_by_torchrun() -> int:
@@ -95,12 +101,11 @@ def restarted_by_torchrun(request: RunRequest, group: Group) -> RunRequest:
     if not num_restarts or request.verb != "train" or not is_first:
         return request
     folder = settings.output / request.run_id
-    steps = list(CheckpointFolder(folder / CHECKPOINTS).steps) if group.rank == 0 else []
-    found = group.gather(steps[-1:])[0]
+    step = group.gather(_latest_step(folder) if group.rank == 0 else None)[0]
     times = "once" if num_restarts == 1 else f"{num_restarts} times"
     told = f"torchrun has started the workers again {times}"
-    if not found:
+    if step is None:
         told = f"{told}; from the beginning, for there was no checkpoint"
         return request.model_copy(update={"lost": (*request.lost, told)})
-    told = f"{told}; from the checkpoint after step {found[0]:,}"
+    told = f"{told}; from the checkpoint after step {step:,}"
     return resuming(request, folder, (told,))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.core.blame import blamed
+from paceline.core.error_lines import blamed
 from paceline.core.errors import InvalidInput, PacelineError, first_line
 from paceline.exchange.step import Learning
 from paceline.training.data.batch import Batch, call

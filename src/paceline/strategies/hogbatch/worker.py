@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoints.memory_file import read_state, write_state
-from paceline.core.blame import told
+from paceline.core.error_lines import told
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.timeline import Span

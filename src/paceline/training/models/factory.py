@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from paceline.core.blame import blamed
 from paceline.core.defaults import usual_for
+from paceline.core.error_lines import blamed
 from paceline.core.errors import InvalidInput
 from paceline.core.names import did_you_mean
 from paceline.training.data import load

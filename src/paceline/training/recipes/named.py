@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from paceline.core.blame import blamed
+from paceline.core.error_lines import blamed
 from paceline.core.errors import InvalidInput
 from paceline.core.workload import Workload
 from paceline.training.data.dataset import Dataset

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import default_collate
 
-from paceline.core.blame import blamed
+from paceline.core.error_lines import blamed
 from paceline.core.errors import InvalidInput
 from paceline.training.data.batch import Batch, MapDataset, batches_of, call
 from paceline.training.data.dataset import IndexedSamples

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.blame import blamed, place_of, told
 from paceline.core.cost import Totals
+from paceline.core.error_lines import blamed, place_of, told
 from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.core.interval import Interval
 

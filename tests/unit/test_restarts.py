@@ -1,0 +1,33 @@
+"""A run that lost a worker begins again: from the newest whole checkpoint, if there is one."""
+
+from pathlib import Path
+
+import torch
+
+from paceline.checkpoints.folder import CheckpointFolder
+from paceline.core.settings import TrainSettings
+from paceline.exchange.checkpoints import CHECKPOINTS
+from paceline.runs.restarts import RunRequest, restarted
+
+
+def request_in(output: Path) -> RunRequest:
+    settings = TrainSettings(model="lenet5", output=output)
+    return RunRequest(verb="train", settings=settings, run_id="mine")
+
+
+def test_a_run_is_restarted_after_the_step_of_its_newest_whole_checkpoint(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / "mine" / CHECKPOINTS, keep=2)
+    folder.path.mkdir(parents=True)
+    for step in (3, 5):
+        written = folder.write(step, {"model.safetensors": {"weight": torch.zeros(2)}})
+    (written / "model.safetensors").write_bytes(b"damaged")
+    again = restarted(request_in(tmp_path), "worker 1 was lost")
+    assert "step 3" in again.lost[0]
+    assert isinstance(again.settings, TrainSettings)
+    assert again.settings.resume == tmp_path / "mine"
+
+
+def test_without_a_checkpoint_it_begins_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    again = restarted(request_in(tmp_path), "worker 1 was lost")
+    assert again.run_id != "mine"
+    assert again.lost
