@@ -40,7 +40,7 @@ from paceline.strategies.hogbatch import messages, speed_trial
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec, parse_workers
 from paceline.strategies.hogbatch.coordinator import Coordinator
 from paceline.strategies.hogbatch.outcome import FinishedRun
-from paceline.strategies.hogbatch.policy import policy_of
+from paceline.strategies.hogbatch.policy import Policy, policy_of
 from paceline.strategies.hogbatch.processes import WorkerProcesses
 from paceline.strategies.hogbatch.replica import refer, tensors_of
 from paceline.training.data.dataset import TensorSamples
@@ -143,8 +143,7 @@ class HogbatchRunner:
     def measure(self) -> PricedMachine:
         """Start the workers and have them try their speed.
 
-        Raises InvalidInput if one does not help, unless the settings say `force`. A worker that
-        joins later is not judged.
+        Raises InvalidInput if one does not help, unless the settings say `force`.
         """
         if self._session.resumed is not None:
             self._resume(self._session.resumed)
@@ -152,15 +151,10 @@ class HogbatchRunner:
             self.coordinator.processes.start(spec)
         self.coordinator.scheduler.rate_at = self._rates().factor  # made while workers start
         self.coordinator.try_speeds()
-        num_samples, policy = len(self._recipe.samples), self.coordinator.scheduler.policy
-        assert policy is not None  # all workers have tried their speed
-        if max(policy.most) > num_samples:
-            raise InvalidInput(
-                "batch_size",
-                f"in proportion to the speeds a worker would get {max(policy.most):,} samples at "
-                f"once, but there are {num_samples:,} to train on",
-                hint="choose a smaller one",
-            )
+        scheduler = self.coordinator.scheduler
+        assert scheduler.policy is not None  # all workers have tried their speed
+        active = [worker.spec for worker in scheduler.active]
+        _check_sizes(self._session.config, scheduler.policy, active, len(self._recipe.samples))
         trials = [worker.trial for worker in self.coordinator.processes.running]
         if not self._settings.force:
             config, num_cores = self._session.config, len(os.sched_getaffinity(0))
@@ -283,7 +277,7 @@ class HogbatchRunner:
         run = FinishedRun(self.coordinator, self.workload, self._recipe, self._epochs)
         traced = Timeline(spans, Origin.MEASURED)
         num_samples = sum(self._sizes[: len(self._epochs)])
-        return run.outcome(self._session.config, traced, peaks, num_samples, len(self._specs))
+        return run.outcome(self._session.config, traced, peaks, num_samples)
 
     def unshare(self) -> None:
         """Give the model memory of its own."""
@@ -308,7 +302,13 @@ def _check(
     optimizer_by(recipe, settings)
     # Before their trials, workers count as equally fast.
     policy = policy_of(config, specs, [1.0] * len(specs), settings.batch_size)
-    num_samples = len(recipe.samples)
+    _check_sizes(config, policy, specs, len(recipe.samples))
+
+
+def _check_sizes(
+    config: Hogbatch, policy: Policy, specs: Sequence[WorkerSpec], num_samples: int
+) -> None:
+    """Raise InvalidInput if a worker may get more samples at once than there are."""
     for number, (spec, most) in enumerate(zip(specs, policy.most, strict=True)):
         if most > num_samples:
             by_kind = "cpu_batch" if spec.kind == DeviceKind.CPU else "gpu_batch"

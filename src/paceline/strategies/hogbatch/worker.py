@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoints.memory_file import read_state, write_state
+from paceline.checkpoints.worker_state import load_state, state_of
 from paceline.core.blame import told
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
@@ -36,7 +37,6 @@ from paceline.strategies.hogbatch.gpu_replica import GpuReplica
 from paceline.strategies.hogbatch.messages import Command, ExecuteWork, Failure, ScheduleWork
 from paceline.strategies.hogbatch.policy import MOST_REPORTED
 from paceline.strategies.hogbatch.statistics import BatchResult
-from paceline.strategies.hogbatch.worker_state import load_state, state_of
 from paceline.training.data.dataset import Dataset, TensorSamples
 from paceline.training.recipes.named import recipe_of
 from paceline.training.recipes.recipe import Recipe
