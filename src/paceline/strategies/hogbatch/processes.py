@@ -1,21 +1,14 @@
 """The worker processes of a run: started on cores of their own, and ended."""
 
-import logging
 import os
 import time
 from dataclasses import dataclass, field
 from math import inf
-from pathlib import Path
-from typing import Annotated, NamedTuple
-
-from pydantic import Field, TypeAdapter
 
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.timeline import Span
 from paceline.links.cores import physical_cores
-from paceline.links.files import limits
-from paceline.links.files.reading import read_record_file
 from paceline.links.packet_workers import PacketWorker, PacketWorkers
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.messages import (
@@ -24,37 +17,25 @@ from paceline.strategies.hogbatch.messages import (
     ExecuteWork,
     ProcessSettings,
     Training,
+    left_by,
 )
 from paceline.strategies.hogbatch.progress import PastWorker
 from paceline.strategies.hogbatch.scheduler import WorkerProgress
 from paceline.strategies.hogbatch.speed_trial import SpeedTrial
 
-logger = logging.getLogger(__name__)
-
 _MODULE = "paceline.strategies.hogbatch.worker"
 _STOP_S = 10.0  # to write its spans
 
 
-class Written(NamedTuple):
-    """What a worker writes at its end: its peak of memory, and its traced spans."""
-
-    peak_memory_bytes: Annotated[int, Field(ge=0)]
-    spans: tuple[Span, ...]
-
-
-_WRITTEN = TypeAdapter(Written)
-
-
 @dataclass(eq=False, kw_only=True)
 class WorkerProcess(PacketWorker):
-    """A worker process, as the coordinator knows it: its progress, and its files in memory.
+    """A worker process, as the coordinator knows it.
 
-    Its spans go to the file `trace`, and its state to `state`, for which it was asked while
-    `is_asked`. `tried`: the seconds of batches by their sizes.
+    Its state goes to the file in memory `state`, for which it was asked while `is_asked`, and so
+    does what it leaves at its end. `tried`: the seconds of batches by their sizes.
     """
 
     progress: WorkerProgress
-    trace: int
     state: int
     tried: dict[int, float] = field(default_factory=dict)
     is_asked: bool = False
@@ -107,8 +88,8 @@ class WorkerProcesses(PacketWorkers[WorkerProcess]):
         number = self.first_number + len(self.workers)
         if number >= MOST_WORKERS:
             raise InvalidInput("workers", f"a run can have {MOST_WORKERS}, also one after another")
-        trace, state = self.memory_file("trace"), self.memory_file("state")
         depth, training = self._config.depth_of(spec.kind), self._training
+        state = self.memory_file("state")
         cores = self._cores(0 if spec.kind == DeviceKind.GPU else spec.threads)
 
         def settings(socket: int) -> str:
@@ -118,15 +99,14 @@ class WorkerProcesses(PacketWorkers[WorkerProcess]):
                 depth=depth,
                 cores=cores,
                 socket=socket,
-                trace=trace,
                 state=state,
                 training=training,
             ).model_dump_json()
 
-        fds = trace, state, training.parameters.fd, training.data.fd
+        fds = state, training.parameters.fd, training.data.fd
         process, wire = self.launch(settings, fds)
         progress = WorkerProgress(number, spec, depth)
-        self.add(WorkerProcess(number, process, wire, progress=progress, trace=trace, state=state))
+        self.add(WorkerProcess(number, process, wire, progress=progress, state=state))
 
     def _cores(self, count: int) -> tuple[int, ...]:
         """Take free cores, of which none is left for others; none if there are too few."""
@@ -142,18 +122,5 @@ class WorkerProcesses(PacketWorkers[WorkerProcess]):
         for worker in stopped:
             worker.process.wait(_STOP_S)
             self.end(worker)
-        written = [_written(worker) for worker in stopped]
-        spans = [span for one in written for span in one.spans]
-        return spans, [one.peak_memory_bytes for one in written]
-
-
-def _written(worker: WorkerProcess) -> Written:
-    """Return what a worker has left at its end: nothing if it was killed before, or meanwhile."""
-    path = Path(f"/proc/self/fd/{worker.trace}")
-    if not os.fstat(worker.trace).st_size:
-        return Written(0, ())
-    try:
-        return read_record_file(_WRITTEN, path, limits.TRACE)
-    except InvalidInput as error:
-        logger.warning("%s: its spans are left out: %s", worker.title, error)
-        return Written(0, ())
+        left = [left_by(worker.state) for worker in stopped]
+        return [span for spans, _ in left for span in spans], [peak for _, peak in left]

@@ -192,37 +192,34 @@ class _Thread:
 
     def train(self, rows: Tensor, rate: float, started_ns: int, traced: bool) -> _ThreadResult:
         """Train on a part of a batch; `traced` ones by torch, whose hooks see the layers."""
-        if self._dense is not None and not traced:
-            value = self._dense.forward(rows)
-            if isfinite(value):
-                return self._train_dense(self._dense, value * len(rows), rate, started_ns)
-        loss = loss_of(self.model, Batch.of(self._read(rows)), self._learning)
-        value = float(loss.detach())
+        value, backward, step = self._forward(rows, traced)
         computed_ns = time.monotonic_ns()
         forward_ns = backward_ns = ended_ns = passed_ns = self._wait(started_ns)
         if isfinite(value):
-            loss.backward()
+            backward()
             passed_ns = time.monotonic_ns()
             backward_ns = self._wait(forward_ns)
-            self.optimizer.step(rate)
-            del loss  # freeing the graph takes a while, and belongs to the step
+            step(rate)
+            del backward  # freeing the graph takes a while, and belongs to the step
             ended_ns = self._wait(backward_ns)
         ends = (computed_ns, passed_ns)
         return _ThreadResult(value * len(rows), forward_ns, backward_ns, ended_ns, ends)
 
-    def _train_dense(
-        self, dense: DenseThread, loss: float, rate: float, started_ns: int
-    ) -> _ThreadResult:
-        """Go on behind forward of a dense batch, with the waits that torch's has."""
-        computed_ns = time.monotonic_ns()
-        forward_ns = self._wait(started_ns)
-        dense.backward()
-        passed_ns = time.monotonic_ns()
-        backward_ns = self._wait(forward_ns)
+    def _forward(
+        self, rows: Tensor, traced: bool
+    ) -> tuple[float, Callable[[], object], Callable[[float], None]]:
+        """Return the mean loss, and what computes the gradients and makes the step at a rate."""
+        if self._dense is not None and not traced:
+            value = self._dense.forward(rows)
+            if isfinite(value):
+                return value, self._dense.backward, self._step_dense
+        loss = loss_of(self.model, Batch.of(self._read(rows)), self._learning)
+        return float(loss.detach()), loss.backward, self.optimizer.step
+
+    def _step_dense(self, rate: float) -> None:
+        assert self._dense is not None
         self.optimizer.set_rate(rate)
-        dense.step()
-        ended_ns = self._wait(backward_ns)
-        return _ThreadResult(loss, forward_ns, backward_ns, ended_ns, (computed_ns, passed_ns))
+        self._dense.step()
 
     def _wait(self, since_ns: int) -> int:
         """Wait in proportion to the time since then, and return the time after the wait."""

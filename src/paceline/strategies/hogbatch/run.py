@@ -30,7 +30,7 @@ from paceline.core.settings import TrainSettings
 from paceline.core.strategy import PricedMachine
 from paceline.core.timeline import Origin, Timeline
 from paceline.exchange.checkpoints import Saver, State, check_same_run
-from paceline.exchange.learner import evaluate
+from paceline.exchange.learner import tested
 from paceline.exchange.scheduled_rate import ScheduledRate
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import learning_by, learning_of, optimizer_by
@@ -63,8 +63,7 @@ def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
     Raises InvalidInput if the settings do not fit each other, the model or the data.
     """
     settings = session.settings
-    if not isinstance(settings, TrainSettings):
-        raise InvalidInput("strategy", f"{settings.strategy!r} can be planned, but not run here")
+    assert isinstance(settings, TrainSettings)  # settings refuse rehearsals
     recipe = recipe_of(settings.model, settings.data, settings.seed)
     with runner_of(session, recipe, built(recipe, settings.seed)) as runner:
         yield runner
@@ -219,25 +218,18 @@ class HogbatchRunner:
         if not self.coordinator.processes.workers:
             self.measure()
         progress, recipe = self._session.progress, self._recipe
+        alone = replace(self._session.group, device=torch.device("cpu"))  # where the model lies
+        learning = learning_of(recipe, self._settings)
         progress.begin(sum(self._sizes), "samples")
         progress.advance(self.coordinator.scheduler.num_samples)
         for number in range(len(self._epochs), len(self._sizes)):
             order = torch.from_numpy(shuffled(len(recipe.samples), self._settings.seed, number))
             loss, seconds = self.coordinator.train_epoch(number, order[: self._sizes[number]])
-            epoch = Epoch(number, loss, *self._tested(), seconds)
+            found = tested(self._model, alone, recipe, learning)
+            epoch = Epoch(number, loss, *found, seconds)
             self._epochs.append(epoch)
             progress.epoch(epoch, recipe.score_name)
             yield epoch
-
-    def _tested(self) -> tuple[float | None, float | None]:
-        """Return the mean loss and score of the test samples; None for what there is not."""
-        recipe, samples = self._recipe, self._recipe.test_samples
-        if samples is None:
-            return None, None
-        alone = replace(self._session.group, device=torch.device("cpu"))  # where the model lies
-        learning = learning_of(recipe, self._settings)
-        loss, score = evaluate(self._model, samples, alone, recipe, learning)
-        return loss / len(samples), score / len(samples) if recipe.score is not None else None
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         """Return what a run goes on from, as tensors by FILE/NAME and plain values.

@@ -2,10 +2,9 @@
 
 `python -m paceline.strategies.hogbatch.worker SETTINGS` is how the coordinator starts one. The
 socket and the memory are inherited descriptors. When it is told to stop, it writes the spans that
-it has traced to a file in memory, which is inherited too.
+it has traced to the file in memory of its state.
 """
 
-import json
 import os
 import resource
 import select
@@ -197,8 +196,7 @@ def main() -> None:
             wire.send(Failure(by_input, " ".join(reason.split())).pack())
         return
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    with os.fdopen(settings.trace, "w") as file:
-        json.dump({"peak_memory_bytes": peak, "spans": spans}, file)
+    messages.leave(settings.state, spans, peak)
 
 
 if __name__ == "__main__":
