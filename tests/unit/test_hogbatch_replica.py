@@ -313,12 +313,6 @@ def raising(*_: object) -> Any:
     raise OSError("disk on fire")
 
 
-class Torn(TensorSamples):
-    """Makes whole batches itself, and fails."""
-
-    __getitems__ = raising
-
-
 class Failing(nn.Linear):
     forward = raising
 
@@ -328,7 +322,6 @@ class Failing(nn.Linear):
     [
         ({"train": Samples(raising)}, "mine"),
         ({"train": Samples(lambda index: (torch.zeros(3 + index // 5), 1))}, "mine"),
-        ({"train": Torn(torch.zeros(40, 3), torch.zeros(40))}, "mine"),
         ({"loss": lambda outputs, targets: (outputs.sum(1) - targets).square()}, "loss of mine"),
         ({"loss": lambda outputs, targets: 1.0}, "loss of mine"),
         ({"loss": lambda outputs, targets: outputs.detach().sum()}, "loss of mine"),

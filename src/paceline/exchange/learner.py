@@ -141,3 +141,16 @@ def evaluate(
                 found = scalar_of(f"score of {name}", recipe.score, outputs, targets)
                 score += float(found) * len(rows)
     return loss, score
+
+
+def tested(
+    model: nn.Module, group: Group, recipe: Recipe, learning: Learning
+) -> tuple[float | None, float | None]:
+    """Return the mean loss and score of a recipe's test samples, tested by this rank alone.
+
+    None for what the recipe does not have.
+    """
+    if (samples := recipe.test_samples) is None:
+        return None, None
+    loss, score = evaluate(model, samples, group, recipe, learning)
+    return loss / len(samples), score / len(samples) if recipe.score is not None else None

@@ -96,3 +96,39 @@ def clock_for(device: torch.device) -> Clock:
     """Return the clock that sees when work on this device is done."""
     found = device_of(device)
     return DeviceClock(found) if found.is_asynchronous else HostClock()
+
+
+class TrainingClock:
+    """A clock of training, in nanoseconds, that stands still in pauses."""
+
+    def __init__(self) -> None:
+        self.trained_ns = self._epoch_began_ns = self._offset_ns = 0
+
+    @property
+    def epoch_ns(self) -> int:
+        """The time since the epoch began."""
+        return self.trained_ns - self._epoch_began_ns
+
+    def begin_epoch(self) -> None:
+        """Count an epoch from now."""
+        self._epoch_began_ns = self.trained_ns
+
+    def go_on(self) -> None:
+        """Go on after a pause."""
+        self._offset_ns = time.monotonic_ns() - self.trained_ns
+
+    def stop(self) -> None:
+        """Stand still."""
+        self.trained_ns = self.at(time.monotonic_ns())
+
+    def at(self, moment_ns: int) -> int:
+        """Return the time of training at a moment of the monotonic clock."""
+        return moment_ns - self._offset_ns
+
+    def state(self) -> list[int]:
+        """Return what the clock goes on from."""
+        return [self.trained_ns, self._epoch_began_ns]
+
+    def restore(self, state: list[int]) -> None:
+        """Go on from such a state."""
+        self.trained_ns, self._epoch_began_ns = state

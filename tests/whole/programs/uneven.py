@@ -33,22 +33,6 @@ class Count:
             parameter.grad = None
 
 
-class Watcher(Silent):
-    """In case `join` a worker joins when the first has made some updates."""
-
-    def __init__(self, case: str) -> None:
-        super().__init__()
-        self.case, self.coordinator, self.has_joined = case, None, False
-
-    def advance(self, count: int = 1) -> None:
-        from paceline.strategies.hogbatch.config import WorkerSpec
-
-        is_due = self.case == "join" and not self.has_joined
-        if is_due and self.coordinator.processes.workers[0].progress.counts.updates > 3:
-            self.has_joined = True
-            self.coordinator.processes.start(WorkerSpec("cpu"))
-
-
 def ran(case: str, policy: str, workers: str, epochs: int) -> dict:
     """Train, and return what came of it."""
     from paceline.core.errors import PacelineError
@@ -56,10 +40,10 @@ def ran(case: str, policy: str, workers: str, epochs: int) -> dict:
 
     if case in ("kill", "nan", "stop"):
         Path(case).touch()
-    watcher, model = Watcher(case), Counted()
+    model = Counted()
     session = session_of(
         workers,
-        watcher,
+        Silent(),
         {"policy": policy},
         model="counted:Counted",
         optimizer="uneven:Count",
@@ -69,25 +53,19 @@ def ran(case: str, policy: str, workers: str, epochs: int) -> dict:
     )
     try:
         with runner_of(session, recipe(), model) as runner:
-            watcher.coordinator = runner.coordinator
             runner.measure()
             for _ in runner.epochs():
-                made = {batch.worker for batch in runner.coordinator.history.log}
-                if case == "join" and len(made) > 1:
-                    break
+                pass
             outcome = runner.outcome()
+            log = list(runner.coordinator.history.log)
     except PacelineError as error:
         hit = [int(path.suffix[1:]) for path in Path().glob(f"{case}.*")]
         return {"error": f"{type(error).__name__}: {error}", "hit": hit}
-    log = list(watcher.coordinator.history.log)
     return {
         "uses": model.uses[:, 0].tolist(),
-        "epochs": len(outcome.epochs),
         "lost": outcome.lost,
         "faults": outcome.faults,
-        "workers": sorted({batch.worker for batch in log}),
         "samples": sum(batch.size for batch in log),
-        "num_peaks": len(outcome.peak_memory_bytes),
     }
 
 
@@ -97,7 +75,7 @@ def main() -> None:
         case, policy, workers, epochs = asked.split("/")
         before = num_memories()
         found = ran(case, policy, workers, int(epochs))
-        gc.collect()  # coordinator and watcher refer to each other
+        gc.collect()
         found["left"] = num_memories() - before
         print(json.dumps([asked, found]), flush=True)
 

@@ -3,14 +3,10 @@
 import os
 import stat
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import TypeAdapter
+from typing import Any
 
 from paceline.core.errors import InvalidInput
-from paceline.core.reading import LARGEST_NUMBER, read_finite_record, read_toml
-
-_Record = TypeVar("_Record")
+from paceline.core.reading import LARGEST_NUMBER, read_toml
 
 
 def read_file(path: Path, most: int) -> bytes:
@@ -32,11 +28,6 @@ def read_file(path: Path, most: int) -> bytes:
     if len(data) > most:
         raise _too_large(path, len(data), most)
     return data
-
-
-def read_record_file(kind: TypeAdapter[_Record], path: Path, most: int) -> _Record:
-    """Return the record in a file of JSON."""
-    return read_finite_record(kind, read_file(path, most), str(path))
 
 
 def read_toml_file(path: Path, most: int, *, largest: float = LARGEST_NUMBER) -> dict[str, Any]:

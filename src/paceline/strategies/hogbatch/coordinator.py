@@ -5,9 +5,9 @@
 
 One loop polls the workers' sockets, and `BatchScheduler` decides. A worker with short batches is
 assigned several in advance, and reports several at once. If a worker ends, or does not answer in
-time, its samples go to the others. A worker may join at any time. A batch counts when its worker
-reports it, or has written its number to shared memory before it died. For a checkpoint the workers
-pause: they finish what they were given, and get nothing more.
+time, its samples go to the others. A batch counts when its worker reports it, or has written its
+number to shared memory before it died. For a checkpoint the workers pause: they finish what they
+were given, and get nothing more.
 """
 
 import logging
@@ -25,13 +25,14 @@ from paceline.checkpoints.tensor_file import Tensors, within
 from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.core.settings import TrainSettings
 from paceline.exchange.session import TrainingSession
+from paceline.links.clock import TrainingClock
 from paceline.links.failpoints import reach
 from paceline.strategies.hogbatch import messages
 from paceline.strategies.hogbatch.config import WorkerSpec
 from paceline.strategies.hogbatch.messages import Command, ExecuteWork, Failure, ScheduleWork
 from paceline.strategies.hogbatch.processes import WorkerProcess, WorkerProcesses
-from paceline.strategies.hogbatch.progress import History, PastWorker, Status, TrainingClock
-from paceline.strategies.hogbatch.scheduler import BatchScheduler, WorkerCounts, WorkerProgress
+from paceline.strategies.hogbatch.progress import History, PastWorker, Status
+from paceline.strategies.hogbatch.scheduler import BatchScheduler, WorkerCounts
 from paceline.strategies.hogbatch.statistics import BatchLog, BatchRecord, BatchResult
 
 logger = logging.getLogger(__name__)
@@ -44,9 +45,9 @@ _LOG = "log/batches"
 class Coordinator:
     """Hands out the samples of epochs to the workers of a run.
 
-    `processes`: the workers; one may be started at any time. `data`: the tensors that all share
-    beside the model. `epoch_sizes`: the samples of each epoch of the run. `between` is called very
-    often between batches, and may `pause`; if it raises, training is over.
+    `data`: the tensors that all workers share beside the model. `epoch_sizes`: the samples of each
+    epoch of the run. `between` is called very often between batches, and may `pause`; if it raises,
+    training is over.
     """
 
     def __init__(
@@ -82,7 +83,8 @@ class Coordinator:
         self._poll(lambda: all(worker.is_ready for worker in self.processes.running))
         for worker in self.processes.running:
             self._try(worker)
-        self._poll(lambda: len(self._active) == len(self.processes.running))
+        self._poll(lambda: all(one.is_tried for one in self.processes.running))
+        self.scheduler.choose_policy([one.progress for one in self.processes.running])
 
     def train_epoch(self, epoch: int, order: Tensor) -> tuple[float, float]:
         """Train on the samples once, in this order; return the mean loss and the seconds it took.
@@ -116,12 +118,6 @@ class Coordinator:
         self._status.begin()
         self._hand_out_to_idle()
 
-    @property
-    def _active(self) -> list[WorkerProgress]:
-        """The workers that take part: they have tried their speed."""
-        own = (worker.progress for worker in self.processes.running)
-        return [one for one in own if one.samples_per_s is not None]
-
     def _poll(self, is_done: Callable[[], bool]) -> None:
         while not is_done():
             self._poll_once()
@@ -141,28 +137,23 @@ class Coordinator:
         first = received[0]
         if first.batch == messages.READY:
             worker.is_ready = True
-            if self.scheduler.policy is not None:  # it joins late
-                self._try(worker)
         elif first.batch in (messages.SAVED, messages.LOADED):
             worker.is_asked = False
         elif first.batch != messages.TRIED:
             self._complete(worker, received)
         else:
             worker.tried[first.size] = first.result.ended_ns * _NS
-            if not self._try(worker):
-                worker.progress.samples_per_s = worker.trial.samples_per_s
-                self.scheduler.join(worker.progress, self._active)
-                self._hand_out(worker)
+            self._try(worker)
 
-    def _try(self, worker: WorkerProcess) -> bool:
-        """Try the smallest batch and one of the batch size; return False if both were tried."""
+    def _try(self, worker: WorkerProcess) -> None:
+        """Have a worker try the smallest batch and then one of the batch size."""
         most = min(self._settings.batch_size, len(self._order))
         for size in (min(worker.progress.spec.threads, most), most):
             if size not in worker.tried:
                 seconds = self._settings.profile_s / _NUM_TRIALS
-                worker.send(ExecuteWork(Command.TRY, size=size, rate=seconds))
-                return True
-        return False
+                worker.send(ExecuteWork(Command.TRY, size=size, rate=seconds).pack())
+                return
+        worker.progress.samples_per_s = worker.trial.samples_per_s
 
     def _complete(self, worker: WorkerProcess, reports: Sequence[ScheduleWork]) -> None:
         done, progress = [], worker.progress
@@ -204,18 +195,18 @@ class Coordinator:
             work = self.scheduler.next_work(worker.progress)
             if work is None:
                 return
-            worker.send(work)
+            worker.send(work.pack())
 
     def _hand_out_to_idle(self) -> None:
         for worker in self.processes.running:
-            if worker.progress.samples_per_s is not None and not worker.progress.assigned:
+            if not worker.progress.assigned:
                 self._hand_out(worker)
 
     def _drop(self, worker: WorkerProcess, why: str) -> None:
         """Go on without a worker: its batches were done, or go to the others."""
         reason = f"{worker.title} {why}"
         self.history.lost.append(reason)
-        for work, updates in self.scheduler.drop(worker.progress, self._active):
+        for work, updates in self.scheduler.drop(worker.progress):
             self._log(worker, work, BatchResult(updates, nan, *[time.monotonic_ns()] * 7))
         if not self.processes.running:
             raise WorkerLost(f"{reason}: no worker is left")
@@ -226,11 +217,11 @@ class Coordinator:
         """Return what a checkpoint has beside the model: in a pause, or between epochs."""
         if not self._is_paused:
             raise RuntimeError("the state of a run is asked for in a pause, or between its epochs")
-        active = [one for one in self.processes.running if one.progress.samples_per_s is not None]
-        self._ask(active, Command.SAVE)
+        asked = self.processes.running
+        self._ask(asked, Command.SAVE)
         log, workers = self.history.log.packed, list[dict[str, Any]]()
         tensors = {_LOG: torch.frombuffer(log, dtype=torch.uint8) if log else torch.empty(0).byte()}
-        for worker in (one for one in active if not one.is_ended):
+        for worker in (one for one in asked if not one.is_ended):
             own, values = read_state(worker.state)
             tensors |= {f"workers/{len(workers)}/{key}": one for key, one in own.items()}
             spec, counts = str(worker.progress.spec), asdict(worker.progress.counts)
@@ -288,5 +279,5 @@ class Coordinator:
         """Have idle workers save or load their state, and wait for it."""
         for worker in workers:
             worker.is_asked = True
-            worker.send(ExecuteWork(command))
+            worker.send(ExecuteWork(command).pack())
         self._poll(lambda: not any(one.is_asked for one in workers if not one.is_ended))

@@ -31,9 +31,8 @@ from paceline.links.clock import DeviceClock, DeviceMark
 from paceline.links.devices import Device, Event
 from paceline.links.shared_memory import SharedTensors, TensorSpec, tensors_in
 from paceline.record.recorder import Borders, LayerMarks, Phase, in_seconds, layer_spans
-from paceline.strategies.hogbatch.batches import BatchReader, loss_of
 from paceline.strategies.hogbatch.plan import HOST, MODEL
-from paceline.strategies.hogbatch.replica import ScaledOptimizer, refer
+from paceline.strategies.hogbatch.replica import ScaledOptimizer, loss_of, reader_of, refer
 from paceline.strategies.hogbatch.statistics import BatchResult
 from paceline.training.data.batch import Batch
 from paceline.training.models.layers import layers_of
@@ -41,46 +40,6 @@ from paceline.training.recipes.recipe import OptimizerFactory, Recipe
 
 _NS = 1e-9
 _LEAST_ADDED = 1 << 18  # values that are worth a thread
-
-
-class _Staging:
-    """Memory for a tensor of a batch, pinned and on the device; it grows to the largest."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._here = self._there = torch.empty(0, dtype=torch.uint8)
-        self._room = -1
-
-    def copy_in(self, values: Tensor) -> Tensor:
-        """Copy a tensor to pinned memory, and queue its copy to the device, which is returned."""
-        nbytes = values.numel() * values.element_size()
-        if nbytes > self._room:
-            self._room = nbytes
-            wanted = torch.empty(nbytes, dtype=torch.uint8, device="meta")
-            self._here = self._device.pinned_like(wanted)
-            self._there = torch.empty_like(self._here, device=self._device.torch_device)
-        here, there = (
-            memory[:nbytes].view(values.dtype).view(values.shape)
-            for memory in (self._here, self._there)
-        )
-        here.copy_(values)
-        return there.copy_(here, non_blocking=True)
-
-
-class _SampleBuffer:
-    """Memory for the samples of a batch: for each of its tensors, in the order of the pytree."""
-
-    def __init__(self, device: Device, reader: BatchReader) -> None:
-        self._device, self._reader = device, reader
-        self._staging: list[_Staging] = []
-
-    def copy_in(self, rows: Tensor) -> Batch:
-        """Read samples, and queue their copies in the current stream; return what they become."""
-        leaves, spec = tree_flatten(self._reader.read(rows))
-        while len(self._staging) < len(leaves):
-            self._staging.append(_Staging(self._device))
-        found = [one.copy_in(leaf) for one, leaf in zip(self._staging, leaves, strict=False)]
-        return Batch.of(tree_unflatten(found, spec))
 
 
 @dataclass(frozen=True)
@@ -134,9 +93,13 @@ def _runs(entries: Sequence[TensorSpec]) -> Iterator[tuple[torch.dtype, slice]]:
 
 @dataclass(slots=True)
 class _Batch:
-    """A batch in work: its samples on the device, and marks where parts of its work are done."""
+    """A batch in work: its samples on the device, and marks where parts of its work are done.
+
+    Both copies of the samples are kept until the batch is finished, as streams may use them.
+    """
 
     size: int
+    pinned: list[Tensor]
     samples: Batch
     marks: dict[str, DeviceMark]
     step: int | None = None
@@ -176,7 +139,7 @@ class GpuReplica:
         memory = shared.memory.to(device.torch_device)
         model = recipe.model().to(device.torch_device).train()
         self._model = refer(model, tensors_in(memory, shared.entries))
-        self._learning, self._name = learning or Learning(recipe.loss), recipe.name
+        self._learning = learning or Learning(recipe.loss, name=recipe.name)
         self._optimizer = ScaledOptimizer(self._model, make, self._learning.clip_norm)
         self._num_places = max(1, depth - 1)  # of the batches that have begun
         self._runs = [
@@ -187,12 +150,11 @@ class GpuReplica:
             self._num_places, dtype=torch.float64, device=device.torch_device
         )
         self._losses_here = device.pinned_like(self._losses)
-        reader = BatchReader(recipe)
-        self._buffers = [_SampleBuffer(device, reader) for _ in range(depth)]
+        self._read = reader_of(recipe.samples)
         self._adders = ThreadPoolExecutor(threads)
         self._clock = DeviceClock(device)  # waits for what was made in the current stream
         self._marks = LayerMarks(layers_of(self._model), self._clock)
-        self._num_loaded = self._num_finished = 0
+        self._num_finished = 0
         self._loaded: _Batch | None = None
         self._begun: deque[_Batch] = deque()
         self._taken: Event | None = None  # reached when `copied` may be written again
@@ -227,14 +189,14 @@ class GpuReplica:
     def load(self, rows: Tensor) -> None:
         """Gather samples and queue their copies, beside the batches that are in work."""
         assert self._loaded is None
-        buffer = self._buffers[self._num_loaded % self.depth]
-        self._num_loaded += 1
         with self._device.use(self._in):
-            start = self._clock.mark()
-            samples = buffer.copy_in(rows)
-            self._loaded = _Batch(
-                len(rows), samples, {"start": start, "samples": self._clock.mark()}
-            )
+            marks, to = {"start": self._clock.mark()}, self._device.torch_device
+            leaves, spec = tree_flatten(self._read(rows))
+            pinned = [self._device.pinned_like(one).copy_(one) for one in leaves]
+            copied = [one.to(to, non_blocking=True) for one in pinned]
+            marks["samples"] = self._clock.mark()
+            samples = Batch.of(tree_unflatten(copied, spec))
+            self._loaded = _Batch(len(rows), pinned, samples, marks)
 
     def begin(self, rate: float, step: int | None) -> None:
         """Queue the loaded batch, and the copies of the model for it and of its update."""
@@ -267,8 +229,7 @@ class GpuReplica:
                 run.take(place, missing)
             self._taken = self._compute.record()
             self._marks.watch(batch.step is not None)
-            device = self._device.torch_device
-            loss = loss_of(self._model, batch.samples, self._learning, self._name, device)
+            loss = loss_of(self._model, batch.samples, self._learning)
             batch.marks["forward"] = self._clock.mark()
             loss.backward()
             batch.marks["backward"] = self._clock.mark()

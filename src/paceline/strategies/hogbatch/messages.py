@@ -9,13 +9,19 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple, Self
 
+from pydantic import TypeAdapter
+
+from paceline.checkpoints.memory_file import read_state, write_state
+from paceline.core.errors import InvalidInput
 from paceline.core.settings import Record, TrainSettings
+from paceline.core.timeline import Span
 from paceline.links.shared_memory import TensorSpec
 from paceline.strategies.hogbatch.config import WorkerSpec
 from paceline.strategies.hogbatch.statistics import BatchResult
 
 _EXECUTE = struct.Struct("<BqqqdB")
 _SCHEDULE = struct.Struct("<Bqqqd7q")
+_SPANS = TypeAdapter(list[Span])
 _SCHEDULED, _FAILED = 1, 2
 _MOST_TEXT = 4096
 MOST_NBYTES = 1 + _MOST_TEXT
@@ -50,8 +56,8 @@ class ProcessSettings(Record):
     """The settings of a worker process, and the descriptors that it inherits.
 
     `cores` are the processors that it is pinned to; none leaves it where it is. `depth` is the
-    number of batches that it has in work at once. Its spans go to the file `trace`, and to `state`
-    what a checkpoint has of it alone.
+    number of batches that it has in work at once. To the file `state` goes what a checkpoint has of
+    it alone, and at its end its spans.
     """
 
     number: int
@@ -59,7 +65,6 @@ class ProcessSettings(Record):
     depth: int
     cores: tuple[int, ...]
     socket: int
-    trace: int
     state: int
     training: Training
 
@@ -148,3 +153,17 @@ def unpack(packet: bytes) -> tuple[ScheduleWork, ...] | Failure:
     if kind == _FAILED and 2 <= len(packet) <= MOST_NBYTES:
         return Failure(bool(packet[1]), packet[2:].decode(errors="replace"))
     raise ValueError(f"{len(packet)} bytes of kind {kind} are no message of a worker")
+
+
+def leave(state: int, spans: list[Span], peak_nbytes: int) -> None:
+    """Write what a worker leaves at its end: its traced spans, and its peak of memory."""
+    write_state(state, {}, {"spans": _SPANS.dump_json(spans).decode(), "peak": peak_nbytes})
+
+
+def left_by(state: int) -> tuple[list[Span], int]:
+    """Return what a worker has left; nothing if it was killed before, or meanwhile."""
+    try:
+        _, values = read_state(state)
+    except InvalidInput:
+        return [], 0
+    return _SPANS.validate_json(values.get("spans", "[]")), values.get("peak", 0)

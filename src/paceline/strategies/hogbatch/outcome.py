@@ -37,22 +37,20 @@ class FinishedRun:
         traced: Timeline,
         peaks: Sequence[int],
         num_samples: int,
-        num_first: int,
     ) -> Outcome:
-        """Return the outcome of `num_samples`, which began with `num_first` workers.
+        """Return the outcome of a training on so many samples.
 
         `traced` has the batches that were traced, `peaks` each worker's bytes of memory.
         """
         workers, history = self.coordinator.processes.workers, self.coordinator.history
         specs = {one.progress.number: one.progress.spec for one in workers}
-        trials = [one.trial for one in workers if one.progress.samples_per_s is not None]
+        trials = [one.trial for one in workers if one.is_tried]
         # The traced batches are planned again, with the sizes that they had.
         machine, sizes = speed_trial.machine_of(self.workload, trials), speed_trial.traced_sizes
         own = self.workload, machine, config, specs, sizes(traced.spans)
         plan = speed_trial.plan_of_batches(*own)
         prediction = None
-        # The plan knows neither workers that were lost nor those that joined late.
-        if not history.lost and not history.past and len(workers) == num_first:
+        if not history.lost and not history.past:  # the plan knows neither
             prediction = speed_trial.predict(self.workload, config, trials, num_samples)
         known = [*history.past, *(one.as_past for one in workers)]
         names = [one.name for one in known]

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from paceline.core.machine import DeviceKind
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.own_policy import OwnPolicy, own_policy
+from paceline.strategies.hogbatch.own_policy import OwnPolicy
 
 MOST_REPORTED = 32  # batches in one message of a worker
 _PREFETCHED_S = 0.05  # of work; asking for the next batch takes some 0.3 ms
@@ -22,7 +22,7 @@ _LEFT_OVER_PREFETCHED = 10  # so that at the end of an epoch no worker waits for
 class Policy(Protocol):
     """Decides how large the next batch of a worker is.
 
-    One is made for some workers, and anew whenever one joins or is lost. `most`: the largest batch
+    One is made for some workers, and anew whenever one is lost. `most`: the largest batch
     of each, for which there has to be memory, and samples.
     """
 
@@ -154,8 +154,7 @@ def policy_of(
     workers = Workers(tuple(specs), tuple(speeds), batch_size, config)
     if config.policy in POLICIES:
         return POLICIES[config.policy](workers)
-    made = own_policy(config.policy, workers, len(specs))
-    return OwnPolicy(config.policy, made, tuple(made.most))
+    return OwnPolicy.of(config.policy, workers)
 
 
 def expected_updates(
@@ -222,15 +221,12 @@ class SampleQueue:
 
     Every sample is handed out once, and once more if it comes back unused. `free`: those that are
     left of an epoch that is resumed, ascending. Raises ValueError for ranges that are completed or
-    given back without having been handed out, and for free ones that are none of the epoch's.
+    given back without having been handed out.
     """
 
     def __init__(self, num_samples: int, free: Sequence[range] | None = None) -> None:
         whole = [range(num_samples)] if num_samples else []
         self._free = whole if free is None else list(free)  # ascending, none adjacent
-        ends = [end for part in self._free for end in (part.start, part.stop)]
-        if ends != sorted(set(ends)) or (ends and not 0 <= ends[0] < ends[-1] <= num_samples):
-            raise ValueError(f"{self._free} are no parts of {num_samples} samples")
         self._assigned: dict[int, range] = {}  # by the first place
         self.num_samples = num_samples
 

@@ -1,37 +1,40 @@
 """The replicas of workers. On CPU cores it is the shared model itself; `gpu_replica` has GPUs'."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import isfinite
 from statistics import median
-from typing import NamedTuple, Protocol
+from threading import Lock
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from paceline.core.blame import blamed
 from paceline.core.cost import compute_lane
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span
 from paceline.exchange.dense_thread import DenseThread
-from paceline.exchange.step import Learning
+from paceline.exchange.step import Learning, Share
 from paceline.links.clock import HostClock
 from paceline.links.devices import Device, device_of, gpus
 from paceline.record.recorder import LayerMarks, Phase, layer_spans
-from paceline.strategies.hogbatch.batches import BatchReader, loss_of
 from paceline.strategies.hogbatch.config import WorkerSpec
 from paceline.strategies.hogbatch.statistics import BatchResult
 from paceline.training.data.batch import Batch
+from paceline.training.data.dataset import IndexedSamples, TensorSamples
 from paceline.training.models.layers import layers_of
-from paceline.training.recipes.recipe import OptimizerFactory, Recipe
+from paceline.training.recipes.recipe import OptimizerFactory, Recipe, described
 
 _NS = 1e-9
 _NUM_WARM_UP = 2
-_CPU = torch.device("cpu")
+
+Read = Callable[[Tensor], Any]  # samples by their numbers (N,)
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -59,6 +62,38 @@ def refer(model: nn.Module, shared: Mapping[str, Tensor]) -> nn.Module:
     for name, tensor in tensors_of(model).items():
         tensor.data = shared[name]
     return model
+
+
+def reader_of(samples: IndexedSamples) -> Read:
+    """Return a function that reads a batch of samples by their numbers.
+
+    Several threads at once read tensors in memory, one at a time any other data set, as a
+    DataLoader does.
+    """
+    if isinstance(samples, TensorSamples):
+        return samples.__getitems__  # type: ignore[return-value]  # it takes a tensor, too
+    reading = Lock()
+
+    def read(rows: Tensor) -> Any:
+        with reading:
+            return samples.__getitems__(rows.tolist())
+
+    return read
+
+
+def loss_of(model: nn.Module, batch: Batch, learning: Learning) -> Tensor:
+    """Return the mean loss of a batch; InvalidInput if the model or the loss fails on it."""
+
+    def blaming(*args: Any, **fields: Any) -> Any:
+        try:
+            return model(*args, **fields)
+        except Exception as error:
+            raise InvalidInput(
+                f"model {learning.name}",
+                f"fails on a batch, {described(batch.inputs)}: {blamed(error)}",
+            ) from error
+
+    return learning.forward(blaming, Share(*batch, 1.0))
 
 
 class WorkerReplica(Protocol):
@@ -144,51 +179,47 @@ class _Thread:
         self,
         model: nn.Module,
         make: OptimizerFactory,
-        reader: BatchReader,
+        samples: IndexedSamples,
+        read: Read,
         learning: Learning,
-        name: str,
         slow: float,
     ) -> None:
         self.model = model.train()
         self.optimizer = ScaledOptimizer(model, make, learning.clip_norm)
-        self._reader, self._learning, self._name, self._slow = reader, learning, name, slow
+        self._read, self._learning, self._slow = read, learning, slow
         self._owed_ns = 0.0  # below zero after a wait that was too long
-        self._dense = DenseThread.of(model, reader.samples, self.optimizer.optimizer, learning)
+        self._dense = DenseThread.of(model, samples, self.optimizer.optimizer, learning)
 
     def train(self, rows: Tensor, rate: float, started_ns: int, traced: bool) -> _ThreadResult:
         """Train on a part of a batch; `traced` ones by torch, whose hooks see the layers."""
-        if self._dense is not None and not traced:
-            value = self._dense.forward(rows)
-            if isfinite(value):
-                return self._train_dense(self._dense, value * len(rows), rate, started_ns)
-        batch = Batch.of(self._reader.read(rows))
-        loss = loss_of(self.model, batch, self._learning, self._name, _CPU)
-        value = float(loss.detach())
+        value, backward, step = self._forward(rows, traced)
         computed_ns = time.monotonic_ns()
         forward_ns = backward_ns = ended_ns = passed_ns = self._wait(started_ns)
         if isfinite(value):
-            loss.backward()
+            backward()
             passed_ns = time.monotonic_ns()
             backward_ns = self._wait(forward_ns)
-            self.optimizer.step(rate)
-            del loss  # freeing the graph takes a while, and belongs to the step
+            step(rate)
+            del backward  # freeing the graph takes a while, and belongs to the step
             ended_ns = self._wait(backward_ns)
         ends = (computed_ns, passed_ns)
         return _ThreadResult(value * len(rows), forward_ns, backward_ns, ended_ns, ends)
 
-    def _train_dense(
-        self, dense: DenseThread, loss: float, rate: float, started_ns: int
-    ) -> _ThreadResult:
-        """Go on behind forward of a dense batch, with the waits that torch's has."""
-        computed_ns = time.monotonic_ns()
-        forward_ns = self._wait(started_ns)
-        dense.backward()
-        passed_ns = time.monotonic_ns()
-        backward_ns = self._wait(forward_ns)
+    def _forward(
+        self, rows: Tensor, traced: bool
+    ) -> tuple[float, Callable[[], object], Callable[[float], None]]:
+        """Return the mean loss, and what computes the gradients and makes the step at a rate."""
+        if self._dense is not None and not traced:
+            value = self._dense.forward(rows)
+            if isfinite(value):
+                return value, self._dense.backward, self._step_dense
+        loss = loss_of(self.model, Batch.of(self._read(rows)), self._learning)
+        return float(loss.detach()), loss.backward, self.optimizer.step
+
+    def _step_dense(self, rate: float) -> None:
+        assert self._dense is not None
         self.optimizer.set_rate(rate)
-        dense.step()
-        ended_ns = self._wait(backward_ns)
-        return _ThreadResult(loss, forward_ns, backward_ns, ended_ns, (computed_ns, passed_ns))
+        self._dense.step()
 
     def _wait(self, since_ns: int) -> int:
         """Wait in proportion to the time since then, and return the time after the wait."""
@@ -229,9 +260,10 @@ class CpuReplica:
         slow: float = 1.0,
         learning: Learning | None = None,
     ) -> None:
-        reader, learning = BatchReader(recipe), learning or Learning(recipe.loss)
+        learning = learning or Learning(recipe.loss, name=recipe.name)
+        data = recipe.samples, reader_of(recipe.samples)
         self._threads = [
-            _Thread(refer(recipe.model(), shared), make, reader, learning, recipe.name, slow)
+            _Thread(refer(recipe.model(), shared), make, *data, learning, slow)
             for _ in range(threads)
         ]
         self._others = ThreadPoolExecutor(threads - 1) if threads > 1 else None

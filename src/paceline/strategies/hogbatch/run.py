@@ -30,7 +30,7 @@ from paceline.core.settings import TrainSettings
 from paceline.core.strategy import PricedMachine
 from paceline.core.timeline import Origin, Timeline
 from paceline.exchange.checkpoints import Saver, State, check_same_run
-from paceline.exchange.learner import evaluate
+from paceline.exchange.learner import tested
 from paceline.exchange.scheduled_rate import ScheduledRate
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import learning_by, learning_of, optimizer_by
@@ -40,7 +40,7 @@ from paceline.strategies.hogbatch import messages, speed_trial
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec, parse_workers
 from paceline.strategies.hogbatch.coordinator import Coordinator
 from paceline.strategies.hogbatch.outcome import FinishedRun
-from paceline.strategies.hogbatch.policy import policy_of
+from paceline.strategies.hogbatch.policy import Policy, policy_of
 from paceline.strategies.hogbatch.processes import WorkerProcesses
 from paceline.strategies.hogbatch.replica import refer, tensors_of
 from paceline.training.data.dataset import TensorSamples
@@ -63,8 +63,7 @@ def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
     Raises InvalidInput if the settings do not fit each other, the model or the data.
     """
     settings = session.settings
-    if not isinstance(settings, TrainSettings):
-        raise InvalidInput("strategy", f"{settings.strategy!r} can be planned, but not run here")
+    assert isinstance(settings, TrainSettings)  # settings refuse rehearsals
     recipe = recipe_of(settings.model, settings.data, settings.seed)
     with runner_of(session, recipe, built(recipe, settings.seed)) as runner:
         yield runner
@@ -143,8 +142,7 @@ class HogbatchRunner:
     def measure(self) -> PricedMachine:
         """Start the workers and have them try their speed.
 
-        Raises InvalidInput if one does not help, unless the settings say `force`. A worker that
-        joins later is not judged.
+        Raises InvalidInput if one does not help, unless the settings say `force`.
         """
         if self._session.resumed is not None:
             self._resume(self._session.resumed)
@@ -152,15 +150,10 @@ class HogbatchRunner:
             self.coordinator.processes.start(spec)
         self.coordinator.scheduler.rate_at = self._rates().factor  # made while workers start
         self.coordinator.try_speeds()
-        num_samples, policy = len(self._recipe.samples), self.coordinator.scheduler.policy
-        assert policy is not None  # all workers have tried their speed
-        if max(policy.most) > num_samples:
-            raise InvalidInput(
-                "batch_size",
-                f"in proportion to the speeds a worker would get {max(policy.most):,} samples at "
-                f"once, but there are {num_samples:,} to train on",
-                hint="choose a smaller one",
-            )
+        scheduler = self.coordinator.scheduler
+        assert scheduler.policy is not None  # all workers have tried their speed
+        active = [worker.spec for worker in scheduler.active]
+        _check_sizes(self._session.config, scheduler.policy, active, len(self._recipe.samples))
         trials = [worker.trial for worker in self.coordinator.processes.running]
         if not self._settings.force:
             config, num_cores = self._session.config, len(os.sched_getaffinity(0))
@@ -225,25 +218,18 @@ class HogbatchRunner:
         if not self.coordinator.processes.workers:
             self.measure()
         progress, recipe = self._session.progress, self._recipe
+        alone = replace(self._session.group, device=torch.device("cpu"))  # where the model lies
+        learning = learning_of(recipe, self._settings)
         progress.begin(sum(self._sizes), "samples")
         progress.advance(self.coordinator.scheduler.num_samples)
         for number in range(len(self._epochs), len(self._sizes)):
             order = torch.from_numpy(shuffled(len(recipe.samples), self._settings.seed, number))
             loss, seconds = self.coordinator.train_epoch(number, order[: self._sizes[number]])
-            epoch = Epoch(number, loss, *self._tested(), seconds)
+            found = tested(self._model, alone, recipe, learning)
+            epoch = Epoch(number, loss, *found, seconds)
             self._epochs.append(epoch)
             progress.epoch(epoch, recipe.score_name)
             yield epoch
-
-    def _tested(self) -> tuple[float | None, float | None]:
-        """Return the mean loss and score of the test samples; None for what there is not."""
-        recipe, samples = self._recipe, self._recipe.test_samples
-        if samples is None:
-            return None, None
-        alone = replace(self._session.group, device=torch.device("cpu"))  # where the model lies
-        learning = learning_of(recipe, self._settings)
-        loss, score = evaluate(self._model, samples, alone, recipe, learning)
-        return loss / len(samples), score / len(samples) if recipe.score is not None else None
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         """Return what a run goes on from, as tensors by FILE/NAME and plain values.
@@ -283,7 +269,7 @@ class HogbatchRunner:
         run = FinishedRun(self.coordinator, self.workload, self._recipe, self._epochs)
         traced = Timeline(spans, Origin.MEASURED)
         num_samples = sum(self._sizes[: len(self._epochs)])
-        return run.outcome(self._session.config, traced, peaks, num_samples, len(self._specs))
+        return run.outcome(self._session.config, traced, peaks, num_samples)
 
     def unshare(self) -> None:
         """Give the model memory of its own."""
@@ -308,7 +294,13 @@ def _check(
     optimizer_by(recipe, settings)
     # Before their trials, workers count as equally fast.
     policy = policy_of(config, specs, [1.0] * len(specs), settings.batch_size)
-    num_samples = len(recipe.samples)
+    _check_sizes(config, policy, specs, len(recipe.samples))
+
+
+def _check_sizes(
+    config: Hogbatch, policy: Policy, specs: Sequence[WorkerSpec], num_samples: int
+) -> None:
+    """Raise InvalidInput if a worker may get more samples at once than there are."""
     for number, (spec, most) in enumerate(zip(specs, policy.most, strict=True)):
         if most > num_samples:
             by_kind = "cpu_batch" if spec.kind == DeviceKind.CPU else "gpu_batch"

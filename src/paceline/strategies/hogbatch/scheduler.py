@@ -2,7 +2,7 @@
 
 next_work(worker)           ExecuteWork: its next samples, and at what learning rate
 complete(worker, updates)   its oldest batch is done
-drop(worker, others)        it is lost: what it has not done goes to the others
+drop(worker)                it is lost: what it has not done goes to the others
 """
 
 from collections import deque
@@ -145,13 +145,6 @@ class BatchScheduler:
             speeds = [worker.samples_per_s or 1.0 for worker in self.active]
             self.policy = policy.policy_of(self._config, specs, speeds, self._batch_size)
 
-    def join(self, worker: WorkerProgress, active: Sequence[WorkerProgress]) -> None:
-        """Have a worker take part, which is one of those that are active from now on."""
-        # One that joins late does not have to catch up with what was done before it came.
-        others = (other.counts.updates for other in self.active)
-        worker.counts.updates = min(others, default=0.0)
-        self.choose_policy(active)
-
     def next_work(self, worker: WorkerProgress) -> ExecuteWork | None:
         """Assign the next samples to a worker, and return them; None if it gets nothing now.
 
@@ -215,15 +208,14 @@ class BatchScheduler:
         self.queue.complete(work.places)
         return work
 
-    def drop(
-        self, worker: WorkerProgress, others: Sequence[WorkerProgress]
-    ) -> list[tuple[ExecuteWork, int]]:
+    def drop(self, worker: WorkerProgress) -> list[tuple[ExecuteWork, int]]:
         """Go on without a worker; return the batches that it has done, with their updates.
 
         Their updates are in the model, although they were not reported. The others' samples can be
         handed out again.
         """
-        self.choose_policy(others)  # before samples go to the others
+        # Before samples go to the others.
+        self.choose_policy([one for one in self.active if one is not worker])
         done = []
         for work in tuple(worker.assigned):
             if int(self._committed[worker.number]) < work.batch:

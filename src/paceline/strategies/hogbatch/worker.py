@@ -2,10 +2,9 @@
 
 `python -m paceline.strategies.hogbatch.worker SETTINGS` is how the coordinator starts one. The
 socket and the memory are inherited descriptors. When it is told to stop, it writes the spans that
-it has traced to a file in memory, which is inherited too.
+it has traced to the file in memory of its state.
 """
 
-import json
 import os
 import resource
 import select
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoints.memory_file import read_state, write_state
+from paceline.checkpoints.worker_state import load_state, state_of
 from paceline.core.error_lines import told
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
@@ -36,7 +36,6 @@ from paceline.strategies.hogbatch.gpu_replica import GpuReplica
 from paceline.strategies.hogbatch.messages import Command, ExecuteWork, Failure, ScheduleWork
 from paceline.strategies.hogbatch.policy import MOST_REPORTED
 from paceline.strategies.hogbatch.statistics import BatchResult
-from paceline.strategies.hogbatch.worker_state import load_state, state_of
 from paceline.training.data.dataset import Dataset, TensorSamples
 from paceline.training.recipes.named import recipe_of
 from paceline.training.recipes.recipe import Recipe
@@ -197,8 +196,7 @@ def main() -> None:
             wire.send(Failure(by_input, " ".join(reason.split())).pack())
         return
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    with os.fdopen(settings.trace, "w") as file:
-        json.dump({"peak_memory_bytes": peak, "spans": spans}, file)
+    messages.leave(settings.state, spans, peak)
 
 
 if __name__ == "__main__":

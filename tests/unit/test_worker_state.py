@@ -1,13 +1,9 @@
-"""What a run goes on from: what a worker has of its own, bit by bit, and a run's state."""
+"""The state of a worker in memory that another process reads: it goes on from there bit by bit."""
 
-import json
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -16,16 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, NAdam, Optimizer
 
-from hogbatches import classifying
 from paceline.checkpoints.memory_file import read_state, write_state
-from paceline.core.settings import TrainSettings
-from paceline.exchange.session import TrainingSession
+from paceline.checkpoints.worker_state import load_state, state_of
 from paceline.links.devices import Device, device_of
-from paceline.links.group import Group
-from paceline.strategies.hogbatch import STRATEGY
-from paceline.strategies.hogbatch.config import Hogbatch
-from paceline.strategies.hogbatch.run import HogbatchRunner, epoch_sizes, runner_of
-from paceline.strategies.hogbatch.worker_state import load_state, state_of
 from refusals import refused
 from simulated_gpu.lent import simulated_gpus
 
@@ -128,71 +117,3 @@ def test_the_state_of_another_optimizer_is_refused(file):
         state_of([object()], HOST)  # type: ignore[list-item]
     with refused("state.rate"):  # values that are not plain
         write_state(file, {}, {"rate": 1j})
-
-
-NUM_SAMPLES = 80
-
-
-@contextmanager
-def runner(
-    model: nn.Module | None = None,
-    num_samples: int = NUM_SAMPLES,
-    label: int = 0,
-    policy: str = "adaptive",
-    **changes: Any,
-) -> Iterator[HogbatchRunner]:
-    """A runner whose workers are not started."""
-    model = model or nn.Linear(6, 3)
-    data = torch.zeros(num_samples, 6), torch.full((num_samples,), label)
-    settings = TrainSettings(
-        model="mine:recipe", strategy="hogbatch", **{"batch_size": 8} | changes
-    )
-    alone = Group.alone(torch.device("cpu"), settings.deadline_s)
-    session = TrainingSession(
-        settings, STRATEGY, Hogbatch(policy=policy), "run", alone, MagicMock()
-    )
-    recipe = replace(classifying(lambda: model, data), num_classes=3)
-    with runner_of(session, recipe, model) as found:
-        yield found
-
-
-EPOCH = {"number": 0, "train_loss": 1.0, "test_loss": None, "score": None, "seconds": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("other", "num_epochs"),
-    [
-        ({"model": nn.Linear(6, 4)}, 0),
-        ({"model": nn.Linear(6, 3, bias=False)}, 0),
-        ({"num_samples": 90}, 0),
-        ({"epochs": 2}, 2),
-    ],
-)
-def test_another_run_is_refused_and_nothing_is_changed(other, num_epochs):
-    with runner() as one:  # the state of a run that has not begun, as a checkpoint has it
-        tensors, values = one.state()
-        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    values = json.loads(json.dumps(values))
-    if num_epochs:
-        values["epochs"] = [EPOCH] * num_epochs
-    with runner(**other) as one:
-        before = [parameter.detach().clone() for parameter in one._model.parameters()]
-        with refused("resume"):
-            one.restore(tensors, values)
-        for parameter, own in zip(one._model.parameters(), before, strict=True):
-            assert torch.equal(parameter, own)
-
-
-def test_steps_are_batches_of_the_batch_size():
-    counts = [{"epochs": 3}, {"steps": 5}, {"steps": 10}, {"steps": 25}]
-    settings = [TrainSettings(model="mine:recipe", batch_size=8, **count) for count in counts]
-    sizes = [epoch_sizes(one, NUM_SAMPLES) for one in settings]
-    assert sizes == [(80, 80, 80), (40,), (80,), (80, 80, 40)]
-
-
-@pytest.mark.parametrize(
-    ("field", "changes"), [("batch_size", {"batch_size": NUM_SAMPLES + 1}), ("data", {"label": 3})]
-)
-def test_batches_and_labels_that_do_not_fit_are_refused(field: str, changes):
-    with refused(field), runner(policy="hogbatch", **changes) as one:
-        one.measure()

@@ -1,4 +1,4 @@
-"""What a worker alone knows, for a checkpoint: its optimizers' state and its random numbers."""
+"""The state that a worker alone has: that of its threads' optimizers, and its random numbers."""
 
 from collections.abc import Sequence
 

@@ -1,0 +1,88 @@
+"""A run of hogbatch before its workers are started: its epochs, what it refuses, and its state."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+from torch import nn
+
+from hogbatches import classifying
+from paceline.core.settings import TrainSettings
+from paceline.exchange.session import TrainingSession
+from paceline.links.group import Group
+from paceline.strategies.hogbatch import STRATEGY
+from paceline.strategies.hogbatch.config import Hogbatch
+from paceline.strategies.hogbatch.run import HogbatchRunner, epoch_sizes, runner_of
+from refusals import refused
+
+NUM_SAMPLES = 80
+
+
+@contextmanager
+def runner(
+    model: nn.Module | None = None,
+    num_samples: int = NUM_SAMPLES,
+    label: int = 0,
+    policy: str = "adaptive",
+    **changes: Any,
+) -> Iterator[HogbatchRunner]:
+    """A runner whose workers are not started."""
+    model = model or nn.Linear(6, 3)
+    data = torch.zeros(num_samples, 6), torch.full((num_samples,), label)
+    settings = TrainSettings(
+        model="mine:recipe", strategy="hogbatch", **{"batch_size": 8} | changes
+    )
+    alone = Group.alone(torch.device("cpu"), settings.deadline_s)
+    session = TrainingSession(
+        settings, STRATEGY, Hogbatch(policy=policy), "run", alone, MagicMock()
+    )
+    recipe = replace(classifying(lambda: model, data), num_classes=3)
+    with runner_of(session, recipe, model) as found:
+        yield found
+
+
+EPOCH = {"number": 0, "train_loss": 1.0, "test_loss": None, "score": None, "seconds": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("other", "num_epochs"),
+    [
+        ({"model": nn.Linear(6, 4)}, 0),
+        ({"model": nn.Linear(6, 3, bias=False)}, 0),
+        ({"num_samples": 90}, 0),
+        ({"epochs": 2}, 2),
+    ],
+)
+def test_another_run_is_refused_and_nothing_is_changed(other, num_epochs):
+    with runner() as one:  # the state of a run that has not begun, as a checkpoint has it
+        tensors, values = one.state()
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    values = json.loads(json.dumps(values))
+    if num_epochs:
+        values["epochs"] = [EPOCH] * num_epochs
+    with runner(**other) as one:
+        before = [parameter.detach().clone() for parameter in one._model.parameters()]
+        with refused("resume"):
+            one.restore(tensors, values)
+        for parameter, own in zip(one._model.parameters(), before, strict=True):
+            assert torch.equal(parameter, own)
+
+
+def test_steps_are_batches_of_the_batch_size():
+    counts = [{"epochs": 3}, {"steps": 5}, {"steps": 10}, {"steps": 25}]
+    settings = [TrainSettings(model="mine:recipe", batch_size=8, **count) for count in counts]
+    sizes = [epoch_sizes(one, NUM_SAMPLES) for one in settings]
+    assert sizes == [(80, 80, 80), (40,), (80,), (80, 80, 40)]
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"), [("batch_size", {"batch_size": NUM_SAMPLES + 1}), ("data", {"label": 3})]
+)
+def test_batches_and_labels_that_do_not_fit_are_refused(field: str, changes):
+    with refused(field), runner(policy="hogbatch", **changes) as one:
+        one.measure()
