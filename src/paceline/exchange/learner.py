@@ -29,6 +29,7 @@ from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 from paceline.training.data.batch import Batch, call
 from paceline.training.data.dataset import IndexedSamples
+from paceline.training.models.halves import buffers_restored
 from paceline.training.recipes.recipe import NAMELESS, Recipe, scalar_of
 
 _TEST_BATCH = 256
@@ -87,13 +88,9 @@ class WholeModel:
         return evaluate(self._model, samples, self._group, recipe, self._setup.learning)
 
     def _prepare(self, share: Share) -> None:
-        buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
-        with random_numbers_restored({self._group.device}):
+        with random_numbers_restored({self._group.device}), buffers_restored(self._model):
             self._setup.learning.forward(self._replica, share).backward()
         self._model.zero_grad()
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
 
     def _state(self) -> State:
         return learned_state(self._model, self._optimizer, self._schedule)

@@ -28,9 +28,7 @@ from paceline.links.devices import first_device
 from paceline.links.group import boot_id
 from paceline.rpc.batch_layout import BatchLayout
 from paceline.strategies.wheel.config import MOMENTUM, RunSpec, Wheel
-from paceline.strategies.wheel.halves import Halves, cut, tied
 from paceline.strategies.wheel.lent import LentHead
-from paceline.strategies.wheel.paced_halves import PacedWhole
 from paceline.strategies.wheel.remote import ChildSettings
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Split, messages, pace_of, split
 from paceline.strategies.wheel.stand_in import paced_recipe, stand_in
@@ -38,8 +36,10 @@ from paceline.strategies.wheel.trial import with_possible_cut
 from paceline.training.data.batch import Batch, call
 from paceline.training.data.sampler import ShardedBatches
 from paceline.training.models import describe
+from paceline.training.models.halves import Halves, cut, tied
 from paceline.training.models.layers import LayerModule, layers_of
 from paceline.training.models.paced import PacedSGD
+from paceline.training.models.paced_halves import PacedWhole
 from paceline.training.recipes.named import is_given, recipe_of, workload_of
 from paceline.training.recipes.recipe import Recipe, built
 
