@@ -14,31 +14,35 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
 
 from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded, WorkerLost
 from paceline.core.outcome import Epoch
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.exchange.session import Progress
 from paceline.links.failpoints import reach
+from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_hub_keys
 from paceline.rpc.limits import Limits
 from paceline.rpc.probing import ProbeTurns
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server, Woken
 from paceline.rpc.worker_group import WorkerGroup
-from paceline.rpc.workers import refusal
+from paceline.rpc.workers import WorkerPool, num_threads, refusal
 from paceline.strategies.wheel.answers import Answers, WorkerFailed
 from paceline.strategies.wheel.child_server import ChildServer
+from paceline.strategies.wheel.config import RunSpec, Wheel
 from paceline.strategies.wheel.epochs import EpochLog, Test, Throughput
 from paceline.strategies.wheel.job import TrainingJob
-from paceline.strategies.wheel.processes import own_processes
 from paceline.strategies.wheel.protocol import UPDATES, Topic
-from paceline.strategies.wheel.remote import ChildSettings
+from paceline.strategies.wheel.remote import REFUSED, SERVING, ChildSettings
 from paceline.strategies.wheel.server import ParameterServer
 
 logger = logging.getLogger(__name__)
 _LOOPBACK = "tcp://127.0.0.1:0"
 _POLL_S = 0.2
+_WORKER_MODULE = "paceline.strategies.wheel.worker"
 
 
 def _nothing() -> None:
@@ -81,7 +85,7 @@ class Hub:
         stack.callback(self.rpc.close)
         pool = None
         if settings.bind is None:
-            pool = own_processes(spec, self.rpc.address, run_id, deadline_s, devices)
+            pool = _own_processes(spec, self.rpc.address, run_id, deadline_s, devices)
             stack.callback(pool.close)
         else:
             server.checks.compares_norms = True  # workers of this machine tell no lies
@@ -225,3 +229,31 @@ class Hub:
         self._between()
         counted = self.log.trained_s, self.log.num_samples, self.answers.nbytes
         self._throughput.show(self._server, *counted)
+
+
+def _own_processes(
+    spec: RunSpec, address: str, run_id: str, deadline_s: float, devices: Sequence[str]
+) -> WorkerPool:
+    """Start those that connect to the hub at `address`; `devices` are those of workers."""
+    connecting: dict[str, Any] = {"connect": address, "run": run_id, "deadline_s": deadline_s}
+    if spec.tree is not None:
+        return WorkerPool(SERVING, _child_hubs(spec.tree, connecting))
+    lanes = spec.config.workers_by_device
+    own = [
+        WorkerProcessSettings(
+            **connecting, workers=tuple(workers), device=device, threads=num_threads(len(lanes))
+        )
+        for device, workers in zip(devices, lanes.values(), strict=True)
+    ]
+    return WorkerPool(_WORKER_MODULE, own)
+
+
+def _child_hubs(tree: Wheel, connecting: dict[str, Any]) -> list[ChildSettings]:
+    set_by_itself = {"workers", *REFUSED}
+    options = {n: value for n, value in asdict(tree).items() if n not in set_by_itself}
+    own: dict[str, Any] = {
+        "workers": tree.workers_of_hub,
+        "gather": tree.gathered,
+        "options": options,
+    }
+    return [ChildSettings(**connecting, number=one, **own) for one in range(tree.child_hubs)]
