@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.rpc.tensor_parts import flatten, load_vector
-from paceline.strategies.wheel.halves import Halves, cut
 from paceline.strategies.wheel.protocol import take_gradients
 from paceline.strategies.wheel.server import ParameterServer
+from paceline.training.models.halves import Halves, cut
 from paceline.training.models.networks import MLP, CifarResNet, LeNet5
 
 

@@ -27,10 +27,10 @@ from paceline.strategies.subbatch.build import split as split_model
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.wheel import trial as of_wheel
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.halves import cut
 from paceline.strategies.wheel.split import split
 from paceline.training.models.factory import names
 from paceline.training.models.graph import traced
+from paceline.training.models.halves import cut
 from paceline.training.recipes.named import tried_with, workload_of
 from refusals import refused
 

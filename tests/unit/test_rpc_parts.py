@@ -23,7 +23,7 @@ from paceline.rpc.keys import (
     parse_address,
 )
 from paceline.rpc.limits import WINDOW, Identity, Limits, RateLimitedLog, one_line
-from paceline.rpc.server import WorkerSession
+from paceline.rpc.session import WorkerSession
 from paceline.rpc.workers import StepGivenUp, until_told
 from refusals import refused
 from rpc_exchange import DEADLINE_S, Clock, beside

@@ -14,11 +14,11 @@ from torch.utils._pytree import tree_leaves
 from paceline.core.settings import TrainSettings
 from paceline.rpc.workers import difference
 from paceline.strategies.wheel.config import MOMENTUM, Wheel
-from paceline.strategies.wheel.halves import cut, tied
 from paceline.strategies.wheel.job import training_job
 from paceline.strategies.wheel.split import split
 from paceline.training.data.batch import call
 from paceline.training.models import describe
+from paceline.training.models.halves import cut, tied
 from paceline.training.recipes.losses import next_token_loss
 from paceline.training.recipes.named import given
 from paceline.training.recipes.recipe import Recipe

@@ -282,16 +282,15 @@ def test_what_does_not_fit_is_refused(mlp):
     version = hand.fetch()
     gradients, _ = hand.forward(0, version, *batch)
     activations, labels = torch.zeros(4, 9, dtype=torch.float64), batch[1]
-    for activated, targets, asked in [
-        (activations[:, :8], labels, 0),
-        (activations.float(), labels, 0),
-        (activations, labels[:3], 0),
-        (activations, labels + 4, 0),
-        (activations, torch.ones(4, 5, dtype=torch.bool), 0),
-        (activations, labels, 1),
+    for activated, targets in [
+        (activations[:, :8], labels),
+        (activations.float(), labels),
+        (activations, labels[:3]),
+        (activations, labels + 4),
+        (activations, torch.ones(4, 5, dtype=torch.bool)),
     ]:
         with refused("worker 0, step 0"):
-            server.answer(0, 0, asked, activated, targets, 1.0)
+            server.answer(0, 0, 0, activated, targets, 1.0)
     with refused("worker 3"):
         server.may_begin(3, 0)
     with refused("worker 0, step 0"):
@@ -322,9 +321,6 @@ class Nothing(torch.optim.Optimizer):
         ("optimizer", lambda model: plain(model.layers[:2]), {}),
         ("optimizer", Nothing, {"num_workers": 2, "updates_per_step": 2}),
         ("staleness_decay", Nothing, {"staleness_decay": 1.0}),
-        ("staleness_decay", plain, {"staleness_decay": -1.0}),
-        ("staleness_decay", plain, {"staleness_decay": nan}),
-        ("staleness", plain, {"staleness": -1}),
     ],
 )
 def test_optimizers_and_settings_that_cannot_be_are_refused(

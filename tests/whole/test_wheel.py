@@ -105,7 +105,7 @@ def joined(start, address: str, *more: str) -> Started:
     return start("-m", "paceline", "worker", *own, *more)
 
 
-def test_a_hub_that_was_killed_goes_on_from_its_snapshot(start, paceline, tmp_path: Path):
+def test_a_hub_that_was_killed_goes_on_from_its_checkpoint(start, paceline, tmp_path: Path):
     assert paceline("hub", "--generate-keys", "keys").code == 0
     keys, kept = ("--keys", "keys"), ("--checkpoint-every", "0.05s")
     with failpoints(KILLED):

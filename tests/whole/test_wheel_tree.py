@@ -78,7 +78,7 @@ def test_one_child_with_one_worker_trains_as_if_there_were_no_tree(start, tmp_pa
     assert sum(below["parent_wire_nbytes"]) > sum(between.values())
 
 
-def test_a_killed_root_goes_on_from_its_snapshot_and_its_child_with_it(start, tmp_path: Path):
+def test_a_killed_root_goes_on_from_its_checkpoint_and_its_child_with_it(start, tmp_path: Path):
     kept = ("--epochs", str(EPOCHS), "--checkpoint-every", "0.05s")
     with failpoints({"at": "checkpoint.written", "do": "SIGKILL"}):
         root = start(*ROOT, *ALONE, *kept, "--bind", ANY)

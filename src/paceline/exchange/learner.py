@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.checkpoints.state import (
+    check_fits,
     load_module_state,
     load_optimizer_state,
     load_schedule_state,
@@ -26,6 +29,7 @@ from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 from paceline.training.data.batch import Batch, call
 from paceline.training.data.dataset import IndexedSamples
+from paceline.training.models.halves import buffers_restored
 from paceline.training.recipes.recipe import NAMELESS, Recipe, scalar_of
 
 _TEST_BATCH = 256
@@ -84,34 +88,41 @@ class WholeModel:
         return evaluate(self._model, samples, self._group, recipe, self._setup.learning)
 
     def _prepare(self, share: Share) -> None:
-        buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
-        with random_numbers_restored({self._group.device}):
+        with random_numbers_restored({self._group.device}), buffers_restored(self._model):
             self._setup.learning.forward(self._replica, share).backward()
         self._model.zero_grad()
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
 
     def _state(self) -> State:
-        model, names = self._model, list(self._model.named_parameters())
-        tensors, values = optimizer_state(self._optimizer, names)
-        found = {f"model/{name}": one for name, one in module_state(model).items()}
-        found |= {f"optimizer/{name}": one for name, one in tensors.items()}
-        parts = {"optimizer": values}
-        if self._schedule is not None:
-            parts["schedule"] = schedule_state(self._schedule)
-        return State(found, parts)
+        return learned_state(self._model, self._optimizer, self._schedule)
 
     def _load(self, state: State) -> None:
-        model, names = self._model, list(self._model.named_parameters())
-        try:
-            load_module_state(model, state.file("model"))
-            own = state.file("optimizer"), state.parts["optimizer"]
-            load_optimizer_state(self._optimizer, names, *own)
-            if self._schedule is not None:
-                load_schedule_state(self._schedule, state.parts.get("schedule"))
-        except InvalidInput as error:
-            raise InvalidInput("resume", str(error)) from None
+        load_learned_state(state, self._model, self._optimizer, self._schedule)
+
+
+def learned_state(model: nn.Module, optimizer: Optimizer, schedule: LRScheduler | None) -> State:
+    """Return the state of a model, its optimizer and its schedule."""
+    tensors, values = optimizer_state(optimizer, model.named_parameters())
+    found = {f"model/{name}": one for name, one in module_state(model).items()}
+    found |= {f"optimizer/{name}": one for name, one in tensors.items()}
+    parts = {"optimizer": values}
+    if schedule is not None:
+        parts["schedule"] = schedule_state(schedule)
+    return State(found, parts)
+
+
+def load_learned_state(
+    state: State, model: nn.Module, optimizer: Optimizer, schedule: LRScheduler | None
+) -> None:
+    """Load what `learned_state` has returned; InvalidInput if it does not fit."""
+    own = state.file("optimizer"), state.parts["optimizer"]
+    try:
+        check_fits(module_state(model), state.file("model"))  # before anything is changed
+        load_optimizer_state(optimizer, model.named_parameters(), *own)
+        if schedule is not None:
+            load_schedule_state(schedule, state.parts.get("schedule"))
+        load_module_state(model, state.file("model"))
+    except InvalidInput as error:
+        raise InvalidInput("resume", str(error)) from None
 
 
 @torch.no_grad()

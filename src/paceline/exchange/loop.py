@@ -239,16 +239,7 @@ class _Loop:
         number, num_steps = learned.place
         loss = learned.loss / (num_steps * group.world_size)
         train_loss, found = self._tested([loss])
-        test_loss = train_loss if found.test_loss is None else found.test_loss
-        if not (isfinite(train_loss) and isfinite(test_loss)):
-            rate = "" if setup.learning_rate is None else f"with {setup.learning_rate:g} "
-            raise InvalidInput(
-                "learning_rate",
-                f"{rate}the training loss is {train_loss} and the test loss {test_loss} after "
-                f"epoch {number + 1}",
-                hint="choose a smaller one",
-            )
-        epoch = Epoch(number, train_loss, found.test_loss, found.score, took_s)
+        epoch = epoch_of(number, train_loss, found, took_s, setup.learning_rate)
         learned.epochs.append(epoch)
         if setup.evaluate_every is not None:
             learned.evaluations.append(found)
@@ -380,6 +371,22 @@ def num_untraced(num_steps: int, *, is_only: bool) -> int:
     """Return the number of steps of an epoch before the traced ones."""
     steady = max(0, num_steps - NUM_WARM_UP)
     return max(0, num_steps - min(NUM_TRACED, max(2, steady // 2) if is_only else max(1, steady)))
+
+
+def epoch_of(
+    number: int, train_loss: float, found: Evaluation, seconds: float, rate: float | None = None
+) -> Epoch:
+    """Return an epoch that was tested; InvalidInput names the rate if a loss is not finite."""
+    test_loss = train_loss if found.test_loss is None else found.test_loss
+    if not (isfinite(train_loss) and isfinite(test_loss)):
+        given = "" if rate is None else f"with {rate:g} "
+        raise InvalidInput(
+            "learning_rate",
+            f"{given}the training loss is {train_loss} and the test loss {test_loss} after "
+            f"epoch {number + 1}",
+            hint="choose a smaller one",
+        )
+    return Epoch(number, train_loss, found.test_loss, found.score, seconds)
 
 
 def score_of(recipe: Recipe | None) -> str:

@@ -32,8 +32,8 @@ class ElasticWorker(NamedTuple):
     manager: Any
 
 
-class Progress(Protocol):
-    """Receives the progress of a run: a bar in a terminal, TensorBoard, a test."""
+class Progress:
+    """Receives the progress of a run: a bar in a terminal, a test. This one shows nothing."""
 
     def begin(self, total: int, unit: str) -> None:
         """Begin to count so many "steps" or "samples"."""

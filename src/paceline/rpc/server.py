@@ -6,7 +6,6 @@ forgotten.
 """
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from paceline.rpc import frames, limits
 from paceline.rpc.frames import Buffer, FrameHeader, Message, MessageKind, ProtocolError
 from paceline.rpc.keys import Authenticator, HubKeys, bind_address
 from paceline.rpc.limits import Limits, RateLimitedLog
+from paceline.rpc.session import WorkerSession
 from paceline.rpc.sockets import Arrival, Disconnected, PollableEvent, Router, wire_nbytes
 
 logger = logging.getLogger(__name__)
@@ -71,111 +71,6 @@ class Woken:
 
 
 Event: TypeAlias = RpcRequest | Joined | Lost | Woken
-
-
-class WorkerSession:
-    """One worker's requests and replies, over one connection or several.
-
-    A worker sends its requests in the order of their sequence numbers, and repeats those that a new
-    connection interrupted in the same order. So `last_request`, the highest complete one, tells
-    which are new, and each is executed at most once. A reply is kept until it is acknowledged.
-
-    `route` is the connection; None if there is none since `disconnected_s`. `heard_s` is when the
-    worker was last heard. Times are by `clock`.
-    """
-
-    def __init__(
-        self,
-        worker: int,
-        limits: Limits,
-        last_request: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.worker, self._clock = worker, clock
-        self.token = frames.NO_NONCE  # random bytes that no other session has, of any hub
-        while self.token == frames.NO_NONCE:
-            self.token = os.urandom(frames.NONCE_NBYTES)
-        self.heard_s = self._clock()
-        self.last_request = last_request
-        self._limits = limits
-        self._executing: dict[int, int] = {}  # bytes of the requests without a reply
-        self._replies: dict[int, Message] = {}  # those that are not acknowledged
-        self.connect(None)
-
-    @property
-    def unacknowledged(self) -> list[int]:
-        """Return the requests whose replies are there, but not known to have arrived."""
-        return sorted(self._replies)
-
-    def connect(self, route: bytes | None) -> None:
-        """Resume over a new connection, or wait for one if `route` is None.
-
-        What was sent or received in part is forgotten, and replies that may not have arrived are
-        sent again.
-        """
-        self.route = route
-        self._assembly = frames.Assembly()
-        self.outgoing = frames.PieceQueue(self._next_reply)
-        self._unsent: deque[int] = deque(self.unacknowledged if route is not None else ())
-        if route is None:
-            self.disconnected_s = self._clock()
-
-    def receive(self, header: FrameHeader, payload: Buffer) -> Message | None:
-        """Take a piece of a request; return the request if it is complete and new.
-
-        The reply to a request that was complete before is sent again, if there is one. Raises
-        ProtocolError if the piece does not fit, or exceeds the limits.
-        """
-        if header.sequence <= self.last_request:
-            self._queue_reply(header.sequence)
-            return None
-        # Check the limits before memory is taken for the request.
-        nbytes, executing = header.total_nbytes, sum(self._executing.values())
-        max_nbytes = self._limits.max_message_nbytes
-        credit = limits.CREDIT_MESSAGES * max_nbytes
-        if nbytes > max_nbytes:
-            raise ProtocolError(f"a request of {nbytes} bytes, more than {max_nbytes}")
-        if executing + nbytes > credit:
-            raise ProtocolError(
-                f"a request of {nbytes} bytes beside {executing} unanswered ones, where the credit "
-                f"is {credit} bytes"
-            )
-        if len(self._executing) + len(self._replies) >= limits.WINDOW:
-            raise ProtocolError(
-                f"more than {limits.WINDOW} requests whose replies have not arrived"
-            )
-        message = self._assembly.add(header, payload)
-        if message is not None:
-            self.last_request = header.sequence
-            self._executing[header.sequence] = nbytes
-        return message
-
-    def reply(self, sequence: int, message: Message) -> None:
-        """Keep the reply to a request, and send it. Raises ValueError if it has one already."""
-        if sequence not in self._executing:
-            raise ValueError(f"request {sequence} is not waiting for a reply")
-        del self._executing[sequence]
-        self._replies[sequence] = message
-        self._queue_reply(sequence)
-
-    def acknowledge(self, sequence: int) -> None:
-        """Forget the replies up to `sequence`: the worker has them."""
-        for known in [known for known in self._replies if known <= sequence]:
-            del self._replies[known]
-
-    def _queue_reply(self, sequence: int) -> None:
-        has_reply = sequence in self._replies
-        if self.route is not None and has_reply and sequence not in self._unsent:
-            self._unsent.append(sequence)
-
-    def _next_reply(self) -> tuple[FrameHeader, Message] | None:
-        while self._unsent:
-            sequence = self._unsent.popleft()
-            reply = self._replies.get(sequence)  # none if it was acknowledged meanwhile
-            if reply is not None:
-                header = FrameHeader(MessageKind.REPLY, self._limits.nonce, self.worker, sequence)
-                return header, reply
-        return None
 
 
 class Server:

@@ -13,6 +13,7 @@ from rich.progress import Progress as Bar
 
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch, Evaluation
+from paceline.exchange.session import Progress
 from paceline.report.terminal import epoch_line, tested
 
 _LINE_EVERY_S = 10.0  # of the status, where there is no terminal
@@ -67,7 +68,7 @@ class Scalars:
             self._writer.add_scalar(f"step/{quantity}_s", value, number + 1)
 
 
-class TerminalProgress:
+class TerminalProgress(Progress):
     """Shows how far a run is, on a console, and writes scalars if there is a board for them."""
 
     def __init__(

@@ -18,11 +18,12 @@ from paceline.measure.device_profile import DeviceProfile
 from paceline.record.worker_trace import Trace
 from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
+from paceline.rpc.limits import one_line
 from paceline.rpc.probing import ProbeTurns
 from paceline.rpc.server import RpcRequest
 from paceline.rpc.worker_group import WorkerGroup
 from paceline.strategies.wheel.epochs import EpochLog
-from paceline.strategies.wheel.gate import Gate
+from paceline.strategies.wheel.gate import Gate, only_part
 from paceline.strategies.wheel.heads import HeadWorkers
 from paceline.strategies.wheel.job import TrainingJob
 from paceline.strategies.wheel.protocol import OF_STEPS, Topic
@@ -154,7 +155,7 @@ class Answers:
 
     def _load_buffers(self, request: RpcRequest) -> Message:
         # Nobody knows how to merge running means: one worker's are taken.
-        values = self._gate.buffers(request.message)
+        values = only_part(request.message)
         if request.worker == min(self._server.workers.live, default=-1):
             tensor_parts.load_buffers(self._server.halves.body, values)
         return _noted(request)
@@ -173,8 +174,8 @@ class Answers:
         return _noted(request)
 
     def _fail(self, request: RpcRequest) -> Message:
-        why = f"worker {request.worker} failed: {self._gate.words(request.message)}"
-        raise WorkerFailed(why, bool(request.message.step))
+        told = one_line(bytes(only_part(request.message)).decode(errors="replace"))
+        raise WorkerFailed(f"worker {request.worker} failed: {told}", bool(request.message.step))
 
 
 def _noted(request: RpcRequest) -> Message:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 
-from paceline.core.outcome import Epoch, Evaluation, Traffic, Updates
+from paceline.core.outcome import Traffic, Updates
 from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose
 from paceline.exchange.session import Progress
@@ -119,28 +119,9 @@ def _report(job: jobs.TrainingJob, hub: Hub) -> ChildReport:
     )
 
 
-class _Silent:
-    """Receives the progress of a process whose parent shows its own."""
-
-    def begin(self, total: int, unit: str) -> None:
-        """Show nothing."""
-
-    def advance(self, count: int = 1) -> None:
-        """Show nothing."""
-
-    def epoch(self, epoch: Epoch, score: str) -> None:
-        """Show nothing."""
-
-    def evaluation(self, found: Evaluation, score: str) -> None:
-        """Show nothing."""
-
-    def status(self, text: str) -> None:
-        """Show nothing."""
-
-
 def take_part(settings: ChildSettings, clients: Mapping[int, Client]) -> None:
     """Serve the workers of a rehearsal's child hub that its root has started."""
-    _serve_workers(settings, clients[settings.number], _Silent())
+    _serve_workers(settings, clients[settings.number], Progress())
 
 
 def main() -> None:

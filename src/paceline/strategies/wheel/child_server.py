@@ -6,15 +6,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor, nn
 
-from paceline.core.errors import InvalidInput
 from paceline.exchange.step import OF_CLASSES, Learning
 from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
-from paceline.strategies.wheel.halves import Halves, trainable
 from paceline.strategies.wheel.lent import LentHead
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import GradientSum, ParameterServer
 from paceline.strategies.wheel.tree import ChildReport, ParentHub, ParentReply, vector_like
+from paceline.training.models.halves import Halves, trainable
 
 
 class ChildServer(ParameterServer):
@@ -42,8 +41,6 @@ class ChildServer(ParameterServer):
         checks_values: bool = True,
         lent: LentHead | None = None,
     ) -> None:
-        if gather < 1:
-            raise InvalidInput("gather", f"{gather} steps", hint="there must be at least 1")
         unused = torch.optim.SGD(trainable(model), lr=0.0)  # the root's optimizer takes the steps
         super().__init__(
             *(model, halves, unused),

@@ -4,11 +4,12 @@ from dataclasses import replace
 from math import ceil, gcd
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from paceline.core.cutting import LayerName
 from paceline.core.errors import InvalidInput
+from paceline.core.reading import read_record
 from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose, check_codec
 
@@ -204,19 +205,8 @@ class RunSpec(Record):
     @classmethod
     def from_json(cls, data: bytes) -> "RunSpec":
         """Return the run of which a hub has told; InvalidInput if it is none."""
-        try:
-            return cls.model_validate_json(data)
-        except ValidationError as error:
-            raise InvalidInput(
-                "the hub's settings", first_fault(error), hint="both sides need the same version"
-            ) from None
+        return read_record(TypeAdapter(cls), data, "the hub's settings")
 
     def seed_of(self, worker: int, step: int) -> int:
         """Return the seed of a worker's step: a step that is done again draws the same numbers."""
         return hash((self.seed, self.part(worker), step)) % 2**63
-
-
-def first_fault(error: ValidationError) -> str:
-    """Return the field and the text of the first error that pydantic has found."""
-    fault = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"

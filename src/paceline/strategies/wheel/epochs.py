@@ -3,11 +3,9 @@
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
-from math import isfinite
 
-from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch, Evaluation
-from paceline.exchange.loop import score_of
+from paceline.exchange.loop import epoch_of, score_of
 from paceline.exchange.session import Progress
 from paceline.strategies.wheel.job import TrainingJob
 from paceline.strategies.wheel.server import ParameterServer
@@ -89,14 +87,7 @@ class EpochLog:
         train_loss = loss.total / max(1, loss.num_samples)
         end = min(self._num_steps, (number + 1) * self._steps_per_epoch)
         found = self._evaluate(end)
-        if not (isfinite(train_loss) and isfinite(found.test_loss or 0.0)):
-            raise InvalidInput(
-                "learning_rate",
-                f"the training loss is {train_loss} and the test loss {found.test_loss} after "
-                f"epoch {number + 1}",
-                hint="choose a smaller one",
-            )
-        epoch = Epoch(number, train_loss, found.test_loss, found.score, seconds)
+        epoch = epoch_of(number, train_loss, found, seconds)
         self.epochs.append(epoch)
         if self._test is not None:
             self._progress.epoch(epoch, self._score)

@@ -75,7 +75,7 @@ class Gate:
 
     def profile(self, message: Message) -> DeviceProfile:
         """Return the profile in a message."""
-        found = read_record(_PROFILE, _only_part(message), "profile")
+        found = read_record(_PROFILE, only_part(message), "profile")
         for one, field in product((found, *found.below), ("link_bytes_per_s", "core_bytes_per_s")):
             if getattr(one, field) is None:
                 raise InvalidInput("profile", f"{field}: a worker has a link to the hub")
@@ -97,19 +97,12 @@ class Gate:
         _, *rest = _parts(message, 2)
         return read_record(_REPORT, rest[0], "report") if rest else None
 
-    def buffers(self, message: Message) -> memoryview:
-        """Return the values of the buffers of a half."""
-        return _only_part(message)
-
-    def words(self, message: Message) -> str:
-        """Return what a worker says before it ends, on one line."""
-        return one_line(bytes(_only_part(message)).decode(errors="replace"))
-
     def _reached(self, worker: int) -> int:
         return max(self._workers.of(worker).next_step, self._begun_at.get(worker, 0))
 
 
-def _only_part(message: Message) -> memoryview:
+def only_part(message: Message) -> memoryview:
+    """Return the part of a message; InvalidInput unless there is one."""
     return _parts(message, 1)[0]
 
 

@@ -14,37 +14,39 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
 
-from paceline.core.errors import Interrupted, InvalidInput, NonFinite, StepDiscarded, WorkerLost
+from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded, WorkerLost
 from paceline.core.outcome import Epoch
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.exchange.session import Progress
 from paceline.links.failpoints import reach
-from paceline.links.interruption import Interruption
+from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_hub_keys
 from paceline.rpc.limits import Limits
 from paceline.rpc.probing import ProbeTurns
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server, Woken
 from paceline.rpc.worker_group import WorkerGroup
-from paceline.rpc.workers import refusal
+from paceline.rpc.workers import WorkerPool, num_threads, refusal
 from paceline.strategies.wheel.answers import Answers, WorkerFailed
-from paceline.strategies.wheel.checkpoint import Checkpoints
 from paceline.strategies.wheel.child_server import ChildServer
+from paceline.strategies.wheel.config import RunSpec, Wheel
 from paceline.strategies.wheel.epochs import EpochLog, Test, Throughput
 from paceline.strategies.wheel.job import TrainingJob
-from paceline.strategies.wheel.processes import own_processes
 from paceline.strategies.wheel.protocol import UPDATES, Topic
-from paceline.strategies.wheel.remote import ChildSettings
+from paceline.strategies.wheel.remote import REFUSED, SERVING, ChildSettings
 from paceline.strategies.wheel.server import ParameterServer
 
 logger = logging.getLogger(__name__)
 _LOOPBACK = "tcp://127.0.0.1:0"
 _POLL_S = 0.2
+_WORKER_MODULE = "paceline.strategies.wheel.worker"
 
 
 def _nothing() -> None:
-    """Do nothing: nobody waits for a first worker."""
+    """Do nothing."""
 
 
 class Hub:
@@ -68,7 +70,6 @@ class Hub:
         *,
         test: Test | None = None,
         devices: Sequence[str] = (),
-        checkpoints: Checkpoints | None = None,
         epochs: list[Epoch] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -84,7 +85,7 @@ class Hub:
         stack.callback(self.rpc.close)
         pool = None
         if settings.bind is None:
-            pool = own_processes(spec, self.rpc.address, run_id, deadline_s, devices)
+            pool = _own_processes(spec, self.rpc.address, run_id, deadline_s, devices)
             stack.callback(pool.close)
         else:
             server.checks.compares_norms = True  # workers of this machine tell no lies
@@ -100,8 +101,7 @@ class Hub:
         )
         probes = ProbeTurns(job.max_message_nbytes, deadline_s, clock)
         self.answers = Answers(server, job, self.group, self.log, probes)
-        self.interruption = Interruption()
-        self._server, self._checkpoints = server, checkpoints
+        self._server, self._between = server, _nothing
         self._clock, self._polled_s = clock, 0.0
         self._throughput = Throughput(progress)
 
@@ -113,12 +113,13 @@ class Hub:
         """
         self._serve(lambda: self.group.membership.is_ready, on_first)
 
-    def train(self) -> None:
+    def train(self, between: Callable[[], None] = _nothing) -> None:
         """Let the workers begin, and serve until all that are there have done their steps.
 
-        Raises InvalidInput if a loss is not finite or a worker of this machine cannot work,
-        WorkerLost if no worker is left.
+        `between` is called between requests, a few times a second. Raises InvalidInput if a loss is
+        not finite or a worker of this machine cannot work, WorkerLost if no worker is left.
         """
+        self._between = between
         self.log.begin()
         self.group.membership.begin()
         self._serve(lambda: self.group.membership.is_over)
@@ -215,19 +216,44 @@ class Hub:
             self._go_on()
 
     def _poll(self) -> None:
-        """Look after workers, checkpoints and progress, a few times a second."""
+        """Look after workers and progress, a few times a second."""
         now_s = self._clock()
         if now_s - self._polled_s < _POLL_S:
             return
         self._polled_s = now_s
-        if self.interruption.requested:  # workers elsewhere wait for a hub that goes on
-            raise Interrupted("interrupted", self._server.version)
         for worker, why in self.group.poll():
             self._drop(worker, why)
         self._answer(self.answers.overdue_probes())
         if not self.group.membership.has_begun:
             return
-        if self._checkpoints is not None:
-            self._checkpoints.save_if_due(self.log.epochs)
+        self._between()
         counted = self.log.trained_s, self.log.num_samples, self.answers.nbytes
         self._throughput.show(self._server, *counted)
+
+
+def _own_processes(
+    spec: RunSpec, address: str, run_id: str, deadline_s: float, devices: Sequence[str]
+) -> WorkerPool:
+    """Start those that connect to the hub at `address`; `devices` are those of workers."""
+    connecting: dict[str, Any] = {"connect": address, "run": run_id, "deadline_s": deadline_s}
+    if spec.tree is not None:
+        return WorkerPool(SERVING, _child_hubs(spec.tree, connecting))
+    lanes = spec.config.workers_by_device
+    own = [
+        WorkerProcessSettings(
+            **connecting, workers=tuple(workers), device=device, threads=num_threads(len(lanes))
+        )
+        for device, workers in zip(devices, lanes.values(), strict=True)
+    ]
+    return WorkerPool(_WORKER_MODULE, own)
+
+
+def _child_hubs(tree: Wheel, connecting: dict[str, Any]) -> list[ChildSettings]:
+    set_by_itself = {"workers", *REFUSED}
+    options = {n: value for n, value in asdict(tree).items() if n not in set_by_itself}
+    own: dict[str, Any] = {
+        "workers": tree.workers_of_hub,
+        "gather": tree.gathered,
+        "options": options,
+    }
+    return [ChildSettings(**connecting, number=one, **own) for one in range(tree.child_hubs)]

@@ -4,7 +4,7 @@ Every process builds the same ones from the run's `RunSpec`.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import ceil
@@ -21,16 +21,15 @@ from paceline.core.machine import DeviceKind
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.wire_format import Purpose
 from paceline.core.workload import Workload
+from paceline.exchange.loop import traced_steps
 from paceline.exchange.session import TrainingSession
-from paceline.exchange.setup import FEWEST_STEPS, epoch_steps, learning_by, learning_of
+from paceline.exchange.setup import NUM_TRACED, epoch_steps, learning_by, learning_of
 from paceline.exchange.step import Learning, Optimize
 from paceline.links.devices import first_device
 from paceline.links.group import boot_id
 from paceline.rpc.batch_layout import BatchLayout
 from paceline.strategies.wheel.config import MOMENTUM, RunSpec, Wheel
-from paceline.strategies.wheel.halves import Halves, cut, tied
 from paceline.strategies.wheel.lent import LentHead
-from paceline.strategies.wheel.paced_halves import PacedWhole
 from paceline.strategies.wheel.remote import ChildSettings
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Split, messages, pace_of, split
 from paceline.strategies.wheel.stand_in import paced_recipe, stand_in
@@ -38,15 +37,16 @@ from paceline.strategies.wheel.trial import with_possible_cut
 from paceline.training.data.batch import Batch, call
 from paceline.training.data.sampler import ShardedBatches
 from paceline.training.models import describe
+from paceline.training.models.halves import Halves, cut, tied
 from paceline.training.models.layers import LayerModule, layers_of
 from paceline.training.models.paced import PacedSGD
+from paceline.training.models.paced_halves import PacedWhole
 from paceline.training.recipes.named import is_given, recipe_of, workload_of
 from paceline.training.recipes.recipe import Recipe, built
 
 NUM_WARM_UP, NUM_LAST = 2, 1  # steps that are not measured; the last turns have no forward
 _FEWEST_MEANS = NUM_WARM_UP + NUM_LAST + 2  # of a child hub: two are measured
 _NUM_EXAMPLES = 2  # a batch norm needs two
-_MAX_TRACED, _NUM_COLD = 20, 2  # steps
 _SPAN_NBYTES = 400  # as JSON
 _MIN_MESSAGE_NBYTES = 4 << 20
 
@@ -102,7 +102,7 @@ class TrainingJob:
         """The bytes that no message of the run exceeds."""
         sent = messages(self.parts, self.spec.config)
         together = sent[Purpose.LABELS].nbytes + sent[Purpose.ACTIVATIONS].nbytes
-        num_spans = _MAX_TRACED * (2 * len(self.parts.body.layers) + len(Purpose))
+        num_spans = NUM_TRACED * (2 * len(self.parts.body.layers) + len(Purpose))
         single = (sent[purpose].nbytes for purpose in (*TO_HUB, *FROM_HUB))
         most = max(together, num_spans * _SPAN_NBYTES, self.whole_nbytes, *single)
         return max(_MIN_MESSAGE_NBYTES, most + most // 8)
@@ -140,12 +140,12 @@ def training_job(
     parts = split(workload, config)
     num_samples = len(recipe.samples)
     batches = ShardedBatches(num_samples, settings.batch_size, 0, config.workers, settings.seed)
-    num_steps = sum(epoch_steps(len(batches), settings))
+    sizes = epoch_steps(len(batches), settings)
     own = {"model": settings.model, "data": settings.data, "precision": settings.precision}
-    spec = _traced(session, parts, len(batches), num_steps=num_steps, seed=settings.seed, **own)
+    spec = _traced(session, parts, sizes, seed=settings.seed, **own)
     halves = cut_with(model, recipe, spec.head, kept_on(config, device))
     job = TrainingJob(spec, recipe, model, halves, workload, parts, device)
-    return job, _updating(recipe, settings, num_steps * config.workers, config.workers)
+    return job, _updating(recipe, settings, spec.num_steps * config.workers, config.workers)
 
 
 def _updating(
@@ -175,7 +175,7 @@ def rehearsal_job(
     num_steps = NUM_WARM_UP + settings.steps + NUM_LAST
     _check_long_enough(session.config, num_steps)
     own = {"model": settings.model, "data": None, "seed": 0, "pace": pace}
-    spec = _traced(session, parts, num_steps, num_steps=num_steps, **own)
+    spec = _traced(session, parts, [num_steps], **own)
     model, halves = stand_in(spec)
     recipe, cpu = paced_recipe(spec), torch.device("cpu")
     job = TrainingJob(spec, recipe, model, halves, workload, parts, cpu)
@@ -336,16 +336,19 @@ def _tried(workload: Workload, config: Wheel, model: nn.Module, recipe: Recipe) 
     return with_possible_cut(model.train(), recipe.example(_NUM_EXAMPLES), workload, config)
 
 
-def _traced(session: TrainingSession, parts: Split, steps_per_epoch: int, **fields: Any) -> RunSpec:
-    """Return a spec of this machine with the steps to trace: the last ones of the second epoch."""
+def _traced(session: TrainingSession, parts: Split, sizes: Sequence[int], **fields: Any) -> RunSpec:
+    """Return a spec of this machine with the steps to trace; `sizes` are the steps of epochs."""
     named = replace(session.config, head=parts.first)
     config, tree = named.of_root, named if named.child_hubs else None
     own = {"batch_size": session.settings.batch_size, "profile_s": session.settings.profile_s}
-    spec = RunSpec(boot_id=boot_id(), config=config, tree=tree, **own, **fields)
-    first, second = steps_per_epoch, spec.num_steps - steps_per_epoch
-    second = min(first, second) if second >= FEWEST_STEPS else 0
-    steady = max(0, (second or min(first, spec.num_steps)) - _NUM_COLD)
-    # Of an only epoch at most its second half: the first steps wait for kernels and memory.
-    num_traced = min(_MAX_TRACED, steady if second else steady // 2)
-    end = min(first, spec.num_steps) + second
-    return spec.model_copy(update={"first_traced": end - num_traced, "num_traced": num_traced})
+    epoch, step = traced_steps(sizes)
+    return RunSpec(
+        boot_id=boot_id(),
+        config=config,
+        tree=tree,
+        num_steps=sum(sizes),
+        first_traced=sum(sizes[:epoch]) + step,
+        num_traced=sizes[epoch] - step,
+        **own,
+        **fields,
+    )

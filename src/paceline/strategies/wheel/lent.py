@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from paceline.core.plan import Kind, Lane
 from paceline.core.wire_format import Purpose
-from paceline.strategies.wheel.halves import trainable
+from paceline.training.models.halves import trainable
 
 # What is copied for an answer, and on which lane of the device.
 COPIES = {

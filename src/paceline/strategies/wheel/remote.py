@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from paceline.core.errors import InvalidInput
+from paceline.core.reading import first_fault
 from paceline.core.settings import Seconds
 from paceline.rpc.connecting import RUN as RUN
 from paceline.rpc.connecting import ConnectingWorkers, WorkerProcessSettings
-from paceline.strategies.wheel.config import Wheel, first_fault
+from paceline.strategies.wheel.config import Wheel
 
 if TYPE_CHECKING:
     from paceline.rpc.client import Client

@@ -9,7 +9,7 @@ import logging
 import resource
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
@@ -21,13 +21,13 @@ import torch
 from safetensors.torch import save_model
 
 from paceline.core.compare import conform
-from paceline.core.errors import Interrupted, InvalidInput, WorkerLost
+from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.core.outcome import Epoch, Outcome
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.simulate import simulate
 from paceline.core.strategy import PricedMachine, Window
 from paceline.core.timeline import Origin, Timeline
-from paceline.exchange.checkpoints import interrupted
+from paceline.exchange.checkpoints import Saver, State, interrupted
 from paceline.exchange.learner import evaluate
 from paceline.exchange.loop import score_of
 from paceline.exchange.session import TrainingSession
@@ -38,7 +38,7 @@ from paceline.measure.profiled_machine import device_name
 from paceline.record.worker_trace import timeline_of, utilisation
 from paceline.rpc.workers import num_threads
 from paceline.strategies.wheel import job as jobs
-from paceline.strategies.wheel.checkpoint import Checkpoints
+from paceline.strategies.wheel.checkpoint import load, state_of
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.hub import Hub
 from paceline.strategies.wheel.measure import calibrate, profile_head
@@ -50,7 +50,6 @@ from paceline.strategies.wheel.split import TO_HUB, label_share
 from paceline.strategies.wheel.traffic import sent_share_of, traffic_of
 
 logger = logging.getLogger(__name__)
-_CHECKPOINTS = "checkpoints"  # the folder of them in that of a run
 _SLACK_S = 1e-3  # a hook of the last layer runs a moment after the layer
 
 
@@ -105,35 +104,13 @@ class WheelRunner:
         # Workers of elsewhere are told the name; those of this machine have it to themselves.
         self._run_id = session.run_id if settings.bind is None else settings.run or RUN
         self._epochs: list[Epoch] = []
-        self._checkpoints: Checkpoints | None = None
-        self._is_resumed = False
         if isinstance(settings, TrainSettings):
-            self._checkpoints = self._opened(settings)
-            stack.callback(self._checkpoints.close)
+            _check_interval(settings)
+        if session.resumed is not None:
+            progress = load(session.resumed, self._server, job.layout)
+            self._epochs += progress.epochs_over(job.steps_per_epoch)
         self._hub: Hub | None = None
         self._calibrated: PricedMachine | None = None
-
-    def _opened(self, settings: TrainSettings) -> Checkpoints:
-        """Go on from a run's checkpoint, if one is named, and return those of this run.
-
-        Raises InvalidInput if there is none, if it does not fit, or for an interval of steps.
-        """
-        interval, every_s = settings.checkpoint_interval, 0.0
-        folder = settings.output / self._session.run_id / _CHECKPOINTS
-        if interval is not None:
-            if interval.seconds is None:
-                raise InvalidInput(
-                    "checkpoint_every",
-                    "the workers of strategy wheel take no steps together",
-                    hint="name a time, as 60s, or never",
-                )
-            every_s = interval.seconds
-        known = every_s, self._server, self._run_id, self._job.layout, settings.keep
-        if settings.resume is not None:
-            earlier = Checkpoints(settings.resume / _CHECKPOINTS, *known)
-            logger.info("%s", earlier.resume(self._epochs, self._job.steps_per_epoch))
-            self._is_resumed = True
-        return Checkpoints(None if interval is None else folder, *known)
 
     def measure(self) -> PricedMachine | None:
         """Wait until all workers have measured; None if not asked for, WorkerLost if none comes."""
@@ -147,7 +124,6 @@ class WheelRunner:
             session.progress,
             test=None if session.is_rehearsal else self._test,  # nothing is learnt
             devices=self._devices,
-            checkpoints=self._checkpoints,
             epochs=self._epochs,
         )
         if not session.settings.profile_s:
@@ -181,23 +157,26 @@ class WheelRunner:
         `config` is that of the session, whose head was named here. Raises InvalidInput if a loss is
         not finite, WorkerLost if no worker is left.
         """
-        hub, job = self._hub, self._job
+        hub, session, settings = self._hub, self._session, self._session.settings
         assert hub is not None  # `measure` comes first
-        num_samples = round(self.samples_per_step * job.spec.num_steps)
-        self._session.progress.begin(num_samples, "samples")
-        with interruptible(raises_again=True) as hub.interruption:
-            try:
-                hub.train()
-            except Interrupted as error:
-                self._save_last()
-                folder = self._session.folder
-                raise interrupted(hub.interruption, error.num_steps, folder) from None
-            self._save_last()
+        num_samples = round(self.samples_per_step * self._job.spec.num_steps)
+        session.progress.begin(num_samples, "samples")
+        with interruptible(raises_again=True) as interruption:
+            if not isinstance(settings, TrainSettings):
+
+                def stop_if_asked() -> None:
+                    if interruption.requested:
+                        raise interrupted(interruption, self._server.version, None)
+
+                hub.train(stop_if_asked)
+                return self._outcome(hub)
+            own = session.group, session.folder, settings, interruption, self._server.version
+            with closing(Saver(*own)) as saver:
+                hub.train(lambda: saver.after(self._server.version, self._state))
         return self._outcome(hub)
 
-    def _save_last(self) -> None:
-        if self._checkpoints is not None:
-            self._checkpoints.close(self._epochs)
+    def _state(self, num_updates: int) -> State:
+        return state_of(self._server, self._job.layout, self._epochs)
 
     def _outcome(self, hub: Hub) -> Outcome:
         """Return the outcome of a training or a rehearsal, whose processes end now."""
@@ -230,7 +209,8 @@ class WheelRunner:
         # Steps of a run that lost workers, or was resumed, do not conform to any plan.
         predicted, faults = None, list[str]()
         is_planned = calibrated is not None and spec.tree is None and spec.num_traced > 0
-        if calibrated is not None and is_planned and not (hub.group.lost or self._is_resumed):
+        is_whole = not hub.group.lost and self._session.resumed is None
+        if calibrated is not None and is_planned and is_whole:
             planned = plan(job.workload, calibrated.machine, spec.config, Window(spec.num_traced))
             faults = conform(planned, happened, _SLACK_S)
             predicted = simulate(planned, calibrated.cost)
@@ -304,6 +284,17 @@ class WheelRunner:
         loss, score = evaluate(model, samples, group, recipe, self._updating.learning)
         size = len(samples)
         return loss / size, None if recipe.score is None else score / size
+
+
+def _check_interval(settings: TrainSettings) -> None:
+    """Raise InvalidInput for checkpoints after so many steps."""
+    interval = settings.checkpoint_interval
+    if interval is not None and interval.seconds is None:
+        raise InvalidInput(
+            "checkpoint_every",
+            "the workers of strategy wheel take no steps together",
+            hint="name a time, as 60s, or never",
+        )
 
 
 def _devices(session: TrainingSession) -> tuple[torch.device, tuple[str, ...]]:

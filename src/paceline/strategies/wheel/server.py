@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 import torch
@@ -28,9 +27,9 @@ from paceline.exchange.step import OF_CLASSES, Learning, Share
 from paceline.rpc import tensor_parts
 from paceline.rpc.proportion import LARGEST_LOSS, ValueChecks, naming
 from paceline.strategies.wheel import protocol
-from paceline.strategies.wheel.halves import Halves
 from paceline.strategies.wheel.lent import LentHead
 from paceline.strategies.wheel.staleness import HeadGradients, LossSum, WorkerProgress, Workers
+from paceline.training.models.halves import Halves
 from paceline.training.recipes.recipe import described
 
 Watch = Callable[[int, int, Kind], AbstractContextManager[None]]
@@ -89,10 +88,6 @@ class ParameterServer:
             raise InvalidInput(
                 "optimizer",
                 f"{kind} cannot be used, as it needs more than one dense gradient a step",
-            )
-        if not (isfinite(staleness_decay) and staleness_decay >= 0):
-            raise InvalidInput(
-                "staleness_decay", str(staleness_decay), hint="it must be a number from 0 up"
             )
         if any("lr" not in group for group in optimizer.param_groups):
             if staleness_decay:
@@ -174,7 +169,6 @@ class ParameterServer:
         """
         own = self.workers.of(worker)
         who = f"worker {worker}, step {step}"
-        self._check_version(who, version)
         dtype, crossing = self._body[0].dtype, self.halves.crossing
         shape = tuple(activations.shape[1:])
         if activations.dtype != dtype or (crossing and shape != crossing):
@@ -246,7 +240,6 @@ class ParameterServer:
         """
         own = self.workers.of(worker)
         who = f"worker {worker}, step {step}"
-        self._check_version(who, mean.version)
         with naming(who):
             of_body = tensor_parts.views(mean.body, self._body)
             of_head = tensor_parts.views(mean.head, self._head)
@@ -339,12 +332,6 @@ class ParameterServer:
                 f"head and loss fail on activations {described(share.inputs)} and targets "
                 f"{described(share.targets)}: {first_line(error)}",
             ) from error
-
-    def _check_version(self, who: str, version: int) -> None:
-        if not 0 <= version <= self.version:
-            raise InvalidInput(
-                who, f"parameters of version {version}", hint=f"the server has made {self.version}"
-            )
 
 
 def _no_watch(worker: int, step: int, kind: Kind) -> AbstractContextManager[None]:

@@ -61,10 +61,6 @@ class Workers:
     """All workers of a run; none may be more than `staleness` steps ahead of another, if set."""
 
     def __init__(self, num_workers: int, staleness: int | None) -> None:
-        if num_workers < 1:
-            raise InvalidInput("workers", str(num_workers), hint="there must be at least 1")
-        if staleness is not None and staleness < 0:
-            raise InvalidInput("staleness", f"{staleness} steps", hint="a bound is 0 or more")
         self.all = [WorkerState(0, 0, 0) for _ in range(num_workers)]
         self._staleness = staleness
 

@@ -3,11 +3,12 @@
 import torch
 from torch import nn
 
+from paceline.codecs.stand_ins import stand_ins_for
 from paceline.strategies.wheel.config import RunSpec, Wheel
-from paceline.strategies.wheel.halves import Halves
-from paceline.strategies.wheel.paced_halves import PacedWhole, paced_halves
 from paceline.strategies.wheel.split import split
 from paceline.training.data.dataset import TensorSamples
+from paceline.training.models.halves import Halves
+from paceline.training.models.paced_halves import PacedWhole, paced_halves
 from paceline.training.recipes.named import workload_of
 from paceline.training.recipes.recipe import Recipe
 
@@ -33,4 +34,5 @@ def stand_in(spec: RunSpec) -> tuple[PacedWhole, Halves]:
     workload = workload_of(spec.model, pace.samples, pace.input_shape)
     parts = split(workload, Wheel(head=spec.head))
     times = pace.forward_s, pace.backward_s, pace.update_s
-    return paced_halves(parts.body, parts.head, *times, codec=spec.config.gradients)
+    like = stand_ins_for(spec.config.gradients)
+    return paced_halves(parts.body, parts.head, *times, gradient_like=like)

@@ -120,7 +120,6 @@ class ChildHubs:
 
     def finish(self, worker: int, step: int) -> None:
         """Record that a worker is done; a child hub says after which step."""
-        self._check(step)
         own = self._server.workers.of(worker)
         own.next_step = max(own.next_step, step)
 
@@ -130,7 +129,6 @@ class ChildHubs:
         The buffers are taken from the first worker. Raises InvalidInput if something does not fit,
         NonFinite if a value is NaN or infinite.
         """
-        self._check(message.step)
         parts = tensor_parts.parts_of(message)
         if len(parts) != _NUM_PARTS:
             raise InvalidInput(message.topic, f"{len(parts)} parts, and not {_NUM_PARTS}")
@@ -142,8 +140,8 @@ class ChildHubs:
         below = tensor_parts.numbers_of(parts[3])
         if len(below) > _MOST_BELOW:
             raise InvalidInput("steps", f"steps of {len(below)} workers of a child hub")
-        for step in below:
-            self._check(step)
+        if any(not 0 <= step <= self._num_steps for step in below):
+            raise InvalidInput("steps", f"{max(below)} is none of the run's {self._num_steps}")
         self._server.merge(worker, message.step, mean, below)
         self.traffic.add(_GRADIENTS, message.parts[: len(_GRADIENTS)])
         if is_first:
@@ -166,10 +164,6 @@ class ChildHubs:
                 raise NonFinite("the training loss of a child hub is as good as infinite")
             found[int(epoch)] = LossSum(int(num_samples), total)
         return found
-
-    def _check(self, step: int) -> None:
-        if not 0 <= step <= self._num_steps:
-            raise InvalidInput("step", f"{step} is none of the run's {self._num_steps}")
 
 
 class ResumePoint(NamedTuple):

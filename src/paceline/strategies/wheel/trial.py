@@ -8,8 +8,8 @@ from torch import nn
 from paceline.core.cutting import with_refused_cuts
 from paceline.core.workload import Workload
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.halves import cut
 from paceline.strategies.wheel.split import split
+from paceline.training.models.halves import cut
 
 
 def with_possible_cut(model: nn.Module, inputs: Any, workload: Workload, config: Wheel) -> Workload:

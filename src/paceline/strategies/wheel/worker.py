@@ -14,7 +14,6 @@ another.
 """
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -40,20 +39,20 @@ from paceline.rpc.client import Client, HubRestarted, ReplyFuture
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
+from paceline.rpc.probing import clock_lead_s
 from paceline.rpc.workers import StepGivenUp, check_reply, listed, run_as_process, until_told
 from paceline.strategies.wheel import job, protocol
 from paceline.strategies.wheel.config import RunSpec
-from paceline.strategies.wheel.halves import buffers_restored
 from paceline.strategies.wheel.protocol import Topic
 from paceline.training.data.batch import Batch
 from paceline.training.data.sample_share import SampleShare
+from paceline.training.models.halves import buffers_restored
 from paceline.training.recipes.recipe import Recipe
 
 logger = logging.getLogger("paceline.worker")  # this module is also run as __main__
 _POLL_S = 1.0
 _PATIENCE_S = 5.0  # in a turn; then the other lanes go on first
 _MIN_PROBE_NBYTES = 64 * 1024
-_NUM_PINGS = 32
 
 
 class Forward(NamedTuple):
@@ -115,7 +114,9 @@ class BodyWorker:
                 self._train()
                 self._turns.leave(self.worker)
                 trace = Trace()
-                trace.add(self._recorder.trace, self._ahead_s())
+                is_here = boot_id() == self._spec.boot_id
+                lead_s = 0.0 if is_here else clock_lead_s(lambda: self._ask(Topic.CLOCK).step)
+                trace.add(self._recorder.trace, lead_s)
                 self._ask(Topic.DONE, memoryview(trace.as_json()))
                 return
             except HubRestarted:
@@ -163,18 +164,6 @@ class BodyWorker:
         number = 1 + self.worker // self._spec.config.lanes
         name = device_name(device_of(self.device).kind, number)
         return WorkerRecorder(self.worker, name, LayerMarks(self._layers, clock), clock, window)
-
-    def _ahead_s(self) -> float:
-        """Measure the lead of this clock over the hub's, by the fastest of some round trips."""
-        if boot_id() == self._spec.boot_id:
-            return 0.0
-        trips = []  # seconds of each, and the lead
-        for _ in range(_NUM_PINGS):
-            sent_s = time.monotonic()
-            there_s = self._ask(Topic.CLOCK).step * 1e-9
-            back_s = time.monotonic()
-            trips.append((back_s - sent_s, (sent_s + back_s) / 2 - there_s))
-        return min(trips)[1]
 
     def _train(self) -> None:
         if self._step >= self._share.num_steps:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from halved import CASES, Case, equal
 from paceline.rpc.tensor_parts import flatten, load_vector, views
-from paceline.strategies.wheel.halves import Halves, cut
-from paceline.strategies.wheel.paced_halves import paced_halves
 from paceline.strategies.wheel.split import Split
 from paceline.training.models import describe, layers_of
 from paceline.training.models import paced as module_of_paced
+from paceline.training.models.halves import Halves, cut
+from paceline.training.models.paced_halves import paced_halves
 from refusals import refused
 from ticking import Sleeping
 

@@ -3,7 +3,7 @@
 All their values are zeros, but those of gradients by a codec that sends a share of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.workload import Workload
-from paceline.strategies.wheel.halves import Halves
+from paceline.training.models.halves import Halves
 from paceline.training.models.layers import LayerModule, layers_of
 from paceline.training.models.paced import PacedModel
 
@@ -62,19 +61,19 @@ def paced_halves(
     backward_s: Sequence[float],
     update_s: float,
     num_classes: int = 1,
-    codec: str | None = None,
+    gradient_like: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[PacedWhole, Halves]:
     """Return a stand-in for the whole model, whose parameters its halves share, and the halves.
 
     Both sequences are the seconds of the whole model's layers, in forward order: the body's and
     then the head's (`core.cost.LayerTimes` has them). The body hands on as many values of each
-    sample as the real one, and the head returns as many activation gradients. The body's gradients
-    travel by `codec`. Errors are those of `PacedModel`.
+    sample as the real one, and the head returns as many activation gradients. `gradient_like`
+    makes the body's gradients, and errors are those of `PacedModel`.
     """
     count = len(body_workload.layers)
     values = head_workload.input_nbytes // (_FLOAT32_NBYTES * body_workload.batch_size)
     times = forward_s[:count], backward_s[:count], 0.0
-    body = PacedModel(body_workload, *times, values, stand_ins_for(codec))
+    body = PacedModel(body_workload, *times, values, gradient_like)
     head = PacedModel(head_workload, forward_s[count:], backward_s[count:], update_s, num_classes)
     # So that the head's backward reaches the activations.
     head.register_forward_hook(lambda _, inputs, scores: _ZeroGradients.apply(scores, inputs[0]))  # type: ignore[no-untyped-call]
