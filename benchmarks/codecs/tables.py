@@ -14,7 +14,6 @@ sys.path.insert(0, str(HERE.parent))
 
 import speed  # noqa: E402
 import table2  # noqa: E402
-import table2_text  # noqa: E402
 import training  # noqa: E402
 import two_hosts  # noqa: E402
 
@@ -22,7 +21,7 @@ from readme import Part, fill, under_title  # noqa: E402
 
 PARTS = {
     "kernels": Part("Kernels on the CPU", speed.measure, speed.text),
-    "table2": Part("Table 2 of the paper", table2.measure, table2_text.text),
+    "table2": Part("Table 2 of the paper", table2.measure, table2.text),
     "training": Part("Training", training.measure, training.text),
     **{
         rate: Part(
