@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,15 @@ import torch
 
 from figures import write
 from paceline.measure.this_machine import facts
+from readme import Part, fill, under_title
 
 Measure = Callable[[bool], dict[str, Any]]
-_QUICK = "--quick"
+_QUICK, _FILL = "--quick", "--fill"
+
+
+def run_parts(folder: Path, parts: Mapping[str, Part]) -> None:
+    """Measure parts as `run` does; their tables stand under their titles."""
+    run(folder, {name: part.measure for name, part in parts.items()}, partial(under_title, parts))
 
 
 def run(folder: Path, parts: Mapping[str, Measure], text: Callable[[str, Any], str]) -> None:
@@ -20,8 +27,12 @@ def run(folder: Path, parts: Mapping[str, Measure], text: Callable[[str, Any], s
 
     A part is told whether to be quick; `text` returns the tables of its figures, to be printed.
     The figures of quick parts mean nothing, and are not written. Parts that are not named keep what
-    they had, and the machine that they were measured on.
+    they had, and the machine that they were measured on. With --fill nothing is measured, and the
+    tables of result.json are put into README.md.
     """
+    if _FILL in sys.argv:
+        fill(folder, ("result.json",), text)
+        return
     quick = _QUICK in sys.argv
     names = [name for name in sys.argv[1:] if name != _QUICK] or list(parts)
     unknown = [name for name in names if name not in parts]

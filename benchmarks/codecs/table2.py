@@ -1,7 +1,7 @@
 """Table 2 of Dettmers 2016: mean errors of the four types on four distributions, 25 M values each.
 
 As there, dynamic8 and linear8 are scaled by the largest magnitude of all values, mantissa8 and
-static8 by a fixed offset. `published.py` says what the printed figures seem to be instead.
+static8 by a fixed offset.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,21 +10,74 @@ from functools import partial
 from typing import Any
 
 import bnb
-import published
 import torch
-from published import EXACT, EXAMPLES, PUBLISHED, TABLE_2, Distribution
 from torch import Tensor
 
 from paceline.codecs.blockwise import EightBit
 from paceline.codecs.quantization import TABLES
-from paceline.native import decode_into, encode_into
+from readme import table
 
 _COUNT, _QUICK_COUNT, _PIECE = 25_000_000, 500_000, 500_000
 _SCALED = ("dynamic8", "linear8")
-_NEAREST, _PUBLISHED, _BITSANDBYTES = "nearest", "published", "bitsandbytes"
-_NUM_CODES = 256
+_NEAREST, _BITSANDBYTES = "nearest", "bitsandbytes"
+_WAYS = ("absolute", "squared", "relative")
 
 Coding = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A row of the table: N(0, deviation^2), or U(0,1) if there is no deviation.
+
+    `printed` has the mean "absolute" error and the mean relative error in percent of each type.
+    """
+
+    seed: int  # of the first piece
+    deviation: float | None
+    offset: float  # of the exponents of mantissa8 and static8
+    printed: dict[str, tuple[float, float]]
+
+    def piece(self, number: int, count: int) -> Tensor:
+        """Return so many float32: one of at most 1000 pieces of a sample."""
+        generator = torch.Generator().manual_seed(self.seed + number)
+        if self.deviation is None:
+            return torch.rand(count, generator=generator)
+        return self.deviation * torch.randn(count, generator=generator)
+
+
+_TYPES = ("dynamic8", "linear8", "mantissa8", "static8")  # in the order of the table
+
+
+def _printed(*errors: tuple[float, float]) -> dict[str, tuple[float, float]]:
+    return dict(zip(_TYPES, errors, strict=True))
+
+
+TABLE_2 = {
+    "U(0,1)": Distribution(
+        seed=0,
+        deviation=None,
+        offset=10,
+        printed=_printed((0.00004, 1.39), (0.0024, 2.16), (0.0017, 7.22), (0.0007, 4.82)),
+    ),
+    "N(0,1)": Distribution(
+        seed=1000,
+        deviation=1,
+        offset=10,
+        printed=_printed((0.0005, 2.46), (0.0004, 6.47), (0.0104, 6.89), (0.0093, 6.3)),
+    ),
+    "N(0,10^2)": Distribution(
+        seed=2000,
+        deviation=10,
+        offset=100,
+        printed=_printed((0.049, 2.49), (0.041, 6.44), (1.066, 7.19), (0.926, 6.28)),
+    ),
+    "N(0,0.2^2)": Distribution(
+        seed=3000,
+        deviation=0.2,
+        offset=10,
+        printed=_printed((0.000018, 2.45), (0.000015, 6.15), (0.00055, 8.26), (0.00022, 6.58)),
+    ),
+}
 
 
 @dataclass
@@ -49,18 +102,12 @@ class _Errors:
         return {way: total / counts.get(way, self.count) for way, total in self.sums.items()}
 
 
-_WAYS = ("absolute", "squared", "relative")
-
-
 def measure(quick: bool) -> dict[str, Any]:
-    """Return all errors, and what explains the printed ones."""
+    """Return all errors beside the printed ones."""
     count = _QUICK_COUNT if quick else _COUNT
     return {
         "count": count,
         "distributions": {name: _errors(one, count) for name, one in TABLE_2.items()},
-        "examples": [_example(*example) for example in EXAMPLES],
-        "least_absolute": _least_absolute(count),
-        "unreachable": _unreachable(),
     }
 
 
@@ -86,12 +133,11 @@ def _pieces(distribution: Distribution, count: int) -> Iterator[Tensor]:
 
 
 def _codings(largest: float, offset: float) -> Mapping[tuple[str, str], Coding]:
-    """Return what values become: by our codec, by the published search, and by bitsandbytes."""
+    """Return what values become: by our codec, and by bitsandbytes."""
     codings: dict[tuple[str, str], Coding] = {}
     for name in TABLES:
         scale = largest if name in _SCALED else offset
         codings[name, _NEAREST] = partial(_by_codec, EightBit(name, offset=scale))
-        codings[name, _PUBLISHED] = partial(_by_search, published.codebook(name), scale)
     if bnb.functional():
         codings["dynamic8", _BITSANDBYTES] = partial(_by_bitsandbytes, largest)
     return codings
@@ -99,14 +145,6 @@ def _codings(largest: float, offset: float) -> Mapping[tuple[str, str], Coding]:
 
 def _by_codec(codec: EightBit, values: Tensor) -> Tensor:
     return codec.decode(codec.encode(values))
-
-
-def _by_search(book: Any, scale: float, values: Tensor) -> Tensor:
-    codes, coded = torch.empty(len(values), dtype=torch.uint8), torch.empty_like(values)
-    scales, threads = torch.tensor([scale]), torch.get_num_threads()
-    encode_into(codes, scales, values, len(values), book, False, threads)
-    decode_into(coded, codes, scales, len(values), book, False, threads)
-    return coded
 
 
 def _by_bitsandbytes(largest: float, values: Tensor) -> Tensor:
@@ -118,48 +156,23 @@ def _by_bitsandbytes(largest: float, values: Tensor) -> Tensor:
     return coded
 
 
-def _example(value: float, num_bits: int, power: int, printed: float) -> dict[str, float]:
-    return {
-        "value": value,
-        "printed": printed,
-        "halves": published.nearest_leaf(value, num_bits, power, EXACT),
-        "published": published.nearest_leaf(value, num_bits, power, PUBLISHED),
-    }
-
-
-def _least_absolute(count: int) -> dict[str, float]:
-    """Return the least mean absolute error that 256 magnitudes can have on U(0,1).
-
-    It is that of equal intervals, each coded as its middle: a quarter of their width.
-    """
-    errors = _Errors()
-    for piece in _pieces(TABLE_2["U(0,1)"], count):
-        errors.add(piece, ((piece * _NUM_CODES).floor() + 0.5) / _NUM_CODES)
-    return {"closed_form": 1 / (4 * _NUM_CODES), "measured": errors.means()["absolute"]}
-
-
-def _unreachable() -> dict[str, list[float]] | None:
-    """Return bitsandbytes' codes that no value gets: not its own, and not one beside it."""
-    functional = bnb.functional()
-    if not functional:
-        return None
-    meanings = functional.create_dynamic_map()
-    infinity = torch.tensor(torch.inf)
-    tried = [
-        meanings,
-        torch.nextafter(meanings, infinity),
-        torch.nextafter(meanings, -infinity),
-        (meanings[1:] + meanings[:-1]) / 2,
-        torch.linspace(-1, 1, 4_000_001),
+def text(figures: dict[str, Any]) -> str:
+    """Return the table."""
+    head = ("values", "type", "printed, %", "ours, %", "by printed", "bitsandbytes, %")
+    columns = (*head, "printed as absolute", "ours, absolute", "ours, squared")
+    lines = [
+        (
+            distribution,
+            name,
+            f"{100 * ways['printed']['relative']:.2f}",
+            f"{100 * ways['nearest']['relative']:.2f}",
+            f"{ways['nearest']['relative'] / ways['printed']['relative']:.2f}",
+            f"{100 * ways['bitsandbytes']['relative']:.2f}" if "bitsandbytes" in ways else "",
+            f"{ways['printed']['absolute']:g}",
+            f"{ways['nearest']['absolute']:.2g}",
+            f"{ways['nearest']['squared']:.2g}",
+        )
+        for distribution, found in figures["distributions"].items()
+        for name, ways in found["types"].items()
     ]
-    values = torch.cat(tried).clamp(-1, 1)
-    codes, _ = functional.quantize_blockwise(values, blocksize=len(values))
-    reached = torch.zeros(_NUM_CODES, dtype=torch.bool)
-    reached[codes.long()] = True
-    missing = (~reached).nonzero().flatten().tolist()
-    zero, state = functional.quantize_blockwise(torch.tensor([1.0, 0.0]))
-    return {
-        "codes": missing,
-        "meanings": meanings[missing].tolist(),
-        "zero_becomes": functional.dequantize_blockwise(zero, state)[1:].tolist(),
-    }
+    return table(f"Mean relative and absolute errors, {figures['count']:,} values", columns, lines)

@@ -1,20 +1,10 @@
-"""The tables of result.json, as the README shows them.
+"""The tables of result.json, as the README shows them."""
 
-    python benchmarks/device_memory/tables.py
-
-puts them into README.md, between the lines that say so.
-"""
-
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-from paceline.report.format import nbytes  # noqa: E402
-from readme import fill, table  # noqa: E402
+from paceline.report.format import nbytes
+from readme import table
 
 _WITHOUT_TREE = (
     "`tree` is not there: it sends from GPU to GPU, for which ranks that share one have only gloo, "
@@ -40,7 +30,3 @@ def _table(network: str, ranks: str, found: Mapping[str, Any]) -> str:
     head = ("", "measured, by rank", "predicted", "largest batch, measured", "predicted")
     drawn = table(title, head, rows)
     return drawn if "tree" in found else f"{drawn}\n\n{_WITHOUT_TREE}"
-
-
-if __name__ == "__main__":
-    fill(HERE, ["result.json"], of)

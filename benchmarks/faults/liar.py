@@ -13,11 +13,12 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from importlib import import_module
+from itertools import cycle
 from pathlib import Path
 from random import Random
 from typing import Any, TextIO
 
-from grammar import RULES
+from grammar import Lie, lies
 from pydantic import BaseModel
 
 from paceline.core.errors import InvalidInput, WorkerLost
@@ -29,6 +30,7 @@ from paceline.rpc.limits import Identity
 
 _SHARE = 0.25  # of messages that are lies
 _SHARE_OF_PROBES = 0.01  # there are two hundred of them before a worker begins
+_NUM_LIES = 1000  # drawn before a worker begins; then they are told again
 _STALL_SHARE = 0.004  # of messages after which it does nothing for long
 
 
@@ -49,8 +51,11 @@ class Task(BaseModel):
 class LyingClient:
     """A worker's connection, by which now and then something else is sent."""
 
-    def __init__(self, client: Client, random: Random, task: Task, log: TextIO) -> None:
-        self._client, self._random, self._task, self._log = client, random, task, log
+    def __init__(
+        self, client: Client, random: Random, told: Iterator[Lie], task: Task, log: TextIO
+    ) -> None:
+        self._client, self._random, self._told = client, random, told
+        self._task, self._log = task, log
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -64,8 +69,8 @@ class LyingClient:
             time.sleep(self._task.stall_s)
         if random.random() >= share:
             return self._client.request(message)
-        rule = random.choice(list(RULES))
-        lie = RULES[rule](random, message)
+        rule, change = next(self._told)
+        lie = change(message)
         if lie is None:
             return self._client.request(message)
         self._say(rule, message.topic)
@@ -105,8 +110,9 @@ def _lie(task: Task, worker: int, log: TextIO) -> None:
         threads=1,
     )
     take_part = import_module(f"paceline.strategies.{task.strategy}.worker").take_part
+    told = cycle(lies(task.seed + worker, _NUM_LIES))
     for client in _sessions(task, worker):
-        lying = LyingClient(client, random, task, log)
+        lying = LyingClient(client, random, told, task, log)
         # A session ends with the worker, or when nothing it says is heard any more.
         with suppress(Exception):
             take_part(settings, {worker: lying})

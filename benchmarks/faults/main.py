@@ -21,7 +21,6 @@ import fuzz  # noqa: E402
 import lies  # noqa: E402
 import loop  # noqa: E402
 import tables  # noqa: E402
-from fuzzing.all_parsers import NAMES, parser_of  # noqa: E402
 from fuzzing.child import CPU_S, MEMORY_NBYTES  # noqa: E402
 
 import parts  # noqa: E402
@@ -46,8 +45,7 @@ def _frames(quick: bool) -> dict[str, Any]:
 
 
 def _fuzzed(count: int, *, is_frame: bool) -> dict[str, Any]:
-    parsers = [one for one in map(parser_of, NAMES) if one.is_frame == is_frame]
-    rows = fuzz.measure(fuzz.shares(parsers, count), _SEED)
+    rows = fuzz.measure(count, _SEED, is_frame=is_frame)
     return {"seed": _SEED, "memory_nbytes": MEMORY_NBYTES, "seconds": CPU_S, "parsers": rows}
 
 

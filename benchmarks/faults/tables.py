@@ -1,20 +1,12 @@
-"""Tables of what came of the faults, as the README shows them.
+"""The tables of result.json, as the README shows them."""
 
-python benchmarks/faults/tables.py    puts those of result.json into README.md
-"""
-
-import sys
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
+import loop
 
-import loop  # noqa: E402
-
-from readme import fill, table  # noqa: E402
+from readme import table
 
 
 def of(part: str, figures: Mapping[str, Any]) -> str:
@@ -70,7 +62,3 @@ def _fuzzed(figures: Mapping[str, Any]) -> str:
 
 def _mib(nbytes: int) -> str:
     return f"{nbytes / 2**20:.0f}"
-
-
-if __name__ == "__main__":
-    fill(HERE, ("result.json",), of)

@@ -20,4 +20,4 @@ import tables  # noqa: E402
 import parts  # noqa: E402
 
 if __name__ == "__main__":
-    parts.run(HERE, {name: part.measure for name, part in tables.PARTS.items()}, tables.of)
+    parts.run_parts(HERE, tables.PARTS)

@@ -1,25 +1,15 @@
-"""The tables of result.json, as the README shows them.
+"""The tables of result.json, as the README shows them."""
 
-    python benchmarks/first_minutes/tables.py
-
-puts them into README.md, between the lines that say so.
-"""
-
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+from clone import clone, demos
+from commands import commands
+from installed import installed
 
-from clone import clone, demos  # noqa: E402
-from commands import commands  # noqa: E402
-from installed import installed  # noqa: E402
-
-from figures import shown  # noqa: E402
-from readme import Part, fill, table, under_title  # noqa: E402
+from figures import shown
+from readme import Part, table
 
 
 def _runs(title: str, columns: Mapping[str, str], runs: Sequence[Mapping[str, float]]) -> str:
@@ -83,12 +73,3 @@ PARTS = {
     "commands": Part("Commands", commands, _commands),
     "demos": Part("Twenty demos", demos, _demos),
 }
-
-
-def of(part: str, figures: dict[str, Any]) -> str:
-    """Return the tables of a part, under its title."""
-    return under_title(PARTS, part, figures)
-
-
-if __name__ == "__main__":
-    fill(HERE, ["result.json"], of)

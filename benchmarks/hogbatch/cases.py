@@ -19,7 +19,7 @@ from paceline.strategies.hogbatch import STRATEGY
 from paceline.strategies.hogbatch.run import HogbatchRunner, start
 from paceline.strategies.hogbatch.statistics import BatchRecord
 from paceline.training.data import load
-from papers.lookalike import file_of
+from papers.lookalike import covtype_like
 
 MODEL, NUM_SAMPLES = "covtype-mlp", 125_000  # a fifth of them for testing
 RACE_MODEL, NUM_OF_RACE = "mlp-54-256-256-2", 25_000  # a hundred runs of it
@@ -46,7 +46,7 @@ class _Silent:
 def settings(quick: bool, **values: Any) -> TrainSettings:
     """Return the settings of a run on the benchmark's network and data; quick ones are small."""
     model = QUICK_MODEL if quick else MODEL
-    data = QUICK_DATA if quick else file_of("covtype-like", NUM_SAMPLES)
+    data = QUICK_DATA if quick else covtype_like(NUM_SAMPLES)
     given = {"model": model, "data": data, "profile_s": 2 * _TRIAL_S, "force": True}
     given["momentum"] = 0.0  # as the paper trains
     return validated_settings(given | {"strategy": "hogbatch"} | values)
@@ -80,7 +80,7 @@ def race(quick: bool, **values: Any) -> TrainSettings:
 
 def race_data(quick: bool) -> str:
     """Return the spec of the data that a run to a target loss has."""
-    return QUICK_DATA if quick else file_of("covtype-like", NUM_OF_RACE)
+    return QUICK_DATA if quick else covtype_like(NUM_OF_RACE)
 
 
 @cache

@@ -1,14 +1,9 @@
-"""The tables of result.json, as the README shows them: tables.py puts them there."""
+"""The tables of result.json, as the README shows them."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-from figures import shown  # noqa: E402
-from readme import fill, table  # noqa: E402
+from figures import shown
+from readme import table
 
 
 def of(part: str, figures: dict[str, Any]) -> str:
@@ -110,7 +105,3 @@ def _list(values: list[float | None]) -> str:
 
 def _shown(value: float | None) -> str:
     return "not reached" if value is None else f"{value:.3g}"
-
-
-if __name__ == "__main__":
-    fill(HERE, ["result.json"], of)

@@ -1,20 +1,10 @@
-"""The tables of result.json, as the README shows them.
+"""The tables of result.json, as the README shows them."""
 
-    python benchmarks/host_exchange/tables.py
-
-puts them into README.md, between the lines that say so.
-"""
-
-import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-from figures import shown  # noqa: E402
-from readme import fill, table  # noqa: E402
+from figures import shown
+from readme import table
 
 Rows = Mapping[str, Mapping[str, Any]]
 
@@ -127,7 +117,3 @@ _PARTS = {
     "rehearsed": ("Rehearsed: AlexNet on four P100", _steps),
     "chunks": ("Rehearsed: the chunk of ResNet-152 on four P100", _chunks),
 }
-
-
-if __name__ == "__main__":
-    fill(HERE, ("result.json",), of)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from paceline.core import cost as costs
 from paceline.core.chunks import RuntimeSearch
 from paceline.core.machine import Machine
-from paceline.core.plan import Kind, Plan, PriceKey, TaskId
+from paceline.core.plan import Kind, Plan, PriceKey
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.core.timeline import Timeline
@@ -50,7 +50,6 @@ _BATCH_SIZE = BATCH_SIZES["resnet152"]  # of section 5.3
 _FIGURE_2 = 16  # images a GPU
 # Of figure 2's 1 to 100, what Algorithm 1 may try in steps of 5 or 10.
 _SIZES = (*range(1, 10), *range(10, 101, 5))
-_NUM_ITERATIONS, _NUM_TESTS, _TEST_S = 21_000, 21, 14.7  # section 5.2.5 and figure 4a
 
 
 class TrainedGoogLeNet(GoogLeNet):
@@ -155,10 +154,7 @@ def layer_of(module: str) -> str:
 
 
 class Phases(NamedTuple):
-    """The phases of one iteration of AlexNet on four GPUs in milliseconds, as in table 3.
-
-    `broadcast` of the host's run is that of the gradients that remain after backward.
-    """
+    """The phases of one iteration of AlexNet on four GPUs in milliseconds, as in table 3."""
 
     broadcast: float
     forward: float
@@ -167,19 +163,11 @@ class Phases(NamedTuple):
     update: float
 
 
-class Moves(NamedTuple):
-    """Table 4: what AlexNet's gradients take on four GPUs, for one layer, in milliseconds."""
-
-    to_host: float
-    accumulate: float
-    to_gpu: float
-
-
 # Printed milliseconds of an iteration, by strategy, network and number of GPUs.
 TABLE_2: Mapping[tuple[str, str, int], float] = printed_values("cgdp", "table 2")
 TABLE_3 = printed_values("cgdp", "table 3")
 # Layers 8 to 1, as backward goes.
-TABLE_4 = [Moves(*row) for row in read_printed("cgdp")["table_4"]]
+TABLE_4: list[tuple[float, float, float]] = read_printed("cgdp")["table_4"]
 _PHASES = Phases(*(TABLE_3[TREE, phase] for phase in Phases._fields))
 _COMPUTE = _PHASES.forward + _PHASES.backward
 # Computing is slower beside another GPU: by so much table 3's phases on four GPUs exceed table 2's
@@ -301,21 +289,11 @@ def paper() -> Paper:
     def step_ms(strategy: str, name: str, workers: int = _MAX_WORKERS) -> float:
         return table_2_iteration(name, strategy, workers).step_ms
 
-    def long_run_minutes(strategy: str) -> float:
-        training_s = _NUM_ITERATIONS * step_ms(strategy, "alexnet") / 1e3
-        return (training_s + _NUM_TESTS * _TEST_S) / 60
-
     return paper_of(
         "cgdp",
         {
-            "table 1": lambda name: round(network(name).workload.num_parameters / 1e6),
             "table 2": step_ms,
-            "section 5.2.1": lambda name: step_ms(TREE, name) / step_ms(HOST, name),
-            "table 3": lambda strategy, phase: getattr(
-                phases(table_2_iteration("alexnet", strategy, _MAX_WORKERS)), phase
-            ),
             "table 5": less_memory_mb,
-            "figure 4a": long_run_minutes,
             "section 5.3": _gain_of_best_chunk,
             "figure 2": _resnet,
         },
@@ -343,34 +321,6 @@ def _resnet_without_overlap() -> float:
     alone_ms = 1e3 * fsum((*times.forward_s, *times.backward_s, times.update_s))
     of_tree, of_host = (exchange_ms(one, "resnet152", _MAX_WORKERS) for one in (TREE, HOST))
     return (alone_ms + of_tree) / (alone_ms + of_host)
-
-
-def phases(one: Iteration) -> Phases:
-    """Return the phases of a step on GPU 0, in milliseconds.
-
-    The host's broadcast begins when the last chunk is in host memory. The paper's tree broadcasts
-    parameters after the update, ours as many bytes of means before it.
-    """
-    work = one.network.workload
-    spans = {span.id: span for span in one.timeline(2).spans}
-
-    def of(kind: Kind, part: str = "", step: int = 0) -> TaskId:
-        return TaskId(step, kind, part, 0)
-
-    last = work.in_backward_order[-1].name
-    update, forward_end = spans[of(Kind.STEP)], spans[of(Kind.FORWARD, work.layers[-1].name)].end_s
-    backward_end = spans[of(Kind.BACKWARD, last)].end_s
-    if one.strategy == TREE:
-        down = [span for span in spans.values() if span.part.startswith("down")]
-        first_s = min(span.start_s for span in down if span.start_s < update.start_s)
-        accumulate_s = first_s - backward_end
-        broadcast_s = update.start_s - first_s
-    else:
-        accumulate_s = 0.0
-        broadcast_s = update.start_s - spans[of(Kind.D2H, str(len(work.layers) - 1))].end_s
-    forward_s = forward_end - spans[of(Kind.LOAD)].end_s
-    seconds = (broadcast_s, forward_s, backward_end - forward_end, accumulate_s, update.duration_s)
-    return Phases(*(1e3 * s for s in seconds))
 
 
 def less_memory_mb(name: str) -> float:

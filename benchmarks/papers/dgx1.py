@@ -10,10 +10,7 @@ strategy `allreduce`.
 """
 
 from functools import cache
-from typing import Literal, NamedTuple
-
-import torch
-from torch import nn
+from typing import Literal
 
 from paceline.core.cost import Rate, Roofline
 from paceline.core.machine import Machine
@@ -26,8 +23,6 @@ from paceline.strategies.allreduce import plan as allreduce
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.tree import plan as tree
 from paceline.strategies.tree.config import Tree
-from paceline.training.models import find
-from paceline.training.models.inception import InceptionBlock
 from paceline.training.recipes.named import workload_of
 from papers.alpha_beta import ring_s, tree_s
 from papers.dgx1_memory import SMALLEST_BATCH, largest_batch, memory_gb
@@ -35,19 +30,17 @@ from papers.paper_tables import Paper, Values, paper_of
 
 Method = Literal["P2P", "NCCL"]
 
-_NAMES = {
+# Table I's ResNet has 110 layers and 55M weights on images of 299x299 (section IV-C): no published
+# network. GPU 0's additional memory in table IV is that of three gradients of ResNet-50: times and
+# memory are those of ResNet-50, on MXNet's usual images of 224x224 (`dgx1_memory`).
+_TRAINED = {
     "LeNet": "lenet5",
     "AlexNet": "alexnet",
     "GoogLeNet": "googlenet",
     "Inception-v3": "inception-v3",
-    "ResNet": "resnet110",
+    "ResNet": "resnet50",
 }
-# Table I's ResNet has 110 layers and 55M weights on images of 299x299 (section IV-C): no published
-# network. Its layers are counted as He et al.'s ResNet-110 has them. That has far fewer weights,
-# and GPU 0's additional memory in table IV is that of three gradients of ResNet-50: times and
-# memory are those of ResNet-50, on MXNet's usual images of 224x224 (`dgx1_memory`). Cells are named
-# for the one or the other.
-_TRAINED = _NAMES | {"ResNet": "resnet50"}
+
 _BATCHES = (SMALLEST_BATCH, 32, 64)  # images in a batch of one GPU, section V-A
 _BATCH = _BATCHES[0]
 _LENET_32, _LENET_64 = (f"LeNet, 4 GPUs, batch {size} over 16" for size in _BATCHES[1:])
@@ -67,29 +60,18 @@ _ISSUE = Resource("mxnet", Lane.ISSUE)
 _MACHINE = find_machine("dgx1-v100")
 
 
-class LayerCounts(NamedTuple):
-    """A row of Table I."""
-
-    layers: int
-    convolutions: int
-    inceptions: int
-    fully_connected: int
-    weights: int
-
-
 def paper() -> Paper:
     """Return the paper's tables beside our values.
 
-    Those of section V-A come from plans with what MXNet adds, and so do those of table II a second
-    time; the first time from the planner, the machine's file and the two kernels of each tensor
-    that section V-B names. Memory is that of `dgx1_memory`.
+    Those of section V-A come from plans with what MXNet adds; those of table II from the planner,
+    the machine's file and the two kernels of each tensor that section V-B names. Memory is that of
+    `dgx1_memory`.
     """
-    best = max(_speedup(name, "P2P", 2, size) for name in _NAMES for size in _BATCHES)
+    best = max(_speedup(name, "P2P", 2, size) for name in _TRAINED for size in _BATCHES)
     lenet_s = {size: step_s("LeNet", size, "P2P", 4) / size for size in _BATCHES}
     return paper_of(
         "dgx1",
         {
-            "table 1": lambda name, field, digits=0: round(getattr(counts(name), field), digits),
             "lenet": lambda method, gpus: _speedup("LeNet", method, gpus),
             "batches": {
                 _LENET_32: lenet_s[16] / lenet_s[32],
@@ -99,11 +81,7 @@ def paper() -> Paper:
             "faster": lambda name, gpus: "NCCL" if _gain(name, gpus) > 1 else "P2P",
             "gains": _gain,
             "table 2": lambda name, size: with_kernels_s(name, size) / planned_s(name, size, "P2P"),
-            "table 2, calibrated": lambda name, size: (
-                step_s(name, size, "NCCL", 1) / step_s(name, size, "P2P", 1)
-            ),
             "table 4": lambda which, name, size: memory_gb(name, size, which),
-            "growth": lambda name, size: memory_gb(name, size) / memory_gb(name, _BATCH),
             "section 5-d": lambda name: largest_batch(name, _MACHINE.devices[0].memory_bytes),
         },
         alpha_beta=_without_overlap(),
@@ -123,7 +101,7 @@ def _without_overlap() -> dict[str, Values]:
         return gpus * seconds(name, method, 1, size) / seconds(name, method, gpus, size)
 
     lenet_s = {size: seconds("LeNet", "P2P", 4, size) / size for size in _BATCHES}
-    best = max(speedup(name, "P2P", 2, size) for name in _NAMES for size in _BATCHES)
+    best = max(speedup(name, "P2P", 2, size) for name in _TRAINED for size in _BATCHES)
     return {
         "lenet": lambda method, gpus: speedup("LeNet", method, gpus),
         "batches": {
@@ -149,42 +127,6 @@ def _gain(network: str, gpus: int) -> float:
 def workload(network: str, batch_size: int) -> Workload:
     """Return the work of a GPU in a step of the network that the paper presumably trained."""
     return workload_of(_TRAINED[network], batch_size)
-
-
-def counts(network: str) -> LayerCounts:
-    """Return Table I's counts for the published network of that name.
-
-    Layers are those on the longest path through the network, as publications count them;
-    convolutions are those outside of inception blocks.
-    """
-    with torch.device("meta"):
-        model = find(_NAMES[network]).build(None)
-    outside = list(_outside_blocks(model))
-    return LayerCounts(
-        layers=_depth(model),
-        convolutions=sum(isinstance(module, nn.Conv2d) for module in outside),
-        inceptions=sum(_is_parallel(module) for module in outside),
-        fully_connected=sum(isinstance(module, nn.Linear) for module in outside),
-        weights=sum(parameter.numel() for parameter in model.parameters()),
-    )
-
-
-def _is_parallel(module: nn.Module) -> bool:
-    return isinstance(module, InceptionBlock | nn.ModuleList)
-
-
-def _outside_blocks(module: nn.Module) -> list[nn.Module]:
-    """Return the module and its descendants, but none inside of parallel branches."""
-    if _is_parallel(module):
-        return [module]
-    return [module, *(found for child in module.children() for found in _outside_blocks(child))]
-
-
-def _depth(module: nn.Module) -> int:
-    if isinstance(module, nn.Conv2d | nn.Linear):
-        return 1
-    inner = [_depth(child) for child in module.children()]
-    return max(inner) if _is_parallel(module) else sum(inner)
 
 
 @cache

@@ -1,16 +1,17 @@
-"""Sum up how well the plans predict the papers: predicted cells alone, beside naive predictors."""
+"""Sum up how well the plans predict the papers, beside naive predictors; as text and as JSON."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from rich.console import Console
 
 from paceline.report.terminal import table as terminal_table
-from papers.paper_tables import Basis, Paper, PaperCell
+from papers.paper_tables import Paper, PaperCell
 
-COLUMNS = ("", "printed", "ours", "error", "kind")
+COLUMNS = ("", "printed", "ours", "error")
 _HEADLINES = ("predicted", "error", "mean of the table", "alpha-beta", "overhead", "choices")
 
 
@@ -42,27 +43,21 @@ class Headline:
 
 
 def headline(cells: Iterable[PaperCell]) -> Headline:
-    """Return the errors of the predicted cells among these."""
-    predicted = [cell for cell in cells if cell.basis is Basis.PREDICTED]
-    errors = _absolute(cell.error for cell in predicted)
-    choices = [cell.agrees for cell in predicted if cell.agrees is not None]
-    lost = [cell.overhead_error for cell in predicted]
-    overheads = [error for error in lost if error is not None]
+    """Return the errors of these cells."""
+    cells = list(cells)
+    errors = _absolute(cell.error for cell in cells)
+    choices = [cell.agrees for cell in cells if cell.agrees is not None]
+    overheads = [cell.overhead_error for cell in cells if cell.overhead_error is not None]
     return Headline(
         num_predicted=len(errors),
         error=mean(errors) if errors else None,
-        mean=_versus(predicted, lambda cell: cell.naive.mean),
-        alpha_beta=_versus(predicted, lambda cell: cell.naive.alpha_beta),
+        mean=_versus(cells, lambda cell: cell.mean),
+        alpha_beta=_versus(cells, lambda cell: cell.alpha_beta),
         num_overheads=len(overheads),
         overhead=mean(overheads) if overheads else None,
         num_choices=len(choices),
         num_agreeing_choices=sum(choices),
     )
-
-
-def mean_error(cells: Iterable[PaperCell]) -> float | None:
-    """Return the mean absolute relative error of the predicted numbers; None if there are none."""
-    return headline(cells).error
 
 
 def _versus(
@@ -82,45 +77,21 @@ def as_object(papers: Sequence[Paper]) -> dict[str, Any]:
     """Return the papers as `--json` prints them."""
     return {
         "papers": [
-            {
-                "name": paper.name,
-                "headline": asdict(headline(paper.cells)),
-                "tables": [
-                    {"title": table.title, "cells": [_cell_object(cell) for cell in table.cells]}
-                    for table in paper.tables
-                ],
-            }
-            for paper in papers
+            {**asdict(paper), "headline": asdict(headline(paper.cells))} for paper in papers
         ],
         "headline": asdict(headline(cell for paper in papers for cell in paper.cells)),
     }
 
 
-def _cell_object(cell: PaperCell) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "cell": cell.name,
-        "printed": cell.printed,
-        "ours": cell.ours,
-        "kind": cell.basis.value,
-    }
-    naive = {name: value for name, value in asdict(cell.naive).items() if value is not None}
-    if naive:
-        found["naive"] = naive
-    if cell.overhead_error is not None:
-        found["overhead_error"] = cell.overhead_error
-    return found
-
-
 def show(console: Console, papers: Sequence[Paper]) -> None:
-    """Print all tables and what each paper's cells rest on, and then the headlines."""
+    """Print all tables, and then the headlines."""
     for paper in papers:
         for table in paper.tables:
             title, rows = f"{paper.name}: {table.title}", map(row_texts, table.cells)
             grid = terminal_table(title, COLUMNS[:1], COLUMNS[1:], rows)
             grid.columns[0].overflow = "fold"
             console.print(grid)
-        console.print(summary(paper), soft_wrap=True)
-    title = "Predicted cells alone: mean absolute errors, and the overhead's signed error"
+    title = "Mean absolute errors, and the overhead's signed error"
     console.print(terminal_table(title, [""], _HEADLINES, headline_rows(papers)))
     console.print(HOW_TO_READ, soft_wrap=True)
 
@@ -144,16 +115,12 @@ def headline_rows(papers: Sequence[Paper]) -> list[tuple[str, ...]]:
 def _headline_texts(one: Headline) -> tuple[str, ...]:
     return (
         str(one.num_predicted),
-        _share(one.error),
+        "" if one.error is None else f"{one.error:.1%}",
         _versus_text(one.mean),
         _versus_text(one.alpha_beta),
         "" if one.overhead is None else f"{one.overhead:+.0%} of {one.num_overheads}",
         f"{one.num_agreeing_choices} of {one.num_choices}" if one.num_choices else "",
     )
-
-
-def _share(error: float | None) -> str:
-    return "" if error is None else f"{error:.1%}"
 
 
 def _versus_text(found: Versus | None) -> str:
@@ -162,10 +129,11 @@ def _versus_text(found: Versus | None) -> str:
 
 def row_texts(cell: PaperCell) -> tuple[str, ...]:
     """Return the texts of a cell below `COLUMNS`."""
-    parts = [] if cell.agrees is None else ["agrees" if cell.agrees else "differs"]
-    if cell.error is not None and not cell.agrees:
-        parts.append(f"{cell.error:+.1%}")
-    return cell.name, _shown(cell.printed), _shown(cell.ours), " ".join(parts), cell.basis.value
+    if cell.agrees is None:
+        said = "" if cell.error is None else f"{cell.error:+.1%}"
+    else:
+        said = "agrees" if cell.agrees else "differs"
+    return cell.name, _shown(cell.printed), _shown(cell.ours), said
 
 
 def _shown(value: float | str) -> str:
@@ -174,28 +142,24 @@ def _shown(value: float | str) -> str:
     return f"{value:,.10g}" if float(value).is_integer() else f"{value:.4g}"
 
 
-def summary(paper: Paper) -> str:
-    """Return in a line what the cells rest on, and the errors of the predicted ones."""
-    one = headline(paper.cells)
-    error = "" if one.error is None else f", {_share(one.error)} off"
-    parts = [f"{paper.name}: {one.num_predicted} numbers predicted{error}"]
-    for name, found in (("mean of the table", one.mean), ("alpha-beta", one.alpha_beta)):
-        if found:
-            over = f"ours {found.ours:.1%} over the same {found.num_cells}"
-            parts.append(f"{name} {found.error:.1%} ({over})")
-    if one.overhead is not None:
-        parts.append(f"overhead {one.overhead:+.0%} in {one.num_overheads}")
-    if one.num_choices:
-        parts.append(f"{one.num_agreeing_choices} of {one.num_choices} predicted choices agree")
-    return "; ".join([*parts, _not_counted(paper)])
+def markdown(paper: Paper) -> str:
+    """Return all tables and the errors as Markdown."""
+    blocks = []
+    for table in paper.tables:
+        lines = [f"**{table.title}**", ""]
+        lines += _rows(COLUMNS, map(row_texts, table.cells))
+        blocks.append("\n".join(lines))
+    return "\n\n".join([*blocks, "\n".join(_rows(("", *_HEADLINES), headline_rows([paper])))])
 
 
-def _not_counted(paper: Paper) -> str:
-    exact = [cell.agrees for cell in paper.cells if cell.basis is Basis.EXACT]
-    parts = [
-        f"{paper.num(Basis.DERIVED)} derived",
-        f"{paper.num(Basis.CALIBRATED)} calibrated ({len(paper.calibrated)} constants)",
-    ]
-    if exact:
-        parts.append(f"{len(exact)} exact ({sum(map(bool, exact))} agree)")
-    return f"not counted: {', '.join(parts)}"
+def _rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    head = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
+    return [*head, *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def fill_page(paper: Paper) -> None:
+    """Put the tables of a paper into its page, NAME.md."""
+    path = Path(__file__).parent / f"{paper.name}.md"
+    before, _, rest = path.read_text().partition("<!-- tables -->\n")
+    after = rest.partition("<!-- /tables -->")[2]
+    path.write_text(f"{before}<!-- tables -->\n{markdown(paper)}\n<!-- /tables -->{after}")

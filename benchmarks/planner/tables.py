@@ -1,16 +1,11 @@
-"""The tables of result.json, as the README shows them: tables.py puts them there."""
+"""The tables of result.json, as the README shows them."""
 
-import sys
 from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-from readme import fill, table  # noqa: E402
+from readme import table
 
 _WITHIN = 1.03  # of the best: as good a choice
 _TITLES = {
@@ -70,7 +65,3 @@ def _with_quartiles(row: dict[str, Any]) -> str:
     low, high = row["quartiles_s"]
     middle = f"{1e3 * row['step_s']:.2f}"
     return middle if low is None else f"{middle} [{1e3 * low:.2f}, {1e3 * high:.2f}]"
-
-
-if __name__ == "__main__":
-    fill(HERE, ["result.json"], of)

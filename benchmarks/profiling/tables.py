@@ -1,21 +1,11 @@
-"""The tables of result.json, as the README shows them.
+"""The tables of result.json, as the README shows them."""
 
-    python benchmarks/profiling/tables.py
-
-puts them into README.md, between the lines that say so.
-"""
-
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-from paceline.report.format import duration  # noqa: E402
-from readme import fill, table  # noqa: E402
+from paceline.report.format import duration
+from readme import table
 
 
 def of(network: str, figures: Mapping[str, Any]) -> str:
@@ -38,7 +28,3 @@ def of(network: str, figures: Mapping[str, Any]) -> str:
 
 def _shown(values: Sequence[float]) -> tuple[str, str]:
     return f"{median(values):+.2%}", f"{min(values):+.2%}, {max(values):+.2%}"
-
-
-if __name__ == "__main__":
-    fill(HERE, ["result.json"], of)

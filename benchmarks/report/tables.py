@@ -1,20 +1,10 @@
-"""The table of result.json, as the README shows it.
+"""The tables of result.json, as the README shows them."""
 
-    python benchmarks/report/tables.py
-
-puts it into README.md, between the lines that say so.
-"""
-
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-from figures import shown  # noqa: E402
-from readme import fill, table  # noqa: E402
+from figures import shown
+from readme import table
 
 
 def of(_: str, figures: Mapping[str, Any]) -> str:
@@ -38,7 +28,3 @@ def _lines(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
                 shown(found["all_figures_s"]),
                 str(found["complaints"]),
             )
-
-
-if __name__ == "__main__":
-    fill(HERE, ["result.json"], of)

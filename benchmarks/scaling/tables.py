@@ -1,21 +1,11 @@
-"""The tables of result.json, as the README shows them.
+"""The tables of result.json, as the README shows them."""
 
-    python benchmarks/scaling/tables.py
-
-puts them into README.md, between the lines that say so.
-"""
-
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-from paceline.report.format import duration  # noqa: E402
-from readme import fill, table  # noqa: E402
+from paceline.report.format import duration
+from readme import table
 
 _Cells = list[dict[str, Any]]
 
@@ -62,7 +52,3 @@ def _errors(cells: _Cells) -> Iterator[str]:
     ]
     if errors:
         yield f"Predicted epochs are off by {100 * fmean(errors):.1f} % on average."
-
-
-if __name__ == "__main__":
-    fill(HERE, ["result.json"], of)

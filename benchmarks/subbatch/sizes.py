@@ -16,8 +16,8 @@ def measure(quick: bool) -> dict[str, Any]:
     """Return the speed-ups: printed, planned, and rehearsed on four ranks."""
     figures = on_ranks(Path(__file__).parent, "sizes_rank", _RANKS, quick)
     cases = [_case(name) for name in figures["speedups"]]
-    printed = printed_values("dettmers8bit", "table 7")
-    figures["printed"] = {_name(*case): printed[case] for case in cases}
+    printed = printed_values("dettmers8bit", "table 7, planned")
+    figures["printed"] = {_name(*case): printed["speedup", *case] for case in cases}
     figures["planned"] = {_name(*case): planned(*case).speedup for case in cases}
     return figures
 

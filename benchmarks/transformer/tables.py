@@ -1,19 +1,9 @@
-"""The tables of result.json, as the README shows them.
+"""The tables of result.json, as the README shows them."""
 
-    python benchmarks/transformer/tables.py
-
-puts them into README.md, between the lines that say so.
-"""
-
-import sys
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-from figures import shown  # noqa: E402
-from readme import fill, table  # noqa: E402
+from figures import shown
+from readme import table
 
 CHECKPOINTS, TEN_MINUTES = "checkpoints", "ten minutes"
 
@@ -50,7 +40,3 @@ def _of_steps(part: str, figures: dict[str, Any]) -> str:
         lines.append((name, shown(row["seconds"], 1e3, 0), f"{own / best:.3f}"))
     head = ("variant", "ms a step, median [quartiles]", "of the best DDP's time")
     return f"{table(part, head, lines)}\n\n`auto` took {figures['auto']}"
-
-
-if __name__ == "__main__":
-    fill(HERE, ["result.json"], of)

@@ -1,20 +1,10 @@
-"""The tables of result.json, as the README shows them.
+"""The tables of result.json, as the README shows them."""
 
-    python benchmarks/uneven/tables.py
-
-puts them into README.md, between the lines that say so.
-"""
-
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-from figures import shown  # noqa: E402
-from readme import fill, table  # noqa: E402
+from figures import shown
+from readme import table
 
 _TITLES = {
     "mlp": "MLP 64-1024-1024-10 on the digits, 480 samples a step",
@@ -35,7 +25,3 @@ def of(part: str, figures: Mapping[str, Any]) -> str:
     ]
     head = ("variant", "samples/s, median [quartiles]", "times DDP's", "shares of a batch")
     return table(_TITLES[part], head, lines)
-
-
-if __name__ == "__main__":
-    fill(HERE, ["result.json"], of)

@@ -11,7 +11,8 @@ from hub_and_bodies import TwoHosts, carried_out, on_ranks, two_hosts
 
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, split
-from papers.wheel import paper, ungrouped_alexnet
+from papers.paper_tables import read_printed
+from papers.wheel import ungrouped_alexnet
 from readme import table
 
 _SAMPLES, _DEVICE = 256, "k40-gigabit/gpu0"
@@ -59,12 +60,12 @@ def _wheel(hosts: TwoHosts, steps: int) -> tuple[dict[str, Any], int, str]:
 
 def _ungrouped() -> dict[str, float]:
     """Return Table 1's totals in values, as printed and by the formula."""
-    cells = {cell.name: cell for cell in paper().tables[0].cells}
+    printed = read_printed("wheel")["table_1_totals"]
     config = Wheel()
     sent = messages(split(ungrouped_alexnet(), config), config)
     return {
-        "printed_hybrid": float(cells["hybrid: Total"].printed),
-        "printed_data": float(cells["data: Total"].printed),
+        "printed_hybrid": printed["hybrid"],
+        "printed_data": printed["data"],
         "hybrid": sum(sent[one].num_values for one in (*TO_HUB, *FROM_HUB)) / 1e6,
     }
 

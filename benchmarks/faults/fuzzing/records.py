@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from command_line import steps, write_run
-from fuzzing.mutations import JSON, NODES, TOML, VALUES
+from fuzzing.changes import JSON, NODES, TOML, VALUES
 from fuzzing.parser import Parser
 from paceline.commands.options import fields_of
 from paceline.core.compare import compare
@@ -250,12 +250,12 @@ def _option_seeds(folder: Path) -> list[bytes]:
 
 
 PARSERS = (
-    Parser("machine", False, 3, _machine_seeds, TOML, _machine),
-    Parser("configuration", False, 2, _config_seeds, TOML, _config),
-    Parser("option", False, 1, _option_seeds, VALUES, _option),
-    Parser("result", False, 3, _results, JSON, _read_result),
-    Parser("trace", False, 3, _traces, JSON, _read_trace),
-    Parser("report", False, 0.5, lambda one: [*_results(one), *_traces(one)], NODES, _report),
-    Parser("compare", False, 1, lambda one: [_results(one)[0], *_traces(one)], NODES, _compare),
-    Parser("journal", False, 2, _journal_seeds, JSON, _journal),
+    Parser("machine", 3, _machine_seeds, TOML, _machine),
+    Parser("configuration", 2, _config_seeds, TOML, _config),
+    Parser("option", 1, _option_seeds, VALUES, _option),
+    Parser("result", 3, _results, JSON, _read_result),
+    Parser("trace", 3, _traces, JSON, _read_trace),
+    Parser("report", 0.5, lambda one: [*_results(one), *_traces(one)], NODES, _report),
+    Parser("compare", 1, lambda one: [_results(one)[0], *_traces(one)], NODES, _compare),
+    Parser("journal", 2, _journal_seeds, JSON, _journal),
 )

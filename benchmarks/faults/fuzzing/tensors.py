@@ -3,16 +3,16 @@
 import bz2
 import json
 import os
-import random
 import zlib
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 from PIL import Image
 
-from fuzzing.mutations import BYTES, JSON, TEXT, Mutation, mutated
+from fuzzing.changes import BYTES, JSON, TEXT, Change
 from fuzzing.parser import Parser
 from paceline.checkpoints import json_values, manifest
 from paceline.checkpoints.folder import CheckpointFolder
@@ -49,21 +49,27 @@ def _packed_seeds(folder: Path) -> list[bytes]:
     return [bz2.compress(one) for one in _libsvm_seeds(folder)]
 
 
-def _of_the_text(rule: Mutation) -> Mutation:
-    def packed(random: random.Random, data: bytes) -> bytes:
+def _of_the_text(change: Change) -> Change:
+    def packed(data: bytes) -> bytes:
         try:
             text = bz2.decompress(data)
         except (OSError, ValueError):
             return data
-        return bz2.compress(rule(random, text[: 2**16]))
+        return bz2.compress(change(text[: 2**16]))
 
     return packed
 
 
-def _bomb(random: random.Random, data: bytes) -> bytes:
+def _bomb(piece: bytes, nbytes: int) -> Change:
     """Pack what becomes far larger than it is."""
-    piece = random.choice((b"\n", b" ", b"1 1:1\n", b"9", b"1 1:1 "))
-    return bz2.compress(piece * (random.choice((10**5, 10**6, 10**7)) // len(piece)))
+    return lambda _: bz2.compress(piece * (nbytes // len(piece)))
+
+
+_BOMBS = st.builds(
+    _bomb,
+    st.sampled_from((b"\n", b" ", b"1 1:1\n", b"9", b"1 1:1 ")),
+    st.sampled_from((10**5, 10**6, 10**7)),
+)
 
 
 def _packed(data: bytes, folder: Path) -> object:
@@ -88,13 +94,20 @@ def _image_seeds(folder: Path) -> list[bytes]:
     return found
 
 
-def _huge(random: random.Random, data: bytes) -> bytes:
+def _huge(width: int, height: int) -> Change:
     """Say another size in the header of a PNG, with a checksum that fits."""
-    if data[:4] != b"\x89PNG":
-        return data
-    sizes = [random.choice((0, 1, 2**13, 2**15, 2**31 - 1)).to_bytes(4, "big") for _ in range(2)]
-    head = b"IHDR" + b"".join(sizes) + data[24:29]
-    return data[:12] + head + zlib.crc32(head).to_bytes(4, "big") + data[33:]
+
+    def change(data: bytes) -> bytes:
+        if data[:4] != b"\x89PNG":
+            return data
+        sizes = width.to_bytes(4, "big") + height.to_bytes(4, "big")
+        head = b"IHDR" + sizes + data[24:29]
+        return data[:12] + head + zlib.crc32(head).to_bytes(4, "big") + data[33:]
+
+    return change
+
+
+_PIXELS = st.sampled_from((0, 1, 2**13, 2**15, 2**31 - 1))
 
 
 def _image(data: bytes, folder: Path) -> object:
@@ -134,10 +147,16 @@ def _checkpoint_seeds(folder: Path) -> list[bytes]:
     return [one.name.encode() + b"\n" + one.read_bytes() for one in sorted(path.iterdir())]
 
 
-def _behind_the_name(random: random.Random, data: bytes) -> bytes:
-    name, newline, rest = data.partition(b"\n")
-    rules = BYTES if name.endswith(b".safetensors") else JSON
-    return name + newline + mutated(random, rest, rules)
+def _behind_the_name(of_bytes: Change, of_json: Change) -> Change:
+    def change(data: bytes) -> bytes:
+        name, newline, rest = data.partition(b"\n")
+        own = of_bytes if name.endswith(b".safetensors") else of_json
+        return name + newline + own(rest)
+
+    return change
+
+
+_NAMED = st.builds(_behind_the_name, BYTES, JSON)
 
 
 def _checkpoint(data: bytes, folder: Path) -> object:
@@ -180,14 +199,25 @@ def _state_seeds(folder: Path) -> list[bytes]:
     return [data]
 
 
-def _other_header(random: random.Random, data: bytes) -> bytes:
-    """Change the header's JSON, or its length."""
-    length = int.from_bytes(data[:8], "little")
-    if random.random() < 0.3:
-        length = random.choice((0, 7, min(length + 1, 9999), 2**31, 2**63, 2**64 - 1))
-        return length.to_bytes(8, "little") + data[8:]
-    header = mutated(random, data[8 : 8 + min(length, len(data))], JSON)
-    return len(header).to_bytes(8, "little") + header + bytes(random.choice((0, 64, 4096)))
+def _other_length(length: int) -> Change:
+    """Say another length of the header."""
+    return lambda data: length.to_bytes(8, "little") + data[8:]
+
+
+def _other_header(own: Change, rest: int) -> Change:
+    """Change the header's JSON."""
+
+    def change(data: bytes) -> bytes:
+        length = int.from_bytes(data[:8], "little")
+        header = own(data[8 : 8 + min(length, len(data))])
+        return len(header).to_bytes(8, "little") + header + bytes(rest)
+
+    return change
+
+
+_HEADERS = st.builds(_other_header, JSON, st.sampled_from((0, 64, 4096))) | st.sampled_from(
+    (0, 7, 101, 2**31, 2**63, 2**64 - 1)
+).map(_other_length)
 
 
 def _state(data: bytes, folder: Path) -> object:
@@ -212,14 +242,13 @@ def _json_values(data: bytes, folder: Path) -> object:
 
 
 PARSERS = (
-    Parser("libsvm", False, 3, _libsvm_seeds, TEXT, _libsvm),
-    Parser(
-        "packed libsvm", False, 1, _packed_seeds,
-        (*BYTES, _bomb, *map(_of_the_text, TEXT)), _packed,
+    Parser("libsvm", 3, _libsvm_seeds, TEXT, _libsvm),
+    Parser("packed libsvm", 1, _packed_seeds,
+        BYTES | _BOMBS | TEXT.map(_of_the_text), _packed,
     ),
-    Parser("images", False, 2, _image_seeds, (*BYTES, _huge), _image),
-    Parser("tokens", False, 1, _token_seeds, TEXT, _tokens),
-    Parser("checkpoint", False, 3, _checkpoint_seeds, (_behind_the_name,), _checkpoint),
-    Parser("checkpoint values", False, 2, _values_seeds, JSON, _json_values),
-    Parser("worker state", False, 2, _state_seeds, (*BYTES, *[_other_header] * 5), _state),
+    Parser("images", 2, _image_seeds, BYTES | st.builds(_huge, _PIXELS, _PIXELS), _image),
+    Parser("tokens", 1, _token_seeds, TEXT, _tokens),
+    Parser("checkpoint", 3, _checkpoint_seeds, _NAMED, _checkpoint),
+    Parser("checkpoint values", 2, _values_seeds, JSON, _json_values),
+    Parser("worker state", 2, _state_seeds, BYTES | _HEADERS, _state),
 )  # fmt: skip

@@ -4,13 +4,13 @@ import struct
 import zlib
 from functools import cache
 from pathlib import Path
-from random import Random
 from string import ascii_letters
 from typing import Any
 
 import torch
+from hypothesis import strategies as st
 
-from fuzzing.mutations import BYTES, JSON, Mutation, mutated
+from fuzzing.changes import BYTES, FLIPS, JSON, Change
 from fuzzing.parser import Parser
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
@@ -54,21 +54,28 @@ def _frame_seeds(folder: Path) -> list[bytes]:
     return found[:2] + found[-1:]
 
 
-def _summed(random: Random, data: bytes) -> bytes:
-    """Change fields of the header, or the payload, and make the checksums fit."""
-    header, payload = bytearray(data[:HEADER_NBYTES]), data[HEADER_NBYTES:]
-    if len(header) < HEADER_NBYTES:
-        return data
-    for _ in range(random.choice((1, 1, 2, 8))):
-        place = random.randrange(4, HEADER_NBYTES - 8)
-        width = random.choice((1, 2, 4, 8))
-        value = random.choice((0, 1, 255, 2**63, 2**64 - 1, random.getrandbits(64)))
-        header[place : place + width] = (value % 2 ** (8 * width)).to_bytes(width, "little")
-    if random.random() < 0.3:
-        payload = mutated(random, payload, BYTES)
-    del header[HEADER_NBYTES - 8 :]
-    header += _SIZE.pack(zlib.crc32(payload))
-    return bytes(header + _SIZE.pack(zlib.crc32(header))) + payload
+def _summed(fields: list[tuple[int, int, int]], own: Change) -> Change:
+    """Change fields of the header, and the payload, and make the checksums fit."""
+
+    def change(data: bytes) -> bytes:
+        header, payload = bytearray(data[:HEADER_NBYTES]), own(data[HEADER_NBYTES:])
+        if len(header) < HEADER_NBYTES:
+            return data
+        for place, width, value in fields:
+            header[place : place + width] = (value % 2 ** (8 * width)).to_bytes(width, "little")
+        del header[HEADER_NBYTES - 8 :]
+        header += _SIZE.pack(zlib.crc32(payload))
+        return bytes(header + _SIZE.pack(zlib.crc32(header))) + payload
+
+    return change
+
+
+_FIELDS = st.tuples(
+    st.integers(4, HEADER_NBYTES - 9),
+    st.sampled_from((1, 2, 4, 8)),
+    st.sampled_from((0, 1, 255, 2**63, 2**64 - 1)) | st.integers(0, 2**64 - 1),
+)
+_SUMMED = st.builds(_summed, st.lists(_FIELDS, min_size=1, max_size=8), st.just(bytes) | BYTES)
 
 
 def _frame(data: bytes, folder: Path) -> object:
@@ -115,10 +122,6 @@ def _profiled() -> dict[str, Any]:
     }
 
 
-def _behind_the_kind(random: Random, data: bytes) -> bytes:
-    return data[:1] + mutated(random, data[1:], JSON)
-
-
 def _record(data: bytes, folder: Path) -> object:
     number, text = _KINDS.index(data[:1].decode()), data[1:]
     message = Message("part", parts=(text,))
@@ -149,8 +152,8 @@ def _part(data: bytes, folder: Path) -> object:
     return half
 
 
-def _behind_one_byte(rule: Mutation) -> Mutation:
-    return lambda random, data: data[:1] + rule(random, data[1:])
+def _behind_one_byte(change: Change) -> Change:
+    return lambda data: data[:1] + change(data[1:])
 
 
 def _packet_seeds(folder: Path) -> list[bytes]:
@@ -166,8 +169,8 @@ def _packet(data: bytes, folder: Path) -> object:
 
 
 PARSERS = (
-    Parser("frame", True, 5, _frame_seeds, (*BYTES, *[_summed] * 8), _frame),
-    Parser("record", True, 3, _record_seeds, (_behind_the_kind,), _record),
-    Parser("part", True, 1, _part_seeds, tuple(map(_behind_one_byte, BYTES)), _part),
-    Parser("packet", True, 1, _packet_seeds, BYTES, _packet),
+    Parser("frame", 5, _frame_seeds, FLIPS | _SUMMED, _frame),
+    Parser("record", 3, _record_seeds, JSON.map(_behind_one_byte), _record),
+    Parser("part", 1, _part_seeds, BYTES.map(_behind_one_byte), _part),
+    Parser("packet", 1, _packet_seeds, BYTES, _packet),
 )

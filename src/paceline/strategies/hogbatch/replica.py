@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from paceline.core.blame import blamed
 from paceline.core.cost import compute_lane
+from paceline.core.error_lines import blamed
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.plan import Kind

@@ -1,0 +1,178 @@
+"""Changes of valid inputs, as strategies of Hypothesis: of bytes, of texts, of trees of JSON.
+
+A strategy draws a function of bytes with its places and values in it, so that the same changes suit
+a file, a frame, and a part of a message that is not known yet.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+Change = Callable[[bytes], bytes]
+Changes = SearchStrategy[Change]
+
+PLACES = st.integers(0, 2**20)  # taken modulo what there is
+# Values that a careless parser takes, or chokes on; each is JSON, or nearly.
+LEAVES: tuple[str, ...] = (
+    *("NaN", "Infinity", "-Infinity", "nan", "inf", "-inf", "1e400", "-1e400", "1e308", "1e-308"),
+    *("-1", "0", "-0.0", "1.5", "2147483648", "9223372036854775808", "-9223372036854775809"),
+    *("9" * 400, "9" * 5000, "null", "true", "false", '""', '" "', "[]", "{}", "[[]]", "[null]"),
+    *('"</script><script>alert(1)</script>"', '"\\u001b[2J\\u0007\\r\\n"', '"a\\u0000b"'),
+    *('"\\ud800"', '"\\u202e\\u2028x"', '"../../../etc/passwd"', '"%s%n{0}"', '"x y"', '"é"'),
+    *('"' + "x" * 5000 + '"', '"' + "9" * 5000 + '"', "[" + "0," * 5000 + "0]"),
+    *("[" * 150 + "]" * 150, "[" * 5000 + "]" * 5000, '{"a":' * 5000 + "1" + "}" * 5000),
+    *("1979-05-27T07:32:00Z", "'''\n'''", "0xffffffffffffffffffff", '"1e30 GB/s"', '"1" * 3'),
+)
+# Values that most types take, and that stand for nothing that can be.
+_SOFT = (0, -1, 1, 7, 10**6, 2**31, 2**62, 0.0, -0.5, 1e-30, 1e39, "", "x", "\x1b[2J", "<b>", None)
+_WORDS = (
+    *(b"nan", b"inf", b"-1", b"1e400", b"9" * 400, b"0", b"4294967296", b"2147483646", b":", b"#"),
+    *(b"\x1b[2J", b"</script>", b"\0", b"\xff\xfe", b"\r\n", b"\n" * 1000, b" " * 1000, b"qid:1"),
+)
+WORDS = st.sampled_from(_WORDS) | st.binary(max_size=64)
+_KEYS = st.sampled_from(("x" * 300, "\x1b[2J", "</script>", "$", "kind", "worker", ""))
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=3),
+    max_leaves=5,
+)
+LITERALS = st.sampled_from(LEAVES) | _JSON.map(json.dumps)
+_VALUE = re.compile(rb'"(?:[^"\\\n]|\\.)*"|-?[0-9][0-9.eE+-]*|true|false|null')
+_NUMBER = re.compile(rb"-?[0-9][0-9.eE+-]*")
+_MANY = 3000  # lists and objects of a tree; three hundred times three hundred would be too much
+_MARK = re.compile(r'"\\u0000(.*?)\\u0000"')
+
+
+def flipped(bits: list[int]) -> Change:
+    """Flip bits."""
+
+    def change(data: bytes) -> bytes:
+        changed = bytearray(data)
+        for bit in bits if data else ():
+            changed[bit // 8 % len(data)] ^= 1 << bit % 8
+        return bytes(changed)
+
+    return change
+
+
+def spliced(first: int, length: int, times: int, word: bytes) -> Change:
+    """Write a block several times, or leave it out, and a word behind it."""
+
+    def change(data: bytes) -> bytes:
+        begin = first % (len(data) + 1)
+        block = data[begin : begin + length]
+        repeats = min(times, 2) if len(block) > 2000 else times
+        return data[:begin] + block * repeats + word + data[begin + length :]
+
+    return change
+
+
+def _put(pattern: re.Pattern[bytes], place: int, word: bytes) -> Change:
+    """Put a word in the place of one that matches."""
+
+    def change(data: bytes) -> bytes:
+        found = list(pattern.finditer(data))
+        if not found:
+            return flipped([place])(data)
+        one = found[place % len(found)]
+        return data[: one.start()] + word + data[one.end() :]
+
+    return change
+
+
+def _other_line(place: int, places: list[int]) -> Change:
+    """Leave a line out, write it twice, or put it elsewhere."""
+
+    def change(data: bytes) -> bytes:
+        lines = data.splitlines(keepends=True)
+        if lines:
+            one = lines.pop(place % len(lines))
+            for other in places:
+                lines.insert(other % (len(lines) + 1), one)
+        return b"".join(lines)
+
+    return change
+
+
+def _long_key(form: bytes, parts: int) -> Change:
+    """Add a key of many parts, which is a table in a table in a table."""
+    return lambda data: form % b".".join([b"a"] * parts) + data
+
+
+def _other_node(place: int, key: int, rule: int, soft: Any, name: str, literal: str) -> Change:
+    """Change the tree of a JSON text in one place."""
+
+    def change(data: bytes) -> bytes:
+        try:
+            tree = json.loads(data)
+        except (ValueError, RecursionError):
+            return flipped([place])(data)
+        parents = _containers(tree)
+        if not 0 < len(parents) <= _MANY:
+            return literal.encode("utf-8", "replace") if not parents else data
+        parent = parents[place % len(parents)]
+        where = list(parent if isinstance(parent, dict) else range(len(parent)))
+        own = where[key % len(where)]
+        if rule == 0:
+            del parent[own]
+        elif rule == 1:  # something of the same file in its place
+            parent[own] = json.loads(json.dumps(parents[key % len(parents)]))
+        elif rule == 2 and isinstance(parent, dict):
+            parent[name] = parent[own]
+        elif rule == 2:
+            parent += [parent[own]] * (key % 300 + 1)
+        elif rule == 3 and isinstance(parent[own], int | float):
+            parent[own] = 7 - 10**9 * parent[own] if key % 2 else -parent[own]
+        elif rule < 6:
+            parent[own] = soft
+        else:
+            parent[own] = f"\0{literal.encode().hex()}\0"
+        return _MARK.sub(
+            lambda found: bytes.fromhex(found[1]).decode(), json.dumps(tree)
+        ).encode("utf-8", "replace")  # fmt: skip
+
+    return change
+
+
+def _containers(tree: Any) -> list[Any]:
+    found, waiting = [], [tree]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict | list) and one:
+            found.append(one)
+            waiting += list(one.values()) if isinstance(one, dict) else one
+    return found
+
+
+def several(changes: Changes) -> Changes:
+    """Return one of the changes, or two to four, one after another."""
+    some = st.lists(changes, min_size=2, max_size=4)
+    return changes | some.map(
+        lambda some: lambda data: reduce(lambda now, change: change(now), some, data)
+    )
+
+
+FLIPS = st.lists(PLACES, min_size=1, max_size=16).map(flipped)
+_LENGTHS = st.integers(0, 100) | PLACES
+BYTES = FLIPS | st.builds(spliced, PLACES, _LENGTHS, st.sampled_from((0, 0, 1, 2, 3, 50)), WORDS)
+_LINES = st.builds(_other_line, PLACES, st.lists(PLACES, max_size=2))
+TEXT = BYTES | st.builds(_put, st.just(_NUMBER), PLACES, WORDS) | _LINES
+_OTHER = LITERALS.map(lambda text: text.encode("utf-8", "replace"))
+_VALUES_PUT = st.builds(_put, st.just(_VALUE), PLACES, _OTHER)
+VALUES = TEXT | _VALUES_PUT
+_FORMS = st.sampled_from((b"[%s]\n", b"%s = 1\n", b"x = {%s = 1}\n"))
+TOML = VALUES | st.builds(_long_key, _FORMS, st.sampled_from((40, 3000, 30_000)))
+# Each strategy as often as another: these are the likeliest to pass the parser of JSON itself.
+_NODES = [
+    st.builds(
+        _other_node, PLACES, PLACES, st.integers(0, 7), st.sampled_from(_SOFT), _KEYS, LITERALS
+    )
+    for _ in range(8)
+]
+NODES = st.one_of(_VALUES_PUT, *_NODES)
+JSON = st.one_of(BYTES, NODES)
