@@ -32,8 +32,29 @@ import parts  # noqa: E402
 _DEADLINE_S = 7200.0
 FREE = "free"
 _FURTHEST = 1.1  # times a run's length, to which a line through losses goes on
-_LOCAL = re.compile(r"local, H=(\d+)(?:, delay (\d+))?")
+_LOCAL = re.compile(r"local, H=(\d+)(?:, delay (\d+))?(, average)?")
 PARAMETERS = {"0.1m": 120_576, "1m": 989_600, "10m": 10_795_008}
+
+
+class Shape(NamedTuple):
+    """Rounds of so many inner steps, those while an exchange travels, and the outer step."""
+
+    sync_every: int
+    delay: int = 0
+    outer: str = "auto"
+
+    @property
+    def name(self) -> str:
+        """How tables call them."""
+        delay = f", delay {self.delay}" if self.delay else ""
+        return f"local, H={self.sync_every}{delay}{', average' * (self.outer == 'average')}"
+
+
+def shape_of(name: str) -> Shape:
+    """Return the rounds that tables call so."""
+    found = _LOCAL.fullmatch(name)
+    assert found is not None
+    return Shape(int(found[1]), int(found[2] or 0), "average" if found[3] else "auto")
 
 
 class Case(NamedTuple):
@@ -44,7 +65,7 @@ class Case(NamedTuple):
     num_steps: int
     learning_rate: float
     lengths: Sequence[float]
-    rounds: Sequence[tuple[int, int]]  # inner steps, and those while an exchange travels
+    rounds: Sequence[Shape]
     seeds: Sequence[int]
     codecs: Sequence[str] = ("dynamic4",)
 
@@ -53,11 +74,11 @@ CASES: Mapping[str, Case] = {
     "0.1m": Case(
         *("tiny", 32, 1500, 0.003),
         lengths=(0.65, 0.85),
-        rounds=((1, 0), (5, 0), (10, 0), (10, 2), (30, 0), (100, 0), (500, 0)),
+        rounds=(*map(Shape, (1, 5, 10, 30, 100, 500)), Shape(10, 2)),
         seeds=(0, 1, 2),
     ),
-    "1m": Case(*("small", 16, 1500, 0.002), (0.65, 0.85), ((10, 0), (30, 0)), (0, 1), ()),
-    "10m": Case(*("large", 4, 1000, 0.001), (0.65, 0.85), ((10, 2),), (0,), ()),
+    "1m": Case(*("small", 16, 1500, 0.002), (0.65, 0.85), (Shape(10), Shape(30)), (0, 1), ()),
+    "10m": Case(*("large", 4, 1000, 0.001), (0.65, 0.85), (Shape(10, 2, "average"),), (0,), ()),
 }
 
 
@@ -66,9 +87,9 @@ def measure(case: Case, quick: bool) -> dict[str, Any]:
     ways: dict[str, Sequence[str]] = {FREE: ["--strategy=allreduce"]}
     for codec in case.codecs:
         ways[f"allreduce, {codec}"] = ["--strategy=allreduce", f"--codec={codec}"]
-    for every, delay in case.rounds:
-        options = ["--strategy=local", f"--set=sync_every={every}", f"--set=delay={delay}"]
-        ways[rounds_name(every, delay)] = options
+    for shape in case.rounds:
+        settings = [f"--set={name}={value}" for name, value in shape._asdict().items()]
+        ways[shape.name] = ["--strategy=local", *settings]
     seeds = case.seeds[:1] if quick else case.seeds
     lone = [_loss(case, [], 1, case.num_steps // (10 if quick else 1), seed) for seed in seeds]
     found: dict[str, dict[str, list[float]]] = {}
@@ -78,18 +99,6 @@ def measure(case: Case, quick: bool) -> dict[str, Any]:
             losses = [_loss(case, options, 2, steps, seed) for seed in seeds]
             found.setdefault(name, {})[str(steps)] = losses
     return {"lone": lone, "num_steps": case.num_steps, "losses": found, **case._asdict()}
-
-
-def rounds_name(sync_every: int, delay: int) -> str:
-    """Return how tables call local updates of these rounds."""
-    return f"local, H={sync_every}" + (f", delay {delay}" if delay else "")
-
-
-def rounds_of(name: str) -> tuple[int, int]:
-    """Return the inner steps and the delay of local updates that `rounds_name` has named."""
-    found = _LOCAL.fullmatch(name)
-    assert found is not None
-    return int(found[1]), int(found[2] or 0)
 
 
 def _loss(case: Case, options: Sequence[str], workers: int, steps: int, seed: int) -> float:
@@ -140,11 +149,11 @@ def _toml_rows(part: str, figures: dict[str, Any]) -> Iterator[str]:
     for name, losses in figures["losses"].items():
         needed = steps_needed(losses, figures["lone"])
         if name.startswith("local") and max(*needed, *free) < float("inf"):
-            every, delay = rounds_of(name)
+            shape = shape_of(name)
             times = [own / other for own, other in zip(needed, free, strict=True)]
             yield (
                 f"[[rows]]\nparameters = {PARAMETERS[part]}\n"
-                f"sync_every = {every}\ndelay = {delay}\n"
+                f'sync_every = {shape.sync_every}\ndelay = {shape.delay}\nouter = "{shape.outer}"\n'
                 f"workers = 2\nbits = 4\nnum_steps = {round(median(free))}\n"
                 f"steps = {median(times):.3f}\nlow = {min(times):.3f}\nhigh = {max(times):.3f}\n"
                 f'seeds = {len(times)}\nmodel = "a GPT of {PARAMETERS[part]:,} parameters"\n'

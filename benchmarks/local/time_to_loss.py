@@ -29,7 +29,7 @@ from host import missing  # noqa: E402
 from hosts import TwoHosts  # noqa: E402
 from rank_figures import on_hosts  # noqa: E402
 from step_times import ALONE, SYNC_EVERY, local_name  # noqa: E402
-from steps_to_loss import CASES, FREE, rounds_name, rounds_of, steps_needed  # noqa: E402
+from steps_to_loss import CASES, FREE, Shape, shape_of, steps_needed  # noqa: E402
 
 import parts  # noqa: E402
 
@@ -72,8 +72,8 @@ def _planned(part: str, wire: str, alone_s: float, among: set[str]) -> str:
 
 def _name(plan: Mapping[str, Any]) -> str:
     if plan["strategy"] == "local":
-        rounds = plan["config"]["sync_every"], plan["config"]["delay"]
-        return f"{rounds_name(*rounds)}, {plan['codec'] or 'float32'}"
+        shape = Shape(*(plan["config"][name] for name in Shape._fields))
+        return f"{shape.name}, {plan['codec'] or 'float32'}"
     if plan["strategy"] == "allreduce":
         return f"allreduce, {plan['codec']}" if plan["codec"] else _DDP[-2]
     return str(plan["strategy"])
@@ -101,7 +101,7 @@ def _rows(
         needed = steps_needed(losses, known["lone"])
         if name.startswith("local"):
             for codec in (None, "dynamic8", "dynamic4"):
-                step_s = _steps_of(*rounds_of(name), codec, blocks)
+                step_s = _steps_of(shape_of(name), codec, blocks)
                 ways.append((f"{name}, {codec or 'float32'}", needed, step_s))
         elif name != FREE:
             ways.append((name, needed, blocks[name]))
@@ -117,16 +117,16 @@ def _rows(
 
 
 def _steps_of(
-    every: int, delay: int, codec: str | None, blocks: Mapping[str, Sequence[float]]
+    shape: Shape, codec: str | None, blocks: Mapping[str, Sequence[float]]
 ) -> list[float]:
     """Return the seconds of a step, in each block, of rounds of so many steps.
 
     What an exchange takes beyond the steps beside it is that of the timed rounds, or less: they
     have as long a delay as part of a round.
     """
-    timed = blocks[local_name(codec, is_delayed=delay > 0)]
+    timed = blocks[local_name(codec, is_delayed=shape.delay > 0)]
     pairs = zip(blocks[ALONE], timed, strict=True)
-    return [alone + max(0.0, own - alone) * SYNC_EVERY / every for alone, own in pairs]
+    return [alone + max(0.0, own - alone) * SYNC_EVERY / shape.sync_every for alone, own in pairs]
 
 
 def text(part: str, figures: dict[str, Any]) -> str:

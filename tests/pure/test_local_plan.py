@@ -273,6 +273,7 @@ ROW = Row(
     parameters=1_000_000,
     sync_every=100,
     delay=0,
+    outer="auto",
     workers=2,
     bits=4,
     num_steps=600,
@@ -297,7 +298,11 @@ ROW = Row(
         (Local(codec="dynamic4"), {"bits": 8}, False),
         (Local(codec="threshold:0.1@0.1"), {}, False),
         (Local(outer_learning_rate=1.0), {}, False),  # another outer step
-        (Local(outer="average"), {}, False),
+        *[
+            (Local(outer=one), {"outer": "average"}, one == "average")
+            for one in ("auto", "average")
+        ],
+        (Local(mixing=0.5), {}, False),
         (Local(workers=1), {"workers": 1}, False),
     ],
 )

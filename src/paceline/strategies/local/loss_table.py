@@ -1,12 +1,13 @@
 """Steps to a loss of local updates, from the table of our own measurements beside this file.
 
 A row is near a configuration if its model has at most four times or a quarter of the parameters,
-and its rounds at most twice or half of the steps and the workers, with the outer step by default,
+and its rounds at most twice or half of the steps and the workers, with the same outer step,
 and no larger part of a round passes while an exchange travels.
 """
 
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from math import log2
@@ -16,6 +17,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from paceline.core.rounds import Outer
 from paceline.core.steps_to_loss import StepsToLoss
 from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
@@ -31,14 +33,15 @@ class Row:
     """A measurement (benchmarks/local/steps_to_loss.py).
 
     A model of so many `parameters` on so many `workers`, in rounds of `sync_every` steps of which
-    `delay` pass while an exchange travels, with outer gradients of `bits` or more a value, needs
-    `steps` times as many steps as synchronous training of `num_steps`: the median of `seeds`, which
-    lie from `low` to `high`.
+    `delay` pass while an exchange travels, with the step `outer` on outer gradients of `bits` or
+    more a value, needs `steps` times as many steps as synchronous training of `num_steps`: the
+    median of `seeds`, which lie from `low` to `high`.
     """
 
     parameters: _Count
     sync_every: _Count
     delay: Annotated[int, Field(ge=0)]
+    outer: Outer
     workers: _Count
     bits: _Count
     num_steps: _Count
@@ -59,11 +62,12 @@ def rows() -> tuple[Row, ...]:
 
 def variants(workers: int) -> list[Local]:
     """Return all rounds whose loss was measured, the default ones first."""
-    rounds = [(Local.sync_every, Local.delay), *((row.sync_every, row.delay) for row in rows())]
-    return [
-        Local(workers=workers, sync_every=every, delay=delay)
-        for every, delay in dict.fromkeys(rounds)
-    ]
+    usual = Local(workers=workers)
+    measured = (
+        replace(usual, sync_every=row.sync_every, delay=row.delay, outer=row.outer)
+        for row in rows()
+    )
+    return list(dict.fromkeys([usual, *measured]))
 
 
 def steps_to_loss(workload: Workload, config: Local) -> StepsToLoss | None:
@@ -89,7 +93,8 @@ def estimate(num_parameters: int, config: Local, among: Sequence[Row]) -> StepsT
 
 
 def _is_near(row: Row, num_parameters: int, config: Local) -> bool:
-    if (config.outer, config.outer_learning_rate, config.outer_momentum) != ("auto", None, None):
+    outer = config.outer, config.outer_learning_rate, config.outer_momentum, config.mixing
+    if outer != (row.outer, None, None, None):
         return False
     if config.delay * row.sync_every > row.delay * config.sync_every:
         return False
