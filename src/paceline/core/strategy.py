@@ -138,7 +138,10 @@ class Running:
     """
 
     ends_together: bool = True
-    """False if a rank may leave an exchange while its last bytes travel: a measurement waits."""
+    """False if a rank may return from an exchange before its last bytes are sent.
+
+    A measurement then waits for all ranks before it begins the next exchange.
+    """
 
     may_skip_profile: bool = False
     """Trains without a forecast where `profile_s` is 0."""

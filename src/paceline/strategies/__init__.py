@@ -16,7 +16,8 @@ STRATEGIES: dict[str, Strategy] = {
     for package in (allreduce, host, tree, wheel, subbatch, hogbatch, local, hierarchy)
 }
 
-# Those of equal workers that exchange all gradients in each step, and so learn the same.
+# Those of equal workers that exchange all gradients in each step, and so learn the same: their
+# exchange can be measured by itself, and they need as many steps to a loss.
 EXCHANGES = {
     name: one
     for name, one in STRATEGIES.items()
