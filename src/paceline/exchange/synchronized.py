@@ -1,8 +1,7 @@
 """A DistributedDataParallel whose gradients need not go through torch's all-reduce.
 
-It is a subclass, so that isinstance, torch.compile, checkpoints and the tools that people train
-with treat it as one. Only its `reducer`, which does all that concerns gradients, may be one of ours
-(decision 17).
+A subclass, so that isinstance, torch.compile, checkpoints and the tools that people train with
+treat it as one. Only its `reducer` may be one of ours (decision 17).
 """
 
 import weakref
@@ -23,6 +22,7 @@ from torch.nn.parameter import is_lazy
 from paceline.core.chunks import ChunkTuner
 from paceline.core.errors import InvalidInput
 from paceline.exchange.all_reduce import TorchAllReduce
+from paceline.exchange.ddp_logger import DDPLogger
 from paceline.exchange.layout import check_same, trainable
 from paceline.exchange.readiness import in_backward, weakly
 from paceline.exchange.reducer import UNFINISHED, Reducer, Unfinished
@@ -114,7 +114,7 @@ class Synchronized(DistributedDataParallel):
         self._types = [p.dtype for p in self._trainable]
         self._tuner: ChunkTuner | None = None
         if self._is_alone or not self._method.uses_torch_reducer:
-            self.reducer, self.logger = None, _Logger()
+            self.reducer, self.logger = None, DDPLogger()
         if self._is_alone:
             return
         if self._method.uses_torch_reducer:
@@ -304,7 +304,7 @@ class Synchronized(DistributedDataParallel):
         super()._update_process_group(new_process_group)
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
-        if isinstance(self.logger, _Logger):
+        if isinstance(self.logger, DDPLogger):
             return self.logger.data(self)
         found: dict[str, Any] = super()._get_ddp_logging_data()
         return found
@@ -381,46 +381,6 @@ class Synchronized(DistributedDataParallel):
         # Without a reducer, gradients simply stay this rank's own.
         self.reducer = self._gradients = None
         self._is_alone = True
-
-
-class _Logger:
-    """Implements the logger of DistributedDataParallel."""
-
-    def __init__(self) -> None:
-        self._data: dict[str, Any] = {"iteration": 0, "has_error": 0}
-
-    def set_runtime_stats_and_log(self) -> None:
-        self._data["iteration"] += 1  # a forward pass whose gradients are to be exchanged
-
-    def set_error_and_log(self, error: str) -> None:
-        self._data |= {"has_error": 1, "error": error}
-
-    def _set_uneven_input_join(self) -> None:
-        self._data["join_uneven_inputs"] = True
-
-    def _set_static_graph(self) -> None:
-        self._data["static_graph"] = True
-
-    def data(self, parallel: DistributedDataParallel) -> dict[str, Any]:
-        """Return the facts of the construction under DistributedDataParallel's names."""
-        modules = list(parallel.module.modules())
-        parameters = [p for p in parallel.module.parameters() if p.requires_grad]
-        group = parallel.process_group
-        return {
-            "module_name": type(parallel.module).__name__,
-            "rank": group.rank(),
-            "world_size": group.size(),
-            "backend_name": dist.get_backend(group) if dist.is_initialized() else "",
-            "num_parameter_tensors": len(parameters),
-            "total_parameter_size_bytes": sum(p.nbytes for p in parameters),
-            "dtypes": ", ".join(sorted({str(p.dtype) for p in parameters})),
-            "broadcast_buffers": int(parallel.forward_sync_buffers),
-            "find_unused_parameters": int(parallel.find_unused_parameters),
-            "gradient_as_bucket_view": int(parallel.gradient_as_bucket_view),
-            "has_sync_bn": int(any(isinstance(one, nn.SyncBatchNorm) for one in modules)),
-            "is_multi_device_module": int(parallel.is_multi_device_module),
-            **self._data,
-        }
 
 
 class _JoinHook(JoinHook):

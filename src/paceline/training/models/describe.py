@@ -12,8 +12,6 @@ gradient of a layer has been accumulated.
 """
 
 import random
-import weakref
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,22 +28,18 @@ from paceline.core.errors import InvalidInput
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.links.devices import random_numbers_restored
 from paceline.training.data.batch import call
-from paceline.training.models.flops import allocates, flops_of, nbytes_of, stored_nbytes, tensors_in
+from paceline.training.models.flops import allocates, flops_of, nbytes_of, tensors_in
 from paceline.training.models.fused_attention import attention_as_on_cpu
 from paceline.training.models.layers import LayerModule, duplicate, layers_of
+from paceline.training.models.live_memory import (
+    LiveMemory,
+    SegmentActivations,
+    storage_of,
+    workspace_nbytes,
+)
 
 Counts = tuple[int, int, int]  # arithmetic operations, bytes, calls (but for allocations)
 _Slice = tuple[StorageWeakRef, int, tuple[int, ...]]
-
-_BLOCK = 16
-_FEW_CHANNELS = 4  # up to which a convolution reads its input as it lies
-# In backward these first copy a gradient that is not contiguous.
-_GATHERING = (
-    *(torch.ops.aten.avg_pool2d_backward, torch.ops.aten.max_pool2d_with_indices_backward),
-    torch.ops.aten.convolution_backward,
-)
-
-_LSTM_KERNELS = (torch.ops.aten.mkldnn_rnn_layer, torch.ops.aten.mkldnn_rnn_layer_backward)
 
 
 @dataclass
@@ -281,119 +275,6 @@ def _differences(ends: Sequence[Counts]) -> list[Cost]:
     ]
 
 
-class LiveMemory:
-    """Counts the bytes of the storages that were made while tracing, and are still referred to.
-
-    `nbytes` are those of now, `peak_nbytes` the most since the last call of `lap`.
-    """
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self.peak_nbytes = 0
-        # The callback of a weak reference runs only while the reference itself is alive.
-        self._alive: dict[weakref.ref[torch.UntypedStorage], int] = {}
-
-    def made(self, tensors: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> None:
-        """Count the storages that an operation has returned, without those of its inputs."""
-        strided = [tensor for tensor in inputs if tensor.layout == torch.strided]
-        before = {tensor.untyped_storage()._cdata for tensor in strided}
-        for tensor in tensors:
-            if tensor.layout != torch.strided:
-                continue
-            storage = tensor.untyped_storage()
-            reference = weakref.ref(storage, self._gone)
-            if storage._cdata not in before and reference not in self._alive:
-                self._alive[reference] = storage.nbytes()
-                self.nbytes += storage.nbytes()
-
-    def update_peak(self, workspace_nbytes: int = 0) -> None:
-        """Raise the peak to the live bytes plus an operation's workspace."""
-        self.peak_nbytes = max(self.peak_nbytes, self.nbytes + workspace_nbytes)
-
-    def lap(self) -> int:
-        """Return the peak since the last call, and reset it."""
-        self.update_peak()
-        peak, self.peak_nbytes = self.peak_nbytes, self.nbytes
-        return peak
-
-    def _gone(self, reference: "weakref.ref[torch.UntypedStorage]") -> None:
-        self.nbytes -= self._alive.pop(reference, 0)
-
-
-def workspace_nbytes(func: OpOverload, args: Sequence[Any]) -> int:
-    """Return the bytes that an operation takes and gives back before it is done."""
-    if func.overloadpacket in _LSTM_KERNELS:  # of (steps, batch, ...), the gates of all steps
-        inputs, _, of_states = args[:3]
-        return int(inputs[..., 0].nbytes * of_states.shape[0])
-    if func.overloadpacket not in _GATHERING:
-        return 0
-    gradient = args[0]
-    gathered = 0 if gradient.is_contiguous() else gradient.nbytes
-    if func.overloadpacket is not torch.ops.aten.convolution_backward:
-        return int(gathered)
-    inputs, needs_gradient = args[1], args[10][0]
-    of_inputs = 2 * _blocked_nbytes(inputs) if needs_gradient else 0
-    return int(gathered + max(of_inputs, _blocked_nbytes(inputs) + _blocked_nbytes(gradient)))
-
-
-def _blocked_nbytes(tensor: Tensor) -> int:
-    channels = tensor.shape[1]
-    if channels < _FEW_CHANNELS:
-        return 0
-    return int(tensor.nbytes // channels * -(-channels // _BLOCK) * _BLOCK)
-
-
-class SegmentActivations:
-    """Finds what each segment of a forward pass hands on: made in it and read after it.
-
-    In a chain of layers that is the one tensor between two neighbours. Around a branch a tensor
-    counts where it was made, once, however many segments read it. A tensor changed in place counts
-    as made by the last segment that changed it.
-
-    Once `in_backward` is set, it finds what of each segment is kept until then: the storages that
-    backward reads.
-    """
-
-    def __init__(self) -> None:
-        self.segment = 0
-        self.in_backward = False
-        self._maker: dict[StorageWeakRef, int] = {}
-        self._read: dict[int, dict[_Slice, tuple[int, int]]] = defaultdict(dict)
-        self._kept: dict[int, dict[StorageWeakRef, int]] = defaultdict(dict)
-
-    def read(self, tensors: Sequence[Tensor], outside: bool = False) -> None:
-        """Record that the current segment, or code after the model, reads `tensors`."""
-        for tensor in tensors:
-            storage = _storage_of(tensor)
-            maker = None if storage is None else self._maker.get(storage)
-            if storage is None or maker is None:
-                continue
-            if self.in_backward:
-                self._kept[maker][storage] = tensor.untyped_storage().nbytes()
-            elif outside or maker < self.segment:
-                part = (storage, int(tensor.storage_offset()), tuple(tensor.shape))
-                limit = tensor.untyped_storage().nbytes()
-                self._read[maker][part] = (stored_nbytes(tensor), limit)
-
-    def made(self, tensors: Sequence[Tensor]) -> None:
-        """Record that the current segment made `tensors`; those of backward are not counted."""
-        for tensor in () if self.in_backward else tensors:
-            storage = _storage_of(tensor)
-            if storage is not None:
-                self._maker[storage] = self.segment
-
-    def nbytes(self, segment: int) -> int:
-        """Bytes that `segment` hands on: no more of a storage than there is, however many views."""
-        sizes: dict[StorageWeakRef, int] = defaultdict(int)
-        for (storage, _, _), (nbytes, limit) in self._read[segment].items():
-            sizes[storage] = min(limit, sizes[storage] + nbytes)
-        return sum(sizes.values())
-
-    def kept_nbytes(self, segment: int) -> int:
-        """Bytes that `segment` made and backward read."""
-        return sum(self._kept[segment].values())
-
-
 class CostCounter(TorchDispatchMode):
     """Adds up the operations run while it is active, but for views: `counts` are those so far."""
 
@@ -417,8 +298,8 @@ class CostCounter(TorchDispatchMode):
         out = func(*args, **kwargs)
         outputs = list(tensors_in(out))
         changes = func._schema.is_mutable and torch.Tag.inplace_view not in func.tags
-        storages = {_storage_of(tensor) for tensor in inputs} - {None}
-        is_alias = bool(outputs) and all(_storage_of(tensor) in storages for tensor in outputs)
+        storages = {storage_of(tensor) for tensor in inputs} - {None}
+        is_alias = bool(outputs) and all(storage_of(tensor) in storages for tensor in outputs)
         view = is_alias and not changes
         if not view:
             flops, nbytes, num_calls = self.counts
@@ -436,10 +317,3 @@ class CostCounter(TorchDispatchMode):
             if not in_place:
                 self._alive.update_peak(workspace_nbytes(func, args))
         return out
-
-
-def _storage_of(tensor: Tensor) -> StorageWeakRef | None:
-    # A weak reference keeps the address from being given to another storage, not the memory.
-    if tensor.layout != torch.strided:
-        return None
-    return StorageWeakRef(tensor.untyped_storage())

@@ -1,0 +1,49 @@
+"""The facts that DistributedDataParallel keeps of itself, for a module without torch's reducer."""
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class DDPLogger:
+    """Implements the logger of DistributedDataParallel."""
+
+    def __init__(self) -> None:
+        self._data: dict[str, Any] = {"iteration": 0, "has_error": 0}
+
+    def set_runtime_stats_and_log(self) -> None:
+        """Count a forward pass."""
+        self._data["iteration"] += 1  # a forward pass whose gradients are to be exchanged
+
+    def set_error_and_log(self, error: str) -> None:
+        """Remember the last error."""
+        self._data |= {"has_error": 1, "error": error}
+
+    def _set_uneven_input_join(self) -> None:
+        self._data["join_uneven_inputs"] = True
+
+    def _set_static_graph(self) -> None:
+        self._data["static_graph"] = True
+
+    def data(self, parallel: DistributedDataParallel) -> dict[str, Any]:
+        """Return the facts of the construction under DistributedDataParallel's names."""
+        modules = list(parallel.module.modules())
+        parameters = [p for p in parallel.module.parameters() if p.requires_grad]
+        group = parallel.process_group
+        return {
+            "module_name": type(parallel.module).__name__,
+            "rank": group.rank(),
+            "world_size": group.size(),
+            "backend_name": dist.get_backend(group) if dist.is_initialized() else "",
+            "num_parameter_tensors": len(parameters),
+            "total_parameter_size_bytes": sum(p.nbytes for p in parameters),
+            "dtypes": ", ".join(sorted({str(p.dtype) for p in parameters})),
+            "broadcast_buffers": int(parallel.forward_sync_buffers),
+            "find_unused_parameters": int(parallel.find_unused_parameters),
+            "gradient_as_bucket_view": int(parallel.gradient_as_bucket_view),
+            "has_sync_bn": int(any(isinstance(one, nn.SyncBatchNorm) for one in modules)),
+            "is_multi_device_module": int(parallel.is_multi_device_module),
+            **self._data,
+        }
