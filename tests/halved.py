@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LRScheduler
 
+from nets import residual
 from paceline.rpc.tensor_parts import flatten, load_vector
 from paceline.strategies.wheel.protocol import take_gradients
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.training.models.halves import Halves, cut
-from paceline.training.models.networks import MLP, CifarResNet, LeNet5
+from paceline.training.models.networks import MLP, LeNet5
 
 
 class Dropping(nn.Module):
@@ -88,7 +89,7 @@ CASES = {
     "dropping": Case(Dropping, (1, 8, 8), 5, ("norm", "fc1", "fc2")),
     "around": Case(Around, (6,), 8, ("b",)),
     "remembering": Case(Remembering, (7, 6), 5, ("out",)),
-    "resnet": Case(lambda: CifarResNet(1), (3, 8, 8), 10, ("blocks.1.conv1.0", "classifier.2")),
+    "resnet": Case(residual, (3, 8, 8), 10, ("blocks.1.conv1.0", "classifier.2")),
 }
 
 

@@ -8,7 +8,7 @@ from paceline.core.cost import Roofline
 from paceline.core.plan import Cost
 from paceline.core.simulate import simulate
 from paceline.core.workload import Layer, Parameter, Workload
-from paceline.strategies.hogbatch.plan import plan_until
+from papers.hogbatch import plan_until
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

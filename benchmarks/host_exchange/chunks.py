@@ -37,6 +37,7 @@ from paceline.planner import forecast
 from paceline.strategies import STRATEGIES
 from paceline.strategies.host.config import HostReduce
 from paceline.strategies.host.run import replica
+from papers.networks import step_of
 from trainee import Task, Trainee
 
 _BATCH_SIZE = 12
@@ -81,7 +82,7 @@ class Sweep:
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
     """Return what was predicted, what the searches picked, and the sweep."""
-    workload = rehearsed.described("resnet152", _BATCH_SIZE)
+    workload = step_of("resnet152", _BATCH_SIZE)
     times = layer_times(workload, rehearsed.p100())
     task = rehearsed.rehearsal(workload, times)
     predicted = _predicted(workload, times, group)

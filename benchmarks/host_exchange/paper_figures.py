@@ -26,7 +26,7 @@ from paceline.core.chunks import RuntimeSearch  # noqa: E402
 from paceline.planner import Forecast, forecast  # noqa: E402
 from paceline.records.machine_file import find_machine  # noqa: E402
 from paceline.strategies import STRATEGIES  # noqa: E402
-from paceline.training.recipes.named import workload_of  # noqa: E402
+from papers.networks import step_of  # noqa: E402
 
 _MACHINE, _WORKERS, _INTERVAL = "power8-p100", 4, 10  # iterations, as in the paper
 _DASHED = ' stroke-dasharray="5 4"'
@@ -42,7 +42,7 @@ def planned(model: str, batch_size: int, strategy: str, workers: int, **options:
     """Return the forecast of a step on the paper's machine; `batch_size` is that of a GPU."""
     chosen = STRATEGIES[strategy]
     config = chosen.config(workers=workers, **options)
-    workload = workload_of(model, batch_size, None)
+    workload = step_of(model, batch_size)
     return forecast(workload, find_machine(_MACHINE), chosen, config, batch_size * workers)
 
 
@@ -115,7 +115,7 @@ def trained(strategy: str, epochs: int) -> list[curves.Point]:
 
 def figure_5(rehearsed: dict[str, Any], quick: bool) -> str:
     """Return the seconds of each ten iterations while Algorithm 1 looks for a chunk."""
-    layers = len(workload_of("resnet152", 12, None).layers)
+    layers = len(step_of("resnet152", 12).layers)
     searched = 40 if quick else _SEARCHED
     colours, drawn = iter(COLOURS), []
     for step, range_ in _SEARCHES[: 1 if quick else None]:

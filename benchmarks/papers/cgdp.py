@@ -36,6 +36,7 @@ from paceline.strategies.tree.config import Tree
 from paceline.training.models.inception import GoogLeNet
 from paceline.training.recipes.named import workload_of
 from papers import alpha_beta
+from papers.networks import step_of
 from papers.paper_tables import Paper, paper_of, printed_values, read_printed
 
 # Section 5.1, Table 1: images of one GPU in one step.
@@ -114,11 +115,9 @@ def network(name: str, batch_size: int | None = None) -> CountedNetwork:
     size = batch_size or BATCH_SIZES[name]
     if name == "googlenet":
         with torch.device("meta"):
-            model: str | nn.Module = TrainedGoogLeNet()
+            fine = workload_of(TrainedGoogLeNet(), size, (3, 224, 224))
     else:
-        model = name
-    width = 227 if name == "alexnet" else 224
-    fine = workload_of(model, size, (3, width, width))
+        fine = step_of(name, size)
     members: dict[str, list[Layer]] = defaultdict(list)
     for layer in fine.layers:
         members[layer_of(layer.name)].append(layer)

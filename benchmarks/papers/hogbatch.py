@@ -7,12 +7,13 @@ the networks of table II as workloads.
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from math import inf
 
 from pydantic import TypeAdapter
 
 from paceline.core.cost import Roofline, compute_lane
 from paceline.core.losses import WITHIN_A_HOST
-from paceline.core.machine import Machine
+from paceline.core.machine import DeviceKind, Machine
 from paceline.core.plan import Plan
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
@@ -20,8 +21,9 @@ from paceline.core.timeline import Timeline
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.records.machine_file import find_machine
 from paceline.strategies.hogbatch import statistics
-from paceline.strategies.hogbatch.config import Hogbatch, PolicyName
-from paceline.strategies.hogbatch.plan import plan, plan_until, updates_per_batch
+from paceline.strategies.hogbatch.config import Hogbatch, PolicyName, WorkerSpec
+from paceline.strategies.hogbatch.plan import EventLoop, PricedWorkers, plan
+from paceline.strategies.hogbatch.policy import updates_of
 from papers.paper_tables import Paper, paper_of, read_printed
 
 _NBYTES = 8  # float64: 64,700 x 300 x 8 is w8a's 155 MB, and 72,309 x 20,958 x 8 real-sim's 12.1 GB
@@ -140,6 +142,14 @@ def epoch_s(data: DataSet, device: str) -> float:
     return batch_s * data.num_examples / size
 
 
+def plan_until(work: Workload, machine: Machine, config: Hogbatch, horizon_s: float) -> Plan:
+    """Return the tasks of all batches that are handed out before the horizon.
+
+    `simulate(plan, cost, until=horizon_s)` then leaves out what is not done by that time.
+    """
+    return Plan(EventLoop(PricedWorkers(work, machine, config)).tasks(horizon_s=horizon_s))
+
+
 @cache
 def run(data: DataSet, policy: PolicyName) -> tuple[Plan, Timeline]:
     """Return the plan and the timeline of CPU and GPU within the horizon."""
@@ -181,7 +191,7 @@ def configuration(data: DataSet, policy: PolicyName) -> Hogbatch:
 
 def cpu_share(data: DataSet, policy: PolicyName) -> float:
     """Return the CPU's share of all updates (figure 8)."""
-    per_batch = updates_per_batch(devices("cpu0", "gpu0"), configuration(data, policy))
-    made = statistics.updates(run(data, policy)[1])
-    counted = {name: len(own) * per_batch[name] for name, own in made.items()}
+    workers = {"cpu0": WorkerSpec(DeviceKind.CPU, THREADS), "gpu0": WorkerSpec(DeviceKind.GPU)}
+    beta, made = configuration(data, policy).beta, statistics.updates(run(data, policy)[1])
+    counted = {name: len(made[name]) * updates_of(one, inf, beta) for name, one in workers.items()}
     return counted["cpu0"] / sum(counted.values())

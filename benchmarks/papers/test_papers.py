@@ -7,6 +7,7 @@ import pytest
 
 from papers import NAMES, cgdp, dgx1, lookalike, paper
 from papers.headline import as_object, headline, markdown
+from papers.networks import step_of
 from papers.paper_tables import PaperCell, read_printed, series_means, table_cells
 from refusals import refused
 
@@ -104,6 +105,24 @@ def test_networks_have_the_layers_of_cgdps_table_1_and_lose_nothing(
             for work in (known.fine, known.workload)
         )
         assert fine == pytest.approx(merged, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_parameters"),
+    [
+        *(("resnet101", 44_549_160), ("resnet152", 60_192_808)),  # torchvision's
+        # Transformers' BertForMaskedLM of bert-base-uncased: without pooler, with this head.
+        *(("bert-base", 109_514_298), ("bert-large", 335_174_458)),
+    ],
+)
+def test_networks_that_only_tables_name_have_the_published_parameters(name, num_parameters):
+    assert step_of(name, 2).num_parameters == num_parameters
+
+
+@pytest.mark.parametrize(("name", "published"), [("resnet101", 7.6e9), ("resnet152", 11.3e9)])
+def test_deep_resnets_have_the_multiply_adds_of_he_et_al_table_1(name, published):
+    flops = sum(layer.forward.flops for layer in step_of(name, 2).layers)
+    assert flops / 2 / 2 == pytest.approx(published, rel=0.03)
 
 
 def test_a_step_of_mxnet_is_the_closed_form_of_its_strategy():

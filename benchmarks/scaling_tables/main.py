@@ -28,7 +28,7 @@ from paceline.planner import Forecast, forecast  # noqa: E402
 from paceline.planner.device_rate import DeviceRate, calibrated  # noqa: E402
 from paceline.records.catalogue import EqualDevices  # noqa: E402
 from paceline.strategies import STRATEGIES  # noqa: E402
-from paceline.training.recipes.named import workload_of  # noqa: E402
+from papers.networks import step_of  # noqa: E402
 from readme import table  # noqa: E402
 
 _NO_LOSSES = Losses.none("the naive predictor")
@@ -117,7 +117,7 @@ def _planned(family: Family, count: int, alone: float, losses: Losses | None) ->
         network=(family["network"] or "10gbe") if hosts > 1 else None,
         rails=family.get("rails", 1) if hosts > 1 else 1,
     )
-    described = partial(workload_of, family["model"])
+    described = partial(step_of, family["model"])
     machine = equal.machine("published", losses)
     machine = calibrated(machine, described, DeviceRate(alone, size), size)
     part = machine.for_workers(count, _STRATEGY.planning.symmetric)

@@ -6,15 +6,17 @@ import pytest
 import torch
 
 from paceline.core.workload import Cost, Layer, Parameter, Workload
-from paceline.records.built_in import RECORDED, record_of, recorded, recorded_with, step_of
+from paceline.records.built_in import RECORDED, _record, record_of, recorded, step_of
 from paceline.training.recipes.named import workload_of
 
 SIZES = (1, 3, 160)  # where sums of gradients differ, where they do not, and in other operations
 QUICK = ("lenet5", "alexnet")  # to describe
-SAME_TORCH = torch.__version__.split("+")[0] == recorded_with().split("+")[0]
+RECORDED_WITH = _record()["torch"].partition("+")[0]
 
 
-@pytest.mark.skipif(not SAME_TORCH, reason=f"recorded with torch {recorded_with()}")
+@pytest.mark.skipif(
+    torch.__version__.partition("+")[0] != RECORDED_WITH, reason=f"with torch {RECORDED_WITH}"
+)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in RECORDED],

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from paceline.core.workload import Layer
 from paceline.training.models import describe, find
 from paceline.training.models.describe import CostCounter
-from paceline.training.models.transformers import BERT, GPT, ViT
+from paceline.training.models.transformers import GPT, ViT
 
 
 def costs_of(model: nn.Module, batch: Tensor) -> Layer:
@@ -162,8 +162,6 @@ def test_kernels_of_cudnn_are_counted_by_their_shapes() -> None:
         ("googlenet", 1.502e9, 0.08),  # Szegedy et al. 2014, the sum of Table 1
         ("resnet18", 1.8e9, 0.03),  # He et al. 2015, Table 1
         ("resnet50", 3.8e9, 0.03),
-        pytest.param("resnet101", 7.6e9, 0.03, marks=pytest.mark.slow),
-        pytest.param("resnet152", 11.3e9, 0.03, marks=pytest.mark.slow),
     ],
 )
 def test_forward_pass_has_the_published_multiply_adds(name, published, tolerance):
@@ -184,10 +182,9 @@ SMALL = {"width": 12, "num_layers": 2, "num_heads": 2}
     [
         (find("lenet5").build(None), torch.randn(3, 1, 32, 32)),
         (GPT(17, context=14, **SMALL), torch.arange(30).view(3, 10) % 17),
-        (BERT(17, context=14, **SMALL), torch.arange(30).view(3, 10) % 17),
         (ViT(5, image=(3, 8, 12), patch=4, **SMALL), torch.randn(3, 3, 8, 12)),
     ],
-    ids=["lenet5", "gpt", "bert", "vit"],
+    ids=["lenet5", "gpt", "vit"],
 )
 def test_layers_add_up_to_the_whole_real_step(model: nn.Module, batch: Tensor) -> None:
     layers = describe(model, batch).layers

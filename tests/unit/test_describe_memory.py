@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from nets import Net
+from nets import Net, residual
 from paceline.core.workload import replica_nbytes
 from paceline.studies.profile.memory_use import make_momentum, track
 from paceline.training.models import describe
 from paceline.training.models.inception import GoogLeNet
-from paceline.training.models.networks import Bottleneck, CifarResNet, LeNet5, ResNet
-from paceline.training.models.transformers import BERT, GPT, ViT
+from paceline.training.models.networks import Bottleneck, LeNet5, ResNet
+from paceline.training.models.transformers import GPT, ViT
 from paceline.training.recipes.losses import next_token_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
@@ -51,7 +51,6 @@ RECURRENT: dict[str, Callable[[], nn.Module]] = {
 SIZES = {"width": 64, "num_layers": 3, "num_heads": 4}
 TRANSFORMERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "gpt": lambda: (GPT(64, context=64, **SIZES), torch.randint(WORDS, (4, 64))),
-    "bert": lambda: (BERT(64, context=64, **SIZES), torch.randint(WORDS, (4, 64))),
     "vit": lambda: (
         *(ViT(CLASSES, image=(3, 32, 32), patch=4, **SIZES), torch.randn(4, 3, 32, 32)),
     ),
@@ -68,7 +67,7 @@ def wide() -> nn.Module:
 IMAGES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lenet5": (LeNet5, (16, 1, 32, 32)),
     "wide": (wide, (8, 3, 32, 32)),
-    "cifar": (lambda: CifarResNet(1), (8, 3, 32, 32)),
+    "residual": (residual, (8, 3, 32, 32)),
     "googlenet": (lambda: GoogLeNet(10), (4, 3, 96, 96)),
     "bottlenecks": (lambda: ResNet(Bottleneck, (1, 1, 1, 1), 10), (4, 3, 96, 96)),
 }

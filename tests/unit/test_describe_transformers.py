@@ -1,4 +1,4 @@
-"""What `describe` finds in GPT, BERT and ViT, against counts by hand.
+"""What `describe` finds in GPT and ViT, against counts by hand.
 
 B samples of T tokens are R = B T rows; C is the width, H the number of heads, V the vocabulary.
 """

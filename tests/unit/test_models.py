@@ -10,8 +10,6 @@ from paceline.training.models.inception import GoogLeNet, InceptionBlock, Incept
 from paceline.training.models.networks import (
     VGG16,
     AlexNet,
-    CifarResNet,
-    PaddedShortcut,
     SigmoidMLP,
     he_normal_,
 )
@@ -37,15 +35,12 @@ def count(model: nn.Module) -> int:
         ("alexnet", 60_965_224),  # bvlc_alexnet's
         *(("vgg16", 138_357_544), ("googlenet", 6_998_552), ("inception-v3", 23_834_568)),
         *(("resnet18", 11_689_512), ("resnet50", 25_557_032)),  # torchvision's
-        *(("resnet101", 44_549_160), ("resnet152", 60_192_808)),
         ("mlp", (54 + 1) * 512 + 4 * (512 + 1) * 512 + (512 + 1) * 2),
         *(("gpt2", 124_439_808), ("gpt2-untied", 124_439_808 + 50_257 * 768)),
         *(("gpt", 3_290_624), ("gpt-untied", 3_290_624 + 256 * 256)),
         *(("gpt-1m", 1_057_152), ("gpt-1m-untied", 1_057_152 + 256 * 128)),
         *(("gpt-10m", 10_844_160), ("gpt-10m-untied", 10_844_160 + 256 * 384)),
         *(("gpt-30m", 30_033_920), ("gpt-30m-untied", 30_033_920 + 256 * 640)),
-        # Transformers' BertForMaskedLM of bert-base-uncased: without pooler, with this head.
-        *(("bert-base", 109_514_298), ("bert-large", 335_174_458), ("bert", 3_357_953)),
         *(("vit-b-16", 86_567_656), ("vit", 821_642)),  # torchvision's vit_b_16
     ],
 )
@@ -53,18 +48,7 @@ def test_networks_have_the_published_numbers_of_parameters(name: str, published:
     assert count(on_meta(name)) == published
 
 
-@pytest.mark.parametrize(
-    ("n", "millions"), [(3, "0.27"), (5, "0.46"), (7, "0.66"), (9, "0.85"), (18, "1.7")]
-)
-def test_cifar_resnets_have_the_parameters_of_table_6(n: int, millions: str) -> None:
-    """He et al. 2015, Table 6: ResNet-20, -32, -44, -56 and -110, without those of shortcuts."""
-    with torch.device("meta"):
-        exact = count(CifarResNet(n))
-    assert round(exact / 1e6, len(millions.partition(".")[2])) == float(millions)
-    assert n < 18 or exact == count(on_meta("resnet110"))
-
-
-QUICK = ("alexnet", "bert", "covtype-mlp", "gpt", "lenet5", "mlp", "resnet18", "vgg16", "vit")
+QUICK = ("alexnet", "covtype-mlp", "gpt", "lenet5", "mlp", "resnet18", "vgg16", "vit")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +92,7 @@ def test_grids_have_the_published_sizes() -> None:
 @pytest.mark.parametrize(
     ("name", "size"),
     [
-        *(("lenet5", (1, 32, 32)), ("mlp-12-8-5", (3, 4)), ("resnet110", (3, 32, 32))),
+        *(("lenet5", (1, 32, 32)), ("mlp-12-8-5", (3, 4))),
         *(("resnet18", (3, 64, 64)), ("vit", (3, 32, 32))),
         pytest.param("googlenet", (3, 224, 224), marks=pytest.mark.slow),
     ],
@@ -121,14 +105,6 @@ def test_gradients_reach_every_parameter(name: str, size: tuple[int, ...]) -> No
         assert parameter.grad is not None
         assert bool(torch.isfinite(parameter.grad).all())
         assert parameter.dim() == 1 or bool(parameter.grad.any())
-
-
-def test_a_padded_shortcut_takes_every_second_pixel_and_adds_zero_channels() -> None:
-    x = torch.arange(2 * 3 * 4 * 4.0).reshape(2, 3, 4, 4) + 1
-    y = PaddedShortcut(2)(x)
-    assert y.shape == (2, 5, 2, 2)
-    assert torch.equal(y[:, :3, 1, 0], x[:, :, 2, 0])
-    assert not y[:, 3:].any()
 
 
 def test_initial_weights_keep_the_scale_of_a_deep_network() -> None:

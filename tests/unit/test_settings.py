@@ -72,8 +72,7 @@ def test_a_strategy_has_its_own_defaults_unless_values_are_given(asked: dict, ex
         ("lenet5", {}, ("digits", "sgd", 0.05, 0.9, "constant")),
         ("alexnet", {}, ("digits", "sgd", 0.001, 0.9, "constant")),
         ("gpt", {}, ("text", "adamw", 1e-3, None, "constant")),
-        ("bert", {"data": "masked-text:a"}, ("masked-text:a", "adamw", 1e-3, None, "constant")),
-        ("bert-base", {}, ("masked-text", "adamw", 1e-4, None, "constant")),
+        ("gpt2", {"data": "text:a"}, ("text:a", "adamw", 6e-4, None, "constant")),
         ("vit", {"schedule": "cosine"}, ("digits", "adamw", 1e-3, None, "cosine")),
         # A rate belongs to an optimizer.
         ("lenet5", {"optimizer": "Adam"}, ("digits", "Adam", None, None, "constant")),

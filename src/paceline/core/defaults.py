@@ -24,9 +24,6 @@ _BY_PREFIX = (
     # Brown et al. 2020, table 2.1: for the model of GPT-2's smallest size.
     ("gpt2", Usual("text", "adamw", 6e-4)),
     ("gpt", Usual("text", "adamw", 1e-3)),
-    # Devlin et al. 2019, appendix A.2.
-    ("bert-base", Usual("masked-text", "adamw", 1e-4)),
-    ("bert", Usual("masked-text", "adamw", 1e-3)),
     ("vit", Usual("digits", "adamw", 1e-3)),
 )
 

@@ -19,8 +19,8 @@ Shape = tuple[Annotated[int, Field(ge=1)], ...]
 DATA = (
     "digits; synthetic:3x224x224,classes=10,samples=512, each part optional; images:FOLDER, with a "
     "folder for each class; libsvm:PATH. For language models: text, the source text of Python's "
-    "standard library; text:PATH, a file or a folder; tokens:PATH.npy; masked-text, for bert. By "
-    "default the model's own: digits for images, text for gpt."
+    "standard library; text:PATH, a file or a folder; tokens:PATH.npy; masked-text, for masked "
+    "language models. By default the model's own: digits for images, text for gpt."
 )
 
 
@@ -143,7 +143,7 @@ class TrainSettings(RunSettings):
     optimizer: str | None = Field(
         None,
         description="One of torch.optim, such as adamw, or package.module:factory; sgd, or adamw "
-        "for gpt, bert and vit.",
+        "for gpt and vit.",
     )
     optimizer_options: dict[str, Any] = Field({}, description="Fields of the optimizer.")
     learning_rate: float | None = Field(
@@ -151,8 +151,7 @@ class TrainSettings(RunSettings):
         gt=0,
         le=LARGEST_FLOAT32,
         description="For batches of the batch size. With sgd 0.05, 0.001 for alexnet; with adamw "
-        "0.001 for gpt, bert and vit, 0.0006 for gpt2, 0.0001 for bert-base; otherwise that of "
-        "the optimizer.",
+        "0.001 for gpt and vit, 0.0006 for gpt2; otherwise that of the optimizer.",
     )
     momentum: float | None = Field(
         None, ge=0, lt=1, description="Of an optimizer that has one; 0.9 for sgd."

@@ -37,11 +37,6 @@ def _record() -> dict[str, Any]:
     return known
 
 
-def recorded_with() -> str:
-    """Return the version of torch that made the record."""
-    return str(_record()["torch"])
-
-
 def recorded(name: str, batch_size: int) -> Workload | None:
     """Return a step of a built-in model, or None if the record does not have it."""
     found = _record()["models"].get(name)

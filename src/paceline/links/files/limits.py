@@ -12,9 +12,6 @@ JOURNAL = 64 * _MIB
 JOURNAL_HEADER = _MIB
 MANIFEST = _MIB
 CHECKPOINT_VALUES = 256 * _MIB  # order and progress of what has trained on millions of samples
-CHECKPOINT_HEADER = 16 * _MIB  # of a file of tensors: their names, types and places
-KEY = 64 * 1024
-TEXT_OF_A_PROCESS = 64 * _MIB  # what a process of ours has printed or left
 
 UNPACKED_AT_LEAST = 4 * _MIB  # however small the file
 DENSE_AT_LEAST = 64 * _MIB  # however short the text

@@ -218,21 +218,9 @@ def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window)
     on them. The plan is a stretch of a run that goes on: batches not done by then are cut off.
     InvalidInput if the machine has fewer devices, they are not of one host, or a GPU is not linked.
     """
-    workers = _PricedWorkers(workload, machine, config)
+    workers = PricedWorkers(workload, machine, config)
     total = window.num_steps * workload.batch_size * config.workers
-    return Plan(_EventLoop(workers).tasks(num_samples=total))
-
-
-def plan_until(workload: Workload, machine: Machine, config: Hogbatch, horizon_s: float) -> Plan:
-    """Return the tasks of all batches that are handed out before the horizon.
-
-    `simulate(plan, cost, until=horizon_s)` then leaves out what is not done by that time. Raises
-    ValueError unless the horizon is positive and finite, and InvalidInput as `plan` does.
-    """
-    if not 0 < horizon_s < inf:
-        raise ValueError(f"a horizon is a positive number of seconds, not {horizon_s}")
-    workers = _PricedWorkers(workload, machine, config)
-    return Plan(_EventLoop(workers).tasks(horizon_s=horizon_s))
+    return Plan(EventLoop(workers).tasks(num_samples=total))
 
 
 def memory(workload: Workload, machine: Machine, config: Hogbatch) -> dict[str, int]:
@@ -243,7 +231,7 @@ def memory(workload: Workload, machine: Machine, config: Hogbatch) -> dict[str, 
     activations, and a GPU also the samples, of their largest batch. The update is that of plain
     stochastic gradient descent, without momentum. The training data are not counted.
     """
-    workers = _PricedWorkers(workload, machine, config)
+    workers = PricedWorkers(workload, machine, config)
     model, depth = workload.gradient_nbytes, config.gpu_depth
     needed = {machine.host_of(workers.devices[0]).name: model}
     sizes = workers.policy.most
@@ -258,14 +246,6 @@ def memory(workload: Workload, machine: Machine, config: Hogbatch) -> dict[str, 
     return needed
 
 
-def updates_per_batch(machine: Machine, config: Hogbatch) -> dict[str, float]:
-    """Return the number of updates that a whole batch of each worker's device counts for."""
-    return {
-        device.name: updates_of(_spec(machine, device, config), inf, config.beta)
-        for device in machine.first_devices(config.workers)
-    }
-
-
 def _spec(machine: Machine, device: Device, config: Hogbatch) -> WorkerSpec:
     """Return the worker on a device; on cores by default with its share of those of its host."""
     if device.kind == DeviceKind.GPU:
@@ -276,7 +256,7 @@ def _spec(machine: Machine, device: Device, config: Hogbatch) -> WorkerSpec:
     return WorkerSpec(DeviceKind.CPU, config.threads or share)
 
 
-class _PricedWorkers:
+class PricedWorkers:
     """The workers on the first devices of a machine, their policy, and what batches cost them."""
 
     def __init__(self, workload: Workload, machine: Machine, config: Hogbatch) -> None:
@@ -302,14 +282,14 @@ class _PricedWorkers:
         self.policy = policy_of(config, self.specs, speeds, size)
 
 
-class _EventLoop:
+class EventLoop:
     """Hands out batches to whichever worker asks first.
 
     An event is (time, place of a task in the plan, worker): the task is ready, or the worker asks.
     Of equal times the simulator takes the task that is listed first; so does this order.
     """
 
-    def __init__(self, workers: _PricedWorkers) -> None:
+    def __init__(self, workers: PricedWorkers) -> None:
         self._workers = workers
         numbers = range(len(workers.devices))
         self._events: list[tuple[float, int, int]] = []

@@ -70,9 +70,6 @@ _BUILT_IN = {
     "inception-v3": _BuiltIn(InceptionV3, (3, 299, 299), 1000),
     "resnet18": _BuiltIn(networks.resnet18, _IMAGENET, 1000),
     "resnet50": _BuiltIn(networks.resnet50, _IMAGENET, 1000),
-    "resnet101": _BuiltIn(networks.resnet101, _IMAGENET, 1000),
-    "resnet110": _BuiltIn(networks.resnet110, (3, 32, 32), 10),
-    "resnet152": _BuiltIn(networks.resnet152, _IMAGENET, 1000),
     "vit": _BuiltIn(transformers.vit, (3, 32, 32), 10),
     "vit-b-16": _BuiltIn(transformers.ViT, _IMAGENET, 1000),
     **_gpts("gpt", transformers.gpt, 256),
@@ -80,11 +77,6 @@ _BUILT_IN = {
     **_gpts("gpt-10m", transformers.gpt_10m, 256),
     **_gpts("gpt-30m", transformers.gpt_30m, 512),
     **_gpts("gpt2", transformers.GPT, 1024, 50_257),
-    "bert": _of_tokens(transformers.bert, 256, 257),
-    "bert-base": _of_tokens(transformers.BERT, 512, 30_522),
-    "bert-large": _of_tokens(
-        partial(transformers.BERT, width=1024, num_layers=24, num_heads=16), 512, 30_522
-    ),
 }
 ANY_WIDTH = "mlp"
 

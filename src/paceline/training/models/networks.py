@@ -226,18 +226,6 @@ class Bottleneck(nn.Module):
         return F.relu(self.conv3(inner) + self.shortcut(x))
 
 
-class PaddedShortcut(nn.Module):
-    """The parameterless shortcut (option A): every second pixel, and zeros as new channels."""
-
-    def __init__(self, new_channels: int) -> None:
-        super().__init__()
-        self.new_channels = new_channels
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, C, H, W) to (N, C + `new_channels`, H / 2, W / 2)."""
-        return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 0, self.new_channels))
-
-
 class ResNet(nn.Sequential):
     """The ImageNet form: images (N, 3, 224, 224) to scores (N, `num_classes`).
 
@@ -270,28 +258,6 @@ class ResNet(nn.Sequential):
         he_normal_(self)
 
 
-class CifarResNet(nn.Sequential):
-    """The CIFAR-10 form of 6 n + 2 layers: images (N, 3, 32, 32) to scores (N, `num_classes`).
-
-    Three stages of `n` basic blocks, 16, 32 and 64 wide, with parameterless shortcuts (option A).
-    """
-
-    def __init__(self, n: int, num_classes: int = 10) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(_conv_norm(3, 16, 3), nn.ReLU(inplace=True))
-        blocks = [BasicBlock(16, 16, 1, nn.Identity()) for _ in range(n)]
-        for width in (32, 64):
-            blocks.append(BasicBlock(width // 2, width, 2, PaddedShortcut(width // 2)))
-            blocks += [BasicBlock(width, width, 1, nn.Identity()) for _ in range(n - 1)]
-        self.blocks = nn.Sequential(*blocks)
-        self.classifier = pooled_classifier(64, num_classes)
-        he_normal_(self)
-
-
-# With 1,000 classes 11,689,512, 25,557,032, 44,549,160 and 60,192,808 parameters.
+# With 1,000 classes 11,689,512 and 25,557,032 parameters.
 resnet18 = partial(ResNet, BasicBlock, (2, 2, 2, 2))
 resnet50 = partial(ResNet, Bottleneck, (3, 4, 6, 3))
-resnet101 = partial(ResNet, Bottleneck, (3, 4, 23, 3))
-resnet152 = partial(ResNet, Bottleneck, (3, 8, 36, 3))
-# The network of the CIFAR-10 experiments: 1,727,962 parameters with ten classes.
-resnet110 = partial(CifarResNet, 18)

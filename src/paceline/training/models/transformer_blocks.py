@@ -28,14 +28,13 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.output = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, T, C) to (B, T, C). `mask` (B, T): True for the tokens that may be seen."""
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, C) to (B, T, C)."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)  # each (B, T, C)
         x = F.scaled_dot_product_attention(
             self._heads(q),  # (B, H, T, D), as the next two
             self._heads(k),
             self._heads(v),
-            attn_mask=None if mask is None else mask[:, None, None, :].bool(),  # (B, 1, 1, T)
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=self.causal,
         )
@@ -80,22 +79,4 @@ class PreNormBlock(nn.Module):
         """(B, T, C) to (B, T, C)."""
         x = x + self.dropout(self.attention(self.norm1(x)))
         result: Tensor = x + self.dropout(self.feed_forward(self.norm2(x)))
-        return result
-
-
-class PostNormBlock(nn.Module):
-    """A block of BERT, which normalises the sums."""
-
-    def __init__(self, attention: Attention, width: int, *, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.attention = attention
-        self.norm1 = nn.LayerNorm(width, eps=1e-12)
-        self.feed_forward = FeedForward(width, nn.GELU())
-        self.norm2 = nn.LayerNorm(width, eps=1e-12)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, T, C) to (B, T, C). `mask` is that of `Attention`."""
-        x = self.norm1(x + self.dropout(self.attention(x, mask)))
-        result: Tensor = self.norm2(x + self.dropout(self.feed_forward(x)))
         return result

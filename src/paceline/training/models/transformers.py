@@ -1,8 +1,7 @@
-"""Transformers: GPT, BERT and ViT, as published.
+"""Transformers: GPT and ViT, as published.
 
-GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019. BERT: Devlin et
-al., "BERT: pre-training of deep bidirectional transformers", 2018. ViT: Dosovitskiy et al., "An
-image is worth 16x16 words", 2020.
+GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019. ViT: Dosovitskiy
+et al., "An image is worth 16x16 words", 2020.
 
 Shapes: B samples of T tokens, each token C values wide, in H heads of D = C / H; a vocabulary of V.
 No dropout unless it is asked for: a step then depends on its samples alone.
@@ -15,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import InvalidInput
-from paceline.training.models.transformer_blocks import Attention, PostNormBlock, PreNormBlock
+from paceline.training.models.transformer_blocks import Attention, PreNormBlock
 
-_DEVIATION = 0.02  # of initial weights, in GPT-2 and BERT
+_DEVIATION = 0.02  # of initial weights, in GPT-2
 
 
 class TokenEmbedding(nn.Module):
@@ -80,87 +79,6 @@ class GPT(nn.Module):
         x = self.embedding(tokens)  # (B, T, C)
         x = self.blocks(x)  # (B, T, C)
         logits: Tensor = self.head(self.norm(x))  # (B, T, V)
-        return logits
-
-
-class BertEmbedding(nn.Module):
-    """Token, position and segment, summed and normalised: (B, T) to (B, T, C).
-
-    All tokens are in segment 0: pairs of texts are no part of masked language modelling.
-    """
-
-    def __init__(self, vocabulary: int, context: int, width: int, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.context = context
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = nn.Embedding(context, width)
-        self.segments = nn.Embedding(2, width)
-        self.norm = nn.LayerNorm(width, eps=1e-12)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T) to (B, T, C). Raises InvalidInput for more tokens than the context."""
-        places = _places(tokens, self.context)
-        # (B, T, C) + (T, C) + (T, C)
-        x = self.tokens(tokens) + self.positions(places) + self.segments(torch.zeros_like(places))
-        result: Tensor = self.dropout(self.norm(x))
-        return result
-
-
-class MaskedHead(nn.Module):
-    """The masked-language-model head: (B, T, C) to logits (B, T, V)."""
-
-    def __init__(self, width: int, embedding: nn.Embedding) -> None:
-        super().__init__()
-        self.hidden = nn.Linear(width, width)
-        self.gelu = nn.GELU()
-        self.norm = nn.LayerNorm(width, eps=1e-12)
-        self.output = nn.Linear(width, embedding.num_embeddings)
-        self.output.weight = embedding.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, C) to (B, T, V)."""
-        logits: Tensor = self.output(self.norm(self.gelu(self.hidden(x))))
-        return logits
-
-
-class BERT(nn.Module):
-    """BERT with its masked-language-model head, tied to the embedding of the tokens.
-
-    Tokens (B, T), T up to `context`, to the logits (B, T, V) of what stands in each place. Without
-    the pooler and the head for pairs of sentences.
-    """
-
-    def __init__(
-        self,
-        vocabulary: int = 30_522,
-        *,
-        context: int = 512,
-        width: int = 768,
-        num_layers: int = 12,
-        num_heads: int = 12,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.embedding = BertEmbedding(vocabulary, context, width, dropout)
-        self.blocks = nn.ModuleList(
-            PostNormBlock(
-                Attention(width, num_heads, causal=False, dropout=dropout), width, dropout=dropout
-            )
-            for _ in range(num_layers)
-        )
-        self.head = MaskedHead(width, self.embedding.tokens)
-        _initialise(self)
-
-    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """(B, T) to (B, T, V). `attention_mask` (B, T): not 0 for the tokens that may be seen.
-
-        Raises InvalidInput for more tokens than the context.
-        """
-        x = self.embedding(tokens)  # (B, T, C)
-        for block in self.blocks:
-            x = block(x, attention_mask)
-        logits: Tensor = self.head(x)
         return logits
 
 
@@ -272,5 +190,4 @@ gpt = partial(GPT, context=256, width=256, num_layers=4, num_heads=4)
 gpt_1m = partial(GPT, context=256, width=128, num_layers=5, num_heads=2)
 gpt_10m = partial(GPT, context=256, width=384, num_layers=6, num_heads=6)
 gpt_30m = partial(GPT, context=512, width=640, num_layers=6, num_heads=10)
-bert = partial(BERT, context=256, width=256, num_layers=4, num_heads=4)
 vit = partial(ViT, image=(3, 32, 32), patch=8, width=128, num_layers=4, num_heads=4)
