@@ -167,6 +167,8 @@ class Roofline:
         rates, is_on_wire = found
         if not rates:
             raise ValueError(f"{task.name}: none of {[str(r) for r in on]} has a rate")
+        if len(rates) == 1:  # as for most tasks: the sums below take three times as long
+            return rates[0].work_s(cost) + rates[0].latency_s(cost)
         if is_on_wire:
             # Hops pipeline the bytes of a message: the slowest sets the pace, latencies add up.
             work_s = max(rate.work_s(cost) for rate in rates)

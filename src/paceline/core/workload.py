@@ -136,7 +136,7 @@ class Workload:
         count = self.num_accumulated
         return Cost(count * each.flops, count * each.nbytes, count * each.num_calls)
 
-    @property
+    @cached_property
     def in_backward_order(self) -> tuple[Layer, ...]:
         """The layers as their gradients become ready."""
         return tuple(self.layers[i] for i in self.backward_order)

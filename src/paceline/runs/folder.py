@@ -115,7 +115,8 @@ def show_plan(
         asked = result.model_dump(include={"model", "machine", "batch_size"})
         data = asked | {"origin": Origin.PREDICTED} | result.ranking.model_dump()
         data |= {"drawing": drawing} if drawing else {}
-        out.print_json(data=data | ({"folder": str(folder)} if folder else {}))
+        data |= {"folder": str(folder)} if folder else {}
+        out.print_json(data=data, highlight=out.is_terminal)
         return
     show_plans(out, result.ranking.plans, title)
     for text in plan_sentences(result.ranking, is_measured=is_measured):
