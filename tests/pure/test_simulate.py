@@ -84,8 +84,6 @@ def plans(draw: st.DrawFn) -> Plan:
     for i in range(draw(st.integers(1, 18))):
         parents = draw(st.sets(st.integers(0, i - 1), max_size=3)) if i else set()
         on = draw(st.sampled_from([(A,), (B,), (C,), (A, B), (B, C)]))
-        if i and draw(st.booleans()):  # one of a chain, as layers are
-            parents, on = {i - 1}, tasks[-1].on
         # Few distinct durations, zero among them: ties are what the order is about.
         cost = Cost(float(draw(st.integers(0, 3))))
         after = tuple(tasks[parent].id for parent in sorted(parents))

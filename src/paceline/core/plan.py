@@ -265,7 +265,7 @@ class Plan:
         if odd or [task.id[1:] for task in first] != [task.id[1:] for task in second]:
             raise ValueError("steps that repeat have the same tasks in the same order")
         plan, times = copy(self), num_steps - 2
-        for derived in ("held", "chained", "tasks", "_by_name"):
+        for derived in ("held", "tasks", "_by_name"):
             plan.__dict__.pop(derived, None)
         before = [[child - size for child in of if child >= size] for of in self.children[:size]]
         within = [[child - size for child in of] for of in self.children[size:]]
@@ -362,30 +362,6 @@ class Plan:
         number = {resource: i for i, resource in enumerate(self.resources)}
         of_sort = [tuple(number[resource] for resource in task.on) for task in sorts]
         return [of_sort[sort] for sort in sort_of]
-
-    @cached_property
-    def chained(self) -> list[bool]:
-        """For each task, True if nothing happens to its resources between its end and the next.
-
-        The next task waits for it alone, nothing else waits for it, and both hold resources whose
-        tasks all wait for the one before: no queue can let another task in between.
-        """
-        held, children = self.held, self.children
-        last: list[int | None] = [None] * len(self.resources)
-        is_queue = [False] * len(last)
-        for i, on in enumerate(held[: len(self._made)]):
-            for resource in on:
-                before = last[resource]
-                if before is not None and i not in children[before]:
-                    is_queue[resource] = True
-                last[resource] = i
-        queues = {on for on in set(held) if any(is_queue[resource] for resource in on)}
-        following = zip(children, held, self.num_parents[1:], held[1:], count(1), strict=False)
-        chained = [
-            len(of) == 1 == num_parents and of[0] == after and on == on_after and on not in queues
-            for of, on, num_parents, on_after, after in following
-        ]
-        return [*chained, False] if held else chained
 
     def columns(self) -> dict[str, Iterable[Any]]:
         """Return the fields of all tasks that their spans take over, by name."""

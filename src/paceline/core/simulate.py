@@ -28,7 +28,7 @@ def schedule(  # noqa: C901 - the inner loop: a function call per task would hal
 
     A task that would start at or after `until`, or waits for such a task, has the end `inf`.
     """
-    held, children, chained = plan.held, plan.children, plan.chained
+    held, children = plan.held, plan.children
     sorts, sort_of = plan.priced_alike
     seconds = [cost.seconds(task) for task in sorts]
     waiting = plan.num_parents.copy()
@@ -47,10 +47,6 @@ def schedule(  # noqa: C901 - the inner loop: a function call per task would hal
         if time < until:
             start[i] = time
             end[i] = time = time + seconds[sort_of[i]]
-            while chained[i] and time < until:
-                i += 1
-                start[i] = time
-                end[i] = time = time + seconds[sort_of[i]]
             for resource in held[i]:
                 free[resource] = time
             for child in children[i]:
