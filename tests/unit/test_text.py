@@ -204,6 +204,8 @@ class TestTokens:
             "cut": whole[:-100],
             "header": whole[:60],
             "huge": whole.replace(b"(5000,)", b"(10**9,)"),
+            "type": whole.replace(b"'<u2'", b"('<u2',)").replace(b"   \n", b"\n"),
+            "archive": b"PK\x03\x04" + whole,
         }
         with zipfile.ZipFile(tmp_path / "several.npz", "w") as archive:
             archive.writestr("a.npy", whole)
@@ -215,6 +217,11 @@ class TestTokens:
         for name in ("nothing.npy", ""):
             with refused("data"):
                 load(f"tokens:{tmp_path}/{name}")
+
+    def test_a_file_of_python_2_is_taken(self, tmp_path: Path) -> None:
+        path = saved(tmp_path, np.arange(1000, dtype=np.uint16))
+        path.write_bytes(path.read_bytes().replace(b"(1000,), }  ", b"(1000L,), } "))
+        assert load(f"tokens:{path}", (10,)).num_classes == 1000
 
     def test_a_pickle_is_never_opened(self, tmp_path: Path) -> None:
         """It would run what it holds."""

@@ -8,6 +8,7 @@ moment, 128 Ki tokens; files that were chosen for testing beyond that are not tr
 import os
 import re
 import sysconfig
+import warnings
 from hashlib import sha256
 from pathlib import Path
 from tokenize import TokenError
@@ -32,7 +33,7 @@ _TOKENS = re.compile("(.+?)(?:,vocabulary=([1-9][0-9]{0,8}))?", re.DOTALL)
 # Of numpy, which reads a header as Python's literals.
 _BROKEN = (
     *(ValueError, EOFError, OverflowError, OSError, SyntaxError, TokenError, TypeError),
-    *(RecursionError, MemoryError),
+    *(RecursionError, MemoryError, LookupError),
 )
 _FORM = "right would be a .npy file with one dimension of integers, as tokens:PATH"
 
@@ -174,12 +175,11 @@ def _mapped(path: str) -> Tokens:
             "data", f"there is no file {path}: {_FORM} or tokens:PATH,vocabulary=50257"
         )
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        with warnings.catch_warnings():  # of headers that Python 2 wrote, and old names of types
+            warnings.simplefilter("ignore")
+            found = np.lib.format.open_memmap(path, mode="r")  # opens no pickle, and no archive
     except _BROKEN as error:
         raise InvalidInput(str(path), f"cannot be used: {first_line(error)}", hint=_FORM) from error
-    if not isinstance(found, np.ndarray):
-        found.close()
-        raise InvalidInput(str(path), f"has several arrays: {_FORM}")
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise InvalidInput(str(path), f"has {found.ndim} dimensions of {found.dtype}: {_FORM}")
     return np.asarray(found)
