@@ -224,6 +224,12 @@ def test_a_device_without_updates_has_the_steps_of_the_one_that_updates_for_it()
     assert Timeline(other, "measured").steps_of("cpu1") == [(0, 16)]
 
 
+def test_the_cores_of_a_host_are_no_device():
+    core = Resource("host/0", Lane.CORE)
+    spans = [s._replace(on=(*s.on, core)) if s.kind is Kind.STEP else s for s in TWO_STEPS.spans]
+    assert set(breakdown_by_device(Timeline(spans, "measured"))) == {"cpu0"}
+
+
 def test_a_step_that_was_held_up_is_not_typical():
     starts = (0, 9, 18, 77, 86, 95)  # the third step took 50 s longer
     timeline = Timeline([s for i, at in enumerate(starts) for s in a_step(at, i)], "measured")

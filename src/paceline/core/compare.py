@@ -8,6 +8,8 @@ from itertools import chain, pairwise
 from paceline.core.plan import COMMUNICATION, COMPUTE, Kind, Lane, Plan
 from paceline.core.timeline import Interval, Span, Timeline, intersection, length, union
 
+_OF_HOSTS = (Lane.REDUCE, Lane.CORE)
+
 
 @dataclass(frozen=True)
 class Breakdown:
@@ -62,11 +64,14 @@ class Breakdown:
 
 
 def breakdown_by_device(timeline: Timeline) -> dict[str, Breakdown]:
-    """Return each device's breakdown per step; a device computes, and not in a host's memory."""
+    """Return each device's breakdown per step.
+
+    A device computes, and is no host: a host's memory and cores are held beside its devices.
+    """
     devices = dict.fromkeys(
         resource.owner
         for resource, track in timeline.tracks.items()
-        if resource.lane is not Lane.REDUCE and any(span.kind in COMPUTE for span in track)
+        if resource.lane not in _OF_HOSTS and any(span.kind in COMPUTE for span in track)
     )
     # A span that holds several lanes of an owner counts once.
     spans: dict[str, dict[int, Span]] = defaultdict(dict)
