@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from groups import group_of
+from absent_ranks import group_of
 from paceline.core.errors import InvalidInput, StepDiscarded, WorkerLost
 from paceline.links.arena import Arena, Segment
 from paceline.links.group import Group

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from absent_ranks import group_of
 from boxes import chain
-from groups import group_of
 from paceline.core.cost import compute_lane, exchange_lane
 from paceline.core.machine import DeviceKind
 from paceline.core.plan import Kind

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from torch.distributed import HashStore
 
-from groups import group_of
+from absent_ranks import group_of
 from paceline.links import interruption as module
 from paceline.links.interruption import Interruption, StopAgreement
 

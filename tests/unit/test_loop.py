@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from groups import group_of
+from absent_ranks import group_of
 from paceline.core.outcome import Epoch, Evaluation
 from paceline.core.plan import Kind
 from paceline.core.settings import TrainSettings

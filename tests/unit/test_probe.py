@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from absent_ranks import group_of
 from boxes import box
-from groups import group_of
 from paceline.core.machine import Machine
 from paceline.exchange.replica import Probe
 from paceline.exchange.replicas import prober

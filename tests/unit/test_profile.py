@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from absent_ranks import group_of
 from boxes import ExchangeOnly, box, chain
-from groups import group_of
 from nets import Net
 from paceline.core.link_fit import ExchangeSample
 from paceline.core.plan import Kind

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from absent_ranks import group_of
 from findings import by_topic, codes, numbers
-from groups import group_of
 from paceline.core.outcome import Insight
 from paceline.record.recorder import Recorder
 from paceline.records.profile import ProfileResult, ProfileSettings, WorkerMemoryRow

@@ -12,8 +12,8 @@ from torch.utils.data import TensorDataset
 
 import own_recipes
 import paceline
+from absent_ranks import group_of
 from command_line import MACHINE
-from groups import group_of
 from paceline.core.cost import Totals
 from paceline.core.link_fit import ExchangeSample
 from paceline.core.plan import Kind, PriceKey

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from groups import group_of
+from absent_ranks import group_of
 from paceline.core.cost import Roofline, compute_lane
 from paceline.core.machine import Machine
 from paceline.core.workload import Cost, Layer, Workload

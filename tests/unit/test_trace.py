@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from groups import group_of
+from absent_ranks import group_of
 from paceline.core.cost import compute_lane, exchange_lane
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span, Timeline

@@ -341,12 +341,12 @@ class LocalUpdates:
             self._take(found.taken, given)
         elif self._workers.rank in found.left_out:
             self._begin_anew()
-        elif exchange.sent:
-            group = self._outer.values[given.fragment]
-            add_change(exchange.sent[0], group, self._fragments[given.fragment])
         else:
-            share = (self._rounds.mixing or 0.0) if mixing is None else mixing
-            self._outer.load_into(given.fragment, self._fragments[given.fragment], share)
+            group, own = self._outer.values[given.fragment], self._fragments[given.fragment]
+            if exchange.sent:
+                add_change(exchange.sent[0], group, own)
+            else:
+                load_vector(group, own, (self._rounds.mixing or 0.0) if mixing is None else mixing)
         if not self._workers.rank:
             found.warn(self._place.num_exchanges)
         with torch.no_grad():

@@ -117,10 +117,6 @@ class OuterModel:
             momentum.mul_(by.momentum).add_(part)
             values.sub_((momentum * by.momentum).add_(part).mul_(by.learning_rate))
 
-    def load_into(self, fragment: int, parameters: Fragment, mixing: float = 0.0) -> None:
-        """Set a worker's parameters to `mixing` times its own, and the rest of the group's."""
-        load_vector(self.values[fragment], parameters, mixing)
-
     def digest(self, fragment: int) -> str:
         """Return a hash of a fragment's parameters and momentum, to compare replicas by.
 

@@ -80,8 +80,7 @@ class Synchronized(DistributedDataParallel):
                 # A group of one rank, in which nothing is ever sent.
                 arguments["process_group"] = dist.ProcessGroup(HashStore(), 0, 1)
         else:
-            # Before DistributedDataParallel's own collectives, which hang or crash on different
-            # models.
+            # Before DistributedDataParallel's own collectives, which hang on different models.
             self._check(module, arguments, group)
         super().__init__(module, **arguments)
         if self._gradients is not None:
