@@ -51,7 +51,8 @@ def plan(
     values: dict[str, Any],
     *,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Draw the best plan's timeline.")
+        bool,
+        typer.Option("--explain", help="Say why each plan takes as long, and draw the best one."),
     ] = False,
     sweep: Annotated[
         str | None,
@@ -63,15 +64,14 @@ def plan(
     """Predict what each strategy would take, best first, and whether a codec pays."""
     settings = validated(PlanSettings, values)
     if settings.machine is None:
-        if explain or sweep:
-            raise InvalidInput(
-                "explain, sweep", "they need a machine that is described", hint="--machine"
-            )
+        if sweep:
+            raise InvalidInput("sweep", "needs a machine that is described", hint="--machine")
         if "," in values.get("strategy", ""):
             why = "here all that can be measured are planned; name one, or none"
             raise InvalidInput("strategy", why)
         _check_profiled(settings)
-        _carry_out("plan", values, as_json=as_json, debug=debug, keep="output" in values)
+        how = {"as_json": as_json, "debug": debug, "explain": explain}
+        _carry_out("plan", values, keep="output" in values, **how)
         return
     if settings.data is not None:
         raise InvalidInput("data", "nothing is measured with --machine", hint="leave it out")
@@ -107,8 +107,10 @@ def _plan(settings: PlanSettings, machine: str, about: str, explain: bool, as_js
     from paceline import __version__
     from paceline.planner.drawing import drawing
     from paceline.records.result import PlanResult, RankingRows
+    from paceline.report import advice, metrics
+    from paceline.report.plan_text import present
     from paceline.report.terminal import console
-    from paceline.runs.folder import new_id, show_plan
+    from paceline.runs.folder import keep_plan, new_id
     from paceline.runs.planning import plan as plan_on
 
     asked = settings.model_dump(include={"model", "batch_size", "input_shape"})
@@ -122,17 +124,20 @@ def _plan(settings: PlanSettings, machine: str, about: str, explain: bool, as_js
         measured=settings.measured,
         profile=settings.profile,
     )
+    rows = RankingRows.of(ranking)
+    is_measured = settings.measured is not None or settings.profile is not None
     result = PlanResult(
         id=new_id(settings.model, "-planned"),
         machine=machine,
         facts={"paceline": __version__},
-        ranking=RankingRows.of(ranking),
+        ranking=rows,
+        findings=advice.findings(metrics.of_ranking(rows, is_measured=is_measured)),
         **asked,
     )
-    drawn = drawing(ranking[0].timeline, ranking[0].shown_s) if explain and ranking else None
-    is_measured = settings.measured is not None or settings.profile is not None
-    shown = console(), result, ranking, settings.output, about, as_json
-    show_plan(*shown, is_measured=is_measured, drawing=drawn)
+    output = settings.output
+    folder = None if output is None else keep_plan(output, result, ranking)
+    drawn = drawing(ranking[0].timeline, ranking[0].shown_s) if explain and ranking else ""
+    present(console(), result, about, folder, as_json=as_json, drawing=drawn)
     if not ranking:
         raise InvalidInput("nothing can be planned", "see why each strategy was refused")
 

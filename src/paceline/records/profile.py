@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from paceline.core.facts import Bytes
-from paceline.core.outcome import Insight
+from paceline.core.outcome import Finding
 from paceline.core.settings import Model, Port, Record, Seconds
 from paceline.records.settings import strategy_config, validated
 from paceline.strategies import find_exchange
@@ -220,7 +220,7 @@ class ProfileResult(Record):
     workers: tuple[WorkerMemoryRow, ...]
     largest: LargestBatch | None
     samples_per_s: float
-    insights: tuple[Insight, ...]
+    findings: tuple[Finding, ...]
     peak_memory_bytes: tuple[int, ...]
 
     @property

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, TypeAdapter, model_validator
 from paceline.core.after_backward import AfterBackward
 from paceline.core.compare import Comparison
 from paceline.core.errors import InvalidInput, shown
-from paceline.core.outcome import Outcome, RunMetrics, is_share
+from paceline.core.outcome import Finding, Outcome, RunMetrics, is_share
 from paceline.core.reading import read_finite_record, read_record
 from paceline.core.settings import Record, RehearseSettings, TrainSettings
 from paceline.core.steps_to_loss import StepsToLoss
@@ -17,7 +17,6 @@ from paceline.core.timeline import Origin, quartiles
 from paceline.links.files import limits
 from paceline.links.files.reading import read_file
 from paceline.planner import Forecast, Ranking, Refusal
-from paceline.planner.backward import after_backward_sentence
 from paceline.planner.ranking import Advice
 from paceline.records.profile import ProfileResult
 from paceline.records.scale import ScaleResult
@@ -101,7 +100,6 @@ class AdviceRow(Record):
     plain_workers: int
     plain_step_s: float
     link_busy: float
-    sentence: str
 
     @classmethod
     def of(cls, advice: Advice) -> Self:
@@ -111,37 +109,41 @@ class AdviceRow(Record):
             pays=advice.pays,
             codec=str(encoded.codec),
             link_busy=advice.beside.link_busy,
-            sentence=advice.sentence,
             **{name: getattr(encoded, name) for name in names},
             **{f"plain_{name}": getattr(plain, name) for name in names},
         )
 
 
 class RankingRows(Record):
-    """All plans of a machine, best first, and what is to be said of them.
+    """All plans of a machine, best first.
 
-    `workers_worth` are those beyond which more hardly gain, None if numbers were not compared. All
-    sentences are about the plans.
+    `workers_worth` are those beyond which more hardly gain, None if numbers were not compared;
+    `alone_samples_per_s` is the best of one worker, None if that was not planned.
     """
 
     plans: tuple[PlanRow, ...]
     refused: tuple[Refusal, ...]
     workers_worth: int | None
-    workers_sentence: str | None
+    alone_samples_per_s: float | None
     advice: AdviceRow | None
-    backward_sentence: str | None = None
 
     @classmethod
     def of(cls, ranking: Ranking) -> Self:
         """Return the rows of a ranking."""
+        alone = ranking.alone or ranking.best_of.get(1)
         return cls(
             plans=tuple(map(PlanRow.of, ranking)),
             refused=ranking.refused,
             workers_worth=ranking.worth,
-            workers_sentence=ranking.workers_sentence,
+            alone_samples_per_s=alone.samples_per_s if alone else None,
             advice=AdviceRow.of(ranking.advice) if ranking.advice else None,
-            backward_sentence=after_backward_sentence(ranking),
         )
+
+    @property
+    def recommended(self) -> PlanRow | None:
+        """The best plan that is the same training as one worker's, or else the best; or None."""
+        same = (plan for plan in self.plans if plan.is_same_training)
+        return next(same, self.plans[0] if self.plans else None)
 
 
 class RunResult(RunMetrics):
@@ -167,6 +169,7 @@ class RunResult(RunMetrics):
     lower_quartile_s: float | None = None
     upper_quartile_s: float | None = None
     comparison: Comparison | None = None
+    findings: tuple[Finding, ...] = ()
 
     @model_validator(mode="after")
     def _steps_are_known(self) -> Self:
@@ -234,6 +237,7 @@ class PlanResult(Record):
     input_shape: tuple[int, ...] | None = None
     facts: dict[str, Any]
     ranking: RankingRows
+    findings: tuple[Finding, ...] = ()
 
 
 AnyResult = RunResult | PlanResult | ProfileResult | ScaleResult

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from paceline.core.losses import unrest_between
-from paceline.core.outcome import Insight
+from paceline.core.outcome import Finding
 from paceline.core.settings import InputShape, Model, Record, Seconds, read_list
 from paceline.core.timeline import Origin
 from paceline.strategies import EXCHANGES, find_exchange
@@ -267,7 +267,7 @@ def unrest_of(cells: Iterable[ScaleCell]) -> float:
 
 
 class ScaleResult(Record):
-    """A finished study: its settings, its cells, and conclusions from them."""
+    """A finished study: its settings, its cells, and findings about them."""
 
     kind: Literal["scale"] = "scale"
     id: str
@@ -275,7 +275,7 @@ class ScaleResult(Record):
     settings: ScaleSettings
     machine: dict[str, Any]
     cells: tuple[ScaleCell, ...]
-    insights: tuple[Insight, ...]
+    findings: tuple[Finding, ...]
 
     @model_validator(mode="after")
     def _is_of_a_study(self) -> Self:

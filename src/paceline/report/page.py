@@ -1,7 +1,7 @@
 """A page: its template, and what several kinds of pages show."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,11 +15,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 from pydantic import BaseModel
 
-from paceline.core.outcome import Insight, Topic
 from paceline.links.files.writing import write_text
 from paceline.report.format import change_text, counted, duration, nbytes, share
-
-_TOPICS: dict[Topic, str] = {"limit": "what limits", "change": "what next"}  # or as they are
 
 
 @dataclass(frozen=True)
@@ -78,14 +75,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not isfinite(value) else value
-
-
-def by_topic(found: Iterable[Insight]) -> dict[str, list[Insight]]:
-    """Return what was found about each topic, in the order of the first about it."""
-    topics: dict[str, list[Insight]] = {}
-    for one in found:
-        topics.setdefault(_TOPICS.get(one.topic, one.topic), []).append(one)
-    return topics
 
 
 Facts = dict[str, list[tuple[str, str]]]

@@ -7,6 +7,7 @@ from typing import Any
 from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
 from paceline.records.profile import LargestBatch, LayerRow, ProfileResult, Quartiles
+from paceline.report import advice
 from paceline.report.figures import (
     KINDS,
     PARTS,
@@ -25,7 +26,7 @@ from paceline.report.format import (
     ratio,
     share,
 )
-from paceline.report.page import Page, by_topic, facts
+from paceline.report.page import Page, facts
 from paceline.report.steps import two_steps
 from paceline.report.tables import Labelled, Rows, Table
 
@@ -42,7 +43,7 @@ def page_of(result: ProfileResult, folder: Path) -> Page:
         "result": result,
         "line": _line(result),
         "tiles": _tiles(result),
-        "topics": by_topic(result.insights),
+        "advice": list(advice.shown(result.findings)),
         "stages_figure": _stages_figure(result),
         "stages": stages_table(result),
         "layers_figure": _layers_figure(layers),

@@ -10,6 +10,7 @@ from paceline.core.outcome import Epoch, Evaluation
 from paceline.core.timeline import Origin, Timeline
 from paceline.record.trace import read_timeline, read_trace
 from paceline.records.result import RunResult, read_run
+from paceline.report import advice
 from paceline.report.figures import evaluation_curves, learning_curves, step_parts
 from paceline.report.format import (
     change_text,
@@ -20,8 +21,7 @@ from paceline.report.format import (
     optional_score,
     score_text,
 )
-from paceline.report.insights import of_asynchronous, of_run
-from paceline.report.page import Page, by_topic, facts
+from paceline.report.page import Page, facts
 from paceline.report.steps import through_time, two_steps
 from paceline.report.tables import Chosen, Rows, Table, comparison_table, plans_table, trials_table
 from paceline.report.workers import worker_sections
@@ -77,12 +77,11 @@ def _content(result: RunResult, timelines: Mapping[Origin, Timeline]) -> dict[st
     if (missing := len(faults) - _MOST_FAULTS) > 0:
         faults[_MOST_FAULTS:] = [f"and {missing} more, in result.json"]
     are_all = len(shown) == len(Origin) and all(one.typical_steps for one in shown)
-    found = of_run(result, timelines) if in_step else of_asynchronous(result)
     return worker_sections(result) | {
         "result": result,
         "line": _line(result),
         "tiles": list(_tiles(result)),
-        "topics": by_topic(found),
+        "advice": list(advice.shown(result.findings)),
         "plans": _plans(result) if in_step and not result.is_rehearsal else None,
         "learning": _learning(epochs, result.score) if epochs else None,
         "has_score": any(epoch.score is not None for epoch in epochs),

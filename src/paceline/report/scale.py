@@ -5,7 +5,6 @@ from operator import attrgetter
 from statistics import fmean
 from typing import Any, get_args
 
-from paceline.core.losses import busy_warning
 from paceline.core.timeline import Origin
 from paceline.records.scale import (
     ScaleCell,
@@ -14,8 +13,8 @@ from paceline.records.scale import (
     TimedCell,
     most_real,
     timed,
-    unrest_of,
 )
+from paceline.report import advice
 from paceline.report.figures import (
     HOVER,
     PARTS,
@@ -27,7 +26,7 @@ from paceline.report.figures import (
     unit_of,
 )
 from paceline.report.format import Quantity, change_text, counted, duration, nbytes, number, share
-from paceline.report.page import Page, by_topic, facts
+from paceline.report.page import Page, facts
 from paceline.report.tables import Rows, Table
 
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
@@ -48,11 +47,10 @@ def page_of(result: ScaleResult) -> Page:
         "result": result,
         "line": _line(result),
         "tiles": list(_tiles(result)),
-        "topics": by_topic(result.insights),
+        "advice": list(advice.shown(result.findings)),
         "epochs": dict(_epochs(good)),
         "speedups": _speedups(good) if len({cell.workers for cell in good}) > 1 else None,
         "overhead": _overhead(alone) if len(_distinct(alone, attrgetter("method"))) > 1 else None,
-        "doubt": _doubt(alone),
         "synchronisation": _synchronisation(good) if good else None,
         "breakdowns": _breakdowns(shown) if shown else None,
         "real": shown[0] if shown else None,
@@ -149,12 +147,6 @@ def _longer(one: TimedCell, least: TimedCell) -> Quantity:
     unsure = one is not least and not one.tells_apart(least)
     text = change_text(change) + (", not told apart" if unsure else "")
     return Quantity(text, 100 * change, "%")
-
-
-def _doubt(cells: Sequence[TimedCell]) -> str:
-    """Return a sentence about unsure overheads of these cells, if they are."""
-    warning = busy_warning(unrest_of(cells), "repetitions", "overheads are as uncertain")
-    return "" if warning is None else f"{warning[0].upper()}{warning[1:]}."
 
 
 def _beside(cells: Sequence[TimedCell]) -> tuple[Table, list[float]]:

@@ -1,4 +1,4 @@
-"""What a terminal shows: remarks, the tables of plans, runs and differences."""
+"""What a terminal shows: remarks, the tables of runs and of their differences."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,9 +9,8 @@ from rich.table import Table
 
 from paceline.core.compare import Comparison
 from paceline.core.outcome import Epoch, Traffic, is_share
-from paceline.planner import Refusal
-from paceline.records.result import PlanRow, RankingRows, RunResult
-from paceline.report import tables
+from paceline.records.result import RunResult
+from paceline.report import advice, tables
 from paceline.report.differences import Differences
 from paceline.report.format import (
     change_text,
@@ -21,17 +20,10 @@ from paceline.report.format import (
     score_text,
 )
 from paceline.report.format import number as plain
-from paceline.report.insights import brought
+from paceline.report.metrics import speedup
 from paceline.report.side_by_side import SideBySide, epochs_table, summary_table, times_table
 
-_MOST_PLANS = 12
 _JUSTIFY: dict[str, Literal["left", "right"]] = {"text": "left", "number": "right"}
-_SHORT = {"efficiency": "eff."}  # heads, so that plans fit into 80 columns
-_RANGE = """\
-the range beside a step (±) is meant to hold the median of the measured steps in 9 of 10 cases"""
-_RANGE_AS_STATED = """\
-the range beside a step (±) is of exchanging and waiting; how fast devices compute is taken from \
-the machine file: say what one of them makes by --measured 350/s"""
 
 
 def console(*, quiet: bool = False, stderr: bool = False) -> Console:
@@ -81,67 +73,6 @@ def table(
     for row in rows:
         grid.add_row(*row)
     return grid
-
-
-def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
-    """Print the best ranked plans, and why each takes as long; of codecs the fastest alone.
-
-    Those that change what is learned stand apart.
-    """
-    first: dict[tuple[str, int, bool, bool], PlanRow] = {}
-    for row in rows:
-        first.setdefault((row.strategy, row.workers, row.codec is None, row.is_balanced), row)
-    fastest = list(first.values())
-    others = [row for row in fastest if not row.is_same_training][: _MOST_PLANS // 3]
-    same = [row for row in fastest if row.is_same_training][: _MOST_PLANS - len(others)]
-    shown = [*same, *others]
-    cells = tables.plans_table(shown).without("devices")
-    grid = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    grid.add_column("", justify="right", min_width=2)
-    for column in cells.columns:
-        name = _SHORT.get(column.name, column.name)
-        grid.add_column(name, justify=_JUSTIFY[column.kind], no_wrap=True)
-    is_same = True
-    for number, (row, (_, *figures)) in enumerate(zip(shown, cells.rows, strict=True), 1):
-        if is_same and not row.is_same_training and number > 1:
-            grid.add_row("", "changes what\nis learned:")
-        is_same = row.is_same_training
-        lines = [row.strategy, *([f"+ {row.codec}"] if row.codec else [])]
-        lines += ["balanced"] if row.is_balanced else []
-        lines += [f"({row.placement})"] if row.placement != "as listed" else []
-        grid.add_row(str(number), "\n".join(lines), *figures)
-    out.print(grid)
-    for number, row in enumerate(shown, 1):
-        out.print(f"{number:>2}: {row.explanation}", soft_wrap=True)
-    if len(fastest) > len(shown):
-        out.print(f"    and {len(fastest) - len(shown)} slower plans; --json has them all")
-
-
-def plan_sentences(ranking: RankingRows, *, is_measured: bool) -> Iterator[str]:
-    """Yield the sentences below the table of plans, with the first refusal of each strategy.
-
-    `is_measured`: if a measurement says how fast devices compute the model, and not a file alone.
-    """
-    if ranking.workers_sentence:
-        yield ranking.workers_sentence
-    if ranking.advice:
-        yield ranking.advice.sentence
-    if ranking.backward_sentence:
-        yield ranking.backward_sentence
-    first = {row.strategy: row for row in reversed(ranking.refused)}
-    for row in first.values():
-        yield _refused(row, ranking.plans)
-    if ranking.plans:
-        yield _RANGE if is_measured else _RANGE_AS_STATED
-
-
-def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
-    """Return that a strategy is refused, and what of it, if the rest of it is planned."""
-    asked = row.strategy, row.workers
-    planned = {plan.placement for plan in plans if (plan.strategy, plan.workers) == asked}
-    name = f"a variant of {row.strategy}" if row.placement in planned else row.strategy
-    where = f" ({row.placement})" if planned else ""
-    return f"{name} is refused on {counted(row.workers, 'worker')}{where}: {row.why}"
 
 
 def shown(title: str, content: tables.Table, *, boxed: bool = True) -> Table:
@@ -249,16 +180,21 @@ def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
     tokens = result.tokens_per_s
     of_tokens = "" if tokens is None else f", {plain(tokens)} tokens/s,"
     yield "throughput", f"{plain(result.samples_per_s)} samples/s{of_tokens} {how}"
-    if (sentence := brought(result)) is not None:
-        yield "workers", sentence
+    if (times := speedup(result)) is not None:
+        yield "workers", f"{plain(times)} times as fast as one with all samples of a step"
     if result.head is not None:
         whole, own = nbytes(result.head.state_nbytes), nbytes(max(result.head.own_state_nbytes))
         yield "head", f"{own} of {whole} on a worker: parameters, gradients, optimizer"
+    yield from _conformity(result)
+    yield from (("advice", message) for message in advice.shown(result.findings))
+    yield "written", f"{folder}/{files}"
+
+
+def _conformity(result: RunResult) -> Iterator[tuple[str, str]]:
     if result.is_rehearsal and result.faults is not None:
         faults = counted(len(result.faults), "place")
         conforms = f"departs from it in {faults}" if result.faults else "conforms to it"
         yield "plan", f"the trace {conforms}"
-    yield "written", f"{folder}/{files}"
 
 
 def _exchanged(result: RunResult) -> Iterator[tuple[str, str]]:

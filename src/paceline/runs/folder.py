@@ -1,4 +1,4 @@
-"""The folder of a run or a plan: its name, and the files in it; and a plan in the terminal."""
+"""The folder of a run or a plan: its name, and the files in it."""
 
 import os
 import time
@@ -10,18 +10,16 @@ from pathlib import Path
 from uuid import uuid4
 
 import psutil
-from rich.console import Console
 
 from paceline.core.errors import InvalidInput
 from paceline.core.settings import Record
-from paceline.core.timeline import Origin, Timeline
+from paceline.core.timeline import Timeline
 from paceline.links.files.writing import write_text
 from paceline.planner import Ranking
 from paceline.record.trace import write_trace
 from paceline.records.config_file import FILE_NAME, written_config
 from paceline.records.result import AnyResult, PlanResult
 from paceline.report import write_report
-from paceline.report.terminal import plan_sentences, show_plans
 
 _by_torchrun = count(1)  # runs of this process
 
@@ -90,40 +88,8 @@ def write_files(folder: Path, result: AnyResult, timelines: Iterable[Timeline]) 
     write_report(folder)
 
 
-def show_plan(
-    out: Console,
-    result: PlanResult,
-    ranking: Ranking,
-    output: Path | None,
-    title: str,
-    as_json: bool,
-    *,
-    is_measured: bool,
-    drawing: str | None = None,
-    more: str | None = None,
-) -> None:
-    """Print a plan, and write it into a folder in `output` if there is one to keep it.
-
-    `is_measured`: if a measurement says how fast devices compute the model. `drawing` is that of
-    the best forecast's timeline, if it is wanted; `more` a last sentence.
-    """
-    folder = None
-    if output is not None:
-        folder = make_folder(output, result.id)
-        write_files(folder, result, [ranking[0].timeline] if ranking else [])
-    if as_json:
-        asked = result.model_dump(include={"model", "machine", "batch_size"})
-        data = asked | {"origin": Origin.PREDICTED} | result.ranking.model_dump()
-        data |= {"drawing": drawing} if drawing else {}
-        data |= {"folder": str(folder)} if folder else {}
-        out.print_json(data=data, highlight=out.is_terminal)
-        return
-    show_plans(out, result.ranking.plans, title)
-    for text in plan_sentences(result.ranking, is_measured=is_measured):
-        out.print(text, soft_wrap=True)
-    if drawing:
-        out.print(drawing, soft_wrap=True)
-    if more:
-        out.print(more, soft_wrap=True)
-    if folder:
-        out.print(f"written    {folder}/result.json, trace.json, report.html", soft_wrap=True)
+def keep_plan(output: Path, result: PlanResult, ranking: Ranking) -> Path:
+    """Write a plan into a folder in `output`, and return the folder."""
+    folder = make_folder(output, result.id)
+    write_files(folder, result, [ranking[0].timeline] if ranking else [])
+    return folder

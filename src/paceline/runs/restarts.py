@@ -34,6 +34,7 @@ class RunRequest(Record):
     quiet: bool = False
     debug: bool = False
     keep: bool = False
+    explain: bool = False
     lost: tuple[str, ...] = ()
 
 

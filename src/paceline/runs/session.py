@@ -17,7 +17,6 @@ from paceline.checkpoints.folder import CheckpointFolder
 from paceline.core.compare import compare
 from paceline.core.cost import PacedDevice, Roofline, Totals, compute_lane
 from paceline.core.errors import InvalidInput, first_line
-from paceline.core.losses import busy_warning
 from paceline.core.outcome import Outcome
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.timeline import Timeline
@@ -29,12 +28,14 @@ from paceline.links.group import Group
 from paceline.measure.this_machine import facts
 from paceline.planner import Forecast, Ranking
 from paceline.planner.admission import admit_profiled
+from paceline.planner.drawing import drawing
 from paceline.records.machine_file import find_device
 from paceline.records.result import PlanResult, PlanRow, RankingRows, RunResult
 from paceline.records.settings import AUTO, configuration, strategy_of
-from paceline.report.format import duration, share
-from paceline.report.terminal import console, result_tables, show_plans
-from paceline.runs.folder import run_folder, show_plan, write_files
+from paceline.report import advice, metrics
+from paceline.report.plan_text import plan_tables, present
+from paceline.report.terminal import console, result_tables
+from paceline.runs.folder import keep_plan, run_folder, write_files
 from paceline.runs.forecasts import forecast_with, forecasts_of, ranking_of, train_best
 from paceline.runs.progress import Scalars, TerminalProgress
 from paceline.runs.restarts import RunRequest, num_restarts_by_torchrun, restarted_by_torchrun
@@ -69,15 +70,10 @@ def go_through(request: RunRequest, group: Group, elastic: ElasticWorker | None 
             ranking = ranking_of(session, runner, forecasts)
             _show_ranking(request, session, ranking, out, title)
             return
-        if session.strategy.is_led:
-            for forecast in forecasts:
-                why = "; ".join((forecast.why, *forecast.notes))
-                within = share(forecast.range_share, 0)
-                predicted = duration(forecast.step_s)
-                logger.info("predicted %s ±%s a step: %s", predicted, within, why)
-        elif forecasts and not session.is_rehearsal:
+        if not session.is_rehearsal:
             rows = list(map(PlanRow.of, forecasts))
-            show_plans(err if request.as_json else out, rows, title)
+            for table in plan_tables(rows, title, None):
+                (err if request.as_json else out).print(table)
         used, outcome = _trained(session, runner, forecasts)
         outcome = outcome.model_copy(update={"lost": (*request.lost, *outcome.lost)})
         result, timelines = _result(session, forecasts, used, outcome)
@@ -107,17 +103,22 @@ def _show_ranking(
 ) -> None:
     """Show the plans of this machine, best first, and keep them where that is asked for."""
     settings = request.settings
+    rows, is_first = RankingRows.of(ranking), session.group.rank == 0
     plan = PlanResult(
         id=request.run_id,
         model=settings.model,
         machine="this machine",
         batch_size=settings.batch_size,
         facts=facts(session.group.device),
-        ranking=RankingRows.of(ranking),
+        ranking=rows,
+        findings=advice.findings(metrics.of_ranking(rows, is_measured=True)),
     )
-    output = settings.output if request.keep and session.group.rank == 0 else None
+    folder = keep_plan(settings.output, plan, ranking) if request.keep and is_first else None
+    drawn = drawing(ranking[0].timeline, ranking[0].shown_s) if request.explain and ranking else ""
+    present(out, plan, title, folder, as_json=request.as_json, drawing=drawn)
     more = _of_two_machines(session)
-    show_plan(out, plan, ranking, output, title, request.as_json, is_measured=True, more=more)
+    if more is not None and not request.as_json:
+        out.print(more, soft_wrap=True)
 
 
 def _of_two_machines(session: TrainingSession) -> str | None:
@@ -140,9 +141,7 @@ def _model_file(folder: Path | None) -> AbstractContextManager[Path]:
 def _doubt(forecasts: Sequence[Forecast], group: Group) -> None:
     """Say on rank 0 that other programs ran beside the profile, if its steps tell."""
     unrest = max((one.machine.usual_losses.unrest for one in forecasts), default=0.0)
-    so = "the ranges of predictions are wider for it"
-    warning = busy_warning(unrest, "half of the steps of the profile", so)
-    if warning is not None and group.rank == 0:
+    for warning in advice.of_unrest(unrest, "steps of the profile") if group.rank == 0 else ():
         logger.warning("%s", warning)
 
 
@@ -301,4 +300,6 @@ def _result(
         plans=tuple(map(PlanRow.of, plans)),
         comparison=comparison,
     )
+    found = advice.findings(metrics.of_run(result, outcome.timeline))
+    result = result.model_copy(update={"findings": found})
     return result, [one for one in (predicted, outcome.timeline) if one is not None]

@@ -18,7 +18,6 @@ import torch
 from pydantic import Field
 
 from paceline.core.errors import InvalidInput
-from paceline.core.losses import busy_warning
 from paceline.core.machine import DeviceKind, Machine
 from paceline.core.settings import Record
 from paceline.links.clock import HostClock, clock_for
@@ -33,6 +32,7 @@ from paceline.measure.this_machine import facts
 from paceline.measure.timing import Sampler
 from paceline.records.machine_file import machine_text
 from paceline.records.settings import validated
+from paceline.report import advice
 from paceline.report.terminal import console
 from paceline.runs.launching import under_torchrun
 from paceline.runs.rank import as_rank, leave
@@ -186,10 +186,10 @@ def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine
         description.RankFigures.model_validate(row)
         for row in group.gather(own.model_dump(mode="json"))
     ]
-    so = "this file's figures are as uncertain: probe again when it is quiet"
-    warning = busy_warning(description.unrest_of(rows), "measured speeds of equal devices", so)
-    if warning is not None and group.rank == 0 and device.kind == DeviceKind.CPU:
-        logger.warning("%s", warning)
+    if group.rank == 0 and device.kind == DeviceKind.CPU:
+        unrest = description.unrest_of(rows)
+        for warning in advice.of_unrest(unrest, "measured speeds of equal devices"):
+            logger.warning("%s", warning)
     hosts = sorted({tuple(members) for members in group.gather(list(place.members))})
     method = (
         f"measured by paceline probe {version('paceline')} on {time.strftime('%Y-%m-%d')}, "

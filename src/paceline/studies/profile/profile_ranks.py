@@ -29,14 +29,14 @@ from paceline.measure.this_machine import facts
 from paceline.record.trace import write_trace
 from paceline.records import profile
 from paceline.records.result import read_result
-from paceline.report import write_report
+from paceline.report import advice, metrics, write_report
 from paceline.report.terminal import console
 from paceline.runs.folder import new_id, run_folder
 from paceline.runs.launching import check_cores, under_torchrun
 from paceline.runs.rank import as_rank, leave
 from paceline.studies.profile import profiled_steps
 from paceline.studies.profile.largest_batch import find_largest
-from paceline.studies.profile.profile_summary import insights_of, summary, tables
+from paceline.studies.profile.profile_summary import summary, tables
 
 _MOST_OPERATORS = 20
 _SILENT = "99"  # else torch.profiler's library reports each start on standard error
@@ -87,8 +87,9 @@ def profile_model(
 
 
 def _written(folder: Path, result: profile.ProfileResult) -> profile.ProfileResult:
-    """Write the result with its insights and its report, and return it."""
-    result = result.model_copy(update={"insights": tuple(insights_of(result))})
+    """Write the result with its findings and its report, and return it."""
+    found = advice.findings(metrics.of_profile(result))
+    result = result.model_copy(update={"findings": found})
     write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
     write_report(folder)
     return result
@@ -162,7 +163,7 @@ def result_of(
         workers=tuple(held),
         largest=None,
         samples_per_s=samples / median(plain),
-        insights=(),
+        findings=(),
         peak_memory_bytes=tuple(row.training_nbytes for row in held),
     )
 

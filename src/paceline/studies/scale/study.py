@@ -33,11 +33,11 @@ from paceline.records.machine_file import KnownDevice, find_device, find_machine
 from paceline.records.result import RunResult
 from paceline.records.scale import ScaleCell, ScaleResult, ScaleSettings
 from paceline.records.settings import validated
-from paceline.report import write_report
+from paceline.report import advice, write_report
 from paceline.report.format import counted
+from paceline.report.scale_metrics import of_study
 from paceline.strategies import find_exchange
 from paceline.studies.scale import study_runs
-from paceline.studies.scale.conclusions import insights
 from paceline.studies.scale.journal import Journal, JournalHeader
 from paceline.studies.scale.study_runs import Crashed, RunStep, StudyRun
 from paceline.studies.scale.study_terminal import StudyProgress
@@ -295,7 +295,7 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
         **dict(journal.header),
         machine=facts(device_of_rank() if settings.trains else torch.device("cpu")),
         cells=cells,
-        insights=insights(settings.model, cells),
+        findings=advice.findings(of_study(cells)),
     )
     write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
     write_report(folder)

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from paceline.core.losses import busy_warning
 from paceline.core.timeline import Origin
-from paceline.records.scale import ScaleCell, ScaleResult, Scaling, unrest_of
+from paceline.records.scale import ScaleCell, ScaleResult, Scaling
+from paceline.report import advice
 from paceline.report.format import duration
 from paceline.studies.scale.study_runs import StudyRun
 
@@ -68,7 +68,7 @@ def _seconds(value: float | None) -> str:
 
 
 def sentences(result: ScaleResult) -> list[str]:
-    """Return the lines below the table: why cells failed, what is uncertain, the conclusions."""
+    """Return the lines below the table: why cells failed, what spreads are, advice."""
     failed: dict[str, list[ScaleCell]] = {}
     for cell in result.cells:
         if cell.error is not None:
@@ -81,9 +81,7 @@ def sentences(result: ScaleResult) -> list[str]:
     kinds = {cell.kind for cell in result.cells if cell.spread is not None}
     if Origin.PREDICTED in kinds:
         lines.append(_RANGES if len(kinds) == 1 else f"{_RANGES}; {_QUARTILES}")
-    warning = busy_warning(unrest_of(result.cells), "repetitions", "what follows is as uncertain")
-    lines += [] if warning is None else [warning]
-    return lines + [insight.sentence for insight in result.insights]
+    return [*lines, *advice.shown(result.findings)]
 
 
 def remaining_s(expected_s: Iterable[float], ended: Sequence[tuple[float, float]]) -> float | None:
