@@ -80,18 +80,28 @@ def go_through(request: RunRequest, group: Group, elastic: ElasticWorker | None 
         if progress.board is not None and result.comparison is not None:
             happened = {row.quantity: row.right_s for row in result.comparison.rows}
             progress.board.step(min(1, len(result.epochs) - 1), happened)
-        with _naming(folder):
-            if not session.is_rehearsal:
-                with _model_file(folder) as path:
-                    runner.save(path)
-            if folder is None:
-                return
-            write_files(folder, result, timelines)
-        if request.as_json:
+        _save(session, runner, folder, result, timelines)
+        if folder is not None and request.as_json:
             out.print_json(result.model_dump_json())
-            return
-        for shown in result_tables(result, str(folder)):
-            out.print(shown, soft_wrap=isinstance(shown, str))  # tables fit into the terminal
+        elif folder is not None:
+            for shown in result_tables(result, str(folder)):
+                out.print(shown, soft_wrap=isinstance(shown, str))  # tables fit into the terminal
+
+
+def _save(
+    session: TrainingSession,
+    runner: Runner,
+    folder: Path | None,
+    result: RunResult,
+    timelines: Sequence[Timeline],
+) -> None:
+    """Save the model with all ranks, and write the run's files where there is a folder."""
+    with _naming(folder):
+        if not session.is_rehearsal:
+            with _model_file(folder) as path:
+                runner.save(path)
+        if folder is not None:
+            write_files(folder, result, timelines)
 
 
 def _show_ranking(

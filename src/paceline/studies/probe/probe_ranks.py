@@ -26,7 +26,7 @@ from paceline.links.group import Group
 from paceline.links.launch import launch
 from paceline.links.processes import module_command
 from paceline.links.rendezvous import check_gpus
-from paceline.links.shared_memory import find_local_ranks
+from paceline.links.shared_memory import LocalRanks, find_local_ranks
 from paceline.measure import devices
 from paceline.measure.this_machine import facts
 from paceline.measure.timing import Sampler
@@ -156,32 +156,12 @@ def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine
     `usable` are the processors that this rank's process was started with.
     """
     place = find_local_ranks(group)
-    rows = group.gather(usable)
-    cores = len({core for rank in place.members for core in rows[rank]})
     each = settings.seconds / _NUM_MEASURED
     on_device = Sampler(group, clock_for(group.device), each)
     on_host = Sampler(group, HostClock(), each)
     device, several = device_of(group.device), group.world_size > 1
-    known, deadline_s = facts(group.device), group.deadline_s
-    if device.memory is not None:
-        memory_nbytes = device.memory.total_nbytes
-    else:  # its part of the host's
-        memory_nbytes = known["memory_bytes"] // len(place.members)
     on_gpu = device.kind == DeviceKind.GPU
-    is_first = group.rank == place.members[0]
-    own = description.RankFigures(
-        hostname=platform.node(),
-        cores=cores,
-        device_memory_bytes=memory_nbytes,
-        has_own_memory=device.memory is not None,
-        facts=known,
-        # All ranks take these measurements together, in this order.
-        device=devices.measure_device(on_device, group.device),
-        copies=devices.measure_copies(on_host, place),
-        sum_s=devices.measure_sums(on_host) if several else None,
-        codec_latencies=measure_codec_latencies(on_host, deadline_s) if several else {},
-        host_codecs=devices.measure_codecs(on_host, _CPU, is_first) if on_gpu else {},
-    )
+    own = _figures(place, usable, on_device, on_host, group)
     rows = [
         description.RankFigures.model_validate(row)
         for row in group.gather(own.model_dump(mode="json"))
@@ -193,7 +173,7 @@ def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine
     hosts = sorted({tuple(members) for members in group.gather(list(place.members))})
     method = (
         f"measured by paceline probe {version('paceline')} on {time.strftime('%Y-%m-%d')}, "
-        f"torch {torch.__version__}, Python {known['python']}, {known['system']}"
+        f"torch {torch.__version__}, Python {own.facts['python']}, {own.facts['system']}"
     )
     name = description.name_from(settings.output.stem)
     machine = description.machine_of(name, rows, hosts, device.kind, method)
@@ -201,6 +181,32 @@ def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine
         return machine
     links = Links(machine, hosts, on_host, on_device, method).measure()
     return Machine.model_validate(machine.model_dump() | {"links": links})
+
+
+def _figures(
+    place: LocalRanks, usable: list[int], on_device: Sampler, on_host: Sampler, group: Group
+) -> description.RankFigures:
+    """Measure this rank's device and its part of the host, with all ranks in the same order."""
+    rows = group.gather(usable)
+    device, several = device_of(group.device), group.world_size > 1
+    known, deadline_s = facts(group.device), group.deadline_s
+    if device.memory is not None:
+        memory_nbytes = device.memory.total_nbytes
+    else:  # its part of the host's
+        memory_nbytes = known["memory_bytes"] // len(place.members)
+    on_gpu, is_first = device.kind == DeviceKind.GPU, group.rank == place.members[0]
+    return description.RankFigures(
+        hostname=platform.node(),
+        cores=len({core for rank in place.members for core in rows[rank]}),
+        device_memory_bytes=memory_nbytes,
+        has_own_memory=device.memory is not None,
+        facts=known,
+        device=devices.measure_device(on_device, group.device),
+        copies=devices.measure_copies(on_host, place),
+        sum_s=devices.measure_sums(on_host) if several else None,
+        codec_latencies=measure_codec_latencies(on_host, deadline_s) if several else {},
+        host_codecs=devices.measure_codecs(on_host, _CPU, is_first) if on_gpu else {},
+    )
 
 
 def main() -> None:

@@ -192,10 +192,17 @@ def profile_rank(settings: ProfileSettings, subject: ProfiledModel, group: Group
     # Closed first: the hooks of the replica would exchange the gradients of steps alone, too.
     training.replica.close()
     alone = together if group.world_size == 1 else seen(partial(training.step, alone=True))
-    # The memory of a step of this rank alone.
+    memory, by_operator = _memory_alone(training, subject, clock)
+    return Findings(subject, blocks, together, alone, memory, by_operator, held)
+
+
+def _memory_alone(
+    training: ProfiledTraining, subject: ProfiledModel, clock: Clock
+) -> tuple[TensorMemory, dict[str, int]]:
+    """Return the memory of a step of this rank alone, and what each operator takes and keeps."""
     optimizer, workload = training.optimizer, subject.workload
     optimizer.zero_grad(set_to_none=True)
-    share, unseen = next(training.source), Recorder(clock, "", group.rank)
+    share, unseen = next(training.source), Recorder(clock, "", 0)
     tracked = track(
         lambda: train_step(subject.model, optimizer, iter((share,)), unseen, training.learning),
         subject.model,
@@ -213,7 +220,7 @@ def profile_rank(settings: ProfileSettings, subject: ProfiledModel, group: Group
         predicted=replica_nbytes(workload) - workload.gradient_nbytes + state_nbytes,
         measured=tracked.peak_nbytes,
     )
-    return Findings(subject, blocks, together, alone, memory, tracked.by_operator, held)
+    return memory, tracked.by_operator
 
 
 def split(num_steps: int) -> tuple[int, int]:
