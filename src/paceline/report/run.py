@@ -154,14 +154,14 @@ def _prediction(result: RunResult) -> Iterator[tuple[str, str, str]]:
 
 
 def _plans(result: RunResult) -> Table:
-    """Return the plans, this run's marked, and why each takes as long."""
+    """Return the plans, this run's marked."""
     table = plans_table(result.plans).without("devices", "efficiency", "exposed", "memory")
     used = result.strategy, result.settings.workers
     rows: Rows = []
     for plan, (name, *cells) in zip(result.plans, table.rows, strict=True):
         is_used = (plan.strategy, plan.workers) == used
-        rows.append((Chosen(name, "this run") if is_used else name, *cells, plan.explanation))
-    return Table((*table.head, "why"), rows, (0, len(table.head)))
+        rows.append((Chosen(name, "this run") if is_used else name, *cells))
+    return Table(table.head, rows, table.text)
 
 
 def _tests(evaluations: Sequence[Evaluation], score: str) -> dict[str, Any]:

@@ -77,6 +77,13 @@ class Table:
         """Return the table with its first rows alone."""
         return replace(self, rows=self.rows[:most])
 
+    @property
+    def as_markdown(self) -> str:
+        """The table as Markdown has it."""
+        rules = ("---" if column.kind == "text" else "---:" for column in self.columns)
+        lines = (self.head, tuple(rules), *self.rows)
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
     def without(self, *names: str) -> "Table":
         """Return the table without the columns of these names."""
         kept = [i for i, name in enumerate(self.head) if name not in names]
@@ -152,7 +159,7 @@ def plan_name(plan: PlanRow) -> str:
 
 
 def plans_table(plans: Sequence[PlanRow]) -> Table:
-    """Return plans as they were predicted; efficiencies only if any is known."""
+    """Return plans with why each takes as long; efficiencies only if any is known."""
     rows: Rows = []
     for plan in plans:
         step = duration(plan.step_s)
@@ -160,8 +167,8 @@ def plans_table(plans: Sequence[PlanRow]) -> Table:
         speed = ranged, number(plan.samples_per_s), optional_share(plan.efficiency)
         sizes = nbytes(plan.wire_nbytes_per_step), nbytes(plan.fullest_nbytes)
         asked = plan_name(plan), str(plan.workers), plan.placement
-        rows.append((*asked, *speed, duration(plan.exposed_s), *sizes))
+        rows.append((*asked, *speed, duration(plan.exposed_s), *sizes, plan.explanation))
     head = ("strategy", "workers", "devices", "step", "samples/s", "efficiency", "exposed")
-    table = Table((*head, "wire/step", "memory"), rows, (0, 2))
+    table = Table((*head, "wire/step", "memory", "why"), rows, (0, 2, 9))
     knows_efficiency = any(plan.efficiency is not None for plan in plans)
     return table if knows_efficiency else table.without("efficiency")

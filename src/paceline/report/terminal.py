@@ -75,9 +75,9 @@ def table(
     return grid
 
 
-def shown(title: str, content: tables.Table, *, boxed: bool = True) -> Table:
-    """Return a table as a terminal shows it, below a title."""
-    style = {} if boxed else {"box": None, "padding": (0, 2, 0, 0)}
+def shown(title: str, content: tables.Table, *, gap: int | None = None) -> Table:
+    """Return a table as a terminal shows it, below a title: in a box, or with gaps instead."""
+    style = {} if gap is None else {"box": None, "padding": (0, gap, 0, 0)}
     grid = Table(title=title, title_justify="left", **style)  # type: ignore[arg-type]
     for column in content.columns:
         grid.add_column(column.name, justify=_JUSTIFY[column.kind])
@@ -139,7 +139,7 @@ def result_tables(result: RunResult, folder: str) -> Iterator[Table | str]:
     if result.trials:
         yield shown("Chunk sizes tried, seconds per step", tables.trials_table(result))
     if result.workers:
-        yield shown("Workers", tables.workers_table(result), boxed=False)
+        yield shown("Workers", tables.workers_table(result), gap=2)
     if result.traffic:
         yield traffic_table(result.traffic)
     if result.comparison is not None:
@@ -209,4 +209,4 @@ def _exchanged(result: RunResult) -> Iterator[tuple[str, str]]:
 
 def traffic_table(rows: Sequence[Traffic], title: str = "Bytes by purpose") -> Table:
     """Return bytes by purpose, as planned and as counted."""
-    return shown(title, tables.traffic_table(rows), boxed=False)
+    return shown(title, tables.traffic_table(rows), gap=2)

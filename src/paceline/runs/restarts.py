@@ -35,6 +35,7 @@ class RunRequest(Record):
     debug: bool = False
     keep: bool = False
     explain: bool = False
+    as_markdown: bool = False
     lost: tuple[str, ...] = ()
 
 

@@ -33,7 +33,7 @@ from paceline.records.machine_file import find_device
 from paceline.records.result import PlanResult, PlanRow, RankingRows, RunResult
 from paceline.records.settings import AUTO, configuration, strategy_of
 from paceline.report import advice, metrics
-from paceline.report.plan_text import plan_tables, present
+from paceline.report.plan_text import Form, in_terminal, present
 from paceline.report.terminal import console, result_tables
 from paceline.runs.folder import keep_plan, run_folder, write_files
 from paceline.runs.forecasts import forecast_with, forecasts_of, ranking_of, train_best
@@ -72,7 +72,7 @@ def go_through(request: RunRequest, group: Group, elastic: ElasticWorker | None 
             return
         if not session.is_rehearsal:
             rows = list(map(PlanRow.of, forecasts))
-            for table in plan_tables(rows, title, None):
+            for table in in_terminal(rows, title, None):
                 (err if request.as_json else out).print(table)
         used, outcome = _trained(session, runner, forecasts)
         outcome = outcome.model_copy(update={"lost": (*request.lost, *outcome.lost)})
@@ -125,9 +125,10 @@ def _show_ranking(
     )
     folder = keep_plan(settings.output, plan, ranking) if request.keep and is_first else None
     drawn = drawing(ranking[0].timeline, ranking[0].shown_s) if request.explain and ranking else ""
-    present(out, plan, title, folder, as_json=request.as_json, drawing=drawn)
+    form: Form = "json" if request.as_json else "markdown" if request.as_markdown else "text"
+    present(out, plan, title, folder, form=form, drawing=drawn)
     more = _of_two_machines(session)
-    if more is not None and not request.as_json:
+    if more is not None and form == "text":
         out.print(more, soft_wrap=True)
 
 

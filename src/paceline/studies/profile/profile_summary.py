@@ -24,12 +24,12 @@ _MOST_OPERATORS = 8
 
 def tables(result: ProfileResult) -> Iterator[Table]:
     """Yield the stages, the slowest layers, the waits and the operators, for a terminal."""
-    yield shown("Where a step goes", stages_table(result), boxed=False)
+    yield shown("Where a step goes", stages_table(result), gap=2)
     layers = layers_table(slowest_layers(result)[:_MOST_LAYERS]).without("quartiles")
-    yield shown(f"The slowest of {len(result.layers)} layers", layers, boxed=False)
-    yield shown("Calls and waits", overheads_table(result), boxed=False)
+    yield shown(f"The slowest of {len(result.layers)} layers", layers, gap=2)
+    yield shown("Calls and waits", overheads_table(result), gap=2)
     operators = operators_table(result).first(_MOST_OPERATORS).without("memory taken and kept")
-    yield shown("Operators, by torch.profiler", operators, boxed=False)
+    yield shown("Operators, by torch.profiler", operators, gap=2)
 
 
 def summary(result: ProfileResult, folder: str) -> str:
