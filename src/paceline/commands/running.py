@@ -1,4 +1,4 @@
-"""Commands that start workers on this machine, or predict them: train, rehearse, plan."""
+"""The commands `train`, `rehearse` and `plan`."""
 
 import os
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from paceline.records.settings import PlanSettings, validated
 if TYPE_CHECKING:
     from paceline.report.plan_text import Form
 
-# What all workers import: the second, with torch's compiler, those that exchange gradients.
+# Modules to import once for all workers; the second loads torch's compiler.
 _IMPORTED = ("paceline.runs.launching", "paceline.exchange.synchronized")
 
 
@@ -37,9 +37,9 @@ def rehearse(values: dict[str, Any], *, as_json: Json = False, debug: Debug = Fa
 def _carry_out(
     verb: Literal["train", "plan", "rehearse"], values: Mapping[str, Any], **how: bool
 ) -> None:
-    """Check the settings, and have workers do it; `how` are other fields of the request."""
-    # Workers are forked from a process that imports torch while this one does, unless torchrun
-    # has started this process as a rank.
+    """Check the settings and run the workers; `how` are other fields of the request."""
+    # Workers are forked from a process that imports torch in parallel with this one, unless
+    # torchrun has started this process as a rank.
     under_torchrun = "RANK" in os.environ
     environment = KEEPING_MEMORY | os.environ
     with nullcontext() if under_torchrun else open_server(_IMPORTED, environment):
@@ -99,7 +99,7 @@ def plan(
 
 
 def _check_profiled(settings: PlanSettings) -> None:
-    """Raise InvalidInput for settings of plans on machines that are described."""
+    """Raise InvalidInput for settings that require --machine."""
     if settings.input_shape is not None:
         raise InvalidInput("input_shape", "the data say it", hint="it is for plans with --machine")
     if settings.measured is not None or settings.profile is not None:

@@ -1,4 +1,4 @@
-"""A plan for people in a terminal, as Markdown, and as JSON."""
+"""Print a plan as terminal tables, Markdown or JSON."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,9 +26,9 @@ def present(
     form: Form,
     drawing: str,
 ) -> None:
-    """Print a plan, with its explanation if there is a drawing of it.
+    """Print a plan; with a drawing, print its explanation, too.
 
-    It was kept in the folder, if there is one.
+    `folder`: where the plan was saved, if it was.
     """
     if form == "json":
         out.print_json(data=_data(result, folder, drawing), highlight=out.is_terminal)
@@ -52,7 +52,7 @@ def present(
 def in_terminal(
     plans: Sequence[PlanRow], title: str, alone_samples_per_s: float | None
 ) -> Iterator[Table]:
-    """Yield the tables of plans as a terminal shows them, below a title."""
+    """Yield the tables of plans for a terminal; the first one has the title."""
     for name, table in plan_tables(plans, alone_samples_per_s).items():
         yield shown(f"{title}: {name.lower()}" if title else name, table, gap=1)
         title = ""
@@ -67,7 +67,7 @@ def _markdown(result: PlanResult, title: str, texts: Sequence[str]) -> str:
 
 
 def _data(result: PlanResult, folder: Path | None, drawing: str) -> dict[str, Any]:
-    """Return what --json prints."""
+    """Return the JSON object of --json."""
     data = result.model_dump(include={"model", "machine", "batch_size"})
     data |= {"origin": Origin.PREDICTED} | result.ranking.model_dump()
     data["findings"] = [one.model_dump() for one in result.findings]

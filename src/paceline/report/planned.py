@@ -1,4 +1,4 @@
-"""The page of a saved plan: every way of training a model on a machine, as it was predicted."""
+"""The page of a saved plan: the predictions for all strategies on a machine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 
 
 def page_of(result: PlanResult, folder: Path) -> Page:
-    """Return the page of a plan."""
+    """Build the page of a plan."""
     ranking = result.ranking
     plans, refused = ranking.plans, ranking.refused
     asked = {"model": result.model, "machine": result.machine, "batch_size": result.batch_size}

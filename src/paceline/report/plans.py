@@ -1,4 +1,4 @@
-"""Plans as they are shown: two tables, the one to take with its command, and explanations."""
+"""Tables of plans, the recommendation with its command, and explanations."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -12,15 +12,15 @@ from paceline.report.tables import Rows, Table, plan_name
 from paceline.strategies import STRATEGIES
 
 _MOST_ALIKE, _MOST_OTHERS = 5, 3
-_FOUND_BY_TRAINING = {"workers", "chunk"}  # fields of a configuration that no option need name
+_FOUND_BY_TRAINING = {"workers", "chunk"}  # fields of a configuration that need no option
 _RANGE = "±: the median of the measured steps is meant to be within it in 9 of 10 cases"
 
 
 def plan_tables(plans: Sequence[PlanRow], alone_samples_per_s: float | None) -> dict[str, Table]:
-    """Return tables of the best plans by title: the same training, and what changes it.
+    """Return two tables of the best plans by title: same training, and changed training.
 
-    Each strategy has its fastest with a codec and without. `alone_samples_per_s` are those of the
-    best one worker, which the first table compares with.
+    Each strategy is listed once with a codec and once without. `alone_samples_per_s` is the
+    throughput of the best single worker, for the first table's speed-ups.
     """
 
     def beside(plan: PlanRow) -> str:
@@ -30,13 +30,15 @@ def plan_tables(plans: Sequence[PlanRow], alone_samples_per_s: float | None) -> 
     alike = list(_fastest(plan for plan in plans if plan.is_same_training))[:_MOST_ALIKE]
     others = list(_fastest(plan for plan in plans if not plan.is_same_training))[:_MOST_OTHERS]
     found = {"Same training": _table(alike, "x one", beside)} if alike else {}
+    if alike and alone_samples_per_s is None:
+        found["Same training"] = found["Same training"].without("x one")
     if others:
         found["Changes what is learned"] = _table(others, "to a loss", _learned)
     return found
 
 
 def _fastest(plans: Iterable[PlanRow]) -> Iterator[PlanRow]:
-    """Yield the first of each strategy with a codec and without, and the first of one worker."""
+    """Yield each strategy's best plan with and without a codec, and the best of one worker."""
     seen: set[object] = set()
     for plan in plans:
         key = "one worker" if plan.workers == 1 else (plan.strategy, plan.codec is None)
@@ -66,7 +68,7 @@ def _table(plans: Sequence[PlanRow], last: str, shown: Callable[[PlanRow], str])
 
 
 def _learned(plan: PlanRow) -> str:
-    """Return the steps to synchronous training's loss, as times its own, in few words."""
+    """Format the number of steps to synchronous training's loss, relative to its own steps."""
     steps = plan.steps_to_loss
     if steps is None:
         return "unknown"
@@ -76,7 +78,7 @@ def _learned(plan: PlanRow) -> str:
 
 
 def recommendation(result: PlanResult) -> str:
-    """Return which way of training to take, with its command; nothing if none can be planned."""
+    """Return the recommended plan with its command; "" if there is no plan."""
     plan, alone = result.ranking.recommended, result.ranking.alone_samples_per_s
     if plan is None:
         return ""
@@ -93,7 +95,7 @@ def recommendation(result: PlanResult) -> str:
 
 
 def command(plan: PlanRow, result: PlanResult) -> str:
-    """Return the command that trains as a plan says."""
+    """Return the command that trains with the plan's configuration."""
     words = ["paceline train", result.model, f"--batch-size {result.batch_size}"]
     words += [f"--strategy {plan.strategy}", f"--workers {plan.workers}"]
     strategy = STRATEGIES.get(plan.strategy)
@@ -105,7 +107,7 @@ def command(plan: PlanRow, result: PlanResult) -> str:
 
 
 def explanation(ranking: RankingRows) -> Iterator[str]:
-    """Yield why each plan takes as long, what was refused and why, and what ± means."""
+    """Yield the reasons for each plan's time, each refused strategy, and the meaning of ±."""
     for plan in _fastest(ranking.plans):
         yield f"{named(plan)}: {plan.explanation}"
     if (sentence := after_backward_sentence(ranking.plans)) is not None:
@@ -118,7 +120,7 @@ def explanation(ranking: RankingRows) -> Iterator[str]:
 
 
 def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
-    """Return that a strategy is refused, and what of it, if the rest of it is planned."""
+    """Describe a refusal, with the variant or placement if others of the strategy are planned."""
     asked = row.strategy, row.workers
     planned = {plan.placement for plan in plans if (plan.strategy, plan.workers) == asked}
     name = f"a variant of {row.strategy}" if row.placement in planned else row.strategy
