@@ -75,11 +75,15 @@ COMMANDS = {
     ),
     "hub": Command(
         *("remote", _MACHINES, "Serve workers of other machines."),
-        "hub lenet5 --bind tcp://10.0.0.1:5555 --keys keys --workers 2",
+        "hub lenet5 --listen tcp://10.0.0.1:5555 --keys keys --workers 2",
     ),
     "worker": Command(
         *("remote", _MACHINES, "Work for a hub, on one device."),
         "worker --connect tcp://10.0.0.1:5555 --keys keys",
+    ),
+    "keys": Command(
+        *("remote", _MACHINES, "Write new keys for a hub and its workers."),
+        "keys keys",
     ),
 }
 
@@ -124,7 +128,20 @@ def _show_version(wanted: bool) -> None:
 def start(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            metavar="",
+            help="Print the version.",
+        ),
+    ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug", metavar="", help="Show the traceback of an error, after any command, too."
+        ),
     ] = False,
 ) -> None:
     """Train PyTorch models in parallel on uneven hardware, and predict the gain beforehand."""
