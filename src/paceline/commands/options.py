@@ -73,7 +73,7 @@ _FIRST = frozenset(
     (
         *("data", "batch_size", "strategy", "options", "workers", "epochs", "steps", "optimizer"),
         *("learning_rate", "resume", "output", "machine", "measured", "device"),
-        *("stretch", "bind", "keys", "run", "kinds", "repeats", "largest_batch"),
+        *("stretch", "bind", "keys", "kinds", "repeats", "largest_batch"),
         *("input_shape", "connect", "codec"),
     )
 )

@@ -25,7 +25,18 @@ _CHILD = import_module(_REMOTE[_STRATEGY.name])
 _NUMBERS = WorkerProcessSettings.model_fields["workers"].description
 # Settings of a training that a hub takes from --config only.
 _LEFT_OUT = (
-    *("accumulate", "balance", "clip_norm", "elastic", "evaluate_every", "exchange_alone"),
+    *(
+        "strategy",
+        "codec",
+        "optimizer",
+        "seed",
+        "accumulate",
+        "balance",
+        "clip_norm",
+        "elastic",
+        "evaluate_every",
+        "exchange_alone",
+    ),
     *("force", "here", "lighthouse", "momentum", "optimizer_options", "precision", "profile_s"),
     *("restarts", "schedule", "tensorboard", "warmup_steps"),
 )
@@ -37,13 +48,6 @@ _OF_PARENT = {"worker": "number", "keys": "parent_keys", "gather": "gather"}
 def hub(
     values: dict[str, Any],
     *,
-    strategy: Annotated[
-        str | None,
-        typer.Option(
-            metavar=f"[{'|'.join(_REMOTE)}]",
-            help=f"Strategy by which the workers train; {_STRATEGY.name} by default.",
-        ),
-    ] = None,
     parent: Annotated[
         str | None,
         typer.Option(
@@ -57,12 +61,9 @@ def hub(
     """Serve workers of other machines, which join by `paceline worker`."""
     from paceline.runs import launching
 
-    if strategy is not None:
-        values["strategy"] = strategy
     if parent is not None:
-        named = values.pop("strategy", _STRATEGY.name)
-        if named != _STRATEGY.name:
-            raise InvalidInput("parent", f"a hub of {named} is no worker of another")
+        if values.pop("strategy", _STRATEGY.name) != _STRATEGY.name:
+            raise InvalidInput("parent", f"only a hub of {_STRATEGY.name} is a worker of another")
         _serve_parent({**values, **_parent(parent)}, as_json)
         return
     if not {"model", "resume"} & values.keys():
