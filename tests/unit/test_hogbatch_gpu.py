@@ -27,8 +27,9 @@ from paceline.links.shared_memory import SharedTensors
 from paceline.strategies.hogbatch import gpu_replica
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica, clear_gradients
-from paceline.strategies.hogbatch.replica import median_seconds, tensors_of, train_next
-from paceline.strategies.hogbatch.speed_trial import SpeedTrial, machine_of, plan_of_batches
+from paceline.strategies.hogbatch.policy import SpeedTrial
+from paceline.strategies.hogbatch.replica import median_seconds, tensors_of
+from paceline.strategies.hogbatch.speed_trial import machine_of, plan_of_batches
 from paceline.strategies.hogbatch.statistics import BatchResult
 from paceline.training.models import describe
 from paceline.training.recipes.optimizers import OptimizerFactory, optimizer_of
@@ -88,13 +89,12 @@ class Case(NamedTuple):
 
     def next(self, rows: Tensor, number: int) -> None:
         """Begin a batch, and end those that must be done before."""
-        list(train_next(self.replica, rows, rate(number), number))
+        list(self.replica.take(rows, rate(number), number))
 
     def _results(self, rows: Sequence[Tensor], traced: bool) -> Iterator[BatchResult]:
         for number, one in enumerate(rows):
-            yield from train_next(self.replica, one, rate(number), number if traced else None)
-        while self.replica.num_begun:
-            yield self.replica.finish()
+            yield from self.replica.take(one, rate(number), number if traced else None)
+        yield from self.replica.done(waits=True)
 
 
 def add_others(model: dict[str, Tensor]) -> None:
@@ -218,7 +218,7 @@ def test_with_others_it_does_what_a_naive_version_does(device, depth, threads, m
     naive = Naive(double_net, make, data)
     naive.train(batches(), max(1, depth - 1), others=True)
     with sharing(device, double_net, make, data, depth=depth, threads=threads) as case:
-        pieces = [piece for run in case.replica._runs for piece in run.pieces(0, threads)]
+        pieces = [piece for run in case.replica.sharing.runs for piece in run.pieces(0, threads)]
         assert len(pieces) == threads + 1  # integers are one
         done = case.train(batches(), others=True)
         assert [one.loss for one in done] == pytest.approx(naive.losses, rel=1e-10)
@@ -370,7 +370,7 @@ def test_nothing_makes_the_host_wait_for_a_copy_in_training_or_trials(device):
         case.train(batches(), traced=True)
         for most in (12, 3):
             assert median_seconds(case.replica, 40, most, 0.0) > 0
-            assert case.replica.num_begun == 0
+            assert not list(case.replica.done(waits=True))
         assert device.num_blocking_copies == before
 
 
@@ -412,8 +412,8 @@ def test_copies_and_sums_run_beside_the_computing(device, gate):
         replica.finish()
         assert not torch.equal(case.memory.tensors["layer.weight"], start)
         replica.begin(1.0, 2)
-        replica._in.synchronize()
-        assert not replica.is_done
+        replica.streams.copy_in.synchronize()
+        assert not list(replica.done())
         gate.set()
         case.train([])
         spans = {span.name: span for span in replica.spans}
@@ -427,12 +427,12 @@ def test_a_batch_is_computed_while_the_update_before_it_is_on_its_way(device, ga
         replica, rows = case.replica, batches(3)
         case.next(rows[0], 0)
         device.synchronize()
-        replica._out.run_last(gate.wait)
+        replica.streams.copy_out.run_last(gate.wait)
         case.next(rows[1], 1)
         replica.finish()
         case.next(rows[2], 2)
-        replica._compute.synchronize()
-        assert not replica.is_done
+        replica.streams.compute.synchronize()
+        assert not list(replica.done())
         gate.set()
         case.train([])
 
@@ -459,21 +459,21 @@ def test_traced_batches_conform_to_their_plan_and_have_their_times_in_order(devi
 
 
 class Scripted:
-    """A replica whose batches begin and end at given times: three in work at once."""
-
-    depth, is_done, spans, num_begun, most_begun = 3, False, (), 0, 0
+    """A replica whose batches begin and end at given times: two are in work at once."""
 
     def __init__(self, times: Sequence[tuple[int, int]]) -> None:
-        self._times = iter(times)
+        self._times, self.num_begun = iter(times), 0
 
-    def load(self, rows: Tensor) -> None:
-        """Nothing is copied."""
-
-    def begin(self, rate: float, step: int | None) -> None:
+    def take(self, rows: Tensor, rate: float, step: int | None) -> list[BatchResult]:
+        done = [self.result()] if self.num_begun == 2 else []
         self.num_begun += 1
-        self.most_begun = max(self.most_begun, self.num_begun)
+        return done
 
-    def finish(self) -> BatchResult:
+    def done(self, *, waits: bool = False) -> Iterator[BatchResult]:
+        while waits and self.num_begun:
+            yield self.result()
+
+    def result(self) -> BatchResult:
         self.num_begun -= 1
         started_ns, ended_ns = next(self._times)
         return BatchResult(1, 1.0, started_ns, ended_ns=ended_ns)
@@ -491,4 +491,4 @@ class Scripted:
 def test_a_trial_tells_the_time_from_one_batchs_end_to_the_next(times, median_ns: int):
     scripted = Scripted(times)
     assert median_seconds(scripted, 40, 10, 0.0) == pytest.approx(1e-9 * median_ns)
-    assert (scripted.num_begun, scripted.most_begun) == (0, 2)
+    assert scripted.num_begun == 0

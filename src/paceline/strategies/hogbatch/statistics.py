@@ -13,8 +13,8 @@ from itertools import chain, count
 from typing import NamedTuple
 
 from paceline.core.cost import compute_lane, exchange_lane
-from paceline.core.plan import COMPUTE, Kind, Lane, Resource
-from paceline.core.timeline import Origin, Span, Timeline, length, union
+from paceline.core.plan import Kind, Lane, Resource
+from paceline.core.timeline import Origin, Span, Timeline
 from paceline.strategies.hogbatch.plan import MODEL
 
 _NS = 1e-9
@@ -183,12 +183,8 @@ def num_samples(timeline: Timeline) -> dict[str, int]:
 
 def utilisation(timeline: Timeline) -> dict[str, float]:
     """Return the share of the makespan in which each device computes (figure 7)."""
-    busy = {}
-    for device in updates(timeline):
-        track = timeline.tracks.get(compute_lane(device), ())
-        computing = union(span for span in track if span.kind in COMPUTE)
-        busy[device] = length(computing) / timeline.makespan_s
-    return busy
+    held = timeline.utilisation
+    return {device: held.get(compute_lane(device), 0.0) for device in updates(timeline)}
 
 
 def staleness(timeline: Timeline) -> dict[str, Counter[int]]:
