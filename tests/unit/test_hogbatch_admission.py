@@ -12,7 +12,6 @@ from paceline.core.plan import Cost, Kind
 from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.workload import Layer, Parameter, Workload
-from paceline.strategies.hogbatch import statistics
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.plan import plan
 from paceline.strategies.hogbatch.policy import SpeedTrial
@@ -24,6 +23,7 @@ from paceline.strategies.hogbatch.speed_trial import (
     predict,
     traced_sizes,
 )
+from papers.updates import num_samples, updates, utilisation
 
 BATCH = 64
 ONE = Layer("one", (Parameter("w", (8,)),), 32, Cost(), Cost(flops=1e6 * BATCH))
@@ -115,11 +115,11 @@ def test_long_epochs_are_as_fast_as_the_plan_of_a_run_that_goes_on(policy: str, 
     machine, config = machine_of(WORK, trials), Hogbatch(policy=policy, threads=1)
     steps = 20 if policy == "hogwild" else 100  # of small batches
     timeline = simulate(plan(WORK, machine, config, Window(steps)), Roofline.of(machine))
-    going_on = sum(statistics.num_samples(timeline).values()) / timeline.makespan_s
+    going_on = sum(num_samples(timeline).values()) / timeline.makespan_s
     found = predict(Epochs(WORK, config, 200 * BATCH, 3, 8), trials)
     assert found.samples_per_s == pytest.approx(going_on, rel=0.03)
-    assert found.utilisation == pytest.approx(statistics.utilisation(timeline), abs=0.03)
-    made = {name: len(own) for name, own in statistics.updates(timeline).items()}
+    assert found.utilisation == pytest.approx(utilisation(timeline), abs=0.03)
+    made = {name: len(own) for name, own in updates(timeline).items()}
     shares = {name: own / sum(made.values()) for name, own in made.items()}
     assert found.shares == pytest.approx(shares, abs=0.03)
 
@@ -172,5 +172,9 @@ def test_a_replay_has_the_batches_of_the_trace():
     timeline = simulate(tasks, Roofline.of(machine))
     assert conform(tasks, timeline) == []
     assert traced_sizes(timeline.spans) == sizes
-    assert statistics.num_samples(timeline) == {"cpu0": 7, "cpu1": 10, "gpu2": 32}
+    assert num_samples(timeline) == {
+        "cpu0": 7,
+        "cpu1": 10,
+        "gpu2": 32,
+    }
     assert {span.kind for span in timeline.spans} >= {Kind.H2D, Kind.D2H, Kind.REDUCE}

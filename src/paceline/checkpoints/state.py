@@ -20,9 +20,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.checkpoints.json_values import Json, copied
-from paceline.checkpoints.manifest import first_fault
 from paceline.checkpoints.tensor_file import Tensors, check_can_be_saved
 from paceline.core.errors import InvalidInput
+from paceline.core.reading import first_fault
 from paceline.links.devices import device_of
 
 logger = logging.getLogger(__name__)
@@ -298,7 +298,7 @@ def load_schedule_state(scheduler: LRScheduler, state: Json) -> None:
     """Load the state of a schedule of the same kind, whose numbers replace this one's.
 
     The learning rates are the optimizer's: load its state, too. Raises InvalidInput for a schedule
-    of another kind, or with other fields.
+    of another kind.
     """
     if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
         raise InvalidInput("schedule", "the saved state is not that of a schedule")
@@ -307,10 +307,6 @@ def load_schedule_state(scheduler: LRScheduler, state: Json) -> None:
             "schedule",
             f"the schedule of the checkpoint is {state.get('kind')}, and not {_kinds(scheduler)}",
         )
-    wanted, found = (
-        dict.fromkeys(_fields(one), "there") for one in (scheduler.state_dict(), state["state"])
-    )
-    check_same("schedule", "the schedule's", wanted, found)
     scheduler.load_state_dict(copied("schedule", state["state"]))  # torch takes some out of it
 
 
@@ -318,14 +314,6 @@ def _kinds(scheduler: LRScheduler) -> str:
     """Return the type of a schedule, with those of the schedules it consists of."""
     parts = ", ".join(map(_kinds, getattr(scheduler, "_schedulers", ())))
     return type(scheduler).__name__ + (f"({parts})" if parts else "")
-
-
-def _fields(state: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return the names of a schedule's values, with those of the schedules it consists of."""
-    names = [prefix + name for name in state]
-    for index, one in enumerate(state.get("_schedulers", ())):
-        names += _fields(one, f"{prefix}{index}.")
-    return names
 
 
 def random_state(device: torch.device) -> tuple[Tensors, Json]:

@@ -213,7 +213,7 @@ class Coordinator:
         reason = f"{worker.title} {why}"
         self.history.lost.append(reason)
         for work, updates in self.scheduler.drop(worker.progress):
-            self._log(worker, work, BatchResult(updates, nan, *[time.monotonic_ns()] * 7))
+            self._log(worker, work, BatchResult(updates, nan, *[time.monotonic_ns()] * 4))
         if not self.processes.running:
             raise WorkerLost(f"{reason}: no worker is left")
         logger.warning("%s: the others go on", reason)

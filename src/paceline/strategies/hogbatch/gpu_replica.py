@@ -296,7 +296,7 @@ class GpuReplica:
         times["end"] = max(ended_ns * _NS, times["adding"])
         if batch.step is not None:
             self._trace(batch.step, batch, times)
-        keys = ("copying", "model", "begun", "forward", "backward", "step", "end")
+        keys = ("copying", "begun", "step", "end")
         return BatchResult(1, loss * batch.size, *(round(times[key] / _NS) for key in keys))
 
     def _trace(self, step: int, batch: _Batch, times: Mapping[str, float]) -> None:

@@ -1,7 +1,7 @@
 """The outcome of a run: what each worker did, beside the plan of the same batches."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.compare import conform
@@ -14,6 +14,7 @@ from paceline.strategies.hogbatch.coordinator import Coordinator, KnownWorker
 from paceline.strategies.hogbatch.policy import SpeedTrial
 from paceline.strategies.hogbatch.replica import device_for
 from paceline.strategies.hogbatch.speed_trial import Epochs, Prediction, predict, traced_sizes
+from paceline.strategies.hogbatch.statistics import Made
 from paceline.training.recipes.recipe import Recipe
 
 _SLACK_S = 1e-3  # a hook of the last layer runs a moment after the layer
@@ -43,8 +44,8 @@ class FinishedRun:
         planned, faults = self._replayed(traced, trials)
         known = self.coordinator.known
         names = [one.name for one in known]
-        timeline, tokens = history.log.timeline(names), self.recipe.tokens_per_sample
-        updates = self._updates(names, timeline)
+        made, tokens = history.log.made(names), self.recipe.tokens_per_sample
+        updates = self._updates(names, made)
         return Outcome(
             timeline=traced,
             predicted=planned,
@@ -60,8 +61,8 @@ class FinishedRun:
             peak_memory_bytes=tuple(peaks),
             updates=updates,
             device=", ".join(dict.fromkeys(device_for(one.spec).name for one in workers)),
-            workers=_workers(known, timeline, updates, prediction),
-            utilisation=dict.fromkeys(names, 0.0) | statistics.utilisation(timeline),
+            workers=_workers(known, made, updates, prediction),
+            utilisation=history.log.utilisation(names),
             predicted_utilisation=prediction.utilisation if prediction else {},
         )
 
@@ -76,9 +77,9 @@ class FinishedRun:
         faults = tuple(conform(plan, traced, _SLACK_S))
         return simulate(plan, Roofline.of(machine)), faults
 
-    def _updates(self, names: Sequence[str], timeline: Timeline) -> Updates:
-        log, staleness = self.coordinator.history.log, statistics.staleness(timeline)
-        missed, by_worker = sum(staleness.values(), Counter[int]()), log.updates(names)
+    def _updates(self, names: Sequence[str], made: Made) -> Updates:
+        log, staleness = self.coordinator.history.log, statistics.staleness(made)
+        missed, by_worker = sum(staleness.values(), Counter[int]()), log.num_updates(names)
         return Updates(
             count=sum(by_worker.values()),
             by_worker=by_worker,
@@ -90,22 +91,21 @@ class FinishedRun:
 
 def _workers(
     known: Sequence[KnownWorker],
-    timeline: Timeline,
+    made: Made,
     updates: Updates,
     prediction: Prediction | None,
 ) -> tuple[UnevenWorker, ...]:
-    """Return what each worker did, by its batches in the timeline."""
-    sizes = statistics.batch_sizes(timeline)
-    samples: Mapping[str, int] = statistics.num_samples(timeline)
+    """Return what each worker did, by its batches."""
+    sizes = {name: [(one.end_s, one.num_samples) for one in own] for name, own in made.items()}
     return tuple(
         UnevenWorker(
             name=name,
             spec=spec,
             tried_samples_per_s=tried,
-            samples=samples.get(name, 0),
+            samples=sum(size for _, size in sizes[name]),
             updates_share=updates.by_worker[name] / updates.count,
             predicted_share=prediction.shares.get(name, 0.0) if prediction else None,
-            batch_sizes=tuple(statistics.changes(sizes.get(name, []))),
+            batch_sizes=tuple(statistics.changes(sizes[name])),
         )
         for name, spec, tried in known
     )

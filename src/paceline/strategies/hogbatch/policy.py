@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import ceil, floor, isinf
 from typing import NamedTuple, Protocol
 
+from paceline.core.balance import apportion
 from paceline.core.machine import DeviceKind
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.own_policy import OwnPolicy
@@ -103,20 +104,6 @@ class AdaptivePolicy:
         return size
 
 
-def proportional_sizes(speeds: Sequence[float], total: int) -> list[int]:
-    """Return sizes of batches of `total` samples together, in proportion to the workers' speeds.
-
-    So Omnivore splits a batch (Hadjis et al. 2016): all take equally long, if the speeds hold.
-    Samples that rounding down leaves go where it took most. A worker gets at least one sample.
-    """
-    exact = [total * speed / sum(speeds) for speed in speeds]
-    sizes = [floor(share) for share in exact]
-    by_loss = sorted(range(len(exact)), key=lambda i: sizes[i] - exact[i])
-    for i in by_loss[: total - sum(sizes)]:
-        sizes[i] += 1
-    return [max(1, size) for size in sizes]
-
-
 def hogwild(workers: Workers) -> FixedPolicy:
     """Return the policy of one sample for each thread."""
     return FixedPolicy(tuple(spec.threads for spec in workers.specs))
@@ -128,9 +115,13 @@ def hogbatch(workers: Workers) -> FixedPolicy:
 
 
 def proportional(workers: Workers) -> FixedPolicy:
-    """Return the policy of batches in proportion to the speeds."""
+    """Return the policy of batches in proportion to the speeds.
+
+    So Omnivore splits a batch (Hadjis et al. 2016): all take equally long, if the speeds hold. A
+    worker gets at least one sample.
+    """
     total = workers.batch_size * len(workers.specs)
-    return FixedPolicy(tuple(proportional_sizes(workers.speeds, total)))
+    return FixedPolicy(tuple(max(1, size) for size in apportion(total, workers.speeds)))
 
 
 def cpu_gpu(workers: Workers) -> FixedPolicy:

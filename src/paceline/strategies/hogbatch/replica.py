@@ -275,10 +275,7 @@ class CpuReplica:
             updates=len(parts),
             loss=sum(part.loss for part in parts),
             started_ns=started_ns,
-            read_ns=started_ns,  # the model is not copied
             begun_ns=started_ns,
-            forward_ns=first.forward_ns,
-            backward_ns=first.backward_ns,
             stepped_ns=ended_ns,
             ended_ns=ended_ns,
         )

@@ -72,7 +72,7 @@ def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
 def runner_of(
     session: TrainingSession, recipe: Recipe, model: nn.Module
 ) -> Iterator["HogbatchRunner"]:
-    """Share a model and its data; at the end no worker is left, and the model is private again.
+    """Share a model and its data with workers, of which none is left at the end.
 
     `recipe` is that of the settings, by which workers find it.
     """
@@ -90,11 +90,7 @@ def runner_of(
             sizes = epoch_sizes(settings, len(recipe.samples))
             tokens = recipe.tokens_per_sample
             coordinator = Coordinator(session, processes, data.tensors, sizes, tokens)
-            runner = HogbatchRunner(session, recipe, model, specs, coordinator)
-            try:
-                yield runner
-            finally:
-                runner.unshare()
+            yield HogbatchRunner(session, recipe, model, specs, coordinator)
 
 
 def epoch_sizes(settings: TrainSettings, num_samples: int) -> tuple[int, ...]:
@@ -218,8 +214,6 @@ class HogbatchRunner:
 
     def epochs(self) -> Iterator[Epoch]:
         """Train epoch by epoch; a caller may stop before the last, and ask for the outcome."""
-        if not self.coordinator.processes.workers:
-            self.measure()
         progress, recipe = self._session.progress, self._recipe
         alone = replace(self._session.group, device=torch.device("cpu"))  # where the model lies
         learning = learning_of(recipe, self._settings)
@@ -270,19 +264,15 @@ class HogbatchRunner:
         left: list[tuple[list[Span], int]] = [
             one or ([], 0) for one in self.coordinator.processes.stop(messages.Command.STOP)
         ]
-        self.unshare()
         run = FinishedRun(self.coordinator, self._recipe, self._asked, self._epochs)
         traced = Timeline((span for spans, _ in left for span in spans), Origin.MEASURED)
         num_samples = sum(self._sizes[: len(self._epochs)])
         return run.outcome(traced, [peak for _, peak in left], num_samples)
 
-    def unshare(self) -> None:
-        """Give the model memory of its own."""
-        refer(self._model, {name: own.clone() for name, own in tensors_of(self._model).items()})
-
     def save(self, path: Path) -> None:
-        """Write the trained model as safetensors."""
-        save_model(self._model, str(path))
+        """Write the trained model as safetensors, which takes no views of one memory."""
+        own = {name: tensor.clone() for name, tensor in tensors_of(self._model).items()}
+        save_model(refer(self._model, own), str(path))
 
 
 def _check(
