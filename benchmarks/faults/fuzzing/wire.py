@@ -115,8 +115,7 @@ def _profiled() -> dict[str, Any]:
         "host": "1",
         "seconds": ((Kind.FORWARD, "fc", 0.5),),
         "codecs": {},
-        "link_bytes_per_s": 1e8,
-        "core_bytes_per_s": 1e8,
+        "link": {"latency_s": 0.0, "bytes_per_s": 1e8, "core_bytes_per_s": 1e8},
     }
 
 

@@ -156,26 +156,13 @@ def optimizer_state(
         )
     named, known = _named_parameters(optimizer, names), optimizer.state_dict()
     tensors: Tensors = {}
-
-    def parted(values: Mapping[str, Any], prefix: str, device: torch.device) -> _Values:
-        plain, places = {}, {}
-        for key, value in values.items():
-            if not isinstance(value, Tensor):
-                plain[key] = copied(f"the optimizer's {key!r}", value)
-                continue
-            if (name := f"{prefix}/{key}") in tensors:
-                raise InvalidInput("optimizer", f"two tensors of the optimizer would be {name!r}")
-            check_can_be_saved(name, value)
-            tensors[name] = value.detach()
-            places[key] = _PARAMETER if value.device == device else _HOST
-        return _Values(plain, places)
-
     groups = []
     for index, group in enumerate(known["param_groups"]):
         options = {key: value for key, value in group.items() if key != "params"}
         own = [named[number] for number in group["params"]]
         device = own[0][1].device if own else torch.device("cpu")
-        groups.append(_Group([name for name, _ in own], parted(options, f"group/{index}", device)))
+        parted = _parted(options, f"group/{index}", device, tensors)
+        groups.append(_Group([name for name, _ in own], parted))
     state = {}
     for number, values in known["state"].items():
         if not isinstance(number, int):
@@ -183,9 +170,26 @@ def optimizer_state(
                 "optimizer", f"{kind} has state of {number!r}, which is no parameter"
             )
         name, parameter = named[number]
-        state[name] = parted(values, f"state/{name}", parameter.device)
+        state[name] = _parted(values, f"state/{name}", parameter.device, tensors)
     parameters = {name: kind_of(parameter) for name, parameter in named}
     return tensors, asdict(_OptimizerValues(kind, parameters, groups, state))
+
+
+def _parted(
+    values: Mapping[str, Any], prefix: str, device: torch.device, tensors: Tensors
+) -> _Values:
+    """Return the plain ones of these values, and add the others to the tensors."""
+    plain, places = {}, {}
+    for key, value in values.items():
+        if not isinstance(value, Tensor):
+            plain[key] = copied(f"the optimizer's {key!r}", value)
+            continue
+        if (name := f"{prefix}/{key}") in tensors:
+            raise InvalidInput("optimizer", f"two tensors of the optimizer would be {name!r}")
+        check_can_be_saved(name, value)
+        tensors[name] = value.detach()
+        places[key] = _PARAMETER if value.device == device else _HOST
+    return _Values(plain, places)
 
 
 def load_optimizer_state(
