@@ -36,7 +36,7 @@ def test_a_gpu_alone_trains_as_torch_does(depth: int):
     device = device_of(on)
     unpin = device.pin(memory.memory)
     make, done = optimizer_of("sgd", 0.1, 0.9), []
-    replica = GpuReplica(classifying(net, samples), memory, make, 0, device, depth, threads=2)
+    replica = GpuReplica(classifying(net, samples), memory, make, 0, device, depth)
     expected = net().to(on).train()
     optimizer = make(expected.parameters())
     batches = [torch.arange(start, start + 10 - number) for number, start in enumerate((0, 10, 30))]

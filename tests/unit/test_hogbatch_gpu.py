@@ -24,7 +24,6 @@ from paceline.core.compare import conform
 from paceline.core.plan import Kind
 from paceline.core.timeline import Origin, Timeline
 from paceline.links.shared_memory import SharedTensors
-from paceline.strategies.hogbatch import gpu_replica
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica, clear_gradients
 from paceline.strategies.hogbatch.policy import SpeedTrial
@@ -111,13 +110,12 @@ def sharing(
     data: tuple[Tensor, Tensor] | None = None,
     *,
     depth: int = 3,
-    threads: int = 1,
 ) -> Iterator[Case]:
     memory = SharedTensors.of(tensors_of(build()), "a model")
     memory.close()
     unpin = device.pin(memory.memory)
     recipe = classifying(build, data or samples())
-    replica = GpuReplica(recipe, memory, make, 0, device, depth=depth, threads=threads)
+    replica = GpuReplica(recipe, memory, make, 0, device, depth=depth)
     yield Case(replica, memory)
     unpin()
 
@@ -191,7 +189,7 @@ def assert_alike(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 )
 def test_alone_it_trains_as_torch_does(device, depth, name, momentum):
     make, data = optimizer_of(name, 0.05, momentum), samples(torch.float64)
-    with sharing(device, double_net, make, data, depth=depth, threads=2) as case:
+    with sharing(device, double_net, make, data, depth=depth) as case:
         done = case.train(batches())
         expected = double_net().train()
         optimizer = make(list(expected.parameters()))
@@ -207,19 +205,12 @@ def test_alone_it_trains_as_torch_does(device, depth, name, momentum):
         assert int(case.memory.tensors["1.num_batches_tracked"]) == len(SIZES)
 
 
-@pytest.mark.parametrize(
-    ("depth", "threads"),
-    [(3, 1), *(pytest.param(*of, marks=slow) for of in ((1, 1), (2, 1), (3, 3), (3, 4)))],
-)
-def test_with_others_it_does_what_a_naive_version_does(device, depth, threads, monkeypatch):
-    """Threads share even this small model among them, and each value is added once."""
-    monkeypatch.setattr(gpu_replica, "_LEAST_ADDED", 16)
+@pytest.mark.parametrize("depth", [3, *(pytest.param(one, marks=slow) for one in (1, 2))])
+def test_with_others_it_does_what_a_naive_version_does(device, depth):
     make, data = optimizer_of("SGD", 0.05, 0.9), samples(torch.float64)
     naive = Naive(double_net, make, data)
     naive.train(batches(), max(1, depth - 1), others=True)
-    with sharing(device, double_net, make, data, depth=depth, threads=threads) as case:
-        pieces = [piece for run in case.replica.sharing.runs for piece in run.pieces(0, threads)]
-        assert len(pieces) == threads + 1  # integers are one
+    with sharing(device, double_net, make, data, depth=depth) as case:
         done = case.train(batches(), others=True)
         assert [one.loss for one in done] == pytest.approx(naive.losses, rel=1e-10)
         assert_alike(case.memory.tensors, naive.shared)
@@ -305,7 +296,7 @@ def delayed(seconds: dict[str, Sequence[float]]) -> Callable[[SimulatedStream, s
 @cache
 def bits_after(depth: int, **delays: tuple[float, ...]) -> list[bytes]:
     """Return the bytes of the shared model after some batches, and of their losses."""
-    with unharmed() as device, sharing(device, depth=depth, threads=2) as case:
+    with unharmed() as device, sharing(device, depth=depth) as case:
         device.delays = delayed(delays)
         done = case.train(batches(7), others=True)
         losses = torch.tensor([one.loss for one in done], dtype=torch.float64)
@@ -442,7 +433,7 @@ def test_a_batch_is_computed_while_the_update_before_it_is_on_its_way(device, ga
 def test_traced_batches_conform_to_their_plan_and_have_their_times_in_order(device, depth):
     device.delays = delayed({"kernel": [1e-4], "h2d": [2e-3], "d2h": [3e-3]})
     spec, config = WorkerSpec("gpu"), Hogbatch(workers=1, gpu_depth=depth)
-    with sharing(device, depth=depth, threads=2) as case:
+    with sharing(device, depth=depth) as case:
         case.train(batches(3))
         done = case.train(batches(), traced=True)
         spans = case.replica.spans

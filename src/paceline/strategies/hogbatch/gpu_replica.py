@@ -13,7 +13,6 @@ all updates of its own worker, each once, while copies and sums run beside the c
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import cycle, groupby
 from math import isfinite
@@ -40,7 +39,6 @@ from paceline.training.models.layers import layers_of
 from paceline.training.recipes.recipe import OptimizerFactory, Recipe
 
 _NS = 1e-9
-_LEAST_ADDED = 1 << 18  # values that are worth a thread
 
 
 @dataclass(frozen=True)
@@ -78,14 +76,6 @@ class _Run:
         change = self.changes[place]
         torch.sub(self.own, change, out=change).masked_fill_(is_lost, 0)
 
-    def pieces(self, place: int, threads: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return pieces of the shared model, one for each thread, with what is added to them."""
-        num_pieces = max(1, min(threads, len(self.shared) // _LEAST_ADDED))
-        update = self.updates[place]
-        return zip(
-            self.shared.tensor_split(num_pieces), update.tensor_split(num_pieces), strict=True
-        )
-
 
 def _places(entries: Sequence[TensorSpec]) -> Iterator[tuple[torch.dtype, slice]]:
     """Yield the bytes of tensors that lie beside each other and have one type, which can be added.
@@ -100,27 +90,18 @@ def _places(entries: Sequence[TensorSpec]) -> Iterator[tuple[torch.dtype, slice]
 
 
 class _Sharing:
-    """The copies between the shared model and the replica, and the threads that add updates."""
+    """The values of the shared model and of the replica, with places for the batches in work."""
 
-    def __init__(
-        self, shared: SharedTensors, device: Device, num_places: int, threads: int
-    ) -> None:
+    def __init__(self, shared: SharedTensors, device: Device, num_places: int) -> None:
         memory = shared.memory.to(device.torch_device)
         self.own = tensors_in(memory, shared.entries)
         self.runs = [
             _Run.of(device, shared.memory[place].view(dtype), memory[place].view(dtype), num_places)
             for dtype, place in _places(shared.entries)
         ]
-        self._threads, self._adders = threads, ThreadPoolExecutor(threads)
         self.num_places = num_places  # of the batches that have begun
         self.places = cycle(range(num_places))
         self.taken: Event | None = None  # reached when `copied` may be written again
-
-    def add(self, place: int) -> None:
-        """Add what a batch has changed to the shared model."""
-        pieces = [piece for run in self.runs for piece in run.pieces(place, self._threads)]
-        for added in [self._adders.submit(one.add_, update) for one, update in pieces]:
-            added.result()
 
 
 @dataclass(slots=True)
@@ -153,7 +134,7 @@ class GpuReplica:
     """A copy of the shared model on a GPU, whose updates are pushed into it.
 
     One stream copies samples and model in, the current one computes, and a third copies updates
-    out. The host then adds an update to the model as it is by then, with `threads` threads: other
+    out. The host then adds an update to the model as it is by then, with torch's threads: other
     workers have changed it meanwhile, and no worker waits for another. With a `depth` of 1 all of
     that is done one after another. `shared` is in pinned memory. `learning` is by default the
     recipe's loss alone; each batch's own gradient is clipped.
@@ -170,13 +151,12 @@ class GpuReplica:
         worker: int,
         device: Device,
         depth: int = 3,
-        threads: int = 1,
         learning: Learning | None = None,
     ) -> None:
         self._depth, self._device, self._worker = depth, device, worker
         own = device.current_stream(), device.new_stream(), device.new_stream()
         self.streams = _Streams(*own)
-        self.sharing = _Sharing(shared, device, max(1, depth - 1), threads)
+        self.sharing = _Sharing(shared, device, max(1, depth - 1))
         model = refer(recipe.model().to(device.torch_device), self.sharing.own)
         self._learner = Learner(model, make, recipe, reader_of(recipe.samples), learning)
         self._marks = LayerMarks(layers_of(model), DeviceClock(device))
@@ -286,7 +266,8 @@ class GpuReplica:
         loss = float(batch.loss[1])
         added_ns = time.monotonic_ns()
         if isfinite(loss):
-            self.sharing.add(batch.place)
+            for run in self.sharing.runs:
+                run.shared.add_(run.updates[batch.place])
         return self._result(batch, loss, added_ns, time.monotonic_ns())
 
     def _result(self, batch: _Batch, loss: float, added_ns: int, ended_ns: int) -> BatchResult:

@@ -142,12 +142,8 @@ class _Executor:
         settings, recipe = training.settings, self._recipe
         make, learning = optimizer_by(recipe, settings), learning_of(recipe, settings)
         if spec.kind == DeviceKind.GPU:
-            num_cores = len(os.sched_getaffinity(0))
-            threads = adding_threads(parse_workers(settings.workers), num_cores)
             depth = self._settings.depth
-            return GpuReplica(
-                recipe, parameters, make, number, self._device, depth, threads, learning
-            )
+            return GpuReplica(recipe, parameters, make, number, self._device, depth, learning)
         threads, tensors = spec.threads, parameters.tensors
         return replica.CpuReplica(recipe, tensors, make, number, threads, spec.slow, learning)
 
@@ -163,12 +159,20 @@ def _recipe(training: Training) -> Recipe:
     return replace(recipe, train=recipe.train if loaded is None else loaded.train, test=None)
 
 
+def _threads_of_torch(settings: ProcessSettings) -> int:
+    """Return one for a replica on cores, which has threads of its own; a GPU's adds updates."""
+    if settings.spec.kind == DeviceKind.CPU:
+        return 1
+    workers = parse_workers(settings.training.settings.workers)
+    return adding_threads(workers, len(os.sched_getaffinity(0)))
+
+
 def main() -> None:
     """Work with the settings of the starter; tell it why this fails."""
     settings, wire = Wire.to_starter(sys.argv[1])
     if settings.cores:
         os.sched_setaffinity(0, settings.cores)
-    torch.set_num_threads(1)  # a replica on cores has threads of its own
+    torch.set_num_threads(_threads_of_torch(settings))
     try:
         device = replica.device_for(settings.spec)
         with device.use():
