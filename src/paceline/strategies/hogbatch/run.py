@@ -203,14 +203,11 @@ class HogbatchRunner:
 
     def _resume(self, state: State) -> None:
         """Go on from a checkpoint; InvalidInput if it is of another strategy, or another run."""
-        if _PART not in state.parts:
-            raise InvalidInput(
-                "resume", f"the run had another strategy than {_PART}", hint="take that"
-            )
+        own = state.own_part(_PART)
         check_same_run(state.parts["progress"]["run"], self._run)
-        if "known" not in state.parts[_PART]:
+        if "known" not in own:
             raise InvalidInput("resume", "the run is one of an earlier version", hint="begin anew")
-        self.restore(state.tensors, state.parts[_PART])
+        self.restore(state.tensors, own)
 
     def epochs(self) -> Iterator[Epoch]:
         """Train epoch by epoch; a caller may stop before the last, and ask for the outcome."""
