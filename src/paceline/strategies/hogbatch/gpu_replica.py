@@ -32,9 +32,10 @@ from paceline.links.devices import Device, Event, Stream
 from paceline.links.shared_memory import SharedTensors, TensorSpec, tensors_in
 from paceline.record.recorder import Borders, LayerMarks, Phase, in_seconds, layer_spans
 from paceline.strategies.hogbatch.plan import HOST, MODEL
-from paceline.strategies.hogbatch.replica import Learner, reader_of, refer
+from paceline.strategies.hogbatch.replica import Learner, refer
 from paceline.strategies.hogbatch.statistics import BatchResult
 from paceline.training.data.batch import Batch
+from paceline.training.data.dataset import reader_of
 from paceline.training.models.layers import layers_of
 from paceline.training.recipes.recipe import OptimizerFactory, Recipe
 

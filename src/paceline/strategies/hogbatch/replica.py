@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from math import isfinite
 from statistics import median
-from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -28,14 +27,12 @@ from paceline.record.recorder import LayerMarks, Phase, layer_spans
 from paceline.strategies.hogbatch.config import WorkerSpec
 from paceline.strategies.hogbatch.statistics import BatchResult
 from paceline.training.data.batch import Batch
-from paceline.training.data.dataset import IndexedSamples, TensorSamples
+from paceline.training.data.dataset import IndexedSamples, Read, reader_of
 from paceline.training.models.layers import layers_of
 from paceline.training.recipes.recipe import OptimizerFactory, Recipe, described
 
 _NS = 1e-9
 _NUM_WARM_UP = 2
-
-Read = Callable[[Tensor], Any]  # samples by their numbers (N,)
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -63,23 +60,6 @@ def refer(model: nn.Module, shared: Mapping[str, Tensor]) -> nn.Module:
     for name, tensor in tensors_of(model).items():
         tensor.data = shared[name]
     return model
-
-
-def reader_of(samples: IndexedSamples) -> Read:
-    """Return a function that reads a batch of samples by their numbers.
-
-    Several threads at once read tensors in memory, one at a time any other data set, as a
-    DataLoader does.
-    """
-    if isinstance(samples, TensorSamples):
-        return samples.__getitems__  # type: ignore[return-value]  # it takes a tensor, too
-    reading = Lock()
-
-    def read(rows: Tensor) -> Any:
-        with reading:
-            return samples.__getitems__(rows.tolist())
-
-    return read
 
 
 class WorkerReplica(Protocol):
