@@ -36,13 +36,12 @@ from paceline.strategies.wheel.config import RunSpec, Wheel
 from paceline.strategies.wheel.epochs import EpochLog, Test, Throughput
 from paceline.strategies.wheel.job import TrainingJob
 from paceline.strategies.wheel.protocol import UPDATES, Topic
-from paceline.strategies.wheel.remote import REFUSED, SERVING, ChildSettings
+from paceline.strategies.wheel.remote import REFUSED, SERVING, WORKING, ChildSettings
 from paceline.strategies.wheel.server import ParameterServer
 
 logger = logging.getLogger(__name__)
 _LOOPBACK = "tcp://127.0.0.1:0"
 _POLL_S = 0.2
-_WORKER_MODULE = "paceline.strategies.wheel.worker"
 
 
 def _nothing() -> None:
@@ -245,7 +244,7 @@ def _own_processes(
         )
         for device, workers in zip(devices, lanes.values(), strict=True)
     ]
-    return WorkerPool(_WORKER_MODULE, own)
+    return WorkerPool(WORKING, own)
 
 
 def _child_hubs(tree: Wheel, connecting: dict[str, Any]) -> list[ChildSettings]:

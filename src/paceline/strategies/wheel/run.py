@@ -36,6 +36,7 @@ from paceline.links.interruption import interruptible
 from paceline.measure.device_profile import DeviceProfile
 from paceline.measure.profiled_machine import device_name
 from paceline.record.worker_trace import timeline_of, utilisation
+from paceline.rpc.connecting import RUN
 from paceline.rpc.workers import num_threads
 from paceline.strategies.wheel import job as jobs
 from paceline.strategies.wheel.checkpoint import load, state_of
@@ -44,7 +45,6 @@ from paceline.strategies.wheel.hub import Hub
 from paceline.strategies.wheel.measure import calibrate, profile_head
 from paceline.strategies.wheel.plan import plan
 from paceline.strategies.wheel.protocol import check_codecs
-from paceline.strategies.wheel.remote import RUN
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import TO_HUB, label_share
 from paceline.strategies.wheel.traffic import sent_share_of, traffic_of
