@@ -12,7 +12,6 @@ from paceline.measure.device_profile import DeviceProfile
 from paceline.rpc.client import Client, ReplyFuture
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
-from paceline.rpc.limits import Identity
 from paceline.rpc.server import Server
 from paceline.rpc.workers import connected
 from paceline.strategies.wheel import hub as module_of_hub
@@ -82,7 +81,7 @@ def hub(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def client(hub: Hub, worker: int) -> Client:
-    return Client(hub.rpc.address, Identity("trials", worker), keys=None, deadline_s=60.0)
+    return Client(hub.rpc.address, "trials", worker, keys=None, deadline_s=60.0)
 
 
 PROBE = Message(Topic.PROBE.value, NBYTES, parts=(bytes(10),))

@@ -40,7 +40,7 @@ from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
 from paceline.rpc.probing import clock_lead_s
-from paceline.rpc.workers import StepGivenUp, check_reply, listed, run_as_process, until_told
+from paceline.rpc.workers import check_reply, listed, run_as_process, until_told
 from paceline.strategies.wheel import job, protocol
 from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.protocol import Topic
@@ -119,12 +119,8 @@ class BodyWorker:
                 trace.add(self._recorder.trace, lead_s)
                 self._ask(Topic.DONE, memoryview(trace.as_json()))
                 return
-            except HubRestarted:
-                logger.info("worker %d: the hub has restarted, in step %d", self.worker, self._step)
-            except StepGivenUp:
-                logger.info(
-                    "worker %d: the hub gave up step %d; once more", self.worker, self._step
-                )
+            except HubRestarted as error:
+                logger.info("worker %d, step %d: %s", self.worker, self._step, error)
             # The others have to get through to the hub, too, before anybody can begin.
             self._turns.leave(self.worker)
             self._body.zero_grad()
@@ -246,7 +242,7 @@ class BodyWorker:
         return self._result(self._client.request(Message(topic.value, step, parts=parts)))
 
     def _result(self, pending: ReplyFuture) -> Message:
-        """Return the reply. Raises StepGivenUp, WorkerRefused, HubRestarted or WorkerLost."""
+        """Return the reply. Raises WorkerRefused, HubRestarted or WorkerLost."""
         while not pending.wait(_POLL_S):
             self._turns.check()
         return check_reply(pending.result())
