@@ -23,9 +23,6 @@ class Workers(Protocol):
     def next_step_of(self, worker: int) -> int:
         """Return the first step that a worker has not completed."""
 
-    def is_live(self, worker: int) -> bool:
-        """Return True if the worker trains; InvalidInput if there is no such worker."""
-
     def add(self, worker: int) -> None:
         """Count on the worker."""
 
@@ -111,7 +108,7 @@ class Membership:
     def drop(self, worker: int) -> bool:
         """Record that a worker is away; return True if it was training."""
         self._waiting.pop(worker, None)
-        was_there = self._workers.is_live(worker) or worker in self._returning
+        was_there = worker in self._workers.live | self._returning
         self._returning.discard(worker)
         self._workers.drop(worker)
         return was_there

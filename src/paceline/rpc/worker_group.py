@@ -59,7 +59,7 @@ class WorkerGroup:
     def reply(self, request: RpcRequest, reply: Message) -> None:
         """Reply to a worker, whose turn it is then."""
         self._rpc.reply(request, reply)
-        if self._workers.is_live(request.worker):
+        if request.worker in self._workers.live:
             self.deadline.replied(request.worker)
 
     def finish(self, worker: int) -> None:

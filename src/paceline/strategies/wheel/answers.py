@@ -79,7 +79,7 @@ class Answers:
     def handler(self, request: RpcRequest) -> Handler:
         """Check a request, and return what executes it. Raises InvalidInput if it cannot be."""
         worker, message = request.worker, request.message
-        if message.topic in OF_STEPS and not self._server.workers.is_live(worker):
+        if message.topic in OF_STEPS and worker not in self._server.workers.live:
             # It begins again, and may have parameters that a server which is back has not made.
             return lambda request: Message(Topic.AGAIN, request.message.step)
         handlers: dict[Topic, Handler] = {
@@ -163,7 +163,7 @@ class Answers:
     def _finish(self, request: RpcRequest) -> Message:
         """Record that a worker has done its steps; one that was dropped begins again."""
         worker, message = request.worker, request.message
-        if not self._server.workers.is_live(worker):
+        if worker not in self._server.workers.live:
             raise StepDiscarded(f"worker {worker} was dropped before it was done")
         is_child = worker in self.children.workers
         self.trace.add(self._gate.trace(worker, message, is_child=is_child))

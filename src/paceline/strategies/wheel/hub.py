@@ -33,7 +33,7 @@ from paceline.rpc.workers import WorkerPool, num_threads, refusal
 from paceline.strategies.wheel.answers import Answers, WorkerFailed
 from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.config import RunSpec, Wheel
-from paceline.strategies.wheel.epochs import EpochLog, Test, Throughput
+from paceline.strategies.wheel.epochs import EpochLog, Test
 from paceline.strategies.wheel.job import TrainingJob
 from paceline.strategies.wheel.protocol import UPDATES, Topic
 from paceline.strategies.wheel.remote import REFUSED, SERVING, WORKING, ChildSettings
@@ -72,13 +72,9 @@ class Hub:
         epochs: list[Epoch] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        config, spec, deadline_s = job.spec.config, job.spec, settings.deadline_s
-        limits = Limits(
-            run_id,
-            num_workers=config.workers,
-            max_message_nbytes=job.max_message_nbytes,
-            settings=spec.model_dump_json().encode(),
-        )
+        spec, deadline_s = job.spec, settings.deadline_s
+        largest, told = job.max_message_nbytes, spec.model_dump_json().encode()
+        limits = Limits(run_id, spec.config.workers, largest, told)
         keys = None if settings.keys is None else load_hub_keys(settings.keys)
         self.rpc = Server(settings.bind or _LOOPBACK, limits, keys=keys, clock=clock)
         stack.callback(self.rpc.close)
@@ -88,7 +84,8 @@ class Hub:
             stack.callback(pool.close)
         else:
             server.checks.compares_norms = True  # workers of this machine tell no lies
-            logger.info("listening on %s; waiting for %d workers", self.rpc.address, config.workers)
+            own = self.rpc.address, spec.config.workers
+            logger.info("listening on %s; waiting for %d workers", *own)
         every = settings.evaluate_every if isinstance(settings, TrainSettings) else None
         self.log = EpochLog(job, progress, test, every, [] if epochs is None else epochs)
         self.group = WorkerGroup(
@@ -98,11 +95,9 @@ class Hub:
             deadline_s=deadline_s,
             clock=clock,
         )
-        probes = ProbeTurns(job.max_message_nbytes, deadline_s, clock)
+        probes = ProbeTurns(largest, deadline_s, clock)
         self.answers = Answers(server, job, self.group, self.log, probes)
-        self._server, self._between = server, _nothing
-        self._clock, self._polled_s = clock, 0.0
-        self._throughput = Throughput(progress)
+        self._server, self._clock, self._polled_s, self._between = server, clock, 0.0, _nothing
 
     def wait_for_workers(self, on_first: Callable[[], None] = _nothing) -> None:
         """Serve until all workers wait to begin, or those that came within `wait_s`.
@@ -226,8 +221,7 @@ class Hub:
         if not self.group.membership.has_begun:
             return
         self._between()
-        counted = self.log.trained_s, self.log.num_samples, self.answers.nbytes
-        self._throughput.show(self._server, *counted)
+        self.log.show(self._server, self.answers.nbytes)
 
 
 def _own_processes(

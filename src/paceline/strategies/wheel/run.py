@@ -26,7 +26,7 @@ from paceline.core.outcome import Epoch, Outcome
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.simulate import simulate
 from paceline.core.strategy import PricedMachine, Window
-from paceline.core.timeline import Origin, Timeline
+from paceline.core.timeline import Timeline
 from paceline.exchange.checkpoints import Saver, State, interrupted
 from paceline.exchange.learner import evaluate
 from paceline.exchange.loop import score_of
@@ -89,18 +89,7 @@ class WheelRunner:
             + (f", paced as {session.device.label}" if session.device is not None else "")
         )
         check_codecs(job.spec.config, job.halves.body_parameters[0].dtype)
-        optimizer = self._updating.optimizer(job.model)
-        self._server = ParameterServer(
-            *(job.model, job.halves, optimizer),
-            num_workers=job.spec.config.workers,
-            staleness=config.staleness,
-            staleness_decay=config.staleness_decay,
-            updates_per_step=self._updating.updates_per_step,
-            learning=self._updating.learning,
-            schedule=self._updating.schedule(optimizer),
-            checks_values=not session.is_rehearsal,
-            lent=jobs.lent_head(job),
-        )
+        self._server = _server_of(job, self._updating)
         # Workers of elsewhere are told the name; those of this machine have it to themselves.
         self._run_id = session.run_id if settings.bind is None else settings.run or RUN
         self._epochs: list[Epoch] = []
@@ -180,46 +169,21 @@ class WheelRunner:
 
     def _outcome(self, hub: Hub) -> Outcome:
         """Return the outcome of a training or a rehearsal, whose processes end now."""
-        wire_nbytes, job, calibrated = hub.close(), self._job, self._calibrated
-        spec, is_rehearsal = job.spec, self._session.is_rehearsal
+        job, log, trained_s = self._job, hub.log, hub.log.trained_s
+        spec, is_rehearsal, wire_nbytes = job.spec, self._session.is_rehearsal, hub.close()
         step_seconds = self._step_seconds(hub)
         if is_rehearsal and len(step_seconds) < 2:
-            why = "; ".join(hub.group.lost) or "workers ended early"
-            if spec.tree is not None and not hub.group.lost:
-                why = (
-                    f"child hubs have sent the means of more than {spec.tree.gathered} steps, as "
-                    "their parent took longer; take more steps"
-                )
-            raise WorkerLost(f"too few steps were rehearsed: {why}")
-        if not hub.log.epochs:
+            raise WorkerLost(f"too few steps were rehearsed: {self._why_too_few(hub)}")
+        if not log.epochs:
             raise InvalidInput("epochs", "no worker was there to the end of the first one")
-        names = {
-            worker: device_name("cpu", number)
-            if calibrated is None
-            else calibrated.machine.devices[number].name
-            for number, own in spec.config.workers_by_device.items()
-            for worker in own
-        }
-        devices = dict.fromkeys(names.values())  # each once, in order
-        happened = timeline_of(
-            hub.answers.trace, names, TO_HUB, label_share(job.parts, spec.config)
-        )
-        if is_rehearsal:
-            happened = Timeline(happened.spans, Origin.REHEARSED)
-        # Steps of a run that lost workers, or was resumed, do not conform to any plan.
-        predicted, faults = None, list[str]()
-        is_planned = calibrated is not None and spec.tree is None and spec.num_traced > 0
-        is_whole = not hub.group.lost and self._session.resumed is None
-        if calibrated is not None and is_planned and is_whole:
-            planned = plan(job.workload, calibrated.machine, spec.config, Window(spec.num_traced))
-            faults = conform(planned, happened, _SLACK_S)
-            predicted = simulate(planned, calibrated.cost)
-        trained_s, tokens = hub.log.trained_s, job.recipe.tokens_per_sample
+        happened, devices = self._happened(hub)
+        predicted, faults = self._compared(happened, hub)
         samples_per_s = (
             spec.batch_size / fmean(step_seconds)
             if is_rehearsal
-            else hub.log.num_samples / max(trained_s, 1e-9)
+            else log.num_samples / max(trained_s, 1e-9)
         )
+        tokens = job.recipe.tokens_per_sample
         return Outcome(
             timeline=happened,
             predicted=predicted,
@@ -228,8 +192,8 @@ class WheelRunner:
             samples_per_s=samples_per_s,
             tokens_per_s=tokens and tokens * samples_per_s,
             trained_s=None if is_rehearsal else trained_s,
-            epochs=() if is_rehearsal else tuple(hub.log.epochs),
-            evaluations=tuple(hub.log.evaluations),
+            epochs=() if is_rehearsal else tuple(log.epochs),
+            evaluations=tuple(log.evaluations),
             score=score_of(job.recipe),
             # Nothing is traced below child hubs.
             faults=None if spec.tree else tuple(faults),
@@ -243,6 +207,39 @@ class WheelRunner:
             utilisation=utilisation(happened, devices),
             predicted_utilisation={} if predicted is None else utilisation(predicted, devices),
         )
+
+    def _why_too_few(self, hub: Hub) -> str:
+        tree = self._job.spec.tree
+        if hub.group.lost or tree is None:
+            return "; ".join(hub.group.lost) or "workers ended early"
+        return (
+            f"child hubs have sent the means of more than {tree.gathered} steps, as their parent "
+            "took longer; take more steps"
+        )
+
+    def _happened(self, hub: Hub) -> tuple[Timeline, list[str]]:
+        """Return the timeline of the traced steps, and the devices of bodies as plans name them."""
+        job, calibrated = self._job, self._calibrated
+        config = job.spec.config
+        names = {
+            worker: device_name("cpu", number)
+            if calibrated is None
+            else calibrated.machine.devices[number].name
+            for number, own in config.workers_by_device.items()
+            for worker in own
+        }
+        traced = timeline_of(hub.answers.trace, names, TO_HUB, label_share(job.parts, config))
+        return Timeline(traced.spans, self._session.origin), list(dict.fromkeys(names.values()))
+
+    def _compared(self, happened: Timeline, hub: Hub) -> tuple[Timeline | None, list[str]]:
+        """Return the predicted timeline, if any, and where the run does not conform to its plan."""
+        job, spec, calibrated = self._job, self._job.spec, self._calibrated
+        # Steps of a run that lost workers, or was resumed, do not conform to any plan.
+        is_whole = not hub.group.lost and self._session.resumed is None
+        if calibrated is None or spec.tree is not None or not spec.num_traced or not is_whole:
+            return None, []
+        planned = plan(job.workload, calibrated.machine, spec.config, Window(spec.num_traced))
+        return simulate(planned, calibrated.cost), conform(planned, happened, _SLACK_S)
 
     def _step_seconds(self, hub: Hub) -> list[float]:
         """Return the seconds of steps, from one update of each worker to the next.
@@ -284,6 +281,21 @@ class WheelRunner:
         loss, score = evaluate(model, samples, group, recipe, self._updating.learning)
         size = len(samples)
         return loss / size, None if recipe.score is None else score / size
+
+
+def _server_of(job: jobs.TrainingJob, updating: jobs.Updating) -> ParameterServer:
+    config, optimizer = job.spec.config, updating.optimizer(job.model)
+    return ParameterServer(
+        *(job.model, job.halves, optimizer),
+        num_workers=config.workers,
+        staleness=config.staleness,
+        staleness_decay=config.staleness_decay,
+        updates_per_step=updating.updates_per_step,
+        learning=updating.learning,
+        schedule=updating.schedule(optimizer),
+        checks_values=job.spec.pace is None,
+        lent=jobs.lent_head(job),
+    )
 
 
 def _check_interval(settings: TrainSettings) -> None:

@@ -33,7 +33,6 @@ from paceline.training.models.halves import Halves
 from paceline.training.recipes.recipe import described
 
 Watch = Callable[[int, int, Kind], AbstractContextManager[None]]
-_MOST_WEIGHT = 1e6  # of a part of a batch: about 1
 ALL_WORKERS = "all workers"  # the key of their staleness
 
 
@@ -83,30 +82,8 @@ class ParameterServer:
         checks_values: bool = True,
         lent: LentHead | None = None,
     ) -> None:
-        kind = type(optimizer).__name__
-        if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
-            raise InvalidInput(
-                "optimizer",
-                f"{kind} cannot be used, as it needs more than one dense gradient a step",
-            )
-        if any("lr" not in group for group in optimizer.param_groups):
-            if staleness_decay:
-                raise InvalidInput("staleness_decay", f"{kind} has no learning rate to divide")
-            if updates_per_step > 1:
-                raise InvalidInput(
-                    "optimizer",
-                    f"{kind} has no learning rate (lr) to divide by the {updates_per_step} "
-                    "updates of a step",
-                    hint="give it one, or take workers=1",
-                )
+        _check_optimizer(optimizer, halves, staleness_decay, updates_per_step)
         self._body, self._head = halves.body_parameters, halves.head_parameters
-        updated = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        names = (*halves.body_names, *halves.head_names)
-        for name, parameter in zip(names, (*self._body, *self._head), strict=True):
-            if id(parameter) not in updated:
-                raise InvalidInput(
-                    "optimizer", f"{kind} does not have parameter {name!r} of the model"
-                )
         self.model, self.halves, self.optimizer = model, halves, optimizer
         self.lent = lent
         self.version = 0
@@ -168,23 +145,7 @@ class ParameterServer:
         InvalidInput if the tensors do not fit, NonFinite if a gradient is NaN or infinite.
         """
         own = self.workers.of(worker)
-        who = f"worker {worker}, step {step}"
-        dtype, crossing = self._body[0].dtype, self.halves.crossing
-        shape = tuple(activations.shape[1:])
-        if activations.dtype != dtype or (crossing and shape != crossing):
-            raise InvalidInput(
-                who,
-                f"activations {activations.dtype} of shape {shape} a sample, where the head takes "
-                f"{dtype} of shape {crossing}",
-            )
-        share = Share(activations, targets, weight)
-        is_weight = weight == 0 or 1 / _MOST_WEIGHT <= weight <= _MOST_WEIGHT
-        if not is_weight or share.num_samples != len(activations):
-            raise InvalidInput(
-                who,
-                f"targets of {share.num_samples} samples with weight {weight}, and activations of "
-                f"{len(activations)}",
-            )
+        who, share = f"worker {worker}, step {step}", Share(activations, targets, weight)
         self.checks.activations(who, worker, activations)
         with naming(who):
             of_inputs, loss, gradients = self._run_head(worker, step, share)
@@ -332,6 +293,33 @@ class ParameterServer:
                 f"head and loss fail on activations {described(share.inputs)} and targets "
                 f"{described(share.targets)}: {first_line(error)}",
             ) from error
+
+
+def _check_optimizer(
+    optimizer: Optimizer, halves: Halves, staleness_decay: float, updates_per_step: int
+) -> None:
+    """Raise InvalidInput for an optimizer that cannot take these steps, or misses a parameter."""
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
+        raise InvalidInput(
+            "optimizer", f"{kind} cannot be used, as it needs more than one dense gradient a step"
+        )
+    if any("lr" not in group for group in optimizer.param_groups):
+        if staleness_decay:
+            raise InvalidInput("staleness_decay", f"{kind} has no learning rate to divide")
+        if updates_per_step > 1:
+            raise InvalidInput(
+                "optimizer",
+                f"{kind} has no learning rate (lr) to divide by the {updates_per_step} updates of "
+                "a step",
+                hint="give it one, or take workers=1",
+            )
+    updated = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    names = (*halves.body_names, *halves.head_names)
+    own = (*halves.body_parameters, *halves.head_parameters)
+    for name, parameter in zip(names, own, strict=True):
+        if id(parameter) not in updated:
+            raise InvalidInput("optimizer", f"{kind} does not have parameter {name!r} of the model")
 
 
 def _no_watch(worker: int, step: int, kind: Kind) -> AbstractContextManager[None]:

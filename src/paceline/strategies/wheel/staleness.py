@@ -72,10 +72,6 @@ class Workers:
     def __len__(self) -> int:
         return len(self.all)
 
-    def is_live(self, worker: int) -> bool:
-        """Return True if a worker trains; InvalidInput if there is no such worker."""
-        return self.of(worker).is_live
-
     def next_step_of(self, worker: int) -> int:
         """Return the first step that a worker has not completed."""
         return self.of(worker).next_step
