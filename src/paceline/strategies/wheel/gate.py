@@ -23,7 +23,8 @@ from paceline.strategies.wheel.tree import ChildReport
 
 _TRACE, _PROFILE = TypeAdapter(Trace), TypeAdapter(DeviceProfile)
 _REPORT = TypeAdapter(ChildReport)
-_OF_BODIES = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.GRADIENTS)
+_ONCE = (Topic.ACTIVATIONS, Topic.GRADIENTS)  # of a step that is done nobody asks again
+_OF_BODIES = (Topic.PARAMETERS, *_ONCE)
 _AHEAD = 1  # steps whose parameters a worker fetches before the one before is done
 
 
@@ -61,10 +62,10 @@ class Gate:
             return topic  # whose step is a number of bytes
         if not 0 <= message.step <= self._num_steps:
             raise InvalidInput(topic, f"step {message.step} is none of {self._num_steps}")
-        if topic in _OF_BODIES and message.step > self._reached(worker) + _AHEAD:
-            raise InvalidInput(
-                topic, f"step {message.step} of a worker that has reached {self._reached(worker)}"
-            )
+        reached = self._reached(worker)
+        is_over = topic in _ONCE and message.step < self._workers.of(worker).next_step
+        if is_over or (topic in _OF_BODIES and message.step > reached + _AHEAD):
+            raise InvalidInput(topic, f"step {message.step} of a worker that has reached {reached}")
         return topic
 
     def check_layout(self, message: Message) -> None:

@@ -141,42 +141,32 @@ class ParameterServer:
         `version` is that of the parameters with which the body computed `activations`; `weight`
         scales the mean loss of the batch's samples, so that all samples of a step weigh alike. The
         head's gradients wait for those of the body; they replace those of the same step begun
-        before. A step that was applied already is answered, and nothing of it is kept. Raises
-        InvalidInput if the tensors do not fit, NonFinite if a gradient is NaN or infinite.
+        before. Raises InvalidInput if the tensors do not fit, NonFinite if a gradient is NaN or
+        infinite.
         """
-        own = self.workers.of(worker)
         who, share = f"worker {worker}, step {step}", Share(activations, targets, weight)
         self.checks.activations(who, worker, activations)
         with naming(who):
             of_inputs, loss, gradients = self._run_head(worker, step, share)
         self.checks.finite(who, "head's gradients", [of_inputs, *gradients])
-        if step >= own.next_step:
-            # No samples weigh nothing, and have no loss.
-            num_samples = share.num_samples
-            total = loss / weight * num_samples if weight else 0.0
-            if not abs(total) <= LARGEST_LOSS * max(1, num_samples):
-                raise NonFinite(f"{who}: a loss of {loss:.3g}, which is as good as infinite")
-            own.half = HeadGradients(step, version, gradients, LossSum(num_samples, total))
+        # No samples weigh nothing, and have no loss.
+        num_samples = share.num_samples
+        total = loss / weight * num_samples if weight else 0.0
+        if not abs(total) <= LARGEST_LOSS * max(1, num_samples):
+            raise NonFinite(f"{who}: a loss of {loss:.3g}, which is as good as infinite")
+        half = HeadGradients(step, version, gradients, LossSum(num_samples, total))
+        self.workers.of(worker).half = half
         return of_inputs, loss
 
     def update(self, worker: int, step: int, version: int, gradients: Tensor) -> int:
         """Update all parameters, as the body's gradients complete a step; return the new version.
 
-        A step that was applied already is not applied again: its version is returned. Raises
-        StepDiscarded if the other half is not there, as the worker was lost in between: the worker
-        begins the step again. After NonFinite, or InvalidInput for gradients that do not fit, the
-        parameters are as before, and the step is to be begun again.
+        Raises StepDiscarded if the other half is not there, as the worker was lost in between: the
+        worker begins the step again. After NonFinite, or InvalidInput for gradients that do not
+        fit, the parameters are as before, and the step is to be begun again.
         """
         own = self.workers.of(worker)
         who = f"worker {worker}, step {step}"
-        if step < own.next_step:
-            if step < 0 or step != own.next_step - 1:
-                raise InvalidInput(
-                    f"worker {worker}",
-                    f"step {step} comes after step {own.next_step - 1}, which was applied",
-                    hint="is another process running as this worker?",
-                )
-            return own.version  # the reply was lost, and the request came again
         half, own.half = own.half, None
         if half is None or half.step != step:
             raise StepDiscarded(f"{who}: the head's gradients are not there; begin the step again")
@@ -189,7 +179,7 @@ class ParameterServer:
         self.checks.gradients(who, "body's gradients", worker, [gradients, *half.gradients])
         with self.watch(worker, step, Kind.STEP):
             self._apply(version, of_body, half.gradients)
-        own.complete(step + 1, self.version)
+        own.complete(step + 1)
         return self.version
 
     def merge(self, worker: int, step: int, mean: GradientSum, below: tuple[int, ...]) -> None:
@@ -206,7 +196,7 @@ class ParameterServer:
             of_head = tensor_parts.views(mean.head, self._head)
         self.checks.gradients(who, "child hub's gradients", worker, [mean.body, mean.head])
         self._apply(mean.version, of_body, of_head)
-        own.complete(step, self.version, below)
+        own.complete(step, below)
 
     def restore(
         self, version: int, workers: Sequence[WorkerProgress], staleness: Mapping[int, int]

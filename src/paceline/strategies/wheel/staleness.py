@@ -33,13 +33,12 @@ class HeadGradients(NamedTuple):
 class WorkerProgress:
     """The part of a worker that checkpoints hold.
 
-    All steps before `next_step` are applied, or were lost with a server before; the last of
-    `num_updates` made `version`. `below`: for a child hub, the next step of each of its workers.
+    All steps before `next_step` are applied, or were lost with a server before. `below`: for a
+    child hub, the next step of each of its workers.
     """
 
     next_step: int
     num_updates: int
-    version: int
     below: tuple[int, ...] = ()
 
 
@@ -51,17 +50,17 @@ class WorkerState(WorkerProgress):
     is_live: bool = False
     half: HeadGradients | None = None
 
-    def complete(self, num_steps: int, version: int, below: tuple[int, ...] = ()) -> None:
-        """Record the update that completed `num_steps` steps, and made this version."""
+    def complete(self, num_steps: int, below: tuple[int, ...] = ()) -> None:
+        """Record the update that completed `num_steps` steps."""
         self.next_step = max(self.next_step, num_steps)
-        self.num_updates, self.version, self.below = self.num_updates + 1, version, below
+        self.num_updates, self.below = self.num_updates + 1, below
 
 
 class Workers:
     """All workers of a run; none may be more than `staleness` steps ahead of another, if set."""
 
     def __init__(self, num_workers: int, staleness: int | None) -> None:
-        self.all = [WorkerState(0, 0, 0) for _ in range(num_workers)]
+        self.all = [WorkerState(0, 0) for _ in range(num_workers)]
         self._staleness = staleness
 
     @property
@@ -109,10 +108,7 @@ class Workers:
 
     def progress(self) -> list[WorkerProgress]:
         """Return the progress of each worker, for a checkpoint."""
-        return [
-            WorkerProgress(one.next_step, one.num_updates, one.version, one.below)
-            for one in self.all
-        ]
+        return [WorkerProgress(one.next_step, one.num_updates, one.below) for one in self.all]
 
     def restore(self, progress: Sequence[WorkerProgress]) -> None:
         """Set the progress of each worker; nobody has joined yet."""
