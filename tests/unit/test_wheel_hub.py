@@ -17,11 +17,10 @@ from paceline.rpc.workers import connected
 from paceline.strategies.wheel import hub as module_of_hub
 from paceline.strategies.wheel.config import PaceSpec, RunSpec, Wheel
 from paceline.strategies.wheel.hub import Hub
-from paceline.strategies.wheel.job import TrainingJob
+from paceline.strategies.wheel.job import TrainingJob, paced_recipe, stand_in
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import split
-from paceline.strategies.wheel.stand_in import paced_recipe, stand_in
 from paceline.strategies.wheel.worker import take_part
 from paceline.training.models.paced import PacedSGD
 from paceline.training.recipes.named import workload_of

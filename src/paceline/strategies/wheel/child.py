@@ -71,7 +71,7 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
     devices = ("cpu",) * len(config.workers_by_device) if settings.bind is None else ()
     with ExitStack() as stack:
         stack.callback(server.close)
-        own = profile_head(job, jobs.unpaced(job)) if spec.profile_s else None
+        own = profile_head(job, jobs.paced_updating(job)) if spec.profile_s else None
         hub = Hub(stack, settings, settings.run, job, server, progress, devices=devices)
         server.wake = hub.rpc.wake
         hub.wait_for_workers()
