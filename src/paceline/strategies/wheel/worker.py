@@ -31,6 +31,7 @@ from paceline.links.group import boot_id
 from paceline.links.turns import Turns
 from paceline.measure.device_profile import profile_device
 from paceline.measure.profiled_machine import device_name
+from paceline.record.merge import lead_of
 from paceline.record.recorder import LayerMarks
 from paceline.record.worker_trace import ALL_STEPS, Trace, WorkerRecorder
 from paceline.rpc import tensor_parts
@@ -39,7 +40,6 @@ from paceline.rpc.client import Client, HubRestarted, ReplyFuture
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
-from paceline.rpc.probing import clock_lead_s
 from paceline.rpc.workers import check_reply, listed, run_as_process, until_told
 from paceline.strategies.wheel import job, protocol
 from paceline.strategies.wheel.config import RunSpec
@@ -115,7 +115,7 @@ class BodyWorker:
                 self._turns.leave(self.worker)
                 trace = Trace()
                 is_here = boot_id() == self._spec.boot_id
-                lead_s = 0.0 if is_here else clock_lead_s(lambda: self._ask(Topic.CLOCK).step)
+                lead_s = 0.0 if is_here else -lead_of(self._hub_clock_s).ahead_s
                 trace.add(self._recorder.trace, lead_s)
                 self._ask(Topic.DONE, memoryview(trace.as_json()))
                 return
@@ -237,6 +237,9 @@ class BodyWorker:
         if step >= self._share.num_steps:
             return None
         return self._loader.submit(lambda: self._batches.check(self._share.batch(step)))
+
+    def _hub_clock_s(self) -> float:
+        return self._ask(Topic.CLOCK).step * 1e-9
 
     def _ask(self, topic: Topic, *parts: memoryview, step: int = 0) -> Message:
         return self._result(self._client.request(Message(topic.value, step, parts=parts)))
