@@ -23,8 +23,8 @@ class Workers(Protocol):
     def next_step_of(self, worker: int) -> int:
         """Return the first step that a worker has not completed."""
 
-    def add(self, worker: int) -> None:
-        """Count on the worker."""
+    def add(self, worker: int, step: int) -> None:
+        """Count on the worker, from that step on."""
 
     def drop(self, worker: int) -> None:
         """Count on the worker no longer."""
@@ -146,7 +146,7 @@ class Membership:
             own = self._workers.next_step_of(worker)
             # Steps that others made while it was away are not made up for: all would wait for it.
             step = max(own, min(others, default=own))
-            self._workers.add(worker)
+            self._workers.add(worker, step)
             if at > step:
                 logger.info(
                     "worker %d was at step %d, and this hub knows of %d steps: %d are done again",

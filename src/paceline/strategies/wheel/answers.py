@@ -31,8 +31,6 @@ from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB
 from paceline.strategies.wheel.tree import ChildHubs
 
-Handler = Callable[[RpcRequest], Message | None]
-
 
 class WorkerFailed(Exception):
     """A worker has failed, and says why; `by_input` if what it was given is to blame."""
@@ -76,13 +74,13 @@ class Answers:
         of_heads = sum(self.heads.nbytes[purpose] for purpose in (*TO_HUB, *FROM_HUB))
         return of_heads + self.children.traffic.nbytes.total()
 
-    def handler(self, request: RpcRequest) -> Handler:
-        """Check a request, and return what executes it. Raises InvalidInput if it cannot be."""
+    def answer(self, request: RpcRequest) -> Message | None:
+        """Check a request, and execute it. Raises InvalidInput if it cannot be."""
         worker, message = request.worker, request.message
         if message.topic in OF_STEPS and worker not in self._server.workers.live:
             # It begins again, and may have parameters that a server which is back has not made.
-            return lambda request: Message(Topic.AGAIN, request.message.step)
-        handlers: dict[Topic, Handler] = {
+            return Message(Topic.AGAIN, message.step)
+        handlers: dict[Topic, Callable[[RpcRequest], Message | None]] = {
             Topic.PARAMETERS: self._fetch,
             Topic.WHOLE_PARAMETERS: self._fetch,
             Topic.WHOLE_GRADIENTS: self._merge,
@@ -99,7 +97,7 @@ class Answers:
         topic = self._gate.check(worker, message)
         if topic not in handlers:
             raise InvalidInput("topic", f"{topic} is what the hub replies, and nothing to ask")
-        return handlers[topic]
+        return handlers[topic](request)
 
     @property
     def waiting(self) -> list[RpcRequest]:
@@ -124,7 +122,6 @@ class Answers:
     def begun(self, worker: int, step: int) -> Message:
         """Return the reply that tells a worker which step is its next."""
         below = self._server.workers.of(worker).below
-        self._gate.begins(worker, step)
         parts = (tensor_parts.numbers_part(below),) if below else ()
         return Message(Topic.BEGIN, step, parts=parts)
 

@@ -40,11 +40,6 @@ class Gate:
         self._workers, self._num_steps = workers, num_steps
         self._layout, self._version = layout, version
         self._newest = 0  # a child hub's version goes back when its parent has begun anew
-        self._begun_at: dict[int, int] = {}  # the step with which each worker began
-
-    def begins(self, worker: int, step: int) -> None:
-        """Let a worker go on from that step."""
-        self._begun_at[worker] = step
 
     def check(self, worker: int, message: Message) -> Topic:
         """Return the topic of a request; InvalidInput unless this worker may make it now."""
@@ -62,8 +57,8 @@ class Gate:
             return topic  # whose step is a number of bytes
         if not 0 <= message.step <= self._num_steps:
             raise InvalidInput(topic, f"step {message.step} is none of {self._num_steps}")
-        reached = self._reached(worker)
-        is_over = topic in _ONCE and message.step < self._workers.of(worker).next_step
+        reached = self._workers.of(worker).next_step
+        is_over = topic in _ONCE and message.step < reached
         if is_over or (topic in _OF_BODIES and message.step > reached + _AHEAD):
             raise InvalidInput(topic, f"step {message.step} of a worker that has reached {reached}")
         return topic
@@ -86,7 +81,7 @@ class Gate:
 
     def trace(self, worker: int, message: Message, *, is_child: bool) -> Trace:
         """Return the trace of a worker that is done. InvalidInput if it is not."""
-        completed = message.step if is_child else self._reached(worker)
+        completed = message.step if is_child else self._workers.of(worker).next_step
         if completed < self._num_steps:
             raise InvalidInput("done", f"it has completed {completed} steps of {self._num_steps}")
         found = read_record(_TRACE, _parts(message, 2 if is_child else 1)[0], "trace")
@@ -97,9 +92,6 @@ class Gate:
         """Return what a child hub reports when it is done, if it does."""
         _, *rest = _parts(message, 2)
         return read_record(_REPORT, rest[0], "report") if rest else None
-
-    def _reached(self, worker: int) -> int:
-        return max(self._workers.of(worker).next_step, self._begun_at.get(worker, 0))
 
 
 def only_part(message: Message) -> memoryview:

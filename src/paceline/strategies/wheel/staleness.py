@@ -33,8 +33,8 @@ class HeadGradients(NamedTuple):
 class WorkerProgress:
     """The part of a worker that checkpoints hold.
 
-    All steps before `next_step` are applied, or were lost with a server before. `below`: for a
-    child hub, the next step of each of its workers.
+    All steps before `next_step` are applied, were lost with a server before, or were taken by the
+    others while it was away. `below`: for a child hub, the next step of each of its workers.
     """
 
     next_step: int
@@ -44,9 +44,8 @@ class WorkerProgress:
 
 @dataclass
 class WorkerState(WorkerProgress):
-    """A worker: `asked` is the step whose parameters it fetched last, `half` one half done."""
+    """A worker: whether it trains, and the step that is half done."""
 
-    asked: int = 0
     is_live: bool = False
     half: HeadGradients | None = None
 
@@ -81,10 +80,10 @@ class Workers:
             raise InvalidInput(f"worker {worker}", f"there are {len(self.all)}, numbered from 0")
         return self.all[worker]
 
-    def add(self, worker: int) -> None:
-        """Count on the worker; whatever it had begun, it begins again."""
+    def add(self, worker: int, step: int = 0) -> None:
+        """Count on the worker, from its next step or a later one on."""
         own = self.of(worker)
-        own.is_live, own.half, own.asked = True, None, own.next_step
+        own.is_live, own.half, own.next_step = True, None, max(own.next_step, step)
 
     def drop(self, worker: int) -> None:
         """Count on the worker no longer, and drop what it has begun."""
@@ -94,16 +93,10 @@ class Workers:
     def may_begin(self, worker: int, step: int) -> bool:
         """Return True if no live worker is too far behind that step."""
         own = self.of(worker)
-        own.asked = step
         if self._staleness is None:
             return True
-        # A worker that asks for a step has nothing open before it, unless it has a half. After a
-        # restart from a checkpoint that is more than this server has applied.
-        slowest = min(
-            one.half.step if one.half is not None else max(one.next_step, one.asked)
-            for one in self.all
-            if one.is_live or one is own
-        )
+        there = (one for one in self.all if one.is_live or one is own)
+        slowest = min(one.next_step if one.half is None else one.half.step for one in there)
         return step - slowest <= self._staleness
 
     def progress(self) -> list[WorkerProgress]:
@@ -112,4 +105,4 @@ class Workers:
 
     def restore(self, progress: Sequence[WorkerProgress]) -> None:
         """Set the progress of each worker; nobody has joined yet."""
-        self.all = [WorkerState(**asdict(one), asked=one.next_step) for one in progress]
+        self.all = [WorkerState(**asdict(one)) for one in progress]
