@@ -63,10 +63,11 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
     spec, config = job.spec, job.spec.config
     logger.info(
         "%s: worker %d of the hub at %s, and a hub of %d workers, %d a device",
-        *(spec.model, settings.number, settings.connect, settings.workers, config.lanes),
+        *(spec.model, settings.number, settings.connect, config.workers, config.lanes),
     )
     layout = jobs.layout_of(parent_spec, job.halves, job.recipe, job.batches)
-    server = _server_of(job, ParentHub(client, layout), settings.gather or config.workers)
+    gather = parent_spec.tree.gathered if parent_spec.tree else settings.gather or config.workers
+    server = _server_of(job, ParentHub(client, layout), gather)
     # Those of this machine, which only a rehearsal has, whose bodies sleep most of the time.
     devices = ("cpu",) * len(config.workers_by_device) if settings.bind is None else ()
     with ExitStack() as stack:
@@ -80,9 +81,8 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
             below = [hub.answers.profiles[one[0]] for one in lanes]
             until_told(partial(server.parent.measure, own, below, job.whole_nbytes))
         server.begin()
-        progress.begin(
-            job.num_samples * spec.num_steps // (job.steps_per_epoch * spec.place[1]), "samples"
-        )
+        num_parts = job.steps_per_epoch * spec.place[1]
+        progress.begin(job.num_samples * spec.num_steps // num_parts, "samples")
         hub.train()
         server.finish(None if spec.pace is None else _report(job, hub))
         wire_nbytes = hub.close()

@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import Any
 
 from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded, WorkerLost
@@ -32,11 +31,11 @@ from paceline.rpc.worker_group import WorkerGroup
 from paceline.rpc.workers import WorkerPool, num_threads, refusal
 from paceline.strategies.wheel.answers import Answers, WorkerFailed
 from paceline.strategies.wheel.child_server import ChildServer
-from paceline.strategies.wheel.config import RunSpec, Wheel
+from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.epochs import EpochLog, Test
 from paceline.strategies.wheel.job import TrainingJob
 from paceline.strategies.wheel.protocol import UPDATES, Topic
-from paceline.strategies.wheel.remote import REFUSED, SERVING, WORKING, ChildSettings
+from paceline.strategies.wheel.remote import SERVING, WORKING, ChildSettings
 from paceline.strategies.wheel.server import ParameterServer
 
 logger = logging.getLogger(__name__)
@@ -135,7 +134,6 @@ class Hub:
                 elif isinstance(event, Joined):
                     on_first()
                     on_first = _nothing
-                    self._drop(event.worker, "has begun anew")
                 elif isinstance(event, Woken):
                     # For a child hub: its parent has replied, and may have begun anew.
                     if isinstance(self._server, ChildServer) and self._server.poll_parent():
@@ -230,7 +228,8 @@ def _own_processes(
     """Start those that connect to the hub at `address`; `devices` are those of workers."""
     connecting: dict[str, Any] = {"connect": address, "run": run_id, "deadline_s": deadline_s}
     if spec.tree is not None:
-        return WorkerPool(SERVING, _child_hubs(spec.tree, connecting))
+        children = range(spec.tree.child_hubs)
+        return WorkerPool(SERVING, [ChildSettings(**connecting, number=one) for one in children])
     lanes = spec.config.workers_by_device
     own = [
         WorkerProcessSettings(
@@ -239,14 +238,3 @@ def _own_processes(
         for device, workers in zip(devices, lanes.values(), strict=True)
     ]
     return WorkerPool(WORKING, own)
-
-
-def _child_hubs(tree: Wheel, connecting: dict[str, Any]) -> list[ChildSettings]:
-    set_by_itself = {"workers", *REFUSED}
-    options = {n: value for n, value in asdict(tree).items() if n not in set_by_itself}
-    own: dict[str, Any] = {
-        "workers": tree.workers_of_hub,
-        "gather": tree.gathered,
-        "options": options,
-    }
-    return [ChildSettings(**connecting, number=one, **own) for one in range(tree.child_hubs)]

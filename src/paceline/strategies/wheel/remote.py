@@ -16,7 +16,7 @@ from paceline.strategies.wheel.config import Wheel
 
 # Modules that need torch: `take_part(settings, clients)`, and `serve_child(settings, progress)`.
 WORKING, SERVING = "paceline.strategies.wheel.worker", "paceline.strategies.wheel.child"
-REFUSED = {  # of a child hub's options
+_REFUSED = {  # of a child hub's options
     "workers": "options: workers is a setting of its own, not one of the strategy",
     "child_hubs": "child_hubs: plans and rehearsals have them; a hub's own are started one by one",
     "gather": "options: gather is a setting of its own, not one of the strategy",
@@ -56,7 +56,7 @@ class ChildSettings(ConnectingWorkers):
 
     def config(self, head: str | None = None) -> Wheel:
         """Return its own workers' configuration, with its parent's `head`, or InvalidInput."""
-        for field, why in REFUSED.items():
+        for field, why in _REFUSED.items():
             if field in self.options:
                 raise InvalidInput.of(why)
         values = self.options | {"workers": self.workers, "head": head}
