@@ -256,14 +256,6 @@ def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) ->
 
     Raises InvalidInput if they cannot take part, WorkerLost if the hub is gone too long.
     """
-    device = first_device() if settings.device is None else device_named(settings.device)
-    with device_of(device).use():
-        _train(settings, device, clients)
-
-
-def _train(
-    settings: WorkerProcessSettings, device: torch.device, clients: Mapping[int, Client]
-) -> None:
     workers = settings.numbers
     spec = RunSpec.from_json(clients[workers[0]].settings)
     lanes = spec.config.lanes
@@ -274,13 +266,14 @@ def _train(
             f"{listed(workers)} on one device, but with lanes={lanes} of {spec.config.workers} "
             f"the hub expects {listed(expected)} there",
         )
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    device = first_device() if settings.device is None else device_named(settings.device)
     if spec.pace is not None:  # nothing is computed, on whatever device
         device = torch.device("cpu")
-    recipe = job.recipe_in(spec)
-    turns, copies = Turns(workers), CopyLane(device)
-    with ThreadPoolExecutor(1, "paceline-load") as loader:
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    recipe, turns = job.recipe_in(spec), Turns(workers)
+    with device_of(device).use(), ThreadPoolExecutor(1, "paceline-load") as loader:
+        copies = CopyLane(device)
         bodies = [
             BodyWorker(worker, client, spec, recipe, copies, turns, loader)
             for worker, client in clients.items()
