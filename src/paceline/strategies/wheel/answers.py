@@ -31,6 +31,8 @@ from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB
 from paceline.strategies.wheel.tree import ChildHubs
 
+Handler = Callable[[RpcRequest], Message | None]
+
 
 class WorkerFailed(Exception):
     """A worker has failed, and says why; `by_input` if what it was given is to blame."""
@@ -74,13 +76,13 @@ class Answers:
         of_heads = sum(self.heads.nbytes[purpose] for purpose in (*TO_HUB, *FROM_HUB))
         return of_heads + self.children.traffic.nbytes.total()
 
-    def answer(self, request: RpcRequest) -> Message | None:
-        """Check a request, and execute it. Raises InvalidInput if it cannot be."""
+    def handler(self, request: RpcRequest) -> Handler:
+        """Check a request, and return what executes it. Raises InvalidInput if it cannot be."""
         worker, message = request.worker, request.message
         if message.topic in OF_STEPS and worker not in self._server.workers.live:
             # It begins again, and may have parameters that a server which is back has not made.
-            return Message(Topic.AGAIN, message.step)
-        handlers: dict[Topic, Callable[[RpcRequest], Message | None]] = {
+            return lambda request: Message(Topic.AGAIN, request.message.step)
+        handlers: dict[Topic, Handler] = {
             Topic.PARAMETERS: self._fetch,
             Topic.WHOLE_PARAMETERS: self._fetch,
             Topic.WHOLE_GRADIENTS: self._merge,
@@ -97,7 +99,7 @@ class Answers:
         topic = self._gate.check(worker, message)
         if topic not in handlers:
             raise InvalidInput("topic", f"{topic} is what the hub replies, and nothing to ask")
-        return handlers[topic](request)
+        return handlers[topic]
 
     @property
     def waiting(self) -> list[RpcRequest]:

@@ -149,7 +149,7 @@ class Hub:
         worker, message = request.worker, request.message
         self.group.deadline.requested(worker)
         try:
-            reply = self.answers.answer(request)
+            reply = self.answers.handler(request)(request)
         except StepDiscarded as error:
             logger.info("%s", error)
             reply = Message(Topic.AGAIN, message.step)
