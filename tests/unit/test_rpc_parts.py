@@ -21,7 +21,7 @@ from paceline.rpc.keys import (
     load_hub_keys,
     load_worker_keys,
 )
-from paceline.rpc.limits import WINDOW, Limits, RateLimitedLog, nonce_of, one_line
+from paceline.rpc.limits import WINDOW, Limits, RateLimitedLog, nonce_of
 from paceline.rpc.session import WorkerSession
 from paceline.rpc.workers import until_told
 from refusals import refused
@@ -177,14 +177,13 @@ def test_a_flood_of_warnings_is_a_line_every_five_seconds(caplog):
         log.warning(f"what\tcame\nfrom {number} \x1b[2J\u202e")
     clock.now_s += 4.9
     log.flush()
-    assert caplog.messages == ["what came from 0 [2J"]
+    assert caplog.messages == [r"what\tcame from 0 \x1b[2J\u202e"]
     clock.now_s += 0.2
     log.flush()
     log.flush()
     assert len(caplog.messages) == 2
     assert "999" in caplog.messages[1]
     assert log.num_total == 1000
-    assert len(one_line("x" * 100_000)) < 400
 
 
 def test_a_worker_tells_again_what_a_hub_has_forgotten():

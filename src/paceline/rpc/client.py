@@ -13,7 +13,7 @@ from concurrent.futures import Future, wait
 
 import zmq
 
-from paceline.core.errors import InvalidInput, PacelineError, WorkerLost
+from paceline.core.errors import InvalidInput, PacelineError, WorkerLost, printable
 from paceline.rpc import frames, limits
 from paceline.rpc.frames import NO_NONCE, Buffer, FrameHeader, Message, MessageKind
 from paceline.rpc.keys import WorkerKeys, connect_address
@@ -266,7 +266,7 @@ class Client:
             self._join(connection)
             self._exchange(connection)
         except (Disconnected, frames.ProtocolError) as error:
-            trouble = limits.one_line(str(error))
+            trouble = printable(str(error), limits.MOST_TEXT)
             if trouble != self._trouble and not self._closing.is_set():
                 self._trouble = trouble
                 logger.warning("worker %d: %s; connecting again", self._worker, trouble)
@@ -297,7 +297,7 @@ class Client:
                 raise
             kind = mismatch.kind
         if kind in (MessageKind.REFUSED, MessageKind.BUSY):
-            text = limits.one_line(bytes(payload).decode(errors="replace"))
+            text = printable(bytes(payload).decode(errors="replace"), limits.MOST_TEXT)
             if kind == MessageKind.BUSY:
                 raise Disconnected(text)
             raise InvalidInput("hub", f"refuses this worker: {text}")

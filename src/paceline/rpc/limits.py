@@ -8,7 +8,7 @@ from functools import cached_property
 from hashlib import sha256
 from importlib.metadata import version
 
-from paceline.core.errors import InvalidInput
+from paceline.core.errors import InvalidInput, printable
 from paceline.rpc.frames import NONCE_NBYTES
 
 WINDOW = 8  # requests of a worker without a reply that it acknowledged
@@ -23,8 +23,8 @@ _MAX_SETTINGS_NBYTES = 64 * 1024
 _MAX_RUN_ID = 200
 RELEASE = f"paceline {version('paceline')}"  # which hub and workers must have alike
 
-_MAX_TEXT = 300
 _LOG_PAUSE_S = 5.0
+MOST_TEXT = 300  # characters of what a peer says
 
 
 def nonce_of(run_id: str) -> bytes:
@@ -74,13 +74,6 @@ class Limits:
         return ""
 
 
-def one_line(text: str) -> str:
-    """Return a peer's text on one line of printable characters, cut to a bounded length."""
-    # Cut before cleaning, so that a long text costs no time.
-    clean = " ".join("".join(c if c.isprintable() else " " for c in text[: 2 * _MAX_TEXT]).split())
-    return clean if len(clean) <= _MAX_TEXT else clean[:_MAX_TEXT] + " ..."
-
-
 class RateLimitedLog:
     """Warnings about peers: the first at once, then a line with their number every five seconds."""
 
@@ -93,7 +86,7 @@ class RateLimitedLog:
 
     def warning(self, text: str) -> None:
         """Log a warning, now or with later ones."""
-        self._latest = one_line(text)
+        self._latest = printable(text, MOST_TEXT)
         self._num_unlogged += 1
         self.num_total += 1
         self.flush()

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from paceline.core.errors import InvalidInput, StepDiscarded
+from paceline.core.errors import InvalidInput, StepDiscarded, printable
 from paceline.measure.device_profile import DeviceProfile
 from paceline.record.worker_trace import Trace
 from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
-from paceline.rpc.limits import one_line
+from paceline.rpc.limits import MOST_TEXT
 from paceline.rpc.probing import ProbeTurns
 from paceline.rpc.server import RpcRequest
 from paceline.rpc.worker_group import WorkerGroup
@@ -173,7 +173,8 @@ class Answers:
         return _noted(request)
 
     def _fail(self, request: RpcRequest) -> Message:
-        told = one_line(bytes(only_part(request.message)).decode(errors="replace"))
+        text = bytes(only_part(request.message)).decode(errors="replace")
+        told = printable(text, MOST_TEXT)
         raise WorkerFailed(f"worker {request.worker} failed: {told}", bool(request.message.step))
 
 

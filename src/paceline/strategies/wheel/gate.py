@@ -14,7 +14,6 @@ from paceline.measure.device_profile import DeviceProfile
 from paceline.record.worker_trace import Trace
 from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
-from paceline.rpc.limits import one_line
 from paceline.rpc.workers import difference
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB
@@ -67,7 +66,7 @@ class Gate:
         """Raise InvalidInput with the first difference if a worker has another run than the hub."""
         there = b"".join(message.parts[:1]).decode(errors="replace")
         if (found := difference(self._layout, there)) is not None:
-            raise InvalidInput("run", f"differs from the hub's: {one_line(found)}")
+            raise InvalidInput("run", f"differs from the hub's: {found}")
 
     def profile(self, message: Message) -> DeviceProfile:
         """Return the profile in a message."""
