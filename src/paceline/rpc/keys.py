@@ -21,8 +21,10 @@ import zmq
 from zmq.utils import z85
 
 from paceline.core.errors import InvalidInput
+from paceline.links.files.reading import read_file
 
 _SECRET_MODE, _PUBLIC_MODE, _FOLDER_MODE = 0o600, 0o644, 0o700
+_MOST_NBYTES = 64  # of a file
 _Z85 = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 # A host in brackets may be an IPv6 address, which has colons of its own.
@@ -108,12 +110,10 @@ def _write(path: Path, key: bytes, mode: int) -> Path:
 
 def _read(path: Path, *, is_secret: bool = False) -> bytes:
     try:
-        with path.open("rb") as file:
-            key = file.read(64).strip()  # a wrong file may be large
-    except OSError as error:
-        raise InvalidInput(
-            str(path), str(error.strerror), hint="`paceline hub --generate-keys` writes one"
-        ) from error
+        key = read_file(path, _MOST_NBYTES).strip()
+    except InvalidInput as error:
+        hint = "`paceline hub --generate-keys` writes one"
+        raise InvalidInput(str(path), error.problem, hint=hint) from None
     if not _Z85.fullmatch(key):
         raise InvalidInput(str(path), "is no key, which is one line of 40 characters in Z85")
     mode = stat.S_IMODE(path.stat().st_mode)
