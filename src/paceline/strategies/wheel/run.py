@@ -64,57 +64,38 @@ class WheelRunner:
     """The hub of a training or a rehearsal."""
 
     def __init__(self, session: TrainingSession, stack: ExitStack) -> None:
-        config: Wheel = session.config
-        config.check_tree()
-        if config.child_hubs and not session.is_rehearsal:
-            raise InvalidInput(
-                "child_hubs",
-                "plans and rehearsals have them",
-                hint="of a training each is started by itself, as paceline hub --connect",
-            )
-        self._session, self._stack = session, stack
-        settings = session.settings
-        hub_device, self._devices = _devices(session)
+        session.config.check_tree()
+        self._session, settings = session, session.settings
+        device, self._devices = _devices(session)
         if isinstance(settings, RehearseSettings):
             job, self._updating = jobs.rehearsal_job(session, settings)
         else:
-            job, self._updating = jobs.training_job(session, settings, hub_device)
+            _check_trained(session.config, settings)
+            job, self._updating = jobs.training_job(session, settings, device)
         self._job, self.workload = job, job.workload
         self._config = job.spec.tree or job.spec.config  # with the head's name
         self.samples_per_step = job.num_samples / job.steps_per_epoch
-        self.about = (
-            f"{settings.model}: {job.workload.num_parameters:,} parameters in "
-            f"{len(job.workload.layers)} layers; {config.workers} workers, {config.lanes} a device"
-            + (f", of {config.child_hubs} child hubs" if config.child_hubs else "")
-            + (f", paced as {session.device.label}" if session.device is not None else "")
-        )
+        self.about = _about(session, job)
         check_codecs(job.spec.config, job.halves.body_parameters[0].dtype)
-        self._server = _server_of(job, self._updating)
-        # Workers of elsewhere are told the name; those of this machine have it to themselves.
-        self._run_id = session.run_id if settings.bind is None else settings.run or RUN
-        self._epochs: list[Epoch] = []
-        if isinstance(settings, TrainSettings):
-            _check_interval(settings)
+        self._server, epochs = _server_of(job, self._updating), list[Epoch]()
         if session.resumed is not None:
             progress = load(session.resumed, self._server, job.layout)
-            self._epochs += progress.epochs_over(job.steps_per_epoch)
-        self._hub: Hub | None = None
+            epochs = progress.epochs_over(job.steps_per_epoch)
+        # Workers of elsewhere are told the name; those of this machine have it to themselves.
+        run_id = session.run_id if settings.bind is None else settings.run or RUN
+        self._hub = Hub(
+            *(stack, settings, run_id, job),
+            self._server,
+            session.progress,
+            test=None if session.is_rehearsal else self._test,  # nothing is learnt
+            devices=self._devices,
+            epochs=epochs,
+        )
         self._calibrated: PricedMachine | None = None
 
     def measure(self) -> PricedMachine | None:
         """Wait until all workers have measured; None if not asked for, WorkerLost if none comes."""
         session, job = self._session, self._job
-        self._hub = Hub(
-            self._stack,
-            session.settings,
-            self._run_id,
-            job,
-            self._server,
-            session.progress,
-            test=None if session.is_rehearsal else self._test,  # nothing is learnt
-            devices=self._devices,
-            epochs=self._epochs,
-        )
         if not session.settings.profile_s:
             self._hub.wait_for_workers()
             return None
@@ -147,7 +128,6 @@ class WheelRunner:
         not finite, WorkerLost if no worker is left.
         """
         hub, session, settings = self._hub, self._session, self._session.settings
-        assert hub is not None  # `measure` comes first
         num_samples = round(self.samples_per_step * self._job.spec.num_steps)
         session.progress.begin(num_samples, "samples")
         with interruptible(raises_again=True) as interruption:
@@ -158,26 +138,26 @@ class WheelRunner:
                         raise interrupted(interruption, self._server.version, None)
 
                 hub.train(stop_if_asked)
-                return self._outcome(hub)
+                return self._outcome()
             own = session.group, session.folder, settings, interruption, self._server.version
             with closing(Saver(*own)) as saver:
                 hub.train(lambda: saver.after(self._server.version, self._state))
-        return self._outcome(hub)
+        return self._outcome()
 
     def _state(self, num_updates: int) -> State:
-        return state_of(self._server, self._job.layout, self._epochs)
+        return state_of(self._server, self._job.layout, self._hub.log.epochs)
 
-    def _outcome(self, hub: Hub) -> Outcome:
+    def _outcome(self) -> Outcome:
         """Return the outcome of a training or a rehearsal, whose processes end now."""
-        job, log, trained_s = self._job, hub.log, hub.log.trained_s
+        job, hub, log, trained_s = self._job, self._hub, self._hub.log, self._hub.log.trained_s
         spec, is_rehearsal, wire_nbytes = job.spec, self._session.is_rehearsal, hub.close()
-        step_seconds = self._step_seconds(hub)
+        step_seconds = self._step_seconds()
         if is_rehearsal and len(step_seconds) < 2:
-            raise WorkerLost(f"too few steps were rehearsed: {self._why_too_few(hub)}")
+            raise WorkerLost(f"too few steps were rehearsed: {self._why_too_few()}")
         if not log.epochs:
             raise InvalidInput("epochs", "no worker was there to the end of the first one")
-        happened, devices = self._happened(hub)
-        predicted, faults = self._compared(happened, hub)
+        happened, devices = self._happened()
+        predicted, faults = self._compared(happened)
         samples_per_s = (
             spec.batch_size / fmean(step_seconds)
             if is_rehearsal
@@ -208,16 +188,16 @@ class WheelRunner:
             predicted_utilisation={} if predicted is None else utilisation(predicted, devices),
         )
 
-    def _why_too_few(self, hub: Hub) -> str:
-        tree = self._job.spec.tree
-        if hub.group.lost or tree is None:
-            return "; ".join(hub.group.lost) or "workers ended early"
+    def _why_too_few(self) -> str:
+        tree, lost = self._job.spec.tree, self._hub.group.lost
+        if lost or tree is None:
+            return "; ".join(lost) or "workers ended early"
         return (
             f"child hubs have sent the means of more than {tree.gathered} steps, as their parent "
             "took longer; take more steps"
         )
 
-    def _happened(self, hub: Hub) -> tuple[Timeline, list[str]]:
+    def _happened(self) -> tuple[Timeline, list[str]]:
         """Return the timeline of the traced steps, and the devices of bodies as plans name them."""
         job, calibrated = self._job, self._calibrated
         config = job.spec.config
@@ -228,27 +208,27 @@ class WheelRunner:
             for number, own in config.workers_by_device.items()
             for worker in own
         }
-        traced = timeline_of(hub.answers.trace, names, TO_HUB, label_share(job.parts, config))
+        traced = timeline_of(self._hub.answers.trace, names, TO_HUB, label_share(job.parts, config))
         return Timeline(traced.spans, self._session.origin), list(dict.fromkeys(names.values()))
 
-    def _compared(self, happened: Timeline, hub: Hub) -> tuple[Timeline | None, list[str]]:
+    def _compared(self, happened: Timeline) -> tuple[Timeline | None, list[str]]:
         """Return the predicted timeline, if any, and where the run does not conform to its plan."""
         job, spec, calibrated = self._job, self._job.spec, self._calibrated
         # Steps of a run that lost workers, or was resumed, do not conform to any plan.
-        is_whole = not hub.group.lost and self._session.resumed is None
+        is_whole = not self._hub.group.lost and self._session.resumed is None
         if calibrated is None or spec.tree is not None or not spec.num_traced or not is_whole:
             return None, []
         planned = plan(job.workload, calibrated.machine, spec.config, Window(spec.num_traced))
         return simulate(planned, calibrated.cost), conform(planned, happened, _SLACK_S)
 
-    def _step_seconds(self, hub: Hub) -> list[float]:
+    def _step_seconds(self) -> list[float]:
         """Return the seconds of steps, from one update of each worker to the next.
 
         Not measured: the steps in which the lanes fall into their turns, and the last turns, which
         have no forward. Updates of child hubs may be those of several steps, or of a part of one:
         then the seconds are shared by samples.
         """
-        spec, log = self._job.spec, hub.log
+        spec, log = self._job.spec, self._hub.log
         workers = spec.config.workers
         measured = slice(jobs.NUM_WARM_UP * workers - 1, -jobs.NUM_LAST * workers)
         ends_s = log.update_ends_s[measured][::workers]
@@ -298,8 +278,24 @@ def _server_of(job: jobs.TrainingJob, updating: jobs.Updating) -> ParameterServe
     )
 
 
-def _check_interval(settings: TrainSettings) -> None:
-    """Raise InvalidInput for checkpoints after so many steps."""
+def _about(session: TrainingSession, job: jobs.TrainingJob) -> str:
+    config: Wheel = session.config
+    return (
+        f"{session.settings.model}: {job.workload.num_parameters:,} parameters in "
+        f"{len(job.workload.layers)} layers; {config.workers} workers, {config.lanes} a device"
+        + (f", of {config.child_hubs} child hubs" if config.child_hubs else "")
+        + (f", paced as {session.device.label}" if session.device is not None else "")
+    )
+
+
+def _check_trained(config: Wheel, settings: TrainSettings) -> None:
+    """Raise InvalidInput for a tree of hubs, and for checkpoints after so many steps."""
+    if config.child_hubs:
+        raise InvalidInput(
+            "child_hubs",
+            "plans and rehearsals have them",
+            hint="of a training each is started by itself, as paceline hub --connect",
+        )
     interval = settings.checkpoint_interval
     if interval is not None and interval.seconds is None:
         raise InvalidInput(
