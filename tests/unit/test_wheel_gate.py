@@ -56,6 +56,7 @@ def of(topic: Topic, *parts: bytes, step: int = 0, version: int = 0) -> Message:
     ("message", "field"),
     [
         (Message("gossip", 0), "topic"),
+        (of(Topic.AGAIN), "topic"),
         (of(Topic.GRADIENTS, version=VERSION + 1), "gradients"),
         (of(Topic.GRADIENTS, version=-1), "gradients"),
         (of(Topic.BEGIN, step=-1), "begin"),

@@ -105,7 +105,7 @@ class Outbox:
             credit_nbytes = limits.CREDIT_MESSAGES * self._max_message_nbytes
 
             def has_room() -> bool:
-                unacknowledged = self._next - next(iter(self._open), self._next)
+                unacknowledged = self.last - self.acknowledged
                 in_flight_nbytes = sum(one.message.nbytes for one in self._open.values())
                 fits = in_flight_nbytes + nbytes <= credit_nbytes
                 return unacknowledged < limits.WINDOW and fits

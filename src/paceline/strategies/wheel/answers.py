@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from paceline.core.errors import InvalidInput, StepDiscarded, printable
+from paceline.core.errors import StepDiscarded, printable
 from paceline.measure.device_profile import DeviceProfile
 from paceline.record.worker_trace import Trace
 from paceline.rpc import tensor_parts
@@ -96,10 +96,7 @@ class Answers:
             Topic.DONE: self._finish,
             Topic.FAILED: self._fail,
         }
-        topic = self._gate.check(worker, message)
-        if topic not in handlers:
-            raise InvalidInput("topic", f"{topic} is what the hub replies, and nothing to ask")
-        return handlers[topic]
+        return handlers[self._gate.check(worker, message)]
 
     @property
     def waiting(self) -> list[RpcRequest]:

@@ -15,7 +15,7 @@ from paceline.record.worker_trace import Trace
 from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
 from paceline.rpc.workers import difference
-from paceline.strategies.wheel.protocol import Topic
+from paceline.strategies.wheel.protocol import ASKED, Topic
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB
 from paceline.strategies.wheel.staleness import Workers
 from paceline.strategies.wheel.tree import ChildReport
@@ -42,8 +42,8 @@ class Gate:
 
     def check(self, worker: int, message: Message) -> Topic:
         """Return the topic of a request; InvalidInput unless this worker may make it now."""
-        if message.topic not in {topic.value for topic in Topic}:
-            raise InvalidInput("topic", f"a message about {message.topic!r}, which there is not")
+        if message.topic not in ASKED:
+            raise InvalidInput("topic", f"a message about {message.topic!r}, which no worker sends")
         topic = Topic(message.topic)
         self._newest = max(self._newest, self._version())
         if not 0 <= message.version <= self._newest:

@@ -43,6 +43,8 @@ class Topic(StrEnum):
     REFUSED = workers.REFUSED
 
 
+# What workers send; the others are replies of the hub.
+ASKED = frozenset(Topic) - {Topic.ACTIVATION_GRADIENTS, Topic.AGAIN, Topic.REFUSED}
 UPDATES = (Topic.GRADIENTS, Topic.WHOLE_GRADIENTS)
 OF_STEPS = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *UPDATES)
 
