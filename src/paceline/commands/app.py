@@ -172,7 +172,14 @@ def run() -> int:
     except WorkersFailed as error:
         return error.exit_code if error.is_said else _fail(str(error), error.exit_code)
     except PacelineError as error:
-        return _fail(str(error), 2 if isinstance(error, InvalidInput) else 1)
+        if not isinstance(error, InvalidInput):
+            return _fail(str(error), 1)
+        from paceline.commands.options import flag_of
+
+        setting, dot, key = error.field.partition(".")
+        flag = flag_of(setting)
+        is_typed = any(word.partition("=")[0] == flag for word in sys.argv)
+        return _fail(error.told(f"{flag}{dot}{key}") if is_typed else str(error), 2)
     except Exception as error:
         from paceline.core.error_lines import told
 

@@ -5,11 +5,10 @@ import json
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import from_json
 from typer.core import TyperOption
@@ -37,7 +36,7 @@ Config = Annotated[
     ),
 ]
 # Flags that are not the name of their setting.
-_FLAGS = {
+FLAGS = {
     "options": "--strategy-option",
     "optimizer_options": "--optimizer-option",
     "deadline_s": "--timeout",
@@ -99,7 +98,7 @@ _METAVARS = {
     "largest_batch": "auto|BYTES",
 }
 _SUFFIXES = {"_s": "SECONDS", "_ms": "MS"}
-_TYPES = {int: "INT", float: "FLOAT", Path: "PATH", str: "NAME"}
+_TYPES = {bool: "", int: "INT", float: "FLOAT", Path: "PATH", str: "NAME"}
 
 
 def with_options(
@@ -137,7 +136,7 @@ def with_options(
         def called(config: Path | None, help_all: bool, **arguments: Any) -> None:
             values = {name: arguments.pop(name) for name in names}
             for name in values.keys() & _TABLES:
-                values[name] = fields_of(values[name], _FLAGS[name]) or None
+                values[name] = fields_of(values[name], FLAGS[name]) or None
             values = {name: value for name, value in values.items() if value is not None}
             if config is not None:
                 values = merged(values, read_config(config, settings))
@@ -189,42 +188,46 @@ def _parameter(name: str, field: FieldInfo, strategies: list[Strategy]) -> inspe
         argument = typer.Argument(help=_plain(field.description), metavar="MODEL")
         annotation: Any = Annotated[str | None, argument]
         return inspect.Parameter(name, kind, annotation=annotation, default=None)
-    option_type = list[str] if name in _TABLES else _option_type(field.annotation)
-    # Help shows the default, but typer gets None, so that only given options are passed on:
-    # strategies have their own defaults.
+    option_type = list[str] if name in _TABLES else bool if field.annotation is bool else str
+    choices = (*STRATEGIES, "auto") if name == "strategy" else _choices(field.annotation)
+
+    def completed(incomplete: str) -> list[str]:
+        return [one for one in choices if one.startswith(incomplete)]
+
+    # Pydantic parses the value. Help shows the default, but typer gets None, so that only given
+    # options are passed on: strategies have their own defaults.
     option = typer.Option(
-        _FLAGS.get(name, f"--{name.replace('_', '-')}"),
-        metavar=_metavar(name, option_type),
+        flag_of(name),
+        metavar=_metavar(name, field),
         help=_plain(f"{field.description}{_shown_default(name, field, strategies)}"),
         show_default=False,
         hidden=name not in _FIRST,
         rich_help_panel=_PANEL_OF.get(name, "Options"),
-        autocompletion=_strategy_names if name == "strategy" else None,
+        autocompletion=completed if choices else None,
     )
-    return inspect.Parameter(
-        name, kind, annotation=Annotated[option_type | None, option], default=None
-    )
+    annotation = Annotated[option_type | None, option]
+    return inspect.Parameter(name, kind, annotation=annotation, default=None)
 
 
-def _metavar(name: str, option_type: Any) -> str:
+def flag_of(name: str) -> str:
+    """Return the option that sets a field."""
+    return FLAGS.get(name, f"--{name.replace('_', '-')}")
+
+
+def _metavar(name: str, field: FieldInfo) -> str:
     """Return the form of an option's value: its choices, its unit or its type."""
     if name in _METAVARS:
         return _METAVARS[name]
-    if get_origin(option_type) is Literal:
-        return f"[{'|'.join(get_args(option_type))}]"
-    if option_type is bool:
-        return ""
-    units = [unit for suffix, unit in _SUFFIXES.items() if name.endswith(suffix)]
-    return units[0] if units else _TYPES[option_type]
+    if choices := _choices(field.annotation):
+        return f"[{'|'.join(choices)}]"
+    units = (unit for suffix, unit in _SUFFIXES.items() if name.endswith(suffix))
+    types = (text for kind, text in _TYPES.items() if _is_of(kind, field.annotation))
+    return next(units, next(types))
 
 
 def _plain(text: str | None) -> str:
     """Escape rich markup."""
     return (text or "").replace("[", "\\[")
-
-
-def _strategy_names(incomplete: str) -> list[str]:
-    return [name for name in (*STRATEGIES, "auto") if name.startswith(incomplete)]
 
 
 def _shown_default(name: str, field: FieldInfo, strategies: list[Strategy]) -> str:
@@ -240,18 +243,16 @@ def _shown_default(name: str, field: FieldInfo, strategies: list[Strategy]) -> s
     return f"  [default: {'; '.join(more)}]" if more else ""
 
 
-def _option_type(annotation: Any) -> Any:
-    """Return typer's type for a field: str if pydantic parses the value."""
-    if get_origin(annotation) is Annotated:
-        if any(isinstance(one, BeforeValidator) for one in annotation.__metadata__):
-            return str
-        return _option_type(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        kinds = {_option_type(one) for one in get_args(annotation) if one is not type(None)}
-        return kinds.pop() if len(kinds) == 1 else str
+def _choices(annotation: Any) -> tuple[str, ...]:
+    """Return the values of a Literal, alone or in a union with None."""
     if get_origin(annotation) is Literal:
-        return annotation
-    return annotation if annotation in (bool, *_TYPES) else str
+        return get_args(annotation)
+    return next(filter(None, map(_choices, get_args(annotation))), ())
+
+
+def _is_of(kind: type, annotation: Any) -> bool:
+    """Return whether a field has values of a type."""
+    return annotation is kind or any(_is_of(kind, one) for one in get_args(annotation))
 
 
 def fields_of(options: list[str] | None, flag: str) -> dict[str, Any]:

@@ -115,11 +115,11 @@ class RunSettings(Record):
     def _batch_fits_workers(self) -> Self:
         longest = len(str(_MOST_WORKERS)) if str(self.workers).isdecimal() else _LONGEST_LIST
         if len(str(self.workers)) > longest:
-            raise ValueError(f"workers: {shown(self.workers)} are more than {_MOST_WORKERS:,}")
-        if isinstance(self.workers, int) and self.workers < 1:
             raise ValueError(
-                f"workers: Input should be greater than or equal to 1, not {self.workers}"
+                f"workers: must be at most {_MOST_WORKERS:,} (got {shown(self.workers)})"
             )
+        if isinstance(self.workers, int) and self.workers < 1:
+            raise ValueError(f"workers: must be at least 1 (got {self.workers})")
         if isinstance(self.workers, int) and self.batch_size < self.workers:
             raise ValueError(
                 f"batch_size: {self.batch_size} samples cannot be shared by {self.workers} workers"

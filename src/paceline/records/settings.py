@@ -120,7 +120,7 @@ def _check(settings: RunSettings) -> None:
         configuration(settings)
     running = strategy_of(settings).running if is_named else None
     if settings.profile_s == 0 and not (running and running.may_skip_profile):
-        raise InvalidInput("profile_s", "Input should be greater than 0, not 0")
+        raise InvalidInput("profile_s", "must be greater than 0", got=0)
 
 
 def strategy_of(settings: RunSettings) -> Strategy:
@@ -185,7 +185,7 @@ def without_shorthands(given: Mapping[str, Any], strategy: Strategy) -> dict[str
     if "codec" not in given:
         return others | {"options": options}
     if not isinstance(given["codec"], str):
-        raise InvalidInput("codec", "Input should be a valid string", got=given["codec"])
+        raise InvalidInput("codec", "must be text", got=given["codec"])
     for field, value in _codecs(given["codec"], strategy).items():
         if options.get(field, value) != value:
             what = repr(value) if field == "codec" else f"{field} is {value!r}"
