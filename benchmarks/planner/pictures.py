@@ -1,4 +1,4 @@
-"""Draw a predicted step of each strategy: pictures.py FOLDER, for docs/planning.md."""
+"""Draw a predicted step of each strategy: pictures.py FOLDER, for docs/strategies."""
 
 import sys
 from pathlib import Path
@@ -75,6 +75,26 @@ _SCENES = (
         1024,
         ("cpu0/compute", "gpu0/compute", "gpu0/h2d", "gpu0/d2h"),
         ("gpu0", "cpu0"),
+    ),
+    Scene(
+        "local",
+        "two-hosts-gigabit",
+        2,
+        16,
+        ("cpu0/compute", "host0->host1/wire", "cpu1/compute"),
+    ),
+    Scene(
+        "hierarchy",
+        "k40-gigabit",
+        4,
+        128,
+        (
+            "gpu0/compute",
+            "gpu0/d2h",
+            "station0/reduce",
+            "station0->station1/wire",
+            "gpu0/h2d",
+        ),
     ),
 )
 
