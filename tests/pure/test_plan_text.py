@@ -9,7 +9,8 @@ from paceline.core.steps_to_loss import StepsToLoss
 from paceline.planner import Refusal
 from paceline.records.result import AdviceRow, PlanResult, PlanRow, RankingRows
 from paceline.report.metrics import of_ranking
-from paceline.report.plan_text import command, explanation, present
+from paceline.report.plan_text import Form, present
+from paceline.report.plans import command, explanation
 from paceline.strategies.host.config import HostReduce
 from plan_rows import plan_row
 
@@ -26,10 +27,10 @@ def plan_result(*plans: PlanRow, **facts: object) -> PlanResult:
     return PlanResult(id="a", model="net", machine="m", batch_size=64, facts={}, ranking=rows)
 
 
-def printed(result: PlanResult, drawing: str = "") -> list[str]:
+def printed(result: PlanResult, form: Form = "text", drawing: str = "") -> list[str]:
     """Return what 80 columns show of a plan."""
     out = Console(file=StringIO(), width=80)
-    present(out, result, "title", None, as_json=False, drawing=drawing)
+    present(out, result, "title", None, form=form, drawing=drawing)
     return out.file.getvalue().splitlines()
 
 
@@ -57,7 +58,7 @@ def test_two_tables_show_the_fastest_of_each_strategy_with_a_codec_and_without()
     ]
     assert table[0][-1] == "2.00"  # 5,818 samples/s beside those of one worker
     assert [row[-1] for row in table[-2:]] == ["unknown", "x"]
-    assert "1.10 to 1.40 x" in " ".join(table[-1])
+    assert table[-1][-2:] == ["1.10-1.40", "x"]
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,14 @@ def test_two_tables_show_the_fastest_of_each_strategy_with_a_codec_and_without()
 def test_the_command_trains_as_the_plan_says(plan, options):
     assert HostReduce().codec is None  # so that the codec has to be named
     assert command(plan, plan_result(plan)) == f"paceline train net --batch-size 64 {options}"
+
+
+def test_markdown_has_the_same_rows_as_the_terminal():
+    result = plan_result(plan_row(), plan_row(strategy="host"), plan_row(strategy="tree"))
+    rows = [line for line in printed(result, "markdown") if line.startswith("|")]
+    assert rows[1] == "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    shown = [line.split() for line in printed(result) if "±" in line]
+    assert [row.replace("|", " ").split() for row in rows[2:]] == shown
 
 
 def test_what_cannot_run_is_recommended_by_no_command():

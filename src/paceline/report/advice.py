@@ -1,8 +1,8 @@
 """Advice: findings about a result, each made by a rule from a metric and a threshold.
 
-A metric of a gain is the share of a step's time that a change would save at best, by arithmetic
-with the parts of a typical step: what computes a worker's samples divides among workers, and all
-else stays as it is.
+The metric of a gain is the largest share of a step that a change could save. It is arithmetic
+with the parts of a typical step: loading, forward and backward divide among workers, everything
+else stays constant.
 """
 
 from collections.abc import Iterator
@@ -16,16 +16,16 @@ from paceline.planner import ERROR_BAR
 from paceline.report.format import number, share
 
 MOST_SHOWN = 3
-_WORTH = 0.03  # of a step: less is not worth a change
-_UNEVEN = 1 - 1 / 1.15  # of a step, where the slowest worker computes 1.15 times the mean
-_HARDLY = 0.01  # of a loss
+_WORTH = 0.03  # share of a step below which a change is not worth the effort
+_UNEVEN = 1 - 1 / 1.15  # share of a step: the slowest worker takes 1.15 times the mean
+_HARDLY = 0.01  # relative change of a loss
 Sort = Literal["doubt", "gain", "fact"]
 _SORTS = get_args(Sort)
 
 
 @dataclass
 class Metrics:
-    """The metrics of a result by name, and the words that messages about it need."""
+    """Metrics of a result by name, and the words for its messages."""
 
     values: dict[str, float] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
@@ -33,11 +33,11 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Rule:
-    """A metric that makes a finding above its threshold, and the finding's message.
+    """Reports a finding if a metric exceeds its threshold.
 
-    A rule whose message needs a word that a result does not have says nothing of it, nor does one
-    if a rule of `unless` has found something. A doubt makes the other figures uncertain, and comes
-    first; gains follow, the largest first, and then facts.
+    A rule is skipped if the result lacks a word that its message needs, or if a rule listed in
+    `unless` has found something. Findings are ordered: doubts, which make the other figures
+    uncertain; gains, the largest first; facts.
     """
 
     sort: Sort
@@ -279,13 +279,13 @@ RULES = (
 
 
 def findings(of: Metrics) -> tuple[Finding, ...]:
-    """Return what the rules find, the most valuable first."""
+    """Apply all rules to the metrics and return the findings, the most valuable first."""
     found: dict[str, tuple[Rule, Finding]] = {}
     for rule in RULES:
         value = of.values.get(rule.metric)
         if value is None or value <= rule.threshold or found.keys() & set(rule.unless):
             continue
-        with suppress(KeyError):  # a word that this result does not have
+        with suppress(KeyError):  # the result lacks a word of the message
             message = rule.message.format_map(of.words | _of_value(value))
             found[rule.code] = (
                 rule,
@@ -311,10 +311,10 @@ def _of_value(value: float) -> dict[str, str]:
 
 
 def shown(found: tuple[Finding, ...]) -> Iterator[str]:
-    """Yield the messages that people see."""
+    """Yield the messages to display: those of the first MOST_SHOWN findings."""
     yield from (one.message for one in found[:MOST_SHOWN])
 
 
 def of_unrest(unrest: float, timed: str) -> Iterator[str]:
-    """Yield that other programs ran beside what was `timed`, if its spread tells."""
+    """Yield a warning if the spread of the `timed` repetitions shows that other programs ran."""
     yield from shown(findings(Metrics({"unrest": unrest}, {"timed": timed})))

@@ -1,4 +1,4 @@
-"""The metrics of runs, profiles and plans that advice is made from."""
+"""Compute the metrics of runs, profiles and plans for the rules of `advice`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -14,11 +14,11 @@ from paceline.report.format import counted, number, ratio, share
 from paceline.report.tables import plan_name
 from paceline.strategies import STRATEGIES
 
-_GAIN = 1.02  # what more workers have to gain to be worth using
+_GAIN = 1.02  # speed-up that makes additional workers worth using
 
 
 def of_run(result: RunResult, timeline: Timeline | None) -> Metrics:
-    """Return the metrics of a run or a rehearsal; `timeline` has its traced steps."""
+    """Compute the metrics of a run or rehearsal; `timeline` has its traced steps."""
     found = Metrics()
     if (error := _prediction_error(result)) is not None:
         found.values["prediction_error"] = abs(error)
@@ -41,7 +41,7 @@ def _prediction_error(result: RunResult) -> float | None:
 
 
 def parts_of(result: RunResult) -> Breakdown | None:
-    """Return the parts of a typical traced step; None if the workers have no steps in common."""
+    """Return the breakdown of a typical traced step; None for asynchronous workers."""
     if result.comparison is None:
         return None
     seconds = {f"{row.quantity}_s": row.right_s for row in result.comparison.rows}
@@ -50,9 +50,9 @@ def parts_of(result: RunResult) -> Breakdown | None:
 
 
 def speedup(result: RunResult) -> float | None:
-    """Return how many times as fast as one worker with all samples of a step the workers are.
+    """Return the workers' speed-up over one worker that computes the whole batch.
 
-    None where workers have no steps in common, have unequal parts of a batch, or are one.
+    None for asynchronous workers, for unequal shares of a batch, and for a single worker.
     """
     parts = parts_of(result)
     if parts is None or result.shares is not None or result.num_workers == 1:
@@ -90,7 +90,7 @@ def _of_step(result: RunResult, found: Metrics) -> None:
 
 
 def _of_other_plans(result: RunResult, found: Metrics) -> None:
-    """Add what the fastest other strategy saves, if it is faster wherever in their ranges."""
+    """Add the time saved by the fastest other strategy, if the predicted ranges do not overlap."""
     own, plans = result.predicted_range_s, () if result.is_rehearsal else result.plans
     same = [one for one in plans if one.workers == result.num_workers]
     others = [one for one in same if one.strategy != result.strategy and one.is_same_training]
@@ -117,7 +117,7 @@ def _of_memory(result: RunResult, found: Metrics) -> None:
 
 
 def _of_epochs(epochs: Sequence[Epoch], score: str, found: Metrics) -> None:
-    """Add what the losses after two or more epochs say of their number."""
+    """Add metrics that tell whether more or fewer epochs would help."""
     losses = [epoch.test_loss for epoch in epochs if epoch.test_loss is not None]
     if len(epochs) < 2 or len(losses) < len(epochs):
         return
@@ -138,7 +138,7 @@ def _of_epochs(epochs: Sequence[Epoch], score: str, found: Metrics) -> None:
 
 
 def _change(losses: Sequence[float]) -> float | None:
-    """Return the farthest of losses from the first, over that; None if that is zero."""
+    """Return the largest relative deviation from the first loss; None if that is zero."""
     first = losses[0]
     return max(abs(loss / first - 1) for loss in losses) if first > 0 else None
 
@@ -159,18 +159,18 @@ def _of_asynchronous(result: RunResult, found: Metrics) -> None:
     if travelling:
         most = max(travelling, key=lambda row: row.nbytes)
         found.values["sent_as_is"] = ratio(most.nbytes, sum(row.nbytes for row in travelling))
-        # None stands for a codec that nobody has named; what has no such field takes none.
+        # A field of the configuration with None: a codec is possible, but none was chosen.
         if most.purpose in result.config and result.config[most.purpose] is None:
             found.words["purpose"] = most.purpose
 
 
 def _one_more_each(result: RunResult) -> str | None:
-    """Return the options by which one more worker takes turns on each device, or None.
+    """Return the options that add one alternating worker to each device; None if impossible.
 
-    More lanes alone would put the same workers on fewer devices.
+    More lanes alone would place the same workers on fewer devices.
     """
     lanes, staleness = result.config.get("lanes"), result.config.get("staleness")
-    if not isinstance(lanes, int) or staleness == 0:  # workers in step cannot fetch a step ahead
+    if not isinstance(lanes, int) or staleness == 0:  # synchronous workers cannot prefetch
         return None
     workers = (lanes + 1) * len(result.utilisation)
     if workers > result.settings.batch_size:
@@ -179,9 +179,9 @@ def _one_more_each(result: RunResult) -> str | None:
 
 
 def of_profile(result: ProfileResult) -> Metrics:
-    """Return the metrics of a profile.
+    """Compute the metrics of a profile.
 
-    Time between operators, and between a GPU's kernels, counts as calls and not as computation.
+    Time between operators, or between a GPU's kernels, counts as calls, not as computation.
     """
     whole = result.stages_s or 1.0
     seconds: dict[str, float] = {row.stage: row.seconds for row in result.stages}
@@ -212,21 +212,21 @@ def of_profile(result: ProfileResult) -> Metrics:
 
 
 def _calls(result: ProfileResult, seconds: Mapping[str, float], whole: float) -> float:
-    """Return the share of a step between operators, or between a GPU's kernels."""
+    """Return the share of a step spent between operators, or between a GPU's kernels."""
     computing = (seconds["forward"] + seconds["backward"]) / whole
     if result.kernels_s is None:
         passes = [row for row in result.agreement if row.phase in ("forward", "backward")]
         between = sum(row.torch_s - row.in_operators_s for row in passes)
         return computing * between / (sum(row.torch_s for row in passes) or 1.0)
-    # Kernels are those of the whole step, and its gaps those of all that the device does.
+    # `kernels_s` covers the whole step, so loading and update count as busy, too.
     busy = computing + (seconds["load"] + seconds["update"]) / whole
     return min(computing, max(0.0, busy - result.kernels_s / whole))
 
 
 def of_ranking(ranking: RankingRows, *, is_measured: bool) -> Metrics:
-    """Return the metrics of the best plan that is the same training, beside the others.
+    """Compute the metrics of the recommended plan relative to the other plans.
 
-    `is_measured`: if a measurement says how fast devices compute, and not a machine file alone.
+    `is_measured`: whether device speeds were measured rather than taken from a machine file.
     """
     found = Metrics({"stated": 0.0 if is_measured else 1.0})
     if (best := ranking.recommended) is None:
@@ -254,7 +254,7 @@ def of_ranking(ranking: RankingRows, *, is_measured: bool) -> Metrics:
 
 
 def _of_other_training(ranking: RankingRows, best: PlanRow, found: Metrics) -> None:
-    """Add what the fastest way to the same loss saves, if it learns another way than the best."""
+    """Add the time saved by the fastest training that reaches the same loss another way."""
 
     def rate(plan: PlanRow) -> float:
         return plan.samples_per_s / plan.steps_to_loss.median if plan.steps_to_loss else 0.0
@@ -268,7 +268,7 @@ def _of_other_training(ranking: RankingRows, best: PlanRow, found: Metrics) -> N
 
 
 def of_rates(rates: Mapping[int, float], found: Metrics) -> None:
-    """Add how many workers are needless, from the best rate of each number of them."""
+    """Add the share of needless workers; `rates` has the best rate for each worker count."""
     if len(rates) < 2:
         return
     most, top = max(rates), max(rates.values())
@@ -280,5 +280,5 @@ def of_rates(rates: Mapping[int, float], found: Metrics) -> None:
 
 
 def named(plan: PlanRow) -> str:
-    """Return a plan's strategy with its codec, and its workers."""
+    """Return a plan's name: strategy, codec and number of workers."""
     return f"{plan_name(plan)} on {counted(plan.workers, 'worker')}"

@@ -1,4 +1,4 @@
-"""A page: its template, and what several kinds of pages show."""
+"""Render an HTML page from its template, and format settings and facts for it."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from paceline.report.format import change_text, counted, duration, nbytes, share
 
 @dataclass(frozen=True)
 class Page:
-    """A page's title, the name of its template, and what that shows."""
+    """A page's title, its template, and the template's variables."""
 
     title: str
     template: str
@@ -29,14 +29,14 @@ class Page:
 
 
 def write_page(path: Path, page: Page) -> None:
-    """Write a page, which opens without a network."""
+    """Write a self-contained page: it loads nothing from a network."""
     template = _environment().get_template(page.template)
     write_text(path, template.render(title=page.title, **page.content))
 
 
 @cache
 def _environment() -> Environment:
-    """Return what renders templates: texts are escaped, and an unknown name is an error."""
+    """Return the template environment: texts are escaped, unknown names are errors."""
     environment = Environment(
         loader=FunctionLoader(lambda name: _text_of("templates", name)),
         autoescape=True,
@@ -57,7 +57,7 @@ def _text_of(*names: str) -> str:
 
 
 def _with_time(run_id: str) -> str:
-    """Return which run it was, and when: an id begins with the time if Paceline gave it."""
+    """Return the run's id with its date and time, which ids made by Paceline begin with."""
     shown = f"Run {run_id}"
     with suppress(ValueError):
         shown += datetime.strptime(run_id[:15], "%Y%m%d-%H%M%S").strftime(", %Y-%m-%d %H:%M:%S")
@@ -69,7 +69,7 @@ def _json(figure: Any, **_: object) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Return the value with None for what is no number: JSON has neither nan nor infinity."""
+    """Replace nan and infinity by None, because JSON has neither."""
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -84,7 +84,7 @@ Facts = dict[str, list[tuple[str, str]]]
 def facts(
     settings: BaseModel, machine: Mapping[str, Any], peaks: Sequence[int] | None = None
 ) -> Facts:
-    """Return the settings that have a value, and the machine; `peaks` is memory by worker."""
+    """Return the settings that are set, and the machine; `peaks` are bytes by worker."""
     known = dict(machine)
     if peaks is not None:
         unbroken = (nbytes(peak).replace(" ", "\N{NO-BREAK SPACE}") for peak in peaks)
@@ -95,7 +95,7 @@ def facts(
 
 
 def readable(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return names and values as text, with the units that the names end with."""
+    """Format names and values; a name's ending such as `_bytes` or `_s` selects the unit."""
     return list(_readable(values))
 
 

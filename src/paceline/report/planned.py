@@ -1,4 +1,4 @@
-"""The page of a saved plan: every way of training a model on a machine, as it was predicted."""
+"""The page of a saved plan: the predictions for all strategies on a machine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,17 +19,16 @@ from paceline.report.figures import (
     whole_numbers,
 )
 from paceline.report.format import counted, duration, nbytes, number, optional_share, share
-from paceline.report.metrics import named
 from paceline.report.page import Page, readable
+from paceline.report.plans import plan_tables, recommendation
 from paceline.report.steps import two_steps
 from paceline.report.tables import Rows, Table, plan_name, plans_table
 
 _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
-_BEST = 12
 
 
 def page_of(result: PlanResult, folder: Path) -> Page:
-    """Return the page of a plan."""
+    """Build the page of a plan."""
     ranking = result.ranking
     plans, refused = ranking.plans, ranking.refused
     asked = {"model": result.model, "machine": result.machine, "batch_size": result.batch_size}
@@ -40,9 +39,9 @@ def page_of(result: PlanResult, folder: Path) -> Page:
         "line": f"{what}; nothing has run",
         "tiles": _tiles(ranking),
         "advice": list(advice.shown(result.findings)),
+        "recommended": recommendation(result),
+        "best": plan_tables(plans, ranking.alone_samples_per_s),
         "plans": plans_table(plans) if plans else None,
-        "most": _BEST,
-        "reasons": [f"{named(plan)}: {plan.explanation}" for plan in plans],
         "by_workers": _by_workers(plans) if len({one.workers for one in plans}) > 1 else None,
         "refused": _refused(refused) if refused else None,
         "steps": two_steps(list(read_trace(folder / "trace.json").values())),

@@ -1,4 +1,4 @@
-"""The metrics of a scaling study that advice is made from."""
+"""Compute the metrics of a scaling study for the rules of `advice`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import get_args
@@ -12,10 +12,10 @@ _SCALINGS = get_args(Scaling)
 
 
 def of_study(cells: Sequence[ScaleCell]) -> Metrics:
-    """Return the metrics of the fastest cell beside others; none if all cells failed.
+    """Compute the metrics of the fastest cell; none if all cells failed.
 
-    They are about cells of one kind (measured rather than rehearsed rather than predicted), and of
-    strong scaling if there are such, with a shared batch rather than one for each worker.
+    Only cells of one kind are compared (measured before rehearsed before predicted), and of one
+    scaling (strong first, with a shared batch first).
     """
     found = Metrics({"unrest": unrest_of(cells)}, {"timed": "repetitions"})
     known = comparable(cells)
@@ -40,7 +40,7 @@ def of_study(cells: Sequence[ScaleCell]) -> Metrics:
 
 
 def comparable(cells: Iterable[ScaleCell]) -> list[TimedCell]:
-    """Return the cells of the most real kind that there is, and of one scaling."""
+    """Return the cells of the most real kind available, and of one scaling."""
     known = most_real(timed(cells))
     first = min((_SCALINGS.index(one.scaling) for one in known), default=0)
     return [one for one in known if one.scaling == _SCALINGS[first]]
@@ -55,7 +55,7 @@ def fastest_by(cells: Iterable[TimedCell], key: Callable[[TimedCell], int]) -> d
 
 
 def _of_methods(cells: Sequence[TimedCell], first: TimedCell, found: Metrics) -> None:
-    """Add what the fastest method saves beside the second on several workers, if it surely does."""
+    """Add the time saved by the fastest method over the second, if their spreads do not overlap."""
     workers = max(one.workers for one in cells) if first.workers == 1 else first.workers
     compared = sorted((one for one in cells if one.workers == workers), key=lambda one: one.epoch_s)
     if workers > 1 and len(compared) > 1 and compared[0].tells_apart(compared[1]):

@@ -1,4 +1,4 @@
-"""What a terminal shows: remarks, the tables of runs and of their differences."""
+"""Terminal output: log messages, tables of runs and of differences."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,12 +27,12 @@ _JUSTIFY: dict[str, Literal["left", "right"]] = {"text": "left", "number": "righ
 
 
 def console(*, quiet: bool = False, stderr: bool = False) -> Console:
-    """Return a console that takes names of models and files for no markup, and no emoji."""
+    """Return a console that does not interpret names of models and files as markup or emoji."""
     return Console(quiet=quiet, stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 class _PlainLines(logging.Handler):
-    """Writes each remark as it is, through a console, which keeps it clear of a progress bar."""
+    """Prints log messages through a console, so that they do not break a progress bar."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,9 +43,9 @@ class _PlainLines(logging.Handler):
 
 
 def log_to_stderr(*, quiet: bool = False) -> None:
-    """Write the package's remarks to standard error as they are; only warnings if `quiet`.
+    """Print the package's log messages to standard error; only warnings if `quiet`.
 
-    Called again, it takes the place of the call before.
+    A second call replaces the first.
     """
     root = logging.getLogger("paceline")
     for handler in root.handlers[:]:
@@ -63,7 +63,7 @@ def table(
     *,
     boxed: bool = True,
 ) -> Table:
-    """Return a table with columns of text, and then others that are aligned to the right."""
+    """Return a table with left-aligned text columns followed by right-aligned ones."""
     style = {} if boxed else {"box": None, "padding": (0, 2, 0, 0)}
     grid = Table(title=title, title_justify="left", **style)  # type: ignore[arg-type]
     for column in text:
@@ -75,9 +75,9 @@ def table(
     return grid
 
 
-def shown(title: str, content: tables.Table, *, boxed: bool = True) -> Table:
-    """Return a table as a terminal shows it, below a title."""
-    style = {} if boxed else {"box": None, "padding": (0, 2, 0, 0)}
+def shown(title: str, content: tables.Table, *, gap: int | None = None) -> Table:
+    """Convert a table for the terminal: boxed, or with `gap` spaces between columns."""
+    style = {} if gap is None else {"box": None, "padding": (0, gap, 0, 0)}
     grid = Table(title=title, title_justify="left", **style)  # type: ignore[arg-type]
     for column in content.columns:
         grid.add_column(column.name, justify=_JUSTIFY[column.kind])
@@ -87,17 +87,17 @@ def shown(title: str, content: tables.Table, *, boxed: bool = True) -> Table:
 
 
 def comparison_table(comparison: Comparison, *, two_runs: bool = False) -> Table:
-    """Return the traced steps of two timelines side by side."""
+    """Return a table that compares the traced steps of two timelines."""
     content = tables.comparison_table(comparison, two_runs=two_runs)
     return shown("Seconds per step, traced", content)
 
 
 def difference_tables(changed: Differences, sides: Comparison) -> Iterator[Table]:
-    """Yield the figures of two runs, and the settings and facts that differ, if any do."""
+    """Yield tables of two runs' results and of their differing settings and machine facts."""
     rows: list[Sequence[str]] = []
     for figure in changed.figures:
         text = change_text(figure.change, "")
-        if figure.unit == "share":  # of which a share would say nothing
+        if figure.unit == "share":  # a relative change of a share would be misleading
             text = f"{100 * (figure.right - figure.left):+.2f} points"
         rows.append((figure.name, *figure.shown, text))
     yield table("What came of it", ("",), (sides.left, sides.right, "change"), rows)
@@ -111,7 +111,7 @@ def difference_tables(changed: Differences, sides: Comparison) -> Iterator[Table
 
 
 def side_by_side_tables(sides: SideBySide) -> Iterator[Table]:
-    """Yield the runs, and their losses against time and against epochs."""
+    """Yield tables of runs, and of their losses by time and by epoch."""
     note = f"Runs beside each other; below, the {sides.loss} over the lowest of all"
     yield shown(note, summary_table(sides))
     yield shown("By time", times_table(sides))
@@ -119,14 +119,14 @@ def side_by_side_tables(sides: SideBySide) -> Iterator[Table]:
 
 
 def epoch_line(epoch: Epoch, epochs: int | None, score: str) -> str:
-    """Return the line of an epoch, of so many if that is known; `score` names its score."""
+    """Format an epoch's losses; `epochs` is their number, if known, `score` the score's name."""
     of = "" if epochs is None else f"/{epochs}"
     line = f"epoch {epoch.number + 1}{of}: train loss {epoch.train_loss:.4f}"
     return line + tested(epoch.test_loss, epoch.score, score)
 
 
 def tested(test_loss: float | None, score: float | None, name: str) -> str:
-    """Return what a test has found, to follow a comma-separated list; nothing without a test."""
+    """Format test results as the end of a comma-separated list; "" without a test."""
     loss = "" if test_loss is None else f", test loss {test_loss:.4f}"
     if score is None:
         return loss
@@ -135,11 +135,11 @@ def tested(test_loss: float | None, score: float | None, name: str) -> str:
 
 
 def result_tables(result: RunResult, folder: str) -> Iterator[Table | str]:
-    """Yield the tables of a run or a rehearsal, and what came of it in a few lines."""
+    """Yield the tables of a run or rehearsal, and a summary of its results."""
     if result.trials:
         yield shown("Chunk sizes tried, seconds per step", tables.trials_table(result))
     if result.workers:
-        yield shown("Workers", tables.workers_table(result), boxed=False)
+        yield shown("Workers", tables.workers_table(result), gap=2)
     if result.traffic:
         yield traffic_table(result.traffic)
     if result.comparison is not None:
@@ -148,7 +148,7 @@ def result_tables(result: RunResult, folder: str) -> Iterator[Table | str]:
 
 
 def learnt(last: Epoch, score: str) -> tuple[str, str]:
-    """Return the name and the value of what a run has reached by its last epoch."""
+    """Return the name and value of the last epoch's score, or of its loss."""
     loss = "" if last.test_loss is None else f", loss {last.test_loss:.4f}"
     if last.score is not None:
         return score, f"{score_text(score, last.score, 1)} of the test samples{loss}"
@@ -208,5 +208,5 @@ def _exchanged(result: RunResult) -> Iterator[tuple[str, str]]:
 
 
 def traffic_table(rows: Sequence[Traffic], title: str = "Bytes by purpose") -> Table:
-    """Return bytes by purpose, as planned and as counted."""
-    return shown(title, tables.traffic_table(rows), boxed=False)
+    """Return a table of planned and counted bytes by purpose."""
+    return shown(title, tables.traffic_table(rows), gap=2)

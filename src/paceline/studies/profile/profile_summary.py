@@ -1,4 +1,4 @@
-"""Show a profile in a terminal: its tables, its figures, and advice."""
+"""Show a profile in a terminal: tables, a summary and advice."""
 
 from collections.abc import Iterator
 
@@ -23,17 +23,17 @@ _MOST_OPERATORS = 8
 
 
 def tables(result: ProfileResult) -> Iterator[Table]:
-    """Yield the stages, the slowest layers, the waits and the operators, for a terminal."""
-    yield shown("Where a step goes", stages_table(result), boxed=False)
+    """Yield tables of the stages, slowest layers, waits and operators."""
+    yield shown("Where a step goes", stages_table(result), gap=2)
     layers = layers_table(slowest_layers(result)[:_MOST_LAYERS]).without("quartiles")
-    yield shown(f"The slowest of {len(result.layers)} layers", layers, boxed=False)
-    yield shown("Calls and waits", overheads_table(result), boxed=False)
+    yield shown(f"The slowest of {len(result.layers)} layers", layers, gap=2)
+    yield shown("Calls and waits", overheads_table(result), gap=2)
     operators = operators_table(result).first(_MOST_OPERATORS).without("memory taken and kept")
-    yield shown("Operators, by torch.profiler", operators, boxed=False)
+    yield shown("Operators, by torch.profiler", operators, gap=2)
 
 
 def summary(result: ProfileResult, folder: str) -> str:
-    """Return the figures of a profile and what to do, in a few lines."""
+    """Summarize a profile in a few lines, with advice."""
     step, memory = result.step, result.memory
     lines = [
         f"step       {duration(step.median_s)}, half lie in {duration(step.lower_s)} to "
