@@ -163,17 +163,15 @@ def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine
     on_host = Sampler(group, HostClock(), each)
     device, several = device_of(group.device), group.world_size > 1
     known, deadline_s = facts(group.device), group.deadline_s
-    if device.memory is not None:
-        memory_nbytes = device.memory.total_nbytes
-    else:  # its part of the host's
-        memory_nbytes = known["memory_bytes"] // len(place.members)
+    memory = device.memory_nbytes()  # None: it has a part of the host's
+    memory_nbytes = memory[1] if memory else known["memory_bytes"] // len(place.members)
     on_gpu = device.kind == DeviceKind.GPU
     is_first = group.rank == place.members[0]
     own = description.RankFigures(
         hostname=platform.node(),
         cores=cores,
         device_memory_bytes=memory_nbytes,
-        has_own_memory=device.memory is not None,
+        has_own_memory=memory is not None,
         facts=known,
         # All ranks take these measurements together, in this order.
         device=devices.measure_device(on_device, group.device),

@@ -5,7 +5,6 @@ says whether it fits.
 """
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -142,12 +141,7 @@ def try_step(attempt: Attempt) -> dict[str, Any]:
     # Where the data are synthetic, as few as can be.
     recipe = profiled_recipe(attempt.settings.model_copy(update={"batch_size": 1}))
     base = {"base_nbytes": held_nbytes(device, limited=True)}
-    # Of the GPU's memory, or of private writable memory.
-    if own.memory is not None:
-        own.memory.limit(limit)
-    else:
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dump when memory runs out
+    own.limit_memory(limit)
     try:
         model = new_model(recipe).train().to(device)
         optimizer = optimizer_of(recipe, model)
