@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.codecs.codec import Codec, Payload, as_type, flat, num_nonfinite
-from paceline.codecs.quantization import decode, encode, encode_stochastic, scales_of, table
+from paceline.codecs.quantization import decode, encode, scales_of, table
 from paceline.core.errors import InvalidInput
 from paceline.links.devices import device_of
 from paceline.native import decode_into, encode_into
@@ -23,17 +23,11 @@ class EightBit(Codec):
     A block's scale is its largest magnitude, which is sent with it: 4 bytes for `block_size`
     values. With an `offset` (section 3.1: 10^1 for most activations, up to 10^4) it is the scale of
     all, nothing is sent, and magnitudes above it become the largest of the table.
-
-    Values become the nearest of the table's or, if `stochastic`, one of the two around them by
-    chance, so that they are right on average: all but those above its largest, which in dynamic8
-    and static8 is 0.99 and 0.97 of a block's scale. Torch's global generator decides; there are no
-    kernels for it, so that encoding is slower. Receivers need not know.
     """
 
     type: str
     block_size: int = 1024
     offset: float | None = None
-    stochastic: bool = False
 
     def __post_init__(self) -> None:
         table(self.type)
@@ -55,7 +49,7 @@ class EightBit(Codec):
         scales = self._fixed_scales(values) if self.offset else None
         # Short tensors are not padded to a block.
         block_size, chosen = min(self.block_size, max(1, len(values))), table(self.type)
-        if not self.stochastic and values.is_cpu:
+        if values.is_cpu:
             codes = torch.empty(len(values), dtype=torch.uint8)
             finds_scales = scales is None
             if scales is None:
@@ -64,7 +58,7 @@ class EightBit(Codec):
             num_lost = encode_into(
                 codes, scales, values, block_size, chosen.codebook, finds_scales, num_threads
             )
-        elif not self.stochastic and has_triton(values):
+        elif has_triton(values):
             from paceline.codecs import triton_kernels
 
             codes, scales, num_found = triton_kernels.encode(values, scales, block_size, chosen)
@@ -72,8 +66,7 @@ class EightBit(Codec):
         else:
             if scales is None:
                 scales = scales_of(values, block_size)
-            specified = encode_stochastic if self.stochastic else encode
-            codes = specified(values, scales, block_size, chosen)
+            codes = encode(values, scales, block_size, chosen)
             num_lost = num_nonfinite(values)
         buffers = (codes,) if self.offset else (scales.view(torch.uint8), codes)
         return Payload(self.name, len(values), buffers, num_lost)
