@@ -348,7 +348,7 @@ class LeaderAllReduce:
             exchanged.value()  # raises what went wrong: then the chunk must not be published
         if recorder is not None:
             recorder.add_exchange(Kind.SEND, str(chunk.number), started, time.monotonic())
-        self._arena.publish(chunk.number)
+        self._arena.publish()
 
 
 def _check_one_device(layout: Layout) -> None:

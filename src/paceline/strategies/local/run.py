@@ -73,7 +73,7 @@ class LocalRunner(ReplicaRunner):
         trained = train(session, self.setup, recorder, replica, model.learner)
         assert self.profiled is not None
         device = self.profiled.machine.devices[session.group.rank]
-        spans = tuple(spans_of(model.updates.times(), config, device, session.group.rank))
+        spans = tuple(spans_of(tuple(model.updates.log.latest), config, device, session.group.rank))
         # The step in which a round ends is longer than the others: their mean is a step's time.
         seconds = _means(trained.step_seconds, config.sync_every)
         offset = clock_offset(session.group)
