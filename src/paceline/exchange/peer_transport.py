@@ -4,7 +4,7 @@ torchft's own transports unpickle what a peer sends. This one opens no port, and
 JSON and tensors:
 
 length     int64                   of the header
-header     JSON                    the values, and of each tensor its place, type and shape
+header     JSON                    the values, and of each tensor its name, type and shape
 tensors    bytes, one by one
 """
 
@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.checkpoints.json_values import Json, dumps, loads
-from paceline.checkpoints.tensor_file import check_can_be_saved
+from paceline.checkpoints.nested import apart, together
+from paceline.checkpoints.tensor_file import Tensors, check_can_be_saved
 from paceline.core.errors import InvalidInput
 
-_Path = tuple[Any, ...]  # keys of dicts and places in lists, from the outside in
 _MAX_HEADER_NBYTES = 1 << 28
 
 
@@ -42,14 +42,16 @@ class PeerTransport:
     ) -> None:
         """Send a state to each of the ranks, one after another."""
         del step, timeout
-        found: list[tuple[_Path, Tensor]] = []
-        values = _without_tensors(state_dict, (), found)
-        rows = [(path, str(one.dtype), tuple(one.shape)) for path, one in found]
+        values, found = apart(state_dict)
+        tensors = {name: one.detach().to("cpu").contiguous() for name, one in found.items()}
+        for name, one in tensors.items():
+            check_can_be_saved(name, one)
+        rows = [(name, str(one.dtype), tuple(one.shape)) for name, one in tensors.items()]
         header = torch.frombuffer(bytearray(dumps("state", (values, rows))), dtype=torch.uint8)
         for rank in dst_ranks:
             self._send(torch.tensor([len(header)]), rank)
             self._send(header, rank)
-            for _, tensor in found:
+            for tensor in tensors.values():
                 self._send(_bytes_of(tensor), rank)
 
     def recv_checkpoint(
@@ -61,14 +63,14 @@ class PeerTransport:
         if not 0 < length <= _MAX_HEADER_NBYTES:
             raise InvalidInput("state", f"worker {src_rank} sends a header of {length:,} bytes")
         header = self._received(torch.empty(length, dtype=torch.uint8), src_rank)
-        state: dict[str, Any]
+        tensors: Tensors = {}
         try:
-            state, rows = loads(header.numpy().tobytes())
-            for path, dtype, shape in rows:
-                tensor = torch.empty(shape, dtype=_dtype(dtype))
-                self._received(_bytes_of(tensor), src_rank)
-                _put(state, path, tensor)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+            values, rows = loads(header.numpy().tobytes())
+            for name, dtype, shape in rows:
+                tensors[name] = torch.empty(shape, dtype=_dtype(dtype))
+                self._received(_bytes_of(tensors[name]), src_rank)
+            state: dict[str, Any] = together(values, tensors)
+        except (LookupError, TypeError, ValueError) as error:
             raise InvalidInput("state", f"worker {src_rank} sends none: {error}") from None
         return state
 
@@ -90,25 +92,6 @@ class PeerTransport:
             assert work is not None
             work.wait()
         return tensor
-
-
-def _without_tensors(value: Json, path: _Path, found: list[tuple[_Path, Tensor]]) -> Json:
-    """Return the value with None for each tensor in its dicts and lists, which go to `found`."""
-    if isinstance(value, Tensor):
-        check_can_be_saved("/".join(map(str, path)), value)
-        found.append((path, value.detach().to("cpu").contiguous()))
-        return None
-    if isinstance(value, dict):
-        return {key: _without_tensors(one, (*path, key), found) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_without_tensors(one, (*path, place), found) for place, one in enumerate(value)]
-    return value
-
-
-def _put(state: Any, path: _Path, tensor: Tensor) -> None:
-    for key in path[:-1]:
-        state = state[key]
-    state[path[-1]] = tensor
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
