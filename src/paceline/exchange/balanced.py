@@ -9,7 +9,7 @@ once, and leaves alone the terms of a loss that no sample takes part in, such as
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from statistics import median
 from typing import Any
@@ -158,36 +158,17 @@ class Balanced:
             self._agree(self._balance)
         own = _num_samples(args, kwargs) if self._said is None else self._said
         self._said = None
-        count = SampleCount(own, self._group)
+        one = _Pass(SampleCount(own, self._group), own, self._meter, weighs=self._weighs)
         # In evaluation there may be no backward pass, which is where ranks wait for the sum.
         if self._weighs and self._module.training:
-            count.begin()
-        marks: list[Any] = []
-
-        def mark(*_: object) -> None:
-            marks.append(self._meter.clock.mark())
-
-        def left(module: nn.Module, inputs: Any, outputs: Any) -> None:
-            tensors = [one for one in tree_leaves(outputs) if isinstance(one, Tensor)]
-            leaves = [one for one in tensors if one.requires_grad]
-            if not leaves:
-                raise InvalidInput(
-                    "balance",
-                    "the module's outputs hold no tensor with a gradient to be weighted",
-                    hint="return tensors, or tuples, lists and dictionaries of them",
-                )
-            # Scaling waits for the others, and so comes before the clock of backward starts.
-            for leaf in leaves if self._weighs else ():
-                leaf.register_hook(count.scaled)
-            self._meter.watch(leaves, own, marks)
-
+            one.count.begin()
         # On the module and not around the replica, which may wait for other ranks before the
         # module's forward pass. Ours come first (prepend): at the end of backward our callback must
         # record the time before the replica's waits for the exchange.
         handles = [
-            self._module.register_forward_pre_hook(mark, prepend=True),
-            self._module.register_forward_hook(left, prepend=True),
-            self._module.register_forward_hook(mark),
+            self._module.register_forward_pre_hook(one.mark, prepend=True),
+            self._module.register_forward_hook(one.left, prepend=True),
+            self._module.register_forward_hook(one.mark),
         ]
         try:
             with _statistics_kept(self._module, own):
@@ -262,6 +243,36 @@ class SpeedMeter:
             seconds.append((left - entered + ended - reached) / num_samples)
         # Never zero: shares are in proportion to its inverse.
         return max(median(seconds), 1e-12) if seconds else None
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One forward pass of a module: its marks in time, and hooks that weight its gradients."""
+
+    count: SampleCount
+    num_samples: int
+    meter: SpeedMeter
+    weighs: bool
+    marks: list[Any] = field(default_factory=list)
+
+    def mark(self, *_: object) -> None:
+        """Mark that the pass enters or leaves the module."""
+        self.marks.append(self.meter.clock.mark())
+
+    def left(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        """Weight the gradients of the outputs, and measure the backward pass from there."""
+        tensors = [one for one in tree_leaves(outputs) if isinstance(one, Tensor)]
+        leaves = [one for one in tensors if one.requires_grad]
+        if not leaves:
+            raise InvalidInput(
+                "balance",
+                "the module's outputs hold no tensor with a gradient to be weighted",
+                hint="return tensors, or tuples, lists and dictionaries of them",
+            )
+        # Scaling waits for the others, and so comes before the clock of backward starts.
+        for leaf in leaves if self.weighs else ():
+            leaf.register_hook(self.count.scaled)
+        self.meter.watch(leaves, self.num_samples, self.marks)
 
 
 @contextmanager

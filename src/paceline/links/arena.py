@@ -129,37 +129,30 @@ class Arena:
         self.members, self.leaders = place.members, place.leaders
         self.local_rank = place.members.index(group.rank)
         sizes = (len(place.members), slot_nbytes, max_chunks, num_flags)
-        if held is None:
-            held = len(place.leaders) > 1
+        held = len(place.leaders) > 1 if held is None else held
         fd = share(group, place, arena_nbytes(*sizes))
-        native, peers, problem = None, None, None
+        native, problem = None, None
+        # Spinning takes no core from others. In a held arena it would: there a thread waits for
+        # each chunk while its rank computes.
+        own_core = place.num_cores >= len(place.members) and not held
+        two_cores = place.num_cores >= 2 * len(place.members)
+        scale = 1 / group.world_size if scale is None else scale
         try:
-            peers = PeerProcesses(place, group.rank)
-            native = NativeArena(
-                fd,
-                self.local_rank,
-                *sizes,
-                1 / group.world_size if scale is None else scale,
-                held,
-                # own_core: spinning takes no core from others. In a held arena it would: there a
-                # thread waits for each chunk while its rank computes.
-                place.num_cores >= len(place.members) and not held,
-                place.num_cores >= 2 * len(place.members),
-                threads > 0,
-            )
+            self._peers = PeerProcesses(place, group.rank)
+            how = held, own_core, two_cores, threads > 0
+            native = NativeArena(fd, self.local_rank, *sizes, scale, *how)
         except (OSError, RuntimeError) as error:
             problem = f"shared memory: worker {group.rank} cannot map it: {error}"
         # All ranks have mapped the memory by now: without a descriptor, kill -9 cannot leak it.
         problems = [text for text in group.gather(problem) if text is not None]
         os.close(fd)
-        if native is None or peers is None or problems:
+        if native is None or problems:
             raise InvalidInput.of(problems[0])
         self.slots = tuple(torch.from_numpy(native.slot(i)) for i in range(len(place.members)))
         self.slot = self.slots[self.local_rank]
         self.flags = torch.from_numpy(native.flags()).permute(1, 2, 0)
         self._native: NativeArena | None = native
-        self._peers, self._deadline_s = peers, deadline_s
-        self._step, self._is_open = 0, False
+        self._deadline_s, self._step, self._is_open = deadline_s, 0, False
         self._discarded: StepDiscarded | None = None
 
     def shared_result(self, step: int) -> Tensor:

@@ -57,7 +57,8 @@ class LocalModel(WholeModel):
     """The learner of a rank that takes inner steps.
 
     A checkpoint has the group's model, which any number of ranks can go on with; and each rank's
-    own parameters and optimizer, with which the same ranks go on bit for bit.
+    own parameters and optimizer, with which the same ranks go on bit for bit. InvalidInput if a
+    round is longer than the run.
     """
 
     def __init__(
@@ -70,7 +71,11 @@ class LocalModel(WholeModel):
         manager: Any = None,
     ) -> None:
         super().__init__(session, setup, recorder, replica)
-        self._num_steps = sum(setup.epoch_steps)
+        self._num_steps = num_steps = sum(setup.epoch_steps)
+        if config.sync_every > num_steps:
+            raise InvalidInput(
+                "sync_every", f"{config.sync_every} steps are more than the {num_steps} of the run"
+            )
         self._loaded: dict[str, Any] = {}
         self._loaded_optimizer: dict[str, Any] = {}
         self.updates = LocalUpdates(

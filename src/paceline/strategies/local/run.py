@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Outcome
 from paceline.core.strategy import Strategy
 from paceline.exchange.compressed import Compression
@@ -54,15 +53,7 @@ class LocalRunner(ReplicaRunner):
         return super().profile(whole)
 
     def train(self, config: Local) -> Outcome:
-        """Train or rehearse with this configuration.
-
-        InvalidInput if a round is longer than the run.
-        """
-        num_steps = sum(self.setup.epoch_steps)
-        if config.sync_every > num_steps:
-            raise InvalidInput(
-                "sync_every", f"{config.sync_every} steps are more than the {num_steps} of the run"
-            )
+        """Train or rehearse with this configuration."""
         self._replica = LocalReplica(self.setup.model)
         return self.train_as(self._session.strategy, config, lambda module: self._replica)
 
