@@ -298,7 +298,7 @@ class DataParallel(Synchronized):
     def __getstate__(self) -> dict[str, Any]:
         state = {**super().__getstate__(), "_why": self.why}
         for name in ("_recorder", "_steps", "_balanced", "_candidates", "_trials", "_next"):
-            del state[name]
+            state.pop(name, None)  # a copy tries no candidates, and has none
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
