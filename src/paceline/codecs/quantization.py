@@ -15,9 +15,10 @@ from torch import Tensor
 
 from paceline.codecs.codec import finite
 from paceline.core.errors import InvalidInput
-from paceline.native import Codebook
+from paceline.native import Codebook, FourBitTable
 
 _NUM_MAGNITUDES = 128
+_FEW_BITS = 4
 
 
 def leaves(num_bits: int) -> list[float]:
@@ -63,10 +64,16 @@ class QuantizationTable:
         too_large = rounded.double() > middles
         return torch.where(too_large, rounded.nextafter(torch.zeros_like(rounded)), rounded)
 
+    @property
+    def num_bits(self) -> int:
+        """The bits of a code: 8, or 4."""
+        return (2 * self.most - 1).bit_length()
+
     @cached_property
-    def codebook(self) -> Codebook:
+    def lookup(self) -> Codebook | FourBitTable:
         """The lookup structure of the C++ kernels."""
-        return Codebook(self.magnitudes.tolist(), self.thresholds.tolist())
+        kind = FourBitTable if self.num_bits == _FEW_BITS else Codebook
+        return kind(self.magnitudes.tolist(), self.thresholds.tolist())
 
     @cached_property
     def values(self) -> Tensor:
@@ -124,3 +131,17 @@ def in_blocks(values: Tensor, block_size: int) -> Tensor:
     """Return the values as [blocks, block_size], the last one filled up with zeros."""
     missing = -len(values) % block_size
     return torch.nn.functional.pad(values, (0, missing)).view(-1, block_size)
+
+
+def join(codes: Tensor) -> Tensor:
+    """Return codes, uint8 [count], as uint8 [ceil(count / 2)]: two a byte, the first one below.
+
+    What an odd number leaves over is zero.
+    """
+    pairs = in_blocks(codes, 2)
+    return pairs[:, 0] | pairs[:, 1] << _FEW_BITS
+
+
+def split(joined: Tensor, count: int) -> Tensor:
+    """Return the first `count` codes, uint8 [count], of bytes that have two each."""
+    return torch.stack([joined & (1 << _FEW_BITS) - 1, joined >> _FEW_BITS], 1).flatten()[:count]
