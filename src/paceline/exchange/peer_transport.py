@@ -20,6 +20,7 @@ from paceline.checkpoints.json_values import Json, dumps, loads
 from paceline.checkpoints.nested import apart, together
 from paceline.checkpoints.tensor_file import Tensors, check_can_be_saved
 from paceline.core.errors import InvalidInput
+from paceline.links.tensor_messages import bytes_of, empty_of, spec_of
 
 _MAX_HEADER_NBYTES = 1 << 28
 
@@ -46,13 +47,13 @@ class PeerTransport:
         tensors = {name: one.detach().to("cpu").contiguous() for name, one in found.items()}
         for name, one in tensors.items():
             check_can_be_saved(name, one)
-        rows = [(name, str(one.dtype), tuple(one.shape)) for name, one in tensors.items()]
-        header = torch.frombuffer(bytearray(dumps("state", (values, rows))), dtype=torch.uint8)
+        text = bytearray(dumps("state", (values, spec_of(tensors))))
+        header = torch.frombuffer(text, dtype=torch.uint8)
         for rank in dst_ranks:
             self._send(torch.tensor([len(header)]), rank)
             self._send(header, rank)
             for tensor in tensors.values():
-                self._send(_bytes_of(tensor), rank)
+                self._send(bytes_of(tensor), rank)
 
     def recv_checkpoint(
         self, src_rank: int, metadata: str, step: int, timeout: timedelta
@@ -67,10 +68,10 @@ class PeerTransport:
         try:
             values, rows = loads(header.numpy().tobytes())
             for name, dtype, shape in rows:
-                tensors[name] = torch.empty(shape, dtype=_dtype(dtype))
-                self._received(_bytes_of(tensors[name]), src_rank)
+                tensors[name] = empty_of(dtype, shape)
+                self._received(bytes_of(tensors[name]), src_rank)
             state: dict[str, Any] = together(values, tensors)
-        except (LookupError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise InvalidInput("state", f"worker {src_rank} sends none: {error}") from None
         return state
 
@@ -92,14 +93,3 @@ class PeerTransport:
             assert work is not None
             work.wait()
         return tensor
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"there is no type {name!r}")
-    return found
