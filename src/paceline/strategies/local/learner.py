@@ -128,11 +128,11 @@ class LocalModel(WholeModel):
         return State(tensors, parts | {_PART: values})
 
     def _load(self, state: State) -> None:
-        if "tensors" not in state.parts.get(_PART, {}):
-            why = "the run had another strategy, or another version of Paceline"
-            raise InvalidInput("resume", why, hint="take that")
+        own = state.own_part(_PART)
+        if "tensors" not in own:
+            raise InvalidInput("resume", "another version of Paceline saved the run")
         super()._load(state)
-        self._loaded = together(state.parts[_PART], state.file(_PART))
+        self._loaded = together(own, state.file(_PART))
         self.updates.load_state_dict(self._loaded)
         self._loaded_optimizer = state.parts["optimizer"]
         self._num_taken = self.updates.num_steps
