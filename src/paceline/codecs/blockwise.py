@@ -13,7 +13,6 @@ from paceline.codecs.codec import Codec, Payload, as_type, flat, num_nonfinite
 from paceline.codecs.quantization import decode, encode, encode_stochastic, scales_of, table
 from paceline.core.errors import InvalidInput
 from paceline.links.devices import device_of
-from paceline.native import decode_into, encode_into
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,8 @@ class EightBit(Codec):
             if scales is None:
                 scales = torch.empty(-(-len(values) // block_size))
             num_threads = torch.get_num_threads()
-            num_lost = encode_into(
-                codes, scales, values, block_size, chosen.codebook, finds_scales, num_threads
+            num_lost = chosen.codebook.encode_into(
+                codes, scales, values, block_size, finds_scales, num_threads
             )
         elif not self.stochastic and has_triton(values):
             from paceline.codecs import triton_kernels
@@ -116,7 +115,7 @@ class EightBit(Codec):
         fits = values.is_contiguous() and codes.is_contiguous()
         if fits and values.is_cpu:
             num_threads = torch.get_num_threads()
-            decode_into(values, codes, scales, block_size, chosen.codebook, adds, num_threads)
+            chosen.codebook.decode_into(values, codes, scales, block_size, adds, num_threads)
         elif fits and has_triton(values):
             from paceline.codecs import triton_kernels
 

@@ -18,7 +18,7 @@ from paceline.codecs.quantization import QuantizationTable, in_blocks, leaves, s
 from paceline.codecs.quantization import decode as decode_codes
 from paceline.codecs.quantization import encode as encode_codes
 from paceline.core.errors import InvalidInput
-from paceline.native import FourBitTable, decode_four_bit_into, encode_four_bit_into
+from paceline.native import FourBitTable
 
 _NUM_MAGNITUDES = 8
 _BITS = 4
@@ -99,7 +99,7 @@ class FourBit(Codec):
             scales = torch.empty(-(-len(values) // block_size))
             codes = torch.empty(-(-len(values) // 2), dtype=torch.uint8)
             num_threads, native = torch.get_num_threads(), _native_table(self.type)
-            num_lost = encode_four_bit_into(codes, scales, values, block_size, native, num_threads)
+            num_lost = native.encode_into(codes, scales, values, block_size, True, num_threads)
         elif has_triton(values):
             from paceline.codecs import triton_four_bit
 
@@ -149,7 +149,7 @@ class FourBit(Codec):
         fits = values.is_contiguous() and codes.is_contiguous()
         if fits and values.is_cpu:
             num_threads, native = torch.get_num_threads(), _native_table(self.type)
-            decode_four_bit_into(values, codes, scales, block_size, native, adds, num_threads)
+            native.decode_into(values, codes, scales, block_size, adds, num_threads)
         elif fits and has_triton(values):
             from paceline.codecs import triton_four_bit
 

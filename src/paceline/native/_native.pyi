@@ -82,50 +82,50 @@ class Arena:
 
 class Codebook:
     def __init__(self, magnitudes: Sequence[float], thresholds: Sequence[float]) -> None: ...
-
-def encode_into(
-    codes: Tensor,
-    scales: Tensor,
-    values: Tensor,
-    block_size: int,
-    book: Codebook,
-    finds_scales: bool,
-    num_threads: int,
-    instruction_set: str = "fastest",
-) -> int: ...
-def decode_into(
-    values: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    block_size: int,
-    book: Codebook,
-    adds: bool,
-    num_threads: int,
-    instruction_set: str = "fastest",
-) -> None: ...
+    def encode_into(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        values: Tensor,
+        block_size: int,
+        finds_scales: bool,
+        num_threads: int,
+        instruction_set: str = "fastest",
+    ) -> int: ...
+    def decode_into(
+        self,
+        values: Tensor,
+        codes: Tensor,
+        scales: Tensor,
+        block_size: int,
+        adds: bool,
+        num_threads: int,
+        instruction_set: str = "fastest",
+    ) -> None: ...
 
 class FourBitTable:
     def __init__(self, magnitudes: Sequence[float], thresholds: Sequence[float]) -> None: ...
+    def encode_into(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        values: Tensor,
+        block_size: int,
+        finds_scales: bool,
+        num_threads: int,
+        instruction_set: str = "fastest",
+    ) -> int: ...
+    def decode_into(
+        self,
+        values: Tensor,
+        codes: Tensor,
+        scales: Tensor,
+        block_size: int,
+        adds: bool,
+        num_threads: int,
+        instruction_set: str = "fastest",
+    ) -> None: ...
 
-def encode_four_bit_into(
-    codes: Tensor,
-    scales: Tensor,
-    values: Tensor,
-    block_size: int,
-    table: FourBitTable,
-    num_threads: int,
-    instruction_set: str = "fastest",
-) -> int: ...
-def decode_four_bit_into(
-    values: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    block_size: int,
-    table: FourBitTable,
-    adds: bool,
-    num_threads: int,
-    instruction_set: str = "fastest",
-) -> None: ...
 def cast_into(
     rounded: Tensor,
     values: Tensor,
