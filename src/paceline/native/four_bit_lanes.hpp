@@ -50,7 +50,7 @@ struct Meanings {
         return as<Floats>(_mm512_permutexvar_ps(as<__m512i>(codes), _mm512_loadu_ps(of)));
 #elif defined(__AVX2__)
         const __m256 magnitude = _mm256_permutevar8x32_ps(_mm256_loadu_ps(of), as<__m256i>(codes));
-        return as<Floats>(as<Integers>(magnitude) ^ codes >> 3 << 31);
+        return as<Floats>(as<Integers>(magnitude) ^ (codes << 28 & ~no_sign));
 #else
         return gather<Floats>(of, codes & 15);
 #endif
@@ -62,8 +62,7 @@ void decode(const FourBitTable& table, const std::uint8_t* codes, float scale, s
             float* values) {
     const Meanings meanings(table, scale);
     for_vectors<width>(count, [&](std::size_t i, auto n) {
-        const auto pairs = widened(load<PairBytes>(codes + i / 2, (n + 1) / 2));
-        const Floats value = meanings.at(as<Integers>(pairs | pairs << 28));
+        const Floats value = meanings.at(four_bits(load<PairBytes>(codes + i / 2, (n + 1) / 2)));
         store(values + i, n, adds ? load<Floats>(values + i, n) + value : value);
     });
 }

@@ -75,8 +75,9 @@ void store(Element* to, Count n, Vector vector) {
 
 // What the compiler's vectors lack, or become slow code. `widened`, `halves_of` and `bytes_of`
 // change the size of unsigned elements that fit the smaller type; of `Pairs` the lowest byte is
-// taken. `stream` stores past the caches, at a multiple of the vector's size, where `streams`;
-// `fence` comes last: such stores are weakly ordered, and others read after our counter.
+// taken. `four_bits` has the halves of bytes in the lowest bits of its elements. `stream` stores
+// past the caches, at a multiple of the vector's size, where `streams`; `fence` comes last: such
+// stores are weakly ordered, and others read after our counter.
 #if defined(__AVX512F__)
 constexpr bool streams = true;
 inline void stream(void* to, Words from) {
@@ -87,8 +88,10 @@ inline void stream(void* to, Halves from) {
 }
 inline Words widened(Halves from) { return as<Words>(_mm512_cvtepu16_epi32(as<__m256i>(from))); }
 inline Words widened(Bytes from) { return as<Words>(_mm512_cvtepu8_epi32(as<__m128i>(from))); }
-inline Pairs widened(PairBytes from) {
-    return as<Pairs>(_mm512_cvtepu8_epi64(_mm_cvtsi64_si128(as<std::int64_t>(from))));
+inline Integers four_bits(PairBytes from) {
+    const __m128i bytes = _mm_cvtsi64_si128(as<std::int64_t>(from));
+    const auto pairs = as<Pairs>(_mm512_cvtepu8_epi64(bytes));
+    return as<Integers>(pairs | pairs << 28);
 }
 inline Halves halves_of(Words from) { return as<Halves>(_mm512_cvtepi32_epi16(as<__m512i>(from))); }
 inline Bytes bytes_of(Words from) { return as<Bytes>(_mm512_cvtepi32_epi8(as<__m512i>(from))); }
@@ -107,8 +110,9 @@ inline Words widened(Halves from) { return as<Words>(_mm256_cvtepu16_epi32(as<__
 inline Words widened(Bytes from) {
     return as<Words>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(as<std::int64_t>(from))));
 }
-inline Pairs widened(PairBytes from) {
-    return as<Pairs>(_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(as<std::int32_t>(from))));
+inline Integers four_bits(PairBytes from) {
+    const Words all = as<std::uint32_t>(from) + Words{};
+    return as<Integers>(all >> Words{0, 4, 8, 12, 16, 20, 24, 28});
 }
 inline Halves halves_of(Words from) {
     const auto all = as<__m256i>(from);
@@ -142,7 +146,10 @@ inline Words widened(Halves from) { return __builtin_convertvector(from, Words);
 inline Halves halves_of(Words from) { return __builtin_convertvector(from, Halves); }
 #endif
 inline Words widened(Bytes from) { return widened(__builtin_convertvector(from, Halves)); }
-inline Pairs widened(PairBytes from) { return __builtin_convertvector(from, Pairs); }
+inline Integers four_bits(PairBytes from) {
+    const auto pairs = __builtin_convertvector(from, Pairs);
+    return as<Integers>(pairs | pairs << 28);
+}
 inline Bytes bytes_of(Words from) { return __builtin_convertvector(halves_of(from), Bytes); }
 inline PairBytes bytes_of(Pairs from) { return __builtin_convertvector(from, PairBytes); }
 #endif

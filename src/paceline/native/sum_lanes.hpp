@@ -12,8 +12,8 @@ constexpr std::size_t line_nbytes = 64;
 
 // Sum vectors of `n` elements from element `first` on.
 template <class Format, std::size_t num_vectors, bool streaming, class Count>
-void sum_vectors(const void* const* sources, std::size_t num_sources, double scale, void* result,
-                 std::size_t first, Count n) {
+void sum_vectors(const void* const* sources, std::size_t num_sources, typename Format::Scalar scale,
+                 void* result, std::size_t first, Count n) {
     using Element = typename Format::Element;
     using Stored = typename Format::Stored;
     constexpr std::size_t step = sizeof(Stored) / sizeof(Element);
@@ -30,8 +30,7 @@ void sum_vectors(const void* const* sources, std::size_t num_sources, double sca
     }
     auto* to = static_cast<Element*>(result) + first;
     for (std::size_t k = 0; k < num_vectors; ++k) {
-        const Stored scaled =
-            Format::narrow(sums[k] * static_cast<typename Format::Scalar>(scale));
+        const Stored scaled = Format::narrow(sums[k] * scale);
         if constexpr (streaming) {
             stream(to + k * step, as<typename Format::Bits>(scaled));
         } else {
@@ -48,13 +47,27 @@ std::size_t before_line(const void* address, std::size_t element_nbytes, std::si
     return missing < count ? missing : count;
 }
 
+// Sum whole groups of vectors from element `first` on; return where the rest begins.
+template <class Format, bool streaming>
+std::size_t sum_groups(const void* const* sources, std::size_t num_sources,
+                       typename Format::Scalar scale, void* result, std::size_t first,
+                       std::size_t end) {
+    constexpr Whole<sizeof(typename Format::Stored) / sizeof(typename Format::Element)> step;
+    for (; first + unroll * step <= end; first += unroll * step) {
+        sum_vectors<Format, unroll, streaming>(sources, num_sources, scale, result, first, step);
+    }
+    if constexpr (streaming) fence();
+    return first;
+}
+
 template <class Format>
-void sum_all(const void* const* sources, std::size_t num_sources, double scale, void* result,
-             std::size_t count, bool streaming) {
+void sum_all(const void* const* sources, std::size_t num_sources, double double_scale,
+             void* result, std::size_t count, bool streaming) {
     using Element = typename Format::Element;
     constexpr std::size_t step = sizeof(typename Format::Stored) / sizeof(Element);
-    const auto sum_ends = [&](std::size_t first, std::size_t end) {
-        for_vectors<step>(end - first, [&](std::size_t i, auto n) {
+    const auto scale = static_cast<typename Format::Scalar>(double_scale);
+    const auto sum_ends = [=](std::size_t first, std::size_t end) {
+        for_vectors<step>(end - first, [=](std::size_t i, auto n) {
             sum_vectors<Format, 1, false>(sources, num_sources, scale, result, first + i, n);
         });
     };
@@ -62,15 +75,8 @@ void sum_all(const void* const* sources, std::size_t num_sources, double scale, 
     sum_ends(0, next);
     const auto address = reinterpret_cast<std::uintptr_t>(static_cast<Element*>(result) + next);
     const bool past_caches = streams && streaming && address % line_nbytes == 0;
-    for (; next + unroll * step <= count; next += unroll * step) {
-        const Whole<step> whole;
-        if (past_caches) {
-            sum_vectors<Format, unroll, streams>(sources, num_sources, scale, result, next, whole);
-        } else {
-            sum_vectors<Format, unroll, false>(sources, num_sources, scale, result, next, whole);
-        }
-    }
-    if (past_caches) fence();
+    const auto groups = past_caches ? sum_groups<Format, streams> : sum_groups<Format, false>;
+    next = groups(sources, num_sources, scale, result, next, count);
     sum_ends(next, count);
 }
 
