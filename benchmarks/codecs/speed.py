@@ -23,16 +23,7 @@ from paceline.codecs.four_bit import FOUR_BIT_TABLES, FourBit, four_bit_table
 from paceline.codecs.names import find_codec
 from paceline.codecs.quantization import table
 from paceline.links.rendezvous import process_group
-from paceline.native import (
-    Codebook,
-    DType,
-    FourBitTable,
-    cast_into,
-    decode_four_bit_into,
-    decode_into,
-    encode_four_bit_into,
-    encode_into,
-)
+from paceline.native import Codebook, DType, FourBitTable, cast_into
 from ranks import DEADLINE_S, Variant, alternate, timed
 from readme import table as markdown
 
@@ -66,7 +57,7 @@ def measure(quick: bool) -> dict[str, Any]:
     values = torch.randn(count, generator=torch.Generator().manual_seed(0))
     runs = _kernels(values) | _whole_calls(values) | _bitsandbytes(values)
     for name in FOUR_BIT_TABLES:
-        runs |= _four_bit_kernels(values, name)
+        runs |= _kernels(values, name)
     runs |= _casts(values) | _other_whole_calls(values) | _bitsandbytes_4_bit(values)
     runs |= _torch(values)
     freed = {"given back": _compared(runs, rounds, count)}
@@ -99,49 +90,33 @@ def _compared(runs: Runs, rounds: int, count: int) -> dict[str, Any]:
     }
 
 
-def _kernels(values: Tensor) -> Runs:
-    """Return the kernels of each instruction set, with our blocks."""
-    block_size, one, threads = _BLOCK_SIZES[0], table(_TYPE), torch.get_num_threads()
-    book = Codebook(one.magnitudes.tolist(), one.thresholds.tolist())
-    codes = torch.empty(len(values), dtype=torch.uint8)
+def _kernels(values: Tensor, name: str = "") -> Runs:
+    """Return the kernels of a type for each instruction set, with our blocks."""
+    block_size, threads = _BLOCK_SIZES[0], torch.get_num_threads()
+    one = four_bit_table(name) if name else table(_TYPE)
+    native = (FourBitTable if name else Codebook)(one.magnitudes.tolist(), one.thresholds.tolist())
+    codes = torch.empty(-(-len(values) // (2 if name else 1)), dtype=torch.uint8)
     scales = torch.empty(-(-len(values) // block_size))
     decoded, total = torch.empty_like(values), torch.zeros_like(values)
-    encode = partial(encode_into, codes, scales, values, block_size, book, True, threads)
-    decode = partial(decode_into, decoded, codes, scales, block_size, book, False, threads)
-    add = partial(decode_into, total, codes, scales, block_size, book, True, threads)
-    runs: Runs = {}
-    for name in filter(_is_known, _SETS):
-        runs[f"encode: {name}"] = partial(encode, name)
-        runs[f"decode: {name}"] = partial(decode, name)
-        runs[f"{_ADDING}: {name}"] = partial(add, name)
-    return runs
-
-
-def _four_bit_kernels(values: Tensor, name: str) -> Runs:
-    """Return the kernels of a 4-bit type for each instruction set."""
-    block_size, one, threads = _BLOCK_SIZES[0], four_bit_table(name), torch.get_num_threads()
-    native = FourBitTable(one.magnitudes.tolist(), one.thresholds.tolist())
-    codes = torch.empty(-(-len(values) // 2), dtype=torch.uint8)
-    scales = torch.empty(-(-len(values) // block_size))
-    decoded, total = torch.empty_like(values), torch.zeros_like(values)
-    encode = partial(encode_four_bit_into, codes, scales, values, block_size, native, threads)
-    decode = partial(decode_four_bit_into, decoded, codes, scales, block_size, native, False)
-    add = partial(decode_four_bit_into, total, codes, scales, block_size, native, True)
+    encode = partial(native.encode_into, codes, scales, values, block_size, True, threads)
+    decode = partial(native.decode_into, decoded, codes, scales, block_size, False, threads)
+    add = partial(native.decode_into, total, codes, scales, block_size, True, threads)
     runs: Runs = {}
     for known in filter(_is_known, _SETS):
-        runs[f"encode: {name}, {known}"] = partial(encode, known)
-        runs[f"decode: {name}, {known}"] = partial(decode, threads, known)
-        runs[f"{_ADDING}: {name}, {known}"] = partial(add, threads, known)
+        by = f"{name}, {known}" if name else known
+        runs[f"encode: {by}"] = partial(encode, known)
+        runs[f"decode: {by}"] = partial(decode, known)
+        runs[f"{_ADDING}: {by}"] = partial(add, known)
     return runs
 
 
 def _casts(values: Tensor) -> Runs:
-    """Return the casts to 16-bit types; what is wider than AVX2 is AVX2."""
+    """Return the casts to 16-bit types."""
     rounded, threads = torch.empty(2 * len(values), dtype=torch.uint8), torch.get_num_threads()
     return {
         f"encode: {name}, {known}": partial(cast_into, rounded, values, dtype, threads, known)
         for name, dtype in _CASTS.items()
-        for known in filter(_is_known, _SETS[1:])
+        for known in filter(_is_known, _SETS)
     }
 
 
@@ -150,7 +125,7 @@ def _is_known(instruction_set: str) -> bool:
     nothing, no_codes = torch.empty(0), torch.empty(0, dtype=torch.uint8)
     book = Codebook([0.0, 1.0], [0.5])
     try:
-        decode_into(nothing, no_codes, nothing, 1, book, False, 1, instruction_set)
+        book.decode_into(nothing, no_codes, nothing, 1, False, 1, instruction_set)
     except ValueError:
         return False
     return True

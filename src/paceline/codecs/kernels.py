@@ -16,13 +16,6 @@ from paceline.codecs import quantization
 from paceline.codecs.codec import num_nonfinite
 from paceline.codecs.quantization import QuantizationTable, join, scales_of, split
 from paceline.links.devices import device_of
-from paceline.native import (
-    Codebook,
-    decode_four_bit_into,
-    decode_into,
-    encode_four_bit_into,
-    encode_into,
-)
 
 
 def encode(
@@ -37,10 +30,10 @@ def encode(
         if scales is None:
             scales = torch.empty(-(-len(values) // block_size))
         codes = torch.empty(-(-len(values) * table.num_bits // 8), dtype=torch.uint8)
-        known, lookup = (codes, scales, values, block_size), table.lookup
-        if isinstance(lookup, Codebook):
-            return codes, scales, encode_into(*known, lookup, finds_scales, num_threads)
-        return codes, scales, encode_four_bit_into(*known, lookup, num_threads)
+        num_lost = table.lookup.encode_into(
+            codes, scales, values, block_size, finds_scales, num_threads
+        )
+        return codes, scales, num_lost
     if has_triton(values):
         from paceline.codecs import triton_four_bit, triton_kernels
 
@@ -67,11 +60,8 @@ def decode(
     # Kernels index flat memory; a part of a row or of a larger tensor may have gaps.
     fits = values.is_contiguous() and codes.is_contiguous()
     if fits and values.is_cpu:
-        known, lookup = (values, codes, scales, block_size), table.lookup
-        if isinstance(lookup, Codebook):
-            decode_into(*known, lookup, adds, torch.get_num_threads())
-        else:
-            decode_four_bit_into(*known, lookup, adds, torch.get_num_threads())
+        num_threads = torch.get_num_threads()
+        table.lookup.decode_into(values, codes, scales, block_size, adds, num_threads)
     elif fits and has_triton(values):
         from paceline.codecs import triton_four_bit, triton_kernels
 

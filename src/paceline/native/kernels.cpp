@@ -1,6 +1,6 @@
-// Which kernels this processor runs, and the portable ones.
+// Which kernels this processor runs.
 
-#include "sum.hpp"
+#include "kernels.hpp"
 
 #include <cstring>
 #include <stdexcept>
@@ -9,30 +9,26 @@
 #include <unistd.h>
 
 #include "default_arithmetic.hpp"
-#include "sum_lanes.hpp"
 
 namespace paceline {
 
+extern const Kernels portable_kernels;
 #if defined(PACELINE_X86_KERNELS)
 extern const Kernels avx2_kernels;
 extern const Kernels avx512_kernels;
-#endif
+extern const CodecKernels<Codebook> avx512_codec_kernels;
 
 namespace {
 
-void copy_portable(void* target, const void* source, std::size_t nbytes) {
-    std::memcpy(target, source, nbytes);
+// Codes of eight bits take instructions that came after AVX-512F.
+Kernels with_codes(Kernels kernels) {
+    const bool shifts_pairs = __builtin_cpu_supports("avx512vbmi2");
+    kernels.eight_bit = shifts_pairs ? avx512_codec_kernels : avx2_kernels.eight_bit;
+    return kernels;
 }
 
-template <class Format>
-constexpr SumKernel portable = &sum_all<PlainLanes<Format, 16>, PlainLanes<Format, 1>>;
-
-constexpr Kernels portable_kernels = {
-    {portable<Plain<float>>, portable<Plain<double>>, portable<BFloat16>, portable<Float16>},
-    copy_portable,
-};
-
 }  // namespace
+#endif
 
 const Kernels* kernels_of(InstructionSet set) {
     if (set == InstructionSet::portable) return &portable_kernels;
@@ -41,24 +37,26 @@ const Kernels* kernels_of(InstructionSet set) {
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
     if (set == InstructionSet::avx2 && has_avx2) return &avx2_kernels;
     if (set == InstructionSet::avx512 && has_avx2 && __builtin_cpu_supports("avx512f")) {
-        return &avx512_kernels;
+        static const Kernels kernels = with_codes(avx512_kernels);
+        return &kernels;
     }
 #endif
     return nullptr;
 }
 
-InstructionSet instruction_set_named(const std::string& name) {
+const Kernels& kernels_named(const std::string& name) {
     using Set = InstructionSet;
     const std::pair<const char*, Set> sets[] = {
         {"avx512", Set::avx512}, {"avx2", Set::avx2}, {"portable", Set::portable}};
     for (const auto& [known, set] : sets) {
-        if ((name == known || name == "fastest") && kernels_of(set) != nullptr) return set;
+        const Kernels* kernels = kernels_of(set);
+        if ((name == known || name == "fastest") && kernels != nullptr) return *kernels;
     }
     throw std::invalid_argument("this processor has no such instruction set");
 }
 
 const Kernels& fastest_kernels() {
-    static const Kernels& fastest = *kernels_of(instruction_set_named("fastest"));
+    static const Kernels& fastest = kernels_named("fastest");
     return fastest;
 }
 

@@ -1,10 +1,13 @@
-// Sums of several ranks' values, and copies, with the widest instructions that the processor has.
+// All kernels that are compiled for several instruction sets, and the choice between these.
 
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
+
+#include "codec.hpp"
+#include "dense.hpp"
 
 namespace paceline {
 
@@ -28,16 +31,21 @@ using CopyKernel = void (*)(void* target, const void* source, std::size_t nbytes
 struct Kernels {
     SumKernel sum[4];  // by DType
     CopyKernel copy;
+    CastKernel cast[4];  // by DType; nullptr for those that are not 16-bit
+    AbsmaxKernel absmax;
+    CodecKernels<Codebook> eight_bit;
+    CodecKernels<FourBitTable> four_bit;
+    DenseKernels dense;
 };
 
 enum class InstructionSet { portable, avx2, avx512 };
 
-// The set of that name, or the widest that this processor has if the name is "fastest". Throws
-// std::invalid_argument if it does not have it.
-InstructionSet instruction_set_named(const std::string& name);
-
 // The kernels for an instruction set, or nullptr if this processor or build does not have it.
 const Kernels* kernels_of(InstructionSet set);
+
+// The kernels for the set of that name, or for the widest that this processor has if the name is
+// "fastest". Throws std::invalid_argument if it does not have it.
+const Kernels& kernels_named(const std::string& name);
 
 // The fastest kernels that this processor can run.
 const Kernels& fastest_kernels();

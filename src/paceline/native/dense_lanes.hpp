@@ -1,5 +1,5 @@
-// The kernels of a fully-connected layer. Each file that includes this is compiled for another
-// instruction set, so all is in an unnamed namespace, and none of it calls templates of the library.
+// The kernels of a fully-connected layer, with sums in the same order in each instruction set: of
+// sixteen values, however wide its vectors are.
 
 #pragma once
 
