@@ -9,7 +9,7 @@ for all of them and keeps its place in every queue.
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush, heappushpop
-from itertools import compress, pairwise, repeat
+from itertools import compress
 from math import inf
 
 from paceline.core.cost import CostModel
@@ -79,7 +79,7 @@ def simulate(plan: Plan, cost: CostModel, until: float | None = None) -> Timelin
     times = array("d", start), array("d", end)
     spans = _spans(plan, *times)
     if until is None:  # what waits for nothing starts at 0
-        return Timeline(spans, Origin.PREDICTED, (0.0, last_s), _outlined(plan, *times))
+        return Timeline(spans, Origin.PREDICTED, (0.0, last_s))
     if last_s < until:
         raise ValueError(
             f"the plan ends after {last_s:.6g} s, before the horizon of {until:.6g} s: "
@@ -90,20 +90,9 @@ def simulate(plan: Plan, cost: CostModel, until: float | None = None) -> Timelin
 
 
 def _spans(plan: Plan, start: Sequence[float], end: Sequence[float]) -> Iterator[Span]:
-    columns = plan.columns() | {"start_s": start, "end_s": end}
-    rows = zip(*(columns[field] for field in Span._fields), strict=True)
-    # Not Span(*row): the Python-level constructor takes as long as scheduling the task did.
-    yield from map(tuple.__new__, repeat(Span), rows)
-
-
-def _outlined(plan: Plan, start: "array[float]", end: "array[float]") -> Iterator[Span]:
-    """Yield a span for each stretch of layers without a gap, and for each other task."""
-    for first, last, task, step in plan.stretches():
-        (_, kind, part, worker, sub_batch), on, _, _, num_samples = task
-        is_whole = end[first : last - 1] == start[first + 1 : last]
-        for begin, after in [(first, last)] if is_whole else pairwise(range(first, last + 1)):
-            times = start[begin], end[after - 1]
-            yield Span(kind, step, part, worker, on, *times, sub_batch, num_samples)
+    for (own, on, _, _, num_samples), begin, stop in zip(plan.tasks, start, end, strict=True):
+        step, kind, part, worker, sub_batch = own
+        yield Span(kind, step, part, worker, on, begin, stop, sub_batch, num_samples)
 
 
 def period(plan_of: Callable[[int], Plan], cost: CostModel, num_steps: int) -> float:
@@ -112,14 +101,8 @@ def period(plan_of: Callable[[int], Plan], cost: CostModel, num_steps: int) -> f
     A window is planned instead of one step, because steps overlap and workers that take turns have
     a period that is shorter than any of their steps.
     """
-    twice = plan_of(2 * num_steps)
-    start, end = schedule(twice, cost)
-    half = len(twice) // 2
-    once_s = max(end[:half], default=0.0)
-    # Steps that begin when the ones before are over have not delayed these.
-    if not twice.repeats or once_s > min(start[half:], default=inf):
-        once_s = makespan_s(twice.lasting(num_steps) or plan_of(num_steps), cost)
-    return (max(end, default=0.0) - once_s) / num_steps
+    longer_s = makespan_s(plan_of(2 * num_steps), cost)
+    return (longer_s - makespan_s(plan_of(num_steps), cost)) / num_steps
 
 
 def steady_period(timeline: Timeline, num_steps: int, alike: int = 1) -> float | None:
