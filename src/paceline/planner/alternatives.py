@@ -1,6 +1,6 @@
 """What a strategy may be on some devices: chunks, exchange sizes, codecs, balanced parts."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import Any
@@ -45,8 +45,8 @@ class Alternatives:
                 problem = self._shortage_with_any_size(config)
                 if problem:
                     return found, problem
-                any_chunk = workers > 1 and "chunk" not in options
-                equal = list(self._with_codecs(self.with_chunk(config) if any_chunk else config))
+                chosen = config if workers == 1 else self.with_chunk(config, options)
+                equal = list(self._with_codecs(chosen))
                 found += equal
                 if self.strategy.planning.plan_balanced and is_uneven(self.machine, workers):
                     found += map(self._balanced, equal)
@@ -54,9 +54,10 @@ class Alternatives:
             problem = str(error)
         return _soonest(found, self.strategy), problem
 
-    def with_chunk(self, config: Any) -> Any:
-        """Return the configuration with the best chunk, where it has any."""
-        if not hasattr(config, "chunk"):
+    def with_chunk(self, config: Any, options: Collection[str]) -> Any:
+        """Return the configuration with the best chunk, unless `options` give a number."""
+        chunk = getattr(config, "chunk", None)
+        if chunk is None or ("chunk" in options and isinstance(chunk, int)):
             return config
         return with_best_chunk(self.workload, self.machine, self.strategy, config)
 

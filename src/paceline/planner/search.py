@@ -207,8 +207,8 @@ def forecast_one(
     workload = workload_of(-(-batch_size // count))
     part = _part(machine, strategy, workload, count, asked=True)
     ways = Alternatives(workload, part, strategy, batch_size)
-    if any_chunk and count > 1:
-        config = ways.with_chunk(config)
+    if count > 1:
+        config = ways.with_chunk(config, () if any_chunk else ("chunk",))
     if problem := ways.shortage(config):
         raise InvalidInput("memory", problem)
     found = forecast(workload, part, strategy, config, batch_size, balanced=balanced)
