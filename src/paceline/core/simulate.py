@@ -16,14 +16,16 @@ from paceline.core.cost import CostModel
 from paceline.core.plan import Plan, without_collection
 from paceline.core.timeline import Origin, Span, Timeline
 
-_LOOKED_AT = 4  # periods before the last: what is under way spans up to three
+LOOKED_AT = 4  # periods before the last: what is under way spans up to three
 _ROUNDING = 1e-12  # of a window, within which two periods are equally long
 
 
+Times = tuple[list[float], list[float]]  # when each task starts, and when it ends
+
+
+# The inner loop: a function call per task would halve its speed.
 @without_collection()
-def schedule(  # noqa: C901 - the inner loop: a function call per task would halve its speed
-    plan: Plan, cost: CostModel, until: float = inf
-) -> tuple[list[float], list[float]]:
+def schedule(plan: Plan, cost: CostModel, until: float = inf) -> Times:  # noqa: C901
     """Return when each task starts and ends, in seconds.
 
     A task that would start at or after `until`, or waits for such a task, has the end `inf`.
@@ -32,8 +34,8 @@ def schedule(  # noqa: C901 - the inner loop: a function call per task would hal
     sorts, sort_of = plan.priced_alike
     seconds = [cost.seconds(task) for task in sorts]
     waiting = plan.num_parents.copy()
-    start = [0.0] * len(waiting)  # until a task runs: the latest end of its parents so far
-    end = [inf] * len(waiting)
+    # Until a task runs, `start` is the latest end of its parents so far.
+    start, end = [0.0] * len(waiting), [inf] * len(waiting)
     free = [0.0] * len(plan.resources)
     heap = [(0.0, i) for i, parents in enumerate(waiting) if not parents]
     if not heap:
@@ -57,8 +59,7 @@ def schedule(  # noqa: C901 - the inner loop: a function call per task would hal
                         heappush(heap, released)
                     released = (start[child], child)
                 waiting[child] -= 1
-        if released is not None:
-            # Most tasks release one child: heappushpop is cheaper than a push and a pop.
+        if released is not None:  # as mostly: heappushpop is cheaper than a push and a pop
             time, i = heappushpop(heap, released)
         elif heap:
             time, i = heappop(heap)
@@ -105,16 +106,19 @@ def period(plan_of: Callable[[int], Plan], cost: CostModel, num_steps: int) -> f
     return (longer_s - makespan_s(plan_of(num_steps), cost)) / num_steps
 
 
-def steady_period(timeline: Timeline, num_steps: int, alike: int = 1) -> float | None:
+def steady_period(
+    timeline: Timeline, num_steps: int, alike: int = 1, looked_at: int = LOOKED_AT
+) -> float | None:
     """Return the seconds per step if the last steps of a window repeat themselves, else None.
 
     From then on each step is the one before, later by as much, so that a longer window shows
-    nothing new. Plans repeat themselves after `alike` steps.
+    nothing new. Plans repeat themselves after `alike` steps. `looked_at`: periods before the last,
+    as many as what is under way spans.
     """
-    first = (num_steps // alike - _LOOKED_AT - 1) * alike  # the last overlaps with none
+    first = (num_steps // alike - looked_at - 1) * alike  # the last overlaps with none
     if first < 1:
         return None
-    ends = [dict[tuple[object, ...], float]() for _ in range(_LOOKED_AT * alike)]
+    ends = [dict[tuple[object, ...], float]() for _ in range(looked_at * alike)]
     for kind, step, part, worker, _, _, end_s, sub_batch, _ in timeline.spans:
         if first <= step < first + len(ends):
             ends[step - first][kind, part, worker, sub_batch] = end_s
@@ -125,7 +129,7 @@ def steady_period(timeline: Timeline, num_steps: int, alike: int = 1) -> float |
         shifts += (later[own] - before_s for own, before_s in before.items())
     if not shifts or max(shifts) - min(shifts) > _ROUNDING * timeline.makespan_s:
         return None
-    apart = (_LOOKED_AT - 1) * alike
+    apart = (looked_at - 1) * alike
     return (max(ends[-1].values()) - max(ends[-1 - apart].values())) / apart
 
 

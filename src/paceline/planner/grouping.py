@@ -5,7 +5,7 @@ groups   [a to c]      d    [e to f]
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from math import isclose
@@ -128,9 +128,10 @@ def _follower(step: Plan, task: Task, children: Sequence[int]) -> str:
     return child.part if is_next else ""
 
 
-def _shares_lanes(step: Plan) -> bool:
-    """Return True if anything that is exchanged holds what layers compute on."""
-    computing = {on for task in step.tasks if task.kind in PASSES for on in task.on}
+def _shares_lanes(step: Plan, layers: Collection[str]) -> bool:
+    """Return True if anything that is exchanged holds what these layers compute on."""
+    passes = (task for task in step.tasks if task.kind in PASSES and task.part in layers)
+    computing = {on for task in passes for on in task.on}
     exchanges = (task for task in step.tasks if task.kind in COMMUNICATION)
     return any(not computing.isdisjoint(task.on) for task in exchanges)
 
@@ -166,8 +167,10 @@ class Windows:
 
     def _group(self, groups: Sequence[Sequence[int]]) -> None:
         """Plan these groups from now on, if a step of them takes as long as one of all layers."""
+        ready = self.workload.in_backward_order
+        several = {ready[i].name for group in groups if len(group) > 1 for i in group}
         # Where steps overlap, what comes between layers may show in a later step only.
-        if self.strategy.planning.is_asynchronous and _shares_lanes(self.step):
+        if self.strategy.planning.is_asynchronous and _shares_lanes(self.step, several):
             return
         joined, cost = grouped(self.workload, groups, LayerCost(self.model))
         try:

@@ -10,16 +10,18 @@ from paceline.core.compare import Breakdown, breakdown
 from paceline.core.cost import CostModel, Slowed, compute_lane
 from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import COMMUNICATION, COMPUTE, Kind, Lane, Plan
-from paceline.core.simulate import makespan_s, simulate, steady_period
+from paceline.core.simulate import LOOKED_AT, makespan_s, simulate, steady_period
 from paceline.core.timeline import Origin, Span, Timeline, intersection, length, union
 from paceline.planner.grouping import Windows
 
 _WINDOW = 8  # steps: enough for the first, which starts cold, to drop out of the period
+_IN_STEP = 4, 2  # where all wait for each other in each step: two between the first and the last
 _SHORT_WINDOW = 2  # for plans so wide that their steps hardly depend on the one before
 _FEWEST_PERIODS = 3  # the first, the last, and one between them
 _MOST_LOOKED_AT = 8  # devices: others are like them
 _MANY_TASKS = 8_000  # of a step
 _COPY_ENGINES = frozenset({Lane.D2H, Lane.H2D})
+_COPY, _EXCHANGE = "copy", "exchange"
 
 
 @dataclass(frozen=True)
@@ -47,14 +49,16 @@ class Steady:
         """Simulate a window, as often as it takes to know what slows it and its period."""
         config, planning = windows.config, windows.strategy.planning
         per_period, alike = planning.steps_per_period(config), planning.repeats_after(config)
-        num_steps = _window_steps(len(windows.step), per_period, alike)
-        plan, cost = windows.of(num_steps), windows.cost
-        outline = simulate(plan, cost)
-        slowdown, slowed_by = _slowdown(outline, windows)
-        if slowdown != 1.0:
-            cost = Slowed(cost, slowdown)
+        for num_steps, looked_at in _window_steps(windows, per_period, alike):
+            plan, cost = windows.of(num_steps), windows.cost
             outline = simulate(plan, cost)
-        period_s = steady_period(outline, num_steps, alike)
+            slowdown, slowed_by = _slowdown(outline, windows)
+            if slowdown != 1.0:
+                cost = Slowed(cost, slowdown)
+                outline = simulate(plan, cost)
+            period_s = steady_period(outline, num_steps, alike, looked_at)
+            if period_s is not None:
+                break
         if period_s is None:
             # The first step starts cold, and none overlaps with the last: take two windows.
             longer_s = makespan_s(windows.of(2 * num_steps), cost)
@@ -102,12 +106,15 @@ def _wire_s(outline: Timeline) -> float:
     return max((sum(span.duration_s for span in track) for track in tracks), default=0.0)
 
 
-def _window_steps(num_tasks: int, per_period: int, alike: int) -> int:
-    """Return the steps of a window, of which each has so many tasks, in whole periods."""
-    num_steps = _SHORT_WINDOW if num_tasks > _MANY_TASKS else _WINDOW
+def _window_steps(windows: Windows, per_period: int, alike: int) -> Iterator[tuple[int, int]]:
+    """Yield the steps of windows, in whole periods, and how many periods of them to look at."""
+    is_wide = len(windows.step) > _MANY_TASKS
+    if not is_wide and per_period == alike == 1 and not windows.strategy.planning.is_asynchronous:
+        yield _IN_STEP
+    num_steps = _SHORT_WINDOW if is_wide else _WINDOW
     if per_period > 1:
         num_steps = max(num_steps, _FEWEST_PERIODS)
-    return -(-num_steps // alike) * alike
+    yield -(-num_steps // alike) * alike, LOOKED_AT
 
 
 def _sent(plan: Plan) -> Mapping[str, float]:
@@ -157,27 +164,31 @@ def _beside(timeline: Timeline, device: Device, of_all: Sequence[Span]) -> tuple
     """
     lane = compute_lane(device.name)
     computing = union(one for one in timeline.tracks.get(lane, ()) if one.kind in COMPUTE)
-    exchanges: list[Span] = []
-    copies: list[Span] = []
     own_tracks = (track for on, track in timeline.tracks.items() if on.owner == device.name)
-    for one in chain(of_all, *own_tracks):
+    kinds: dict[int, str] = {}  # by the identity of what is held: few sets are, by many spans
+    spans: dict[str, list[Span]] = {_COPY: [], _EXCHANGE: list(of_all), "": []}
+    for one in chain.from_iterable(own_tracks):
         if one.kind in COMPUTE:
             continue
-        own = {on.lane for on in one.on if on.owner == device.name}
-        if own & _COPY_ENGINES:
-            copies.append(one)
-        elif (own and not _is_summed_for_gpu(one, device)) or _is_of_all(one):
-            exchanges.append(one)
+        kind = kinds.get(id(one.on))
+        if kind is None:
+            kind = kinds[id(one.on)] = _kind_of(one, device)
+        spans[kind].append(one)
     whole = length(computing)
     if not whole:
         return 0.0, 0.0
+    exchanges = spans[_EXCHANGE]
     exchanged = length(intersection(computing, union(exchanges)))
-    either = length(intersection(computing, union([*exchanges, *copies])))
+    either = length(intersection(computing, union([*exchanges, *spans[_COPY]])))
     return exchanged / whole, (either - exchanged) / whole
 
 
-def _is_summed_for_gpu(span: Span, device: Device) -> bool:
-    return device.kind == DeviceKind.GPU and any(on.lane is Lane.REDUCE for on in span.on)
+def _kind_of(span: Span, device: Device) -> str:
+    """Return what a span on a device's own lanes is to the device: a copy, an exchange, or ""."""
+    if any(on.owner == device.name and on.lane in _COPY_ENGINES for on in span.on):
+        return _COPY
+    is_summed = device.kind == DeviceKind.GPU and any(on.lane is Lane.REDUCE for on in span.on)
+    return "" if is_summed else _EXCHANGE
 
 
 def _inner_periods(timeline: Timeline, num_periods: int) -> Timeline:
