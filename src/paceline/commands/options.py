@@ -52,10 +52,7 @@ _PANELS = {
         *("epochs", "optimizer", "optimizer_options", "learning_rate", "momentum", "schedule"),
         *("warmup_steps", "precision", "clip_norm", "evaluate_every"),
     ),
-    "Pace of a rehearsal": (
-        *("device", "stretch", "forward_ms", "backward_ms", "update_ms", "chunk_search"),
-        *("search_step", "search_range", "interval"),
-    ),
+    "Pace of a rehearsal": ("device", "stretch", "forward_ms", "backward_ms", "update_ms"),
     "Going on": ("checkpoint_every", "keep", "resume", "restarts"),
     "Times and connections": ("profile_s", "deadline_s", "wait_s", "port", "bind", "keys", "run"),
     "Output": ("output", "tensorboard"),

@@ -260,7 +260,7 @@ def _num_small(prober: Prober, layers: Workload, group: Group) -> tuple[int, int
     Within a host all of a step: what waking threads takes is paid once for all chunks. Between
     hosts each chunk takes its time on the way, and one is measured by itself.
     """
-    chunk: int | None = getattr(prober.config, "chunk", None)
+    chunk: int | None = getattr(prober.config, "first_chunk", None)
     if chunk is None or len({(one.boot_id, one.pid_namespace) for one in group.members}) > 1:
         return 1, 1
     return len(layers.layers), -(-len(layers.layers) // chunk)
