@@ -17,23 +17,11 @@ import torch
 from torch import nn
 
 from paceline.core.plan import Kind
-from paceline.core.strategy import Window
 from paceline.core.wire_format import Kernel
-from paceline.exchange.profile import Profile
-from paceline.exchange.session import TrainingSession
-from paceline.exchange.setup import TrainingSetup
 from paceline.links import clock as clock_module
 from paceline.links.clock import DeviceClock, clock_for
-from paceline.links.rendezvous import process_group
-from paceline.planner import forecast
 from paceline.record.trace import read_trace
 from paceline.records.machine_file import read_machine
-from paceline.records.settings import validated_settings
-from paceline.report.terminal import console
-from paceline.runs.progress import TerminalProgress
-from paceline.strategies import find_exchange
-from paceline.strategies.allreduce.config import AllReduce
-from paceline.strategies.allreduce.plan import plan
 from paceline.strategies.wheel.lent import LentHead
 from paceline.training.models import describe, find
 from refusals import refused_field
@@ -100,34 +88,6 @@ def alone(monkeypatch) -> None:
     """This process is no rank of a run."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-
-
-def profiled(group) -> tuple[TrainingSetup, Profile]:
-    settings = validated_settings({"model": "lenet5", "workers": 1, "profile_s": 0.5})
-    strategy, config = find_exchange("allreduce"), AllReduce(workers=1)
-    progress = TerminalProgress(console(quiet=True), "testing")
-    session = TrainingSession(settings, strategy, config, "profiled", group, progress)
-    with strategy.runner().start(session) as runner:
-        return runner.setup, runner.profile([(strategy, config)])
-
-
-def test_a_profile_knows_the_time_of_every_task_of_the_plan():
-    with process_group(30) as group:
-        assert group.device == torch.device("cuda", 0)
-        setup, found = profiled(group)
-    (device,) = found.machine.devices
-    assert (device.name, device.kind) == ("gpu0", "gpu")
-    assert found.machine.links == ()
-    config = AllReduce(workers=1)
-    tasks = plan(setup.workload, found.machine, config, Window(1)).tasks
-    assert {task.price_key for task in tasks} == set(found.durations)
-    assert all(seconds >= 0 for seconds in found.durations.values())
-    strategy = find_exchange("allreduce")
-    machine, cost = found.calibrated(strategy)
-    predicted = forecast(setup.workload, machine, strategy, config, 64, cost)
-    assert predicted.step_s == pytest.approx(sum(found.durations.values()), rel=1e-6)
-    assert all(parameter.grad is None for parameter in setup.model.parameters())
-    assert all(parameter.device == group.device for parameter in setup.model.parameters())
 
 
 def trained(paceline, *arguments: str) -> dict:
