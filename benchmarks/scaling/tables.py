@@ -11,13 +11,12 @@ _Cells = list[dict[str, Any]]
 
 
 def of(part: str, figures: Mapping[str, Any]) -> str:
-    """Return the table of a network, how far predictions were off, and what the study says."""
+    """Return the table of a network, and how far predictions were off."""
     cells: _Cells = figures["cells"]
     methods = list(dict.fromkeys(cell["method"] for cell in cells))
     head = ("scaling", "batch", "workers", *methods)
     title = f"{part}, images of {figures['images']}: an epoch of 262,144 samples"
-    lines = [table(title, head, _lines(cells, methods)), *_errors(cells)]
-    return "\n\n".join([*lines, *(f"* {one['sentence']}" for one in figures["insights"])])
+    return "\n\n".join([table(title, head, _lines(cells, methods)), *_errors(cells)])
 
 
 def _lines(cells: _Cells, methods: list[str]) -> Iterator[tuple[str, ...]]:

@@ -210,8 +210,27 @@ def dataset_of(
 
     `adjust` may change the dense values (n, num_features) in place.
     """
+    shape = sample_shape or (files[0].features.shape[1],)
+    _check_size(files, shape, states_size=sample_shape is None)
+    classes = _classes_of(files)
+    parts = [(file.features, np.searchsorted(classes, file.labels)) for file in files]
+    if len(parts) == 1:
+        # Split while they are sparse: dense values, once more, may not fit.
+        [(features, targets)] = parts
+        parts = [(features[rows], targets[rows]) for rows in stratified_split(targets, seed)]
+    train, test = (
+        TensorSamples(dense(features, shape, adjust), torch.from_numpy(targets))
+        for features, targets in parts
+    )
+    return Dataset(name, train, test, len(classes), shape)
+
+
+def _check_size(files: Sequence[SparseFile], shape: Shape, *, states_size: bool) -> None:
+    """Raise InvalidInput for features beyond the shape, and for more values than memory holds.
+
+    With `states_size` the file alone says how many features there are, and it may lie.
+    """
     num_features = files[0].features.shape[1]
-    shape = sample_shape or (num_features,)
     if num_features > prod(shape):
         raise InvalidInput(
             str(files[0].path),
@@ -219,11 +238,15 @@ def dataset_of(
             f"{prod(shape)}",
         )
     num_samples = sum(len(file.labels) for file in files)
-    if sample_shape is None:  # the file's own word
+    if states_size:
         text_nbytes = sum(file.nbytes for file in files)
         what = f"has the feature {num_features:,}"
         require_proportion(4 * num_samples * num_features, text_nbytes, str(files[0].path), what)
     require_memory(num_samples, shape, str(files[0].path))
+
+
+def _classes_of(files: Sequence[SparseFile]) -> Any:
+    """Return the labels of the first file in order, which are all that others may have."""
     classes = np.unique(files[0].labels)
     if len(classes) < 2:
         raise InvalidInput(
@@ -236,16 +259,7 @@ def dataset_of(
             raise InvalidInput(
                 str(file.path), f"has the label {unknown[0]:g}, which {files[0].path} has not"
             )
-    parts = [(file.features, np.searchsorted(classes, file.labels)) for file in files]
-    if len(parts) == 1:
-        # Split while they are sparse: dense values, once more, may not fit.
-        [(features, targets)] = parts
-        parts = [(features[rows], targets[rows]) for rows in stratified_split(targets, seed)]
-    train, test = (
-        TensorSamples(dense(features, shape, adjust), torch.from_numpy(targets))
-        for features, targets in parts
-    )
-    return Dataset(name, train, test, len(classes), shape)
+    return classes
 
 
 def dense(
