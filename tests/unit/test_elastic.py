@@ -28,9 +28,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated"
 OPTION = {"sync_every": 4, **STEP}
 
 
-Loop = Callable[["Site"], None]
-
-
 class Site:
     """A worker: its model, optimizer and manager, and the steps that it takes."""
 
