@@ -138,7 +138,7 @@ class KnownDevice(NamedTuple):
 
     @property
     def label(self) -> str:
-        """ "MACHINE/DEVICE"."""
+        """The label MACHINE/DEVICE."""
         return f"{self.machine.name}/{self.device.name}"
 
 
