@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.core.plan import Kind
+from paceline.core.plan import Kind, Lane, Resource
 from paceline.exchange.step import SGD, Share, train_step
 from paceline.links import clock as module
 from paceline.links.clock import clock_for
-from paceline.record.recorder import Recorder
+from paceline.record.recorder import Recorder, noted
 from simulated_gpu.device import SimulatedDevice
 from simulated_gpu.lent import simulated_gpus
 
@@ -102,6 +102,19 @@ def test_layers_have_the_times_of_the_device_and_not_of_the_host(device):
     # What comes after it in the stream has not begun before.
     assert found[Kind.BACKWARD, "1"].start_s >= after_s
     assert found[Kind.STEP, ""].start_s >= after_s
+
+
+@pytest.mark.parametrize(
+    ("kind", "lane"),
+    [(Kind.D2H, Lane.D2H), (Kind.H2D, Lane.H2D), (Kind.REDUCE, Lane.COMPUTE)],
+)
+def test_engines_of_a_device_copy_and_it_adds_where_it_computes(device, kind, lane):
+    recorder = Recorder(clock_for(device.torch_device), "gpu0", 0)
+    recorder.start_phases(None)
+    with noted(recorder, kind, "layer", alone=True):
+        pass
+    (span,) = recorder.spans()
+    assert span.on == (Resource("gpu0", lane),)
 
 
 @pytest.mark.parametrize("current", [0, 1, None])
