@@ -26,7 +26,6 @@ from paceline.rpc.client import Client, ReplyFuture
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_worker_keys
-from paceline.rpc.limits import Identity
 
 _SHARE = 0.25  # of messages that are lies
 _SHARE_OF_PROBES = 0.01  # there are two hundred of them before a worker begins
@@ -87,10 +86,9 @@ class LyingClient:
 def _sessions(task: Task, worker: int) -> Iterator[Client]:
     """Yield connections, one after another, without an end."""
     keys = None if task.keys is None else load_worker_keys(task.keys)
-    identity = Identity(task.run, worker)
     while True:
         try:
-            client = Client(task.address, identity, keys=keys, deadline_s=task.deadline_s)
+            client = Client(task.address, task.run, worker, keys=keys, deadline_s=task.deadline_s)
         except (WorkerLost, InvalidInput):  # a busy hub, too, may not answer in time
             time.sleep(0.2)
             continue
