@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from papers import NAMES, cgdp, dgx1, lookalike, paper
+from paceline.training.recipes.named import workload_of
+from papers import NAMES, cgdp, dgx1, hogbatch, lookalike, paper
 from papers.headline import as_object, headline, markdown
 from papers.networks import step_of
 from papers.paper_tables import PaperCell, read_printed, series_means, table_cells
@@ -144,3 +145,25 @@ def test_what_resembles_covtype_has_its_features_and_classes_and_begins_the_same
     assert classes.mean() == pytest.approx(0.4876, abs=0.02)
     fewer, _ = lookalike.samples(100)
     assert (fewer == inputs[:100]).all()
+
+
+@pytest.mark.parametrize("row", hogbatch.DATA_SETS, ids=lambda row: row.name)
+def test_the_workload_of_the_hogbatch_paper_is_that_of_the_network_in_float64(row) -> None:
+    batch_size = 32
+    ours = workload_of(f"{row.name}-mlp", batch_size, None)
+    papers = hogbatch.workload(row, batch_size)
+    written = f"sigmoid-mlp-{'-'.join(map(str, row.widths))}"
+    assert workload_of(written, batch_size, None).layers == ours.layers
+    assert len(ours.layers) == len(papers.layers) == len(row.widths) - 1
+    assert ours.num_parameters == papers.num_parameters
+    assert ours.backward_order == papers.backward_order
+    # A float64 operation counts as two. The paper's output layer ends in a softmax, priced as a
+    # sigmoid; ours ends in scores.
+    outputs = batch_size * row.widths[-1]
+    for own, printed in zip(ours.layers, papers.layers, strict=True):
+        is_last = own is ours.layers[-1]
+        assert [p.numel for p in own.parameters] == [p.numel for p in printed.parameters]
+        assert 2 * own.activation_nbytes == printed.activation_nbytes
+        assert 2 * (own.forward.flops + 4 * outputs * is_last) == printed.forward.flops
+        assert 2 * (own.backward.flops + 3 * outputs * is_last) == printed.backward.flops
+        assert is_last or 2 * own.forward.nbytes == printed.forward.nbytes

@@ -161,7 +161,7 @@ class SimulatedStream:
         assert isinstance(event, SimulatedEvent)
         with self.device.lock:
             merge(self.clock, event.clock)
-            self._queue.put(_Work(_nothing, after=event.reached))
+            self._queue.put(_Work(nothing, after=event.reached))
 
     def wait_stream(self, other: Stream) -> None:
         """Begin later work after all that is queued in the other stream now."""
@@ -192,7 +192,7 @@ def _run(queued: "queue.SimpleQueue[_Work]", device: "SimulatedDevice") -> None:
         del work  # and what it holds
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Do nothing."""
 
 
