@@ -180,6 +180,11 @@ class Windows:
         if isclose(makespan_s(step, cost), makespan_s(self.step, self.model)):
             self._grouped, self.cost = joined, cost
 
+    @property
+    def is_grouped(self) -> bool:
+        """True if groups of layers are planned."""
+        return self._grouped is not self.workload
+
     def compared_s(self, config: Any) -> float:
         """Return the seconds of a step of another configuration, to compare with others."""
         if self.strategy.planning.is_asynchronous:
@@ -189,8 +194,7 @@ class Windows:
     def of(self, num_steps: int, config: Any = None) -> Plan:
         """Return the plan of so many steps, of this configuration or another."""
         asked = config or self.config
-        if self._grouped is not self.workload:
-            asked = _in_ones(asked)
+        asked = _in_ones(asked) if self.is_grouped else asked
         return self._plan_of(self._grouped, self.machine, asked, Window(num_steps))
 
     def of_layers(self, num_steps: int) -> Plan:

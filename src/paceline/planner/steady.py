@@ -109,7 +109,8 @@ def _wire_s(outline: Timeline) -> float:
 def _window_steps(windows: Windows, per_period: int, alike: int) -> Iterator[tuple[int, int]]:
     """Yield the steps of windows, in whole periods, and how many periods of them to look at."""
     is_wide = len(windows.step) > _MANY_TASKS
-    if not is_wide and per_period == alike == 1 and not windows.strategy.planning.is_asynchronous:
+    in_step = per_period == alike == 1 and not windows.strategy.planning.is_asynchronous
+    if in_step and not is_wide and not windows.is_grouped:  # where each step has many tasks
         yield _IN_STEP
     num_steps = _SHORT_WINDOW if is_wide else _WINDOW
     if per_period > 1:
