@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 _DEADLINE_S = 300.0  # for a run of seconds on a machine that is busy
 _POLL_S = 0.002
+_KILLING_S = 10.0  # for the kernel to end processes, which may wait for a driver
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - is looked at, not written to
 _ROLES = {  # of processes that the launcher has started, by a word of their command lines
     "paceline.links.forkserver": "fork server",
@@ -89,7 +92,7 @@ class Attempt:
 
     def processes(self) -> dict[int, str]:
         """Return the processes that run, with their roles."""
-        return {pid: self._role(pid) for pid in _of_folder(self._temporary.name)}
+        return {pid: self._role(pid) for pid in processes_of(self._temporary.name)}
 
     def wait_until(self, is_so: Callable[[], bool]) -> bool:
         """Wait until something is so; False if the attempt has ended before."""
@@ -150,26 +153,35 @@ class Attempt:
     def _role(self, pid: int) -> str:
         if pid == self.process.pid:
             return self.lead
-        with suppress(OSError):
-            command = Path(f"/proc/{pid}/cmdline").read_text()
+        with suppress(psutil.Error):
+            command = " ".join(psutil.Process(pid).cmdline())
             return next((role for word, role in _ROLES.items() if word in command), _OTHER)
         return _OTHER
 
 
-def _of_folder(temporary: str) -> list[int]:
+def processes_of(temporary: str) -> list[int]:
     """Return the processes with this folder that run; none that has ended and is not waited for.
 
     Its name is in the environment that each process was started with, in whichever session.
     """
     found = []
-    mark = f"TMPDIR={temporary}".encode()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            entries = (stat.parent / "environ").read_bytes().split(b"\0")
-            if fields[0] not in "ZX" and mark in entries:
-                found.append(int(stat.parent.name))
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("TMPDIR") == temporary and process.is_running():
+                found.append(process.pid)
     return found
+
+
+def end_all(temporary: str) -> None:
+    """Kill all processes with this folder for temporary files; RuntimeError if some stay."""
+    until_s = time.monotonic() + _KILLING_S
+    while left := processes_of(temporary):
+        if time.monotonic() > until_s:
+            raise RuntimeError(f"processes {left} cannot be ended")
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def _check(began_s: float) -> None:

@@ -1,13 +1,9 @@
-"""When a codec pays, as planned and as measured: pays.py IMAGE.svg draws it from result.json."""
+"""When a codec pays, as planned and as measured."""
 
-import json
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import svg
 from paceline.core.machine import Machine
@@ -90,8 +86,12 @@ def as_fast(machine: Machine, workload: Workload, seconds: float) -> Machine:
     return machine.model_copy(update={"devices": devices})
 
 
-def drawn(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the picture, line by line: lines are planned, dots are measured."""
+def drawn(figures: Mapping[str, Any]) -> str:
+    """Return the picture: lines are planned, dots are measured."""
+    return "\n".join(_lines(figures)) + "\n"
+
+
+def _lines(figures: Mapping[str, Any]) -> Iterator[str]:
     workload = workload_of("alexnet", _BATCH_SIZE, None)
     alone = figures["1gbit"]["variants"]["apart"]["seconds"]["median"]
     machine = as_fast(read_machine(_MACHINE), workload, alone)
@@ -146,8 +146,3 @@ def _place(nbytes_per_s: float) -> float:
 def _height(seconds: float) -> float:
     share = math.log(seconds / _SECONDS[0]) / math.log(_SECONDS[1] / _SECONDS[0])
     return _BOTTOM - (_BOTTOM - _TOP) * share
-
-
-if __name__ == "__main__":
-    figures = json.loads((_HERE / "result.json").read_text())["figures"]
-    Path(sys.argv[1]).write_text("\n".join(drawn(figures)) + "\n")

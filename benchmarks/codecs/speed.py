@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from figures import shown, spread
+from figures import table as markdown
 from paceline.codecs.blockwise import EightBit
 from paceline.codecs.four_bit import FOUR_BIT_TABLES, FourBit, four_bit_table
 from paceline.codecs.names import find_codec
@@ -34,7 +35,6 @@ from paceline.native import (
     encode_into,
 )
 from ranks import DEADLINE_S, Variant, alternate, timed
-from readme import table as markdown
 
 _COUNT, _QUICK_COUNT = 16_000_000, 1_000_000
 _ROUNDS, _QUICK_ROUNDS = 25, 3

@@ -13,9 +13,9 @@ import bnb
 import torch
 from torch import Tensor
 
+from figures import table
 from paceline.codecs.blockwise import EightBit
 from paceline.codecs.quantization import TABLES
-from readme import table
 
 _COUNT, _QUICK_COUNT, _PIECE = 25_000_000, 500_000, 500_000
 _SCALED = ("dynamic8", "linear8")

@@ -1,32 +1,23 @@
 """Figures 2, 4 and 5 of Le et al. 2018, from our own plans, rehearsals and a training.
 
-    python benchmarks/host_exchange/paper_figures.py docs/images [--quick]
-
-writes cgdp-figure-2.svg, -4a.svg, -4b.svg and -5.svg. *Predicted* are plans for the machine of
-machines/power8-p100.toml. *Rehearsed* are the sweep and the search of result.json: four ranks on
-two cores whose layers take a P100's time, and whose exchange is real. *Measured* is LeNet-5 on
-digits, trained here with both exchanges: ImageNet is not. With --quick there are few points, and
-nothing is written.
+*Predicted* are plans for the machine of machines/power8-p100.toml. *Rehearsed* are the sweep and
+the search of part chunks: four ranks on two cores whose layers take a P100's time, and whose
+exchange is real. *Measured* is LeNet-5 on digits, trained with both exchanges: ImageNet is not.
 """
 
-import json
-import sys
-from collections.abc import Iterator
-from functools import cache, partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-import curves  # noqa: E402
-from curves import COLOURS, Curve  # noqa: E402
-from paceline.core.chunks import RuntimeSearch  # noqa: E402
-from paceline.planner import Forecast, forecast  # noqa: E402
-from paceline.records.machine_file import find_machine  # noqa: E402
-from paceline.strategies import STRATEGIES  # noqa: E402
-from papers.networks import step_of  # noqa: E402
+import curves
+from command import paceline
+from curves import COLOURS, Curve
+from figures import table
+from paceline.core.chunks import RuntimeSearch
+from paceline.planner import Forecast, forecast
+from paceline.records.machine_file import find_machine
+from paceline.strategies import STRATEGIES
+from papers.networks import step_of
 
 _MACHINE, _WORKERS, _INTERVAL = "power8-p100", 4, 10  # iterations, as in the paper
 _DASHED = ' stroke-dasharray="5 4"'
@@ -61,25 +52,24 @@ def baselines(batch_size: int, ends: tuple[float, float], unit: float) -> Iterat
         yield Curve(_BASELINES[name], points, colour, dashes=_DASHED)
 
 
-def figure_2(rehearsed: dict[str, Any], quick: bool) -> str:
+def figure_2(by_ranks: Mapping[str, Any]) -> str:
     """Return the seconds of ten iterations of ResNet-152 by chunk size, 16 images a GPU."""
-    sizes = _CHUNKS[:2] if quick else _CHUNKS
-    found = [(float(n), _INTERVAL * step_s(16, "host", chunk=n)) for n in sizes]
+    found = [(float(n), _INTERVAL * step_s(16, "host", chunk=n)) for n in _CHUNKS]
     shown = [
         (float(n), _INTERVAL * row["median"])
-        for n, row in rehearsed["sweep"].items()
-        if int(n) <= sizes[-1]
+        for n, row in by_ranks["4 ranks"]["sweep"].items()
+        if int(n) <= _CHUNKS[-1]
     ]
     drawn = [
         Curve("host, predicted", found, COLOURS[0]),
-        *baselines(16, (sizes[0], sizes[-1]), _INTERVAL),
+        *baselines(16, (_CHUNKS[0], _CHUNKS[-1]), _INTERVAL),
         Curve("host, rehearsed here, 12 images", shown, COLOURS[1], is_dots=True),
     ]
     title = "Figure 2: ten iterations of ResNet-152 by chunk size, 4 GPUs; lines: predicted"
     return curves.picture(title, "layers of a chunk", "seconds", drawn, from_zero=False)
 
 
-def figure_4a(_: bool) -> str:
+def figure_4a(_: Mapping[str, Any]) -> str:
     """Return the minutes of AlexNet's 21,000 iterations and 21 tests, as predicted."""
     drawn = []
     for colour, name in zip(COLOURS, ("host", "tree"), strict=False):
@@ -93,73 +83,62 @@ def figure_4a(_: bool) -> str:
     return curves.picture(title, "minutes", "iterations", drawn, from_zero=True)
 
 
-def figure_4b(quick: bool) -> str:
+def measure(quick: bool) -> dict[str, list[curves.Point]]:
+    """Return the iterations of a training's tests, and the % of accuracy, with both exchanges."""
+    words = ("train", "lenet5", "--workers", 2, "--epochs", 2 if quick else 10)
+    tested = ("--evaluate-every", _EVALUATED, "--profile-s", 0.5)
+    found = {
+        name: paceline(*words, *tested, "--strategy", name)["evaluations"]
+        for name in ("host", "tree")
+    }
+    return {
+        name: [(one["num_steps"], 100 * (one["score"] or 0.0)) for one in own]
+        for name, own in found.items()
+    }
+
+
+def text(figures: Mapping[str, Any]) -> str:
+    """Return the table of the last accuracies."""
+    lines = [
+        (name, f"{points[-1][0]:,}", f"{points[-1][1]:.1f}") for name, points in figures.items()
+    ]
+    return table("", ("exchange", "iterations", "% of the test samples"), lines)
+
+
+def figure_4b(figures: Mapping[str, Any]) -> str:
     """Return the accuracy of LeNet-5 on digits by iteration, measured with both exchanges."""
-    drawn = []
-    for colour, name in zip(COLOURS, ("host", "tree"), strict=False):
-        points = trained(name, 2 if quick else 10)
-        drawn.append(Curve(f"{name}, measured", points, colour, is_dots=name == "tree"))
+    drawn = [
+        Curve(f"{name}, measured", points, colour, is_dots=name == "tree")
+        for colour, (name, points) in zip(COLOURS, figures.items(), strict=False)
+    ]
     title = "Figure 4b: accuracy by iteration, LeNet-5 on digits, 2 workers on cores; measured"
     return curves.picture(title, "iterations", "% of the test samples", drawn, from_zero=False)
 
 
-def trained(strategy: str, epochs: int) -> list[curves.Point]:
-    """Return the iterations of a training's tests, and the accuracy in per cent at each."""
-    from paceline import train  # starts workers
-
-    with TemporaryDirectory() as folder:
-        given = {"epochs": epochs, "evaluate_every": _EVALUATED, "profile_s": 0.5}
-        run = train("lenet5", strategy=strategy, workers=2, output=folder, **given)
-    return [(float(one.num_steps), 100 * (one.score or 0.0)) for one in run.result.evaluations]
-
-
-def figure_5(rehearsed: dict[str, Any], quick: bool) -> str:
+def figure_5(by_ranks: Mapping[str, Any]) -> str:
     """Return the seconds of each ten iterations while Algorithm 1 looks for a chunk."""
     layers = len(step_of("resnet152", 12).layers)
-    searched = 40 if quick else _SEARCHED
     colours, drawn = iter(COLOURS), []
-    for step, range_ in _SEARCHES[: 1 if quick else None]:
+    for step, range_ in _SEARCHES:
         search = RuntimeSearch(layers, step, range_, interval=1)
         points = []
-        for iteration in range(_INTERVAL, searched + 1, _INTERVAL):
+        for iteration in range(_INTERVAL, _SEARCHED + 1, _INTERVAL):
             seconds = step_s(12, "host", chunk=search.chunk)
             points.append((float(iteration), _INTERVAL * seconds))
             search.record(seconds)
         name = f"step {step}, range {range_}: chunk {search.chunk}"
         drawn.append(Curve(name if search.done else f"{name}, so far", points, next(colours)))
-    trials = rehearsed["searches"]["Algorithm 1 (step 5, range 5)"]["trials"]
+    trials = by_ranks["4 ranks"]["searches"]["Algorithm 1 (step 5, range 5)"]["trials"]
     shown = [
         (float(_INTERVAL * (i + 1)), _INTERVAL * trial["measured_s"])
         for i, trial in enumerate(trials)
-        if _INTERVAL * (i + 1) <= searched
+        if _INTERVAL * (i + 1) <= _SEARCHED
     ]
-    first = (searched, _INTERVAL * step_s(12, "host"))
+    first = (_SEARCHED, _INTERVAL * step_s(12, "host"))
     drawn += [
         Curve("chunks of 1", [(_INTERVAL, first[1]), first], "#d55e00", dashes=_DASHED),
-        *baselines(12, (_INTERVAL, searched), _INTERVAL),
+        *baselines(12, (_INTERVAL, _SEARCHED), _INTERVAL),
         Curve("step 5, range 5, rehearsed here", shown, COLOURS[1], is_dots=True),
     ]
     title = "Figure 5: Algorithm 1, ResNet-152, 12 images on each of 4 GPUs; lines: predicted"
     return curves.picture(title, "iterations", "seconds of ten", drawn, from_zero=False)
-
-
-def main(folder: Path, quick: bool) -> None:
-    """Draw all figures."""
-    content = json.loads((HERE / "result.json").read_text())
-    rehearsed = content["figures"]["chunks"]["4 ranks"]
-    figures = {
-        "2": partial(figure_2, rehearsed),
-        "4a": figure_4a,
-        "4b": figure_4b,
-        "5": partial(figure_5, rehearsed),
-    }
-    for name, drawn in figures.items():
-        text = drawn(quick)
-        if not quick:
-            (folder / f"cgdp-figure-{name}.svg").write_text(text)
-        print(f"figure {name}: {len(text)} bytes{'' if quick else ' written'}", flush=True)
-
-
-if __name__ == "__main__":
-    arguments = [one for one in sys.argv[1:] if one != "--quick"]
-    main(Path(arguments[0]) if arguments else HERE, "--quick" in sys.argv)

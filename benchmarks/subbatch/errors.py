@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from figures import table
 from paceline.codecs.blockwise import EightBit
 from paceline.codecs.codec import Codec
 from paceline.codecs.quantization import TABLES
 from paceline.training.data import ShardedBatches, load
-from readme import table
 
 _EPOCHS, _BATCH_SIZE, _LEARNING_RATE = 30, 64, 0.003
 _HIDDEN, _NUM_CLASSES, _DROPOUT = 1024, 10, (0.2, 0.3, 0.3)

@@ -4,16 +4,13 @@ Both ways have four workers and the same batches. Each has the learning rate of 
 it first reached the target, on a seed that is not counted.
 """
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from statistics import mean
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import svg
-from readme import table
+from command import CommandFailed, paceline
+from figures import table
 
 HERE = Path(__file__).parent
 _TARGET, _WORKERS, _BATCH_SIZE, _EPOCHS = 0.97, 4, 64, 30
@@ -53,22 +50,14 @@ def _accuracies(way: str, rate: float, seed: int, epochs: int) -> list[float]:
     # Here the rate is that of an update, and the setting is that of a step of all workers.
     of_step = rate * _WORKERS if way == "wheel" else rate
     learning = ("--learning-rate", str(of_step), "--momentum", "0", "--epochs", str(epochs))
-    with TemporaryDirectory() as folder:
-        words = ("networks:digits", *_WAYS[way], *sizes, *learning, "--seed", str(seed))
-        command = [sys.executable, "-m", "paceline", "train", *words, "--output", folder, "--json"]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-            cwd=HERE / "trained",
-        )
-    if done.returncode and _DIVERGED in done.stderr:
-        return []
-    if done.returncode:
-        sys.exit(done.stderr)
-    return [epoch["score"] for epoch in json.loads(done.stdout)["epochs"]]
+    words = ("train", "networks:digits", *_WAYS[way], *sizes, *learning, "--seed", seed)
+    try:
+        result = paceline(*words, cwd=HERE / "trained")
+    except CommandFailed as failed:
+        if _DIVERGED in str(failed):
+            return []
+        raise
+    return [epoch["score"] for epoch in result["epochs"]]
 
 
 def _reached(accuracies: list[float]) -> int | None:
