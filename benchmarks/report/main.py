@@ -22,7 +22,7 @@ _WINDOWS = {"phone": (390, 844), "tablet": (820, 1180), "desktop": (1440, 900)}
 
 def pages(quick: bool) -> dict[str, Any]:
     """Return the figures of each case."""
-    with TemporaryDirectory() as name, Browser(Path(name) / "profile") as browser:
+    with TemporaryDirectory() as name, Browser() as browser:
         return {
             case: _measured(browser, Path(name), case, 3 if quick else _REPEATS) for case in _CASES
         }
