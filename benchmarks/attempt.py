@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ _ROLES = {  # of processes that the launcher has started, by a word of their com
     "paceline.strategies.wheel.worker": "body",
     "own_loop.py": "rank",
 }
+_LISTENS = re.compile(r"listening on tcp://127.0.0.1:(\d+)")
 _OTHER = "other"
 # Torch keeps the one from one process to the next, and torchrun never cleans the other up.
 _OF_TORCH = ("torchinductor_", "torchelastic_")
@@ -124,6 +126,21 @@ class Attempt:
         """Return what the command has said on stderr by now."""
         return os.pread(self._said.fileno(), 1 << 20, 0).decode(errors="replace")
 
+    def port(self, within_s: float = 120.0) -> int | None:
+        """Return where a hub listens, once it does; None if it has ended before."""
+        until_s = time.monotonic() + within_s
+        while self.is_running and time.monotonic() < until_s:
+            if found := _LISTENS.search(self.said_so_far()):
+                return int(found[1])
+            time.sleep(0.05)
+        return None
+
+    def kill(self) -> None:
+        """End the process that was asked at once, and all others of it."""
+        if self._ended is None:
+            self.process.kill()
+            self.end()
+
     def end(self) -> Ended:
         """Wait until the attempt has ended, and all its processes; end those that stay."""
         if self._ended is None:
@@ -157,6 +174,14 @@ class Attempt:
             command = " ".join(psutil.Process(pid).cmdline())
             return next((role for word, role in _ROLES.items() if word in command), _OTHER)
         return _OTHER
+
+
+def peak_nbytes(pid: int) -> int:
+    """Return the most resident memory of a program so far; that of getrusage has its parent's."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    return 0
 
 
 def processes_of(temporary: str) -> list[int]:
