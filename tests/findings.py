@@ -5,11 +5,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from paceline.core.compare import Comparison, ComparisonRow
-from paceline.core.outcome import Epoch, Insight
+from paceline.core.outcome import Epoch, Finding
 from paceline.core.settings import TrainSettings
 from paceline.core.timeline import Timeline
 from paceline.records.result import PlanRow, RunResult
-from paceline.report.insights import of_run
+from paceline.report.advice import findings
+from paceline.report.metrics import of_run
 from plan_rows import plan_row
 
 EXCHANGES = {"load": 0, "forward": 4, "backward": 8, "update": 0.4, "exposed": 6, "idle": 1.6}
@@ -22,17 +23,9 @@ def numbers(text: str) -> list[float]:
     return [float(one.replace(",", "")) for one in _NUMBER.findall(text)]
 
 
-def by_topic(findings: Iterable[Insight]) -> dict[str, Insight]:
-    """Return findings, of which no two are about one topic, by their topics."""
-    found = list(findings)
-    named = {one.topic: one for one in found}
-    assert len(named) == len(found)
-    return named
-
-
-def codes(findings: Iterable[Insight]) -> list[str]:
+def codes(found: Iterable[Finding]) -> list[str]:
     """Return the codes of findings in their order."""
-    return [one.code for one in findings]
+    return [one.code for one in found]
 
 
 def epoch(number: int, test_loss: float, accuracy: float = 0.5) -> Epoch:
@@ -83,6 +76,6 @@ def run(parts: dict[str, float], *plans: PlanRow, **changes: object) -> RunResul
     return result.model_copy(update=changes)
 
 
-def said(result: RunResult, timeline: Timeline | None = None) -> dict[str, Insight]:
-    """Return the findings about a run, by topic."""
-    return by_topic(of_run(result, {} if timeline is None else {"measured": timeline}))
+def advised(result: RunResult, timeline: Timeline | None = None) -> list[str]:
+    """Return the codes of the findings about a run, the most valuable first."""
+    return codes(findings(of_run(result, timeline)))

@@ -80,7 +80,7 @@ def profile_result(stages: dict[str, float] | None = None, **values: Any) -> Pro
         ),
         "largest": None,
         "samples_per_s": 64 / step_s,
-        "insights": (),
+        "findings": (),
         "peak_memory_bytes": (1100, 900),
     }
     return ProfileResult(**given | values)

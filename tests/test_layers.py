@@ -26,11 +26,11 @@ PURE = {
         f"{name}.{part}" for name in ("allreduce", "host", "tree") for part in ("config", "plan")
     ],
     "paceline.record": ["trace"],
-    "paceline.report": ["differences", "folder"],
+    "paceline.report": ["differences", "folder", "plan_text"],
     "paceline.training.data": ["sampler"],
     "paceline.records": ["built_in", "config_file", "machine_file"],
     "paceline.runs": ["planning"],
-    "paceline.studies.scale": ["conclusions", "journal", "study_runs", "study_terminal"],
+    "paceline.studies.scale": ["journal", "study_runs", "study_terminal"],
     "paceline.rpc": ["client", "server"],
 }
 

@@ -28,24 +28,24 @@ _Cells = list[dict[str, Any]]
 
 
 def study(network: str, quick: bool) -> dict[str, Any]:
-    """Return the cells of a network, and what they say."""
+    """Return the cells of a network."""
     steps = _QUICK_STEPS if quick else _STEPS.get(network, _USUAL_STEPS)
     words = ("scale", f"networks:{network}", "--input-shape", SHAPES[network], "--workers", "1,2")
     folder = _HERE / "runs" / f"{network}{'-quick' * quick}"
     where = ("--steps", steps, "--output", folder)
     asked = (*words, "--measure", "--predict", *(_QUICK if quick else _FULL), *where)
     found = paceline(*asked, cwd=_HERE)
-    return {"images": SHAPES[network], "cells": found["cells"], "insights": found["insights"]}
+    return {"images": SHAPES[network], "cells": found["cells"]}
 
 
 def text(part: str, figures: Mapping[str, Any]) -> str:
-    """Return the table of a network, how far predictions were off, and what the study says."""
+    """Return the table of a network, and how far predictions were off."""
     cells: _Cells = figures["cells"]
     methods = list(dict.fromkeys(cell["method"] for cell in cells))
     head = ("scaling", "batch", "workers", *methods)
     title = f"{part}, images of {figures['images']}: an epoch of 262,144 samples"
     lines = [table(title, head, _lines(cells, methods)), *_errors(cells)]
-    return "\n\n".join([*lines, *(f"* {one['sentence']}" for one in figures["insights"])])
+    return "\n\n".join(lines)
 
 
 def _lines(cells: _Cells, methods: list[str]) -> Iterator[tuple[str, ...]]:

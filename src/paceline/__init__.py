@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __version__: str
 
-# Modules that are imported when a name of theirs is asked for, since most of them import torch.
+# Modules imported on first use of a name, because most of them import torch.
 _MODULES = {
     "paceline.runs.planning": ("forecast", "plan", "sweep"),
     "paceline.runs.running": ("Run", "rehearse", "train"),
@@ -89,7 +89,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version  # takes longer than all the rest of this module
+        from importlib.metadata import version  # slower to import than the rest of this module
 
         return globals().setdefault(name, version("paceline"))
     if name in _MODULE_OF:

@@ -1,4 +1,4 @@
-"""The command line: paceline train | rehearse | plan | profile | scale | compare and others."""
+"""Entry point of the command line."""
 
 import os
 import sys
@@ -8,12 +8,12 @@ from paceline.links.signals import handle_in_command
 
 
 def main() -> NoReturn:
-    """Run the command line, and end the process: exit code 0 if the work was done."""
-    handle_in_command()  # before all that takes time: no signal is lost
+    """Run the command line and exit: code 0 if the work was done."""
+    handle_in_command()  # before slow imports, so that no signal is lost
     from paceline.commands.app import run
 
     code = run()
-    # Not by sys.exit, whose work a signal could interrupt: all is closed by now.
+    # sys.exit could be interrupted by a signal, and everything is closed by now.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -11,17 +11,14 @@ from paceline.core.losses import (
     CORES_BETWEEN_HOSTS,
     WITHIN_A_HOST,
     Losses,
-    busy_warning,
     largest_of,
 )
 from paceline.core.machine import Machine
 from paceline.planner import Forecast, forecast
 from paceline.planner.ranges import half_width
 from paceline.records.catalogue import EqualDevices
-from paceline.records.scale import ScaleResult, unrest_of
+from paceline.report.advice import of_unrest
 from paceline.strategies import STRATEGIES
-from paceline.studies.scale.study_terminal import sentences
-from scale_cells import cell, failed
 
 
 def losing(machine: Machine, **shares: float) -> Machine:
@@ -129,16 +126,6 @@ def test_asynchronous_workers_wait_for_nobody() -> None:
     assert waited.slowed_by != hidden.slowed_by
 
 
-def test_only_a_busy_machine_is_doubted_and_a_study_on_one_says_so():
-    assert busy_warning(BUSY, "steps", "so") is None
-    assert numbers(busy_warning(0.25, "repetitions", "so")) == [25]
-    quiet, busy = cell(spread=(9.9, 10.1)), cell("host", spread=(8.0, 13.0))
-    assert unrest_of([quiet, failed(), busy]) == pytest.approx(0.25)
-    told, silent = (
-        sentences(ScaleResult.model_construct(cells=cells, insights=()))
-        for cells in ((quiet, busy), (quiet,))
-    )
-    assert numbers(told[0])[0] == 25
-    assert silent == []
-    # Predictions have no unrest.
-    assert unrest_of([cell(kind="predicted", spread=(1.0, 20.0))]) == 0.0
+def test_only_a_busy_machine_is_doubted():
+    assert list(of_unrest(BUSY, "steps")) == []
+    assert numbers(*of_unrest(0.25, "steps")) == [25]

@@ -105,27 +105,26 @@ def test_nothing_is_forecast_for_codecs_that_encode_nothing():
 
 
 @pytest.mark.parametrize(
-    ("nbytes_per_s", "encode_values_per_s", "verdict", "speedup", "told"),
+    ("nbytes_per_s", "encode_values_per_s", "pays", "speedup"),
     [
         # 30 s of gradients, 3 of them behind backward, and 7.5 s: ranges of about 20 % each.
-        (1e5, 1e9, (True, False, "small"), 38.01 / 15.54, ("2.45x", "15.54 s", "38.01 s", "79 %")),
+        (1e5, 1e9, True, 38.01 / 15.54),
         # 3 MB at 1 MB/s, of which 3 s hide behind backward; of 0.75 MB all but the last bucket's
         # quarter of a second: less than predictions err.
-        (1e6, 1e9, (False, True, "small"), (COMPUTE_S + 1) / (COMPUTE_S + 0.25), ("1.07x",)),
-        (1e9, 1e9, (False, False, "hidden"), 1, ("as fast",)),
-        (1e6, 1e5, (False, False, "encoding"), None, ("x slower",)),
-        (4e6, 1e9, (False, False, "small"), None, ("x faster",)),
+        (1e6, 1e9, False, (COMPUTE_S + 1) / (COMPUTE_S + 0.25)),
+        (1e9, 1e9, False, 1),
+        (1e6, 1e5, False, None),
     ],
 )
-def test_a_codec_pays_or_may_or_not_and_why(
-    nbytes_per_s, encode_values_per_s, verdict, speedup, told
+def test_a_codec_pays_if_it_surely_makes_a_step_faster(
+    nbytes_per_s, encode_values_per_s, pays, speedup
 ):
     codec = SPEED | {"encode_values_per_s": encode_values_per_s}
     advice = advise(forecasts(hosts(("eightbit",), nbytes_per_s, codec)))
-    assert (advice.pays, advice.may_pay, advice.why_not) == verdict
+    assert advice.pays is pays
     assert (advice.encoded.codec, advice.plain.codec) == ("dynamic8", None)
-    assert speedup is None or advice.speedup == pytest.approx(speedup, rel=1e-2)
-    assert all(figure in advice.sentence for figure in (*told, "dynamic8 on 2 workers"))
+    found = advice.plain.step_s / advice.encoded.step_s
+    assert found < 1 if speedup is None else found == pytest.approx(speedup, rel=1e-2)
     if nbytes_per_s == 1e6:
         assert advice.plain.link_busy == pytest.approx(3 / (COMPUTE_S + 1), rel=1e-2)
 
@@ -138,7 +137,7 @@ def test_a_codec_is_compared_with_the_best_that_does_without():
     assert advise(pair).pays
     advice = advise([*pair, alone])
     assert (advice.plain, advice.beside) == (alone, pair[0])
-    assert (advice.pays, advice.why_not) == (False, "alone")
+    assert not advice.pays
     slower = replace(alone, step_s=100.0, samples_per_s=0.08)
     assert advise([*pair, slower]).plain == pair[0]
     assert advise([alone]) is None
@@ -148,7 +147,7 @@ def test_a_sum_in_memory_needs_no_codec():
     local = replace(forecasts(hosts(()), "host")[0], strategy="host", step_s=1.0, samples_per_s=8)
     silent = replace(local, timeline=forecast_of(1).timeline)
     advice = advise([silent, *forecasts(hosts(("eightbit",)))])
-    assert (advice.pays, advice.why_not) == (False, "no_link")
+    assert not advice.pays
 
 
 def test_every_number_of_workers_can_be_asked_for_and_some_of_many_are_looked_at():

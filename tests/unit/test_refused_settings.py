@@ -184,7 +184,7 @@ TEN = "synthetic:samples=10"
 HUB, WORKER = ("hub", "lenet5"), ("worker", "--connect", "tcp://127.0.0.1:1")
 RUN_FIELDS = {"kind": "plan", "model": "net", "machine": "a", "batch_size": 1, "facts": {}}
 RANKING = {"plans": [], "refused": []} | dict.fromkeys(
-    ("workers_worth", "workers_sentence", "advice")
+    ("workers_worth", "alone_samples_per_s", "advice")
 )
 # The field, and the words of the command.
 LINES = [
@@ -197,7 +197,6 @@ LINES = [
     ("precision", "plan", "lenet5", "--precision", "float16"),
     ("torch.nn:ReLU", "plan", "torch.nn:ReLU", "--machine", MACHINE),
     ("workers", *LENET5, "--workers", 3),
-    ("explain, sweep", "plan", "lenet5", "--explain"),
     ("explain", *LENET5, "--explain", "--sweep", "bandwidth=1M:2M"),
     ("profile", *MEASURED, "--profile", "two"),
     ("input_shape", "plan", "lenet5", "--input-shape", "1x32x32"),

@@ -11,7 +11,7 @@ from command_line import write_run as run_folder
 from findings import numbers, run_result
 from paceline.core.compare import compare, conform
 from paceline.core.cost import Roofline
-from paceline.core.outcome import Epoch, Traffic, Updates
+from paceline.core.outcome import Epoch, Finding, Traffic, Updates
 from paceline.core.plan import Plan
 from paceline.core.settings import TrainSettings
 from paceline.core.simulate import simulate
@@ -236,15 +236,11 @@ def test_without_a_range_nothing_lies_within_it(tmp_path) -> None:
     assert (step, error, numbers(note + lies), "within" in lies) == ("1.50 s", "-25.0 %", [], False)
 
 
-def test_a_topic_stands_once_with_all_that_is_said_about_it(tmp_path) -> None:
-    usual = {"train_loss": 2, "score": 0.5, "seconds": 3}
-    epochs = tuple(Epoch(i, test_loss=loss, **usual) for i, loss in enumerate((2.0, 1.0)))
-    text = page_of(run_folder(tmp_path / "run", 1.0, 1.0), epochs=epochs)
-    items = re.findall(r'<li><span class="topic">(.*?)</span>(.*?)</li>', text)
-    assert len(items) == len({topic for topic, _ in items})
-    (both,) = [said for topic, said in items if topic == "what next"]
-    # Of the step, and then of the epochs: the loss fell by half.
-    assert numbers(re.sub("<.*?>", " ", both)).index(50.0) > 0
+def test_a_page_shows_the_most_valuable_findings(tmp_path) -> None:
+    found = [Finding(code=c, metric="m", value=1, threshold=0, message=f"<{c}>") for c in "abcd"]
+    text = page_of(run_folder(tmp_path / "run", 1.0, 1.0), findings=tuple(found))
+    shown = [f"&lt;{code}&gt;" in text for code in "abcd"]
+    assert shown == [True, True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from paceline.core.compare import compare
 from paceline.core.outcome import ChunkTrial
 from paceline.core.settings import TrainSettings
 from paceline.records.result import read_result
-from paceline.report.terminal import result_tables, show_plans
+from paceline.report.terminal import result_tables
 from paceline.runs.progress import TerminalProgress
 from plan_rows import plan_row
 from refusals import refused
@@ -56,46 +56,6 @@ def test_a_damaged_result_is_refused_with_file_and_place(folder, change, place):
     with refused(path) as caught:
         read_result(folder)
     assert caught.value.problem.startswith(f"{place}: ")
-
-
-def test_of_codecs_the_table_shows_the_fastest():
-    plain = RESULT.plans[0]
-    codecs = ["dynamic8", "half", None, "bfloat16"]
-    rows = [plain.model_copy(update={"codec": codec}) for codec in codecs]
-    rows += [row.model_copy(update={"workers": 4}) for row in rows[1:2]]
-    words = [line.split() for line in printed(rows).splitlines() if "ms" in line or "+" in line]
-    shown = [line[:3] if line[0] in "123" else line for line in words][:5]
-    assert shown == [
-        ["1", "allreduce", "2"],
-        ["+", "dynamic8"],
-        ["2", "allreduce", "2"],
-        ["3", "allreduce", "4"],
-        ["+", "half"],
-    ]
-
-
-def printed(rows) -> str:
-    """What 80 columns show of plans."""
-    out = Console(file=StringIO(), width=80)
-    show_plans(out, rows, "title")
-    return out.file.getvalue()
-
-
-def test_a_plan_fits_into_a_terminal_and_says_why():
-    row = RESULT.plans[0].model_copy(
-        update={"placement": "spread", "memory_nbytes": {"cpu0": 2**30, "cpu1": 7}}
-    )
-    text = printed([row])
-    assert max(map(len, text.splitlines())) <= 80
-    cells = ("allreduce", "2", "11.0 ms", "5,818", "90 %", "1.00 ms", "482 KiB", "1.00 GiB")
-    assert all(cell in text for cell in (*cells, "(spread)", row.why))
-
-
-def test_of_many_plans_the_best_are_shown():
-    rows = [RESULT.plans[0].model_copy(update={"workers": n}) for n in range(1, 16)]
-    text = printed(rows)
-    assert sum("11.0 ms" in line for line in text.splitlines()) == 12
-    assert "3 slower" in text
 
 
 def test_the_summary_has_the_prediction_beside_the_measurement():

@@ -177,7 +177,7 @@ def test_what_stands_beside_epochs_is_named(capsys, kinds, head, told):
     _, heads, *rows = capsys.readouterr().out.splitlines()
     assert head in heads.split()
     assert all("9.00-11.3" in row for row in rows)
-    notes = sentences(ScaleResult.model_construct(cells=cells, insights=()))
+    notes = sentences(ScaleResult.model_construct(cells=cells, findings=()))
     assert [numbers(one) for one in notes] == told
 
 

@@ -18,7 +18,7 @@ from paceline.core.outcome import (
     ChunkTrial,
     Epoch,
     Evaluation,
-    Insight,
+    Finding,
     SentShare,
     SplitHead,
     Traffic,
@@ -109,7 +109,7 @@ def _rehearsal() -> RunResult:
 def _plan() -> PlanResult:
     plans = tuple(plan_row(workers=count, samples_per_s=count) for count in (1, 2, 4))
     rows = RankingRows(
-        plans=plans, refused=(), workers_worth=2, workers_sentence="Two are worth it.", advice=None
+        plans=plans, refused=(), workers_worth=2, alone_samples_per_s=1.0, advice=None
     )
     return PlanResult(
         id="plan",
@@ -123,10 +123,10 @@ def _plan() -> PlanResult:
 
 def _scale() -> ScaleResult:
     cells = (*study({"allreduce": 1.0, "tree": 2.0}, (1, 2, 4), (16, 32)), cell(), failed())
-    insight = Insight("limit", "The link limits.", (("exposed", "3 s"),))
+    found = Finding(code="exchange", metric="exposed", value=0.3, threshold=0.03, message="Wait.")
     settings = ScaleSettings(model="lenet5", workers=(1, 2, 4), batch_size=(16, 32))
     return ScaleResult(
-        id="scale", paceline="0", settings=settings, machine={}, cells=cells, insights=(insight,)
+        id="scale", paceline="0", settings=settings, machine={}, cells=cells, findings=(found,)
     )
 
 

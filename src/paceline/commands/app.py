@@ -1,6 +1,6 @@
-"""The commands as one application of typer, and what errors say and return.
+"""The typer application of all commands, and how errors are printed.
 
-A command's module is imported when it is called: help has to be there at once.
+A command's module is imported when it is called, so that help is instant.
 """
 
 import sys
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from typer.core import TyperCommand
 
 reach("command.importing")
-_INTERRUPTED = 130  # what typer returns after a KeyboardInterrupt
+_INTERRUPTED = 130  # typer's exit code after a KeyboardInterrupt
 _TRAIN, _MEASURE, _MACHINES = "Plan and train", "Measure and compare", "Several machines"
 
 
 class Command(NamedTuple):
-    """A command as the list of all shows it, with the module that has its function, of its name.
+    """A command's entry in the list, and the module that has the function of the same name.
 
-    `example` are arguments that are shown below its own help.
+    `example`: arguments shown below the command's help.
     """
 
     module: str
@@ -85,7 +85,7 @@ COMMANDS = {
 
 
 class _Commands(TyperGroup):
-    """The commands, of which the one that is called gets its arguments and options."""
+    """The commands; arguments and options are loaded for the called one only."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]

@@ -1,4 +1,4 @@
-"""Options of commands, made from the fields of settings, whose descriptions are the help texts."""
+"""Make a command's options from the fields of its settings; descriptions become help texts."""
 
 import inspect
 import json
@@ -35,13 +35,13 @@ Config = Annotated[
         help="A file with these settings, as in each run's folder; options replace its values.",
     ),
 ]
-# Options that are given once for each field of a table, by the name of the setting.
+# Repeatable options FIELD=VALUE, by the setting that they fill.
 _TABLES = {
     "options": ("--set", "A field of the strategy's configuration."),
     "optimizer_options": ("--optimizer-set", "A field of the optimizer, as weight_decay=0.1."),
 }
 _SIMPLE = (bool, int, float, Path)
-# The groups in which help shows the options of settings; what none of them names stands first.
+# Panels of the help; options that are in none of them come first.
 _PANELS = {
     "Model and data": ("data", "input_shape", "samples", "classes", "seed"),
     "Workers": (
@@ -62,7 +62,7 @@ _PANELS = {
 }
 _PANEL_OF = {name: panel for panel, names in _PANELS.items() for name in names}
 _OF_SOME = "Only with strategy {}"
-_FEW = 2  # strategies that a group of options names
+_FEW = 2  # strategies named in a panel
 
 
 def with_options(
@@ -72,12 +72,12 @@ def with_options(
     required: bool = True,
     strategy: Strategy | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for every field of its settings, in their order.
+    """Decorate a command with an option for every field of its settings.
 
-    The command is called with `values`, the fields that were given, by options or in the file of
-    --config, and with its own keyword-only parameters. The field `model` becomes the argument, and
-    tables of fields options that may be repeated, as --set. Fields to `leave_out` get no option.
-    The defaults in the help are those of the `strategy`, if the command knows only one.
+    The command is called with `values`, the fields given as options or in the --config file, and
+    with its own keyword-only parameters. The field `model` becomes the argument; tables become
+    repeatable options such as --set. Fields in `leave_out` get no option. `strategy` provides the
+    defaults in the help, if the command has only one strategy.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -102,7 +102,7 @@ def with_options(
             values = {name: value for name, value in values.items() if value is not None}
             if config is not None:
                 values = merged(values, read_config(config, settings))
-            # A run that is resumed says it itself.
+            # a resumed run has the model in its settings
             if required and "model" in names and not {"model", "resume"} & values.keys():
                 raise typer.TyperException("Missing argument 'model'.")
             command(values, **arguments)
@@ -117,7 +117,7 @@ def with_options(
 
 
 def _parameter(name: str, field: FieldInfo, strategies: list[Strategy]) -> inspect.Parameter:
-    """Return the parameter of a field; typer reads its annotation and its default."""
+    """Return typer's parameter for a field."""
     annotation: Any
     if name in _TABLES:
         flag, text = _TABLES[name]
@@ -130,8 +130,8 @@ def _parameter(name: str, field: FieldInfo, strategies: list[Strategy]) -> inspe
     elif name == "model":
         annotation = Annotated[str | None, typer.Argument(help=_plain(field.description))]
     else:
-        # The default stands in the text. For typer it is None, so that only what is given is
-        # passed on: strategies have defaults of their own.
+        # Help shows the default, but typer gets None, so that only given options are passed on:
+        # strategies have their own defaults.
         text = f"{field.description}{_shown_default(name, field, strategies)}"
         option = typer.Option(
             f"--{name.replace('_', '-')}",
@@ -146,7 +146,7 @@ def _parameter(name: str, field: FieldInfo, strategies: list[Strategy]) -> inspe
 
 
 def _panel(name: str, strategies: list[Strategy]) -> str:
-    """Return the group in which help shows an option: of all strategies, or of some."""
+    """Return the help panel of an option."""
     knowing = [one.name for one in strategies if name in one.options.settings]
     if len(strategies) > 1 and knowing and len(knowing) <= _FEW:
         return _OF_SOME.format(" or ".join(knowing))
@@ -154,7 +154,7 @@ def _panel(name: str, strategies: list[Strategy]) -> str:
 
 
 def _plain(text: str | None) -> str:
-    """Return a text in which rich sees no markup."""
+    """Escape rich markup."""
     return (text or "").replace("[", "\\[")
 
 
@@ -163,11 +163,11 @@ def _strategy_names(incomplete: str) -> list[str]:
 
 
 def _shown_default(name: str, field: FieldInfo, strategies: list[Strategy]) -> str:
-    """Return the default of a field as help shows it, and those of strategies that differ."""
+    """Format the default of a field, and the differing defaults of strategies."""
     named = {one.name: one.options.defaults for one in strategies}
     own = {of: defaults[name] for of, defaults in named.items() if name in defaults}
     usual = field.default
-    if len(strategies) == 1:  # no other can be meant
+    if len(strategies) == 1:  # the command has only this strategy
         usual, own = next(iter(own.values()), usual), {}
     more = [f"{value} with {strategy}" for strategy, value in own.items()]
     if not (field.is_required() or usual is None or usual is False or usual in ((), {})):
@@ -176,7 +176,7 @@ def _shown_default(name: str, field: FieldInfo, strategies: list[Strategy]) -> s
 
 
 def _option_type(annotation: Any) -> Any:
-    """Return the type by which typer reads a field: text, where pydantic reads it itself."""
+    """Return typer's type for a field: str if pydantic parses the value."""
     if get_origin(annotation) is Annotated:
         if any(isinstance(one, BeforeValidator) for one in annotation.__metadata__):
             return str
@@ -190,7 +190,7 @@ def _option_type(annotation: Any) -> Any:
 
 
 def fields_of(options: list[str] | None, flag: str) -> dict[str, Any]:
-    """Return the fields of a table: FIELD=VALUE, where the value is JSON, or else a text."""
+    """Parse FIELD=VALUE pairs; a value that is not JSON is text."""
     values: dict[str, Any] = {}
     for option in options or ():
         field, equals, value = option.partition("=")
@@ -207,5 +207,5 @@ def fields_of(options: list[str] | None, flag: str) -> dict[str, Any]:
 
 
 def print_json(value: Any) -> None:
-    """Print the one object of `--json`."""
+    """Print the JSON object of `--json`."""
     sys.stdout.write(json.dumps(value) + "\n")

@@ -1,4 +1,4 @@
-"""Commands for workers on other machines, hub and worker: of the strategies that have them."""
+"""The commands `hub` and `worker`, for workers on other machines."""
 
 from contextlib import closing
 from importlib import import_module

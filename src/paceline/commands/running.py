@@ -1,9 +1,9 @@
-"""Commands that start workers on this machine, or predict them: train, rehearse, plan."""
+"""The commands `train`, `rehearse` and `plan`."""
 
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,7 +15,10 @@ from paceline.links.forkserver import open_server
 from paceline.links.processes import KEEPING_MEMORY
 from paceline.records.settings import PlanSettings, validated
 
-# What all workers import: the second, with torch's compiler, those that exchange gradients.
+if TYPE_CHECKING:
+    from paceline.report.plan_text import Form
+
+# Modules to import once for all workers; the second loads torch's compiler.
 _IMPORTED = ("paceline.runs.launching", "paceline.exchange.synchronized")
 
 
@@ -34,9 +37,9 @@ def rehearse(values: dict[str, Any], *, as_json: Json = False, debug: Debug = Fa
 def _carry_out(
     verb: Literal["train", "plan", "rehearse"], values: Mapping[str, Any], **how: bool
 ) -> None:
-    """Check the settings, and have workers do it; `how` are other fields of the request."""
-    # Workers are forked from a process that imports torch while this one does, unless torchrun
-    # has started this process as a rank.
+    """Check the settings and run the workers; `how` are other fields of the request."""
+    # Workers are forked from a process that imports torch in parallel with this one, unless
+    # torchrun has started this process as a rank.
     under_torchrun = "RANK" in os.environ
     environment = KEEPING_MEMORY | os.environ
     with nullcontext() if under_torchrun else open_server(_IMPORTED, environment):
@@ -51,34 +54,38 @@ def plan(
     values: dict[str, Any],
     *,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Draw the best plan's timeline.")
+        bool,
+        typer.Option("--explain", help="Say why each plan takes as long, and draw the best one."),
     ] = False,
     sweep: Annotated[
         str | None,
         typer.Option(metavar="bandwidth=FROM:TO", help="Of links, as 100M:10G; or latency=10u:1m."),
     ] = None,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the tables as Markdown.")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Predict what each strategy would take, best first, and whether a codec pays."""
     settings = validated(PlanSettings, values)
     if settings.machine is None:
-        if explain or sweep:
-            raise InvalidInput(
-                "explain, sweep", "they need a machine that is described", hint="--machine"
-            )
+        if sweep:
+            raise InvalidInput("sweep", "needs a machine that is described", hint="--machine")
         if "," in values.get("strategy", ""):
             why = "here all that can be measured are planned; name one, or none"
             raise InvalidInput("strategy", why)
         _check_profiled(settings)
-        _carry_out("plan", values, as_json=as_json, debug=debug, keep="output" in values)
+        how = {"as_json": as_json, "as_markdown": as_markdown, "explain": explain}
+        _carry_out("plan", values, debug=debug, keep="output" in values, **how)
         return
     if settings.data is not None:
         raise InvalidInput("data", "nothing is measured with --machine", hint="leave it out")
     size = settings.batch_size
     about = f"{settings.model} predicted on {settings.machine}, {size} samples a step"
     if sweep is None:
-        _plan(settings, settings.machine, about, explain, as_json)
+        form: Form = "json" if as_json else "markdown" if as_markdown else "text"
+        _plan(settings, settings.machine, about, explain, form)
     elif settings.output is not None:
         raise InvalidInput(
             "output", "keeps one plan, and a sweep makes many", hint="ask for one of them"
@@ -92,7 +99,7 @@ def plan(
 
 
 def _check_profiled(settings: PlanSettings) -> None:
-    """Raise InvalidInput for settings of plans on machines that are described."""
+    """Raise InvalidInput for settings that require --machine."""
     if settings.input_shape is not None:
         raise InvalidInput("input_shape", "the data say it", hint="it is for plans with --machine")
     if settings.measured is not None or settings.profile is not None:
@@ -103,12 +110,14 @@ def _check_profiled(settings: PlanSettings) -> None:
         raise InvalidInput("precision", "a profile here is in float32", hint="describe a --machine")
 
 
-def _plan(settings: PlanSettings, machine: str, about: str, explain: bool, as_json: bool) -> None:
+def _plan(settings: PlanSettings, machine: str, about: str, explain: bool, form: "Form") -> None:
     from paceline import __version__
     from paceline.planner.drawing import drawing
     from paceline.records.result import PlanResult, RankingRows
+    from paceline.report import advice, metrics
+    from paceline.report.plan_text import present
     from paceline.report.terminal import console
-    from paceline.runs.folder import new_id, show_plan
+    from paceline.runs.folder import keep_plan, new_id
     from paceline.runs.planning import plan as plan_on
 
     asked = settings.model_dump(include={"model", "batch_size", "input_shape"})
@@ -122,17 +131,20 @@ def _plan(settings: PlanSettings, machine: str, about: str, explain: bool, as_js
         measured=settings.measured,
         profile=settings.profile,
     )
+    rows = RankingRows.of(ranking)
+    is_measured = settings.measured is not None or settings.profile is not None
     result = PlanResult(
         id=new_id(settings.model, "-planned"),
         machine=machine,
         facts={"paceline": __version__},
-        ranking=RankingRows.of(ranking),
+        ranking=rows,
+        findings=advice.findings(metrics.of_ranking(rows, is_measured=is_measured)),
         **asked,
     )
-    drawn = drawing(ranking[0].timeline, ranking[0].shown_s) if explain and ranking else None
-    is_measured = settings.measured is not None or settings.profile is not None
-    shown = console(), result, ranking, settings.output, about, as_json
-    show_plan(*shown, is_measured=is_measured, drawing=drawn)
+    output = settings.output
+    folder = None if output is None else keep_plan(output, result, ranking)
+    drawn = drawing(ranking[0].timeline, ranking[0].shown_s) if explain and ranking else ""
+    present(console(), result, about, folder, form=form, drawing=drawn)
     if not ranking:
         raise InvalidInput("nothing can be planned", "see why each strategy was refused")
 

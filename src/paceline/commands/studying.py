@@ -1,4 +1,4 @@
-"""Commands that study this machine or a model, or look at finished runs."""
+"""The commands `probe`, `env`, `profile`, `scale`, `compare` and `report`."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -14,7 +14,7 @@ from paceline.records.profile import ProfileSettings, validated_profile
 from paceline.records.scale import ScaleSettings
 from paceline.records.settings import validated
 
-_STEP_BY_STEP = 2  # runs: the steps of more cannot be laid beside each other
+_STEP_BY_STEP = 2  # the largest number of runs whose steps can be compared
 
 
 def probe(
@@ -114,7 +114,7 @@ def compare(
 def _compare_losses(
     runs: Sequence[Path], page: Path | None, *, as_json: bool, are_steps: bool
 ) -> None:
-    """Lay runs beside each other: their losses, updates and utilisation."""
+    """Compare the losses, updates and utilisation of runs."""
     from paceline.report.page import write_page
     from paceline.report.side_by_side import side_by_side
     from paceline.report.side_by_side_page import page_of
@@ -129,7 +129,7 @@ def _compare_losses(
             out.print(table)
         if page is not None:
             out.print(f"written    {page}", soft_wrap=True)
-    elif not are_steps:  # whose one object has been printed
+    elif not are_steps:  # otherwise the JSON object has been printed
         print_json(sides.model_dump())
 
 
@@ -142,7 +142,7 @@ def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
     from paceline.report.terminal import comparison_table, console, difference_tables
 
     def happened(folder: Path) -> Timeline:
-        """Return the measured timeline of a run, or the rehearsed one of a rehearsal."""
+        """Read the measured timeline of a run, or the rehearsed one of a rehearsal."""
         path = folder / "trace.json"
         rehearsed = read_trace(path).get(Origin.REHEARSED)
         return rehearsed or read_timeline(path, Origin.MEASURED)

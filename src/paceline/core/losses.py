@@ -23,17 +23,6 @@ def unrest_between(lower: float, middle: float, upper: float) -> float:
     return (upper - lower) / (2 * middle) if middle else 0.0
 
 
-def busy_warning(unrest: float, what: str, so: str) -> str | None:
-    """Return the sentence that other programs ran beside measurements; None if nothing tells so.
-
-    `what` was measured, and `so` is what follows.
-    """
-    if unrest <= BUSY:
-        return None
-    around = f"{what} lie ±{100 * unrest:.0f} % around their median"
-    return f"this machine is busy with other programs: {around}, and {so}"
-
-
 class Losses(Fact):
     """The shares of time that a plan of undisturbed tasks does not know of.
 

@@ -6,7 +6,7 @@ filled in, and never ask which strategy it was.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -199,20 +199,14 @@ class Outcome(RunMetrics, arbitrary_types_allowed=True):
     device: str | None = None
 
 
-Topic = Literal[
-    "machine", "prediction", "limit", "change", "method", "exchange", "workers", "memory"
-]
-"""What it is about: was the machine quiet, was it predicted, what limits, what next, and so on."""
+class Finding(Record):
+    """What a result shows: a metric beyond its threshold, in a sentence that says what to do.
 
-
-@dataclass(frozen=True)
-class Insight:
-    """One plain sentence, and the (name, value with its unit) pairs that it was computed from.
-
-    `code` names the kind of finding, such as "memory.nearly_full", whatever the sentence says.
+    `code` names the rule that found it, whatever the sentence says.
     """
 
-    topic: Topic
-    sentence: str
-    figures: tuple[tuple[str, str], ...]
-    code: str = ""
+    code: str
+    metric: str
+    value: float
+    threshold: float
+    message: str

@@ -1,4 +1,4 @@
-"""Adapters: DataParallel and LocalUpdates in tools that wrap models and run loops themselves.
+"""Adapters for DataParallel and LocalUpdates in Lightning, Fabric, Accelerate and Transformers.
 
-Each is imported by its own name, and needs its tool: `pip install "paceline[lightning]"` and so on.
+Import each adapter by name; each requires its tool, as in `pip install "paceline[lightning]"`.
 """

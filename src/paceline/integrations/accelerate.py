@@ -1,4 +1,4 @@
-"""Wrapping of models in paceline.DataParallel by Accelerate."""
+"""Make Accelerate wrap models in paceline.DataParallel."""
 
 import os
 from collections.abc import Callable
@@ -14,17 +14,17 @@ from paceline.core.errors import InvalidInput
 from paceline.integrations.data_parallel import DataParallel, check_hook
 
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-_OTHERS = ("DEEPSPEED", "FSDP", "MEGATRON_LM")  # for CPUs they are in the environment alone
-_MARK = "_is_accelerate_prepared"  # Accelerate's own, on what it need not prepare again
+_OTHERS = ("DEEPSPEED", "FSDP", "MEGATRON_LM")  # on CPUs they are only in the environment
+_MARK = "_is_accelerate_prepared"  # Accelerate's mark on prepared objects
 
 
 def with_paceline(accelerator: Accelerator, **options: Any) -> Accelerator:
-    """Make `accelerator.prepare` wrap models in DataParallel, with these options of it.
+    """Make `accelerator.prepare` wrap models in DataParallel with these options.
 
-    What a DistributedDataParallelKwargs says goes to DataParallel, too. Models that are a
-    DataParallel already stay as they are. One process alone has nothing to exchange, and nothing
-    changes. Returns the accelerator. Raises InvalidInput if it is for something else than data
-    parallelism on CPUs or GPUs, or if an option could not take effect.
+    A DistributedDataParallelKwargs applies to DataParallel, too. A model that is already a
+    DataParallel is not wrapped again. With a single process nothing changes. Returns the
+    accelerator. Raises InvalidInput if the accelerator is not set up for data parallelism on CPUs
+    or GPUs, or if an option would have no effect.
     """
     _check(accelerator)
     handler = accelerator.ddp_handler
@@ -41,7 +41,7 @@ def with_paceline(accelerator: Accelerator, **options: Any) -> Accelerator:
 
 
 class _Preparation:
-    """Stands in for an accelerator's `prepare_model`, which goes on to do all but wrap."""
+    """Replaces `Accelerator.prepare_model`; delegates everything except the wrapping."""
 
     def __init__(self, accelerator: Accelerator, options: dict[str, Any]) -> None:
         self._accelerator, self._options = accelerator, options
@@ -51,7 +51,7 @@ class _Preparation:
     def prepare(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """Prepare a model, and wrap it if it is to be trained and was not wrapped before."""
+        """Prepare a model, and wrap it if it will be trained and is not wrapped yet."""
         wrapped = self._made.get(id(model), model)
         if isinstance(wrapped, DataParallel) and not evaluation_mode:
             return self._prepare(wrapped, device_placement=False, evaluation_mode=True)
@@ -69,7 +69,7 @@ class _Preparation:
         wrapped = DataParallel(prepared, **options)
         if handler is not None:
             handler.register_comm_hook(wrapped)
-        # What is saved, loaded and not prepared again is the wrapped model, no more the module.
+        # Accelerate must save, load and recognise the wrapped model instead of the module.
         vars(prepared)[_MARK], vars(wrapped)[_MARK] = False, True
         others = [one for one in accelerator._models if one is not prepared]
         accelerator._models = [*others, wrapped]

@@ -1,4 +1,4 @@
-"""A strategy of Lightning Fabric that trains with paceline.DataParallel."""
+"""Lightning Fabric strategy that trains with paceline.DataParallel."""
 
 from lightning.fabric.plugins import DeepSpeedPrecision, FSDPPrecision
 from lightning.fabric.strategies import STRATEGY_REGISTRY
@@ -10,15 +10,14 @@ from paceline.integrations.data_parallel import DataParallel
 
 
 class PacelineStrategy(DDPStrategy):
-    """Trains with DataParallel, one process a device: `Fabric(strategy=PacelineStrategy())`.
+    """Trains with DataParallel, one process per device: `Fabric(strategy=PacelineStrategy())`.
 
-    Takes what DDPStrategy takes; what that passes on to DistributedDataParallel goes to
-    DataParallel, with its `exchange`, `codec` and so on. Once this module is imported,
-    `Fabric(strategy="paceline")` means the same.
+    Accepts the arguments of DDPStrategy and DataParallel. After importing this module,
+    `Fabric(strategy="paceline")` works, too.
     """
 
     def setup_module(self, module: nn.Module) -> DataParallel:
-        """Wrap the model that `Fabric.setup` was given."""
+        """Wrap the model given to `Fabric.setup`."""
         if isinstance(module, DataParallel):
             raise InvalidInput(
                 "model", "is a DataParallel already", hint="give Fabric the module in it"

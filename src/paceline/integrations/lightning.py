@@ -1,4 +1,4 @@
-"""A strategy of Lightning's Trainer with DataParallel, and a callback with LocalUpdates."""
+"""Lightning Trainer strategy for DataParallel, and callback for LocalUpdates."""
 
 from math import isfinite
 from typing import Any
@@ -16,13 +16,12 @@ from paceline.integrations.data_parallel import DataParallel, check_hook
 
 
 class PacelineStrategy(DDPStrategy):
-    """Trains with DataParallel, one process a device: `Trainer(strategy=PacelineStrategy())`.
+    """Trains with DataParallel, one process per device: `Trainer(strategy=PacelineStrategy())`.
 
-    Takes what DDPStrategy takes; what that passes on to DistributedDataParallel goes to
-    DataParallel, with its `exchange`, `codec` and so on. Once this module is imported,
-    `Trainer(strategy="paceline")` means the same.
+    Accepts the arguments of DDPStrategy and DataParallel. After importing this module,
+    `Trainer(strategy="paceline")` works, too.
 
-    A communication hook is registered on CPUs, too. Raises InvalidInput for one that would not run.
+    Communication hooks are registered on CPUs, too. Raises InvalidInput for an unsupported hook.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -38,7 +37,7 @@ class PacelineStrategy(DDPStrategy):
             )
 
     def setup(self, trainer: Trainer) -> None:
-        """Wrap the LightningModule, and make its optimizers."""
+        """Wrap the LightningModule, and create its optimizers."""
         if isinstance(self.precision_plugin, DeepSpeedPrecision | FSDPPrecision):
             raise InvalidInput(
                 "precision",
@@ -59,7 +58,7 @@ class PacelineStrategy(DDPStrategy):
         self.model.register_comm_hook(self._ddp_comm_state, wrap(hook) if wrap else hook)
 
     def teardown(self) -> None:
-        """Stop exchanging, and leave the LightningModule as it was given."""
+        """Stop exchanging, and unwrap the LightningModule."""
         if isinstance(self.model, DataParallel):
             self.model.close()
             self.model = self.lightning_module
@@ -74,26 +73,26 @@ StrategyRegistry.register(
 class LocalUpdatesCallback(Callback):
     """Trains with LocalUpdates: `Trainer(callbacks=[LocalUpdatesCallback(sync_every=50)])`.
 
-    Takes the options of LocalUpdates; `num_steps` defaults to the trainer's estimate. During
+    Accepts the options of LocalUpdates; `num_steps` defaults to the trainer's estimate. During
     training the module runs without its DistributedDataParallel, and Lightning does not broadcast
-    in every step whether rank 0 has received SIGTERM. A checkpoint has the first worker's state,
-    from which any number of workers resumes.
+    SIGTERM in every step. A checkpoint contains the first worker's state, from which any number of
+    workers can resume.
     """
 
     def __init__(self, **options: Any) -> None:
         self._options = options
         self._updates: LocalUpdates | None = None
         self._wrapped: nn.Module | None = None
-        self._loaded: dict[str, Any] = {}  # from a checkpoint, until training starts
-        self._final: dict[str, Any] = {}  # for a checkpoint after training
+        self._loaded: dict[str, Any] = {}  # a checkpoint's state, until training starts
+        self._final: dict[str, Any] = {}  # the final state, for a checkpoint after training
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start local updates of the optimizers that the strategy has made."""
+        """Start local updates with the strategy's optimizers."""
         strategy, total = trainer.strategy, trainer.estimated_stepping_batches
         options = {"num_steps": int(total) if isfinite(total) else None} | self._options
         assert strategy.model is not None
         if isinstance(strategy.model, DistributedDataParallel):
-            # Manual optimization would switch its exchange on again after each forward pass.
+            # Manual optimization would re-enable DDP's exchange after each forward pass.
             self._wrapped, strategy.model = strategy.model, pl_module
         self._updates = LocalUpdates(strategy.model, trainer.optimizers, **options)
         if self._loaded:
@@ -103,7 +102,7 @@ class LocalUpdatesCallback(Callback):
         loop._broadcast_sigterm_tensor = lambda: None
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Exchange what is left, so that all workers end with the same parameters."""
+        """Exchange the remaining changes, so that all workers end with the same parameters."""
         if self._updates is not None:
             self._updates.close()
             self._final = self._updates.state_dict()
@@ -112,13 +111,13 @@ class LocalUpdatesCallback(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """End without waiting for workers that may not come."""
+        """End without waiting for other workers."""
         if self._updates is not None:
             self._updates.__exit__(type(exception), exception, exception.__traceback__)
         self._restore(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this worker's state of LocalUpdates."""
+        """Return the state of this worker's LocalUpdates."""
         return self._final if self._updates is None else self._updates.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -126,7 +125,7 @@ class LocalUpdatesCallback(Callback):
         self._loaded = state_dict
 
     def _restore(self, trainer: Trainer) -> None:
-        """Give the trainer back what was replaced."""
+        """Restore what was replaced in the trainer."""
         if self._wrapped is not None:
             trainer.strategy.model = self._wrapped
         loop: Any = trainer.fit_loop.epoch_loop

@@ -1,4 +1,4 @@
-"""Training with paceline.DataParallel or LocalUpdates in the Trainer of Transformers."""
+"""Train with paceline.DataParallel or LocalUpdates in the Transformers Trainer."""
 
 import gc
 import logging
@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 
 def with_paceline(trainer: Trainer, **options: Any) -> Trainer:
-    """Make a Trainer use DataParallel, with these options of it.
+    """Make a Trainer use DataParallel with these options.
 
-    What TrainingArguments say of DistributedDataParallel goes to DataParallel, too. One process
-    alone has nothing to exchange, and nothing changes. Returns the trainer. Raises InvalidInput if
-    it is for something else than data parallelism on CPUs or GPUs, one process each.
+    The DistributedDataParallel fields of TrainingArguments apply to DataParallel, too. With a
+    single process nothing changes. Returns the trainer. Raises InvalidInput if the trainer is not
+    set up for data parallelism with one process per CPU or GPU.
     """
     if trainer.args.n_gpu > 1:
         raise InvalidInput(
@@ -43,10 +43,10 @@ def with_paceline(trainer: Trainer, **options: Any) -> Trainer:
 
 
 class _Check(TrainerCallback):
-    """Raises InvalidInput where a Trainer has the model wrapped otherwise than by its accelerator.
+    """Raises InvalidInput if a Trainer does not wrap the model by its accelerator.
 
-    It does so for models that are sharded as they are loaded, on SageMaker, and in trials of a
-    search, for each of which it makes another accelerator.
+    That happens for models sharded while loading, on SageMaker, and in hyperparameter searches,
+    where each trial has another accelerator.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -66,11 +66,11 @@ class _Check(TrainerCallback):
 class LocalUpdatesCallback(TrainerCallback):
     """Trains with LocalUpdates: `Trainer(..., callbacks=[LocalUpdatesCallback(sync_every=50)])`.
 
-    Takes the options of LocalUpdates; `num_steps` defaults to the Trainer's. The Trainer's
-    DistributedDataParallel exchanges no gradients, and `average_tokens_across_devices`, which
-    would gather in every step, is off until training ends. Each process writes its state into the
-    Trainer's checkpoints, and reads it when training resumes from `output_dir`; a process without
-    one reads another's.
+    Accepts the options of LocalUpdates; `num_steps` defaults to the Trainer's. During training the
+    Trainer's DistributedDataParallel exchanges no gradients, and `average_tokens_across_devices`,
+    which gathers in every step, is off. Each process writes its state into the Trainer's
+    checkpoints, and reads it on resumption from `output_dir`; a process without a state reads
+    another's.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -85,8 +85,8 @@ class LocalUpdatesCallback(TrainerCallback):
         control: TrainerControl,
         **given: Any,
     ) -> None:
-        """Start local updates, from the checkpoint's state if training resumes."""
-        if self._updates is not None:  # of a training that has failed
+        """Start local updates, with the checkpoint's state if training resumes."""
+        if self._updates is not None:  # left by a failed training
             self._updates.__exit__(RuntimeError, None, None)
         options = {"num_steps": state.max_steps} | self._options
         self._updates = LocalUpdates(_wrapped(given["model"]), given["optimizer"], **options)
@@ -98,11 +98,11 @@ class LocalUpdatesCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Exchange what is left after the last step, before it is evaluated and saved."""
+        """Exchange the remaining changes after the last step, before evaluation and saving."""
         if control.should_training_stop and self._updates is not None:
             self._updates.close()
 
-    on_epoch_end = on_step_end  # an evaluation may have stopped training
+    on_epoch_end = on_step_end  # an evaluation callback may have stopped training
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -141,7 +141,7 @@ def _file(process: int | str) -> str:
 
 
 def _wrapped(model: nn.Module) -> nn.Module:
-    """Return the model within its DistributedDataParallel, of which a Trainer tells no callback."""
+    """Return the model within DistributedDataParallel, which callbacks do not receive."""
     found = [
         one
         for one in gc.get_objects()

@@ -1,1 +1,1 @@
-"""Records that are read and written: settings, results, machine files."""
+"""Records in files: settings, results, machine files."""

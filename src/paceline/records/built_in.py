@@ -1,11 +1,10 @@
-"""The built-in models that plans most often name, from a record: without importing torch.
+"""Workloads of common built-in models, read from a record without importing torch.
 
-    python -m paceline.records.built_in      # makes the record anew, with torch, in half a minute
+    python -m paceline.records.built_in      # regenerates the record with torch in half a minute
 
-What a layer computes, moves and keeps grows with the samples b of a batch by a line a b + c. Only
-`working_nbytes` is the largest of several such lines: of the needs of one operation after another.
-From two samples on this is exact; of a single one PyTorch sums some gradients in another way, and
-those layers stand in the record twice.
+Each cost of a layer is a linear function a b + c of the batch size b, except `working_nbytes`,
+which is the maximum of several linear functions. This is exact from two samples on; for a single
+sample PyTorch sums some gradients differently, so those layers are recorded twice.
 """
 
 import json
@@ -19,12 +18,12 @@ from paceline.core.workload import Cost, Layer, Parameter, Workload
 
 _FILE = "built_in.json"
 RECORDED = ("lenet5", "alexnet", "vgg16", "resnet18", "resnet50", "gpt", "gpt2")
-_MOST = 2**20  # samples of a batch: none larger has been compared
-_MOST_COUNTED = 2**13  # of which all costs, which are floats, are still whole numbers
+_MOST = 2**20  # largest batch size that was compared with a description
+_MOST_COUNTED = 2**13  # larger floats are not exact integers
 _SIZES = ("activation_nbytes", "kept_nbytes", "working_nbytes")
 _COSTS = ("flops", "nbytes", "num_calls", "num_syncs")
 
-# A number that grows with the samples: itself if it never changes, or its lines [a, c].
+# A cost: a constant, or its lines [a, c].
 _Growing = int | list[list[int]]
 _Numbers = dict[str, Any]  # `_SIZES`, each growing; "forward" and "backward", each `_COSTS`
 _Describe = Callable[[int], Workload]
@@ -38,7 +37,7 @@ def _record() -> dict[str, Any]:
 
 
 def recorded(name: str, batch_size: int) -> Workload | None:
-    """Return a step of a built-in model, or None if the record does not have it."""
+    """Return a step of a built-in model; None if the record lacks it."""
     found = _record()["models"].get(name)
     if found is None or not 1 <= batch_size <= _MOST:
         return None
@@ -46,7 +45,7 @@ def recorded(name: str, batch_size: int) -> Workload | None:
 
 
 def step_of(record: dict[str, Any], name: str, batch_size: int) -> Workload:
-    """Return a step with so many samples of the model of a record."""
+    """Return a recorded model's step with the given number of samples."""
     alone = record["alone"] if batch_size == 1 else {}
     layers = (_layer(one, alone.get(one["name"], one), batch_size) for one in record["layers"])
     return Workload(
@@ -87,9 +86,9 @@ def _at(number: _Growing, batch_size: int) -> int:
 
 
 def record_of(describe: _Describe) -> dict[str, Any]:
-    """Return the record of a model, of which `describe` says a step with so many samples.
+    """Make the record of a model; `describe(n)` returns its step with n samples.
 
-    Raises ValueError if what it says does not grow by lines.
+    Raises ValueError if a cost is not linear.
     """
     known = cache(describe)
     some, alone = known(2), known(1)
@@ -145,9 +144,9 @@ def _recorded_layer(known: _Describe, number: int) -> dict[str, Any]:
 
 
 def _lines(value: Callable[[int], int], low: int, high: int) -> list[list[int]]:
-    """Return the lines whose largest is `value` from `low` to `high`.
+    """Return linear functions whose maximum is `value` from `low` to `high`.
 
-    Raises ValueError if there are none: if it bends downwards.
+    Raises ValueError if `value` is not convex.
     """
     lines, waiting, looked_at = set[tuple[int, int]](), [(low, high)], set[int]()
     while waiting:
@@ -157,7 +156,7 @@ def _lines(value: Callable[[int], int], low: int, high: int) -> list[list[int]]:
         looked_at |= {start, stop}
         if first == last:
             continue
-        # Where the two meet, nothing lies above both, or the lines between them begin.
+        # At the intersection the value lies on both lines, or further lines are needed in between.
         meeting = (first[1] - last[1]) // (last[0] - first[0])
         around = [size for size in (meeting, meeting + 1) if start <= size <= stop]
         looked_at |= {*around}
@@ -175,7 +174,7 @@ def _through(value: Callable[[int], int], size: int) -> tuple[int, int]:
 
 
 def _written(models: dict[str, Any], version: str) -> str:
-    """Return the record as JSON with a line for each layer."""
+    """Format the record as JSON with one line for each layer."""
 
     def block(opening: str, lines: list[str], closing: str) -> str:
         return "\n".join([opening, ",\n".join(lines), closing]) if lines else opening + closing
@@ -195,7 +194,7 @@ def _written(models: dict[str, Any], version: str) -> str:
 
 
 def main() -> None:
-    """Write the record of the models of `RECORDED`."""
+    """Write the record of all models in `RECORDED`."""
     import torch
 
     from paceline.training.recipes.named import workload_of

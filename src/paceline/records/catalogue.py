@@ -1,4 +1,4 @@
-"""Links and devices by name, and machines of equal devices that are described by these names.
+"""Known links and GPU models, and machines of equal devices that use these names.
 
     name = "two-of-8xv100"
     [equal]
@@ -9,8 +9,8 @@
     network = "25gbe"    # between hosts
     rails = 1            # network adapters of a host, each of which has this network's rate
 
-Devices of a host exchange messages over `link`, each at its full rate but for what all of them
-share; to the host's memory and the network they go over PCI Express.
+Devices of a host exchange messages over `link`, each at the full rate unless they share a bus. They
+reach the host's memory and the network over PCI Express.
 """
 
 import re
@@ -30,23 +30,23 @@ from paceline.core.names import not_known
 from paceline.core.network import Link
 from paceline.core.reading import first_fault
 
-# What layers reach of a data sheet: large convolutions of its arithmetic, copies of its memory.
+# Shares of data-sheet rates that layers reach: large convolutions, and memory copies.
 _FLOPS_REACHED, _MEMORY_REACHED = 0.68, 0.8
-_HALF_REACHED = 0.45  # of tensor cores, which layers keep less busy
+_HALF_REACHED = 0.45  # share of tensor-core rates, which layers use less
 _CALL_S = 5e-6
-# Of servers, for each GPU: half a socket's cores, memory, and its channels' bandwidth.
+# A server's cores, memory and bandwidth for each GPU: half a socket.
 _HOST_CORES, _HOST_NBYTES, _HOST_BYTES_PER_S = 6, 64e9, 16e9
 _BY_NAME = re.compile(
     r"(?:(?P<hosts>\d+)x)?(?P<devices>\d+)x(?P<device>[a-z][a-z0-9-]*)(?:\+(?:(?P<rails>\d+)x)?(?P<network>[a-z0-9-]+))?"
 )
-_SWITCH, _LINKS = "switch", "links"  # between hosts, and between the devices of one
+_SWITCH, _LINKS = "switch", "links"  # rates between hosts, and between devices of a host
 
 
 class KnownLink(Fact):
-    """A link as its standard has it, the share of it that exchanges reach, and what it costs.
+    """A link's nominal rate, the share that exchanges reach, and its latency.
 
-    `together_bytes_per_s`: what messages of all devices of a host reach together, where they share
-    a way; None: each its own. `rdma`: adapters between hosts read and write the GPUs' memory.
+    `together_bytes_per_s`: combined rate of all devices of a host, if they share a bus. `rdma`:
+    network adapters access the GPUs' memory directly.
     """
 
     bandwidth_bytes_per_s: Annotated[BytesPerSecond, Field(gt=0)]
@@ -58,9 +58,9 @@ class KnownLink(Fact):
 
 
 class KnownModel(Fact):
-    """A model of GPU as its data sheet has it, and the links of several of them.
+    """A GPU model by its data sheet, and its links.
 
-    `link` joins them, and `bus` each with the host.
+    `link` connects GPUs, and `bus` connects each GPU with the host.
     """
 
     flops_per_s: Annotated[FlopsPerSecond, Field(gt=0)]
@@ -84,7 +84,7 @@ def _catalogue() -> _Catalogue:
 
 
 def known_link(name: str) -> KnownLink:
-    """Return the link of that name; InvalidInput lists the known ones if there is none."""
+    """Look up a link; InvalidInput lists the known names."""
     known = _catalogue().links
     if name not in known:
         raise not_known("link", name, sorted(known))
@@ -92,7 +92,7 @@ def known_link(name: str) -> KnownLink:
 
 
 def known_model(name: str) -> KnownModel:
-    """Return the model of GPU of that name; InvalidInput lists the known ones."""
+    """Look up a GPU model; InvalidInput lists the known names."""
     known = _catalogue().devices
     if name not in known:
         raise not_known("device", name, sorted(known))
@@ -100,7 +100,7 @@ def known_model(name: str) -> KnownModel:
 
 
 class EqualDevices(Fact):
-    """So many equal devices on each of some equal hosts, all by their names in the catalogue."""
+    """Equal devices on equal hosts, by names of the catalogue."""
 
     device: Annotated[Name, Field(examples=["v100"])]
     devices: Annotated[int, Field(ge=1, le=64, examples=[8])]
@@ -118,7 +118,7 @@ class EqualDevices(Fact):
         return self
 
     def machine(self, name: str, losses: Losses | None = None) -> Machine:
-        """Return the machine, a cluster of several hosts; InvalidInput for unknown names."""
+        """Build the machine, a cluster for several hosts; InvalidInput for unknown names."""
         model = known_model(self.device)
         link = self.link or model.link
         stated = {} if losses is None else {"losses": losses}
@@ -170,7 +170,7 @@ class EqualDevices(Fact):
         )
 
     def _joined(self, link: str, bus: str) -> dict[str, Any]:
-        """Return the links, and a switch where devices are not joined by the host's bus alone."""
+        """Return the links, and a switch if devices have more than the host's bus."""
         known = known_link(link)
         own = [f"gpu{number}" for number in range(self.devices)]
         links = [_link((device, "host"), known_link(bus)) for device in own]
@@ -190,7 +190,7 @@ class EqualDevices(Fact):
 
 
 def _link(between: tuple[str, str], known: KnownLink) -> Link:
-    # A message between two devices takes two of these.
+    # a message between two devices uses two of these links
     return Link(
         between=between,
         bandwidth_bytes_per_s=known.bandwidth_bytes_per_s,
@@ -209,14 +209,14 @@ class EqualFile(Fact):
 
     @property
     def machine(self) -> Machine:
-        """The machine; InvalidInput for names that the catalogue does not have."""
+        """The machine; InvalidInput for names that are not in the catalogue."""
         return self.equal.machine(self.name, self.losses)
 
 
 def by_name(text: str) -> Machine | None:
-    """Return the machine that a name such as "8xv100" or "4x8xv100+25gbe" describes, or None.
+    """Parse a machine name such as "8xv100" or "4x8xv100+25gbe"; None if it is not one.
 
-    These are eight devices, and four hosts of eight each. InvalidInput for unknown parts.
+    The examples are eight devices, and four hosts of eight. InvalidInput for unknown parts.
     """
     match = _BY_NAME.fullmatch(text)
     if match is None:

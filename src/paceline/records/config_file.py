@@ -1,7 +1,7 @@
-"""Settings in a file, run.toml: read for `--config`, and written into the folder of every run.
+"""Read settings from run.toml for `--config`, and write them into the folder of every run.
 
-A file has the fields that the options of a command have. TOML has no null: within the tables
-`options` and `optimizer_options` the text "null" stands for it, as `--set FIELD=null` does.
+The fields are those of the command's options. TOML has no null, so the tables `options` and
+`optimizer_options` use the text "null", as does `--set FIELD=null`.
 """
 
 import sys
@@ -24,14 +24,14 @@ from paceline.records.settings import useful_settings
 
 FILE_NAME = "run.toml"
 _NULL = "null"
-# Whoever gives one does not want the other, which a file may name.
+# Settings that override another one from the file.
 _INSTEAD = {"epochs": "steps", "steps": "epochs", "device": "stretch", "stretch": "device"}
 
 
 def read_config(path: Path, kind: type[BaseModel]) -> dict[str, Any]:
-    """Return the settings in a file by name, each checked by itself.
+    """Read the settings in a file, and validate each one.
 
-    Raises InvalidInput that names the file, and the line, the key or the value that is wrong.
+    Raises InvalidInput that names the file and the invalid line, key or value.
     """
     found = read_toml_file(path, limits.CONFIGURATION, largest=sys.float_info.max)
     known = {name: field for name, field in kind.model_fields.items() if name != "kind"}
@@ -52,7 +52,7 @@ def read_config(path: Path, kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def merged(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given settings, and those below that they do not replace.
+    """Merge the given settings over those in `below`.
 
     Tables are merged by their keys. A shorthand (`policy`, `codec`) replaces the options that it
     stands for, and `epochs` replaces `steps`.
@@ -73,7 +73,7 @@ def merged(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]
 
 
 def with_resumed(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
-    """Return the values, and below them the settings of the run that they resume, if they do.
+    """Merge the values over the settings of the resumed run, if they resume one.
 
     Raises InvalidInput if `resume` is not the folder of a run.
     """
@@ -87,15 +87,15 @@ def with_resumed(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, 
         )
     before = read_config(path, kind)
     if "strategy" in values and values["strategy"] != before.get("strategy"):
-        before.pop("options", None)  # of a strategy that this run does not have
+        before.pop("options", None)  # options of another strategy
     return merged(values, before)
 
 
 @contextmanager
 def written_config(folder: Path, settings: Record) -> Iterator[None]:
-    """Write all settings of a run into its folder, which has the earlier ones if it is refused.
+    """Write run.toml; restore the previous file if the run is refused.
 
-    Raises InvalidInput if they cannot be written.
+    Raises InvalidInput if the file cannot be written.
     """
     path = folder / FILE_NAME
     before = read_file(path, limits.CONFIGURATION) if path.exists() else None
@@ -109,15 +109,15 @@ def written_config(folder: Path, settings: Record) -> Iterator[None]:
 
 
 def write_config(folder: Path, settings: Record) -> None:
-    """Write all settings of a run into its folder; InvalidInput if that cannot be."""
+    """Write run.toml into a run's folder; InvalidInput if that fails."""
     path, verb = folder / FILE_NAME, getattr(settings, "kind", "train")
     if isinstance(settings, RunSettings):
         values = useful_settings(settings)
     else:
         values = settings.model_dump(exclude={"kind"}, exclude_none=True)
-    values.pop("resume", None)  # which is this folder
+    values.pop("resume", None)  # the folder itself
     if values.get("steps") is not None and "epochs" in values:
-        del values["epochs"]  # in whose place the steps are
+        del values["epochs"]  # `steps` replaces `epochs`
     text = f"# `paceline {verb} --config {FILE_NAME}` repeats this run.\n{to_toml(values)}"
     try:
         write_text(path, text)
@@ -126,12 +126,12 @@ def write_config(folder: Path, settings: Record) -> None:
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
-    """Return the text of a TOML file: first the values, then a table for each mapping."""
+    """Format TOML: values first, then a table for each mapping."""
     return tomli_w.dumps({name: _plain(value) for name, value in values.items() if value != {}})
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in TOML's types: "null" for None, the text of what it has no type for."""
+    """Convert a value to TOML's types: "null" for None, text for other types."""
     if value is None:
         return _NULL
     if isinstance(value, Mapping):
@@ -142,7 +142,7 @@ def _plain(value: Any) -> Any:
 
 
 def _with_null(value: Any) -> Any:
-    """Return a value of a table with None for each "null"."""
+    """Replace each "null" in a table's value by None."""
     if isinstance(value, dict):
         return {key: _with_null(one) for key, one in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Read and write machines/*.toml, and find machines and devices in them."""
+"""Read and write machine files, and find machines and devices in them."""
 
 import json
 import re
@@ -24,8 +24,8 @@ from paceline.records.catalogue import EqualFile, by_name
 _DECIMAL = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
 _BINARY = (("Ti", 2.0**40), ("Gi", 2.0**30), ("Mi", 2.0**20), ("Ki", 2.0**10))
 _SECONDS = (("", 1.0), ("m", 1e-3), ("u", 1e-6), ("n", 1e-9))
-_MOST_DIGITS = 17  # of a float64
-# A field's unit follows from the end of its name; longer endings come first.
+_MOST_DIGITS = 17  # digits that identify a float64
+# Units by the ending of a field's name, longer endings first.
 _UNITS = {
     "values_per_s": "value/s",
     "flops_per_s": "flop/s",
@@ -36,10 +36,10 @@ _UNITS = {
 
 
 def read_machine(path: Path) -> Machine:
-    """Return the machine of a TOML file, or the cluster if it has levels.
+    """Read the machine or cluster of a TOML file.
 
-    InvalidInput names the file and the field or line, and says what would be right there. Devices
-    between which there is no way are a fault of the file, too.
+    InvalidInput names the file, the field or line, and what is expected there; also if devices are
+    not connected.
     """
     values = read_toml_file(path, limits.MACHINE, largest=inf)
     model: type[Fact] = Machine
@@ -63,7 +63,7 @@ def read_machine(path: Path) -> Machine:
 
 
 def _right(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return the right fields where one is missing or is not known."""
+    """Return a hint with the expected fields for a missing or unknown one."""
     fault = fault_of(error)
     *inside, last = [part for part in fault["loc"] if isinstance(part, str)] or [""]
     for part in inside:
@@ -87,10 +87,10 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _missing_link(machine: Machine) -> str | None:
-    """Name the stations without a route to the first device, and the link that would join them.
+    """Describe the stations without a route to the first device, and a link to add.
 
-    Devices that are cores of one host have its memory between them, and may do without. A host
-    without devices is a server, or nothing.
+    CPU devices of one host communicate through its memory, and need no link. A host without devices
+    may be a server.
     """
     first = machine.devices[0]
     reached = machine.network.reached_from(place_of(first))
@@ -110,45 +110,44 @@ def _missing_link(machine: Machine) -> str | None:
 
 
 def find_machine(name: str) -> Machine:
-    """Return the machine of a file, or the one that a file of ./machines or of Paceline describes.
+    """Find a machine by file, or by name in ./machines or among Paceline's own files.
 
-    Where there is no such file, NAME.toml is the machine NAME. InvalidInput lists the known ones if
-    there is none of that name.
+    NAME and NAME.toml are equivalent. InvalidInput lists the known machines.
     """
     path = Path(name)
-    if path.exists() or (path.suffix and path.name != name):  # a file, here or in a folder
+    if path.exists() or (path.suffix and path.name != name):  # a path
         return read_machine(path)
     files = _machine_files() + _machine_files("equal")
-    known = {path.stem: path for path in reversed(files)}  # the user's own come first
+    known = {path.stem: path for path in reversed(files)}  # the user's files come first
     short = name.removesuffix(".toml")
     if short in known:
         return read_machine(known[short])
     if (machine := by_name(short)) is not None:
         return machine
     if path.suffix:
-        return read_machine(path)  # which says why it cannot be read
+        return read_machine(path)  # raises the error of reading it
     also = ", any FILE.toml, and equal devices such as 8xv100 or 4x8xv100+25gbe"
     raise not_known("machine", name, sorted(known), also)
 
 
 class KnownDevice(NamedTuple):
-    """A device, and the machine whose file describes it."""
+    """A device and the machine that it belongs to."""
 
     machine: Machine
     device: Device
 
     @property
     def label(self) -> str:
-        """Both names."""
+        """The label MACHINE/DEVICE."""
         return f"{self.machine.name}/{self.device.name}"
 
 
 def find_device(name: str) -> KnownDevice:
-    """Return the device of that name, or the first whose label begins with it, or contains it.
+    """Find a device by name, or the first whose label starts with or contains the name.
 
-    `name` may be FILE.toml:NAME, for a device of that file alone; otherwise the files in ./machines
-    and those that come with Paceline are looked through. A label is "MACHINE/DEVICE"; upper and
-    lower case are the same. InvalidInput lists the known devices if there is none.
+    FILE.toml:NAME searches that file only; otherwise ./machines and Paceline's own files are
+    searched. Labels are "MACHINE/DEVICE", and case does not matter. InvalidInput lists the known
+    devices.
     """
     file, _, wanted = name.rpartition(":")
     machines = map(read_machine, [Path(file)] if file else _machine_files())
@@ -167,9 +166,9 @@ def find_device(name: str) -> KnownDevice:
 
 
 def _machine_files(below: str = "") -> list[Path]:
-    """Return the user's own, then those of the wheel, or of a checkout that is installed as is.
+    """Return the user's machine files, then those of the installed package or checkout.
 
-    `below`: the folder of such files in theirs, "equal" of machines that catalogues describe.
+    `below`: a subfolder, such as "equal" for machines that use the catalogue.
     """
     package = Path(__file__).parents[1]
     folders = (Path("machines"), package / "machines", package.parents[1] / "machines")
@@ -182,9 +181,9 @@ def _machine_files(below: str = "") -> list[Path]:
 
 
 def machine_text(machine: Machine, comment: str = "") -> str:
-    """Return the TOML text that describes exactly this machine, in ASCII.
+    """Format a machine as ASCII TOML, without loss of precision.
 
-    It begins with the lines of `comment`. Fields with their default value are left out.
+    The text begins with the lines of `comment`, and omits fields with default values.
     """
     lines = [f"# {line}".rstrip() for line in comment.splitlines()]
     text = "\n".join([*lines, tomli_w.dumps(_plain("", machine))])
@@ -192,37 +191,37 @@ def machine_text(machine: Machine, comment: str = "") -> str:
 
 
 def quantity(value: float, unit: str) -> str | None:
-    """Return the value with its unit, such as "1.6 GB/s", in the fewest digits that are exact.
+    """Format a value with its unit, such as "1.6 GB/s", in the fewest exact digits.
 
-    None if no text is exact, or if the value is zero, infinite, or too small for any prefix.
+    None if no text is exact, or the value is zero, infinite or too small.
     """
     prefixes = [_prefix(value, unit)]
-    if unit == "B":  # as memory is sold
+    if unit == "B":  # memory sizes are powers of two
         prefixes += [one for one in _BINARY if one[1] <= value][:1]
     texts = []
     for prefix, factor in prefixes:
         if factor <= value < inf:
             numbers = (f"{value / factor:.{digits}g}" for digits in range(1, _MOST_DIGITS + 1))
-            # 1e+02 is shorter than 103, but no easier to read
+            # avoid exponents
             exact = (n for n in numbers if "e" not in n and float(n) * factor == value)
             texts += [f"{number} {prefix}{unit}" for number in islice(exact, 1)]
     return min(texts, key=len, default=None)
 
 
 def rounded(value: float, unit: str) -> str:
-    """Return the value with its unit, rounded to three digits."""
+    """Format a value with its unit, rounded to three digits."""
     prefix, factor = _prefix(value, unit)
     return f"{float(f'{value / factor:.3g}'):g} {prefix}{unit}"
 
 
 def as_rounded(value: float, unit: str) -> float:
-    """Return the value that `rounded` prints."""
+    """Return the value as rounded by `rounded`."""
     factor = _prefix(value, unit)[1]
     return float(f"{value / factor:.3g}") * factor
 
 
 def _prefix(value: float, unit: str) -> tuple[str, float]:
-    """Return the largest prefix that the value reaches, or else the smallest, and its factor."""
+    """Return the largest prefix not above the value, or the smallest one, and its factor."""
     known = _SECONDS if unit == "s" else _DECIMAL
     return next((one for one in known if one[1] <= value), known[-1])
 
@@ -235,7 +234,7 @@ def _given(fact: BaseModel) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(field: str, value: Any) -> Any:
-    """Return a field's value in TOML's types; quantities have their unit."""
+    """Convert a field's value to TOML's types, quantities with their unit."""
     if isinstance(value, BaseModel):
         return {name: _plain(name, one) for name, one in _given(value)}
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The settings of a profile, and its result as in result.json."""
+"""Settings and result of `paceline profile`."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from paceline.core.facts import Bytes
-from paceline.core.outcome import Insight
+from paceline.core.outcome import Finding
 from paceline.core.settings import Model, Port, Record, Seconds
 from paceline.records.settings import strategy_config, validated
 from paceline.strategies import find_exchange
 
-SYNTHETIC = "synthetic"  # of the shape that the model takes
+SYNTHETIC = "synthetic"  # synthetic samples of the model's input shape
 
 
 class ProfileSettings(Record):
@@ -52,7 +52,7 @@ class ProfileSettings(Record):
 
 
 def validated_profile(values: dict[str, Any]) -> ProfileSettings:
-    """Return the settings of these fields, or raise InvalidInput that names a wrong one."""
+    """Validate the settings of a profile; InvalidInput names the wrong field."""
     settings = validated(ProfileSettings, values)
     strategy_config(find_exchange(settings.strategy), settings.options, settings.workers)
     return settings
@@ -64,7 +64,7 @@ Stage = Literal["load", "forward", "backward", "train", "hidden", "exposed", "up
 
 
 class Quartiles(Record):
-    """The median of repeated measurements in seconds, and the quartiles around it."""
+    """Median and quartiles of repeated measurements, in seconds."""
 
     median_s: float
     lower_s: float
@@ -72,7 +72,7 @@ class Quartiles(Record):
 
 
 class LayerRow(Record):
-    """The time of a layer in both directions, its parameters, and the bytes kept for backward."""
+    """A layer's forward and backward times, parameters, and bytes kept for backward."""
 
     name: str
     forward: Quartiles
@@ -82,19 +82,19 @@ class LayerRow(Record):
 
     @property
     def median_s(self) -> float:
-        """Forward and backward together."""
+        """Forward plus backward."""
         return self.forward.median_s + self.backward.median_s
 
 
 class StageRow(Record):
-    """A part of the step: all parts but "hidden" add up to it."""
+    """A part of the step; all parts except "hidden" add up to the step."""
 
     stage: Stage
     seconds: _NotNegative
 
 
 class ResourceRow(Record):
-    """The busy and the idle time of a resource in a step."""
+    """A resource's busy and idle seconds in a step."""
 
     resource: str
     busy_s: float
@@ -102,42 +102,42 @@ class ResourceRow(Record):
 
 
 class OverheadRow(Record):
-    """The time of calls and waits in a step, and its share of that step."""
+    """The time of a kind of call or wait in a step, and its share."""
 
     what: str
     seconds: float
     share: float
-    calls: float | None = None  # in a step, where that has a meaning
+    calls: float | None = None  # calls in a step; None for waits
 
 
 class OperatorRow(Record):
-    """An operator or a kernel, as torch.profiler names it, per step and without what it calls."""
+    """An operator or kernel of torch.profiler, with its self time per step."""
 
     name: str
     calls: float
     seconds: float
-    share: float  # of the time of all operators
-    nbytes: int  # the memory allocated less that freed, over the step
+    share: float  # share of the time of all operators
+    nbytes: int  # bytes allocated minus bytes freed in a step
 
 
 class AgreementRow(Record):
-    """A phase of the same steps, by our spans and by torch.profiler, in seconds a step."""
+    """A phase's seconds per step by Paceline's spans and by torch.profiler."""
 
     phase: str
     ours_s: float
     torch_s: float
-    in_operators_s: float  # the part of torch.profiler's time inside of operators
+    in_operators_s: float  # torch.profiler's time within operators
 
     @property
     def error(self) -> float:
-        """The relative error of our time, given torch.profiler's."""
+        """Relative difference to torch.profiler's time."""
         return self.ours_s / self.torch_s - 1 if self.torch_s else 0.0
 
 
 class WorkerMemoryRow(Record):
-    """The memory of a worker's process before its first step, and at most while it trained.
+    """A worker's memory before its first step, and its peak during training.
 
-    It is resident memory on a CPU; on a GPU, the memory that PyTorch has reserved.
+    Resident memory on a CPU; memory reserved by PyTorch on a GPU.
     """
 
     worker: int
@@ -146,55 +146,54 @@ class WorkerMemoryRow(Record):
 
 
 class TensorMemory(Record):
-    """The bytes of the tensors of a worker's step, by kind and at their peak.
+    """The bytes of tensors in a worker's step, by kind, and their peak.
 
-    The peak is `predicted` without running the model, and `measured` by PyTorch's allocator;
-    neither includes the data set. `momentum` is all of the optimizer's state.
+    `predicted`: peak computed without running the model; `measured`: peak by PyTorch's allocator;
+    both without the data set. `momentum`: the whole optimizer state.
     """
 
     parameters: int
     gradients: int
     momentum: int
-    features: int  # kept by forward for backward
+    features: int  # feature maps kept for backward
     inputs: int
     predicted: int
     measured: Annotated[int, Field(gt=0)]
 
     @property
     def error(self) -> float:
-        """The relative error of the predicted peak."""
+        """Relative error of the predicted peak."""
         return self.predicted / self.measured - 1
 
 
 class AttemptRow(Record):
-    """A batch that was tried in a process of its own; `why` states the outcome."""
+    """A batch size tried in a separate process; `why` states the outcome."""
 
     batch_size: int
     fits: bool
     seconds: float
     why: str
-    base_nbytes: int | None = None  # that the process held before the step, if it reported that
+    base_nbytes: int | None = None  # bytes held before the step, if reported
 
 
 class LargestBatch(Record):
-    """The largest batch of one worker that was seen to fit into `limit_nbytes`; 0 if none did."""
+    """The largest batch that fits into `limit_nbytes` on one worker; 0 if none fits."""
 
     batch_size: int
     limit_nbytes: int
-    predicted: int  # from the predicted memory
-    complete: bool  # False if the search ended at a deadline, so that larger ones may fit
+    predicted: int  # computed from the predicted memory
+    complete: bool  # False if the search hit a deadline, so that larger batches may fit
     attempts: Annotated[tuple[AttemptRow, ...], Field(min_length=1)]
 
 
 class ProfileResult(Record):
-    """The findings of a profile; times are per step.
+    """The result of a profile; times are per step.
 
-    `step` is the time of plain steps, `recorded_step` that of recorded ones, which took turns with
-    them; `cost` is the relative difference. `stages` are means over the workers, from the timelines
-    of the recorded steps; `recorded_typical_s` is the mean of the same steps by the clock alone.
-    `unrest` is that of `core.losses`, of all workers' plain steps.
-    Operators are those of worker 0, and so are `kernels_s`, the seconds in which a GPU's kernels
-    run, copies included; None on a CPU.
+    `step`: plain steps; `recorded_step`: recorded steps, which alternated with plain ones; `cost`:
+    their relative difference. `stages`: means over the workers' recorded timelines;
+    `recorded_typical_s`: mean of the same steps by the clock. `unrest`: spread of all workers'
+    plain steps (`core.losses`). Operators and `kernels_s` are worker 0's; `kernels_s` is the time
+    of a GPU's kernels and copies, None on a CPU.
     """
 
     kind: Literal["profile"] = "profile"
@@ -220,22 +219,22 @@ class ProfileResult(Record):
     workers: tuple[WorkerMemoryRow, ...]
     largest: LargestBatch | None
     samples_per_s: float
-    insights: tuple[Insight, ...]
+    findings: tuple[Finding, ...]
     peak_memory_bytes: tuple[int, ...]
 
     @property
     def stages_s(self) -> float:
-        """The sum of the stages, which should be the step."""
+        """The sum of the stages, which should equal the step."""
         return sum(row.seconds for row in self.stages if row.stage != "hidden")
 
     @property
     def stages_error(self) -> float:
-        """The relative error of the sum of the stages, given the recorded steps by the clock."""
+        """Relative difference between the sum of the stages and the recorded steps."""
         return self.stages_s / self.recorded_typical_s - 1
 
     @property
     def surplus_nbytes(self) -> int | None:
-        """The memory of training on worker 0 less the mean of the others; None if alone."""
+        """Worker 0's training memory minus the other workers' mean; None if alone."""
         if len(self.workers) < 2:
             return None
         first, *others = (row.training_nbytes - row.before_nbytes for row in self.workers)

@@ -1,4 +1,4 @@
-"""The results of runs and plans, and result.json, whose records are told apart by their `kind`."""
+"""Results of runs and plans, and reading result.json of any `kind`."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, TypeAdapter, model_validator
 from paceline.core.after_backward import AfterBackward
 from paceline.core.compare import Comparison
 from paceline.core.errors import InvalidInput, shown
-from paceline.core.outcome import Outcome, RunMetrics, is_share
+from paceline.core.outcome import Finding, Outcome, RunMetrics, is_share
 from paceline.core.reading import read_finite_record, read_record
 from paceline.core.settings import Record, RehearseSettings, TrainSettings
 from paceline.core.steps_to_loss import StepsToLoss
@@ -17,24 +17,22 @@ from paceline.core.timeline import Origin, quartiles
 from paceline.links.files import limits
 from paceline.links.files.reading import read_file
 from paceline.planner import Forecast, Ranking, Refusal
-from paceline.planner.backward import after_backward_sentence
 from paceline.planner.ranking import Advice
 from paceline.records.profile import ProfileResult
 from paceline.records.scale import ScaleResult
 
 
 class PlanRow(Record):
-    """One line of the plan table.
+    """One planned configuration.
 
-    `config` is the strategy's configuration; `efficiency` is samples a second over what the devices
-    would reach on their own; `link_nbytes_per_step` is by direction of a link, of a ring on its
-    slowest way, and `memory_nbytes` by device, and by host where one holds anything. `is_balanced`:
-    the workers' parts follow their speeds. `range_share`: the median of the measured steps is meant
-    to be as near as that to `step_s`, as a share of it, in nine of ten cases. `notes` are sentences
-    to stand beside `why`.
-    `after_backward`: what the exchange leaves to be done then, where the strategy says so.
-    `is_same_training`, `steps_to_loss`: whether it learns as one worker with the whole batch would,
-    and the steps to the same loss if not, where they are known.
+    `config`: the strategy's configuration. `efficiency`: throughput relative to the devices without
+    any exchange. `link_nbytes_per_step`: by direction of a link; for a ring, on its slowest link.
+    `memory_nbytes`: by device, and by host if it holds tensors. `is_balanced`: shares of the batch
+    follow the workers' speeds. `range_share`: half width of the range that should contain the
+    median measured step in nine of ten cases, relative to `step_s`. `why`, `notes`: explanations.
+    `after_backward`: communication left after backward, if the strategy reports it.
+    `is_same_training`: whether it computes what one worker with the whole batch would; otherwise
+    `steps_to_loss` compares the steps to the same loss, if known.
     """
 
     strategy: str
@@ -60,7 +58,7 @@ class PlanRow(Record):
 
     @classmethod
     def of(cls, forecast: Forecast) -> Self:
-        """Return the line of a forecast."""
+        """Convert a forecast."""
         own = {
             "config": asdict(forecast.config),
             "exposed_s": forecast.breakdown.exposed_s,
@@ -72,24 +70,24 @@ class PlanRow(Record):
 
     @property
     def range_s(self) -> tuple[float, float]:
-        """The shortest and the longest step within the range."""
+        """The shortest and longest step within the range."""
         return (1 - self.range_share) * self.step_s, (1 + self.range_share) * self.step_s
 
     @property
     def explanation(self) -> str:
-        """Why the step takes as long, and what else is to be said of the plan."""
+        """The reasons for the step's time, and the notes."""
         return "; ".join((self.why, *self.notes))
 
     @property
     def fullest_nbytes(self) -> int:
-        """The memory of the fullest device."""
+        """The memory of the device that needs the most."""
         return max(self.memory_nbytes.values(), default=0)
 
 
 class AdviceRow(Record):
-    """The best plan with a codec beside the best without, and the verdict whether it pays.
+    """The best plan with a codec compared with the best one without, and whether it pays.
 
-    `link_busy` is the share of the step without a codec on as many workers.
+    `link_busy`: share of the step without a codec, on as many workers, in which the link is busy.
     """
 
     pays: bool
@@ -101,56 +99,58 @@ class AdviceRow(Record):
     plain_workers: int
     plain_step_s: float
     link_busy: float
-    sentence: str
 
     @classmethod
     def of(cls, advice: Advice) -> Self:
-        """Return the row of an advice."""
+        """Convert a ranking's advice."""
         plain, encoded, names = advice.plain, advice.encoded, ("strategy", "workers", "step_s")
         return cls(
             pays=advice.pays,
             codec=str(encoded.codec),
             link_busy=advice.beside.link_busy,
-            sentence=advice.sentence,
             **{name: getattr(encoded, name) for name in names},
             **{f"plain_{name}": getattr(plain, name) for name in names},
         )
 
 
 class RankingRows(Record):
-    """All plans of a machine, best first, and what is to be said of them.
+    """All plans of a machine, best first.
 
-    `workers_worth` are those beyond which more hardly gain, None if numbers were not compared. All
-    sentences are about the plans.
+    `workers_worth`: number of workers beyond which more gain almost nothing; None if only one
+    number was planned. `alone_samples_per_s`: throughput of the best single worker, if planned.
     """
 
     plans: tuple[PlanRow, ...]
     refused: tuple[Refusal, ...]
     workers_worth: int | None
-    workers_sentence: str | None
+    alone_samples_per_s: float | None
     advice: AdviceRow | None
-    backward_sentence: str | None = None
 
     @classmethod
     def of(cls, ranking: Ranking) -> Self:
-        """Return the rows of a ranking."""
+        """Convert a ranking."""
+        alone = ranking.alone or ranking.best_of.get(1)
         return cls(
             plans=tuple(map(PlanRow.of, ranking)),
             refused=ranking.refused,
             workers_worth=ranking.worth,
-            workers_sentence=ranking.workers_sentence,
+            alone_samples_per_s=alone.samples_per_s if alone else None,
             advice=AdviceRow.of(ranking.advice) if ranking.advice else None,
-            backward_sentence=after_backward_sentence(ranking),
         )
+
+    @property
+    def recommended(self) -> PlanRow | None:
+        """The best plan with the same training as one worker, or else the best plan."""
+        same = (plan for plan in self.plans if plan.is_same_training)
+        return next(same, self.plans[0] if self.plans else None)
 
 
 class RunResult(RunMetrics):
-    """A training or a rehearsal: its settings, its prediction, and its metrics.
+    """The result of a training or rehearsal: settings, predictions and metrics.
 
-    `strategy`: the one that was used in the end. `devices`: what the devices of a rehearsal stood
-    for. `plans`: the forecasts before the first step, best first. `accuracy` is that of the last
-    epoch, None if nothing was tested. `step_s`: the median over the untraced steps, between whose
-    quartiles half of them lie; `comparison` is about the traced ones.
+    `strategy`: the strategy used last. `devices`: the devices that a rehearsal emulated. `plans`:
+    forecasts before the first step, the best first. `accuracy`: after the last epoch, None without
+    a test. `step_s` and its quartiles cover the untraced steps, `comparison` the traced ones.
     """
 
     kind: Literal["run"] = "run"
@@ -167,6 +167,7 @@ class RunResult(RunMetrics):
     lower_quartile_s: float | None = None
     upper_quartile_s: float | None = None
     comparison: Comparison | None = None
+    findings: tuple[Finding, ...] = ()
 
     @model_validator(mode="after")
     def _steps_are_known(self) -> Self:
@@ -182,17 +183,17 @@ class RunResult(RunMetrics):
 
     @property
     def is_rehearsal(self) -> bool:
-        """True if nothing was learnt, and layers only took time."""
+        """True for a rehearsal, which learns nothing."""
         return self.origin is Origin.REHEARSED
 
     @property
     def num_workers(self) -> int:
-        """The workers, of which the settings may have a list."""
+        """The number of workers."""
         return len(self.workers) or int(self.settings.workers)
 
     @property
     def predicted_range_s(self) -> tuple[float, float] | None:
-        """The shortest and the longest step within the range of the prediction."""
+        """The shortest and longest step within the prediction's range."""
         for plan in self.plans:
             if (plan.strategy, plan.step_s) == (self.strategy, self.predicted_step_s):
                 return plan.range_s
@@ -200,14 +201,14 @@ class RunResult(RunMetrics):
 
     @property
     def prediction_error(self) -> float | None:
-        """The error of the predicted step, as a share of the step that happened."""
+        """Error of the predicted step relative to the measured one."""
         if self.predicted_step_s is None or not self.step_s:
             return None
         return self.predicted_step_s / self.step_s - 1
 
     @classmethod
     def of(cls, outcome: Outcome, **known: Any) -> Self:
-        """Return the result of an outcome; `known` are the fields that it does not have."""
+        """Build the result of an outcome; `known` are the remaining fields."""
         own = {name: getattr(outcome, name) for name in RunMetrics.model_fields}
         is_accuracy = is_share(outcome.score) and bool(outcome.epochs)
         own["accuracy"] = outcome.epochs[-1].score if is_accuracy else None
@@ -222,8 +223,8 @@ class RunResult(RunMetrics):
 class PlanResult(Record):
     """The plans of a model on a machine, best first.
 
-    `machine` names a machine file, or is "this machine". `facts`: the version, and of this machine
-    its description.
+    `machine`: a machine file's name, or "this machine". `facts`: the version, and the description
+    of this machine.
     """
 
     kind: Literal["plan"] = "plan"
@@ -234,6 +235,7 @@ class PlanResult(Record):
     input_shape: tuple[int, ...] | None = None
     facts: dict[str, Any]
     ranking: RankingRows
+    findings: tuple[Finding, ...] = ()
 
 
 AnyResult = RunResult | PlanResult | ProfileResult | ScaleResult
@@ -250,11 +252,11 @@ _ANY_KIND = TypeAdapter(_AnyKind)
 
 
 def read_result(folder: Path) -> AnyResult:
-    """Return the result in a folder; InvalidInput names the file and what is wrong."""
+    """Read the result in a folder; InvalidInput names the file and the problem."""
     check_exists(folder)
     path = folder / "result.json"
     text, what = read_file(path, limits.RESULT), str(path)
-    # Not by a union, whose errors would name its members as if they were fields.
+    # A union type's errors would name its members as if they were fields.
     kind = _TYPES[read_finite_record(_ANY_KIND, text, what).kind]
     return read_record(TypeAdapter[AnyResult](kind), text, what)
 
@@ -273,14 +275,14 @@ def check_exists(folder: Path) -> None:
 
 
 def check_run(folder: Path) -> None:
-    """Raise InvalidInput if there is no such folder, or it holds another result than a run's."""
+    """Raise InvalidInput if the folder does not exist or holds a result other than a run's."""
     check_exists(folder)
     if (folder / "result.json").exists():
         read_run(folder)
 
 
 def read_run(folder: Path) -> RunResult:
-    """Return the result of a run or a rehearsal; InvalidInput if the folder holds another."""
+    """Read the result of a run or rehearsal; InvalidInput if the folder holds another kind."""
     check_exists(folder)
     path = folder / "result.json"
     text, what = read_file(path, limits.RESULT), str(path)

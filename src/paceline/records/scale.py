@@ -1,4 +1,4 @@
-"""The settings of a scaling study, its cells, and its result as in result.json."""
+"""Settings, cells and result of `paceline scale`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from paceline.core.losses import unrest_between
-from paceline.core.outcome import Insight
+from paceline.core.outcome import Finding
 from paceline.core.settings import InputShape, Model, Record, Seconds, read_list
 from paceline.core.timeline import Origin
 from paceline.strategies import EXCHANGES, find_exchange
@@ -16,15 +16,15 @@ Scaling = Literal["strong", "strong-per-worker", "weak"]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Part = Literal["computation", "the link", "synchronisation"]
 _Count = Annotated[int, Field(ge=1, le=2**31)]
-_MOST = 64  # values of each of a study's settings
+_MOST = 64  # most values of a setting
 
 
 class Point(NamedTuple):
-    """A method on a number of workers with a batch.
+    """A method with a number of workers and a batch size.
 
-    With strong scaling an epoch keeps its samples; `batch` is shared by the workers ("strong"), or
-    is that of each worker ("strong-per-worker", figure 3 of Mojumder et al. 2018). With weak
-    scaling each worker has a batch of its own, too, and the samples grow with the workers.
+    With strong scaling an epoch has a fixed number of samples; `batch` is shared by the workers
+    ("strong"), or is each worker's ("strong-per-worker", figure 3 of Mojumder et al. 2018). With
+    weak scaling `batch` is each worker's, and the samples of an epoch grow with the workers.
     """
 
     method: str
@@ -38,13 +38,13 @@ class Point(NamedTuple):
         return self.batch if self.scaling == "strong" else self.batch * self.workers
 
     def steps_of(self, samples: int) -> int:
-        """Return the steps of an epoch; `samples` are those of one worker's epoch."""
+        """Return the steps of an epoch; `samples`: of one worker's epoch."""
         total = samples * self.workers if self.scaling == "weak" else samples
         return -(-total // self.batch_size)
 
 
 def _read_counts(values: Any) -> Any:
-    """Return the numbers of a list that is written as 1,2,4."""
+    """Parse a list of numbers such as 1,2,4."""
     if not isinstance(values, str):
         return values
     try:
@@ -64,7 +64,8 @@ _Names = Annotated[
 class ScaleSettings(Record):
     """The settings of `paceline scale`.
 
-    Cells are measured unless `device` or `predict` asks for others; `measure` adds them to those.
+    Cells are measured unless `device` or `predict` is given; `measure` adds measured cells to
+    those.
     """
 
     kind: Literal["scale"] = "scale"
@@ -113,7 +114,7 @@ class ScaleSettings(Record):
     def _methods_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             if name not in EXCHANGES:
-                find_exchange(name)  # says what is wrong with a name that is known elsewhere
+                find_exchange(name)  # raises a better error for a known name
                 raise ValueError(f"{name!r} is not one of Paceline's own, which alone are compared")
         return names
 
@@ -137,14 +138,14 @@ class ScaleSettings(Record):
 
     @property
     def kinds(self) -> tuple[Origin, ...]:
-        """The kinds of cells: measured, rehearsed, predicted."""
+        """The kinds of cells to produce."""
         asked = {Origin.REHEARSED: self.device is not None, Origin.PREDICTED: self.predict}
         measured = self.measure or not any(asked.values())
         return tuple(kind for kind in Origin if asked.get(kind, measured))
 
     @property
     def trains(self) -> bool:
-        """True if models are trained: to be measured, or for a run's own prediction."""
+        """Whether models are trained, to measure or to predict from a profile."""
         return Origin.MEASURED in self.kinds or (self.machine is None and self.device is None)
 
     @property
@@ -157,13 +158,13 @@ class ScaleSettings(Record):
 
 
 class ScaleCell(Record):
-    """The time and the memory of an epoch with a method, a number of workers and a batch.
+    """The time and memory of an epoch with a method, number of workers and batch size.
 
-    `batch` is that of all workers with scaling "strong", and otherwise that of each one. All
-    seconds are of an epoch: its steps times the median of the repetitions. The `spread` is that of
-    their quartiles, and of a prediction its range, meant to hold the measured epoch in nine of ten
-    cases. The parts except `hidden_s`, and loading, add up to `epoch_s`. `memory_bytes` is that of
-    the fullest worker, which may have `capacity_bytes`. A cell with an `error` has no figures.
+    `batch` belongs to all workers with scaling "strong", otherwise to each one. Seconds are per
+    epoch: its steps times the median of the repetitions. `spread`: quartiles of the repetitions;
+    for a prediction, the range that should contain the measured epoch in nine of ten cases. The
+    parts except `hidden_s`, and loading, add up to `epoch_s`. `memory_bytes`: of the worker that
+    needs the most, out of `capacity_bytes`. A cell with an `error` has no figures.
     """
 
     method: str
@@ -190,12 +191,12 @@ class ScaleCell(Record):
 
     @property
     def num_shares(self) -> int:
-        """Epochs of one worker's samples in an epoch of all workers."""
+        """Number of workers' sample sets in an epoch."""
         return self.workers if self.scaling == "weak" else 1
 
 
 class TimedCell(ScaleCell):
-    """A cell without an error, with its seconds of an epoch."""
+    """A cell without an error."""
 
     epoch_s: _Seconds
     exposed_s: _Seconds = 0.0
@@ -204,14 +205,14 @@ class TimedCell(ScaleCell):
 
     @property
     def rate(self) -> float:
-        """Epochs of one worker's samples per second, which all cells can be compared by."""
+        """Throughput in epochs of one worker's samples per second, comparable between cells."""
         return self.num_shares / self.epoch_s
 
     @property
     def parts(self) -> dict[Part, float]:
-        """The seconds of an epoch for which each of the three is responsible.
+        """The seconds of an epoch by cause.
 
-        Computation is also what is neither communication nor waiting.
+        Computation includes everything except communication and waiting.
         """
         return {
             "computation": max(0.0, self.epoch_s - self.exposed_s - self.idle_s),
@@ -226,16 +227,16 @@ class TimedCell(ScaleCell):
 
     @property
     def shortest_s(self) -> float:
-        """Seconds of one worker's samples where the spread begins."""
+        """Lower end of the spread, for one worker's samples."""
         return (self.epoch_s if self.spread is None else self.spread[0]) / self.num_shares
 
     @property
     def longest_s(self) -> float:
-        """Seconds of one worker's samples where the spread ends."""
+        """Upper end of the spread, for one worker's samples."""
         return (self.epoch_s if self.spread is None else self.spread[1]) / self.num_shares
 
     def tells_apart(self, other: "TimedCell") -> bool:
-        """Return True if the spreads of the two rates do not overlap."""
+        """Return whether the spreads of the two rates do not overlap."""
         return self.longest_s < other.shortest_s or other.longest_s < self.shortest_s
 
 
@@ -249,13 +250,13 @@ def timed(cells: Iterable[ScaleCell]) -> list[TimedCell]:
 
 
 def most_real(cells: Sequence[TimedCell]) -> list[TimedCell]:
-    """Return the cells of the most real kind that there is."""
+    """Return the cells of the most real kind available."""
     first = next((kind for kind in Origin if any(cell.kind is kind for cell in cells)), None)
     return [cell for cell in cells if cell.kind is first]
 
 
 def unrest_of(cells: Iterable[ScaleCell]) -> float:
-    """Return how far repetitions that took place lie from their median, over that, at most."""
+    """Return the largest relative spread of measured or rehearsed repetitions."""
     return max(
         (
             unrest_between(cell.spread[0], cell.epoch_s, cell.spread[1])
@@ -267,7 +268,7 @@ def unrest_of(cells: Iterable[ScaleCell]) -> float:
 
 
 class ScaleResult(Record):
-    """A finished study: its settings, its cells, and conclusions from them."""
+    """A finished study: settings, cells and findings."""
 
     kind: Literal["scale"] = "scale"
     id: str
@@ -275,11 +276,11 @@ class ScaleResult(Record):
     settings: ScaleSettings
     machine: dict[str, Any]
     cells: tuple[ScaleCell, ...]
-    insights: tuple[Insight, ...]
+    findings: tuple[Finding, ...]
 
     @model_validator(mode="after")
     def _is_of_a_study(self) -> Self:
-        # A page has a row for each batch, and a column for each number of workers.
+        # Bounds the rows and columns of its page.
         for name in ("batch", "workers", "method"):
             count = len({getattr(cell, name) for cell in self.cells})
             if count > _MOST:

@@ -1,4 +1,4 @@
-"""Settings of a run, checked against its strategy, with errors that name the field."""
+"""Validate the settings of a run against its strategy; errors name the field."""
 
 import sys
 from collections.abc import Mapping
@@ -28,9 +28,9 @@ from paceline.core.strategy import Strategy, codec_fields, number_of
 from paceline.planner.precision import Precision
 from paceline.strategies import EXCHANGES, STRATEGIES, find_runnable
 
-AUTO = "auto"  # the strategy that is predicted to be the fastest
-_MOST_DIGITS = 9  # of a number of workers
-_SHORTHANDS = ("policy", "codec")  # of options
+AUTO = "auto"  # selects the strategy predicted to be fastest
+_MOST_DIGITS = 9  # most digits of a number of workers
+_SHORTHANDS = ("policy", "codec")  # deepest nesting of options
 _Validated = TypeVar("_Validated")
 
 
@@ -71,10 +71,10 @@ class PlanSettings(Record):
 
 
 def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
-    """Return the settings of a training, or raise InvalidInput that names a wrong field.
+    """Validate the settings of a training; InvalidInput names the wrong field.
 
-    A value of None stands for the default, which may be the strategy's or the model's. For a model
-    of the user's, which may be a recipe with an optimizer of its own, None stays None.
+    None selects the strategy's or model's default. For a user's model, which may be a recipe with
+    its own optimizer, None stays None.
     """
     given = _given(values)
     if "epochs" in given and "steps" in given:
@@ -99,7 +99,7 @@ def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
 
 
 def validated_rehearsal(values: Mapping[str, Any]) -> RehearseSettings:
-    """Return the settings of a rehearsal, or raise InvalidInput that names a wrong field."""
+    """Validate the settings of a rehearsal; InvalidInput names the wrong field."""
     settings = validated(RehearseSettings, _of_strategy(_given(values), RehearseSettings))
     name = settings.strategy
     if not strategy_of(settings).is_rehearsed:
@@ -112,9 +112,9 @@ def validated_rehearsal(values: Mapping[str, Any]) -> RehearseSettings:
 
 
 def _check(settings: RunSettings) -> None:
-    """Raise InvalidInput for what the strategy cannot do with its options, or without a profile.
+    """Raise InvalidInput for options that the strategy does not support, or that need a profile.
 
-    And for numbers of options that the run's file could not be read with.
+    Also for numbers that could not be read back from run.toml.
     """
     for name in ("options", "optimizer_options"):
         check_numbers(getattr(settings, name, {}), name, largest=sys.float_info.max)
@@ -127,19 +127,19 @@ def _check(settings: RunSettings) -> None:
 
 
 def strategy_of(settings: RunSettings) -> Strategy:
-    """Return the strategy of a run; InvalidInput if it is not known, or cannot be run."""
+    """Return the strategy of a run; InvalidInput if it is unknown or cannot run."""
     return find_runnable(settings.strategy)
 
 
 def configuration(settings: RunSettings) -> Any:
-    """Return the strategy's configuration; InvalidInput names a field that is wrong."""
+    """Return the configuration of a run's strategy; InvalidInput names the wrong field."""
     strategy = strategy_of(settings)
     num_workers = strategy.options.count_workers(settings.workers)
     return strategy_config(strategy, settings.options, num_workers)
 
 
 def strategy_config(strategy: Strategy, options: Mapping[str, Any], num_workers: int) -> Any:
-    """Return a strategy's configuration with these options; InvalidInput names a wrong one."""
+    """Build a strategy's configuration from options; InvalidInput names the wrong one."""
     for field, why in strategy.options.refused_options.items():
         if field in options:
             raise InvalidInput("options", f"{field} {why}")
@@ -147,7 +147,7 @@ def strategy_config(strategy: Strategy, options: Mapping[str, Any], num_workers:
 
 
 def check_options(strategy: Strategy, options: Mapping[str, Any], num_workers: int = 1) -> Any:
-    """Return a configuration to plan with these options; InvalidInput names a wrong one."""
+    """Build a configuration to plan with; InvalidInput names the wrong option."""
     if "workers" in options:
         raise InvalidInput("options", "workers is a setting of its own, not one of the strategy")
     known = [name for name in signature(strategy.config).parameters if name != "workers"]
@@ -163,11 +163,11 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_strategy(given: dict[str, Any], kind: type[RunSettings]) -> dict[str, Any]:
-    """Return the values with the strategy's defaults, and shorthands written out as options."""
+    """Add the strategy's defaults, and replace shorthands by options."""
     name = given.get("strategy", RunSettings.model_fields["strategy"].default)
     strategy = find_runnable(str(name))
     _refuse_useless(given, strategy, strategy.name, kind)
-    # A rehearsal learns nothing, and has no momentum.
+    # a rehearsal has no momentum
     own = strategy.options.defaults
     defaults = {name: value for name, value in own.items() if name in kind.model_fields}
     given = without_shorthands({**defaults, **given}, strategy)
@@ -175,15 +175,15 @@ def _of_strategy(given: dict[str, Any], kind: type[RunSettings]) -> dict[str, An
         return _numbered(given)
     workers = str(given.get("workers", kind.model_fields["workers"].default))
     strategy.options.count_workers(workers)
-    # As text even where it is a number: such workers do not share a batch, which may be smaller.
+    # As text even for a number: these workers do not share a batch, so it may be smaller.
     return given | {"workers": workers}
 
 
 def without_shorthands(given: Mapping[str, Any], strategy: Strategy) -> dict[str, Any]:
-    """Return the values with shorthands (`policy`, `codec`) written out as options."""
+    """Replace the shorthands `policy` and `codec` by options."""
     options = given.get("options", {})
     if not isinstance(options, dict):
-        return dict(given)  # pydantic says what is wrong with it
+        return dict(given)  # pydantic reports the error
     for name in [one for one in _SHORTHANDS if one in given]:
         if not isinstance(given[name], str):
             raise InvalidInput(name, "Input should be a valid string", got=given[name])
@@ -197,7 +197,7 @@ def without_shorthands(given: Mapping[str, Any], strategy: Strategy) -> dict[str
 
 
 def _numbered(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with `workers` as a number; InvalidInput if it is none."""
+    """Convert `workers` to a number; InvalidInput if it is not one."""
     workers = given.get("workers", 1)
     if isinstance(workers, int):
         return given
@@ -219,10 +219,10 @@ def _numbered(given: dict[str, Any]) -> dict[str, Any]:
 def _refuse_useless(
     given: Mapping[str, Any], strategy: Strategy, asked: str, kind: type[RunSettings]
 ) -> None:
-    """Raise InvalidInput for a setting that the strategy does not understand, or cannot follow."""
+    """Raise InvalidInput for a setting that the strategy does not support."""
     for name in given:
         knowing = _knowing(name)
-        # A run's file has the defaults, too, of which another strategy takes no notice.
+        # run.toml contains defaults, which another strategy ignores.
         is_default = name in kind.model_fields and given[name] == kind.model_fields[name].default
         is_idle = is_default or given[name] is False
         if knowing and name not in strategy.options.settings and not is_idle:
@@ -235,12 +235,12 @@ def _refuse_useless(
 
 
 def _knowing(name: str) -> list[str]:
-    """Return the strategies that understand an optional setting; none if all understand it."""
+    """Return the strategies that support an optional setting; none if all do."""
     return [one.name for one in STRATEGIES.values() if name in one.options.settings]
 
 
 def useful_settings(settings: RunSettings) -> dict[str, Any]:
-    """Return the fields that have a value and mean something to the strategy, by name."""
+    """Return the set fields that the strategy uses, by name."""
     if settings.strategy == AUTO:
         strategies = tuple(EXCHANGES.values())
     else:
@@ -274,7 +274,7 @@ def _written_out(name: str, text: str, strategy: Strategy) -> dict[str, Any]:
 
 
 def validated(kind: type[_Validated], values: Any, source: str = "") -> _Validated:
-    """Return an instance with these values, or raise InvalidInput with the first wrong field."""
+    """Create a validated instance; InvalidInput names the first wrong field."""
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""One HTML page about a run, drawn from the files of its folder and from nothing else."""
+"""HTML reports, built only from the files in a run's folder."""
 
 from paceline.report.folder import write_report
 

@@ -1,4 +1,4 @@
-"""Differences between two runs: settings, machine and versions, and their figures."""
+"""Compare two runs: their settings, machines, versions and results."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -9,8 +9,8 @@ from paceline.core.settings import Record
 from paceline.records.result import RunResult
 from paceline.report.format import Quantity, duration, nbytes, number, share
 
-_INDIFFERENT = {"output", "port", "tensorboard"}  # settings by which nothing changes
-_ALIKE = ("model", "batch_size", "data")  # without which seconds a step are not comparable
+_INDIFFERENT = {"output", "port", "tensorboard"}  # settings that do not affect a run's results
+_ALIKE = ("model", "batch_size", "data")  # required to compare seconds per step
 _HARDLY = 0.02
 _SHOWN: dict[str, Callable[[float], Quantity]] = {
     "s": duration,
@@ -21,7 +21,7 @@ _SHOWN: dict[str, Callable[[float], Quantity]] = {
 
 
 class Difference(Record):
-    """A setting or a fact, as both runs have it; None where a run has none."""
+    """A setting or a machine fact that differs; None if one run lacks it."""
 
     name: str
     left: Any
@@ -29,7 +29,7 @@ class Difference(Record):
 
 
 class Figure(Record):
-    """Something that both runs measured; `unit` is that of the values."""
+    """A result that both runs measured; `unit` applies to both values."""
 
     name: str
     unit: str
@@ -38,17 +38,17 @@ class Figure(Record):
 
     @property
     def shown(self) -> tuple[Quantity, Quantity]:
-        """Both values as people read them."""
+        """Both values, formatted with their unit."""
         return _SHOWN[self.unit](self.left), _SHOWN[self.unit](self.right)
 
     @property
     def change(self) -> float | None:
-        """By how much the right is larger, as a share of the left; None if that is zero."""
+        """Relative change from left to right; None if the left value is zero."""
         return self.right / self.left - 1 if self.left else None
 
 
 class Differences(Record):
-    """The differences between two runs, and their consequences in sentences."""
+    """All differences between two runs, and sentences that summarize them."""
 
     figures: tuple[Figure, ...]
     settings: tuple[Difference, ...]
@@ -57,7 +57,7 @@ class Differences(Record):
 
 
 def differences(left: RunResult, right: RunResult, table: Comparison) -> Differences:
-    """Compare the figures, settings and machines of two runs; `table` has their typical steps."""
+    """Compare two runs; `table` compares their typical steps."""
     one, other = _figures(left), _figures(right)
     figures = tuple(
         Figure(name=name, unit=unit, left=value, right=other[name, unit])
@@ -93,7 +93,7 @@ def _figures(result: RunResult) -> dict[tuple[str, str], float]:
 
 
 def settings_of(result: RunResult) -> dict[str, Any]:
-    """Return the settings by which runs can differ, those of the strategy one by one."""
+    """Return the settings that can differ between runs; strategy options are separate entries."""
     settings = result.settings.model_dump(mode="json", exclude=_INDIFFERENT)
     options = settings.pop("options", {})
     settings |= {f"{name} (of the strategy)": value for name, value in options.items()}
@@ -132,7 +132,7 @@ def _sentences(
 
 
 def _where(table: Comparison) -> str:
-    """Say which part of a step changed most; hidden communication is no part of it."""
+    """Describe the part of a step that changed most, hidden communication excluded."""
     step, *parts = table.rows
     by_s = step.right_s - step.left_s
     if abs(by_s) < _HARDLY * step.left_s:

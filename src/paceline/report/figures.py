@@ -1,4 +1,4 @@
-"""Figures as plotly.js reads them: their style and colours, and those of a step and of learning.
+"""Figures for plotly.js: the common style, step breakdowns and learning curves.
 
 A figure is a dict of traces, layout and configuration, in the words of
 <https://plotly.com/javascript/reference/>. Escape every text that comes from a file: plotly reads a
@@ -24,11 +24,11 @@ from paceline.report.format import duration, share
 Described = dict[str, Any]
 """A part of a figure: a trace, an axis, or all of it."""
 
-LEFT = 60  # pixels, of most figures
+LEFT = 60  # pixels: the height of most figures
 _MARGIN = {"l": LEFT, "r": 12, "t": 54, "b": 46}
 MARGINS = _MARGIN["t"] + _MARGIN["b"]
 BORDER = "rgba(255,255,255,0.6)"
-HOVER = "%{customdata}<extra></extra>"  # the text of each bar, and no box with the trace's name
+HOVER = "%{customdata}<extra></extra>"  # each bar's own text, no box for the trace's name
 _GRID = "rgba(128,128,128,0.25)"
 _LINE = {"color": "#888888", "width": 1, "dash": "dot"}
 _CONFIG = {
@@ -53,12 +53,12 @@ TRAIN = {"line": {"color": _VIOLET, "dash": "dash"}, "marker": {"symbol": "circl
 TEST = {"line": {"color": _VIOLET}, "marker": {"symbol": "circle", "size": 7}}
 _YELLOW, _SKY, _BLUE, _GREEN = "#f0e442", "#56b4e9", "#0072b2", "#009e73"
 _ORANGE, _VERMILLION, _PURPLE, _WINE = "#e69f00", "#d55e00", "#cc79a7", "#882255"
-COLOURS = (_BLUE, _VERMILLION, _GREEN, _PURPLE, _ORANGE, _SKY, _WINE)  # of lines and bars in turn
+COLOURS = (_BLUE, _VERMILLION, _GREEN, _PURPLE, _ORANGE, _SKY, _WINE)  # colour cycle
 
 
 @dataclass(frozen=True)
 class Fill:
-    """The fill of a bar, its label, and the colour of text on it."""
+    """A bar's fill, its label, and the colour of text on it."""
 
     label: str
     colour: str
@@ -66,7 +66,7 @@ class Fill:
     on_it: str = "#000000"
 
     def marker(self, border: Mapping[str, object]) -> dict[str, Any]:
-        """Return plotly's settings for such a bar."""
+        """Return the plotly marker of a bar with this fill."""
         marker: dict[str, Any] = {"color": self.colour, "line": dict(border)}
         if self.hatched:
             shape: dict[str, Any] = {"shape": "/", "fillmode": "overlay", "fgcolor": "#ffffff"}
@@ -75,7 +75,7 @@ class Fill:
 
     @property
     def css(self) -> str:
-        """The same as a CSS background."""
+        """The fill as a CSS background."""
         if not self.hatched:
             return f"background:{self.colour}"
         stripes = f"{self.colour} 0 2px,#ffffff 2px 4px"
@@ -96,7 +96,7 @@ KINDS: dict[Kind, Fill] = {
     Kind.STEP: Fill("weight update", _GREEN),
 }
 
-# By the quantities of a comparison, in the order in which a step goes through them.
+# The parts of a step, in the order in which they run.
 PARTS: dict[str, Fill] = {
     "load": KINDS[Kind.LOAD],
     "forward": KINDS[Kind.FORWARD],
@@ -110,12 +110,12 @@ PARTS: dict[str, Fill] = {
 
 
 def escaped(text: object) -> str:
-    """Return a text that plotly will not take for markup."""
+    """Escape a text so that plotly does not interpret it as markup."""
     return escape(str(text), quote=False)
 
 
 def unit_of(longest_s: float) -> tuple[str, float]:
-    """Return the unit in which an axis up to `longest_s` has readable numbers, and its seconds."""
+    """Return a readable unit for an axis up to `longest_s`, and the unit's length in seconds."""
     if longest_s >= 1:
         return "s", 1.0
     return ("ms", 1e-3) if longest_s >= 1e-3 else ("us", 1e-6)
@@ -123,7 +123,7 @@ def unit_of(longest_s: float) -> tuple[str, float]:
 
 @dataclass(frozen=True)
 class Panel:
-    """A pair of axes with its traces; a panel's title is read as markup.
+    """A pair of axes with its traces; plotly reads its title as markup.
 
     Of an axis' settings, `title` is text. `marks`: positions of dotted lines across the x axis.
     """
@@ -145,7 +145,7 @@ def figure_of(
     is_zoomed: bool = False,
     **layout: Any,
 ) -> Described:
-    """Return a figure of this height in pixels, in the style that all have.
+    """Build a figure of this height in pixels, in the common style.
 
     Panels stand next to each other or, with their relative `heights`, below one another; `gap` is
     between two, as a share of the figure. One `is_zoomed` has buttons, which fingers need.
@@ -173,13 +173,13 @@ def figure_of(
 def bars_along(
     fill: Fill, seconds: Sequence[float], told: Sequence[str], **settings: Any
 ) -> Described:
-    """Return horizontal bars of one fill, in the unit of the axis; `told` is shown by the mouse."""
+    """Build horizontal bars of one fill, in the axis' unit; `told` are their hover texts."""
     bars = {"type": "bar", "name": fill.label, "orientation": "h", "x": seconds}
     return bars | {"customdata": told, "hovertemplate": HOVER} | settings
 
 
 def _domains(sizes: Sequence[float], gap: float) -> list[tuple[float, float]]:
-    """Return where panels of these relative sizes begin and end, as shares of the whole."""
+    """Return the start and end of each panel as shares of the figure."""
     room = (1 - gap * (len(sizes) - 1)) / sum(sizes)
     starts = accumulate((size * room + gap for size in sizes[:-1]), initial=0.0)
     return [(start, start + size * room) for start, size in zip(starts, sizes, strict=True)]
@@ -192,7 +192,7 @@ def _axis(settings: Described) -> Described:
 
 
 def _title(text: str, across: Sequence[float], top: float, *, is_left: bool) -> Described:
-    """Return a panel's title above it: in the middle, or `is_left` above the rows' names."""
+    """Return the title above a panel: centred, or above the row names if `is_left`."""
     place: Described = {"x": sum(across) / 2, "xanchor": "center"}
     if is_left:
         place = {"x": 0, "xanchor": "left", "xshift": -LEFT}
@@ -200,13 +200,13 @@ def _title(text: str, across: Sequence[float], top: float, *, is_left: bool) -> 
     return {"text": text, "font": {"size": 14}, "showarrow": False} | place
 
 
-_FEW = 15  # points of a curve that are marked
+_FEW = 15  # curves with at most this many points mark each point
 _MOST_TICKS = 8
 _FEW_DECADES = 2
 
 
 def whole_numbers(highest: int, lowest: int = 0) -> dict[str, Any]:
-    """Return plotly's settings of an axis of counts: ticks at whole numbers, each once."""
+    """Return settings for an axis of counts: one tick at each whole number."""
     apart = max(1, -(-(highest - lowest) // _MOST_TICKS))
     magnitude = 10 ** (len(str(apart)) - 1)
     apart = next(step * magnitude for step in (1, 2, 5, 10) if step * magnitude >= apart)
@@ -214,7 +214,7 @@ def whole_numbers(highest: int, lowest: int = 0) -> dict[str, Any]:
 
 
 def decades(values: Iterable[float]) -> dict[str, Any]:
-    """Return plotly's settings of a logarithmic axis: ticks at 1, 2 and 5 of each decade."""
+    """Return settings for a logarithmic axis: ticks at 1, 2 and 5 of each decade."""
     found = [value for value in values if value > 0]
     low, high = min(found, default=1.0), max(found, default=1.0)
     below, above = floor(log10(low)), ceil(log10(high))
@@ -231,7 +231,7 @@ def decades(values: Iterable[float]) -> dict[str, Any]:
 
 
 def learning_curves(epochs: Sequence[Epoch], score: str) -> Described:
-    """Return the losses, and next to them the test score of that name, after each epoch."""
+    """Draw the losses and, next to them, the test score after each epoch."""
     losses: dict[str, Sequence[float | None]] = {
         "train loss": [epoch.train_loss for epoch in epochs],
         "test loss": [epoch.test_loss for epoch in epochs],
@@ -242,7 +242,7 @@ def learning_curves(epochs: Sequence[Epoch], score: str) -> Described:
 
 
 def evaluation_curves(evaluations: Sequence[Evaluation], score: str) -> Described:
-    """Return the test loss, and next to it the test score of that name, by steps."""
+    """Draw the test loss and, next to it, the test score by steps."""
     losses = {"test loss": [one.test_loss for one in evaluations]}
     steps = [one.num_steps for one in evaluations]
     axis = {"rangemode": "tozero"}
@@ -257,7 +257,7 @@ def _curves(
     score: str,
     scores: Sequence[float | None],
 ) -> Described:
-    """Return losses and, if there are any, scores, against epochs or steps."""
+    """Draw losses and, if known, scores, by epochs or steps."""
     x = {"title": by} | whole_numbers(numbers[-1]) | axis
     mode = "lines+markers" if len(numbers) <= _FEW else "lines"
 
@@ -284,7 +284,7 @@ def share_bars(
     *,
     is_downward: bool = False,
 ) -> Described:
-    """Return bars of shares from 0 to 1: a row for each inner key, a bar for each group."""
+    """Draw shares from 0 to 1 as bars: a row for each inner key, a bar for each group."""
     bars = []
     for i, (name, shares) in enumerate(groups.items()):
         if shares:
@@ -301,10 +301,10 @@ def share_bars(
 
 
 def step_parts(comparison: Comparison) -> Described:
-    """Return where a step goes, a stacked bar for each side of the comparison.
+    """Draw the parts of a step as one stacked bar for each side of the comparison.
 
-    Hidden communication is a thin bar of its own that ends with the backward pass, because it runs
-    beside the computation and adds nothing to the step.
+    Hidden communication is a separate thin bar that ends with the backward pass, because it runs
+    during computation and adds nothing to the step.
     """
     seconds = {row.quantity: (row.left_s, row.right_s) for row in comparison.rows}
     unit, factor = unit_of(max((value for pair in seconds.values() for value in pair), default=0.0))
@@ -323,7 +323,7 @@ def step_parts(comparison: Comparison) -> Described:
     y = {"tickvals": [0, 1], "ticktext": titles, "range": [1.55, -0.4], "showgrid": False}
     panel = Panel(bars, {"title": f"time per step, {unit}", "rangemode": "tozero"}, y)
     fits = {"minsize": 11, "mode": "hide"}
-    # The table below the figure names the colours, and wraps as a legend would not.
+    # The table below the figure explains the colours; a legend would not wrap.
     layout: Described = {"barmode": "overlay", "uniformtext": fits, "showlegend": False}
     return figure_of([panel], 240, margin={"l": 100, "t": 24}, **layout)
 
@@ -335,7 +335,7 @@ def _part(
     factor: float,
     sides: Sequence[str],
 ) -> Described:
-    """Return the bars of a part of a step, one for each side."""
+    """Build the bars of one part of a step, one for each side."""
     fill, is_beside = PARTS[quantity], quantity == "hidden"
     told = [f"{side}: {fill.label} {duration(s)}" for side, s in zip(sides, values, strict=True)]
     border = {"color": BORDER, "width": [0.5 if value else 0 for value in values]}

@@ -1,4 +1,4 @@
-"""The page of a result's folder."""
+"""Write the report of a result's folder."""
 
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from paceline.report.page import write_page
 def write_report(folder: Path, rehearsal: Path | None = None) -> Path:
     """Write report.html into the folder of a result and return its path.
 
-    It is drawn from result.json and trace.json alone, and opens without a network; with the folder
-    of a `rehearsal` of the same run, from that one's too. Raises InvalidInput that names the file
+    It is built from result.json and trace.json, and loads nothing from a network. `rehearsal`: the
+    folder of a rehearsal of the same run, to compare with. Raises InvalidInput that names the file
     if one of them is missing or damaged, or if they do not belong together.
     """
     result = read_result(folder)

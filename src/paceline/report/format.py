@@ -1,6 +1,6 @@
-"""Numbers as people read them: three significant digits and the unit that suits them.
+"""Format numbers for people: three significant digits and a suitable unit.
 
-What is read is text that knows the exact number, so that a table's copy can have it.
+The formatted text keeps the exact number, so that a copied table has full precision.
 """
 
 from math import isfinite, nan
@@ -9,14 +9,14 @@ from typing import Self
 from paceline.core.outcome import is_share
 
 _SECONDS = (("ns", 1e-9, 999.5), ("us", 1e-6, 999.5), ("ms", 1e-3, 999.5), ("s", 1.0, 99.95))
-_LEAST_S = 0.5e-12  # what is left of sums and differences of times is no time
+_LEAST_S = 0.5e-12  # rounding errors of sums of times count as zero
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class Quantity(str):
-    """A number as people read it: a text, the exact `value`, and the `unit` of that.
+    """A formatted number with its exact `value` and that value's `unit`.
 
-    What is made from it by cutting, joining or formatting is plain text.
+    Slicing, joining or formatting it returns a plain str.
     """
 
     __slots__ = ("unit", "value")
@@ -24,21 +24,21 @@ class Quantity(str):
     unit: str
 
     def __new__(cls, text: str, value: float, unit: str = "") -> Self:
-        """Return the text with its value."""
+        """Create the text with its value."""
         quantity = super().__new__(cls, text)
         quantity.value, quantity.unit = value, unit
         return quantity
 
     @property
     def exact(self) -> str:
-        """The value to twelve digits."""
+        """The value with twelve digits."""
         return f"{self.value:.12g}"
 
 
 def duration(seconds: float) -> Quantity:
-    """Return a time such as "1.23 ms", "45.6 s", "3 min 20 s" or "2 h 5 min".
+    """Format a time such as "1.23 ms", "45.6 s", "3 min 20 s" or "2 h 5 min".
 
-    It is within 0.5 % of `seconds`; less than half a picosecond is 0 s.
+    The rounding error is at most 0.5 %; less than half a picosecond is 0 s.
     """
     return Quantity(_duration(seconds), seconds, "s")
 
@@ -61,9 +61,9 @@ def _duration(seconds: float) -> str:
 
 
 def nbytes(count: float) -> Quantity:
-    """Return an amount of memory or traffic such as "512 B", "1.50 KiB" or "243 MiB".
+    """Format a number of bytes such as "512 B", "1.50 KiB" or "243 MiB".
 
-    Means may be fractions of a byte. It is within 0.5 % of `count`, from a byte up.
+    Means may be fractions of a byte. From one byte on, the rounding error is at most 0.5 %.
     """
     return Quantity(_nbytes(count), count, "bytes")
 
@@ -82,7 +82,7 @@ def _nbytes(count: float) -> str:
 
 
 def share(fraction: float, decimals: int = 1, signed: bool = False) -> Quantity:
-    """Return a fraction such as 0.1234 in percent, "12.3 %"; `signed` ones always show + or -."""
+    """Format a fraction such as 0.1234 as "12.3 %"; `signed` always shows + or -."""
     sign = "+" if signed else "-"
     percent = 100 * fraction
     text = f"{percent:{sign}z,.{decimals}f} %" if isfinite(fraction) else str(fraction)
@@ -90,7 +90,7 @@ def share(fraction: float, decimals: int = 1, signed: bool = False) -> Quantity:
 
 
 def change_text(change: float | None, missing: str = "-") -> str:
-    """Return a change as a signed share; from ten times up as "253 times", for None `missing`."""
+    """Format a relative change: "+12.3 %", "253 times" from tenfold, `missing` for None."""
     if change is None:
         return missing
     if change < 9:
@@ -99,30 +99,30 @@ def change_text(change: float | None, missing: str = "-") -> str:
 
 
 def ratio(one: float, other: float) -> float:
-    """Return a quotient, which is no number if the divisor is zero."""
+    """Divide; return nan if the divisor is zero."""
     return one / other if other else nan
 
 
 def optional_share(
     fraction: float | None, missing: str = "-", decimals: int = 1, signed: bool = False
 ) -> str:
-    """Return a fraction in percent, or what stands for a missing one."""
+    """Format a fraction in percent, or return `missing` for None."""
     return missing if fraction is None else share(fraction, decimals, signed)
 
 
 def number(value: float) -> Quantity:
-    """Return a plain number or a rate: "0.123", "12.3" or "12,345"."""
+    """Format a number without a unit: "0.123", "12.3" or "12,345"."""
     text = _three_digits(value) if abs(value) < 99.95 else f"{value:,.0f}"
     return Quantity(text, value)
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a count with its noun, as "1 worker" or "2 workers"."""
+    """Format a count with its noun: "1 worker" or "2 workers"."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _three_digits(value: float) -> str:
-    """Return a number with three significant digits, but never with an exponent from 1 up."""
+    """Format with three significant digits, without an exponent for numbers from 1 on."""
     size = abs(value)
     if size < 0.9995:
         return f"{value:.3g}"
@@ -130,15 +130,15 @@ def _three_digits(value: float) -> str:
 
 
 def score_text(name: str, value: float, digits: int = 2) -> str:
-    """Return a score as it is shown: a share in percent, any other with four digits."""
+    """Format a score: a share in percent, any other with four digits."""
     return share(value, digits) if is_share(name) else f"{value:.4g}"
 
 
 def loss_text(loss: float | None) -> str:
-    """Return a loss as it is shown; a dash where there is none."""
+    """Format a loss; a dash for None."""
     return "-" if loss is None else f"{loss:.4f}"
 
 
 def optional_score(name: str, value: float | None) -> str:
-    """Return a score as it is shown; a dash where there is none."""
+    """Format a score; a dash for None."""
     return "-" if value is None else score_text(name, value)

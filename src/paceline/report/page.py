@@ -1,7 +1,7 @@
-"""A page: its template, and what several kinds of pages show."""
+"""Render an HTML page from its template, and format settings and facts for it."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,16 +15,13 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 from pydantic import BaseModel
 
-from paceline.core.outcome import Insight, Topic
 from paceline.links.files.writing import write_text
 from paceline.report.format import change_text, counted, duration, nbytes, share
-
-_TOPICS: dict[Topic, str] = {"limit": "what limits", "change": "what next"}  # or as they are
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page's title, the name of its template, and what that shows."""
+    """A page's title, its template, and the template's variables."""
 
     title: str
     template: str
@@ -32,14 +29,14 @@ class Page:
 
 
 def write_page(path: Path, page: Page) -> None:
-    """Write a page, which opens without a network."""
+    """Write a self-contained page: it loads nothing from a network."""
     template = _environment().get_template(page.template)
     write_text(path, template.render(title=page.title, **page.content))
 
 
 @cache
 def _environment() -> Environment:
-    """Return what renders templates: texts are escaped, and an unknown name is an error."""
+    """Return the template environment: texts are escaped, unknown names are errors."""
     environment = Environment(
         loader=FunctionLoader(lambda name: _text_of("templates", name)),
         autoescape=True,
@@ -60,7 +57,7 @@ def _text_of(*names: str) -> str:
 
 
 def _with_time(run_id: str) -> str:
-    """Return which run it was, and when: an id begins with the time if Paceline gave it."""
+    """Return the run's id with its date and time, which ids made by Paceline begin with."""
     shown = f"Run {run_id}"
     with suppress(ValueError):
         shown += datetime.strptime(run_id[:15], "%Y%m%d-%H%M%S").strftime(", %Y-%m-%d %H:%M:%S")
@@ -72,20 +69,12 @@ def _json(figure: Any, **_: object) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Return the value with None for what is no number: JSON has neither nan nor infinity."""
+    """Replace nan and infinity by None, because JSON has neither."""
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not isfinite(value) else value
-
-
-def by_topic(found: Iterable[Insight]) -> dict[str, list[Insight]]:
-    """Return what was found about each topic, in the order of the first about it."""
-    topics: dict[str, list[Insight]] = {}
-    for one in found:
-        topics.setdefault(_TOPICS.get(one.topic, one.topic), []).append(one)
-    return topics
 
 
 Facts = dict[str, list[tuple[str, str]]]
@@ -95,7 +84,7 @@ Facts = dict[str, list[tuple[str, str]]]
 def facts(
     settings: BaseModel, machine: Mapping[str, Any], peaks: Sequence[int] | None = None
 ) -> Facts:
-    """Return the settings that have a value, and the machine; `peaks` is memory by worker."""
+    """Return the settings that are set, and the machine; `peaks` are bytes by worker."""
     known = dict(machine)
     if peaks is not None:
         unbroken = (nbytes(peak).replace(" ", "\N{NO-BREAK SPACE}") for peak in peaks)
@@ -106,7 +95,7 @@ def facts(
 
 
 def readable(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return names and values as text, with the units that the names end with."""
+    """Format names and values; a name's ending such as `_bytes` or `_s` selects the unit."""
     return list(_readable(values))
 
 

@@ -1,4 +1,4 @@
-"""The page of a profile: the time of a step, its waits, its memory, the largest batch."""
+"""The page of a profile: step time, waits, memory and the largest batch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
 from paceline.records.profile import LargestBatch, LayerRow, ProfileResult, Quartiles
+from paceline.report import advice
 from paceline.report.figures import (
     KINDS,
     PARTS,
@@ -25,24 +26,24 @@ from paceline.report.format import (
     ratio,
     share,
 )
-from paceline.report.page import Page, by_topic, facts
+from paceline.report.page import Page, facts
 from paceline.report.steps import two_steps
 from paceline.report.tables import Labelled, Rows, Table
 
-_MOST_BARS = 30  # layers of the figure, the slowest ones; the table has all
+_MOST_BARS = 30  # the figure shows the slowest layers, the table all of them
 _HEIGHT, _ROW = 130, 22  # pixels
 _MILLISECONDS = "milliseconds of a step"
 
 
 def page_of(result: ProfileResult, folder: Path) -> Page:
-    """Return the page of a profile."""
+    """Build the page of a profile."""
     layers = slowest_layers(result)[:_MOST_BARS]
     largest = result.largest
     content: dict[str, Any] = {
         "result": result,
         "line": _line(result),
         "tiles": _tiles(result),
-        "topics": by_topic(result.insights),
+        "advice": list(advice.shown(result.findings)),
         "stages_figure": _stages_figure(result),
         "stages": stages_table(result),
         "layers_figure": _layers_figure(layers),
@@ -86,7 +87,7 @@ def _tiles(result: ProfileResult) -> list[tuple[str, str, str]]:
 
 
 def stages_table(result: ProfileResult) -> Table:
-    """Return the time and the share of each part of a step, and their sum."""
+    """Return a table of the parts of a step, with their sum."""
     rows: Rows = []
     for row in result.stages:
         part = "beside it" if row.stage == "hidden" else share(ratio(row.seconds, result.stages_s))
@@ -97,7 +98,7 @@ def stages_table(result: ProfileResult) -> Table:
 
 
 def overheads_table(result: ProfileResult) -> Table:
-    """Return the time, the share and the number of all calls and waits of a step."""
+    """Return a table of the calls and waits in a step."""
     rows: Rows = []
     for row in result.overheads:
         calls = "" if row.calls is None else number(row.calls)
@@ -106,7 +107,7 @@ def overheads_table(result: ProfileResult) -> Table:
 
 
 def operators_table(result: ProfileResult) -> Table:
-    """Return the time, the share, the calls and the memory of each operator."""
+    """Return a table of operators: time, share, calls and memory."""
     rows: Rows = [
         (row.name, duration(row.seconds), share(row.share), number(row.calls), nbytes(row.nbytes))
         for row in result.operators
@@ -116,12 +117,12 @@ def operators_table(result: ProfileResult) -> Table:
 
 
 def slowest_layers(result: ProfileResult) -> list[LayerRow]:
-    """Return the layers, the slowest first."""
+    """Return the layers sorted by time, the slowest first."""
     return sorted(result.layers, key=lambda row: row.median_s, reverse=True)
 
 
 def layers_table(layers: Sequence[LayerRow]) -> Table:
-    """Return the times, the parameters and the feature maps of layers."""
+    """Return a table of layers: times, parameters and feature maps."""
     rows: Rows = []
     for row in layers:
         times = *_spread(row.forward), *_spread(row.backward)
@@ -208,7 +209,7 @@ def _processes(result: ProfileResult) -> Table:
 
 
 def surplus_sentence(result: ProfileResult) -> str | None:
-    """Return what worker 0 needs beside the others, without its full stop; None if it is alone."""
+    """Compare worker 0's memory with the other workers'; None if it is alone."""
     surplus = result.surplus_nbytes
     if surplus is None:
         return None
@@ -228,7 +229,7 @@ def _attempts(found: LargestBatch) -> Table:
 
 
 def largest_sentence(found: LargestBatch) -> str:
-    """Return the outcome of the search for the largest batch, without its full stop."""
+    """Summarize the search for the largest batch."""
     limit = nbytes(found.limit_nbytes)
     if found.batch_size:
         at_least = "" if found.complete else " at least"

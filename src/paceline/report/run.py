@@ -1,4 +1,4 @@
-"""The page of a training or a rehearsal: a section for everything that its result has."""
+"""The page of a run or rehearsal: one section for each part of its result."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +10,7 @@ from paceline.core.outcome import Epoch, Evaluation
 from paceline.core.timeline import Origin, Timeline
 from paceline.record.trace import read_timeline, read_trace
 from paceline.records.result import RunResult, read_run
+from paceline.report import advice
 from paceline.report.figures import evaluation_curves, learning_curves, step_parts
 from paceline.report.format import (
     change_text,
@@ -20,19 +21,18 @@ from paceline.report.format import (
     optional_score,
     score_text,
 )
-from paceline.report.insights import of_asynchronous, of_run
-from paceline.report.page import Page, by_topic, facts
+from paceline.report.page import Page, facts
 from paceline.report.steps import through_time, two_steps
 from paceline.report.tables import Chosen, Rows, Table, comparison_table, plans_table, trials_table
 from paceline.report.workers import worker_sections
 
-_TELLING = ("policy", "lanes", "head")  # of a configuration, also where nobody has named them
-_ALIKE = ("model", "workers", "batch_size")  # settings of a run and of a rehearsal beside it
+_TELLING = ("policy", "lanes", "head")  # options to display even if they were not set
+_ALIKE = ("model", "workers", "batch_size")  # settings that a run and its rehearsal must share
 _MOST_FAULTS = 20
 
 
 def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> Page:
-    """Return the page of a run or, with the folder of a rehearsal of it, of both."""
+    """Build the page of a run; `rehearsal` adds a rehearsal of the same run."""
     timelines = read_trace(folder / "trace.json")
     if rehearsal is not None:
         timelines[Origin.REHEARSED] = _rehearsed_timeline(result, rehearsal)
@@ -42,7 +42,7 @@ def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> P
 
 
 def _rehearsed_timeline(result: RunResult, folder: Path) -> Timeline:
-    """Return the timeline of a rehearsal in `folder`; InvalidInput if it is not of this run."""
+    """Read a rehearsal's timeline; InvalidInput if it does not match the run."""
     if result.comparison is None:
         raise InvalidInput(
             result.id,
@@ -77,12 +77,11 @@ def _content(result: RunResult, timelines: Mapping[Origin, Timeline]) -> dict[st
     if (missing := len(faults) - _MOST_FAULTS) > 0:
         faults[_MOST_FAULTS:] = [f"and {missing} more, in result.json"]
     are_all = len(shown) == len(Origin) and all(one.typical_steps for one in shown)
-    found = of_run(result, timelines) if in_step else of_asynchronous(result)
     return worker_sections(result) | {
         "result": result,
         "line": _line(result),
         "tiles": list(_tiles(result)),
-        "topics": by_topic(found),
+        "advice": list(advice.shown(result.findings)),
         "plans": _plans(result) if in_step and not result.is_rehearsal else None,
         "learning": _learning(epochs, result.score) if epochs else None,
         "has_score": any(epoch.score is not None for epoch in epochs),
@@ -155,14 +154,14 @@ def _prediction(result: RunResult) -> Iterator[tuple[str, str, str]]:
 
 
 def _plans(result: RunResult) -> Table:
-    """Return the plans, this run's marked, and why each takes as long."""
+    """Return the table of plans, with the run's own marked."""
     table = plans_table(result.plans).without("devices", "efficiency", "exposed", "memory")
     used = result.strategy, result.settings.workers
     rows: Rows = []
     for plan, (name, *cells) in zip(result.plans, table.rows, strict=True):
         is_used = (plan.strategy, plan.workers) == used
-        rows.append((Chosen(name, "this run") if is_used else name, *cells, plan.explanation))
-    return Table((*table.head, "why"), rows, (0, len(table.head)))
+        rows.append((Chosen(name, "this run") if is_used else name, *cells))
+    return Table(table.head, rows, table.text)
 
 
 def _tests(evaluations: Sequence[Evaluation], score: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from operator import attrgetter
 from statistics import fmean
 from typing import Any, get_args
 
-from paceline.core.losses import busy_warning
 from paceline.core.timeline import Origin
 from paceline.records.scale import (
     ScaleCell,
@@ -14,8 +13,8 @@ from paceline.records.scale import (
     TimedCell,
     most_real,
     timed,
-    unrest_of,
 )
+from paceline.report import advice
 from paceline.report.figures import (
     HOVER,
     PARTS,
@@ -27,7 +26,7 @@ from paceline.report.figures import (
     unit_of,
 )
 from paceline.report.format import Quantity, change_text, counted, duration, nbytes, number, share
-from paceline.report.page import Page, by_topic, facts
+from paceline.report.page import Page, facts
 from paceline.report.tables import Rows, Table
 
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
@@ -38,7 +37,7 @@ _STACK = ("forward", "backward", "exposed", "update", "idle")
 
 
 def page_of(result: ScaleResult) -> Page:
-    """Return the page of a scaling study."""
+    """Build the page of a scaling study."""
     good, real = timed(result.cells), most_real(timed(result.cells))
     shown = [cell for cell in real if cell.scaling == real[0].scaling]
     beside, errors = _beside(good)
@@ -48,11 +47,10 @@ def page_of(result: ScaleResult) -> Page:
         "result": result,
         "line": _line(result),
         "tiles": list(_tiles(result)),
-        "topics": by_topic(result.insights),
+        "advice": list(advice.shown(result.findings)),
         "epochs": dict(_epochs(good)),
         "speedups": _speedups(good) if len({cell.workers for cell in good}) > 1 else None,
         "overhead": _overhead(alone) if len(_distinct(alone, attrgetter("method"))) > 1 else None,
-        "doubt": _doubt(alone),
         "synchronisation": _synchronisation(good) if good else None,
         "breakdowns": _breakdowns(shown) if shown else None,
         "real": shown[0] if shown else None,
@@ -103,7 +101,7 @@ def _speedups(cells: Sequence[TimedCell]) -> Table:
 
 
 def _synchronisation(cells: Sequence[TimedCell]) -> Table:
-    """Return the overhead of synchronisation, as table III of Mojumder et al. 2018."""
+    """Return a table of synchronisation overheads, as table III of Mojumder et al. 2018."""
 
     def cell(found: dict[int, TimedCell], count: int) -> str:
         one = found[count]
@@ -115,7 +113,7 @@ def _synchronisation(cells: Sequence[TimedCell]) -> Table:
 def _by_workers(
     cells: Sequence[TimedCell], shown: Callable[[dict[int, TimedCell], int], str]
 ) -> Table:
-    """Return a row for each sort of cell, with a column for each number of workers."""
+    """Return a table with a column for each number of workers."""
     counts = sorted({cell.workers for cell in cells})
     by_sort: dict[tuple[str, int, Scaling, Origin], dict[int, TimedCell]] = {}
     for cell in cells:
@@ -130,7 +128,7 @@ def _by_workers(
 
 
 def _overhead(alone: Sequence[TimedCell]) -> Table:
-    """Return the overhead of each method on one worker, as table II of Mojumder et al. 2018."""
+    """Return a table of overheads on one worker, as table II of Mojumder et al. 2018."""
     methods = _distinct(alone, attrgetter("method"))
     by_batch: dict[tuple[Origin, int], dict[str, TimedCell]] = {}
     for cell in alone:
@@ -144,21 +142,15 @@ def _overhead(alone: Sequence[TimedCell]) -> Table:
 
 
 def _longer(one: TimedCell, least: TimedCell) -> Quantity:
-    """Return by how much an epoch is longer than the least, and if the two are not told apart."""
+    """Format the extra time over the fastest epoch, marked if the two spreads overlap."""
     change = one.epoch_s / least.epoch_s - 1
     unsure = one is not least and not one.tells_apart(least)
     text = change_text(change) + (", not told apart" if unsure else "")
     return Quantity(text, 100 * change, "%")
 
 
-def _doubt(cells: Sequence[TimedCell]) -> str:
-    """Return a sentence about unsure overheads of these cells, if they are."""
-    warning = busy_warning(unrest_of(cells), "repetitions", "overheads are as uncertain")
-    return "" if warning is None else f"{warning[0].upper()}{warning[1:]}."
-
-
 def _beside(cells: Sequence[TimedCell]) -> tuple[Table, list[float]]:
-    """Return found epochs with their predictions, and the errors of those."""
+    """Return a table of measured and predicted epochs, and the prediction errors."""
     predicted = {cell.point: cell.epoch_s for cell in cells if cell.kind is Origin.PREDICTED}
     rows: Rows = []
     errors = []
@@ -191,9 +183,9 @@ def _cells(cells: Sequence[ScaleCell]) -> Table:
 
 
 def _epoch_times(cells: Sequence[TimedCell]) -> Described:
-    """Return the time of an epoch by workers: a row for each batch, a bar for each method and kind.
+    """Draw epoch times by workers: a row for each batch, a bar for each method and kind.
 
-    Whiskers are the spreads of the cells. The bars of weak scaling contain the mean time of one
+    Whiskers are the cells' spreads. Bars of weak scaling contain the mean time for one
     worker's samples.
     """
     batches = _distinct(cells, lambda one: one.batch)
@@ -216,7 +208,7 @@ def _epoch_times(cells: Sequence[TimedCell]) -> Described:
 def _bars(
     cells: Sequence[TimedCell], all_cells: Sequence[TimedCell], factor: float
 ) -> Iterator[Described]:
-    """Yield the bars of cells of one method and kind, coloured and named as among all cells."""
+    """Yield the bars of one method and kind, with its colour and name."""
     method, kind = cells[0].method, cells[0].kind
     methods = _distinct(all_cells, lambda one: one.method)
     kinds = _distinct(all_cells, lambda one: one.kind)
@@ -254,7 +246,7 @@ def _whiskers(cells: Sequence[TimedCell], factor: float) -> Described:
 
 
 def _breakdowns(cells: Sequence[TimedCell]) -> Described:
-    """Return the parts of an epoch: a row for each method, a bar for each batch and workers."""
+    """Draw the parts of an epoch: a row for each method, a bar for each batch and worker count."""
     methods = _distinct(cells, lambda one: one.method)
     unit, factor = unit_of(max(cell.epoch_s for cell in cells))
     panels = []
@@ -288,7 +280,7 @@ def _rows(
     unit: str,
     **layout: Any,
 ) -> Described:
-    """Return panels of epochs below one another, from their bars and titles."""
+    """Stack panels of epoch times vertically."""
     y = {"title": f"epoch, {unit}", "rangemode": "tozero"}
     last = len(panels) - 1
     drawn = [

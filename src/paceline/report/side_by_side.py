@@ -1,4 +1,4 @@
-"""Any number of trained runs beside each other: figures 5 to 8 of Ma, Rusu et al. 2020.
+"""Compare the learning of any number of runs, as figures 5 to 8 of Ma, Rusu et al. 2020.
 
 Loss against seconds of training and against epochs, each worker's share of the updates, and the
 share of the time in which each device computed. As in the paper, losses are also divided by the
@@ -24,7 +24,7 @@ _MOST_EPOCHS = 12  # rows of the loss against epochs
 
 
 class Point(Record):
-    """The loss after an epoch, when so many seconds had been trained."""
+    """The loss after an epoch, and the seconds of training until then."""
 
     epoch: int
     seconds: float
@@ -32,10 +32,10 @@ class Point(Record):
 
 
 class Side(Record):
-    """One of the runs. `differs`: the settings by which it differs from the others, as text.
+    """One of the runs; `differs` lists the settings that differ between the runs.
 
-    `update_shares` and `utilisation` by worker, where the result has them. `reached_s`: the seconds
-    after which it had the loss that all runs have reached.
+    `update_shares` and `utilisation` are by worker, if the result has them. `reached_s`: the time
+    at which the run reached the loss that all runs have reached.
     """
 
     name: str
@@ -49,17 +49,17 @@ class Side(Record):
 
     @property
     def lowest(self) -> float:
-        """The lowest of its losses."""
+        """The run's lowest loss."""
         return min(point.loss for point in self.points)
 
     def loss_at(self, seconds: float) -> float | None:
-        """Return the loss of the last epoch that had ended by then; None before the first."""
+        """Return the loss of the last epoch that ended by then; None before the first."""
         losses = [point.loss for point in self.points if point.seconds <= seconds]
         return losses[-1] if losses else None
 
 
 class SideBySide(Record):
-    """The runs; `loss` names what is compared, and `reached` is one that all have reached."""
+    """The runs; `loss` names the compared loss, `reached` is a value that all runs reached."""
 
     loss: str
     lowest: float
@@ -68,13 +68,13 @@ class SideBySide(Record):
 
     @cached_property
     def times(self) -> tuple[float, ...]:
-        """Times up to the end of the run that was over first, at equal distances."""
+        """Equally spaced times up to the end of the shortest run."""
         end_s = min(run.points[-1].seconds for run in self.runs)
         return tuple(end_s * number / _NUM_TIMES for number in range(1, _NUM_TIMES + 1))
 
 
 def side_by_side(folders: Sequence[Path]) -> SideBySide:
-    """Return the runs of these folders; InvalidInput if one has no epochs to be compared by."""
+    """Read the runs in these folders; InvalidInput if one has no tested epochs."""
     results = [read_run(folder) for folder in folders]
     for folder, result in zip(folders, results, strict=True):
         if not result.epochs:
@@ -94,13 +94,13 @@ def side_by_side(folders: Sequence[Path]) -> SideBySide:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """Return the folders' own names, or their paths if two are called the same."""
+    """Return the folders' names, or their paths if two names are equal."""
     short = [folder.resolve().name for folder in folders]
     return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
 
 
 def _differences(results: Sequence[RunResult]) -> list[str]:
-    """Return the settings of each run that are not the same in all, in a line."""
+    """Return, for each run, the settings that differ between the runs."""
     settings = [settings_of(result) for result in results]
     names = dict.fromkeys(name for own in settings for name in own)
     unlike = [name for name in names if len({str(own.get(name)) for own in settings}) > 1]
@@ -139,7 +139,7 @@ def _side(
 
 
 def summary_table(sides: SideBySide) -> Table:
-    """Return a line for each run."""
+    """Return a table with a row for each run."""
     head = ("run", "differs in", f"lowest {sides.loss}", f"to {sides.reached:.4f}", "samples/s")
     rows: Rows = [
         (
@@ -162,7 +162,7 @@ def _listed(shares: Mapping[str, float]) -> str:
 
 
 def times_table(sides: SideBySide) -> Table:
-    """Return the losses at equal times, divided by the lowest of all: a column for each run."""
+    """Return a table of relative losses at equal times: a column for each run."""
     rows: Rows = [
         (duration(at_s), *(_divided(run.loss_at(at_s), sides) for run in sides.runs))
         for at_s in sides.times
@@ -171,7 +171,7 @@ def times_table(sides: SideBySide) -> Table:
 
 
 def epochs_table(sides: SideBySide) -> Table:
-    """Return the losses after epochs, divided by the lowest of all: a column for each run."""
+    """Return a table of relative losses after epochs: a column for each run."""
     losses = [{point.epoch: point.loss for point in run.points} for run in sides.runs]
     epochs = sorted(set().union(*losses))
     every = -(-len(epochs) // _MOST_EPOCHS)
@@ -187,5 +187,5 @@ def _divided(loss: float | None, sides: SideBySide) -> str:
 
 
 def normalised(loss: float, sides: SideBySide) -> float:
-    """Return a loss divided by the lowest of all runs; as it is where that is zero."""
+    """Divide a loss by the lowest loss of all runs, unless that is zero."""
     return loss / sides.lowest if sides.lowest else loss

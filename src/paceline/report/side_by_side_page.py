@@ -1,4 +1,4 @@
-"""The page of runs next to each other: losses in one figure, updates and utilisation in bars."""
+"""The page that compares runs: losses in one figure, updates and utilisation as bars."""
 
 from collections.abc import Mapping
 
@@ -25,7 +25,7 @@ _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def page_of(sides: SideBySide) -> Page:
-    """Return the page of the runs."""
+    """Build the page that compares the runs."""
     updates, utilisation = _field(sides, "update_shares"), _field(sides, "utilisation")
     content = {
         "sides": sides,
@@ -58,13 +58,13 @@ def _curves(sides: SideBySide) -> Described:
 
 
 def _field(sides: SideBySide, name: str) -> dict[str, Mapping[str, float]]:
-    """Return what the runs have in a field by worker; runs that have nothing are left out."""
+    """Return a field by worker for each run that has it."""
     values = {run.name: getattr(run, name) for run in sides.runs}
     return {run: own for run, own in values.items() if own}
 
 
 def _bars(values: Mapping[str, Mapping[str, float]]) -> Described:
-    """Return a row of bars for each run, a bar for each worker."""
+    """Draw a row for each run with a bar for each worker."""
     workers = dict.fromkeys(worker for own in values.values() for worker in own)
     groups = {name: {run: own.get(name) for run, own in values.items()} for name in workers}
     return share_bars(groups, COLOURS, 24 * len(values) * (1 + len(workers)), is_downward=True)

@@ -1,4 +1,4 @@
-"""The steps of timelines: two of them from the middle in detail, and all of them one by one."""
+"""Draw the steps of timelines: two steps in detail, and the duration of every step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ _FEWEST = 4
 
 @dataclass(frozen=True)
 class Excerpt:
-    """The spans of a few steps, in seconds from the start of the excerpt, which is `length_s` long.
+    """The spans of a few steps, in seconds from the start of the excerpt.
 
-    Spans that reach beyond it keep their times. It begins and ends with weight updates of one
-    device; `step_ends_s` are those inside it and the last. Of a timeline with many rows only the
-    first are here. The title is such as "measured: 2 of 20 steps".
+    Spans that reach beyond the excerpt keep their times. It begins and ends with weight updates of
+    one device, at `step_ends_s`. Only the first rows of a large timeline are included. An example
+    of a title is "measured: 2 of 20 steps".
     """
 
     title: str
@@ -38,9 +38,9 @@ class Excerpt:
 def excerpt(timeline: Timeline) -> Excerpt:
     """Return two consecutive steps from the middle of the timeline.
 
-    They are those of the device that updates its weights most often: a device that takes a hundred
-    times as long would fill the picture with hundreds of steps. A timeline without a whole step
-    between two updates is shown as it is.
+    The device that updates its weights most often determines the steps: a device that takes 100
+    times as long would fill the picture with hundreds of steps. A timeline without two updates is
+    returned whole.
     """
     tracks = timeline.tracks
     steps = [[one.end_s for one in track if one.kind is Kind.STEP] for track in tracks.values()]
@@ -53,7 +53,7 @@ def excerpt(timeline: Timeline) -> Excerpt:
         borders = ends[first : first + _NUM_STEPS + 1]
         end = borders[-1]
     start = borders[0]
-    # The lanes of a device stand together, and the links between devices come last.
+    # The lanes of a device are adjacent; links between devices come last.
     owners = list(dict.fromkeys(resource.owner for resource in tracks))
     computes = {Kind.FORWARD, Kind.BACKWARD, Kind.TRAIN, Kind.STEP}
     computing = {r.owner for r, track in tracks.items() if computes & {one.kind for one in track}}
@@ -73,7 +73,7 @@ def excerpt(timeline: Timeline) -> Excerpt:
 
 
 def two_steps(timelines: Sequence[Timeline]) -> dict[str, Any] | None:
-    """Return two steps of each timeline as a figure, and the fills in it; None without any."""
+    """Draw two steps of each timeline, and return the fills used; None without timelines."""
     excerpts = [excerpt(timeline) for timeline in timelines if timeline.spans]
     if not excerpts:
         return None
@@ -84,7 +84,7 @@ def two_steps(timelines: Sequence[Timeline]) -> dict[str, Any] | None:
 
 
 def steps_in_time(excerpts: Sequence[Excerpt]) -> Described:
-    """Return the excerpts below one another, on one scale of time, a row for each resource."""
+    """Draw the excerpts on one time scale, with a row for each resource."""
     rows = [len(excerpt.rows) for excerpt in excerpts]
     bodies = [(28 if max(rows) <= 12 else 19) * n for n in rows]
     inner = sum(bodies) + (len(excerpts) - 1) * _GAP
@@ -106,7 +106,7 @@ def steps_in_time(excerpts: Sequence[Excerpt]) -> Described:
 
 
 def _bars(shown: Excerpt, factor: float) -> Iterator[Described]:
-    """Yield the bars of each kind, cut off at the ends of the excerpt."""
+    """Yield the bars of each kind, clipped to the excerpt."""
     for kind, fill in figures.KINDS.items():
         pairs = [(row, s) for row, spans in shown.rows.items() for s in spans if s.kind is kind]
         if not pairs:
@@ -114,7 +114,7 @@ def _bars(shown: Excerpt, factor: float) -> Iterator[Described]:
         starts = [max(0.0, span.start_s) for _, span in pairs]
         ends = [min(shown.length_s, span.end_s) for _, span in pairs]
         lengths = [end - start for start, end in zip(starts, ends, strict=True)]
-        # Borders would cover bars that are hardly wider than themselves.
+        # Borders would hide narrow bars.
         widths = [0.5 if length > 0.004 * shown.length_s else 0 for length in lengths]
         yield figures.bars_along(
             fill,
@@ -128,7 +128,7 @@ def _bars(shown: Excerpt, factor: float) -> Iterator[Described]:
 
 
 def through_time(timelines: Sequence[Timeline]) -> Iterator[dict[str, Any]]:
-    """Yield the steps of what happened, a line for each device, if there are enough of them."""
+    """Yield a figure of step durations by device for each measured or rehearsed timeline."""
     for timeline in [one for one in timelines if one.origin is not Origin.PREDICTED]:
         seconds = {
             device: [end - start for start, end in steps]
@@ -168,7 +168,7 @@ def _lines(seconds: Mapping[str, Sequence[float]]) -> Described:
 
 
 def thinned(values: Sequence[float], most: int) -> tuple[list[int], list[float]]:
-    """Return at most so many values, each the largest of neighbours, and their numbers from 1."""
+    """Reduce values to at most `most`, each the maximum of neighbours, with positions from 1."""
     size = -(-len(values) // most)
     numbers = [
         max(range(first, min(first + size, len(values))), key=values.__getitem__)

@@ -1,4 +1,4 @@
-"""Tables, for a page and for a terminal, and those that both show of a run."""
+"""Tables for pages and terminals, and the tables of a run that both show."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ Rows = list[tuple[str, ...]]
 
 
 class Labelled(str):
-    """The label of a fill, which a page shows next to its colour."""
+    """A fill's label; a page shows it next to the fill's colour."""
 
     __slots__ = ("fill",)
     fill: Fill
@@ -36,7 +36,7 @@ class Labelled(str):
 
 
 class Chosen(str):
-    """A text that is set off, with a word about it in a chip."""
+    """A highlighted text with a word in a chip."""
 
     __slots__ = ("chip",)
     chip: str
@@ -49,7 +49,7 @@ class Chosen(str):
 
 
 class Column(NamedTuple):
-    """How a column is shown; `unit`: that of all its quantities, None if they have several."""
+    """A column's heading and alignment; `unit` is None if its quantities have several units."""
 
     name: str
     kind: str
@@ -58,7 +58,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Cells below a head. Columns hold numbers, aligned to the right, except those of `text`."""
+    """A table. Columns are right-aligned numbers, except those listed in `text`."""
 
     head: Sequence[str]
     rows: Rows
@@ -66,7 +66,7 @@ class Table:
 
     @cached_property
     def columns(self) -> list[Column]:
-        """The columns, each with the one unit of its quantities, if it has one."""
+        """The columns, each with the common unit of its quantities."""
         columns = list(zip(*self.rows, strict=True)) or [()] * len(self.head)
         found = [{cell.unit for cell in cells if isinstance(cell, Quantity)} for cells in columns]
         units = [each.pop() if len(each) == 1 else None for each in found]
@@ -77,8 +77,15 @@ class Table:
         """Return the table with its first rows alone."""
         return replace(self, rows=self.rows[:most])
 
+    @property
+    def as_markdown(self) -> str:
+        """The table in Markdown."""
+        rules = ("---" if column.kind == "text" else "---:" for column in self.columns)
+        lines = (self.head, tuple(rules), *self.rows)
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
     def without(self, *names: str) -> "Table":
-        """Return the table without the columns of these names."""
+        """Return the table without the named columns."""
         kept = [i for i, name in enumerate(self.head) if name not in names]
         return Table(
             [self.head[i] for i in kept],
@@ -88,10 +95,10 @@ class Table:
 
 
 def comparison_table(comparison: Comparison, *, two_runs: bool = False) -> Table:
-    """Return the parts of a step of two timelines side by side.
+    """Return a table that compares the parts of a step in two timelines.
 
-    With the error of the left one, a prediction of the right one; or, of two runs, with the change
-    from the left to the right.
+    The last column is the error of the left timeline, a prediction; for two runs, the change from
+    left to right.
     """
     rows: Rows = []
     for row in comparison.rows:
@@ -104,7 +111,7 @@ def comparison_table(comparison: Comparison, *, two_runs: bool = False) -> Table
 
 
 def trials_table(result: RunResult) -> Table:
-    """Return the chunk sizes that a search tried, in its order."""
+    """Return a table of the chunk sizes that a search tried, in order."""
     rows: Rows = []
     for trial in result.trials:
         mark = "chosen" if trial.chunk == result.config.get("chunk") else ""
@@ -114,7 +121,7 @@ def trials_table(result: RunResult) -> Table:
 
 
 def workers_table(result: RunResult) -> Table:
-    """Return what each asynchronous worker was asked for and did; updates, if there were any."""
+    """Return a table of asynchronous workers: their settings, samples and updates."""
     made: Mapping[str, int] = {} if result.updates is None else result.updates.by_worker
     by_name = {worker.name: worker for worker in result.workers}
     total = sum(made.values()) or 1
@@ -134,7 +141,7 @@ def workers_table(result: RunResult) -> Table:
 
 
 def traffic_table(traffic: Sequence[Traffic], num_updates: int = 0) -> Table:
-    """Return bytes by purpose, as planned and as counted, and of an update if there were any."""
+    """Return a table of planned and counted bytes by purpose, and bytes per update."""
     rows: Rows = []
     for row in traffic:
         where = "between processes" if row.travels else "within its process"
@@ -146,13 +153,13 @@ def traffic_table(traffic: Sequence[Traffic], num_updates: int = 0) -> Table:
 
 
 def plan_name(plan: PlanRow) -> str:
-    """Return a plan's strategy, with its codec and how it shares the work."""
+    """Return a plan's strategy, codec, and whether its batches are balanced."""
     name = f"{plan.strategy} + {plan.codec}" if plan.codec else plan.strategy
     return f"{name}, balanced" if plan.is_balanced else name
 
 
 def plans_table(plans: Sequence[PlanRow]) -> Table:
-    """Return plans as they were predicted; efficiencies only if any is known."""
+    """Return a table of plans with the reason for each time; efficiencies only if known."""
     rows: Rows = []
     for plan in plans:
         step = duration(plan.step_s)
@@ -160,8 +167,8 @@ def plans_table(plans: Sequence[PlanRow]) -> Table:
         speed = ranged, number(plan.samples_per_s), optional_share(plan.efficiency)
         sizes = nbytes(plan.wire_nbytes_per_step), nbytes(plan.fullest_nbytes)
         asked = plan_name(plan), str(plan.workers), plan.placement
-        rows.append((*asked, *speed, duration(plan.exposed_s), *sizes))
+        rows.append((*asked, *speed, duration(plan.exposed_s), *sizes, plan.explanation))
     head = ("strategy", "workers", "devices", "step", "samples/s", "efficiency", "exposed")
-    table = Table((*head, "wire/step", "memory"), rows, (0, 2))
+    table = Table((*head, "wire/step", "memory", "why"), rows, (0, 2, 9))
     knows_efficiency = any(plan.efficiency is not None for plan in plans)
     return table if knows_efficiency else table.without("efficiency")

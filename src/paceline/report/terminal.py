@@ -1,4 +1,4 @@
-"""What a terminal shows: remarks, the tables of plans, runs and differences."""
+"""Terminal output: log messages, tables of runs and of differences."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,9 +9,8 @@ from rich.table import Table
 
 from paceline.core.compare import Comparison
 from paceline.core.outcome import Epoch, Traffic, is_share
-from paceline.planner import Refusal
-from paceline.records.result import PlanRow, RankingRows, RunResult
-from paceline.report import tables
+from paceline.records.result import RunResult
+from paceline.report import advice, tables
 from paceline.report.differences import Differences
 from paceline.report.format import (
     change_text,
@@ -21,26 +20,19 @@ from paceline.report.format import (
     score_text,
 )
 from paceline.report.format import number as plain
-from paceline.report.insights import brought
+from paceline.report.metrics import speedup
 from paceline.report.side_by_side import SideBySide, epochs_table, summary_table, times_table
 
-_MOST_PLANS = 12
 _JUSTIFY: dict[str, Literal["left", "right"]] = {"text": "left", "number": "right"}
-_SHORT = {"efficiency": "eff."}  # heads, so that plans fit into 80 columns
-_RANGE = """\
-the range beside a step (±) is meant to hold the median of the measured steps in 9 of 10 cases"""
-_RANGE_AS_STATED = """\
-the range beside a step (±) is of exchanging and waiting; how fast devices compute is taken from \
-the machine file: say what one of them makes by --measured 350/s"""
 
 
 def console(*, quiet: bool = False, stderr: bool = False) -> Console:
-    """Return a console that takes names of models and files for no markup, and no emoji."""
+    """Return a console that does not interpret names of models and files as markup or emoji."""
     return Console(quiet=quiet, stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 class _PlainLines(logging.Handler):
-    """Writes each remark as it is, through a console, which keeps it clear of a progress bar."""
+    """Prints log messages through a console, so that they do not break a progress bar."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,9 +43,9 @@ class _PlainLines(logging.Handler):
 
 
 def log_to_stderr(*, quiet: bool = False) -> None:
-    """Write the package's remarks to standard error as they are; only warnings if `quiet`.
+    """Print the package's log messages to standard error; only warnings if `quiet`.
 
-    Called again, it takes the place of the call before.
+    A second call replaces the first.
     """
     root = logging.getLogger("paceline")
     for handler in root.handlers[:]:
@@ -71,7 +63,7 @@ def table(
     *,
     boxed: bool = True,
 ) -> Table:
-    """Return a table with columns of text, and then others that are aligned to the right."""
+    """Return a table with left-aligned text columns followed by right-aligned ones."""
     style = {} if boxed else {"box": None, "padding": (0, 2, 0, 0)}
     grid = Table(title=title, title_justify="left", **style)  # type: ignore[arg-type]
     for column in text:
@@ -83,70 +75,9 @@ def table(
     return grid
 
 
-def show_plans(out: Console, rows: Sequence[PlanRow], title: str) -> None:
-    """Print the best ranked plans, and why each takes as long; of codecs the fastest alone.
-
-    Those that change what is learned stand apart.
-    """
-    first: dict[tuple[str, int, bool, bool], PlanRow] = {}
-    for row in rows:
-        first.setdefault((row.strategy, row.workers, row.codec is None, row.is_balanced), row)
-    fastest = list(first.values())
-    others = [row for row in fastest if not row.is_same_training][: _MOST_PLANS // 3]
-    same = [row for row in fastest if row.is_same_training][: _MOST_PLANS - len(others)]
-    shown = [*same, *others]
-    cells = tables.plans_table(shown).without("devices")
-    grid = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    grid.add_column("", justify="right", min_width=2)
-    for column in cells.columns:
-        name = _SHORT.get(column.name, column.name)
-        grid.add_column(name, justify=_JUSTIFY[column.kind], no_wrap=True)
-    is_same = True
-    for number, (row, (_, *figures)) in enumerate(zip(shown, cells.rows, strict=True), 1):
-        if is_same and not row.is_same_training and number > 1:
-            grid.add_row("", "changes what\nis learned:")
-        is_same = row.is_same_training
-        lines = [row.strategy, *([f"+ {row.codec}"] if row.codec else [])]
-        lines += ["balanced"] if row.is_balanced else []
-        lines += [f"({row.placement})"] if row.placement != "as listed" else []
-        grid.add_row(str(number), "\n".join(lines), *figures)
-    out.print(grid)
-    for number, row in enumerate(shown, 1):
-        out.print(f"{number:>2}: {row.explanation}", soft_wrap=True)
-    if len(fastest) > len(shown):
-        out.print(f"    and {len(fastest) - len(shown)} slower plans; --json has them all")
-
-
-def plan_sentences(ranking: RankingRows, *, is_measured: bool) -> Iterator[str]:
-    """Yield the sentences below the table of plans, with the first refusal of each strategy.
-
-    `is_measured`: if a measurement says how fast devices compute the model, and not a file alone.
-    """
-    if ranking.workers_sentence:
-        yield ranking.workers_sentence
-    if ranking.advice:
-        yield ranking.advice.sentence
-    if ranking.backward_sentence:
-        yield ranking.backward_sentence
-    first = {row.strategy: row for row in reversed(ranking.refused)}
-    for row in first.values():
-        yield _refused(row, ranking.plans)
-    if ranking.plans:
-        yield _RANGE if is_measured else _RANGE_AS_STATED
-
-
-def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
-    """Return that a strategy is refused, and what of it, if the rest of it is planned."""
-    asked = row.strategy, row.workers
-    planned = {plan.placement for plan in plans if (plan.strategy, plan.workers) == asked}
-    name = f"a variant of {row.strategy}" if row.placement in planned else row.strategy
-    where = f" ({row.placement})" if planned else ""
-    return f"{name} is refused on {counted(row.workers, 'worker')}{where}: {row.why}"
-
-
-def shown(title: str, content: tables.Table, *, boxed: bool = True) -> Table:
-    """Return a table as a terminal shows it, below a title."""
-    style = {} if boxed else {"box": None, "padding": (0, 2, 0, 0)}
+def shown(title: str, content: tables.Table, *, gap: int | None = None) -> Table:
+    """Convert a table for the terminal: boxed, or with `gap` spaces between columns."""
+    style = {} if gap is None else {"box": None, "padding": (0, gap, 0, 0)}
     grid = Table(title=title, title_justify="left", **style)  # type: ignore[arg-type]
     for column in content.columns:
         grid.add_column(column.name, justify=_JUSTIFY[column.kind])
@@ -156,17 +87,17 @@ def shown(title: str, content: tables.Table, *, boxed: bool = True) -> Table:
 
 
 def comparison_table(comparison: Comparison, *, two_runs: bool = False) -> Table:
-    """Return the traced steps of two timelines side by side."""
+    """Return a table that compares the traced steps of two timelines."""
     content = tables.comparison_table(comparison, two_runs=two_runs)
     return shown("Seconds per step, traced", content)
 
 
 def difference_tables(changed: Differences, sides: Comparison) -> Iterator[Table]:
-    """Yield the figures of two runs, and the settings and facts that differ, if any do."""
+    """Yield tables of two runs' results and of their differing settings and machine facts."""
     rows: list[Sequence[str]] = []
     for figure in changed.figures:
         text = change_text(figure.change, "")
-        if figure.unit == "share":  # of which a share would say nothing
+        if figure.unit == "share":  # a relative change of a share would be misleading
             text = f"{100 * (figure.right - figure.left):+.2f} points"
         rows.append((figure.name, *figure.shown, text))
     yield table("What came of it", ("",), (sides.left, sides.right, "change"), rows)
@@ -180,7 +111,7 @@ def difference_tables(changed: Differences, sides: Comparison) -> Iterator[Table
 
 
 def side_by_side_tables(sides: SideBySide) -> Iterator[Table]:
-    """Yield the runs, and their losses against time and against epochs."""
+    """Yield tables of runs, and of their losses by time and by epoch."""
     note = f"Runs beside each other; below, the {sides.loss} over the lowest of all"
     yield shown(note, summary_table(sides))
     yield shown("By time", times_table(sides))
@@ -188,14 +119,14 @@ def side_by_side_tables(sides: SideBySide) -> Iterator[Table]:
 
 
 def epoch_line(epoch: Epoch, epochs: int | None, score: str) -> str:
-    """Return the line of an epoch, of so many if that is known; `score` names its score."""
+    """Format an epoch's losses; `epochs` is their number, if known, `score` the score's name."""
     of = "" if epochs is None else f"/{epochs}"
     line = f"epoch {epoch.number + 1}{of}: train loss {epoch.train_loss:.4f}"
     return line + tested(epoch.test_loss, epoch.score, score)
 
 
 def tested(test_loss: float | None, score: float | None, name: str) -> str:
-    """Return what a test has found, to follow a comma-separated list; nothing without a test."""
+    """Format test results as the end of a comma-separated list; "" without a test."""
     loss = "" if test_loss is None else f", test loss {test_loss:.4f}"
     if score is None:
         return loss
@@ -204,11 +135,11 @@ def tested(test_loss: float | None, score: float | None, name: str) -> str:
 
 
 def result_tables(result: RunResult, folder: str) -> Iterator[Table | str]:
-    """Yield the tables of a run or a rehearsal, and what came of it in a few lines."""
+    """Yield the tables of a run or rehearsal, and a summary of its results."""
     if result.trials:
         yield shown("Chunk sizes tried, seconds per step", tables.trials_table(result))
     if result.workers:
-        yield shown("Workers", tables.workers_table(result), boxed=False)
+        yield shown("Workers", tables.workers_table(result), gap=2)
     if result.traffic:
         yield traffic_table(result.traffic)
     if result.comparison is not None:
@@ -217,7 +148,7 @@ def result_tables(result: RunResult, folder: str) -> Iterator[Table | str]:
 
 
 def learnt(last: Epoch, score: str) -> tuple[str, str]:
-    """Return the name and the value of what a run has reached by its last epoch."""
+    """Return the name and value of the last epoch's score, or of its loss."""
     loss = "" if last.test_loss is None else f", loss {last.test_loss:.4f}"
     if last.score is not None:
         return score, f"{score_text(score, last.score, 1)} of the test samples{loss}"
@@ -249,16 +180,21 @@ def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
     tokens = result.tokens_per_s
     of_tokens = "" if tokens is None else f", {plain(tokens)} tokens/s,"
     yield "throughput", f"{plain(result.samples_per_s)} samples/s{of_tokens} {how}"
-    if (sentence := brought(result)) is not None:
-        yield "workers", sentence
+    if (times := speedup(result)) is not None:
+        yield "workers", f"{plain(times)} times as fast as one with all samples of a step"
     if result.head is not None:
         whole, own = nbytes(result.head.state_nbytes), nbytes(max(result.head.own_state_nbytes))
         yield "head", f"{own} of {whole} on a worker: parameters, gradients, optimizer"
+    yield from _conformity(result)
+    yield from (("advice", message) for message in advice.shown(result.findings))
+    yield "written", f"{folder}/{files}"
+
+
+def _conformity(result: RunResult) -> Iterator[tuple[str, str]]:
     if result.is_rehearsal and result.faults is not None:
         faults = counted(len(result.faults), "place")
         conforms = f"departs from it in {faults}" if result.faults else "conforms to it"
         yield "plan", f"the trace {conforms}"
-    yield "written", f"{folder}/{files}"
 
 
 def _exchanged(result: RunResult) -> Iterator[tuple[str, str]]:
@@ -272,5 +208,5 @@ def _exchanged(result: RunResult) -> Iterator[tuple[str, str]]:
 
 
 def traffic_table(rows: Sequence[Traffic], title: str = "Bytes by purpose") -> Table:
-    """Return bytes by purpose, as planned and as counted."""
-    return shown(title, tables.traffic_table(rows), boxed=False)
+    """Return a table of planned and counted bytes by purpose."""
+    return shown(title, tables.traffic_table(rows), gap=2)

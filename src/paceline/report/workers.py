@@ -1,4 +1,4 @@
-"""Tables and figures of asynchronous workers and of traffic, for runs that have them.
+"""Tables and figures of asynchronous workers and of network traffic.
 
 Updates, batch sizes, staleness and utilisation are figures 5 to 8 of Ma, Rusu et al. 2020.
 """
@@ -27,11 +27,11 @@ from paceline.report.tables import traffic_table, workers_table
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _HEIGHT = 290  # pixels
 _SECONDS = {"title": "seconds of training", "rangemode": "tozero"}
-_MOST_MISSED = 30  # bars of the histogram; the last holds all beyond
+_MOST_MISSED = 30  # bars of the histogram; the last one counts all larger values
 
 
 def worker_sections(result: RunResult) -> dict[str, Any]:
-    """Return the tables and figures that the result has figures for; None for the others."""
+    """Build the tables and figures for which the result has data; None for the others."""
     made, workers = result.updates, result.workers
     has_sizes = any(worker.batch_sizes for worker in workers)
     num_updates = 0 if made is None else made.count
@@ -58,8 +58,8 @@ def _loss_in_time(result: RunResult) -> Described:
 
 
 def _gaps(made: Updates) -> Described:
-    """Return how many updates the first worker is ahead of the last, by time."""
-    # Workers note their updates in turns, so that their clocks' times may come out of order.
+    """Return, by time, the lead of the fastest worker over the slowest in updates."""
+    # Updates of different workers may be recorded slightly out of order.
     times, gaps = zip(*sorted(made.gaps), strict=True)
     line: Described = {"type": "scatter", "x": times, "y": gaps, "mode": "lines"}
     line |= {"line": {"color": COLOURS[0]}}

@@ -1,1 +1,1 @@
-"""The verbs train and rehearse: sessions, folders, workers."""
+"""Run trainings, rehearsals and plans: sessions, folders, launching, restarts."""

@@ -1,9 +1,9 @@
-"""Runs whose workers come and go: a lighthouse, and workers that are started again when lost.
+"""Elastic runs on torchft: a lighthouse, and workers that are restarted when lost.
 
-    launcher   lighthouse | worker 0, 1, 2 | worker 1 is lost: started again, and joins the others
-    worker     its own store, a manager of torchft, the session
+    launcher   lighthouse | worker 0, 1, 2 | worker 1 is lost: restarted, and rejoins the others
+    worker     its own store, a torchft manager, the session
 
-`python -m paceline.runs.elastic REQUEST NUMBER LIGHTHOUSE` is how the launcher starts a worker.
+The launcher starts each worker by `python -m paceline.runs.elastic REQUEST NUMBER LIGHTHOUSE`.
 """
 
 import logging
@@ -38,10 +38,10 @@ _TICK_MS, _HEARTBEAT_MS = 100, 5000
 
 
 def carry_out(request: RunRequest) -> None:
-    """Train with elastic workers, and wait until those of this machine have ended.
+    """Train with elastic workers, and wait until this machine's workers have ended.
 
-    InvalidInput without torchft, or for numbers that no worker has; WorkerLost if all workers of
-    this machine are lost again and again, WorkersFailed for what one of them has found wrong.
+    Raises InvalidInput without torchft or for invalid worker numbers, WorkerLost if all workers of
+    this machine are lost repeatedly, and WorkersFailed for an error that a worker reported.
     """
     settings = _settings_of(request)
     count = int(settings.workers)
@@ -62,7 +62,7 @@ def carry_out(request: RunRequest) -> None:
 
 
 class _Workers:
-    """The workers of this machine; one that is lost is started again."""
+    """The workers of this machine; a lost worker is restarted."""
 
     def __init__(self, request: RunRequest, numbers: tuple[int, ...], lighthouse: str) -> None:
         self._request, self._numbers, self._lighthouse = request, numbers, lighthouse
@@ -74,7 +74,7 @@ class _Workers:
     def _started(self, number: int) -> Process:
         place = self._numbers.index(number)
         environment = {
-            "RANK": str(number),  # for logs; it is alone in torch's sense
+            "RANK": str(number),  # for logs: to torch each worker is rank 0 of its own group
             "WORLD_SIZE": "1",
             "LOCAL_RANK": str(place),
             "LOCAL_WORLD_SIZE": str(len(self._numbers)),
@@ -86,7 +86,7 @@ class _Workers:
         return start(module_command("paceline.runs.elastic", *arguments), environment=environment)
 
     def wait(self) -> None:
-        """Wait until all have ended, and start again whom a signal has ended."""
+        """Wait until all workers have ended, and restart those that a signal ended."""
         with handled_by(self._pass_on):
             while self._running:
                 time.sleep(_POLL_S)
@@ -100,7 +100,7 @@ class _Workers:
         self._running.pop(number).close()
         if code == 0 or self._signalled is not None:
             return
-        if code > 0:  # it has said why
+        if code > 0:  # the worker has reported the error itself
             raise WorkersFailed(code)
         if time.monotonic() - self._began_s[number] > _SOON_S:
             self._restarts[number] = 0
@@ -118,7 +118,7 @@ class _Workers:
             process.send(number)
 
     def close(self) -> None:
-        """End those that still run."""
+        """Terminate the workers that still run."""
         end(list(self._running.values()))
 
 
@@ -129,11 +129,11 @@ def _settings_of(request: RunRequest) -> TrainSettings:
 
 @contextmanager
 def _lighthouse(settings: TrainSettings) -> Iterator[str]:
-    """Yield the address of a lighthouse: one of this machine's own, or where the settings say."""
+    """Yield the lighthouse's address; start one here unless the settings name one."""
     if settings.lighthouse is not None:
         yield settings.lighthouse
         return
-    os.environ.setdefault("RUST_LOG", "error")  # it tells of each quorum otherwise
+    os.environ.setdefault("RUST_LOG", "error")  # otherwise it logs every quorum
     try:
         from torchft.coordination import LighthouseServer
     except ImportError as error:
@@ -155,7 +155,7 @@ def _lighthouse(settings: TrainSettings) -> Iterator[str]:
 
 @contextmanager
 def _managed(settings: TrainSettings, number: int, lighthouse: str) -> Iterator[Any]:
-    """Yield the manager of a worker, which has a store of its own and is one replica group."""
+    """Yield a worker's torchft manager; each worker has its own store and is one replica group."""
     from torchft import Manager, ProcessGroupGloo
 
     host = _address_towards(lighthouse)
@@ -187,11 +187,11 @@ def _managed(settings: TrainSettings, number: int, lighthouse: str) -> Iterator[
 
 
 def _address_towards(lighthouse: str) -> str:
-    """Return the address of this machine by which the lighthouse's machine can reach it."""
+    """Return the address at which the lighthouse's machine can reach this one."""
     parts = urlsplit(lighthouse)
     if parts.hostname is None or parts.port is None:
         raise InvalidInput("lighthouse", "is an address with a port", got=lighthouse)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # which sends nothing
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting UDP sends nothing
         try:
             probe.connect((parts.hostname, parts.port))
         except OSError as error:
@@ -208,8 +208,8 @@ def _go_through(request: RunRequest, number: int, lighthouse: str, group: Group)
 
 
 def main() -> None:
-    """Be one of the workers."""
-    # It warns of a part of NCCL at each change of the workers.
+    """Run one worker."""
+    # torchft warns about NCCL at each change of the workers.
     logging.getLogger("torchft").setLevel(logging.ERROR)
     request, number, lighthouse = sys.argv[1:]
     asked = RunRequest.model_validate_json(request)

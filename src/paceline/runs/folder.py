@@ -1,4 +1,4 @@
-"""The folder of a run or a plan: its name, and the files in it; and a plan in the terminal."""
+"""Name and create the folder of a run or plan, and write its files."""
 
 import os
 import time
@@ -10,33 +10,31 @@ from pathlib import Path
 from uuid import uuid4
 
 import psutil
-from rich.console import Console
 
 from paceline.core.errors import InvalidInput
 from paceline.core.settings import Record
-from paceline.core.timeline import Origin, Timeline
+from paceline.core.timeline import Timeline
 from paceline.links.files.writing import write_text
 from paceline.planner import Ranking
 from paceline.record.trace import write_trace
 from paceline.records.config_file import FILE_NAME, written_config
 from paceline.records.result import AnyResult, PlanResult
 from paceline.report import write_report
-from paceline.report.terminal import plan_sentences, show_plans
 
-_by_torchrun = count(1)  # runs of this process
+_by_torchrun = count(1)  # number of this process's next run under torchrun
 
 
 def new_id(model: str, suffix: str = "") -> str:
-    """Return a name for a folder: the time, the model and a suffix such as "-rehearsed"."""
+    """Return a folder name: the time, the model, and a suffix such as "-rehearsed"."""
     name = model.replace(":", ".").replace("/", ".")
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{name}{suffix}-{uuid4().hex[:4]}"
 
 
 def id_by_torchrun(model: str, suffix: str = "") -> str:
-    """Return a name for the folder of a run under torchrun: the same whenever that starts it again.
+    """Return a folder name that stays the same when torchrun restarts the run.
 
-    That is the parent of this process, and known by its number and the time of its start. Further
-    runs of a program are numbered.
+    torchrun is the parent process, identified by its pid and start time. Further runs of a program
+    are numbered.
     """
     parent = os.getppid()
     began_s = psutil.Process(parent).create_time()
@@ -48,7 +46,7 @@ def id_by_torchrun(model: str, suffix: str = "") -> str:
 
 
 def make_folder(output: Path, run_id: str, *, exists: bool = False) -> Path:
-    """Make the folder of a run, unless it `exists`, and return it; InvalidInput if it cannot be."""
+    """Create the folder of a run, unless it `exists`; InvalidInput if that fails."""
     folder = output / run_id
     try:
         folder.mkdir(parents=True, exist_ok=exists)
@@ -61,10 +59,10 @@ def make_folder(output: Path, run_id: str, *, exists: bool = False) -> Path:
 def run_folder(
     output: Path, run_id: str, settings: Record, *, exists: bool = False
 ) -> Iterator[Path]:
-    """Make the folder of a run, unless it `exists`, with the run's settings in it.
+    """Create the folder of a run, unless it `exists`, and write the run's settings.
 
-    One that was made, and in which nothing else is written, is removed in the end. Raises
-    InvalidInput if it cannot be made or written to.
+    A created folder is removed at the end if nothing else was written to it. Raises InvalidInput if
+    the folder cannot be created or written to.
     """
     folder = make_folder(output, run_id, exists=exists)
     try:
@@ -76,8 +74,8 @@ def run_folder(
 
 
 def remove_unused(folder: Path) -> None:
-    """Remove the folder of a run that has written nothing but its settings there, if it can be."""
-    with suppress(OSError):  # how the run has ended says more than a folder that stays
+    """Remove the folder of a run if it contains only the settings."""
+    with suppress(OSError):  # the run's own error matters more than a folder that cannot be removed
         if {path.name for path in folder.iterdir()} <= {FILE_NAME}:
             (folder / FILE_NAME).unlink(missing_ok=True)
             folder.rmdir()
@@ -90,40 +88,8 @@ def write_files(folder: Path, result: AnyResult, timelines: Iterable[Timeline]) 
     write_report(folder)
 
 
-def show_plan(
-    out: Console,
-    result: PlanResult,
-    ranking: Ranking,
-    output: Path | None,
-    title: str,
-    as_json: bool,
-    *,
-    is_measured: bool,
-    drawing: str | None = None,
-    more: str | None = None,
-) -> None:
-    """Print a plan, and write it into a folder in `output` if there is one to keep it.
-
-    `is_measured`: if a measurement says how fast devices compute the model. `drawing` is that of
-    the best forecast's timeline, if it is wanted; `more` a last sentence.
-    """
-    folder = None
-    if output is not None:
-        folder = make_folder(output, result.id)
-        write_files(folder, result, [ranking[0].timeline] if ranking else [])
-    if as_json:
-        asked = result.model_dump(include={"model", "machine", "batch_size"})
-        data = asked | {"origin": Origin.PREDICTED} | result.ranking.model_dump()
-        data |= {"drawing": drawing} if drawing else {}
-        data |= {"folder": str(folder)} if folder else {}
-        out.print_json(data=data, highlight=out.is_terminal)
-        return
-    show_plans(out, result.ranking.plans, title)
-    for text in plan_sentences(result.ranking, is_measured=is_measured):
-        out.print(text, soft_wrap=True)
-    if drawing:
-        out.print(drawing, soft_wrap=True)
-    if more:
-        out.print(more, soft_wrap=True)
-    if folder:
-        out.print(f"written    {folder}/result.json, trace.json, report.html", soft_wrap=True)
+def keep_plan(output: Path, result: PlanResult, ranking: Ranking) -> Path:
+    """Save a plan in a new folder below `output`, and return the folder."""
+    folder = make_folder(output, result.id)
+    write_files(folder, result, [ranking[0].timeline] if ranking else [])
+    return folder

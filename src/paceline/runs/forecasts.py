@@ -1,4 +1,4 @@
-"""Forecasts for this machine, from what a runner measures on it, and the choice among them."""
+"""Forecast strategies on this machine from a runner's measurements, and choose one."""
 
 import logging
 from collections.abc import Sequence
@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 
 
 def forecasts_of(session: TrainingSession, runner: Runner) -> list[Forecast]:
-    """Measure, and return the forecast of the session's strategy, and of all that are alike.
+    """Profile, and forecast the session's strategy and those comparable with it.
 
-    Strategies of replicas are measured side by side, as training has them shown; best first. The
-    list is empty if nothing was to be measured.
+    Strategies that exchange whole gradients are profiled in turns; the best comes first. The list
+    is empty if the runner measures nothing.
     """
     strategy, config = session.strategy, session.config
     if not isinstance(runner, ReplicaRunner):
@@ -55,7 +55,7 @@ def forecasts_of(session: TrainingSession, runner: Runner) -> list[Forecast]:
 def forecast_with(
     session: TrainingSession, runner: ReplicaRunner, strategy: Strategy, config: Any
 ) -> Forecast:
-    """Return the forecast of a strategy that was profiled, with the best chunk if none is given."""
+    """Forecast a profiled strategy, with the best chunk unless one is given."""
     machine, cost = runner.calibrated(strategy, config)
     settings = session.settings
     if hasattr(config, "chunk") and "chunk" not in settings.options and not session.is_rehearsal:
@@ -64,15 +64,14 @@ def forecast_with(
 
 
 def ranking_of(session: TrainingSession, runner: Runner, forecasts: Sequence[Forecast]) -> Ranking:
-    """Return the forecasts and those of the other strategies in step, best first, or why not.
+    """Rank the forecasts together with all other synchronous strategies, or their refusals.
 
-    Their parts of a step are not those of a whole model, and are measured by themselves, of a model
-    of their own. So that none is first or last by what else the machine did just then, all are
-    measured twice in turns, and each has the faster forecast. Then rank 0 measures what one worker
-    would do with all of its machine. All ranks must call it together, and only rank 0 has all
-    forecasts.
+    Strategies that split the model are profiled separately, with a model of their own. All are
+    profiled twice in turns, and the faster forecast counts, so that other programs on the machine
+    do not decide the order. Then rank 0 profiles one worker that uses the whole machine. All ranks
+    must call this together; only rank 0 gets all forecasts.
     """
-    if session.strategy.is_led:  # alone in its group, where no ranks in step can be measured
+    if session.strategy.is_led:  # a group of one process cannot profile synchronous ranks
         return Ranking(tuple(forecasts), (), session.settings.batch_size)
     placement, refusals = forecasts[0].placement, list[Refusal]()
     with ExitStack() as stack:
@@ -103,7 +102,7 @@ def ranking_of(session: TrainingSession, runner: Runner, forecasts: Sequence[For
 
 
 def _beside(session: TrainingSession, strategy: Strategy) -> TrainingSession:
-    """Return the session of the same training with another strategy, as it is by default."""
+    """Return the session with another strategy in its default configuration."""
     known: dict[str, Any] = {"strategy": strategy.name, "options": {}, "balance": None}
     settings = session.settings.model_copy(update=known)
     config = strategy.config(workers=session.group.world_size)
@@ -116,11 +115,11 @@ def _measured(session: TrainingSession, runner: Runner) -> list[Forecast]:
 
 
 def _of_one_worker(session: TrainingSession) -> Forecast:
-    """Measure and forecast one worker with the whole batch, in this process, and on all cores.
+    """Profile one worker with the whole batch in this process, using all cores.
 
-    The other ranks have nothing to do any more: they end, and leave it the machine.
+    The other ranks end first, so that the machine is free.
     """
-    strategy = next(iter(EXCHANGES.values()))  # without others all exchanges are the same
+    strategy = next(iter(EXCHANGES.values()))  # any strategy will do without an exchange
     alone = Group.alone(session.group.device, session.group.deadline_s)
     settings = session.settings.model_copy(update={"workers": 1})
     session = _beside(replace(session, group=alone, settings=settings), strategy)
@@ -134,10 +133,10 @@ def _of_one_worker(session: TrainingSession) -> Forecast:
 def train_best(
     session: TrainingSession, runner: ReplicaRunner, forecasts: Sequence[Forecast]
 ) -> tuple[Forecast, Outcome]:
-    """Train with the strategy that is predicted to be fastest, or else with the next one.
+    """Train with the strategy predicted to be fastest; change it if its steps are too slow.
 
-    The one in use is checked against what its steps take, and every change of mind is logged.
-    Return the forecast of the one that was used in the end, and the outcome.
+    Measured steps are compared with the prediction, and each change is logged. Returns the forecast
+    of the strategy used last, and the outcome.
     """
     group, decisions = session.group, list[str]()
 
@@ -145,7 +144,7 @@ def train_best(
         decisions.append(why)
         logger.info("%s", why)
 
-    # Profiles differ between ranks, and all have to go the same way: rank 0's.
+    # Profiles differ between ranks, so rank 0 decides for all.
     predicted = group.gather([(one.strategy, one.step_s) for one in forecasts])[0]
     by_name = {one.strategy: one for one in forecasts}
     shown = [f"{name} {duration(step_s)}" for name, step_s in predicted]

@@ -1,8 +1,8 @@
-"""Carry out a request: as one of torchrun's ranks, with ranks of our own, or in this process.
+"""Carry out a request as one of torchrun's ranks, with ranks started here, or in this process.
 
-`python -m paceline.runs.launching REQUEST` is how the launcher starts a rank; under torchrun every
-rank calls `work` itself. Rank 0 speaks for all: tables and results on standard output, progress on
-standard error.
+The launcher starts a rank by `python -m paceline.runs.launching REQUEST`; under torchrun every rank
+calls `work` itself. Only rank 0 prints: tables and results on standard output, progress on standard
+error.
 """
 
 import logging
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 def requested(verb: Verb, values: Mapping[str, Any], **how: bool) -> RunRequest:
-    """Return the request to do `verb` with settings of these values; `how` are its other fields.
+    """Validate the settings of a verb and return the request; `how` are its other fields.
 
     Raises InvalidInput that names the value that is wrong.
     """
@@ -69,9 +69,9 @@ def requested(verb: Verb, values: Mapping[str, Any], **how: bool) -> RunRequest:
 
 
 def _check_learning(settings: TrainSettings) -> None:
-    """Raise InvalidInput for an optimizer or a schedule that cannot be, before workers start.
+    """Raise InvalidInput for an unusable optimizer or schedule before workers start.
 
-    The user's own are imported by the workers only, as models are.
+    The user's own factories are imported by the workers only.
     """
     if settings.optimizer is not None and ":" not in settings.optimizer:
         optimizer_for(settings)
@@ -80,21 +80,21 @@ def _check_learning(settings: TrainSettings) -> None:
 
 
 def under_torchrun() -> bool:
-    """Return True if this process is already one rank of a run."""
+    """Return whether torchrun started this process as a rank."""
     return "RANK" in os.environ
 
 
 def with_ranks(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with as many workers as torchrun has started, unless others are named."""
+    """Set `workers` to torchrun's world size, unless it is given."""
     started = os.environ.get("WORLD_SIZE")
     return ({"workers": int(started)} if started else {}) | dict(values)
 
 
 def take_part(request: RunRequest) -> tuple[RunResult, Path]:
-    """Do this rank's part of the request in a program that torchrun has started.
+    """Carry out this rank's part of a request, in a user's program under torchrun.
 
-    Return the result and its folder, which rank 0 has written on its machine. Raises WorkersFailed
-    for what a rank has found wrong, and has said.
+    Returns the result, and the folder that rank 0 wrote on its machine. Raises WorkersFailed for an
+    error that a rank has reported.
     """
     _check_led(request)
     written: list[str] = []
@@ -118,10 +118,10 @@ def take_part(request: RunRequest) -> tuple[RunResult, Path]:
 
 
 def carry_out(request: RunRequest) -> Path:
-    """Do what is requested, and return the folder of the run, where there is one.
+    """Carry out a request, and return the folder of the run.
 
-    Raises InvalidInput or WorkerLost for what the workers could not say themselves, and
-    WorkersFailed for what they have said. A rank of torchrun ends here.
+    Raises InvalidInput or WorkerLost for errors that workers could not report themselves, and
+    WorkersFailed for reported ones. A rank of torchrun exits here.
     """
     settings = request.settings
     if under_torchrun():
@@ -141,7 +141,7 @@ def carry_out(request: RunRequest) -> Path:
             launch(command, num_workers, settings.port)
 
         return folder_of(with_restarts(attempt, request))
-    # The session goes on in this process, which starts the workers itself.
+    # The session runs in this process, which starts the workers itself.
     if settings.bind is None:
         running = strategy_of(settings).running
         roles = running.roles(configuration(settings)) if running else ()
@@ -149,7 +149,7 @@ def carry_out(request: RunRequest) -> Path:
     log_to_stderr()
 
     def alone(request: RunRequest) -> None:
-        with torch.random.fork_rng(devices=[]):  # the program's random numbers are its own
+        with torch.random.fork_rng(devices=[]):  # keep the program's random state
             try:
                 go_through(request, Group.alone(torch.device("cpu"), settings.deadline_s))
             except Interrupted as error:
@@ -168,7 +168,7 @@ def _is_led(settings: TrainSettings | RehearseSettings) -> bool:
 
 
 def _check_led(request: RunRequest) -> None:
-    """Raise InvalidInput for a strategy that torchrun's ranks cannot be the workers of."""
+    """Raise InvalidInput for a strategy that does not run under torchrun."""
     if _is_led(request.settings):
         name = request.settings.strategy
         raise InvalidInput(
@@ -177,7 +177,7 @@ def _check_led(request: RunRequest) -> None:
 
 
 def check_cores(processes: int) -> None:
-    """Raise InvalidInput if so many processes cannot share the cores of this machine."""
+    """Raise InvalidInput if this machine has too few cores for the processes."""
     cores = len(os.sched_getaffinity(0))
     if processes > _MOST_PER_CORE * cores:
         why = f"at most {_MOST_PER_CORE} can share one"
@@ -185,7 +185,7 @@ def check_cores(processes: int) -> None:
 
 
 def work(request: RunRequest) -> int:
-    """Do this rank's part of the request and return the exit code; errors are one line each."""
+    """Carry out this rank's part of a request and return the exit code; errors print one line."""
     return _as_rank_of(request, partial(go_through, request))
 
 
@@ -201,12 +201,12 @@ def _as_rank_of(request: RunRequest, go: Callable[[Group], None]) -> int:
 
 
 def _device_of(request: RunRequest) -> torch.device | None:
-    # In a rehearsal layers only sleep.
+    # layers of a rehearsal only sleep, so no GPU is needed
     return torch.device("cpu") if request.verb == "rehearse" else None
 
 
 def main() -> None:
-    """Carry out the request that the launcher gave as the only argument."""
+    """Carry out the request in the only argument."""
     leave(work(RunRequest.model_validate_json(sys.argv[1])))
 
 

@@ -1,4 +1,4 @@
-"""The verbs that predict: plan, sweep and forecast. Built-in models are planned without torch."""
+"""The functions `plan`, `sweep` and `forecast`; built-in models do not need torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -46,22 +46,19 @@ def plan(
 ) -> Ranking:
     """Forecast each strategy on a machine with 1, 2, ... workers, and rank them, best first.
 
-    A ranking is a sequence of forecasts: of each strategy with each codec that has something to
-    encode and whose speed the machine says, each choice of devices, and the best chunk. It says too
-    what was `refused` and why, how many workers are `worth` using, and by its `advice` whether a
-    codec pays.
+    Forecasts cover each strategy with each useful codec whose speed the machine file states, each
+    placement, and the best chunk. The ranking also lists what was `refused` and why, how many
+    workers are `worth` using, and in `advice` the best plans with and without a codec.
 
-    `machine` is a file or the name of one of machines/*.toml, `batch_size` the samples of a step
-    over all workers, `input_shape` that of one sample; recipes and built-in models know theirs.
-    With `workers` only that number is looked at, with `strategies` only these, or with `strategy`
-    only this one: names, package.module:record, or records. `options` are fields of the
-    configuration of the one strategy that is named; codecs among them are looked at beside none.
-    `precision`: "bfloat16" or "float16" for layers that compute with values of two bytes.
-    `measured`: the samples a second that one of the devices reaches by itself, such as "350/s", or
-    "350/s@128" in batches of 128 samples; without them, in batches of a worker's size if `workers`
-    says how many, or else of `batch_size`; `profile`: the folder or result.json of `paceline
-    profile` with one worker on such a device, which says the same. InvalidInput if the model, the
-    machine or the numbers do not fit.
+    `machine`: a file, or the name of one of machines/*.toml. `batch_size`: samples of a step over
+    all workers. `input_shape`: shape of one sample, required for modules and factories. `workers`
+    restricts the worker counts, `strategies` or `strategy` the strategies: names,
+    package.module:record, or records. `options`: fields of the configuration of a single strategy;
+    a codec among them is compared with no codec. `precision`: "bfloat16" or "float16" computes with
+    two bytes a value. `measured`: throughput of one device, such as "350/s" or "350/s@128" (batch
+    128; by default a worker's share of the batch, or `batch_size` without `workers`). `profile`:
+    folder or result.json of `paceline profile` with one worker, instead of `measured`. Raises
+    InvalidInput if the model, the machine or the numbers do not fit.
     """
     named, own = _asked(strategy, strategies, options)
     workload, known = _question(
@@ -85,11 +82,11 @@ def sweep(
     measured: str | float | None = None,
     profile: str | Path | None = None,
 ) -> Sweep:
-    """Return the rankings of `plan` along a range of what the links between hosts can do.
+    """Return the rankings of `plan` over a range of link bandwidths or latencies.
 
-    `over` is "bandwidth=100M:10G", in bits a second, or "latency=10u:1m", in seconds; on a machine
-    of one host all links have it. Without `workers` all devices are used. InvalidInput as by
-    `plan`.
+    `over`: "bandwidth=100M:10G" in bit/s or "latency=10u:1m" in seconds, of the links between
+    hosts; on a single host, of all links. Without `workers` all devices are used. Raises
+    InvalidInput as `plan` does.
     """
     named, own = _asked(strategy, strategies, options)
     workload, known = _question(
@@ -113,13 +110,12 @@ def forecast(
     measured: str | float | None = None,
     profile: str | Path | None = None,
 ) -> Forecast:
-    """Predict one configuration: a strategy with these options, on a machine's first devices.
+    """Predict one configuration of a strategy on a machine's first devices.
 
-    `options` are fields of the strategy's configuration, such as codec="dynamic8"; a chunk that
-    they do not name is the best one, as in `plan`. Without `workers` all devices are used, as far
-    as there are samples for them. `balanced`: with parts of the batch that follow the workers'
-    speeds. The other arguments are those of `plan`.
-    InvalidInput as by `plan`, and for what `plan` would refuse, with the reason.
+    `options`: fields of the strategy's configuration, such as codec="dynamic8"; without a chunk the
+    best one is used. Without `workers` all devices are used, at most one for each sample.
+    `balanced`: shares of the batch follow the workers' speeds. The other arguments are those of
+    `plan`. Raises InvalidInput as `plan` does, and with the reason for what `plan` would refuse.
     """
     named = find_strategy(strategy) if isinstance(strategy, str) else strategy
     if balanced and named.planning.plan_balanced is None:
@@ -147,7 +143,7 @@ def _asked(
     several: Sequence[str | Strategy] | None,
     options: Mapping[str, Any] | None,
 ) -> tuple[tuple[Strategy, ...], Mapping[str, Any]]:
-    """Return the strategies that were named, and the options of the only one."""
+    """Return the strategies given, and the options if there is one strategy."""
     if one is not None and several is not None:
         raise InvalidInput("strategy, strategies", "give one of them")
     each = [one] if one is not None else several or ()
@@ -161,7 +157,7 @@ def _asked(
 
 
 def _usual(machine: Machine) -> tuple[Strategy, ...]:
-    """Return the strategies that are looked at where none is named."""
+    """Return the strategies to plan by default."""
     on_cluster = isinstance(machine, Cluster)
     return tuple(one for one in STRATEGIES.values() if on_cluster or one.running is not None)
 
@@ -172,9 +168,9 @@ def _trying(
     input_shape: tuple[int, ...] | None,
     options: Mapping[str, Any],
 ) -> Strategy:
-    """Return the strategy, planning only cuts of the model that were tried and are possible.
+    """Return the strategy so that it plans only cuts that the model allows.
 
-    The usual cuts of built-in models are known to be: tests try them.
+    The default cuts of built-in models are known to work: tests try them.
     """
     is_known = isinstance(model, str) and recorded(model, 1) is not None
     planning = strategy.planning
@@ -194,8 +190,8 @@ def _trying(
         return planning.plan(tried(workload, config), machine, config, window)
 
     def memory_of(workload: Workload, machine: Machine, config: Any) -> Mapping[str, int]:
-        assert planning.memory is not None  # those that cut a model say what each half needs
-        planning.memory(workload, machine, config)  # a model without a head need not be built
+        assert planning.memory is not None  # every strategy with a trial has it
+        planning.memory(workload, machine, config)  # fails early without a head
         return planning.memory(tried(workload, config), machine, config)
 
     return replace(strategy, planning=replace(planning, plan=plan_of, memory=memory_of))
@@ -237,7 +233,7 @@ def _question(
 def _workload_of(
     model: "str | nn.Module | Recipe", input_shape: tuple[int, ...] | None, batch_size: int
 ) -> Workload:
-    """Return a step of the model, of a built-in one from the record."""
+    """Describe a step of the model; built-in models are read from a record."""
     if isinstance(model, str) and input_shape is None:
         found = recorded(model, batch_size)
         if found is not None:
@@ -248,7 +244,7 @@ def _workload_of(
 
 
 def _profiled(path: Path, model: object) -> DeviceRate:
-    """Return the rate in a profile's folder or result.json; InvalidInput if it has none."""
+    """Read the device rate from a profile's folder or result.json; InvalidInput if it has none."""
     result = read_result(path.parent if path.is_file() else path)
     if not isinstance(result, ProfileResult) or result.settings.workers != 1:
         raise InvalidInput(

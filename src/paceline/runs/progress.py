@@ -1,4 +1,4 @@
-"""The progress of a run: a bar in a terminal, a line an epoch, and scalars for TensorBoard."""
+"""Show the progress of a run: a bar, a line for each epoch, TensorBoard scalars."""
 
 import logging
 import time
@@ -16,12 +16,12 @@ from paceline.core.outcome import Epoch, Evaluation
 from paceline.exchange.session import Progress
 from paceline.report.terminal import epoch_line, tested
 
-_LINE_EVERY_S = 10.0  # of the status, where there is no terminal
+_LINE_EVERY_S = 10.0  # seconds between status lines without a terminal
 logger = logging.getLogger(__name__)
 
 
 def require_tensorboard() -> None:
-    """Raise InvalidInput if TensorBoard, which is an extra, is not installed."""
+    """Raise InvalidInput if the TensorBoard extra is not installed."""
     if find_spec("tensorboard") is None:
         raise InvalidInput(
             "tensorboard",
@@ -31,9 +31,9 @@ def require_tensorboard() -> None:
 
 
 class Scalars:
-    """An event file of TensorBoard in a folder of its own: scalars by epochs, counted from one.
+    """A TensorBoard event file with scalars by epoch, counted from one.
 
-    InvalidInput if the folder cannot be made. To be closed.
+    Raises InvalidInput if the folder cannot be created. Close it after use.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,16 +41,16 @@ class Scalars:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidInput("tensorboard", f"cannot make {folder}: {error.strerror}") from None
-        from torch.utils.tensorboard import SummaryWriter  # an extra
+        from torch.utils.tensorboard import SummaryWriter  # optional dependency
 
         self._writer = SummaryWriter(str(folder))
 
     def close(self) -> None:
-        """Write what is left, and close the file."""
+        """Flush and close the file."""
         self._writer.close()
 
     def epoch(self, epoch: Epoch, num_samples: float | None, score: str) -> None:
-        """Add losses, score and, for so many samples, samples a second of an epoch."""
+        """Add an epoch's losses, score, and throughput for the given number of samples."""
         values = {
             "loss/train": epoch.train_loss,
             "loss/test": epoch.test_loss,
@@ -63,19 +63,19 @@ class Scalars:
         self._writer.flush()
 
     def step(self, number: int, seconds: Mapping[str, float]) -> None:
-        """Add where a typical step of an epoch goes: seconds by quantity, such as "forward"."""
+        """Add the seconds of each part of a typical step, such as "forward"."""
         for quantity, value in seconds.items():
             self._writer.add_scalar(f"step/{quantity}_s", value, number + 1)
 
 
 class TerminalProgress(Progress):
-    """Shows how far a run is, on a console, and writes scalars if there is a board for them."""
+    """Shows a run's progress on a console, and writes scalars to a board, if there is one."""
 
     def __init__(
         self, err: Console, doing: str, num_epochs: int | None = 1, board: Scalars | None = None
     ) -> None:
         self._num_epochs, self.board = num_epochs, board
-        self._num_samples: float | None = None  # of an epoch, where all are whole
+        self._num_samples: float | None = None  # if all epochs are equally long
         self.samples_per_step = 1.0
         self._doing = doing
         self._bar = Bar(
@@ -93,23 +93,23 @@ class TerminalProgress(Progress):
         self._said_s = time.monotonic()
 
     def close(self) -> None:
-        """Take the bar away, and write what is left of the scalars."""
+        """Remove the bar, and flush the scalars."""
         self._bar.stop()
         if self.board is not None:
             self.board.close()
 
     @contextmanager
     def measuring(self, seconds: float) -> Iterator[None]:
-        """Show a bar while measurements of about so many seconds are made before the run."""
+        """Show a bar during the given seconds of profiling before the run."""
         self._bar.update(self._task, doing="measuring", description=f"about {seconds:g} s")
         self._bar.start()
         try:
             yield
         finally:
-            self._bar.stop()  # or tables on standard output would be drawn above it
+            self._bar.stop()  # otherwise tables on standard output would overwrite the bar
 
     def begin(self, total: int, unit: str) -> None:
-        """Begin to count so many steps or samples."""
+        """Start to count up to the given number of steps or samples."""
         each = self.samples_per_step if unit == "steps" else 1.0
         if self._num_epochs is not None:
             self._num_samples = total * each / self._num_epochs
@@ -118,11 +118,11 @@ class TerminalProgress(Progress):
 
     def advance(self, count: int = 1) -> None:
         """Count steps or samples."""
-        if self._is_shown:  # where nobody sees it, even the bar's lock would cost too much
+        if self._is_shown:  # without a terminal, even the bar's lock would cost too much
             self._bar.advance(self._task, count)
 
     def epoch(self, epoch: Epoch, score: str) -> None:
-        """Report an epoch that is over."""
+        """Report a finished epoch."""
         logger.info("%s", epoch_line(epoch, self._num_epochs, score))
         if self.board is not None:
             self.board.epoch(epoch, self._num_samples, score)
@@ -133,7 +133,7 @@ class TerminalProgress(Progress):
         logger.info("step %d%s", found.num_steps, shown)
 
     def status(self, text: str) -> None:
-        """Show how fast the run is: beside the bar or, where there is none, now and then."""
+        """Show the throughput: next to the bar or, without a terminal, at intervals."""
         self._bar.update(self._task, description=text)
         if not self._is_shown and time.monotonic() - self._said_s > _LINE_EVERY_S:
             self._said_s = time.monotonic()

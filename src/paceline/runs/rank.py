@@ -1,4 +1,4 @@
-"""Be one rank of a group: its signals, its exit code, and one line for an error."""
+"""Run a function as one rank of a group: signals, exit code, one line for an error."""
 
 import os
 import signal
@@ -31,26 +31,26 @@ def as_rank(
     *,
     exchanges_alone: bool = False,
 ) -> int:
-    """Do this as one rank of its group and return the exit code; errors are one line each.
+    """Run `go` as one rank and return the exit code; an error is printed as one line.
 
-    `device` is the rank's, where that is not its GPU, or the CPU of a machine without any.
+    `device` replaces the rank's default device, which is its GPU, if there is one.
     """
     rank = os.environ.get("RANK", "0")
     log_to_stderr(quiet=rank != "0")
     group = None
-    early: list[int] = []  # signals before the ranks know each other
+    early: list[int] = []  # handle signals before the ranks connect
     _handle_signals(lambda number, _: early.append(number))
     reach("rank.started", worker=int(rank))
     try:
         with process_group(deadline_s, device, exchanges_alone=exchanges_alone) as group:
-            share_cores(group.device)  # the threads of the process group exist, and stay free
+            share_cores(group.device)  # the process group's threads keep all cores
             _handle_signals(partial(_signalled, group))
             if early:
                 _signalled(group, early[0], None)
             reach("rank.met", worker=group.rank)
             try:
                 carry_out(group)
-            except Interrupted as error:  # all ranks together, none of which has failed
+            except Interrupted as error:  # all ranks leave together if none has failed
                 if group.rank == 0:
                     tell_stopped(group, str(error))
                     say(str(error))
@@ -58,14 +58,14 @@ def as_rank(
     except WorkersFailed as error:
         return error.exit_code
     except (Exception, SystemExit) as error:
-        if early and group is None:  # the others have left already
+        if early and group is None:  # another rank has left already
             return 128 + early[0]
         return _report(error, rank, debug, group)
     return 0
 
 
 def _report(error: Exception | SystemExit, rank: str, debug: bool, group: Group | None) -> int:
-    """Say in one line why this rank fails, and return its exit code."""
+    """Print one line about this rank's error, and return its exit code."""
     if debug:
         traceback.print_exc()
     sys.stderr.write(f"paceline: {told(error, rank)}\n")
@@ -81,25 +81,25 @@ def _handle_signals(handler: Callable[[int, object], object]) -> None:
 
 
 def _signalled(group: Group, number: int, _: object) -> None:
-    """End this rank: outside of the steps there is nothing to be saved. The launcher says so.
+    """Exit on a signal outside of the steps, when there is nothing to save.
 
-    By SIGTERM not if a rank has died: the others end by themselves, and say of which. torchrun may
-    send them the signal before they have noticed, and kills them much later.
+    SIGTERM is ignored if another rank has died: this rank then ends by itself and reports which
+    one. torchrun may send SIGTERM before this rank notices, and kills it much later.
     """
     if number == signal.SIGTERM and group.dead():
         return
     is_first = tell_left(group, number)
-    if is_first and not is_started_by_parent():  # else the launcher says it
+    if is_first and not is_started_by_parent():  # otherwise the launcher reports the signal
         name = f" by a signal to worker {group.rank}" if group.world_size > 1 else ""
         say(f"{participle(number)}{name}")
     os._exit(128 + number)
 
 
 def leave(code: int) -> NoReturn:
-    """End this rank at once.
+    """Exit this process immediately.
 
-    Not by sys.exit: threads of the process group may wait for a dead peer for ever, and now and
-    then they abort even a process whose work is done.
+    sys.exit is not enough: threads of the process group may wait forever for a dead peer, and
+    sometimes abort a process that has finished its work.
     """
     sys.stdout.flush()
     sys.stderr.flush()

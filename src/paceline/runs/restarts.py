@@ -1,4 +1,4 @@
-"""A request for a run, and again, from the last checkpoint, where workers are lost."""
+"""Requests for runs, and restarts from the last checkpoint when workers are lost."""
 
 import logging
 import os
@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 class RunRequest(Record):
-    """A training, a rehearsal or a plan on this machine, as every process of it is asked for it.
+    """A training, rehearsal or plan on this machine, as passed to each of its processes.
 
-    Results go to standard output, `as_json` or as tables, unless `quiet`. A plan is written to a
-    folder only to `keep` it. `lost`: what became of earlier attempts at it.
+    Results are printed as tables or `as_json`, unless `quiet`. `keep` saves a plan in a folder.
+    `lost`: the workers lost in earlier attempts, and why.
     """
 
     verb: Verb
@@ -34,11 +34,13 @@ class RunRequest(Record):
     quiet: bool = False
     debug: bool = False
     keep: bool = False
+    explain: bool = False
+    as_markdown: bool = False
     lost: tuple[str, ...] = ()
 
 
 def resuming(request: RunRequest, folder: Path, lost: tuple[str, ...] = ()) -> RunRequest:
-    """Return the request to go on with the run of a folder, in that folder."""
+    """Return the request that resumes the run of a folder."""
     folder = folder.absolute()
     known = {"resume": folder, "output": folder.parent}
     settings = request.settings.model_copy(update=known)
@@ -47,10 +49,10 @@ def resuming(request: RunRequest, folder: Path, lost: tuple[str, ...] = ()) -> R
 
 
 def with_restarts(attempt: Callable[[RunRequest], None], request: RunRequest) -> RunRequest:
-    """Attempt what is requested, and again from the last checkpoint whenever a worker is lost.
+    """Attempt a request, and restart from the last checkpoint whenever a worker is lost.
 
-    As often as the settings say; then WorkerLost is raised. Return the request of the last attempt,
-    whose run may have another folder.
+    Raises WorkerLost after the number of restarts in the settings. Returns the request of the last
+    attempt, whose run may have another folder.
     """
     settings = request.settings
     num_left = settings.restarts if isinstance(settings, TrainSettings) else 0
@@ -66,7 +68,7 @@ def with_restarts(attempt: Callable[[RunRequest], None], request: RunRequest) ->
 
 
 def restarted(request: RunRequest, why: str) -> RunRequest:
-    """Return the request to go on at the last checkpoint, or to begin anew if there is none."""
+    """Return the request that resumes from the last checkpoint, or starts over without one."""
     folder = request.settings.output / request.run_id
     step = _latest_step(folder)
     if step is None:
@@ -81,20 +83,20 @@ def restarted(request: RunRequest, why: str) -> RunRequest:
 
 
 def _latest_step(folder: Path) -> int | None:
-    """Return the step of the newest whole checkpoint of a run; InvalidInput if all are damaged."""
+    """Return the step of the newest valid checkpoint; InvalidInput if all are damaged."""
     found = CheckpointFolder(folder / CHECKPOINTS).latest()
     return None if found is None else found.step
 
 
 def num_restarts_by_torchrun() -> int:
-    """Return how often torchrun has started the workers of this run again."""
+    """Return how often torchrun has restarted this run's workers."""
     return int(os.environ.get(_NUM_RESTARTS, "0"))
 
 
 def restarted_by_torchrun(request: RunRequest, group: Group) -> RunRequest:
-    """Return the request to go on from the last checkpoint, if torchrun has started us again.
+    """Return the request that resumes from the last checkpoint, if torchrun restarted the ranks.
 
-    Rank 0 looks whether there is one; all ranks call it together.
+    Rank 0 looks for the checkpoint; all ranks must call this together.
     """
     num_restarts, settings = num_restarts_by_torchrun(), request.settings
     is_first = isinstance(settings, TrainSettings) and settings.resume is None

@@ -1,4 +1,4 @@
-"""The verbs that run something: train and rehearse."""
+"""The functions `train` and `rehearse`, and the run that they return."""
 
 import shutil
 from collections.abc import Callable, Mapping
@@ -29,9 +29,9 @@ from paceline.training.recipes.recipe import Recipe
 
 @dataclass(frozen=True)
 class Run:
-    """A finished training or rehearsal: its result, and its folder.
+    """A finished training or rehearsal, with its result and folder.
 
-    The folder has result.json, trace.json and report.html.
+    The folder contains result.json, trace.json and report.html.
     """
 
     result: RunResult
@@ -39,10 +39,10 @@ class Run:
 
     @property
     def accuracy(self) -> float | None:
-        """The share of the test samples that the trained model gets right.
+        """The share of test samples that the trained model classifies correctly.
 
-        Where a sample may have several labels, the precision@1: `result.score` says which. None of
-        a rehearsal.
+        For samples with several labels it is precision@1; `result.score` names it. None for a
+        rehearsal.
         """
         return self.result.accuracy
 
@@ -52,7 +52,7 @@ class Run:
         return read_timeline(self.folder / "trace.json", self.result.origin)
 
     def report(self, path: str | Path) -> Path:
-        """Write the report to `path` too, and return it."""
+        """Copy the report to `path`, and return that."""
         written, wanted = write_report(self.folder), Path(path)
         if not (wanted.exists() and wanted.samefile(written)):
             shutil.copyfile(written, wanted)
@@ -104,14 +104,13 @@ def train(
 ) -> Run:
     """Train a model on this machine and return the finished run.
 
-    `model` is a built-in name, "package.module:factory" or a recipe. Workers are processes, and
-    each builds its own; a recipe's are forked from this one. Under torchrun this is one of them.
-    The other arguments are the fields of `paceline.TrainSettings`, which describe themselves; None
-    stands for the default that the strategy or the model has. With `resume`, what is left at its
-    default here is as in that run. Raises InvalidInput
-    for what cannot be done, WorkerLost for a worker that died, WorkersFailed for what workers found
-    wrong, with their words. Progress goes to standard error. A strategy with a hub or a coordinator
-    has that in this process.
+    `model` is a built-in name, "package.module:factory" or a recipe. Each worker is a process that
+    builds its own model; for a recipe the workers are forked from this process. Under torchrun this
+    process is one of the workers. The other arguments are the fields of `paceline.TrainSettings`;
+    None selects the strategy's or model's default. With `resume`, arguments left at their default
+    are taken from the resumed run. Raises InvalidInput for invalid arguments, WorkerLost for a
+    worker that died, and WorkersFailed for an error in the workers. Progress is printed to standard
+    error. The hub or coordinator of a strategy runs in this process.
     """
     return _done("train", train, locals())
 
@@ -147,16 +146,16 @@ def rehearse(
     run: str | None = None,
     output: str | Path = "runs",
 ) -> Run:
-    """Rehearse a model's training on devices that this machine need not have; nothing is learnt.
+    """Rehearse a model's training on emulated devices; nothing is learned.
 
-    The arguments are the fields of `paceline.RehearseSettings`: `device` or `stretch` among them.
+    The arguments are the fields of `paceline.RehearseSettings`, including `device` or `stretch`.
     Raises the same errors as `train`.
     """
     return _done("rehearse", rehearse, locals())
 
 
 def _check_model(model: object, verb: Verb) -> None:
-    """Raise InvalidInput for a model that is neither named nor a recipe."""
+    """Raise InvalidInput for a model that is neither a name nor a recipe."""
     if isinstance(model, str | Recipe):
         return
     kind = type(model).__name__
@@ -171,7 +170,7 @@ def _check_model(model: object, verb: Verb) -> None:
 
 
 def _done(verb: Verb, called: Callable[..., Run], arguments: Mapping[str, Any]) -> Run:
-    # Arguments that `called` has by default are not passed on: the strategy may have others.
+    # Drop arguments left at their default: a strategy may define its own defaults.
     parameters = signature(called).parameters
     values = {
         name: dict(value) if isinstance(value, Mapping) else value

@@ -1,4 +1,4 @@
-"""A session from beginning to end, the same for every strategy.
+"""Run a session from profiling to result files, for any strategy.
 
 measure -> forecast -> show and admit -> train (or rehearse) -> result -> folder and terminal
 """
@@ -17,7 +17,6 @@ from paceline.checkpoints.folder import CheckpointFolder
 from paceline.core.compare import compare
 from paceline.core.cost import PacedDevice, Roofline, Totals, compute_lane
 from paceline.core.errors import InvalidInput, first_line
-from paceline.core.losses import busy_warning
 from paceline.core.outcome import Outcome
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.timeline import Timeline
@@ -29,25 +28,27 @@ from paceline.links.group import Group
 from paceline.measure.this_machine import facts
 from paceline.planner import Forecast, Ranking
 from paceline.planner.admission import admit_profiled
+from paceline.planner.drawing import drawing
 from paceline.records.machine_file import find_device
 from paceline.records.result import PlanResult, PlanRow, RankingRows, RunResult
 from paceline.records.settings import AUTO, configuration, strategy_of
-from paceline.report.format import duration, share
-from paceline.report.terminal import console, result_tables, show_plans
-from paceline.runs.folder import run_folder, show_plan, write_files
+from paceline.report import advice, metrics
+from paceline.report.plan_text import Form, in_terminal, present
+from paceline.report.terminal import console, result_tables
+from paceline.runs.folder import keep_plan, run_folder, write_files
 from paceline.runs.forecasts import forecast_with, forecasts_of, ranking_of, train_best
 from paceline.runs.progress import Scalars, TerminalProgress
 from paceline.runs.restarts import RunRequest, num_restarts_by_torchrun, restarted_by_torchrun
 from paceline.strategies import EXCHANGES
 
-_OF_RANK_0 = {"output", "tensorboard"}  # folders that it alone writes to
+_OF_RANK_0 = {"output", "tensorboard"}  # settings that only rank 0 uses
 logger = logging.getLogger(__name__)
 
 
 def go_through(request: RunRequest, group: Group, elastic: ElasticWorker | None = None) -> None:
-    """Carry out a request in this process: alone in its group, or as one rank of it."""
+    """Carry out a request in this process, alone or as one rank of a group."""
     request = restarted_by_torchrun(_agreed(request, group), group)
-    # Only rank 0, or the first worker, speaks.
+    # Only rank 0, or the first elastic worker, prints.
     silent = group.rank != 0 or (elastic is not None and elastic.number != 0)
     settings = request.settings
     out, err = console(quiet=silent or request.quiet), console(stderr=True, quiet=silent)
@@ -57,7 +58,7 @@ def go_through(request: RunRequest, group: Group, elastic: ElasticWorker | None 
         session = replace(_session(request, group, progress), elastic=elastic)
         runner: Runner = stack.enter_context(session.strategy.runner().start(session))
         about = runner.about
-        # Made before hours of training, not after them.
+        # Create the folder before hours of training, not after.
         makes = session.speaks and request.verb != "plan"
         folder = stack.enter_context(_folder_of(session)) if makes else None
         logger.info("%s", about)
@@ -69,33 +70,38 @@ def go_through(request: RunRequest, group: Group, elastic: ElasticWorker | None 
             ranking = ranking_of(session, runner, forecasts)
             _show_ranking(request, session, ranking, out, title)
             return
-        if session.strategy.is_led:
-            for forecast in forecasts:
-                why = "; ".join((forecast.why, *forecast.notes))
-                within = share(forecast.range_share, 0)
-                predicted = duration(forecast.step_s)
-                logger.info("predicted %s ±%s a step: %s", predicted, within, why)
-        elif forecasts and not session.is_rehearsal:
+        if not session.is_rehearsal:
             rows = list(map(PlanRow.of, forecasts))
-            show_plans(err if request.as_json else out, rows, title)
+            for table in in_terminal(rows, title, None):
+                (err if request.as_json else out).print(table)
         used, outcome = _trained(session, runner, forecasts)
         outcome = outcome.model_copy(update={"lost": (*request.lost, *outcome.lost)})
         result, timelines = _result(session, forecasts, used, outcome)
         if progress.board is not None and result.comparison is not None:
             happened = {row.quantity: row.right_s for row in result.comparison.rows}
             progress.board.step(min(1, len(result.epochs) - 1), happened)
-        with _naming(folder):
-            if not session.is_rehearsal:
-                with _model_file(folder) as path:
-                    runner.save(path)
-            if folder is None:
-                return
-            write_files(folder, result, timelines)
-        if request.as_json:
+        _save(session, runner, folder, result, timelines)
+        if folder is not None and request.as_json:
             out.print_json(result.model_dump_json())
-            return
-        for shown in result_tables(result, str(folder)):
-            out.print(shown, soft_wrap=isinstance(shown, str))  # tables fit into the terminal
+        elif folder is not None:
+            for shown in result_tables(result, str(folder)):
+                out.print(shown, soft_wrap=isinstance(shown, str))  # tables wrap themselves
+
+
+def _save(
+    session: TrainingSession,
+    runner: Runner,
+    folder: Path | None,
+    result: RunResult,
+    timelines: Sequence[Timeline],
+) -> None:
+    """Save the model, collectively, and write the run's files on the rank with a folder."""
+    with _naming(folder):
+        if not session.is_rehearsal:
+            with _model_file(folder) as path:
+                runner.save(path)
+        if folder is not None:
+            write_files(folder, result, timelines)
 
 
 def _show_ranking(
@@ -105,23 +111,29 @@ def _show_ranking(
     out: Console,
     title: str,
 ) -> None:
-    """Show the plans of this machine, best first, and keep them where that is asked for."""
+    """Print the plans for this machine, and save them if requested."""
     settings = request.settings
+    rows, is_first = RankingRows.of(ranking), session.group.rank == 0
     plan = PlanResult(
         id=request.run_id,
         model=settings.model,
         machine="this machine",
         batch_size=settings.batch_size,
         facts=facts(session.group.device),
-        ranking=RankingRows.of(ranking),
+        ranking=rows,
+        findings=advice.findings(metrics.of_ranking(rows, is_measured=True)),
     )
-    output = settings.output if request.keep and session.group.rank == 0 else None
+    folder = keep_plan(settings.output, plan, ranking) if request.keep and is_first else None
+    drawn = drawing(ranking[0].timeline, ranking[0].shown_s) if request.explain and ranking else ""
+    form: Form = "json" if request.as_json else "markdown" if request.as_markdown else "text"
+    present(out, plan, title, folder, form=form, drawing=drawn)
     more = _of_two_machines(session)
-    show_plan(out, plan, ranking, output, title, request.as_json, is_measured=True, more=more)
+    if more is not None and form == "text":
+        out.print(more, soft_wrap=True)
 
 
 def _of_two_machines(session: TrainingSession) -> str | None:
-    """Return the command for two machines; None if the strategy starts its workers itself."""
+    """Return the command for two machines; None for a strategy that starts its own workers."""
     settings, strategy = session.settings, session.strategy
     if strategy.is_led:
         return None
@@ -133,23 +145,21 @@ def _of_two_machines(session: TrainingSession) -> str | None:
 
 
 def _model_file(folder: Path | None) -> AbstractContextManager[Path]:
-    """Give the path of the model; ranks without a folder write none."""
+    """Provide the path for the model's weights; ranks without a folder write none."""
     return nullcontext(Path()) if folder is None else written_whole(folder / "model.safetensors")
 
 
 def _doubt(forecasts: Sequence[Forecast], group: Group) -> None:
-    """Say on rank 0 that other programs ran beside the profile, if its steps tell."""
+    """Warn on rank 0 if the profile's steps show that other programs ran."""
     unrest = max((one.machine.usual_losses.unrest for one in forecasts), default=0.0)
-    so = "the ranges of predictions are wider for it"
-    warning = busy_warning(unrest, "half of the steps of the profile", so)
-    if warning is not None and group.rank == 0:
+    for warning in advice.of_unrest(unrest, "steps of the profile") if group.rank == 0 else ():
         logger.warning("%s", warning)
 
 
 def _agreed(request: RunRequest, group: Group) -> RunRequest:
-    """Return the request with rank 0's name of the run, of which torchrun's ranks have one each.
+    """Adopt rank 0's run id, because torchrun's ranks each made their own.
 
-    Raises InvalidInput if a rank was started with other settings than rank 0.
+    Raises InvalidInput if a rank's settings differ from rank 0's.
     """
     own = request.settings.model_dump(mode="json", exclude=_OF_RANK_0)
     rows = group.gather({"run_id": request.run_id, "settings": own})
@@ -166,7 +176,7 @@ def _agreed(request: RunRequest, group: Group) -> RunRequest:
 
 
 def _folder_of(session: TrainingSession) -> AbstractContextManager[Path]:
-    """Give the run's folder, or that of the run that goes on, with its settings in it."""
+    """Provide the folder of a new or resumed run, with its settings written."""
     settings = session.settings
     goes_on = isinstance(settings, TrainSettings) and settings.resume is not None
     exists = goes_on or num_restarts_by_torchrun() > 0 or session.elastic is not None
@@ -175,9 +185,9 @@ def _folder_of(session: TrainingSession) -> AbstractContextManager[Path]:
 
 @contextmanager
 def _naming(folder: Path | None) -> Iterator[None]:
-    """Raise InvalidInput that names the run's folder if it cannot be written to, as without space.
+    """Turn an error of writing, such as a full disk, into InvalidInput with the run's folder.
 
-    It says how the training is not lost, if there is a checkpoint.
+    The error says how to resume, if there is a checkpoint.
     """
     try:
         yield
@@ -209,12 +219,12 @@ def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> T
     if isinstance(settings, TrainSettings) and request.verb == "train":
         resumed = read_state(settings, group)
         settings = as_learned(settings, resumed)
-    if settings.strategy == AUTO:  # any of the exchanges begins
+    if settings.strategy == AUTO:  # start with any exchange; forecasts decide later
         strategy = next(iter(EXCHANGES.values()))
         config = strategy.config(workers=group.world_size)
     else:
         strategy, config = strategy_of(settings), configuration(settings)
-    if request.verb == "plan" and not strategy.is_led:  # each is measured twice
+    if request.verb == "plan" and not strategy.is_led:  # each strategy is profiled twice
         settings = settings.model_copy(update={"profile_s": settings.profile_s / 2})
     device = paced_device(settings) if isinstance(settings, RehearseSettings) else None
     return TrainingSession(
@@ -223,7 +233,7 @@ def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> T
 
 
 def as_learned(settings: TrainSettings, resumed: State | None) -> TrainSettings:
-    """Return the settings with what the run that is gone on with has found to be the fastest."""
+    """Add the strategy and chunk that the resumed run found to be fastest to the settings."""
     if resumed is None or "progress" not in resumed.parts:
         return settings
     progress, options = resumed.parts["progress"], dict(settings.options)
@@ -234,7 +244,7 @@ def as_learned(settings: TrainSettings, resumed: State | None) -> TrainSettings:
 
 
 def paced_device(settings: RehearseSettings) -> PacedDevice | None:
-    """Return the device that a rehearsal's layers are paced as; None if they are stretched."""
+    """Return the device that a rehearsal emulates; None if layers are only slowed down."""
     if settings.device is None:
         return None
     known = find_device(settings.device)
@@ -247,25 +257,25 @@ def paced_device(settings: RehearseSettings) -> PacedDevice | None:
 def _trained(
     session: TrainingSession, runner: Runner, forecasts: Sequence[Forecast]
 ) -> tuple[Forecast | None, Outcome]:
-    """Train or rehearse; return the forecast of what was used, if there is one, and the outcome."""
+    """Train or rehearse; return the used strategy's forecast, if any, and the outcome."""
     settings = session.settings
     name = forecasts[0].strategy if settings.strategy == AUTO else session.strategy.name
     chosen = next((one for one in forecasts if one.strategy == name), None)
     if not isinstance(runner, ReplicaRunner):
         return chosen, runner.train(chosen.config if chosen else session.config)
-    assert chosen is not None  # replicas are always measured
+    assert chosen is not None  # strategies of replicas are always profiled
     if isinstance(settings, TrainSettings) and settings.balance and not settings.force:
         assert runner.profiled is not None
         batch_size, durations = runner.workload.batch_size, runner.profiled.durations
         own = admit_profiled(chosen, durations, batch_size, settings.batch_size)
-        # All ranks refuse what rank 0 refuses, whose profile may differ from theirs.
+        # Rank 0 decides, because profiles differ between ranks.
         reasons = session.group.gather([one.why for one in own if not one.helps])[0]
         if reasons:
             raise InvalidInput("workers", f"{'; '.join(reasons)} (--force has all take part)")
     if settings.strategy == AUTO:
         return train_best(session, runner, forecasts)
     outcome = runner.train(chosen.config)
-    if outcome.config != chosen.config:  # as a search on the way has found
+    if outcome.config != chosen.config:  # a chunk search changed the configuration
         chosen = forecast_with(session, runner, session.strategy, outcome.config)
     return chosen, outcome
 
@@ -276,10 +286,10 @@ def _result(
     forecast: Forecast | None,
     outcome: Outcome,
 ) -> tuple[RunResult, list[Timeline]]:
-    """Return the result of a run, and its timelines: as predicted and as it happened."""
+    """Return the result of a run, and its predicted and measured timelines."""
     predicted = outcome.predicted or (forecast.timeline if forecast else None)
     comparison = None
-    # Of a run that goes on there may be one traced step left, or none, which have no period.
+    # A resumed run may have fewer than two traced steps left, which have no period.
     has_steps = outcome.timeline.num_steps() > 1
     if predicted is not None and has_steps and not session.strategy.is_led:
         comparison = compare(predicted, outcome.timeline)
@@ -288,7 +298,7 @@ def _result(
     machine = facts(session.group.device)
     if outcome.device is not None:
         machine["device"] = outcome.device
-    # A search on the way may have ended with a configuration that was not planned before.
+    # A chunk search may have ended with a configuration that was not forecast before.
     plans = forecasts if forecast is None or forecast in forecasts else [forecast]
     result = RunResult.of(
         outcome,
@@ -301,4 +311,6 @@ def _result(
         plans=tuple(map(PlanRow.of, plans)),
         comparison=comparison,
     )
+    found = advice.findings(metrics.of_run(result, outcome.timeline))
+    result = result.model_copy(update={"findings": found})
     return result, [one for one in (predicted, outcome.timeline) if one is not None]

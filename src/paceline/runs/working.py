@@ -1,4 +1,4 @@
-"""Work for the hub of another machine."""
+"""Run workers for a hub on another machine."""
 
 import json
 import logging
@@ -14,12 +14,12 @@ logger = logging.getLogger(__name__)
 
 
 def work(settings: WorkerProcessSettings) -> None:
-    """Work for the hub, as the workers of these settings, until its run is over.
+    """Run the workers of these settings until the hub's run is over.
 
-    Raises InvalidInput if they cannot take part, WorkerLost if the hub is gone too long.
+    Raises InvalidInput if they cannot join, WorkerLost if the hub stays unreachable.
     """
     if settings.device is not None:
-        device_named(settings.device)  # or InvalidInput, before anybody is waited for
+        device_named(settings.device)  # check before connecting
     with connected(settings, settings.keys) as clients:
         name = json.loads(clients[settings.numbers[0]].settings)["strategy"]
         strategy = find_runnable(name)

@@ -1,1 +1,1 @@
-"""Studies of many runs or of a machine: profile, scale, probe."""
+"""Studies: profile a step, measure scaling, probe a machine."""

@@ -1,4 +1,4 @@
-"""Describe this machine for an issue: torch's own report, ours, and what makes training slow."""
+"""Describe this machine for a bug report, with causes of slow training."""
 
 import os
 from collections.abc import Iterator
@@ -16,20 +16,19 @@ from paceline.core.settings import Record
 from paceline.links.devices import device_of, gpus
 from paceline.native import instruction_sets
 
-_CGROUP = Path("/sys/fs/cgroup/cpu.max")  # psutil knows no quota
-_BUSY_SHARE = 0.25  # of the cores, at work for others
+_CGROUP = Path("/sys/fs/cgroup/cpu.max")  # psutil does not report the quota
+_BUSY_SHARE = 0.25  # share of the cores used by other programs
 _SLOW_NETWORK_BIT_PER_S = 2.5e9
-_EXAMPLE_BITS = 100e6 * 32  # the gradients of 100 million parameters in float32
+_EXAMPLE_BITS = 100e6 * 32  # float32 gradients of 100 million parameters
 
 
 class Machine(Record):
-    """The findings that warnings are about.
+    """The facts that warnings are based on.
 
-    `cores` are those that this process may use, `quota` the processors that its control group may
-    take; `load` counts runnable processes of the last minute. `torch_capability` and `kernels` are
-    the instruction sets that torch and Paceline use. `apart` are pairs of GPUs that do not address
-    each other's memory, `unusable_gpus` the reason why no GPU can be used. `networks` are the
-    speeds in bit/s of interfaces, where the kernel knows them.
+    `cores`: usable by this process. `quota`: processors allowed by the control group. `load`:
+    runnable processes, averaged over a minute. `torch_capability`, `kernels`: instruction sets that
+    torch and Paceline use. `apart`: pairs of GPUs without peer access. `unusable_gpus`: why no GPU
+    can be used. `networks`: speed of each interface in bit/s, if known.
     """
 
     cores: int
@@ -45,7 +44,7 @@ class Machine(Record):
 
 
 class Slow(NamedTuple):
-    """A cause of slow training: what, why, and what would help; `code` names it."""
+    """A cause of slow training, its effect and a remedy; `code` identifies it."""
 
     code: str
     what: str
@@ -54,7 +53,7 @@ class Slow(NamedTuple):
 
 
 def examine() -> Machine:
-    """Examine this machine; CUDA is initialised where there are GPUs."""
+    """Examine this machine; initialises CUDA if there are GPUs."""
     why, found = None, tuple[torch.device, ...]()
     try:
         found = gpus()
@@ -84,7 +83,7 @@ def examine() -> Machine:
 
 
 def _quota() -> float | None:
-    """Return the processors that the control group may use at a time; None without a limit."""
+    """Return the number of processors that the control group may use; None without a limit."""
     try:
         most_us, period_us = map(float, _CGROUP.read_text().split())
     except (OSError, ValueError):  # the limit is "max"
@@ -142,7 +141,7 @@ def slow_parts(found: Machine) -> Iterator[Slow]:
 
 
 def report() -> dict[str, Any]:
-    """Return the findings, torch's and ours, for JSON."""
+    """Return torch's report, this machine's facts and the causes of slow training."""
     found = examine()
     return {
         "paceline": version("paceline"),
@@ -153,7 +152,7 @@ def report() -> dict[str, Any]:
 
 
 def page(found: dict[str, Any]) -> str:
-    """Return a report as text to paste into an issue."""
+    """Format a report as text for a bug report."""
     machine = Machine.model_validate(found["machine"])
     free, whole = (one / 2**30 for one in (machine.free_nbytes, machine.memory_nbytes))
     slow = [f"{one['what']}: {one['why']}. Instead: {one['instead']}." for one in found["slow"]]

@@ -1,1 +1,1 @@
-"""What is trained: recipes, models and their description, data sets and samplers."""
+"""Recipes, models and their descriptions, data sets and samplers."""

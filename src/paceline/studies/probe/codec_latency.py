@@ -1,4 +1,4 @@
-"""Measure by how much codecs delay an all-reduce of few values."""
+"""Measure the latency that codecs add to a small all-reduce."""
 
 from functools import partial
 from operator import sub
@@ -18,9 +18,9 @@ _NUM_VALUES = 256
 
 
 def measure_codec_latencies(sampler: Sampler, deadline_s: float) -> dict[Kernel, float]:
-    """Return half of what a codec adds to the seconds of an all-reduce of few values.
+    """Return, for each codec, half of the seconds that it adds to a small all-reduce.
 
-    An all-reduce encodes and decodes twice. There are two ranks or more.
+    An all-reduce encodes and decodes twice. Requires two or more ranks.
     """
     group = sampler.group
     all_reduce = CompressedAllReduce(range(group.world_size), group.device, deadline_s)

@@ -1,4 +1,4 @@
-"""Measure links as exchanges use them: messages of gloo, and copies of GPUs."""
+"""Measure links with gloo messages and GPU copies."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ _SMALL_COPY_NBYTES, _LARGE_COPY_NBYTES = 4, 1 << 26
 
 @dataclass(frozen=True)
 class Links:
-    """The links of a machine, which all ranks measure together.
+    """Measures the links of a machine, collectively.
 
-    `hosts` lists the ranks of each host; the source of each link begins with `method`.
+    `hosts` lists the ranks of each host; `method` begins the source text of each link.
     """
 
     machine: Machine
@@ -37,7 +37,7 @@ class Links:
 
     @property
     def group(self) -> Group:
-        """All ranks of the probe."""
+        """The group of all ranks."""
         return self.on_host.group
 
     @property
@@ -45,11 +45,11 @@ class Links:
         return device_of(self.group.device)
 
     def measure(self) -> tuple[Link, ...]:
-        """Measure all links and return them, the same on all ranks."""
+        """Measure all links and return them on all ranks."""
         on_gpu = self._device.kind == DeviceKind.GPU
         links, devices = list[Link](), self.machine.devices
         for ranks in self.hosts:
-            if len(ranks) > 1 and not on_gpu:  # the host's memory, as gloo uses it
+            if len(ranks) > 1 and not on_gpu:  # the host's memory, through which gloo sends
                 own = tuple(devices[rank] for rank in ranks)
                 host = self.machine.host_of(own[0])
                 part = self.machine.model_copy(update={"hosts": (host,), "devices": own})
@@ -65,9 +65,9 @@ class Links:
     def _exchanged(
         self, ranks: Sequence[int], machine: Machine, stations: Sequence[Station]
     ) -> Link:
-        """Return the link on which the plan of a ring all-reduce takes as long as gloo's does."""
+        """Fit a link so that the planned ring all-reduce takes as long as gloo's."""
         deadline = timedelta(seconds=self.group.deadline_s)
-        # Ranks outside of the new group have to make it, too: new_group is collective.
+        # new_group is collective, so ranks outside of the group call it, too.
         group = dist.new_group(list(ranks), timeout=deadline, backend="gloo")
         sent = [torch.zeros(nbytes // 4) for nbytes in (_SMALL_NBYTES, _LARGE_NBYTES)]
         works = [partial(dist.all_reduce, values, group=group) for values in sent]
@@ -84,7 +84,7 @@ class Links:
         return self._stated(link, what)
 
     def _to_hosts(self) -> Iterator[Link]:
-        """Yield the link of each GPU to its host, measured while all GPUs copy."""
+        """Yield the link between each GPU and its host, measured while all GPUs copy."""
         small_s, _ = self._to_host_and_back(_SMALL_COPY_NBYTES)
         large_s, rates = self._to_host_and_back(_LARGE_COPY_NBYTES)
         name = self._device.name
@@ -97,9 +97,9 @@ class Links:
             yield self._stated(_link((gpu.name, gpu.host), (row[0], row[1])), what)
 
     def _to_host_and_back(self, nbytes: int) -> tuple[float, str]:
-        """Return the mean seconds of a copy in both directions, and the rates of both as text."""
+        """Return the mean copy time of both directions, and both rates as text."""
         here = torch.empty(nbytes, dtype=torch.uint8, device=self.group.device)
-        # Pinned, as in exchanges: CUDA copies pageable memory through a buffer of its own.
+        # Pinned, as in exchanges: CUDA copies pageable memory through a staging buffer.
         there = self._device.pinned_like(here)
         ways = [
             self.on_device.seconds(partial(target.copy_, source, non_blocking=True))
@@ -116,7 +116,7 @@ class Links:
                 is_measured = self.group.rank == one
                 peer = torch.device(self.group.device.type, indices[other])
                 reaches = is_measured and self._device.reaches(peer)
-                # All ranks take the same branch, because `seconds` below is collective.
+                # All ranks must take the same branch, because `seconds` below is collective.
                 if not self.group.gather(reaches)[one]:
                     continue
                 spreads = []
@@ -147,7 +147,7 @@ class Links:
 
 
 def _link(ends: tuple[str, str], seconds: tuple[float, float]) -> Link:
-    """Return the link on which a small and a large copy take these seconds."""
+    """Fit a link to the times of a small and a large copy."""
     small, large = zip((_SMALL_COPY_NBYTES, _LARGE_COPY_NBYTES), seconds, strict=True)
     line = line_through((ExchangeSample(*small), ExchangeSample(*large)))
     return Link(

@@ -1,4 +1,4 @@
-"""Describe a machine by what its ranks have measured."""
+"""Build a machine from the measurements of its ranks."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ from paceline.records.machine_file import as_rounded, rounded
 class RankFigures(BaseModel, frozen=True):
     """The measurements of one rank, and its host.
 
-    `copies` are bytes per second; `sum_s` and `codec_latencies` are seconds, and need several
-    ranks. `host_codecs` are measured by the first rank of each host that has GPUs.
+    `copies` are in bytes per second; `sum_s` and `codec_latencies` are in seconds, and require
+    several ranks. The first rank of each host with GPUs measures `host_codecs`.
     """
 
     hostname: str
@@ -40,8 +40,8 @@ def machine_of(
     kind: DeviceKind,
     method: str,
 ) -> Machine:
-    """Return the machine without links; `hosts` lists the ranks of each host."""
-    # The hosts' own names if they are unique and not like a device's.
+    """Build the machine without links; `hosts` lists the ranks of each host."""
+    # Use host names if they are unique and differ from device names.
     names = [name_from(ranks[members[0]].hostname.partition(".")[0]) for members in hosts]
     if len(set(names)) < len(names) or any(re.fullmatch(r"(cpu|gpu)\d+", one) for one in names):
         names = [f"host{i}" for i in range(len(names))]
@@ -61,9 +61,9 @@ def machine_of(
 
 
 def unrest_of(ranks: Sequence[RankFigures]) -> float:
-    """Return how far measurements of arithmetic lie from their median, over that.
+    """Return the relative spread of arithmetic measurements around their median.
 
-    Those of each rank, and of the ranks among each other, whose devices are of one kind.
+    The spread covers repetitions on each rank, and ranks with devices of the same kind.
     """
     own = [one for rank in ranks for one in (rank.device.convolution, rank.device.linear)]
     within = (unrest_between(one.lower, one.median, one.upper) for one in own)
@@ -72,12 +72,12 @@ def unrest_of(ranks: Sequence[RankFigures]) -> float:
 
 
 def name_from(text: str) -> str:
-    """Return the text as a valid name of a machine file."""
+    """Convert a text to a valid machine name."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.") or "this-machine"
 
 
 def spread_text(spread: Spread, unit: str) -> str:
-    """Return the median and the quartiles, with their unit."""
+    """Format the median and quartiles with their unit."""
     middle, lower, upper = (rounded(v, unit) for v in (spread.median, spread.lower, spread.upper))
     return f"{middle} ({lower} to {upper}, quartiles of {spread.count})"
 
@@ -165,7 +165,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def summary(machine: Machine) -> str:
-    """Return the most important figures, a line for each host, device and link."""
+    """Summarize a machine: one line for each host, device and link."""
     lines = [
         f"host    {host.name}: {host.cores} cores, {rounded(host.memory_bytes, 'B')}, "
         f"copies {rounded(host.memory_bandwidth_bytes_per_s, 'B/s')}"

@@ -1,7 +1,7 @@
-"""Measure a machine on all of its devices at once, and write its machine file.
+"""Measure a machine with all of its devices in parallel, and write its machine file.
 
-`python -m paceline.studies.probe.probe_ranks` is how the launcher starts a rank; under torchrun
-every rank calls `work` itself. Only rank 0 prints and writes.
+The launcher starts a rank by `python -m paceline.studies.probe.probe_ranks`; under torchrun every
+rank calls `work` itself. Only rank 0 prints and writes.
 """
 
 import logging
@@ -18,7 +18,6 @@ import torch
 from pydantic import Field
 
 from paceline.core.errors import InvalidInput
-from paceline.core.losses import busy_warning
 from paceline.core.machine import DeviceKind, Machine
 from paceline.core.settings import Record
 from paceline.links.clock import HostClock, clock_for
@@ -27,12 +26,13 @@ from paceline.links.group import Group
 from paceline.links.launch import launch
 from paceline.links.processes import module_command
 from paceline.links.rendezvous import check_gpus
-from paceline.links.shared_memory import find_local_ranks
+from paceline.links.shared_memory import LocalRanks, find_local_ranks
 from paceline.measure import devices
 from paceline.measure.this_machine import facts
 from paceline.measure.timing import Sampler
 from paceline.records.machine_file import machine_text
 from paceline.records.settings import validated
+from paceline.report import advice
 from paceline.report.terminal import console
 from paceline.runs.launching import under_torchrun
 from paceline.runs.rank import as_rank, leave
@@ -40,8 +40,8 @@ from paceline.studies.probe import machine_description as description
 from paceline.studies.probe.codec_latency import measure_codec_latencies
 from paceline.studies.probe.link_speeds import Links
 
-_NUM_MEASURED = 20  # about as many quantities share the time
-_PATIENCE_S = 60.0  # beyond the time that is asked for, before a rank counts as lost
+_NUM_MEASURED = 20  # approximate number of measurements that share the time
+_PATIENCE_S = 60.0  # extra time before a rank counts as lost
 _MOST_BY_DEFAULT = 2
 logger = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
@@ -61,10 +61,10 @@ class ProbeSettings(Record):
 
 
 def probe_settings(workers: int | None, output: Path | None, **values: Any) -> ProbeSettings:
-    """Return the settings of a probe. InvalidInput names what is wrong with a value.
+    """Validate the settings of a probe.
 
-    `workers` defaults to torchrun's, or to the number of GPUs, or to the cores, but at most two.
-    `output` defaults to a file named after this computer.
+    `workers` defaults to torchrun's world size, the number of GPUs, or the number of cores up to
+    two. `output` defaults to a file named after this computer. Raises InvalidInput.
     """
     cores, gpus = len(os.sched_getaffinity(0)), num_gpus()
     started = int(os.environ["WORLD_SIZE"]) if under_torchrun() else None
@@ -87,10 +87,10 @@ def probe_settings(workers: int | None, output: Path | None, **values: Any) -> P
 
 
 def probe_machine(settings: ProbeSettings) -> None:
-    """Probe with workers of our own, or as one of torchrun's ranks, which ends here.
+    """Probe with workers started here; under torchrun, run this rank and exit.
 
-    Raises InvalidInput or WorkerLost for errors that the workers could not report themselves, and
-    WorkersFailed for those that they have reported.
+    Raises InvalidInput or WorkerLost for errors that workers could not report themselves, and
+    WorkersFailed for reported ones.
     """
     if under_torchrun():
         leave(work(settings))
@@ -101,8 +101,8 @@ def probe_machine(settings: ProbeSettings) -> None:
 
 
 def work(settings: ProbeSettings) -> int:
-    """Do this rank's part of the probe and return the exit code; errors are one line each."""
-    # Read before the ranks of a host divide its cores between them.
+    """Run this rank's part of the probe and return the exit code; errors print one line."""
+    # before the ranks of a host divide its cores
     usable = sorted(os.sched_getaffinity(0))
     return as_rank(
         partial(_probe_rank, settings, usable), _PATIENCE_S + settings.seconds, settings.debug
@@ -111,7 +111,7 @@ def work(settings: ProbeSettings) -> int:
 
 def _probe_rank(settings: ProbeSettings, usable: list[int], group: Group) -> None:
     problem = output_problem(settings) if group.rank == 0 else None
-    # All ranks end before they measure: the first to fail says why, the others wait until it has.
+    # All ranks exit before measuring if rank 0 refuses the output; rank 0 reports the reason.
     if (refused := group.gather(problem)[0]) is not None:
         raise InvalidInput.of(refused)
     err = console(stderr=True, quiet=group.rank != 0)
@@ -139,7 +139,7 @@ def _probe_rank(settings: ProbeSettings, usable: list[int], group: Group) -> Non
 
 
 def output_problem(settings: ProbeSettings) -> str | None:
-    """Return why the file cannot be made, or may not be replaced; None if it can be written."""
+    """Return why the output file cannot be written; None if it can."""
     path = settings.output
     if path.is_dir():
         return f"output: {path} is a folder; name a file, such as {path / 'this.toml'}"
@@ -151,49 +151,29 @@ def output_problem(settings: ProbeSettings) -> str | None:
 
 
 def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine:
-    """Measure all ranks' devices and hosts and the links between them, collectively.
+    """Measure devices, hosts and links, collectively.
 
-    `usable` are the processors that this rank's process was started with.
+    `usable`: the processors that this rank's process was started with.
     """
     place = find_local_ranks(group)
-    rows = group.gather(usable)
-    cores = len({core for rank in place.members for core in rows[rank]})
     each = settings.seconds / _NUM_MEASURED
     on_device = Sampler(group, clock_for(group.device), each)
     on_host = Sampler(group, HostClock(), each)
     device, several = device_of(group.device), group.world_size > 1
-    known, deadline_s = facts(group.device), group.deadline_s
-    if device.memory is not None:
-        memory_nbytes = device.memory.total_nbytes
-    else:  # its part of the host's
-        memory_nbytes = known["memory_bytes"] // len(place.members)
     on_gpu = device.kind == DeviceKind.GPU
-    is_first = group.rank == place.members[0]
-    own = description.RankFigures(
-        hostname=platform.node(),
-        cores=cores,
-        device_memory_bytes=memory_nbytes,
-        has_own_memory=device.memory is not None,
-        facts=known,
-        # All ranks take these measurements together, in this order.
-        device=devices.measure_device(on_device, group.device),
-        copies=devices.measure_copies(on_host, place),
-        sum_s=devices.measure_sums(on_host) if several else None,
-        codec_latencies=measure_codec_latencies(on_host, deadline_s) if several else {},
-        host_codecs=devices.measure_codecs(on_host, _CPU, is_first) if on_gpu else {},
-    )
+    own = _figures(place, usable, on_device, on_host, group)
     rows = [
         description.RankFigures.model_validate(row)
         for row in group.gather(own.model_dump(mode="json"))
     ]
-    so = "this file's figures are as uncertain: probe again when it is quiet"
-    warning = busy_warning(description.unrest_of(rows), "measured speeds of equal devices", so)
-    if warning is not None and group.rank == 0 and device.kind == DeviceKind.CPU:
-        logger.warning("%s", warning)
+    if group.rank == 0 and device.kind == DeviceKind.CPU:
+        unrest = description.unrest_of(rows)
+        for warning in advice.of_unrest(unrest, "measured speeds of equal devices"):
+            logger.warning("%s", warning)
     hosts = sorted({tuple(members) for members in group.gather(list(place.members))})
     method = (
         f"measured by paceline probe {version('paceline')} on {time.strftime('%Y-%m-%d')}, "
-        f"torch {torch.__version__}, Python {known['python']}, {known['system']}"
+        f"torch {torch.__version__}, Python {own.facts['python']}, {own.facts['system']}"
     )
     name = description.name_from(settings.output.stem)
     machine = description.machine_of(name, rows, hosts, device.kind, method)
@@ -203,8 +183,34 @@ def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine
     return Machine.model_validate(machine.model_dump() | {"links": links})
 
 
+def _figures(
+    place: LocalRanks, usable: list[int], on_device: Sampler, on_host: Sampler, group: Group
+) -> description.RankFigures:
+    """Measure this rank's device and share of the host; all ranks measure in the same order."""
+    rows = group.gather(usable)
+    device, several = device_of(group.device), group.world_size > 1
+    known, deadline_s = facts(group.device), group.deadline_s
+    if device.memory is not None:
+        memory_nbytes = device.memory.total_nbytes
+    else:  # an equal share of the host's memory
+        memory_nbytes = known["memory_bytes"] // len(place.members)
+    on_gpu, is_first = device.kind == DeviceKind.GPU, group.rank == place.members[0]
+    return description.RankFigures(
+        hostname=platform.node(),
+        cores=len({core for rank in place.members for core in rows[rank]}),
+        device_memory_bytes=memory_nbytes,
+        has_own_memory=device.memory is not None,
+        facts=known,
+        device=devices.measure_device(on_device, group.device),
+        copies=devices.measure_copies(on_host, place),
+        sum_s=devices.measure_sums(on_host) if several else None,
+        codec_latencies=measure_codec_latencies(on_host, deadline_s) if several else {},
+        host_codecs=devices.measure_codecs(on_host, _CPU, is_first) if on_gpu else {},
+    )
+
+
 def main() -> None:
-    """Do the part of one rank, with the settings that the launcher gave as the only argument."""
+    """Run one rank with the settings in the only argument."""
     leave(work(ProbeSettings.model_validate_json(sys.argv[1])))
 
 

@@ -1,1 +1,1 @@
-"""Profile of a model's step on this machine: times, waits and memory."""
+"""Profile a training step on this machine: times, waits and memory."""

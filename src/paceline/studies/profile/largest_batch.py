@@ -1,7 +1,6 @@
-"""Search for the largest batch that fits, by training steps in processes with limited memory.
+"""Search for the largest batch that fits, with trial steps in memory-limited processes.
 
-`python -m paceline.studies.profile.largest_batch` tries one batch, and prints one JSON object that
-says whether it fits.
+`python -m paceline.studies.profile.largest_batch` tries one batch, and prints the result as JSON.
 """
 
 import json
@@ -29,9 +28,9 @@ from paceline.studies.profile.profiled_steps import optimizer_of, profiled_recip
 from paceline.training.models import describe
 from paceline.training.recipes.recipe import built, new_model
 
-_FINENESS = 16  # the search ends where the next attempt would be less than 1/16 larger
-_FEW, _MOST = 2, 2**24  # of one sample, batch norm has no variance
-_SHARE_OF_FREE = 0.9  # the rest is left to other processes
+_FINENESS = 16  # the search ends when the next attempt would be less than 1/16 larger
+_FEW, _MOST = 2, 2**24  # batch norm needs two samples
+_SHARE_OF_FREE = 0.9  # leave the rest to other processes
 _OUT_OF_MEMORY = ("memory", "bad_alloc", "bad allocation")
 
 
@@ -45,15 +44,15 @@ _ANSWER = TypeAdapter(_Answer)
 
 
 class GaveUp(Exception):
-    """An attempt reached its deadline, so that the batch may or may not fit."""
+    """An attempt reached its deadline, so it is unknown whether the batch fits."""
 
 
 def largest(fits: Callable[[int], bool], first: int, most: int) -> tuple[int, bool]:
-    """Return the largest batch from 1 to `most` that was seen to fit, to a 16th; 0 if none does.
+    """Search 1 to `most` for the largest batch that fits, to 1/16; 0 if none fits.
 
-    The search doubles `first` while it fits or halves it until it does, and then bisects. It
-    assumes that any batch smaller than one that fits does, too. The second value is false if an
-    attempt raised GaveUp, so that a larger batch may fit.
+    The search doubles `first` while it fits, or halves it until it fits, and then bisects. It
+    assumes that smaller batches fit, too. The second value is False if an attempt raised GaveUp, so
+    a larger batch may fit.
     """
     low, high = 0, most + 1
     size = min(max(1, first), most)
@@ -63,7 +62,7 @@ def largest(fits: Callable[[int], bool], first: int, most: int) -> tuple[int, bo
                 low = size
             else:
                 high = size
-            if high > most:  # no batch was too large yet
+            if high > most:  # no upper bound found yet
                 size = min(2 * low, most)
             else:
                 size = high // 2 if low == 0 else (low + high) // 2
@@ -73,7 +72,7 @@ def largest(fits: Callable[[int], bool], first: int, most: int) -> tuple[int, bo
 
 
 class Attempt(Record):
-    """A batch to try, in a process that may have `limit_nbytes`; all samples are the first one."""
+    """A batch size to try in a process limited to `limit_nbytes`."""
 
     settings: ProfileSettings
     batch_size: int
@@ -81,9 +80,9 @@ class Attempt(Record):
 
 
 def find_largest(settings: ProfileSettings, report: Callable[[str], None]) -> LargestBatch:
-    """Search for the largest batch of one worker; `report` gets a line for each attempt.
+    """Search for one worker's largest batch; `report` receives a line for each attempt.
 
-    A batch does not fit if its process was killed or ended with an error, whatever the error is.
+    A batch does not fit if its process is killed or fails with any error.
     """
     device = device_of_rank()
     limit = int(settings.memory or _SHARE_OF_FREE * free_nbytes(device))
@@ -116,17 +115,17 @@ def find_largest(settings: ProfileSettings, report: Callable[[str], None]) -> La
 
 
 def attempted(attempt: Attempt) -> AttemptRow:
-    """Try a batch in a child process, which has ended when this returns or raises."""
+    """Try a batch in a child process, and wait for the process to end."""
     deadline_s = attempt.settings.attempt_s
     command = module_command("paceline.studies.profile.largest_batch", attempt.model_dump_json())
     started = time.monotonic()
     try:
         done = output(command, deadline_s, termination_s=0)
-        # The model may print, too: the last line is ours.
+        # The model may print, too; the answer is the last line.
         lines = done.stdout.strip().splitlines() if done.returncode >= 0 else []
         answer = read_record(_ANSWER, lines[-1].encode(), "the answer")
         row = answer.model_dump()
-    except (IndexError, InvalidInput):  # it ended without an answer
+    except (IndexError, InvalidInput):  # the process ended without an answer
         why = f"{reason(done.returncode).removeprefix('was ')}, as for want of memory"
         row = {"fits": False, "why": why}
     except TimeoutError:
@@ -136,13 +135,13 @@ def attempted(attempt: Attempt) -> AttemptRow:
 
 
 def try_step(attempt: Attempt) -> dict[str, Any]:
-    """Take a step with limited memory; return if it fits, why not, and the memory used before."""
+    """Take a step with limited memory; return whether it fits, why not, and the memory before."""
     device, limit = device_of_rank(), attempt.limit_nbytes
     own = device_of(device)
-    # Where the data are synthetic, as few as can be.
+    # Keep synthetic data as small as possible.
     recipe = profiled_recipe(attempt.settings.model_copy(update={"batch_size": 1}))
     base = {"base_nbytes": held_nbytes(device, limited=True)}
-    # Of the GPU's memory, or of private writable memory.
+    # Limit the GPU's memory, or private writable memory.
     if own.memory is not None:
         own.memory.limit(limit)
     else:
@@ -151,12 +150,12 @@ def try_step(attempt: Attempt) -> dict[str, Any]:
     try:
         model = new_model(recipe).train().to(device)
         optimizer = optimizer_of(recipe, model)
-        # The first update allocates the momentum: before the step, so that the step's peak has it.
+        # Allocate the momentum first, so that the step's peak includes it.
         make_momentum(model, optimizer)
         share = Share(*recipe.first(attempt.batch_size).to(device), 1.0)
         recorder, learning = Recorder(HostClock(), "", 0), Learning(recipe.loss)
         train_step(model, optimizer, iter((share,)), recorder, learning)
-        own.synchronize()  # a GPU reports errors only when it is waited for
+        own.synchronize()  # GPU errors surface only on synchronisation
     except (MemoryError, RuntimeError, InvalidInput) as error:
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         marked = any(mark in first_line for mark in _OUT_OF_MEMORY)
@@ -166,7 +165,7 @@ def try_step(attempt: Attempt) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Try one step, as the only argument says, and print what it needed."""
+    """Try the step described by the only argument, and print the answer."""
     sys.stdout.write(json.dumps(try_step(Attempt.model_validate_json(sys.argv[1]))) + "\n")
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""Measure what a process holds in memory, and what the tensors of a step take."""
+"""Measure the memory of a process and of the tensors of a step."""
 
 import json
 from collections.abc import Callable
@@ -17,15 +17,15 @@ from paceline.links.devices import device_of
 from paceline.links.shared_memory import available_nbytes
 from paceline.measure.this_machine import memory_bytes
 
-# psutil knows no peak of Linux's, nor what a control group may take.
+# psutil reports neither the peak nor the control group's limit on Linux.
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def held_nbytes(device: torch.device, *, limited: bool = False) -> int:
-    """Return the resident memory of this process, or what PyTorch has reserved on a GPU.
+    """Return this process's resident memory, or the memory that PyTorch reserved on a GPU.
 
-    With `limited`, the memory that counts against the limit of an attempt.
+    `limited`: return the memory that counts against the limit of an attempt.
     """
     if (memory := device_of(device).memory) is not None:
         return memory.reserved_nbytes
@@ -34,7 +34,7 @@ def held_nbytes(device: torch.device, *, limited: bool = False) -> int:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Reset the peak; where the kernel forbids it, the peak remains that since the start."""
+    """Reset the peak, if the kernel allows it."""
     if (memory := device_of(device).memory) is not None:
         memory.reset_peaks()
         return
@@ -43,7 +43,7 @@ def forget_peak(device: torch.device) -> None:
 
 
 def peak_nbytes(device: torch.device) -> int:
-    """Return the most that this process has held since the peak was reset."""
+    """Return the peak memory since the last reset."""
     if (memory := device_of(device).memory) is not None:
         return memory.peak_reserved_nbytes
     rows = _STATUS.read_text().splitlines()
@@ -52,11 +52,11 @@ def peak_nbytes(device: torch.device) -> int:
 
 
 def free_nbytes(device: torch.device) -> int:
-    """Return the memory that a new process can have, of the GPU or of this container."""
+    """Return the memory available to a new process on the GPU or in this container."""
     if (memory := device_of(device).memory) is not None:
         return memory.free_nbytes
     free = available_nbytes()
-    # ValueError if there is no limit, which the file calls "max".
+    # ValueError without a limit: the file contains "max".
     with suppress(OSError, ValueError):
         limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
         free = min(free, max(0, limit - used))
@@ -64,7 +64,7 @@ def free_nbytes(device: torch.device) -> int:
 
 
 class Tracked(NamedTuple):
-    """The peak of a step in bytes of tensors, and the bytes that each operator took and kept."""
+    """The peak bytes of tensors in a step, and the net bytes allocated by each operator."""
 
     peak_nbytes: int
     by_operator: dict[str, int]
@@ -76,13 +76,13 @@ def track(
     optimizer: torch.optim.Optimizer,
     batch: Any,
 ) -> Tracked:
-    """Take a step and return the peak of all tensors: the model's, the optimizer's and others.
+    """Take a step and return the peak memory of all tensors.
 
-    Gradients must be None and the optimizer's state must exist, so take a step before. `batch` is a
-    pytree of the tensors that the step trains on, which exist before it as well.
+    Gradients must be None and the optimizer's state must exist, so take another step first.
+    `batch`: pytree of the step's input tensors, which already exist before the step.
     """
     tensors = (*model.parameters(), *model.buffers(), *state_of(optimizer), *tree_leaves(batch))
-    # Views share a storage, which counts once.
+    # Views share one storage.
     storages = {
         tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
         for tensor in tensors
@@ -103,8 +103,8 @@ def track(
     memory = [event for event in events if event.get("name") == "[memory]"]
     memory.sort(key=lambda event: event["ts"])
     on_cpu = [event["args"] for event in memory if event["args"].get("Device Type") == 0]
-    # Each event has the allocator's total after it. The total counts neither memory that was
-    # allocated before the profile nor its release.
+    # Each event has the allocator's total after it, which ignores memory allocated before the
+    # profile.
     start = on_cpu[0]["Total Allocated"] - on_cpu[0]["Bytes"] if on_cpu else 0
     most = max((int(args["Total Allocated"]) - int(start) for args in on_cpu), default=0)
     by_operator = {row.key: int(row.self_cpu_memory_usage) for row in found.key_averages()}
@@ -118,7 +118,7 @@ def state_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def make_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Make the optimizer allocate its state, by an update with gradients of zero."""
+    """Make the optimizer allocate its state by an update with zero gradients."""
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     optimizer.step()

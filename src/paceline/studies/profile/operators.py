@@ -1,9 +1,8 @@
-"""Record steps with torch.profiler: operators by name, the time between them, and totals.
+"""Record steps with torch.profiler: time by operator, between operators, and in total.
 
-On a CPU an operator's time is that of its call, without the operators that it calls. On a GPU it is
-the time of its kernel, and the host's side is overhead. Our spans on a GPU last from one layer to
-the next, and so include the gaps in which the GPU waits for the host to launch the next kernel:
-what the kernels take is a figure of its own there, and no agreement of two.
+On a CPU an operator's time is its self time. On a GPU it is the time of its kernels, and host time
+is overhead. Paceline's GPU spans last from one layer to the next, so they include gaps in which the
+GPU waits for the host; kernel time is therefore reported separately on a GPU.
 """
 
 from collections import defaultdict
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import DeviceType  # type: ignore[attr-defined] # there, but not declared
+from torch.autograd import DeviceType  # type: ignore[attr-defined] # exists, but is not declared
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from paceline.core.plan import Kind
@@ -25,9 +24,9 @@ from paceline.records.profile import AgreementRow, OperatorRow, OverheadRow
 _PREFIX = "paceline: "
 _PHASES = (Kind.LOAD, Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
 _US = 1e-6
-_MOST_CALLS = 8  # kinds of calls of the driver or of the exchange that are shown
+_MOST_CALLS = 8  # number of rows for calls of the driver or the exchange
 _CALLS = ("cuda", "c10d::", "gloo:", "nccl:")
-# Ranges that are no operators, and the label of their own time.
+# Ranges that are not operators, and the label of their self time.
 _BETWEEN = {
     _PREFIX: "Python and dispatch between operators",
     "autograd::engine": "autograd's own bookkeeping",
@@ -38,18 +37,18 @@ Step = Callable[[Recorder], object]
 
 
 class Annotating(Recorder):
-    """A recorder that also marks the phases of a step for torch.profiler."""
+    """Recorder that also marks the phases of a step for torch.profiler."""
 
     _range: record_function | None = None
 
     def begin_phase(self, kind: Kind, part: str = "") -> None:
-        """Begin the phase here and in torch.profiler."""
+        """Begin the phase in both recordings."""
         self._range = record_function(f"{_PREFIX}{kind}")
         self._range.__enter__()
         super().begin_phase(kind, part)
 
     def end_phase(self) -> None:
-        """End the phase here and in torch.profiler."""
+        """End the phase in both recordings."""
         super().end_phase()
         if self._range is not None:
             self._range.__exit__(None, None, None)
@@ -58,10 +57,10 @@ class Annotating(Recorder):
 
 @dataclass(frozen=True)
 class ThroughTorch:
-    """Times by torch.profiler, per step: of operators, between them, and of `calls`.
+    """torch.profiler's times per step: operators, gaps between operators, and calls.
 
-    `calls` are those of the CUDA driver and of the exchange. With other ranks, `between` includes
-    waiting for them. `kernels_s` is None on a CPU, where `agreement` has a row for each phase.
+    `calls`: calls of the CUDA driver and of the exchange. `between` includes waiting for other
+    ranks. On a CPU `kernels_s` is None, and `agreement` has a row for each phase.
     """
 
     kernels_s: float | None
@@ -74,11 +73,11 @@ class ThroughTorch:
 def through_torch(
     step: Step, recorder: Annotating, model: nn.Module, device: torch.device, num_steps: int
 ) -> ThroughTorch:
-    """Take steps under our recorder and torch.profiler at once, after a first step to warm up."""
+    """Take steps under Paceline's recorder and torch.profiler together, after one warm-up step."""
     own = device_of(device)
     activities = [ProfilerActivity.CPU, *own.profiled]
     with profile(activities=activities):
-        step(recorder)  # torch.profiler's first step takes long
+        step(recorder)  # the first profiled step is slow
     recorder.start_trace(model)
     with profile(activities=activities) as found:
         for _ in range(num_steps):
@@ -89,7 +88,7 @@ def through_torch(
 
 
 def _of_averages(averages: Sequence[Any], spans: Sequence[Span], num_steps: int) -> ThroughTorch:
-    """Return the rows of torch.profiler's averages by name, beside our spans of the same steps."""
+    """Combine torch.profiler's averages with Paceline's spans of the same steps."""
     on_cpu = [one for one in averages if one.device_type == DeviceType.CPU]
     kernels = [one for one in averages if one.device_type != DeviceType.CPU]
     kernels = [one for one in kernels if not one.key.startswith(tuple(_BETWEEN))]
@@ -98,7 +97,7 @@ def _of_averages(averages: Sequence[Any], spans: Sequence[Span], num_steps: int)
     step_s = sum(one.cpu_time_total for one in ranges.values()) * _US / num_steps
 
     def overhead(what: str, rows: Sequence[Any], calls: float | None = None) -> OverheadRow:
-        """Return the host's seconds a step in these rows, without the operators they call."""
+        """Return the host's self time per step in these rows."""
         seconds = float(sum(row.self_cpu_time_total for row in rows)) * _US / num_steps
         return OverheadRow(what=what, seconds=seconds, share=seconds / step_s, calls=calls)
 
@@ -123,7 +122,7 @@ def _of_averages(averages: Sequence[Any], spans: Sequence[Span], num_steps: int)
 def _agreement(
     ranges: Mapping[str, Any], spans: Sequence[Span], num_steps: int
 ) -> Iterator[AgreementRow]:
-    """Yield our seconds of each phase beside torch's."""
+    """Yield each phase's seconds by Paceline and by torch.profiler."""
     ours_s: dict[Kind, float] = defaultdict(float)
     for span in spans:
         ours_s[span.kind] += span.duration_s / num_steps
@@ -137,7 +136,7 @@ def _agreement(
 
 
 def _operator_rows(rows: Sequence[Any], num_steps: int) -> tuple[OperatorRow, ...]:
-    """Return the operators with time of their own, longest first."""
+    """Return the operators with self time, the longest first."""
     on_gpu = any(row.device_type != DeviceType.CPU for row in rows)
     field = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     total = sum(getattr(row, field) for row in rows) or 1.0

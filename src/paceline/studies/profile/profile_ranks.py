@@ -1,7 +1,7 @@
-"""Profile on all ranks at once, make rows of their findings, and write the files of a result.
+"""Profile on all ranks in parallel, and write the result's files.
 
-`python -m paceline.studies.profile.profile_ranks` is how the launcher starts a rank. Only rank 0
-prints and writes.
+The launcher starts a rank by `python -m paceline.studies.profile.profile_ranks`. Only rank 0 prints
+and writes.
 """
 
 import os
@@ -29,21 +29,21 @@ from paceline.measure.this_machine import facts
 from paceline.record.trace import write_trace
 from paceline.records import profile
 from paceline.records.result import read_result
-from paceline.report import write_report
+from paceline.report import advice, metrics, write_report
 from paceline.report.terminal import console
 from paceline.runs.folder import new_id, run_folder
 from paceline.runs.launching import check_cores, under_torchrun
 from paceline.runs.rank import as_rank, leave
 from paceline.studies.profile import profiled_steps
 from paceline.studies.profile.largest_batch import find_largest
-from paceline.studies.profile.profile_summary import insights_of, summary, tables
+from paceline.studies.profile.profile_summary import summary, tables
 
 _MOST_OPERATORS = 20
-_SILENT = "99"  # else torch.profiler's library reports each start on standard error
+_SILENT = "99"  # otherwise kineto logs each start on standard error
 
 
 class ProfileRequest(Record):
-    """A request to the ranks: profile with these settings, into the folder of `run_id`."""
+    """The settings of a profile, and the id of its folder."""
 
     settings: profile.ProfileSettings
     run_id: str
@@ -55,8 +55,8 @@ def profile_model(
 ) -> None:
     """Profile, write result, trace and report, and print the result.
 
-    Raises InvalidInput or WorkerLost for errors that the workers could not report themselves, and
-    WorkersFailed for those that they have reported.
+    Raises InvalidInput or WorkerLost for errors that workers could not report themselves, and
+    WorkersFailed for reported ones.
     """
     if under_torchrun():
         raise InvalidInput(
@@ -72,7 +72,7 @@ def profile_model(
     folder = settings.output / request.run_id
     result = read_result(folder)
     assert isinstance(result, profile.ProfileResult), "the workers write a profile"
-    # Written before the search, too, which may take long and be interrupted.
+    # Write the result before the search, which may take long and be interrupted.
     result = _written(folder, result)
     if settings.largest_batch:
         largest = find_largest(settings, console(stderr=True).print)
@@ -87,8 +87,9 @@ def profile_model(
 
 
 def _written(folder: Path, result: profile.ProfileResult) -> profile.ProfileResult:
-    """Write the result with its insights and its report, and return it."""
-    result = result.model_copy(update={"insights": tuple(insights_of(result))})
+    """Write the result with its findings and its report, and return it."""
+    found = advice.findings(metrics.of_profile(result))
+    result = result.model_copy(update={"findings": found})
     write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
     write_report(folder)
     return result
@@ -99,7 +100,7 @@ def _profile_rank(request: ProfileRequest, group: Group) -> None:
     err = console(stderr=True, quiet=group.rank != 0)
     subject = profiled_steps.subject_of(settings, group)
     made: AbstractContextManager[Path | None] = nullcontext()
-    if group.rank == 0:  # so that a folder that cannot be written ends the run before its steps
+    if group.rank == 0:  # an unwritable folder must fail before the steps
         made = run_folder(settings.output, request.run_id, settings)
     with made as folder:
         workload = subject.workload
@@ -117,7 +118,7 @@ def _profile_rank(request: ProfileRequest, group: Group) -> None:
 def result_of(
     settings: profile.ProfileSettings, run_id: str, found: profiled_steps.Findings, group: Group
 ) -> profile.ProfileResult:
-    """Return the result, from the findings of all ranks. All ranks must call it together."""
+    """Build the result from all ranks' measurements, collectively."""
     blocks = found.blocks
     plain = list(chain.from_iterable(blocks.plain))
     recorded = list(chain.from_iterable(blocks.recorded))
@@ -162,19 +163,19 @@ def result_of(
         workers=tuple(held),
         largest=None,
         samples_per_s=samples / median(plain),
-        insights=(),
+        findings=(),
         peak_memory_bytes=tuple(row.training_nbytes for row in held),
     )
 
 
 def spread(values: Sequence[float]) -> profile.Quartiles:
-    """Return the median and the quartiles; zeros if there are no values."""
+    """Return median and quartiles; zeros without values."""
     lower, middle, upper = quartiles(values or [0.0])
     return profile.Quartiles(median_s=middle, lower_s=lower, upper_s=upper)
 
 
 def _by_phase(blocks: Sequence[Sequence[Span]]) -> dict[Kind, list[float]]:
-    """Return the seconds of each kind of span, step by step."""
+    """Return the seconds of each kind of span in each step."""
     phases: dict[Kind, list[float]] = defaultdict(list)
     for spans in blocks:
         steps: dict[tuple[Kind, int], float] = defaultdict(float)
@@ -202,7 +203,7 @@ def _layers(found: profiled_steps.Findings) -> Iterator[profile.LayerRow]:
 
 
 def _resources(blocks: profiled_steps.Blocks, group: Group) -> Iterator[profile.ResourceRow]:
-    """Yield the mean seconds of a step in which lanes, and then the workers' cores, were busy."""
+    """Yield the mean busy time per step of each lane, and of the workers' cores."""
     seen: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for timeline in blocks.timelines:
         for resource, track in timeline.tracks.items():
@@ -210,7 +211,7 @@ def _resources(blocks: profiled_steps.Blocks, group: Group) -> Iterator[profile.
             busy = length(intersection(union(track), steps))
             seen[str(resource)].append((busy / len(steps), length(steps) / len(steps)))
     rows = {name: [fmean(column) for column in zip(*of, strict=True)] for name, of in seen.items()}
-    # The processor time of a step of each worker is a mean over its cores.
+    # A worker's processor time per step is averaged over its cores.
     own: list[Any] = group.gather([blocks.processor_s, fmean(chain.from_iterable(blocks.plain))])
     cores = [(f"processor cores of worker {worker}", row) for worker, row in enumerate(own)]
     for name, (busy, step) in (*sorted(rows.items()), *cores):
@@ -218,7 +219,7 @@ def _resources(blocks: profiled_steps.Blocks, group: Group) -> Iterator[profile.
 
 
 def main() -> None:
-    """Do the part of one rank, with the request that the launcher gave as the only argument."""
+    """Run one rank with the request in the only argument."""
     asked = ProfileRequest.model_validate_json(sys.argv[1])
     leave(as_rank(partial(_profile_rank, asked), asked.settings.deadline_s, asked.debug))
 

@@ -1,6 +1,6 @@
-"""Take the steps of a profile on this rank: as they are, recorded, and under torch.profiler.
+"""Take a profile's steps on this rank: plain, recorded, and under torch.profiler.
 
-All ranks take the same steps at the same time, because ranks of one machine slow each other down.
+All ranks take the same steps in parallel, because ranks of one machine slow each other down.
 """
 
 import os
@@ -43,17 +43,17 @@ from paceline.training.recipes.named import recipe_of, takes_any_data
 from paceline.training.recipes.optimizers import checked_optimizer
 from paceline.training.recipes.recipe import Recipe, built
 
-_STEPS_AN_EPOCH, _LEAST_SAMPLES = 4, 40  # of synthetic data, which have ten classes
+_STEPS_AN_EPOCH, _LEAST_SAMPLES = 4, 40  # synthetic data have ten classes
 _NUM_WARM_UP = 2
 _TORCH_STEPS = 3
 _LEARNING_RATE = 0.01
 _MOST_BLOCKS, _FEWEST_A_BLOCK = 5, 4
-_NUM_SETTLING = 2  # an exchange begins anew when its recorder changes
+_NUM_SETTLING = 2  # an exchange restarts when its recorder changes
 
 
 @dataclass(frozen=True)
 class ProfiledModel:
-    """A recipe and its model on one rank; `workload` describes the rank's part of a step."""
+    """A recipe and its model on one rank; `workload` describes the rank's share of a step."""
 
     model: nn.Module
     recipe: Recipe
@@ -61,13 +61,13 @@ class ProfiledModel:
     workload: Workload
 
     def source(self, device: torch.device) -> Iterator[Share]:
-        """Yield this rank's part of each step, without end."""
+        """Yield this rank's share of each step, forever."""
         batches = loader(self.recipe.samples, self.batches)
         return endless(partial(shares, self.batches, batches, device))
 
 
 def optimizer_of(recipe: Recipe, model: nn.Module) -> Optimizer:
-    """Return a recipe's own optimizer of its model; without one, SGD with momentum."""
+    """Return the recipe's optimizer, or SGD with momentum by default."""
     if recipe.optimizer is None:
         return SGD(_LEARNING_RATE).optimizer(model)
     make = checked_optimizer(recipe.name, recipe.optimizer)
@@ -75,10 +75,9 @@ def optimizer_of(recipe: Recipe, model: nn.Module) -> Optimizer:
 
 
 def profiled_recipe(settings: ProfileSettings) -> Recipe:
-    """Return the recipe of the model and its data.
+    """Return the recipe of the model with its data.
 
-    One that takes any data gets synthetic ones unless others are named, so many that they make
-    whole batches.
+    A model that accepts any data gets synthetic samples by default, enough for whole batches.
     """
     spec = settings.data
     if spec in (None, SYNTHETIC) and takes_any_data(settings.model):
@@ -90,7 +89,7 @@ def profiled_recipe(settings: ProfileSettings) -> Recipe:
 
 
 def subject_of(settings: ProfileSettings, group: Group) -> ProfiledModel:
-    """Load the data, build the model for it, and describe it. InvalidInput if they do not fit."""
+    """Load the data, build the model and describe it; InvalidInput if they do not fit."""
     if group.world_size != settings.workers:
         raise InvalidInput("workers", f"{settings.workers} asked for, {group.world_size} started")
     recipe = profiled_recipe(settings)
@@ -108,7 +107,7 @@ def subject_of(settings: ProfileSettings, group: Group) -> ProfiledModel:
 
 @dataclass(frozen=True)
 class ProfiledTraining:
-    """A model in training on this rank, and its batches."""
+    """A model being trained on this rank, with its batches."""
 
     model: nn.Module
     replica: ModelReplica
@@ -117,18 +116,18 @@ class ProfiledTraining:
     learning: Learning
 
     def step(self, recorder: Recorder, *, alone: bool = False) -> None:
-        """Take one step with the other ranks, or `alone` on the model itself, without exchange."""
+        """Take one step with the other ranks, or `alone`, without an exchange."""
         trained = self.model if alone else self.replica
         train_step(trained, self.optimizer, self.source, recorder, self.learning)
 
 
 @dataclass
 class Blocks:
-    """Blocks of steps on this rank, each without its first step.
+    """Blocks of steps on this rank, without each block's first step.
 
-    `plain` and `recorded` are seconds by block. `spans` are this rank's, `timelines` those of all
-    ranks, one for each recorded block. `processor_s` is what a plain step took of each core.
-    `unrest` is that of `core.losses`, of all ranks' plain steps.
+    `plain` and `recorded` are seconds by block. `spans` are this rank's; `timelines` cover all
+    ranks, one for each recorded block. `processor_s`: mean processor time of a plain step per core.
+    `unrest`: spread of all ranks' plain steps (`core.losses`).
     """
 
     plain: list[list[float]] = field(default_factory=list)
@@ -141,10 +140,10 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Findings:
-    """The measurements of this rank; see `profile_rank`.
+    """The measurements of one rank.
 
-    `together` is what torch.profiler saw of steps with the other ranks, `alone` of steps of this
-    rank's model by itself. `by_operator` is the bytes that operators took and kept.
+    `together`: torch.profiler's times of steps with the other ranks; `alone`: of steps without an
+    exchange. `by_operator`: net bytes allocated by each operator.
     """
 
     subject: ProfiledModel
@@ -157,11 +156,11 @@ class Findings:
 
 
 def profile_rank(settings: ProfileSettings, subject: ProfiledModel, group: Group) -> Findings:
-    """Profile this rank's part of training. All ranks must call it together."""
+    """Profile this rank's share of training, collectively."""
     clock, device = clock_for(group.device), group.device
     name = f"{device_of(device).kind}{group.rank}"
     recorder = Recorder(clock, name, group.rank)
-    torch.manual_seed(settings.seed + group.rank)  # ranks must not drop out the same units
+    torch.manual_seed(settings.seed + group.rank)  # ranks must draw different dropout masks
     before = held_nbytes(device)
     forget_peak(device)
     strategy = find_exchange(settings.strategy)
@@ -186,16 +185,23 @@ def profile_rank(settings: ProfileSettings, subject: ProfiledModel, group: Group
         annotating = Annotating(clock, name, group.rank)
         return through_torch(step, annotating, subject.model, device, _TORCH_STEPS)
 
-    # Recording stops: torch.profiler runs beside a recorder of its own.
+    # Stop recording: the profiled steps use their own recorder.
     training.replica.record(None)
     together = seen(training.step)
-    # Closed first: the hooks of the replica would exchange the gradients of steps alone, too.
+    # Close the replica first: its hooks would exchange gradients in steps alone, too.
     training.replica.close()
     alone = together if group.world_size == 1 else seen(partial(training.step, alone=True))
-    # The memory of a step of this rank alone.
+    memory, by_operator = _memory_alone(training, subject, clock)
+    return Findings(subject, blocks, together, alone, memory, by_operator, held)
+
+
+def _memory_alone(
+    training: ProfiledTraining, subject: ProfiledModel, clock: Clock
+) -> tuple[TensorMemory, dict[str, int]]:
+    """Measure the memory of a step without an exchange, in total and by operator."""
     optimizer, workload = training.optimizer, subject.workload
     optimizer.zero_grad(set_to_none=True)
-    share, unseen = next(training.source), Recorder(clock, "", group.rank)
+    share, unseen = next(training.source), Recorder(clock, "", 0)
     tracked = track(
         lambda: train_step(subject.model, optimizer, iter((share,)), unseen, training.learning),
         subject.model,
@@ -209,15 +215,15 @@ def profile_rank(settings: ProfileSettings, subject: ProfiledModel, group: Group
         momentum=state_nbytes,
         features=kept_nbytes(workload.layers),
         inputs=workload.input_nbytes,
-        # Which counts a momentum for each gradient: the recipe's optimizer may have more, or none.
+        # replica_nbytes assumes one momentum; the recipe's optimizer may keep more, or none.
         predicted=replica_nbytes(workload) - workload.gradient_nbytes + state_nbytes,
         measured=tracked.peak_nbytes,
     )
-    return Findings(subject, blocks, together, alone, memory, tracked.by_operator, held)
+    return memory, tracked.by_operator
 
 
 def split(num_steps: int) -> tuple[int, int]:
-    """Return the number of blocks for at least so many steps, and the steps of each."""
+    """Return the number and size of blocks for at least `num_steps` steps."""
     num_blocks = max(2, min(_MOST_BLOCKS, num_steps // _FEWEST_A_BLOCK))
     return num_blocks, -(-num_steps // num_blocks)
 
@@ -225,17 +231,17 @@ def split(num_steps: int) -> tuple[int, int]:
 def measure(
     training: ProfiledTraining, recorder: Recorder, clock: Clock, group: Group, num_steps: int
 ) -> Blocks:
-    """Take blocks of steps, plain and recorded in turns. All ranks must call it together.
+    """Take plain and recorded blocks of steps in turns, collectively.
 
-    Which of a pair goes first alternates, so that a machine that slows down slows both alike. Where
-    plain steps are restless, twice as many blocks are taken.
+    The order within a pair alternates, so that a machine that slows down affects both kinds
+    equally. If plain steps vary too much, twice as many blocks are taken.
     """
     num_blocks, size = split(num_steps)
     settling = _NUM_SETTLING if group.world_size > 1 else 0
     found = Blocks()
 
     def block(block_recorder: Recorder | None) -> list[float]:
-        """Return the seconds of `size` steps after settling, recorded if there is a recorder."""
+        """Return the seconds of `size` steps after settling, recorded if a recorder is given."""
         training.replica.record(block_recorder)
         for _ in range(settling):
             training.step(recorder)
@@ -250,11 +256,11 @@ def measure(
         return seconds_between(clock, marks)
 
     def pairs() -> Rounds:
-        """Take blocks of both kinds, and return the plain steps."""
+        """Take blocks of both kinds, and return the plain steps' seconds."""
         earlier = len(found.plain)
         for number in range(num_blocks):
             for recorded in (False, True) if number % 2 == 0 else (True, False):
-                # Gathering took the ranks unequally long: the first step must not wait for that.
+                # Ranks finish gathering at different times, which must not delay the first step.
                 group.barrier()
                 if recorded:
                     found.recorded.append(block(recorder))
@@ -274,7 +280,7 @@ def measure(
 
 
 def typical(seconds: Sequence[float]) -> float:
-    """Return the mean of the middle half, as timelines average their steps."""
+    """Return the mean of the middle half, as for a timeline's steps."""
     outer = len(seconds) // 4
     middle = sorted(seconds)[outer : len(seconds) - outer]
     return sum(middle) / len(middle)

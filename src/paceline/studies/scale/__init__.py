@@ -1,1 +1,1 @@
-"""Scaling studies: an epoch's time by method, workers and batch, and what follows from it."""
+"""Scaling studies: epoch times by method, workers and batch, with advice."""

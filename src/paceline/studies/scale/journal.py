@@ -1,7 +1,7 @@
-"""Keep a journal of a study in its folder: the settings, and a line for each finished cell.
+"""Journal of a study: its settings, and one line for each finished cell.
 
-A cell in the journal is on the disk, and is not measured again. A last line that is incomplete,
-because the study was killed while writing it, is dropped.
+A cell in the journal is on disk and is not measured again. An incomplete last line, left by a
+killed study, is dropped.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ _HEADER, _CELLS = "study.json", "cells.jsonl"
 
 
 class JournalHeader(Record):
-    """The study that a folder belongs to."""
+    """Identifies the study that a folder belongs to."""
 
     id: str
     paceline: str
@@ -32,7 +32,7 @@ class JournalHeader(Record):
 
 
 class _Version(BaseModel):
-    """The one field that every version of a header has."""
+    """The field that all versions of a header share."""
 
     paceline: str
 
@@ -42,10 +42,10 @@ _CELL = TypeAdapter(ScaleCell)
 
 
 class Journal:
-    """The finished cells of a study, in order, in a folder, which is made if it does not exist.
+    """The finished cells of a study, in order, in a folder that is created if missing.
 
-    InvalidInput if the folder holds another study, one of another version of Paceline, or one that
-    is under way, or if it cannot be written. `dropped` is true if an incomplete line was dropped.
+    Raises InvalidInput if the folder cannot be written, or holds another study, a study of another
+    version of Paceline, or a running one. `dropped`: whether an incomplete line was dropped.
     """
 
     def __init__(self, folder: Path, header: JournalHeader) -> None:
@@ -74,7 +74,7 @@ class Journal:
         self._file.close()
 
     def append(self, cells: Iterable[ScaleCell]) -> None:
-        """Write the cells to the disk: once this returns, a crash does not lose them."""
+        """Write the cells to disk, safe from crashes once this returns."""
         new = tuple(cells)
         text = "".join(f"{cell.model_dump_json()}\n" for cell in new)
         self._file.write(text.encode())
@@ -84,7 +84,7 @@ class Journal:
 
 
 def _agreed(path: Path, header: JournalHeader) -> JournalHeader:
-    """Return the folder's header, which must have the same settings, or write this one."""
+    """Return the folder's header, or write this one; InvalidInput if the settings differ."""
     if not path.exists():
         write_text(path, header.model_dump_json(indent=2) + "\n")
         return header
@@ -113,7 +113,7 @@ def _agreed(path: Path, header: JournalHeader) -> JournalHeader:
 
 
 def _read(file: BinaryIO, path: Path) -> tuple[list[ScaleCell], bool]:
-    """Return the cells of the file, and whether its last line was dropped from it."""
+    """Return the cells of the file, and whether an incomplete last line was dropped."""
     cells: list[ScaleCell] = []
     good = 0
     lines = read_file(path, limits.JOURNAL).splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""Carry out a study: run after run, each cell into the journal as soon as it is known."""
+"""Carry out a study: run after run, writing each finished cell to the journal."""
 
 import hashlib
 import os
@@ -33,30 +33,29 @@ from paceline.records.machine_file import KnownDevice, find_device, find_machine
 from paceline.records.result import RunResult
 from paceline.records.scale import ScaleCell, ScaleResult, ScaleSettings
 from paceline.records.settings import validated
-from paceline.report import write_report
+from paceline.report import advice, write_report
 from paceline.report.format import counted
+from paceline.report.scale_metrics import of_study
 from paceline.strategies import find_exchange
 from paceline.studies.scale import study_runs
-from paceline.studies.scale.conclusions import insights
 from paceline.studies.scale.journal import Journal, JournalHeader
 from paceline.studies.scale.study_runs import Crashed, RunStep, StudyRun
 from paceline.studies.scale.study_terminal import StudyProgress
 from paceline.training.models import describe, find
 from paceline.training.recipes.named import own_recipe, takes_any_data, workload_of
 
-_SCRATCH = "under-way-"  # folders of runs, of which nothing is kept
+_SCRATCH = "under-way-"  # prefix of temporary folders of runs
 _FORECAST_S = 0.5
-_START_S = 8.0  # imports and rendezvous of a command with its workers
-_FLOPS_PER_S = 2e10  # of a core, to the order of magnitude: the first run corrects it
-_MORE_STEPS = 10  # of a run, to warm up and to be traced
+_START_S = 8.0  # seconds to start a command with its workers
+_FLOPS_PER_S = 2e10  # rough rate of a core; the first run corrects it
+_MORE_STEPS = 10  # warm-up and traced steps of a run
 
 
 @dataclass(frozen=True)
 class StudyModel:
-    """A model whose samples have `shape`; `workload(n)` is a worker's step on n of them.
+    """A model with samples of `shape`; `workload(n)` describes a worker's step with n samples.
 
-    The shape is None where the model has data of its own. The model is known to accept batches of
-    `usual_size`.
+    `shape` is None for a model with its own data. The model accepts batches of `usual_size`.
     """
 
     shape: tuple[int, ...] | None
@@ -64,10 +63,10 @@ class StudyModel:
     usual_size: int
 
     def predicted(self, machine: Machine, method: str, workers: int, batch_size: int) -> RunStep:
-        """Return a step on the first devices of a machine, with the best chunk if there are any.
+        """Predict a step on a machine's first devices, with the best chunk.
 
-        InvalidInput if the machine has fewer devices, their links do not allow the method, or the
-        step needs more memory than they have.
+        Raises InvalidInput if the machine has too few devices, lacks links for the method, or has
+        too little memory.
         """
         strategy = find_exchange(method)
         workload = self.workload(-(-batch_size // workers))
@@ -85,12 +84,11 @@ class StudyModel:
 
 
 def study_model(settings: ScaleSettings) -> StudyModel:
-    """Return the model that the settings name.
+    """Build and describe the model of the settings.
 
-    A model that is trained on random samples has as many outputs as these have classes, and
-    otherwise the usual number. InvalidInput if it cannot be built, its samples are not known, or it
-    fails in forward with every batch. A batch with which alone it fails becomes cells with an
-    error.
+    A model trained on random samples has one output for each class. Raises InvalidInput if the
+    model cannot be built, its sample shape is unknown, or forward fails with every batch size. If
+    only some batch sizes fail, their cells get an error.
     """
     shape: tuple[int, ...] | None = None
     if takes_any_data(settings.model):
@@ -102,14 +100,14 @@ def study_model(settings: ScaleSettings) -> StudyModel:
         workload = cache(lambda size: describe(model, torch.zeros(size, *shape), settings.model))
     else:
         if settings.input_shape is not None and own_recipe(settings.model) is None:
-            _shape_of(settings)  # tokens of another length could be described, but not be trained
+            _shape_of(settings)  # sequences of another length cannot be trained
         workload = cache(lambda size: workload_of(settings.model, size, settings.input_shape))
     *larger, smallest = sorted(settings.batch_size, reverse=True)
     for size in larger:
         with suppress(InvalidInput):
             workload(size)
             return StudyModel(shape, workload, size)
-    workload(smallest)  # raises InvalidInput
+    workload(smallest)  # raises the smallest batch's InvalidInput
     return StudyModel(shape, workload, smallest)
 
 
@@ -134,7 +132,7 @@ def _shape_of(settings: ScaleSettings) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class ScalingStudy:
-    """A study whose settings fit its model, its device and its machine."""
+    """A study with its model, device and machine loaded."""
 
     settings: ScaleSettings
     device: KnownDevice | None
@@ -143,14 +141,14 @@ class ScalingStudy:
     memory_bytes: int
 
     def repeats(self, run: StudyRun) -> int:
-        """Return the number of repetitions; a forecast is the same each time."""
+        """Return the number of repetitions: one for a forecast."""
         return 1 if run.source == "forecast" else self.settings.repeats
 
     def repetition(self, run: StudyRun, number: int, folder: Path) -> dict[Origin, RunStep]:
-        """Do a run once, in a child process, and return its steps.
+        """Carry out a run once in a child process, and return its steps.
 
-        Raises Crashed or InvalidInput if it failed or reached its deadline. Nothing stays in the
-        folder.
+        Raises Crashed or InvalidInput if the run failed or reached its deadline. Leaves nothing in
+        the folder.
         """
         size, workers = run.batch_size, run.workers
         if size < workers:
@@ -160,7 +158,7 @@ class ScalingStudy:
             step = self.model.predicted(self.machine, run.method, workers, size)
             return {Origin.PREDICTED: step}
         try:
-            # In the study's folder, where the next start removes what a killed study leaves.
+            # In the study's folder, so that the next start can clean up after a killed study.
             with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
                 arguments = study_runs.run_arguments(
                     run, self.settings, self.model.shape, Path(scratch)
@@ -172,9 +170,9 @@ class ScalingStudy:
         return study_runs.steps_of(validated(RunResult, result, "its result"))
 
     def cells(self, run: StudyRun, steps: Sequence[Mapping[Origin, RunStep]]) -> list[ScaleCell]:
-        """Return the cells of a run whose repetitions found these steps."""
+        """Return the cells of a run from the steps of its repetitions."""
         samples = self.settings.samples
-        # The memory of a worker: of its device, or its part of this machine's.
+        # A worker's memory: that of its device, or a share of this machine's.
         capacity = self.memory_bytes / run.workers
         if run.source == "forecast" and self.machine is not None:
             capacity = min(device.memory_bytes for device in self.machine.devices)
@@ -186,7 +184,7 @@ class ScalingStudy:
         ]
 
     def expected_s(self, run: StudyRun) -> float:
-        """Return a rough estimate of the seconds of a run, which ended runs correct."""
+        """Estimate the seconds of a run roughly; finished runs correct the estimate."""
         if run.source == "forecast":
             return _FORECAST_S
         size = self.model.usual_size
@@ -212,10 +210,10 @@ def do_runs(
     folder: Path,
     begin: Callable[[StudyRun], None],
 ) -> Iterator[tuple[StudyRun, list[ScaleCell], float]]:
-    """Do the runs, and yield each when it ends, with its cells and the seconds that it took.
+    """Carry out runs, and yield each with its cells and duration when it ends.
 
-    The repetitions of runs that differ only in their method take turns, and the first one changes,
-    so that a machine that slows down slows all methods alike.
+    Repetitions of runs that differ only in the method alternate, starting with a different method
+    each time, so that a machine that slows down affects all methods equally.
     """
     groups: dict[object, list[StudyRun]] = {}
     for run in todo:
@@ -249,18 +247,18 @@ def do_runs(
 
 
 def usual_folder(settings: ScaleSettings) -> Path:
-    """Return the default folder of a study, which is the same for the same settings."""
+    """Return the default folder of a study, determined by its settings."""
     text = f"{version('paceline')} {settings.model_dump_json()}"
     mark = hashlib.sha256(text.encode()).hexdigest()[:8]
     return Path("runs") / f"scale-{settings.model.replace(':', '.')}-{mark}"
 
 
 def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleResult:
-    """Do the rest of a study, and write result.json and report.html into its folder.
+    """Complete a study, and write result.json and report.html into its folder.
 
-    Cells that the folder already holds are not measured again, and an interrupted study keeps its
-    finished cells. A cell that fails has an error. Raises InvalidInput if model, device, machine or
-    folder do not fit the settings, or if all cells fail.
+    Cells that are in the folder are not measured again, and an interrupted study keeps its finished
+    cells. A failed cell has an error. Raises InvalidInput if model, device, machine or folder do
+    not fit the settings, or if all cells fail.
     """
     if settings.trains:
         check_gpus(max(point.workers for point in settings.points))
@@ -269,7 +267,7 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
     study = ScalingStudy(settings, device, machine, study_model(settings), memory_bytes())
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.model.replace(':', '.')}-scale"
 
-    def remove_scratch() -> None:  # the folders of a run that was killed
+    def remove_scratch() -> None:  # temporary folders of killed runs
         for path in folder.glob(f"{_SCRATCH}*"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -295,7 +293,7 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
         **dict(journal.header),
         machine=facts(device_of_rank() if settings.trains else torch.device("cpu")),
         cells=cells,
-        insights=insights(settings.model, cells),
+        findings=advice.findings(of_study(cells)),
     )
     write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
     write_report(folder)

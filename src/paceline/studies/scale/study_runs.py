@@ -1,4 +1,4 @@
-"""List the runs of a study, do one in a child process, and turn its result into cells."""
+"""List a study's runs, carry one out in a child process, and turn its result into cells."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,21 +22,21 @@ TIMED: dict[Source, Origin] = {
     "forecast": Origin.PREDICTED,
 }
 _PREFIX = "paceline: "
-_FEWEST_STEPS = 5  # of a run that is only there for its prediction
-_LEARNING_RATE = "0.001"  # deep networks must not run away on random samples
-_BESIDE = ("step", "hidden")  # not among the parts that add up to a step
+_FEWEST_STEPS = 5  # steps of a run that only predicts
+_LEARNING_RATE = "0.001"  # keeps deep networks from diverging on random samples
+_BESIDE = ("step", "hidden")  # quantities that are not parts of a step
 
 
 class Crashed(Exception):
-    """A run failed in its child process; the text is the reason, in one line."""
+    """A run failed in its child process; the text is the reason in one line."""
 
 
 @dataclass(frozen=True)
 class StudyRun:
-    """A step to be timed, and the cells that it gives.
+    """A run whose step is timed, and the cells that the step provides.
 
-    Cells of strong and of weak scaling with the same step share a run: two workers that share a
-    batch of 32 take the same step as two workers with 16 samples each.
+    Cells of strong and weak scaling with the same step share a run: two workers that share a batch
+    of 32 take the same step as two workers with 16 samples each.
     """
 
     source: Source
@@ -48,7 +48,7 @@ class StudyRun:
 
     @property
     def label(self) -> str:
-        """The name of the run in a progress bar."""
+        """The run's name in a progress bar."""
         return f"{self.source} {self.method}, {counted(self.workers, 'worker')}, {self.batch_size}"
 
     @property
@@ -58,11 +58,11 @@ class StudyRun:
 
 
 def runs(settings: ScaleSettings) -> Iterator[StudyRun]:
-    """Yield the runs that all cells need, in the order of the cells."""
+    """Yield the runs for all cells, in the order of the cells."""
     steps: dict[tuple[str, int, int], list[Point]] = {}
     for point in settings.points:
         steps.setdefault((point.method, point.workers, point.batch_size), []).append(point)
-    # A run also predicts before it measures.
+    # A training or rehearsal also predicts its step.
     kinds, sources = settings.kinds, list[tuple[Source, tuple[Origin, ...]]]()
     unpredicted = settings.predict and settings.machine is None
     source: Source
@@ -83,9 +83,9 @@ def runs(settings: ScaleSettings) -> Iterator[StudyRun]:
 def run_arguments(
     run: StudyRun, settings: ScaleSettings, shape: tuple[int, ...] | None, output: Path
 ) -> list[str]:
-    """Return the arguments with which `paceline` does a run and writes into `output`.
+    """Return the arguments of `paceline` for a run that writes into `output`.
 
-    `shape` is that of a random sample; without one the model is trained on its own data.
+    `shape`: of random samples; None trains the model on its own data.
     """
     options: dict[str, object] = {
         "strategy": run.method,
@@ -123,22 +123,22 @@ def _samples(
 
 
 def num_steps(run: StudyRun, settings: ScaleSettings) -> int:
-    """Return the number of steps of a repetition: the fewest if only its prediction counts."""
+    """Return the number of steps of a repetition; few if only its prediction is used."""
     return settings.steps if run.kinds[0] == TIMED[run.source] else _FEWEST_STEPS
 
 
 def answer(arguments: Sequence[str], deadline_s: float) -> dict[str, Any]:
     """Run `paceline ARGUMENTS --json` in a child process and return its JSON object.
 
-    Raises Crashed with the child's own error, or the way in which it ended. Neither the child nor
-    its workers run when this returns or raises, nor after this process was killed.
+    Raises Crashed with the child's error or exit status. The child and its workers have ended when
+    this returns or raises, and end if this process is killed.
     """
     try:
         done = output(module_command("paceline", *arguments, "--json"), deadline_s)
     except TimeoutError as error:
         raise Crashed(str(error)) from None
     if done.returncode:
-        # The child's own error if it printed one, or else the way in which it ended.
+        # The child's own error, or its exit status.
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         own = [line.removeprefix(_PREFIX) for line in lines if line.startswith(_PREFIX)]
         if done.returncode < 0 or not lines:
@@ -155,9 +155,9 @@ def answer(arguments: Sequence[str], deadline_s: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RunStep:
-    """The step of one repetition: its seconds, their parts, and the memory of a worker.
+    """The step of one repetition: seconds, parts, and a worker's memory.
 
-    `range_share`: how far a measured step may be from a predicted one, as a share of it.
+    `range_share`: half width of a prediction's range, relative to the step.
     """
 
     seconds: float
@@ -167,22 +167,22 @@ class RunStep:
 
     @property
     def range_s(self) -> tuple[float, float]:
-        """The seconds between which the step is: a measured one is what it is."""
+        """The range of the step; a measured step has no width."""
         return max(0.0, 1 - self.range_share) * self.seconds, (1 + self.range_share) * self.seconds
 
     @property
     def shares(self) -> dict[str, float]:
-        """The parts as shares of the step; all but the hidden communication add up to 1."""
+        """The parts as shares of the step; all except hidden communication add up to 1."""
         whole = sum(value for name, value in self.parts.items() if name not in _BESIDE)
         return {name: value / whole if whole else 0.0 for name, value in self.parts.items()}
 
 
 def steps_of(result: RunResult) -> dict[Origin, RunStep]:
-    """Return the step of a run or a rehearsal as it happened, and as it was predicted before.
+    """Return the measured or rehearsed step of a run, and the predicted one.
 
-    Paced layers hold no memory that says anything: of a rehearsal both have that of the plan.
+    Paced layers use no realistic memory, so both steps of a rehearsal have the planned memory.
     """
-    assert result.comparison is not None  # of workers in step
+    assert result.comparison is not None  # guaranteed for synchronous runs
     assert result.step_s is not None
     assert result.predicted_step_s is not None
     (plan,) = (row for row in result.plans if row.strategy == result.strategy)
@@ -200,7 +200,7 @@ def steps_of(result: RunResult) -> dict[Origin, RunStep]:
 def cell(
     point: Point, kind: Origin, steps: Sequence[RunStep], samples: int, capacity_bytes: float
 ) -> ScaleCell:
-    """Return the cell of an epoch, from the steps of one or more repetitions."""
+    """Return an epoch's cell from the steps of one or more repetitions."""
     number = point.steps_of(samples)
     _, middle_s, _ = quartiles([step.seconds for step in steps])
     shortest_s, longest_s = zip(*(step.range_s for step in steps), strict=True)

@@ -1,4 +1,4 @@
-"""Show a study in a terminal: its progress, a table of its cells, and their conclusions."""
+"""Show a study in a terminal: progress, a table of cells, and advice."""
 
 from collections.abc import Iterable, Sequence
 from math import ceil, fsum
@@ -8,19 +8,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from paceline.core.losses import busy_warning
 from paceline.core.timeline import Origin
-from paceline.records.scale import ScaleCell, ScaleResult, Scaling, unrest_of
+from paceline.records.scale import ScaleCell, ScaleResult, Scaling
+from paceline.report import advice
 from paceline.report.format import duration
 from paceline.studies.scale.study_runs import StudyRun
 
-_FEW_S = 100  # shown in seconds rather than minutes
+_FEW_S = 100  # shown in seconds, not minutes
 _RANGES = "the range beside a prediction is meant to hold the measured epoch in 9 of 10 cases"
 _QUARTILES = "beside other epochs stand the quartiles of their repetitions"
 
 
 def cells_table(cells: Sequence[ScaleCell]) -> Table:
-    """Return a table of the cells in 80 columns; the title has what they all share."""
+    """Return a table of cells in 80 columns; the title names what all cells share."""
     kinds = list(dict.fromkeys(cell.kind for cell in cells))
     title = f"Seconds of an epoch, {' and '.join(kinds)}; memory in MiB"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
@@ -31,7 +31,7 @@ def cells_table(cells: Sequence[ScaleCell]) -> Table:
     heads = [head for head in rows[0] if head not in needless]
     for head in heads:
         justify: Literal["left", "right"] = "left" if head in ("method", "kind") else "right"
-        # A word may be cut in a narrow terminal, a number may not.
+        # Words may be cut in a narrow terminal, numbers may not.
         table.add_column(head, justify=justify, no_wrap=head != "kind")
     for row in rows:
         table.add_row(*(row[head] for head in heads))
@@ -61,14 +61,14 @@ def _row(cell: ScaleCell, spread: str) -> dict[str, str]:
 
 
 def _seconds(value: float | None) -> str:
-    """Return the value in three digits, or without decimals if it is larger."""
+    """Format with three digits, or without decimals from 100 on."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
 
 
 def sentences(result: ScaleResult) -> list[str]:
-    """Return the lines below the table: why cells failed, what is uncertain, the conclusions."""
+    """Return the lines below the table: errors, the meaning of spreads, advice."""
     failed: dict[str, list[ScaleCell]] = {}
     for cell in result.cells:
         if cell.error is not None:
@@ -81,27 +81,24 @@ def sentences(result: ScaleResult) -> list[str]:
     kinds = {cell.kind for cell in result.cells if cell.spread is not None}
     if Origin.PREDICTED in kinds:
         lines.append(_RANGES if len(kinds) == 1 else f"{_RANGES}; {_QUARTILES}")
-    warning = busy_warning(unrest_of(result.cells), "repetitions", "what follows is as uncertain")
-    lines += [] if warning is None else [warning]
-    return lines + [insight.sentence for insight in result.insights]
+    return [*lines, *advice.shown(result.findings)]
 
 
 def remaining_s(expected_s: Iterable[float], ended: Sequence[tuple[float, float]]) -> float | None:
-    """Return the remaining seconds of some runs, exactly 0 in the end; None before one has ended.
+    """Estimate the remaining seconds; exactly 0 at the end, None before the first run ended.
 
-    `ended` are the expected and the taken seconds of those that have. Expectations may be far off,
-    but all by the same factor: so those of the remaining runs are multiplied by the ratio of taken
-    to expected seconds.
+    `ended`: expected and actual seconds of finished runs. Expectations may be wrong by a common
+    factor, so the remaining ones are multiplied by the ratio of actual to expected seconds.
     """
     if not ended:
         return None
-    # Summed exactly, so that nothing remains in the end.
+    # Exact sums, so that nothing remains at the end.
     ended_s, taken_s = map(fsum, zip(*ended, strict=True))
     return max(0.0, fsum(expected_s) - ended_s) * taken_s / ended_s
 
 
 class StudyProgress(Progress):
-    """A progress bar of runs with the remaining time; without a terminal, a line for each run."""
+    """A progress bar with the remaining time; without a terminal, a line for each run."""
 
     def __init__(self, console: Console, expected_s: Sequence[float]) -> None:
         super().__init__(
@@ -118,13 +115,13 @@ class StudyProgress(Progress):
         self._task = self.add_task("", total=len(expected_s), left="")
 
     def begin(self, run: StudyRun) -> None:
-        """Show which run begins."""
+        """Show the name of the run that begins."""
         self.update(self._task, description=run.label)
 
     def done(
         self, run: StudyRun, cells: Sequence[ScaleCell], expected_s: float, taken_s: float
     ) -> None:
-        """Count a run that has ended."""
+        """Count a finished run."""
         self._ended.append((expected_s, taken_s))
         left_s, left = remaining_s(self._expected_s, self._ended), ""
         if left_s:

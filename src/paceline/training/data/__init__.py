@@ -1,4 +1,4 @@
-"""Data sets by name, and the batches that every worker takes from them."""
+"""Load data sets by name, and draw each worker's batches."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        # These need torch: imported on first use, so that the samplers are usable without it.
+        # Import these on first use: they need torch, and the samplers do not.
         if name in ("Collate", "Dataset", "load", "loader"):
             module = "spec" if name == "load" else "dataset"
             return getattr(import_module(f"paceline.training.data.{module}"), name)

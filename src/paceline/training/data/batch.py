@@ -1,7 +1,7 @@
-"""Batches: pytrees of tensors, with the samples as first dimension of each.
+"""Batches: pytrees of tensors whose first dimension is the samples.
 
-A sample is a pair of inputs and targets, or a mapping that is both: its fields are the arguments of
-the model, and the loss gets all of them.
+A sample is a pair of inputs and targets, or a mapping: the model receives its fields as keyword
+arguments, and the loss receives the whole mapping.
 
     (image, class)                       model(images)                loss(outputs, classes)
     ((tokens, mask), next)               model(tokens, mask)          loss(outputs, next)
@@ -22,7 +22,7 @@ from paceline.training.data.dataset import Collate, IndexedSamples
 
 
 class MapDataset(Protocol):
-    """A map-style data set, such as torch's: samples by their numbers."""
+    """A map-style data set, such as torch's."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -32,14 +32,14 @@ class MapDataset(Protocol):
 
 
 class Batch(NamedTuple):
-    """A batch's inputs and targets, pytrees of tensors."""
+    """A batch: inputs and targets, each a pytree of tensors."""
 
     inputs: Any
     targets: Any
 
     @classmethod
     def of(cls, samples: Any) -> "Batch":
-        """Return the parts of a collated batch; InvalidInput if it has other ones."""
+        """Split a collated batch into inputs and targets; InvalidInput for other structures."""
         if isinstance(samples, Mapping):
             return cls(samples, samples)
         if isinstance(samples, tuple | list) and len(samples) == 2:
@@ -53,19 +53,19 @@ class Batch(NamedTuple):
         )
 
     def to(self, device: torch.device) -> "Batch":
-        """Return the batch on the device."""
+        """Copy the batch to a device."""
         if self.targets is self.inputs:
             moved = _moved(self.inputs, device)
             return Batch(moved, moved)
         return Batch(_moved(self.inputs, device), _moved(self.targets, device))
 
     def split(self, count: int, num_samples: int) -> list["Batch"]:
-        """Return `count` parts of the samples, of sizes that differ by at most one."""
+        """Split the samples into `count` parts whose sizes differ by at most one."""
         cuts = [num_samples * i // count for i in range(count + 1)]
         return [self.rows(slice(*cut)) for cut in pairwise(cuts)]
 
     def rows(self, rows: slice) -> "Batch":
-        """Return some of the samples."""
+        """Return a range of the samples."""
         inputs = tree_map(lambda leaf: leaf[rows], self.inputs)
         if self.targets is self.inputs:
             return Batch(inputs, inputs)
@@ -79,7 +79,7 @@ def _moved(tree: Any, device: torch.device) -> Any:
 
 
 def call(model: Callable[..., Any], inputs: Any) -> Any:
-    """Call a model with a batch's inputs: one tensor, a sequence of arguments, or a mapping."""
+    """Call a model with inputs: one tensor, a sequence of arguments, or a mapping."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
     if isinstance(inputs, tuple | list):
@@ -88,10 +88,10 @@ def call(model: Callable[..., Any], inputs: Any) -> Any:
 
 
 class CollatedSamples(IndexedSamples):
-    """Samples of a map-style data set that are handed out as whole batches.
+    """A map-style data set that returns whole batches.
 
-    Raises InvalidInput with the sample's number where the data set fails, or samples cannot be
-    made a batch.
+    Raises InvalidInput with the sample's index if the data set fails, or its samples cannot be
+    collated.
     """
 
     def __init__(self, dataset: MapDataset, collate: Callable[[list[Any]], Any], name: str) -> None:
@@ -127,7 +127,7 @@ class CollatedSamples(IndexedSamples):
 
 
 def check_tensors(batch: Any, name: str) -> None:
-    """Raise InvalidInput unless all leaves of a batch are tensors, a row for each sample."""
+    """Raise InvalidInput unless all leaves are tensors with one row for each sample."""
     leaves = tree_leaves(batch)
     sizes = {len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim}
     other = [leaf for leaf in leaves if not isinstance(leaf, Tensor) or not leaf.ndim]
@@ -143,9 +143,9 @@ def check_tensors(batch: Any, name: str) -> None:
 def batches_of(
     dataset: MapDataset, collate: Callable[[list[Any]], Any], name: str
 ) -> IndexedSamples:
-    """Return the samples as whole batches; InvalidInput if there are none.
+    """Wrap a data set so that it returns whole batches; InvalidInput if it is empty.
 
-    Data sets of ours make whole batches themselves.
+    Paceline's own data sets are returned unchanged.
     """
     is_stream = isinstance(dataset, IterableDataset)
     if is_stream or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):

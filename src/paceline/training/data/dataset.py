@@ -1,4 +1,4 @@
-"""Data sets: samples that hand out whole batches, for training and for testing."""
+"""Data sets that return whole batches, and their loaders."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -17,16 +17,16 @@ from paceline.links.shared_memory import available_nbytes
 from paceline.training.data.sampler import BalancedSampler, ShardedBatches
 
 Batch = tuple[Tensor, Tensor]
-Shape = tuple[int, ...]  # of a sample
+Shape = tuple[int, ...]  # shape of one sample
 
 
 class IndexedSamples(ABC):
-    """Samples by their numbers, which hand out whole batches. Usable in a torch DataLoader.
+    """A map-style data set that returns whole batches, for torch's DataLoader.
 
-    A sample is a pair of inputs and targets, or any other pytree of tensors that a recipe trains
-    on. Of data sets for classification the inputs are float32, and a target is an int64 class
-    number; or, where a sample may have several labels, a bool for each label. Inputs of text are
-    int64 tokens, and a target is a token for each place, or -100 where none is asked for.
+    A sample is a pair of inputs and targets, or another pytree of tensors. For classification,
+    inputs are float32 and a target is an int64 class number, or a bool for each label if samples
+    may have several labels. For text, inputs are int64 tokens, and a target is one token for each
+    position, or -100 to ignore the position.
     """
 
     @abstractmethod
@@ -39,12 +39,12 @@ class IndexedSamples(ABC):
 
     @abstractmethod
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        """Return these samples as a batch: the same pytree, each tensor with a row for each."""
+        """Return samples as one batch: the same pytree, with a row for each sample."""
 
 
 @dataclass(frozen=True, eq=False)
 class TensorSamples(IndexedSamples):
-    """Samples that lie in memory. A batch costs one index operation on each tensor."""
+    """Samples in memory; a batch is one index operation for each tensor."""
 
     inputs: Tensor
     targets: Tensor
@@ -61,7 +61,7 @@ class TensorSamples(IndexedSamples):
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         rows = torch.as_tensor(indices, dtype=torch.int64)
-        # index_select is faster, except on expanded channels, which it copies one by one.
+        # index_select is faster, except on expanded tensors, which it copies element by element.
         is_plain = self.inputs.is_contiguous()
         inputs = self.inputs.index_select(0, rows) if is_plain else self.inputs[rows]
         return inputs, self.targets.index_select(0, rows)
@@ -71,8 +71,8 @@ class TensorSamples(IndexedSamples):
 class Dataset:
     """A classification task; every input has `sample_shape`, class numbers are 0..num_classes-1.
 
-    `num_classes` is the number of labels where a sample may have several. Of text it is the
-    vocabulary: each token of a sample is a class, and so is each that is to be found.
+    `num_classes` is the number of labels if samples may have several, and the vocabulary size of
+    text.
     """
 
     name: str
@@ -85,11 +85,11 @@ class Dataset:
 def loader(
     samples: IndexedSamples, batches: ShardedBatches | BalancedSampler, *, num_workers: int = 0
 ) -> DataLoader[Any]:
-    """Return the batches of one rank; the order is the one of `batches`.
+    """Return a DataLoader of one rank's batches, in the order of `batches`.
 
-    Call `batches.set_epoch` before each pass. `num_workers` processes decode image files; samples
-    in memory are read by the training process itself, so there it must be 0. torch's global random
-    state is left alone. Raises InvalidInput if the arguments do not fit each other.
+    Call `batches.set_epoch` before each pass. `num_workers`: processes that decode image files;
+    must be 0 for samples in memory. torch's global random state does not change. Raises
+    InvalidInput for inconsistent arguments.
     """
     if len(samples) != batches.num_samples:
         raise InvalidInput(
@@ -100,19 +100,19 @@ def loader(
     if num_workers and isinstance(samples, TensorSamples):
         raise InvalidInput("num_workers", "must be 0 for samples in memory", got=num_workers)
     return DataLoader(
-        cast("TorchDataset[Any]", samples),  # torch asks for __getitem__, whatever its type says
+        cast("TorchDataset[Any]", samples),  # torch only needs __getitem__, unlike its type
         batch_sampler=batches,
         collate_fn=_unchanged,
         num_workers=num_workers,
-        # Starting processes again for every epoch would take longer than a small epoch.
+        # Restarting processes would take longer than a small epoch.
         persistent_workers=num_workers > 0,
-        # A DataLoader draws a seed for its workers: without this, from torch's global state.
+        # Otherwise the DataLoader draws its workers' seed from torch's global state.
         generator=torch.Generator().manual_seed(batches.seed % 2**64),
     )
 
 
 def _unchanged(batch: Any) -> Any:
-    # torch declares a list of samples here; what it passes on is what __getitems__ returned.
+    # The type is a list of samples, but torch passes the value of __getitems__.
     return batch
 
 
@@ -129,7 +129,7 @@ def require_memory(num_samples: int, sample_shape: Shape, field: str = "data") -
 def require_nbytes(nbytes: int, field: str, what: str, instead: str) -> None:
     """Raise InvalidInput about a field if `nbytes` exceed this machine's free memory.
 
-    The error says `what` takes so many, and what to do `instead`.
+    The error says that `what` needs the memory, and recommends `instead`.
     """
     available = available_nbytes()
     if nbytes > available:
@@ -142,22 +142,22 @@ def require_nbytes(nbytes: int, field: str, what: str, instead: str) -> None:
 
 
 def shape_text(shape: Shape) -> str:
-    """Return a shape as it is written in a spec: 3x224x224."""
+    """Format a shape as in a spec: 3x224x224."""
     return "x".join(map(str, shape))
 
 
 class Collate:
-    """A `collate_fn` for a DataLoader that knows what a batch of no samples looks like.
+    """A `collate_fn` for DataLoader that supports empty batches.
 
-    It does what `collate` does; of no samples it makes what `collate` makes of the first of
-    `samples`, the data set of the DataLoader, with all rows taken away.
+    It calls `collate`; an empty batch is a batch of the first of `samples`, the DataLoader's data
+    set, without its rows.
     """
 
     def __init__(self, samples: Any, collate: Callable[[list[Any]], Any] = default_collate) -> None:
         self._samples, self._collate = samples, collate
 
     def __call__(self, batch: list[Any]) -> Any:
-        """Return the batch of these samples."""
+        """Collate the samples."""
         if len(batch):
             return self._collate(batch)
         return tree_map(

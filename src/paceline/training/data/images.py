@@ -1,4 +1,4 @@
-"""Folders of images, one for each class; files are decoded when a batch asks for them."""
+"""Folders of images, one for each class, decoded batch by batch."""
 
 import struct
 import warnings
@@ -18,7 +18,7 @@ from paceline.links.files import limits
 from paceline.training.data.dataset import Batch, Dataset, IndexedSamples, Shape, shape_text
 from paceline.training.data.sampler import stratified_split
 
-# Pillow's rarer decoders are a risk: a renamed file must not reach them.
+# Pillow's rarer decoders are a security risk for renamed files.
 _FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error)
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
@@ -29,8 +29,8 @@ _DEFAULT_SHAPE = (3, 224, 224)
 class ImageSamples(IndexedSamples):
     """Images of `shape` (channels, height, width) with values from -1 (black) to 1.
 
-    Three channels are red, green and blue, one channel is grey. The image is stretched to the
-    height and width. Taking samples raises InvalidInput for a file that is not a readable image.
+    Three channels are RGB, one channel is grey. Images are stretched to the height and width.
+    Reading a sample raises InvalidInput for an unreadable image.
     """
 
     paths: tuple[Path, ...]
@@ -50,7 +50,7 @@ class ImageSamples(IndexedSamples):
         for row, index in enumerate(indices):
             with _opened(self.paths[index]) as image:
                 if "transparency" in image.info:
-                    # Pillow warns about the direct way from a palette.
+                    # Pillow warns if a palette with transparency is converted directly.
                     image = image.convert("RGBA")
                 image = image.convert("RGB" if channels == 3 else "L")
                 image = image.resize((width, height), Image.Resampling.BILINEAR)
@@ -62,7 +62,7 @@ class ImageSamples(IndexedSamples):
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """Open an image; Pillow reads the header now and the pixels when they are asked for."""
+    """Open an image; Pillow reads only the header until pixels are accessed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -73,7 +73,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
                         f"has {image.width}x{image.height} pixels, over {limits.PIXELS:,}: make "
                         "it smaller",
                     )
-                # Pillow would cut the values of these modes to 8 bits without a word.
+                # Pillow would silently clip these modes to 8 bits.
                 if image.mode.startswith(("I", "F")):
                     raise InvalidInput(str(path), "has more than 8 bits per pixel: convert it to 8")
                 yield image
@@ -88,10 +88,10 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 
 
 def load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
-    """Return the images of FOLDER/train/CLASS and FOLDER/test/CLASS, or of FOLDER/CLASS split.
+    """Load FOLDER/train/CLASS and FOLDER/test/CLASS, or split FOLDER/CLASS.
 
-    Class numbers follow the sorted folder names. The header of every file is read here, so that a
-    broken file is found before the training; the pixels are read batch by batch.
+    Classes are numbered by sorted folder names. All headers are read now, so that broken files are
+    found before training; pixels are read batch by batch.
     """
     shape = sample_shape or _DEFAULT_SHAPE
     if len(shape) != 3 or shape[0] not in (1, 3):
@@ -135,14 +135,14 @@ def load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
 
 
 def _flat(by_class: dict[str, list[Path]]) -> tuple[list[Path], NDArray[np.int64]]:
-    """Return all paths, and the class number of each."""
+    """Return all paths and their class numbers."""
     paths = [path for files in by_class.values() for path in files]
     counts = [len(files) for files in by_class.values()]
     return paths, np.repeat(np.arange(len(counts), dtype=np.int64), counts)
 
 
 def _files_by_class(root: Path) -> dict[str, list[Path]]:
-    """Return the image files of each class, both sorted by name."""
+    """Return the image files of each class, sorted by name."""
     folders = [entry for entry in _visible(root) if entry.is_dir()]
     for entry in _visible(root):
         if entry.suffix.lower() in SUFFIXES and not entry.is_dir():
@@ -168,5 +168,5 @@ def _files_by_class(root: Path) -> dict[str, list[Path]]:
 
 
 def _visible(folder: Path) -> list[Path]:
-    """Return the entries in order of their names, without the hidden files that systems leave."""
+    """Return the folder's entries sorted by name, without hidden files."""
     return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))

@@ -1,4 +1,4 @@
-"""Data sets from files in the LIBSVM (SVMlight) format, as dense float32 values."""
+"""Load LIBSVM (SVMlight) files as dense float32 data sets."""
 
 import bz2
 import io
@@ -33,10 +33,10 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, eq=False)
 class SparseFile:
-    """A parsed file: scipy's CSR features in float32, and a row of labels or one for each sample.
+    """A parsed file: float32 CSR features, and a label or a row of labels for each sample.
 
-    Labels are numbers as they are written; of several for a sample, a bool for each there is.
-    `nbytes` are those of its text.
+    Single labels keep their values; several labels per sample become a bool for each label.
+    `nbytes`: size of the text.
     """
 
     path: Path
@@ -46,15 +46,15 @@ class SparseFile:
 
 
 def content_of(path: Path) -> bytes:
-    """Return the text of a file, unpacked if its name ends in .bz2.
+    """Read a file, decompressed if its name ends in .bz2.
 
-    Raises OSError for a file that cannot be read, InvalidInput for one that this machine's memory
-    cannot hold, and for a small one that unpacks into more than any text does.
+    Raises OSError for an unreadable file, and InvalidInput if it exceeds this machine's memory or
+    decompresses implausibly far.
     """
     if path.suffix in _OTHERWISE_COMPRESSED:
         raise InvalidInput(str(path), "is compressed: unpack it first, or compress it with bzip2")
     nbytes = path.stat().st_size
-    if not (path.is_file() or path.is_dir()):  # which cannot be opened; a pipe would wait
+    if not (path.is_file() or path.is_dir()):  # raises for a folder; opening a pipe would block
         raise InvalidInput(str(path), "cannot be read: it is no file")
     require_nbytes(nbytes, str(path), "the file", "take a part of it")
     if path.suffix != ".bz2":
@@ -68,7 +68,7 @@ def content_of(path: Path) -> bytes:
 
 
 def _pieces(file: IO[bytes], path: Path, most: int) -> Iterator[bytes]:
-    """Yield what a packed file holds, a piece at a time, of at most so many bytes."""
+    """Yield the decompressed content in pieces, up to a limit."""
     found = 0
     while piece := file.read(_PIECE_NBYTES):
         found += len(piece)
@@ -85,9 +85,9 @@ def _pieces(file: IO[bytes], path: Path, most: int) -> Iterator[bytes]:
 
 
 def require_proportion(nbytes: int, text_nbytes: int, field: str, what: str) -> None:
-    """Raise InvalidInput if dense values take far more bytes than the text that names them.
+    """Raise InvalidInput if dense values need implausibly more bytes than the text.
 
-    `what` says which number of the file makes them so many.
+    `what`: describes the number in the file that causes the size.
     """
     if nbytes > max(limits.DENSE_AT_LEAST, limits.MOST_DENSE * text_nbytes):
         raise InvalidInput(
@@ -99,9 +99,9 @@ def require_proportion(nbytes: int, text_nbytes: int, field: str, what: str) -> 
 
 
 def parse(paths: Sequence[Path]) -> list[SparseFile]:
-    """Parse the files together, because their features must be numbered alike.
+    """Parse files together, so that their features have the same numbers.
 
-    InvalidInput names the file and the line of the first fault.
+    InvalidInput names the file and line of the first error.
     """
     from sklearn.datasets import load_svmlight_files
 
@@ -116,7 +116,7 @@ def parse(paths: Sequence[Path]) -> list[SparseFile]:
     files = [
         SparseFile(*entry) for entry in zip(paths, parsed[::2], parsed[1::2], sizes, strict=True)
     ]
-    # Refuse what scikit-learn reads without complaint but cannot be trained on.
+    # Refuse values that scikit-learn accepts but training cannot use.
     for file, content in zip(files, contents, strict=True):
         if not len(file.labels):
             raise InvalidInput(
@@ -124,7 +124,7 @@ def parse(paths: Sequence[Path]) -> list[SparseFile]:
             )
         has_odd_label = not np.all(np.floor(file.labels) == file.labels)
         has_odd_label |= not np.isfinite(file.labels).all()
-        # It skips a query identifier, which belongs to ranking and not to classification.
+        # scikit-learn skips query ids, which are for ranking.
         if has_odd_label or not np.isfinite(file.features.data).all() or b"qid" in content:
             raise_first_fault(file.path, content.split(b"\n"), _fault, _VALID_LINE)
         if not len(file.features.indices):
@@ -141,7 +141,7 @@ def raise_first_fault(
     valid_line: str,
     first: int = 1,
 ) -> None:
-    """Raise InvalidInput for the first of the lines, which count from `first`, with a fault."""
+    """Raise InvalidInput for the first invalid line; numbers start at `first`."""
     for number, line in enumerate(lines, start=first):
         fault = fault_of(line)
         if fault:
@@ -151,7 +151,7 @@ def raise_first_fault(
 
 
 def features_fault(words: Sequence[bytes], limit: int = _INDEX_LIMIT) -> str | None:
-    """Return the fault of the index:value words of a line, or None: indices rise below `limit`."""
+    """Return the error in index:value words, or None; indices must increase below `limit`."""
     previous = -1
     for word in words:
         index_text, _, value_text = word.partition(b":")
@@ -170,7 +170,7 @@ def features_fault(words: Sequence[bytes], limit: int = _INDEX_LIMIT) -> str | N
 
 
 def quoted(word: bytes) -> str:
-    """Return a word of a file in quotes, shortened for a message of one line."""
+    """Quote a word of a file, shortened for an error message."""
     text = word.decode("utf-8", errors="backslashreplace")
     return repr(text if len(text) <= 40 else text[:40] + "...")
 
@@ -186,12 +186,11 @@ def _fault(line: bytes) -> str | None:
 
 
 def load_libsvm(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
-    """Return the samples of the file as dense float32 values, exactly as they are written.
+    """Load a file's samples as dense float32 values, without scaling.
 
-    The test set is the file `PATH.t` if there is one, else a stratified fifth. Labels become
-    0..C-1 in ascending order. The format leaves out zeros, so a sample shape may hold more values
-    than the highest index of the files; it cannot hold fewer. PATH may end in .bz2, and then the
-    test set's name ends in .t.bz2.
+    The test set is PATH.t if it exists (PATH.t.bz2 for a PATH in .bz2), otherwise a stratified
+    fifth. Labels become 0..C-1 in ascending order. `sample_shape` may have more values than the
+    highest index, because the format omits zeros.
     """
     train, bz2 = Path(path), ".bz2" if path.endswith(".bz2") else ""
     test = Path(f"{path.removesuffix(bz2)}.t{bz2}")
@@ -206,12 +205,31 @@ def dataset_of(
     seed: int,
     adjust: Callable[[torch.Tensor], object] | None = None,
 ) -> Dataset:
-    """Return the samples of a file, split, or of two: one for training and one for testing.
+    """Build a data set from one file, which is split, or from a training and a test file.
 
     `adjust` may change the dense values (n, num_features) in place.
     """
+    shape = sample_shape or (files[0].features.shape[1],)
+    _check_size(files, shape, states_size=sample_shape is None)
+    classes = _classes_of(files)
+    parts = [(file.features, np.searchsorted(classes, file.labels)) for file in files]
+    if len(parts) == 1:
+        # Split sparse data: a second dense copy may not fit into memory.
+        [(features, targets)] = parts
+        parts = [(features[rows], targets[rows]) for rows in stratified_split(targets, seed)]
+    train, test = (
+        TensorSamples(dense(features, shape, adjust), torch.from_numpy(targets))
+        for features, targets in parts
+    )
+    return Dataset(name, train, test, len(classes), shape)
+
+
+def _check_size(files: Sequence[SparseFile], shape: Shape, *, states_size: bool) -> None:
+    """Raise InvalidInput if features exceed the shape, or values exceed the memory.
+
+    `states_size`: only the file states the number of features, which may be implausible.
+    """
     num_features = files[0].features.shape[1]
-    shape = sample_shape or (num_features,)
     if num_features > prod(shape):
         raise InvalidInput(
             str(files[0].path),
@@ -219,11 +237,15 @@ def dataset_of(
             f"{prod(shape)}",
         )
     num_samples = sum(len(file.labels) for file in files)
-    if sample_shape is None:  # the file's own word
+    if states_size:
         text_nbytes = sum(file.nbytes for file in files)
         what = f"has the feature {num_features:,}"
         require_proportion(4 * num_samples * num_features, text_nbytes, str(files[0].path), what)
     require_memory(num_samples, shape, str(files[0].path))
+
+
+def _classes_of(files: Sequence[SparseFile]) -> Any:
+    """Return the sorted labels of the first file; InvalidInput if another file has more."""
     classes = np.unique(files[0].labels)
     if len(classes) < 2:
         raise InvalidInput(
@@ -236,22 +258,13 @@ def dataset_of(
             raise InvalidInput(
                 str(file.path), f"has the label {unknown[0]:g}, which {files[0].path} has not"
             )
-    parts = [(file.features, np.searchsorted(classes, file.labels)) for file in files]
-    if len(parts) == 1:
-        # Split while they are sparse: dense values, once more, may not fit.
-        [(features, targets)] = parts
-        parts = [(features[rows], targets[rows]) for rows in stratified_split(targets, seed)]
-    train, test = (
-        TensorSamples(dense(features, shape, adjust), torch.from_numpy(targets))
-        for features, targets in parts
-    )
-    return Dataset(name, train, test, len(classes), shape)
+    return classes
 
 
 def dense(
     features: Any, shape: Shape, adjust: Callable[[torch.Tensor], object] | None = None
 ) -> torch.Tensor:
-    """Return sparse float32 rows as dense samples of a shape that holds them."""
+    """Convert sparse rows to dense samples of a shape."""
     features.resize((features.shape[0], prod(shape)))
     values = torch.from_numpy(features.toarray())
     if adjust is not None:

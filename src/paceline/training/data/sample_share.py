@@ -1,4 +1,4 @@
-"""The batches of one asynchronous worker, by the step."""
+"""The batches of one asynchronous worker by step."""
 
 from functools import lru_cache
 
@@ -8,11 +8,10 @@ from paceline.training.data.sampler import ShardedBatches
 
 
 class SampleShare:
-    """The batches of one worker, by the step: those of a data-parallel rank.
+    """The batches of one worker by step, equal to those of a data-parallel rank.
 
-    A step of all workers has `batch_size` samples, and each worker its part. The run has
-    `num_steps`; the last of its epochs may be cut short. Raises InvalidInput if the samples cannot
-    be shared so.
+    A step of all workers has `batch_size` samples, divided among the workers. The last epoch ends
+    after `num_steps` steps in total. Raises InvalidInput if the samples cannot be divided.
     """
 
     def __init__(
@@ -27,28 +26,28 @@ class SampleShare:
         shared = len(samples), batch_size, worker, workers, seed
 
         def rows_of(epoch: int) -> list[list[int]]:
-            batches = ShardedBatches(*shared)  # its own, for two threads ask about two epochs
+            batches = ShardedBatches(*shared)  # one for each epoch's thread
             batches.set_epoch(epoch)
             return list(batches)
 
-        # Of two epochs: at their border the next batch is read while the last one is trained on.
+        # Keep two epochs: the next epoch's first batch is read while the last one is trained on.
         self._rows_of = lru_cache(maxsize=2)(rows_of)
         self._sizes, self._workers = ShardedBatches(*shared).global_sizes, workers
         self._samples = samples
-        self.steps_per_epoch = len(self._sizes)  # in which some worker takes every sample once
+        self.steps_per_epoch = len(self._sizes)  # steps of one pass over all samples
         self.num_steps = num_steps
 
     def ends_epoch(self, step: int) -> bool:
-        """Return True if a step is the last of its epoch."""
+        """Return whether a step is the last of its epoch."""
         return (step + 1) % self.steps_per_epoch == 0 or step + 1 == self.num_steps
 
     def weight(self, step: int) -> float:
-        """Return the factor of the part's mean loss with which all samples weigh alike."""
+        """Return the factor for this worker's mean loss that gives all samples equal weight."""
         whole = self._sizes[step % self.steps_per_epoch]
         return len(self.rows(step)) * self._workers / whole
 
     def rows(self, step: int) -> list[int]:
-        """Return the numbers of a step's samples."""
+        """Return the indices of a step's samples."""
         epoch, place = divmod(step, self.steps_per_epoch)
         return self._rows_of(epoch)[place]
 

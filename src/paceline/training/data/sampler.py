@@ -1,6 +1,6 @@
-"""The samples of each worker in each step: an exact partition of every epoch.
+"""Samplers that partition every epoch exactly among workers and steps.
 
-Pure Python and numpy; the indices are found without communication.
+Pure Python and numpy; the indices need no communication.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from paceline.core.balance import apportion
 from paceline.core.errors import InvalidInput
 
-TEST_SHARE = 5  # one in five
+TEST_SHARE = 5  # one in so many samples is for testing
 
 
 def shuffled(num_samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return a permutation of range(num_samples) that depends on nothing but the arguments."""
+    """Return a permutation of range(num_samples) determined by the arguments alone."""
     # numpy promises that SeedSequence and raw PCG64 output never change, but not that
     # Generator.permutation does not: machines with different numpy versions must agree.
     bits = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(epoch,)))
@@ -25,7 +25,7 @@ def shuffled(num_samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 class _Batches:
-    """The arguments that all samplers have, and the epoch."""
+    """Arguments and epoch common to all samplers."""
 
     def __init__(
         self, num_samples: int, batch_size: int, rank: int, world_size: int, seed: int
@@ -48,7 +48,7 @@ class _Batches:
     def set_epoch(self, epoch: int, first_step: int = 0) -> None:
         """Choose the permutation of the next iteration; must be called alike on every rank.
 
-        The iteration begins with the batch of `first_step`, as a run that goes on there.
+        The iteration begins with the batch of `first_step`, to resume a run.
         """
         if epoch < 0:
             raise InvalidInput("epoch", "must be 0 or more", got=epoch)
@@ -105,7 +105,7 @@ class ShardedBatches(_Batches):
     @cached_property
     def global_sizes(self) -> tuple[int, ...]:
         """Samples of each step over all ranks, in step order; the same on every rank."""
-        # Where step k begins: rounded down, so that sizes differ by at most one.
+        # Start of step k, rounded down, so that sizes differ by at most one.
         cuts = [self.num_samples * step // len(self) for step in range(len(self) + 1)]
         return tuple(last - first for first, last in pairwise(cuts))
 
@@ -114,20 +114,20 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-Position = tuple[int, int]  # the number of epochs begun, and of batches drawn in the last one
+Position = tuple[int, int]  # number of epochs begun, and of batches drawn in the last one
 
 
 class BalancedSampler(_Batches):
     """The batches of one rank, as lists of sample indices; a `batch_sampler` for a DataLoader.
 
-    `batch_size` is global: an epoch's permutation is cut into batches of that many samples, the
-    last of which may be smaller, and each into one part for every rank. The parts are `shares`: at
-    first equal, later what `update` says, which a DataParallel with `balance` does by itself. The
-    samples of a step depend on the seed and the epoch alone, so an epoch uses every sample exactly
-    once, however the shares are and change, and all ranks take the same number of steps. `most`
-    bounds the samples of each rank in a step (None: no bound).
+    `batch_size` is global: an epoch's permutation is cut into batches of that size, the last of
+    which may be smaller, and each batch into one part for every rank. The sizes of the parts are
+    `shares`: equal at first, then as set by `update`, which a DataParallel with `balance` calls.
+    The samples of a step depend only on the seed and epoch, so an epoch uses every sample exactly
+    once for any shares, and all ranks take the same number of steps. `most`: largest share of each
+    rank (None: no limit).
 
-    A rank may get no samples in a step: its list is empty then, and `Collate` makes a batch of it.
+    A rank may get no samples in a step: its list is empty, and `Collate` makes an empty batch.
     Raises InvalidInput for an argument that is out of range.
     """
 
@@ -159,15 +159,15 @@ class BalancedSampler(_Batches):
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """The samples of each rank in a whole batch, by the latest update."""
+        """The number of samples of each rank in a full batch."""
         return self._changes[-1][1]
 
     def update(self, shares: Sequence[int], first: Position | None = None) -> None:
-        """Split batches so from the place `first` on; None: from the next that is drawn.
+        """Change the shares from position `first` on; None: from the next batch drawn.
 
-        All ranks must call it with the same arguments. DataLoaders with worker processes draw ahead
-        of training, and not all alike: `first` must be at or after `drawn` of every rank, their
-        maximum. InvalidInput if the shares do not add up to a batch or go beyond `most`.
+        All ranks must call this with the same arguments. DataLoaders with worker processes draw
+        batches ahead, each by a different number: `first` must be at least the maximum of `drawn`
+        over the ranks. Raises InvalidInput if shares do not add up to a batch or exceed `most`.
         """
         if len(shares) != self.world_size or min(shares) < 0 or sum(shares) != self.batch_size:
             raise InvalidInput(
@@ -182,7 +182,7 @@ class BalancedSampler(_Batches):
             raise InvalidInput(
                 "shares", f"the batch of epoch {start[0]}, step {start[1]} has been drawn already"
             )
-        # Changes that lie before `drawn` are no longer needed, but for the one in force.
+        # Of the changes before `drawn`, only the latest is needed.
         passed = sum(place <= self.drawn for place, _ in self._changes)
         self._changes = [
             *(change for change in self._changes[passed - 1 :] if change[0] < start),
@@ -190,7 +190,7 @@ class BalancedSampler(_Batches):
         ]
 
     def __iter__(self) -> Iterator[list[int]]:
-        # Counted at the first draw, as a DataLoader may create iterators that it never uses.
+        # Count an epoch at its first draw: a DataLoader may create iterators without using them.
         number = self.drawn[0] + 1
         self.drawn = (number, 0)
         order, first_step = shuffled(self.num_samples, self.seed, self.epoch), self.first_step
@@ -200,7 +200,7 @@ class BalancedSampler(_Batches):
             shares = changes[-1] if changes else self._changes[0][1]
             parts = shares if size == self.batch_size else apportion(size, shares)
             start = step * self.batch_size + sum(parts[: self.rank])
-            if self.drawn[0] == number:  # a later iterator may have begun another epoch
+            if self.drawn[0] == number:  # another iterator may have begun a later epoch
                 self.drawn = (number, step + 1)
             yield order[start : start + parts[self.rank]].tolist()
 
@@ -214,10 +214,10 @@ class BalancedSampler(_Batches):
 def stratified_split(
     targets: NDArray[np.int64], seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the indices of the train and of the test samples, each in ascending order.
+    """Split sample indices into training and test sets, each in ascending order.
 
-    One fifth of each class (rounded, but at least one of two or more) is for testing; a class of
-    one sample stays in training. Raises InvalidInput if nothing would be left for testing.
+    One fifth of each class (rounded, at least one of two or more) is for testing; a class with one
+    sample is for training. Raises InvalidInput if no test samples result.
     """
     order = shuffled(len(targets), seed, epoch=0)
     is_test = np.zeros(len(targets), dtype=bool)

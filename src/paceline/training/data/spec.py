@@ -1,4 +1,4 @@
-"""Data sets by their spec strings, such as "libsvm:PATH"; digits, and random samples."""
+"""Load data sets by spec, such as "libsvm:PATH"; digits and synthetic samples."""
 
 import re
 from collections.abc import Callable
@@ -24,14 +24,14 @@ FORMS = (
 _NUMBER = "[1-9][0-9]{0,8}"
 _SHAPE = re.compile(f"{_NUMBER}(x{_NUMBER})*")
 _OPTION = re.compile(f"(classes|samples)=({_NUMBER})")
-_PATTERN_SIDE = 4  # coarse enough to survive the pooling of a convolutional network
+_PATTERN_SIDE = 4  # coarse enough to survive pooling layers
 
 
 def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
-    """Return the digits as 1x8x8, or flat as 64, or resized to 1xHxW or 3xHxW.
+    """Load the digits as 1x8x8, as 64 values, or resized to 1xHxW or 3xHxW.
 
-    The pixels are shifted and scaled so that those of the training samples have mean 0 and standard
-    deviation 1 before any resizing.
+    Pixels are normalised to mean 0 and standard deviation 1 of the training samples before
+    resizing.
     """
     shape = sample_shape or (1, _SIDE, _SIDE)
     is_flat, is_image = shape == (_SIDE * _SIDE,), len(shape) == 3 and shape[0] in (1, 3)
@@ -41,7 +41,7 @@ def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
             f"digits cannot have the sample shape {shape_text(shape)}: right would be "
             f"{_SIDE * _SIDE}, 1xHxW or 3xHxW",
         )
-    # An optional package, which `load` reports by name if it is missing.
+    # optional package; `load` reports it if missing
     from sklearn import datasets
 
     bunch = datasets.load_digits()
@@ -58,18 +58,18 @@ def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
         channels, *size = shape
         if size != [_SIDE, _SIDE]:
             inputs = F.interpolate(inputs, size, mode="bilinear", align_corners=False)
-        # A view: repeated channels take no memory, only those of a batch are ever written out.
+        # A view: repeated channels use no memory until a batch is copied.
         return TensorSamples(inputs.expand(-1, channels, -1, -1), targets[rows])
 
     return Dataset("digits", part(train), part(test), 10, shape)
 
 
 def load_synthetic(options: str, sample_shape: Shape | None, seed: int) -> Dataset:
-    """Return `samples` samples for training and a quarter as many (rounded up) for testing.
+    """Generate training samples, and a quarter as many test samples (rounded up).
 
-    A sample is the pattern of its class plus Gaussian noise of the same power, scaled to a mean
-    square of about 1; the classes are equally frequent. The patterns of CxHxW samples are smooth.
-    The shape is that of the options, or `sample_shape`, or 3x224x224.
+    A sample is its class's pattern plus Gaussian noise of the same power, scaled to a mean square
+    of about 1; classes are equally frequent. Patterns of CxHxW samples are smooth. The shape is
+    taken from the options, `sample_shape`, or 3x224x224.
     """
     shape, num_classes, num_train = _parse(options)
     if shape and sample_shape and shape != sample_shape:
@@ -83,7 +83,7 @@ def load_synthetic(options: str, sample_shape: Shape | None, seed: int) -> Datas
     require_memory(num_samples, shape)
 
     random = np.random.default_rng(seed)
-    # The patterns of the classes, (num_classes, *shape): those of images grow from coarse ones.
+    # Class patterns, (num_classes, *shape); image patterns are upsampled from coarse ones.
     coarse = (shape[0], *(min(side, _PATTERN_SIDE) for side in shape[1:]))
     is_image = len(shape) == 3
     size = coarse if is_image else shape
@@ -96,7 +96,7 @@ def load_synthetic(options: str, sample_shape: Shape | None, seed: int) -> Datas
         targets = random.permutation(np.arange(count) % num_classes)
         inputs = random.standard_normal((count, *shape), dtype=np.float32)
         for sample, target in zip(inputs, targets, strict=True):
-            sample += patterns[target]  # row by row: a sum over all would double the memory
+            sample += patterns[target]  # row by row, because one sum would double the memory
         inputs *= np.float32(0.5**0.5)
         return TensorSamples(torch.from_numpy(inputs), torch.from_numpy(targets))
 
@@ -105,7 +105,7 @@ def load_synthetic(options: str, sample_shape: Shape | None, seed: int) -> Datas
 
 
 def _parse(options: str) -> tuple[Shape | None, int, int]:
-    """Return the sample shape, if it is given, and the numbers of classes and training samples."""
+    """Parse the sample shape, if given, and the numbers of classes and training samples."""
     shape: Shape | None = None
     counts: dict[str, int] = {}
     for item in options.split(",") if options else []:
@@ -131,7 +131,7 @@ def _parse(options: str) -> tuple[Shape | None, int, int]:
 
 
 def _load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
-    from paceline.training.data.images import load_images  # needs Pillow, which is optional
+    from paceline.training.data.images import load_images  # needs the optional Pillow
 
     return load_images(folder, sample_shape, seed)
 
@@ -147,13 +147,13 @@ _OPTIONAL = {"sklearn": "scikit-learn", "PIL": "Pillow"}
 
 
 def load(spec: str, sample_shape: Shape | None = None, seed: int = 0) -> Dataset:
-    """Return the data set that `spec` names, with samples of `sample_shape` (None: its own).
+    """Load the data set named by `spec`, with samples of `sample_shape` (None: its default).
 
     Forms: `digits`, `libsvm:PATH`, `images:FOLDER` and `synthetic:3x224x224,classes=10,samples=512`
     (each part optional); `text`, `text:PATH`, `masked-text`, `masked-text:PATH` and `tokens:PATH`.
-    The seed decides the split, the masked places and the synthetic values, so every rank must pass
-    the same. Raises InvalidInput for an unknown form, a file that cannot be used, a shape that does
-    not fit, or a missing optional package.
+    The seed determines the split, masked positions and synthetic values, so every rank must pass
+    the same seed. Raises InvalidInput for an unknown form, an unusable file, an unsuitable shape,
+    or a missing optional package.
     """
     if sample_shape is not None and (not sample_shape or min(sample_shape) < 1):
         raise InvalidInput(

@@ -1,8 +1,8 @@
-"""Data sets of tokens: text as its bytes, and arrays of token numbers.
+"""Load token data sets: text as bytes, and arrays of token ids.
 
-Text is split by file where it has many: one in twenty, chosen by a hash of its path, is for
-testing. A single file, and an array, gives its last twentieth. No more is tested than takes a
-moment, 128 Ki tokens; files that were chosen for testing beyond that are not trained on either.
+One in twenty files, chosen by a hash of its path, is for testing; of a single file or array it is
+the last twentieth. At most 128 Ki tokens are tested; further files chosen for testing are not
+trained on either.
 """
 
 import os
@@ -21,16 +21,16 @@ from paceline.training.data.dataset import Dataset, Shape, require_nbytes, shape
 from paceline.training.data.windows import MaskedTokens, Tokens, TokenWindows
 
 _LENGTH = 256
-_BYTES = 256  # different ones
-_TEST_SHARE = 20  # one in twenty
+_BYTES = 256  # number of different bytes
+_TEST_SHARE = 20  # one in so many files is for testing
 _MOST_TESTED = 128 * 1024
 _BLOCK = 1 << 24  # tokens
-# Installed packages, and tests: some distributions of Python have these apart.
+# Exclude installed packages and tests, which some Python distributions omit.
 _NOT_LIBRARY = frozenset(
     ("site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test")
 )
 _TOKENS = re.compile("(.+?)(?:,vocabulary=([1-9][0-9]{0,8}))?", re.DOTALL)
-# Of numpy, which reads a header as Python's literals.
+# Errors of numpy, which parses a header as Python literals.
 _BROKEN = (
     *(ValueError, EOFError, OverflowError, OSError, SyntaxError, TokenError, TypeError),
     *(RecursionError, MemoryError, LookupError),
@@ -39,11 +39,11 @@ _FORM = "right would be a .npy file with one dimension of integers, as tokens:PA
 
 
 def load_text(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
-    """Return windows of the bytes of a file, of all files in a folder, or of Python's library.
+    """Load byte windows of a file, of a folder, or of Python's standard library.
 
-    `path` is empty for the last: the source text of the running interpreter's standard library.
-    `sample_shape` (T,) is the tokens of a window, 256 if it is None. The split is always the same,
-    whatever the seed. Raises InvalidInput for a path that cannot be read, and for too little text.
+    An empty `path` selects the source text of the running interpreter's standard library.
+    `sample_shape` (T,): tokens per window, 256 by default. The split does not depend on the seed.
+    Raises InvalidInput for an unreadable path or too little text.
     """
     length = _length(sample_shape, "text")
     parts, source = _bytes_of(path)
@@ -52,9 +52,9 @@ def load_text(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
 
 
 def load_masked_text(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
-    """Return the windows of `load_text` with some bytes masked, as BERT is trained on them.
+    """Load the windows of `load_text` with some bytes masked, as for BERT.
 
-    There is one token more, 256: the mask.
+    The additional token 256 is the mask.
     """
     length = _length(sample_shape, "masked-text")
     parts, source = _bytes_of(path)
@@ -63,15 +63,15 @@ def load_masked_text(path: str, sample_shape: Shape | None, seed: int) -> Datase
 
 
 def load_tokens(argument: str, sample_shape: Shape | None, seed: int) -> Dataset:
-    """Return windows of the token numbers in PATH, or in "PATH,vocabulary=50257".
+    """Load windows of token ids from PATH or "PATH,vocabulary=50257".
 
-    The file is a .npy array of one dimension of integers; it is mapped into memory, not read.
-    Without a vocabulary it is read once, for its highest number. Raises InvalidInput for another
-    file, a negative number, and too few tokens.
+    The file is a one-dimensional .npy array of integers, which is memory-mapped. Without a
+    vocabulary it is read once for its largest id. Raises InvalidInput for another file type, a
+    negative id, or too few tokens.
     """
     length = _length(sample_shape, "tokens")
     match = _TOKENS.fullmatch(argument)
-    assert match is not None  # a path has at least one character
+    assert match is not None  # the path is not empty
     path, given = match.groups()
     tokens = _mapped(path)
     vocabulary = int(given) if given else _vocabulary_of(tokens, path)
@@ -109,7 +109,7 @@ def _dataset(
 
 
 def _bytes_of(path: str) -> tuple[tuple[Tokens, Tokens], str]:
-    """Return the bytes for training and those for testing, and what they are called in errors."""
+    """Return training bytes, test bytes, and their name in errors."""
     if not path:
         folder = Path(sysconfig.get_path("stdlib"))
         library = [file for file in _files(folder, _NOT_LIBRARY) if file.suffix == ".py"]
@@ -118,15 +118,15 @@ def _bytes_of(path: str) -> tuple[tuple[Tokens, Tokens], str]:
         return _split_by_file(Path(path), _files(Path(path))), path
     if not Path(path).is_file():
         raise InvalidInput("data", f"there is no file or folder {path}")
-    if not Path(path).stat().st_size:  # which cannot be mapped
+    if not Path(path).stat().st_size:  # an empty file cannot be memory-mapped
         raise InvalidInput(str(path), "is empty: right would be a file of text")
     return _ends_apart(np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))), path
 
 
 def _files(folder: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:
-    """Return all files below a folder, sorted, but hidden ones and those in `skipped` folders.
+    """Return all files below a folder, sorted, without hidden files and `skipped` folders.
 
-    Links to folders are not followed. Raises OSError for a folder that cannot be read.
+    Does not follow links to folders. Raises OSError for an unreadable folder.
     """
     found: list[Path] = []
 
@@ -140,7 +140,7 @@ def _files(folder: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:
 
 
 def _split_by_file(folder: Path, files: list[Path]) -> tuple[Tokens, Tokens]:
-    """Return the bytes of the files for training, in their order, and of those for testing."""
+    """Return the bytes of the training files and of the test files, in order."""
     if len(files) < 2:
         raise InvalidInput(
             str(folder),
@@ -153,7 +153,7 @@ def _split_by_file(folder: Path, files: list[Path]) -> tuple[Tokens, Tokens]:
     def digest(file: Path) -> bytes:
         return sha256(os.fsencode(file.relative_to(folder).as_posix())).digest()
 
-    # In the order of their hashes, so that those within the limit are from all over the folder.
+    # Ordered by hash, so that files within the limit come from the whole folder.
     tested = sorted(files, key=digest)[: -(-len(files) // _TEST_SHARE)]
     trained = sorted(set(files).difference(tested))
     return _joined(trained), _joined(tested)[:_MOST_TESTED]
@@ -164,7 +164,7 @@ def _joined(files: list[Path]) -> NDArray[np.uint8]:
 
 
 def _ends_apart(tokens: Tokens) -> tuple[Tokens, Tokens]:
-    """Return all but the end of the tokens, for training, and the end."""
+    """Split tokens into the beginning, for training, and the end."""
     start = len(tokens) - min(len(tokens) // _TEST_SHARE, _MOST_TESTED)
     return tokens[:start], tokens[start:]
 
@@ -175,9 +175,9 @@ def _mapped(path: str) -> Tokens:
             "data", f"there is no file {path}: {_FORM} or tokens:PATH,vocabulary=50257"
         )
     try:
-        with warnings.catch_warnings():  # of headers that Python 2 wrote, and old names of types
+        with warnings.catch_warnings():  # headers of Python 2, and old type names
             warnings.simplefilter("ignore")
-            found = np.lib.format.open_memmap(path, mode="r")  # opens no pickle, and no archive
+            found = np.lib.format.open_memmap(path, mode="r")  # reads neither pickles nor archives
     except _BROKEN as error:
         raise InvalidInput(str(path), f"cannot be used: {first_line(error)}", hint=_FORM) from error
     if found.ndim != 1 or found.dtype.kind not in "iu":
@@ -186,7 +186,7 @@ def _mapped(path: str) -> Tokens:
 
 
 def _vocabulary_of(tokens: Tokens, path: str) -> int:
-    """Return the highest token and one more. Raises InvalidInput for a negative one."""
+    """Return the largest token id plus one; InvalidInput for a negative id."""
     highest = -1
     for start in range(0, len(tokens), _BLOCK):
         block = tokens[start : start + _BLOCK]

@@ -1,7 +1,7 @@
-"""Samples of a long sequence of tokens: windows that stand side by side.
+"""Samples of a long token sequence: adjacent windows.
 
-A window is read when a batch asks for it, straight from the sequence, which may be a file that is
-mapped into memory. An epoch takes each window once; the order is the sampler's.
+A window is read from the sequence, which may be a memory-mapped file, when a batch needs it. An
+epoch uses each window once, in the sampler's order.
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ from paceline.core.errors import InvalidInput
 from paceline.training.data.dataset import Batch, IndexedSamples
 
 Tokens = NDArray[np.integer[Any]]
-IGNORED = -100  # a target of no token, as torch.nn.functional.cross_entropy has it
+IGNORED = -100  # ignore_index of torch.nn.functional.cross_entropy
 _MASKED_SHARE = 0.15
-_KEPT, _RANDOM = 0.1, 0.1  # of the masked places; the others get the mask
+_KEPT, _RANDOM = 0.1, 0.1  # share of masked positions with a random token, or unchanged
 
 
 @dataclass(frozen=True, eq=False)
 class TokenWindows(IndexedSamples):
-    """Windows of `length` tokens, each with the tokens that come next.
+    """Windows of `length` tokens, with the next tokens as targets.
 
-    `tokens` (N,) are integers from 0 to `vocabulary` - 1; `source` names them in errors. Inputs and
-    targets of a sample are int64 (length,). Taking samples raises InvalidInput for a token outside
-    of the vocabulary.
+    `tokens` (N,): integers from 0 to `vocabulary` - 1; `source` names them in errors. A sample's
+    inputs and targets are int64 (length,). Reading a token outside of the vocabulary raises
+    InvalidInput.
     """
 
     tokens: Tokens
@@ -50,12 +50,12 @@ class TokenWindows(IndexedSamples):
 
 @dataclass(frozen=True, eq=False)
 class MaskedTokens(IndexedSamples):
-    """Windows of `length` tokens, some of them hidden: targets are the tokens that were there.
+    """Windows of `length` tokens, some masked; targets are the original tokens.
 
-    Of each window the same number of places is masked, 15 % and at least one. Eight in ten of them
-    get the token `vocabulary`, the mask; one in ten a random token, and one in ten stays (Devlin et
-    al. 2018, section 3.1). Targets are -100 in all other places. `seed` and a sample's index decide
-    alone. Shapes and errors are those of `TokenWindows`.
+    Each window has the same number of masked positions, 15 % and at least one. Eight in ten get the
+    token `vocabulary`, the mask; one in ten gets a random token, and one in ten is unchanged
+    (Devlin et al. 2018, section 3.1). Other targets are -100. `seed` and the sample's index
+    determine the positions. Shapes and errors are those of `TokenWindows`.
     """
 
     tokens: Tokens
@@ -83,9 +83,9 @@ class MaskedTokens(IndexedSamples):
     def _masked(
         self, index: int, window: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the masked places (M,) of a window, and the tokens (M,) that it gets there."""
+        """Return the masked positions (M,) of a window, and their new tokens (M,)."""
         count = max(1, round(_MASKED_SHARE * self.length))
-        # Raw bits: numpy promises that these never change, but not so for its distributions.
+        # Raw bits: numpy guarantees that they never change, unlike its distributions.
         bits = np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(index,)))
         places = np.argsort(bits.random_raw(self.length), kind="stable")[:count]
         draws = bits.random_raw(count) / 2.0**64
@@ -97,7 +97,7 @@ class MaskedTokens(IndexedSamples):
 def _gather(
     samples: TokenWindows | MaskedTokens, indices: Sequence[int], width: int
 ) -> NDArray[np.int64]:
-    """Return the windows (len(indices), width) from the places where those of `length` begin."""
+    """Return windows (len(indices), width) that start where the windows of `length` start."""
     rows = np.asarray(indices, dtype=np.int64)
     count = len(samples)
     if rows.size and not (-count <= rows.min() and rows.max() < count):

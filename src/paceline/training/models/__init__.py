@@ -1,4 +1,4 @@
-"""Networks, the search for a network by name, and their description as workloads."""
+"""Networks, models by name, and their description as workloads."""
 
 from paceline.training.models.describe import describe
 from paceline.training.models.factory import find, names

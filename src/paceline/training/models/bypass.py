@@ -1,8 +1,7 @@
-"""A body that is the whole model, but for its last layer, which hands on what it would get.
+"""A model without its last layer: returns that layer's input.
 
-So a forward pass may do what it likes before that layer: assertions, loops, optional arguments. It
-suits a head of one linear layer whose result is what the model returns. Whether that is so shows
-when the body runs, and is looked after in every step.
+The forward pass before that layer may contain anything: assertions, loops, optional arguments. This
+works if the model returns the layer's output, which is checked in every step.
 """
 
 import copy
@@ -16,29 +15,29 @@ from paceline.training.data.batch import call
 
 
 class _HandOver(nn.Module):
-    """Stands in a layer's place, and keeps what that would get."""
+    """Replaces a layer, and keeps its input."""
 
     def __init__(self) -> None:
         super().__init__()
         self.taken: list[Tensor] = []
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return the values as they are."""
+        """Return the values unchanged."""
         self.taken.append(values)
         return values
 
 
 @torch.no_grad()
 def bypassed(model: nn.Module, name: str, inputs: Any) -> nn.Module | None:
-    """Return a model without the layer of that name; None if it returns something else than that.
+    """Return the model without a layer; None if it does not return that layer's output.
 
-    It shares all other modules with `model`, under the same names. It is tried with `inputs`, in
-    evaluation mode. In training it raises InvalidInput where it does not return, in some step, what
-    the layer would get.
+    The result shares all other modules with `model`, under the same names. It is tried with
+    `inputs` in evaluation mode. In training it raises InvalidInput in a step that does not return
+    the layer's input.
     """
     instead = _HandOver()
     body = _without(model, name, instead)
-    body._forward_hooks = type(model._forward_hooks)(model._forward_hooks)  # the model's stay
+    body._forward_hooks = type(model._forward_hooks)(model._forward_hooks)  # not shared
 
     def check(module: nn.Module, arguments: Any, found: Any) -> None:
         taken, instead.taken = instead.taken, []
@@ -55,7 +54,7 @@ def bypassed(model: nn.Module, name: str, inputs: Any) -> nn.Module | None:
     was_training = model.training
     try:
         call(body.eval(), inputs)
-    except Exception:  # it looks at what the layer gives
+    except Exception:  # the model uses the layer's output
         return None
     finally:
         body.train(was_training)
@@ -67,6 +66,6 @@ def _without(model: nn.Module, name: str, instead: nn.Module) -> nn.Module:
     own._modules = dict(own._modules)
     child, _, rest = name.partition(".")
     within = own._modules[child]
-    assert within is not None  # the name is that of a layer
+    assert within is not None  # `name` is a layer's
     own._modules[child] = _without(within, rest, instead) if rest else instead
     return own

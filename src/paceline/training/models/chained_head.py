@@ -1,9 +1,8 @@
-"""Partition a model into its body, and the chain of layers behind it that are sharded.
+"""Split a model into its body and the chain of layers to be sharded.
 
-A head of one layer is left out of the model, where nothing follows it (`bypass`). Else the modules
-*around* the head's layers are traced (`torch.fx`); every other module is called as it is. Modules
-between the layers must be elementwise, or dropouts: on the columns of a rank they compute what they
-compute on all columns.
+A head of one final layer is bypassed (`bypass`). Otherwise the modules *around* the head's layers
+are traced (`torch.fx`); all other modules are called unchanged. Modules between the layers must be
+elementwise or dropouts, so that they can run on a rank's columns alone.
 """
 
 import copy
@@ -31,11 +30,11 @@ _FUNCTIONS = (
 _METHODS = ("relu", "tanh", "sigmoid")
 _Refusal = Callable[..., InvalidInput]
 _LAYERS = (nn.Linear, nn.BatchNorm1d)
-_FORWARDS = (nn.Linear.forward, nn.BatchNorm1d.forward)  # subclasses may compute something else
+_FORWARDS = (nn.Linear.forward, nn.BatchNorm1d.forward)  # subclasses may override forward
 
 
 class Elementwise(nn.Module):
-    """An elementwise function, with the other arguments that the model gives it."""
+    """An elementwise function with its other arguments."""
 
     def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
@@ -43,14 +42,14 @@ class Elementwise(nn.Module):
         self._kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return the function of the values."""
+        """Apply the function."""
         result: Tensor = self._function(values, *self._args, **self._kwargs)
         return result
 
 
 @dataclass(frozen=True)
 class TracedLayer:
-    """A layer of the head, and the modules that follow it, each with its name."""
+    """A layer of the head, and the named modules that follow it."""
 
     name: str
     module: nn.Linear | nn.BatchNorm1d
@@ -60,11 +59,11 @@ class TracedLayer:
 def partition(
     model: nn.Module, names: Sequence[str], label: str, inputs: Any = None
 ) -> tuple[nn.Module, tuple[TracedLayer, ...]]:
-    """Return the body of a model, and its head of the layers of these names, in forward order.
+    """Return a model's body, and its head of the named layers, in forward order.
 
-    The body's modules are the model's own, under the same names. `label` names the model in errors.
-    With `inputs` of a few samples, it may do without tracing. Raises InvalidInput if a layer or a
-    connection keeps the head from being split.
+    The body shares the model's modules, under the same names. `label` names the model in errors.
+    `inputs`: a few samples, which may avoid tracing. Raises InvalidInput if a layer or connection
+    prevents splitting the head.
     """
 
     def refusal(problem: str, hint: str = "") -> InvalidInput:
@@ -80,7 +79,7 @@ def partition(
         layer = _layer(model.get_submodule(names[0]), names[0], refusal)
         head = (TracedLayer(names[0], layer),)
     in_body = {id(parameter) for parameter in body.parameters()}
-    for one in head:  # of a parameter that both parts use, each would train its own copy
+    for one in head:  # body and head would train separate copies of a shared parameter
         for key, parameter in one.module.named_parameters():
             if id(parameter) in in_body:
                 raise refusal(f"the body uses {one.name}.{key}, too")
@@ -113,7 +112,7 @@ def _traced(
 
 
 class _HeadTracer(fx.Tracer):
-    """Traces the modules around the head's layers; the layers and all others are single calls."""
+    """Traces the modules around the head's layers; all other modules are single calls."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
@@ -132,7 +131,7 @@ class _HeadTracer(fx.Tracer):
 def _head(
     model: nn.Module, nodes: Sequence[fx.Node], names: Sequence[str], refusal: _Refusal
 ) -> tuple[TracedLayer, ...]:
-    """Return the layers of nodes that follow one another, up to the model's output."""
+    """Return the head's layers; the nodes must form a chain up to the model's output."""
     chain: list[tuple[str, nn.Linear | nn.BatchNorm1d, list[tuple[str, nn.Module]]]] = []
     value, left = nodes[0].all_input_nodes[0], list(names)
     for node in nodes:
@@ -170,14 +169,14 @@ def _layer(module: nn.Module, name: str, refusal: _Refusal) -> nn.Linear | nn.Ba
 
 
 def _between(model: nn.Module, node: fx.Node, refusal: _Refusal) -> nn.Module:
-    """Return the module of a node between two layers, for any part of the columns."""
+    """Return the module for a node between two layers, applicable to a part of the columns."""
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
         kind = type(module)
         if kind is nn.Dropout:
             return module
         if kind in _ELEMENTWISE:
-            # In place it would overwrite a layer's outputs, which backward needs.
+            # In place it would overwrite outputs that backward needs.
             own = copy.copy(module)
             if hasattr(own, "inplace"):
                 vars(own)["inplace"] = False

@@ -1,10 +1,10 @@
-"""`describe`: a model as a `Workload`, found by tracing one training step without its data.
+"""Describe a model as a `Workload` by tracing one training step without data.
 
-The step runs on a copy of the model whose tensors are on PyTorch's meta device: they have shapes
-and no values, so nothing large is allocated or computed, and the user's model is not touched. A
-model that looks at values (`if x.sum() > 0`) cannot run so; it is copied with its values and run
-for real. So is a model with recurrent layers, on the CPU: without values PyTorch takes them apart
-into steps, where the CPU has a kernel that keeps other tensors for backward.
+The step runs on a copy of the model on PyTorch's meta device, where tensors have shapes but no
+values, so nothing large is allocated or computed, and the user's model does not change. A model
+that depends on values (`if x.sum() > 0`) is copied with its values and run for real. A model with
+recurrent layers runs on the CPU: on the meta device PyTorch decomposes them into steps, while the
+CPU's kernel keeps other tensors for backward.
 
 A segment of the forward pass begins when a layer's module is entered for the first time. What runs
 before the first layer belongs to that layer. A segment of the backward pass ends when the last
@@ -38,15 +38,15 @@ from paceline.training.models.live_memory import (
     workspace_nbytes,
 )
 
-Counts = tuple[int, int, int]  # arithmetic operations, bytes, calls (but for allocations)
+Counts = tuple[int, int, int]  # arithmetic operations, bytes, calls except allocations
 _Slice = tuple[StorageWeakRef, int, tuple[int, ...]]
 
 
 @dataclass
 class _Step:
-    """Observations of one step. Layers are indices into `layers_of`; segments are in entry order.
+    """Records of one step. Layers are indices into `layers_of`; segments are in entry order.
 
-    `forward_peaks`: the most live bytes in each segment of forward.
+    `forward_peaks`: peak of live bytes in each segment of forward.
     `ready`: each (layer, parameter) with a gradient, in the order of their last ones. `layer_ends`:
     the counts at the last gradient of each layer, in the order of those.
     `laps`: for each gradient, its layer and the peak of live bytes since the gradient before it;
@@ -65,7 +65,7 @@ class _Step:
 
 
 def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> Workload:
-    """Trace one training step of `model` on a batch like `example_batch`, and return its costs.
+    """Trace one training step of `model` on a batch, and return its costs.
 
     `example_batch`: a tensor, a sequence of positional arguments or a mapping of the others, in
     which all leaves are tensors. The first dimension of the first one is the batch size; the model
@@ -98,7 +98,7 @@ def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> W
     step = _trace(model, example_batch, label)
     order = list(step.entered)
     for index in range(len(layers)):
-        if index not in step.entered:  # it follows the one registered before it
+        if index not in step.entered:  # place it after the layer registered before it
             order.insert(order.index(index - 1) + 1 if index else 0, index)
     never = [index for index in reversed(order) if index not in step.layer_ends]
     return Workload(
@@ -111,7 +111,7 @@ def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> W
 
 
 def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
-    """Run a step of a copy, without values if the model allows it; restore the generators."""
+    """Run a step of a copy, on the meta device if possible; restore the random state."""
     devices = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
     state = random.getstate()
     try:
@@ -142,7 +142,7 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
 
 
 def _copied(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to another device; of one without values, zeros."""
+    """Copy a tensor to a device; a meta tensor becomes zeros."""
     if device.type == "meta":
         return torch.empty_like(tensor, device=device)
     if tensor.is_meta:
@@ -151,7 +151,7 @@ def _copied(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _run(model: nn.Module, batch: Any) -> _Step:
-    """Run one forward and one backward pass of a model that may be used up."""
+    """Run a forward and a backward pass of a disposable model."""
     step, activations, alive = _Step(), SegmentActivations(), LiveMemory()
     forward, backward = CostCounter(activations, alive), CostCounter(activations, alive)
 
@@ -168,7 +168,7 @@ def _run(model: nn.Module, batch: Any) -> _Step:
         step.entered.append(index)
 
     def accumulated(key: tuple[int, int]) -> None:
-        # Removed first, to move to the end: of several gradients the last one counts.
+        # Remove and reinsert at the end: the last of several gradients counts.
         step.ready.pop(key, None)
         step.layer_ends.pop(key[0], None)
         step.ready[key], step.layer_ends[key[0]] = None, backward.counts
@@ -203,13 +203,13 @@ def _run(model: nn.Module, batch: Any) -> _Step:
 def _describe_layers(
     layers: Sequence[LayerModule], order: list[int], step: _Step
 ) -> tuple[Layer, ...]:
-    # Without any entry, everything belongs to the first layer.
+    # If no layer was entered, everything belongs to the first layer.
     entered = step.entered or order[:1]
     forward = dict(zip(entered, _differences(step.segment_ends), strict=True))
     activation_nbytes = dict(zip(entered, step.activation_nbytes, strict=True))
     kept = dict(zip(entered, step.kept, strict=True))
     working = _working(layers, kept, step)
-    # What autograd does after the last gradient belongs to the last layer.
+    # Work after the last gradient belongs to the last layer.
     until = [*list(step.layer_ends.values())[:-1], step.backward_end]
     backward = dict(zip(step.layer_ends, _differences(until), strict=True))
     described: list[Layer] = []
@@ -237,7 +237,7 @@ def _describe_layers(
 
 
 def _kind_of(module: nn.Module) -> str:
-    """Return the name of the class that a module computes as: torch's, or else its own."""
+    """Return the torch class whose forward the module uses, or its own class name."""
     forward = type(module).forward
     alike = (one for one in type(module).__mro__ if getattr(one, "forward", None) is forward)
     of_torch = (one.__name__ for one in alike if one.__module__.startswith("torch.nn."))
@@ -245,7 +245,7 @@ def _kind_of(module: nn.Module) -> str:
 
 
 def _working(layers: Sequence[LayerModule], kept: Mapping[int, int], step: _Step) -> dict[int, int]:
-    """Return the live bytes of each layer's backward without kept tensors and gradients.
+    """Return each layer's peak bytes in backward, excluding kept tensors and gradients.
 
     Kept: the activations of this layer and of those whose backward comes later. Gradients: those of
     this layer's parameters and of the layers whose backward came before. Where the layer's forward
@@ -254,7 +254,7 @@ def _working(layers: Sequence[LayerModule], kept: Mapping[int, int], step: _Step
     in_forward = dict(zip(step.entered, step.forward_peaks, strict=False))
     ends = list(step.layer_ends)
     last = {index: number for number, (index, _) in enumerate(step.laps) if index is not None}
-    # A layer's backward segment ends with its last gradient, that of the last layer with the pass.
+    # A layer's backward segment ends with its last gradient, the last layer's with the pass.
     stops = [*(last[index] + 1 for index in ends[:-1]), len(step.laps)]
     working: dict[int, int] = {}
     held, gradients = sum(kept.values()), 0
@@ -276,7 +276,7 @@ def _differences(ends: Sequence[Counts]) -> list[Cost]:
 
 
 class CostCounter(TorchDispatchMode):
-    """Adds up the operations run while it is active, but for views: `counts` are those so far."""
+    """Counts the operations run while it is active, except views."""
 
     def __init__(
         self, activations: SegmentActivations | None = None, alive: LiveMemory | None = None
@@ -312,7 +312,7 @@ class CostCounter(TorchDispatchMode):
                 self._activations.made(outputs)
         if self._alive is not None and not view:
             self._alive.made(outputs, inputs)
-            # Autograd adds gradients of branches in place, but not under a dispatch mode, as here.
+            # Under a dispatch mode, autograd does not add gradients of branches in place.
             in_place = func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0
             if not in_place:
                 self._alive.update_peak(workspace_nbytes(func, args))

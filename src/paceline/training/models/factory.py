@@ -1,4 +1,4 @@
-"""Models by name, and models that fit a data set."""
+"""Look up models by name, and fit them to a data set."""
 
 import importlib
 import re
@@ -25,10 +25,10 @@ from paceline.training.models import networks, transformers
 from paceline.training.models.inception import GoogLeNet, InceptionV3
 
 _FORM = "package.module:factory"
-# The network for covtype that Ma, Rusu et al. 2020 print in Table II.
+# The covtype network of Ma, Rusu et al. 2020, table II.
 _MLP_WIDTHS = (54, 512, 512, 512, 512, 512, 2)
 _WIDTHS = re.compile(r"(?:sigmoid-)?mlp((?:-\d+)+)")
-# Their four networks, with as many hidden layers as section VII-A says.
+# Their four networks, with the hidden layers of section VII-A.
 _SIGMOID_MLPS = {
     "covtype-mlp": (54, *(512,) * 6, 2),
     "w8a-mlp": (300, *(512,) * 8, 2),
@@ -38,7 +38,7 @@ _SIGMOID_MLPS = {
 
 
 class _BuiltIn(NamedTuple):
-    """What `Architecture` has, and the function that makes a model for a number of classes."""
+    """A built-in model's properties, and its constructor by number of classes."""
 
     make: Callable[[int], nn.Module]
     input_shape: tuple[int, ...]
@@ -53,7 +53,7 @@ def _of_tokens(make: Callable[[int], nn.Module], context: int, vocabulary: int) 
 def _gpts(
     name: str, make: Callable[..., nn.Module], context: int, vocabulary: int = 256
 ) -> dict[str, _BuiltIn]:
-    """Return a GPT under its name, and without tied weights under another."""
+    """Return a GPT with tied weights, and the same without, by name."""
     untied = partial(make, tied=False)
     return {
         name: _of_tokens(make, context, vocabulary),
@@ -83,7 +83,7 @@ ANY_WIDTH = "mlp"
 
 @dataclass(frozen=True)
 class Architecture:
-    """A kind of model that can be built.
+    """A model that can be built, with the properties of its samples.
 
     `build(num_classes)` returns a new model with random weights; None asks for the usual number of
     classes, and a factory of the user's has its own number whatever is asked. `input_shape` is the
@@ -102,12 +102,12 @@ class Architecture:
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of the built-in models."""
+    """List the names of the built-in models."""
     return (*_BUILT_IN, ANY_WIDTH, *_SIGMOID_MLPS)
 
 
 def find(name: str) -> Architecture:
-    """Return the architecture of a built-in name or of the user's own `package.module:factory`.
+    """Look up a built-in name, or a user's `package.module:factory`.
 
     "mlp-54-512-2" is a multilayer perceptron of these widths, with rectifiers and biases;
     "sigmoid-mlp-54-512-2" has sigmoids and no biases. A factory is any function or class
@@ -155,7 +155,7 @@ def _of_user(name: str) -> Architecture:
         )
 
     def build(num_classes: int | None) -> nn.Module:
-        # The factory takes no arguments: whether its model fits the data shows when it runs.
+        # The factory takes no arguments; a mismatch with the data shows when the model runs.
         try:
             model = factory()
         except (Exception, SystemExit) as error:
@@ -170,7 +170,7 @@ def _of_user(name: str) -> Architecture:
 
 
 def imported(name: str) -> Any:
-    """Return the object of the name package.module:factory; InvalidInput if there is none."""
+    """Import package.module:factory; InvalidInput if that fails."""
     module, _, attribute = name.partition(":")
     parts = [*module.split("."), *attribute.split(".")]
     if not all(part.isidentifier() for part in parts):
@@ -194,7 +194,7 @@ def imported(name: str) -> Any:
 
 
 def import_from_here(module: str) -> ModuleType:
-    """Import a module as `python -m` does: also from the current directory."""
+    """Import a module, also from the current directory, as `python -m` does."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -204,18 +204,18 @@ def import_from_here(module: str) -> ModuleType:
 def architected(
     model: str, data: str | None, seed: int, loaded: Dataset | None = None
 ) -> tuple[Dataset, str, int | None, tuple[int, ...] | None]:
-    """Return the data, and what `find` and `Architecture.build` need to make a model for them.
+    """Return the data, and the arguments of `find` and `Architecture.build` for them.
 
-    That is the name, the number of classes (None: the model's own), and the shape of a sample that
-    the data were asked for (None: their own). Data of None are those that the model is usually
-    trained on. `loaded`: these data, where they are in memory already.
+    These are the model's name, the number of classes (None: the model's own), and the requested
+    sample shape (None: the data's own). `data` of None selects the model's usual data. `loaded`:
+    the data, if already in memory.
     """
     data = data or usual_for(model).data
     shape = None if model == ANY_WIDTH else find(model).input_shape
     if loaded is None:
         loaded = load(data, shape, seed)
     name = model
-    if model == ANY_WIDTH:  # has as many inputs as a sample has values
+    if model == ANY_WIDTH:  # one input for each value of a sample
         name = "-".join([ANY_WIDTH, *map(str, (prod(loaded.sample_shape), *_MLP_WIDTHS[1:]))])
     num_classes = None if find(name).num_classes is None else loaded.num_classes
     return loaded, name, num_classes, shape

@@ -1,4 +1,4 @@
-"""The arithmetic and the memory traffic of one PyTorch operation.
+"""Arithmetic and memory traffic of one PyTorch operation.
 
 A multiplication and an addition are two operations. Matrix products, convolutions and attention
 follow PyTorch's own formulas (`torch.utils.flop_counter`), except for what those get wrong: they
@@ -38,7 +38,7 @@ _PER_INPUT: dict[str, int] = _TABLES["per_input"]
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested lists, tuples, mappings and dataclasses, in order."""
+    """Return all tensors in nested lists, tuples, mappings and dataclasses, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -53,7 +53,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def stored_nbytes(tensor: Tensor) -> int:
-    """Bytes that the values of `tensor` take: repeated (expanded) values are stored once."""
+    """Return the stored bytes of a tensor; expanded values count once."""
     if tensor.layout == torch.sparse_coo:
         return stored_nbytes(tensor._indices()) + stored_nbytes(tensor._values())
     if tensor.layout != torch.strided:
@@ -64,12 +64,12 @@ def stored_nbytes(tensor: Tensor) -> int:
 
 
 def allocates(func: OpOverload) -> bool:
-    """Return True if `func` only allocates memory, without reading or writing any."""
+    """Return whether `func` only allocates memory."""
     return _base_name(func) in _ALLOCATIONS
 
 
 def nbytes_of(func: OpOverload, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
-    """Bytes that one operation reads and writes; the caller leaves out views."""
+    """Return the bytes that an operation other than a view reads and writes."""
     name, written = _base_name(func), sum(map(stored_nbytes, outputs))
     if allocates(func):
         return 0
@@ -80,16 +80,16 @@ def nbytes_of(func: OpOverload, inputs: Sequence[Tensor], outputs: Sequence[Tens
     if name == "copy":
         return written + sum(map(stored_nbytes, inputs[1:]))
     if name in _LSTM_LAYERS:
-        # The weights of the states are read again in each step.
+        # Recurrent weights are read in each step.
         written += (len(inputs[0]) - 1) * stored_nbytes(inputs[2])
     return written + sum(map(stored_nbytes, inputs))
 
 
 def flops_of(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
-    """Floating-point operations of one call of `func`; the caller leaves out views."""
+    """Return the floating-point operations of one call of `func`, which is not a view."""
     name = _base_name(func)
     if kwargs.get("approximate") == "tanh":
-        name = f"{name}_tanh"  # of gelu and its backward, which have two definitions
+        name = f"{name}_tanh"  # gelu and its backward have two definitions
     if name in _MOVES:
         return 0
     if name in _FORMULAS:
@@ -110,7 +110,7 @@ def _base_name(func: OpOverload) -> str:
 
 
 def _convolution_backward(args: Sequence[Any], out: Any) -> int:
-    """Gradients of input and weight each take as many operations as the forward pass."""
+    """Count as many operations as in forward for each of the input's and weight's gradients."""
     gradient, x, weight = args[:3]
     transposed, mask = args[7], args[10]
     pixels = (x if transposed else gradient).shape[2:]
@@ -119,30 +119,30 @@ def _convolution_backward(args: Sequence[Any], out: Any) -> int:
 
 
 def _pool(args: Sequence[Any], out: Any) -> int:
-    """One operation per value of the window and value returned."""
+    """Count one operation for each value of the window and value returned."""
     output: Tensor = next(tensors_in(out))
     return output.numel() * _window(args[1], args[0].dim())
 
 
 def _window(size: Sequence[int], dim: int) -> int:
-    # One number stands for all sides of a window; a batch has two dimensions more than its images.
+    # One number gives all sides of a window; a batch has two dimensions more than its images.
     return prod(size) if len(size) > 1 else int(size[0]) ** (dim - 2)
 
 
 def _rnn(args: Sequence[Any], out: Any) -> int:
-    """Every step multiplies every sample with all weight matrices; the cells cost little."""
+    """Count the products of every step with all weight matrices; the cells are negligible."""
     x, weights = args[0], args[1] if isinstance(args[1], list | tuple) else args[1:5]
     return int(2 * prod(x.shape[:-1]) * sum(w.numel() for w in weights if w.dim() == 2))
 
 
 def _lstm_layer(args: Sequence[Any], out: Any) -> int:
-    """Return the products, and of each unit 4 additions, sigmoids of 4, 2 tanh of 5, 4 of cells."""
+    """Count the products, and for each unit 4 additions, sigmoids of 4, 2 tanh of 5, 4 of cells."""
     num_units = prod(args[0].shape[:2]) * args[2].shape[1]
     return int(_rnn(args, out) + num_units * (4 + 3 * 4 + 2 * 5 + 4))
 
 
 def _trilinear(args: Sequence[Any], out: Any) -> int:
-    """Two multiplications and an addition per point of the space that the three tensors span."""
+    """Count two multiplications and an addition per point of the tensors' joint space."""
     shapes = []
     for tensor, new_dims in zip(args[:3], args[3:6], strict=True):
         shape = list(tensor.shape)
@@ -170,7 +170,7 @@ _FORMULAS: dict[str, _Formula] = {
     "index_put": lambda args, out: args[2].numel() if len(args) > 3 and args[3] else 0,
     # Normalise again 2, two sums 3, gradient of the input 4 (1 where the statistics are fixed).
     "native_batch_norm_backward": lambda args, out: args[0].numel() * (9 if args[7] else 6),
-    "cudnn_batch_norm_backward": lambda args, out: args[0].numel() * 9,  # in training alone
+    "cudnn_batch_norm_backward": lambda args, out: args[0].numel() * 9,  # only in training
     "_scaled_dot_product_flash_attention_for_cpu": lambda args, out: flop_registry[
         _aten._scaled_dot_product_flash_attention
     ](*args[:3], out_val=out),

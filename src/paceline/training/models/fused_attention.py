@@ -1,8 +1,8 @@
-"""Attention on meta tensors as the kernel that runs on the CPU, not as its parts.
+"""Trace attention on meta tensors as the fused CPU kernel, not decomposed.
 
-`scaled_dot_product_attention` chooses among kernels by device. For meta tensors PyTorch takes two
-products and a softmax, which keep all T x T scores for backward. The fused kernel, which real
-tensors get, keeps the result and one number per row of scores, and makes the scores again.
+`scaled_dot_product_attention` selects a kernel by device. For meta tensors it uses two products and
+a softmax, which keep all T x T scores for backward. The fused kernel of real tensors keeps the
+result and one number per row of scores, and recomputes the scores.
 """
 
 from collections.abc import Iterator
@@ -16,15 +16,15 @@ from torch import Tensor, library
 from torch.utils._python_dispatch import _disable_current_modes
 
 _aten = torch.ops.aten
-_FLASH = 1  # as torch._fused_sdp_choice numbers the kernels
-_registration = RLock()  # PyTorch takes one kernel for a device and operation
+_FLASH = 1  # kernel numbers of torch._fused_sdp_choice
+_registration = RLock()  # PyTorch allows one kernel per device and operation
 
 
 @contextmanager
 def attention_as_on_cpu() -> Iterator[None]:
-    """Trace attention on meta tensors as the CPU's kernels; in the whole process, while it lasts.
+    """Within the context, trace attention on meta tensors as the CPU's kernels, process-wide.
 
-    One thread at a time; others wait.
+    Other threads wait.
     """
     with _registration, library._scoped_library("aten", "IMPL") as aten:
         aten.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
@@ -42,7 +42,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Return what `scaled_dot_product_attention` does, and has the same arguments."""
+    """Replace `scaled_dot_product_attention`."""
     with _disable_current_modes():
         q, k, v = _on_cpu(query), _on_cpu(key), _on_cpu(value)
         mask = None if attn_mask is None else _on_cpu(attn_mask)
@@ -62,7 +62,7 @@ def _attention(
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:
-    """Return a tensor that the choice takes for `tensor`, in a few bytes: it repeats its values."""
+    """Return a CPU tensor of the same shape in a few bytes, by expanding one value."""
     is_dense = tensor.dim() > 0 and tensor.stride(-1) == 1
     values = torch.empty(tensor.shape[-1:] if is_dense else 1, dtype=tensor.dtype, device="cpu")
     return values.expand(tensor.shape).requires_grad_(tensor.requires_grad)

@@ -1,8 +1,8 @@
-"""Trace the modules around a layer as a graph (`torch.fx`), for any inputs of a model.
+"""Trace the modules around a layer as a graph (`torch.fx`), for any model inputs.
 
-The graph has a placeholder for each tensor of the inputs. A size of an input is a number in it, but
-for the number of samples: a forward pass may ask whether there are too many tokens, and the last
-batch of an epoch may be smaller.
+The graph has a placeholder for each input tensor. Input sizes are constants, so that a forward pass
+may compare the number of tokens, except the number of samples, because an epoch's last batch may be
+smaller.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,24 +17,24 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 from paceline.training.data.batch import call
 
-# Functions that make tensors of sizes or on devices, which torch.fx does not see by itself.
+# Factory functions, which torch.fx does not record by itself.
 _FACTORIES = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "zeros")
-# torch.fx replaces how all modules of the process are called, and the factories are torch's own.
+# torch.fx patches module calls of the whole process, and the factories are patched in torch.
 _tracing = Lock()
 
 
 class Called(nn.Module):
-    """A graph of a model, which is called as the model is: with tensors, or by keywords."""
+    """A graph module that is called like the model, with tensors or keywords."""
 
     def __init__(self, graph: nn.Module, inputs: Any) -> None:
         super().__init__()
         self.graph = graph
         tree: TreeSpec = call(_tree_of, inputs)
-        # A function, of which a copy of the module has no copy: copying a tree warns.
+        # A closure, so that copying the module does not copy the tree, which warns.
         self._leaves_of: Callable[..., list[Any]] = lambda *called: tree.flatten_up_to(called)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the graph on inputs that are like those it was made for."""
+        """Run the graph on inputs of the traced structure."""
         return self.graph(*self._leaves_of(args, kwargs))
 
 
@@ -43,17 +43,17 @@ def _tree_of(*args: Any, **kwargs: Any) -> TreeSpec:
 
 
 def traced(model: nn.Module, inputs: Any, first: nn.Module) -> list[fx.Node]:
-    """Return the nodes of a forward pass in which only the modules around `first` are traced.
+    """Trace the modules around `first` in a forward pass, and return the nodes.
 
-    Threads trace one after another; what they call meanwhile is called as always. Whatever the
-    forward pass raises, this raises, too.
+    Only one thread traces at a time; calls in other threads are not affected. Errors of the forward
+    pass are raised.
     """
     with _tracing, _factories_recorded():
         return list(_Around(inputs, model, first).trace(model).nodes)
 
 
 class _Around(fx.Tracer):
-    """Traces the modules around a layer; the layer itself and all others are single calls."""
+    """Traces the modules around a layer; the layer and all other modules are single calls."""
 
     def __init__(self, inputs: Any, model: nn.Module, first: nn.Module) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class _Around(fx.Tracer):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Record the call of a module, or make it if it is another thread's."""
+        """Record a module call, or execute it if it is another thread's."""
         if get_ident() != self._thread:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
@@ -86,7 +86,7 @@ class _Around(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[[nn.Module], Any], list[nn.Module]]:
-        """Return a function of the model that calls it with placeholders, and the model."""
+        """Return a function that calls the model with placeholders, and its arguments."""
         placeholders = [
             _Input(self.create_node("placeholder", f"input_{i}", (), {}), self, tensor.shape)
             for i, tensor in enumerate(self._tensors)
@@ -100,7 +100,7 @@ class _Around(fx.Tracer):
 
 
 class _Input(fx.Proxy):
-    """A placeholder that knows its sizes, but for the number of samples."""
+    """A placeholder with known sizes, except the number of samples."""
 
     def __init__(self, node: fx.Node, tracer: fx.Tracer, sizes: torch.Size) -> None:
         super().__init__(node, tracer)
@@ -108,7 +108,7 @@ class _Input(fx.Proxy):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The sizes: a proxy, and numbers."""
+        """The shape: a proxy for the samples, and numbers."""
         num_samples = self.tracer.create_proxy("call_method", "size", (self, 0), {})
         return num_samples, *self._sizes[1:]
 
@@ -127,13 +127,13 @@ class _Input(fx.Proxy):
 
 
 def is_unused_size(node: fx.Node) -> bool:
-    """Return True for a number of samples that was asked for and is used by nobody."""
+    """Return whether a node is an unused query of the number of samples."""
     return node.op == "call_method" and node.target == "size" and not node.users
 
 
 @contextmanager
 def _factories_recorded() -> Iterator[None]:
-    """Have factories of torch make a node of the graph where an argument is one."""
+    """Within the context, record calls of torch's factories that have a proxy argument."""
     originals = {name: getattr(torch, name) for name in _FACTORIES}
 
     def recorded(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,14 +1,13 @@
-"""Cut a model into body and head, which share its parameters (Du et al. 2017, section 3.1).
+"""Cut a model into body and head (Du et al. 2017, section 3.1).
 
-    scores = head(body(inputs))      # what the model computes, to the last bit
+    scores = head(body(inputs))      # bit-identical to model(inputs)
 
-The forward pass is traced as a graph, and the graph is cut. Only the modules *around* the layer at
-the cut are traced (`torch.fx`); every other module is called as it is, with its hooks, its mode and
-its random numbers. `torch.distributed.pipelining` would export the whole model instead, into
-operations: without hooks, with the example's batch size in every `view`, which the last batch of an
-epoch does not have, and with the layer's own `forward` replaced.
+The forward pass is traced as a graph, which is cut. Only the modules *around* the layer at the cut
+are traced (`torch.fx`); all other modules are called unchanged, with their hooks, mode and random
+numbers. `torch.distributed.pipelining` instead exports the whole model into operations: without
+hooks, and with the example's batch size in every `view`, which fails for an epoch's last batch.
 
-A process that trains one half has the other one, too, and does not use it.
+A process that trains one half also holds the other one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,9 +38,9 @@ _WHAT_WOULD_DO = "name another layer by head, or choose a data-parallel strategy
 class Halves(NamedTuple):
     """Body and head of a model.
 
-    `body_names` and `head_names` are their trainable parameters under the whole model's names, in
-    the order of `body_parameters` and `head_parameters`. `crossing` is the shape of what the body
-    hands on of one sample.
+    `body_names` and `head_names`: names of the trainable parameters in the whole model, in the
+    order of `body_parameters` and `head_parameters`. `crossing`: shape of the body's output per
+    sample.
     """
 
     body: nn.Module
@@ -52,22 +51,22 @@ class Halves(NamedTuple):
 
     @property
     def body_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the body trains."""
+        """The body's trainable parameters."""
         return trainable(self.body)
 
     @property
     def head_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the head trains."""
+        """The head's trainable parameters."""
         return trainable(self.head)
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that are not frozen, shared ones once."""
+    """Return the trainable parameters, shared ones once."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
-    """Return the halves of `model`: all that runs before the layer `first` is called, and the rest.
+    """Cut `model` before the layer `first` into body and head.
 
     `first` is the name of a layer as `layers_of` has it; what has no parameters and stands before
     it belongs to the body. With "loss" the body is all of the model. The halves consist of the
@@ -107,7 +106,7 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
             for half in (body, head)
         )
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if id(tensor) in used_by_body & used_by_head:  # each half would have its own
+            if id(tensor) in used_by_body & used_by_head:  # each half would have its own copy
                 raise _refused(apart, f"{name!r} is used on both sides of the cut{_UNTIE}")
         if not trainable(body):
             raise _refused(apart, "nothing before it is trained")
@@ -122,9 +121,9 @@ def _refused(of: str, why: str, *, hint: str = "") -> InvalidInput:
 
 
 def tied(model: nn.Module, first: str | None) -> str:
-    """Return why the layer `first` cannot begin a head, if an embedding has its weight; or nothing.
+    """Return why the layer `first` cannot begin a head: its weight is an embedding's; or "".
 
-    Without a name, why any layer cannot.
+    Without a name, check all layers.
     """
     known: dict[int, str] = {}
     for name, module in model.named_modules():
@@ -150,7 +149,7 @@ def buffers_restored(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """Restore modes, buffers and random numbers afterwards, and remove what tracing has added."""
+    """Afterwards restore modes, buffers and random state, and remove the tracer's attributes."""
     modes = {module: module.training for module in model.modules()}
     before = set(vars(model))
     devices = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
@@ -160,7 +159,7 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-        # A tracer keeps the tensors that the forward pass makes of numbers on the model itself.
+        # The tracer stores constant tensors as attributes of the model.
         for name in set(vars(model)) - before:
             if name.startswith("_tensor_constant"):
                 delattr(model, name)
@@ -169,7 +168,7 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
 def _compared(
     model: nn.Module, body: nn.Module, head: nn.Module, inputs: Any, of: str
 ) -> tuple[int, ...]:
-    """Return the shape of one sample at the cut; InvalidInput if the halves are not the model."""
+    """Check that the halves compute what the model does; return a sample's shape at the cut."""
     num_samples = len(tree_leaves(inputs)[0])
     try:
         torch.manual_seed(0)
@@ -206,7 +205,7 @@ def _compared(
 
 
 def _is_same(whole: Any, outputs: Any, of: str) -> bool:
-    """Return True if two pytrees of tensors are equal, on a GPU nearly so."""
+    """Return whether two pytrees of tensors are equal, on a GPU within tolerances."""
     (expected, tree), (found, other) = tree_flatten(whole), tree_flatten(outputs)
     strange = [leaf for leaf in expected if not isinstance(leaf, Tensor | float | int | None)]
     if strange:
@@ -219,7 +218,7 @@ def _is_same(whole: Any, outputs: Any, of: str) -> bool:
             if one != two:
                 return False
             continue
-        if one.is_meta:  # as when planning, without values
+        if one.is_meta:  # a plan's model has no values
             if not isinstance(two, Tensor) or (one.shape, one.dtype) != (two.shape, two.dtype):
                 return False
             continue
@@ -231,7 +230,7 @@ def _is_same(whole: Any, outputs: Any, of: str) -> bool:
 
 
 def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn.Module, nn.Module]:
-    """Return what runs before the layer `first`, and the rest; both share `model`'s modules."""
+    """Cut the graph before the layer `first`; both halves share `model`'s modules."""
     try:
         found = traced(model, inputs, model.get_submodule(first))
     except Exception as error:
@@ -241,7 +240,7 @@ def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn
             hint=_WHAT_WOULD_DO,
         ) from error
     nodes = [node for node in found if not is_unused_size(node)]
-    # The first node that uses the layer's module or its parameters.
+    # Find the first node that uses the layer's module or its parameters.
     places = {node: index for index, node in enumerate(nodes)}
     uses: list[int] = []
     for node in nodes:
@@ -262,7 +261,7 @@ def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn
 
 
 def _crossing(nodes: Sequence[fx.Node], border: int, refusal: str) -> fx.Node:
-    """Return the node whose value is all that the rest uses of what came before."""
+    """Return the only node before the cut that nodes after it use."""
     before = {node for node in nodes[:border] if node.op != "get_attr"}
     after = (node for node in nodes[border:] if node.op != "get_attr")
     used = (value for node in after for value in node.all_input_nodes if value in before)
@@ -297,7 +296,7 @@ def _described(node: fx.Node) -> str:
 def _copy(
     nodes: Iterable[fx.Node], graph: fx.Graph, known: dict[fx.Node, fx.Node]
 ) -> dict[fx.Node, fx.Node]:
-    """Copy nodes into a graph, and the parameters that they read wherever those were fetched."""
+    """Copy nodes into a graph, with the parameters that they read."""
 
     def value(node: fx.Node) -> fx.Node:
         if node.op == "get_attr" and node not in known:

@@ -1,4 +1,4 @@
-"""The layers of a model, and copies of a model with other tensors."""
+"""List a model's layers, and copy a model with other tensors."""
 
 import copy
 from collections.abc import Callable
@@ -14,7 +14,7 @@ ROOT = "(root)"
 
 @dataclass(frozen=True, eq=False)
 class LayerModule:
-    """A module that owns trainable parameters itself, not only through its children.
+    """A module with trainable parameters of its own.
 
     `name` is the module's qualified name in the model ("features.0"), or "(root)" for the model
     itself. `parameters` pairs the qualified name of each of its own trainable parameters with the
@@ -27,7 +27,7 @@ class LayerModule:
 
 
 def layers_of(model: nn.Module) -> tuple[LayerModule, ...]:
-    """Return the layers of `model` in the order in which its modules are registered.
+    """Return the layers of `model` in registration order.
 
     Frozen parameters are left out, and a module without trainable parameters of its own is no
     layer. In a training step the layers may run in another order: `Workload.layers` has that one.
@@ -54,7 +54,7 @@ def layers_of(model: nn.Module) -> tuple[LayerModule, ...]:
 
 
 def duplicate(model: nn.Module, substitute: Callable[[Tensor], Tensor]) -> nn.Module:
-    """Return a deep copy of `model` with `substitute(tensor)` in place of every tensor.
+    """Deep-copy `model`, replacing every tensor by `substitute(tensor)`.
 
     Shared tensors stay shared, and parameters keep being parameters, trainable or frozen as
     before. `model` itself is only read. The hooks are those of `model`, not copies: a hook may

@@ -1,4 +1,4 @@
-"""The memory of a traced step: storages that are alive, workspaces, and what backward reads."""
+"""Memory of a traced step: live storages, workspaces, and tensors kept for backward."""
 
 import weakref
 from collections import defaultdict
@@ -15,8 +15,8 @@ from paceline.training.models.flops import stored_nbytes
 _Slice = tuple[StorageWeakRef, int, tuple[int, ...]]
 
 _BLOCK = 16
-_FEW_CHANNELS = 4  # up to which a convolution reads its input as it lies
-# In backward these first copy a gradient that is not contiguous.
+_FEW_CHANNELS = 4  # oneDNN does not reorder inputs with fewer channels
+# These operations first copy a non-contiguous gradient.
 _GATHERING = (
     *(torch.ops.aten.avg_pool2d_backward, torch.ops.aten.max_pool2d_with_indices_backward),
     torch.ops.aten.convolution_backward,
@@ -25,19 +25,19 @@ _LSTM_KERNELS = (torch.ops.aten.mkldnn_rnn_layer, torch.ops.aten.mkldnn_rnn_laye
 
 
 class LiveMemory:
-    """Counts the bytes of the storages that were made while tracing, and are still referred to.
+    """Counts the bytes of storages created while tracing that are still alive.
 
-    `nbytes` are those of now, `peak_nbytes` the most since the last call of `lap`.
+    `nbytes`: current bytes; `peak_nbytes`: peak since the last call of `lap`.
     """
 
     def __init__(self) -> None:
         self.nbytes = 0
         self.peak_nbytes = 0
-        # The callback of a weak reference runs only while the reference itself is alive.
+        # Keep the weak references, because their callbacks run only while they exist.
         self._alive: dict[weakref.ref[torch.UntypedStorage], int] = {}
 
     def made(self, tensors: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> None:
-        """Count the storages that an operation has returned, without those of its inputs."""
+        """Count the storages of an operation's results, except its inputs' storages."""
         strided = [tensor for tensor in inputs if tensor.layout == torch.strided]
         before = {tensor.untyped_storage()._cdata for tensor in strided}
         for tensor in tensors:
@@ -64,8 +64,8 @@ class LiveMemory:
 
 
 def workspace_nbytes(func: OpOverload, args: Sequence[Any]) -> int:
-    """Return the bytes that an operation takes and gives back before it is done."""
-    if func.overloadpacket in _LSTM_KERNELS:  # of (steps, batch, ...), the gates of all steps
+    """Return the temporary bytes that an operation allocates and frees."""
+    if func.overloadpacket in _LSTM_KERNELS:  # the gates of all steps
         inputs, _, of_states = args[:3]
         return int(inputs[..., 0].nbytes * of_states.shape[0])
     if func.overloadpacket not in _GATHERING:
@@ -87,7 +87,7 @@ def _blocked_nbytes(tensor: Tensor) -> int:
 
 
 class SegmentActivations:
-    """Finds what each segment of a forward pass hands on: made in it and read after it.
+    """Finds the tensors that each segment of forward makes and later segments read.
 
     In a chain of layers that is the one tensor between two neighbours. Around a branch a tensor
     counts where it was made, once, however many segments read it. A tensor changed in place counts
@@ -105,7 +105,7 @@ class SegmentActivations:
         self._kept: dict[int, dict[StorageWeakRef, int]] = defaultdict(dict)
 
     def read(self, tensors: Sequence[Tensor], outside: bool = False) -> None:
-        """Record that the current segment, or code after the model, reads `tensors`."""
+        """Record that the current segment reads tensors, or, if `outside`, the model's caller."""
         for tensor in tensors:
             storage = storage_of(tensor)
             maker = None if storage is None else self._maker.get(storage)
@@ -119,27 +119,27 @@ class SegmentActivations:
                 self._read[maker][part] = (stored_nbytes(tensor), limit)
 
     def made(self, tensors: Sequence[Tensor]) -> None:
-        """Record that the current segment made `tensors`; those of backward are not counted."""
+        """Record that the current segment of forward made tensors."""
         for tensor in () if self.in_backward else tensors:
             storage = storage_of(tensor)
             if storage is not None:
                 self._maker[storage] = self.segment
 
     def nbytes(self, segment: int) -> int:
-        """Bytes that `segment` hands on: no more of a storage than there is, however many views."""
+        """Return the bytes of `segment` that later segments read, at most each storage's size."""
         sizes: dict[StorageWeakRef, int] = defaultdict(int)
         for (storage, _, _), (nbytes, limit) in self._read[segment].items():
             sizes[storage] = min(limit, sizes[storage] + nbytes)
         return sum(sizes.values())
 
     def kept_nbytes(self, segment: int) -> int:
-        """Bytes that `segment` made and backward read."""
+        """Return the bytes that `segment` made and backward read."""
         return sum(self._kept[segment].values())
 
 
 def storage_of(tensor: Tensor) -> StorageWeakRef | None:
-    """Return the identity of a tensor's storage; None if it has none of its own."""
-    # A weak reference keeps the address from being given to another storage, not the memory.
+    """Return the identity of a tensor's storage; None if it is not strided."""
+    # A weak reference keeps the address from being reused, but not the memory.
     if tensor.layout != torch.strided:
         return None
     return StorageWeakRef(tensor.untyped_storage())

@@ -1,4 +1,4 @@
-"""Chains of layers, residual networks, and the initial weights of deep networks.
+"""Convolutional and residual networks, perceptrons, and He initialisation.
 
 ResNet: He et al., "Deep residual learning for image recognition", 2015.
 """
@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from paceline.core.errors import InvalidInput
 
 _SIGMOID_GAIN = 6.0
-# The 3x3 convolutions of each block, by output channels; every block ends in a 2x2 pooling.
+# Output channels of the 3x3 convolutions in each block; each block ends in a 2x2 pooling.
 _BLOCKS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
 
 def he_normal_(model: nn.Module) -> None:
-    """Draw all convolution and fully-connected weights as in He et al. 2015; set biases to zero.
+    """Initialise convolutions and linear layers as He et al. 2015, with zero biases.
 
-    The variance is 2 / fan_in, which keeps the activations of a deep network with rectifiers at
-    one scale. PyTorch's own initial weights have a sixth of that, too little for VGG-16 to learn.
+    The variance is 2 / fan_in, which preserves the scale of activations in deep ReLU networks.
+    PyTorch's default has a sixth of that, too little for VGG-16 to learn.
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -56,14 +56,14 @@ class LeNet5(nn.Sequential):
         self.fc5 = nn.Linear(84, num_classes)
 
 
-# With Caffe's constants.
+# Caffe's constants.
 response_norm = partial(nn.LocalResponseNorm, size=5, alpha=1e-4, beta=0.75, k=1.0)
 
 
 def pooled_classifier(
     channels: int, num_classes: int, dropout: float | None = None
 ) -> nn.Sequential:
-    """Build the end of a network: (N, `channels`, H, W), averaged, to (N, `num_classes`)."""
+    """Build average pooling and a classifier: (N, `channels`, H, W) to (N, `num_classes`)."""
     drop = [] if dropout is None else [nn.Dropout(dropout)]
     return nn.Sequential(
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), *drop, nn.Linear(channels, num_classes)
@@ -71,7 +71,7 @@ def pooled_classifier(
 
 
 def _wide_classifier(inputs: int, num_classes: int) -> nn.Sequential:
-    """Build the three fully-connected layers that end AlexNet and VGG-16."""
+    """Build the three final linear layers of AlexNet and VGG-16."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(inputs, 4096),
@@ -135,11 +135,11 @@ class VGG16(nn.Sequential):
 
 
 class MLP(nn.Sequential):
-    """A chain of fully-connected layers with rectifiers between them.
+    """Multilayer perceptron with ReLU activations.
 
-    `widths` are the units of every layer from the input to the output, as in 54-512-512-2. The
-    input is (N, ...) with `widths[0]` values per sample, the scores are (N, `widths[-1]`).
-    Raises InvalidInput unless there are at least two widths, all of them positive.
+    `widths`: units of every layer from input to output, as in 54-512-512-2. Inputs are (N, ...)
+    with `widths[0]` values per sample, scores are (N, `widths[-1]`). Raises InvalidInput unless
+    there are at least two positive widths.
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
@@ -156,10 +156,10 @@ class MLP(nn.Sequential):
 
 
 class SigmoidMLP(nn.Sequential):
-    """A chain of fully-connected layers without biases, with sigmoids between them.
+    """Multilayer perceptron with sigmoid activations and without biases.
 
-    The networks of Ma, Rusu et al. 2020, section VII-A: the softmax behind the last layer belongs
-    to the loss. `widths`, input and scores are as in `MLP`, and so is the error.
+    The networks of Ma, Rusu et al. 2020, section VII-A; the final softmax is part of the loss.
+    `widths`, inputs, scores and errors are those of `MLP`.
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
@@ -193,7 +193,7 @@ def _conv_norm(in_channels: int, out_channels: int, size: int, stride: int = 1) 
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut."""
+    """Two 3x3 convolutions with a shortcut."""
 
     expansion = 1
 
@@ -209,7 +209,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions beside a shortcut; the first one has the stride."""
+    """1x1, 3x3 and 1x1 convolutions with a shortcut; the first one has the stride."""
 
     expansion = 4
 

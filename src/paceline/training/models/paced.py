@@ -1,22 +1,20 @@
-"""Layers that take the time of another device: paced ones compute nothing, stretched ones do.
+"""Emulate another device: paced models sleep, stretched models compute and then sleep.
 
-A paced model has the layers and parameters of a real one, and hands out gradients of the real
-sizes in the real order. What follows (hooks, copies, the exchange) is the real code. All values
-are zeros, unless what travels of a gradient depends on its values.
+A paced model has the layers and parameters of a real one, and produces gradients of the real sizes
+in the real order. Hooks, copies and the exchange are the real code. All values are zero, unless the
+size of encoded gradients depends on values.
 
-**How time passes.** Layers sleep, so that the processor is free for the exchange. Within a phase
-they sleep until absolute deadlines: a layer's deadline is the one before it plus its own time, so
-that late wake-ups do not add up. What a gradient's hook does on the host is so taken to run beside
-the next layers, as it does beside the queue of a GPU: computation never waits for a copy, unless
-the host is held up for longer than what is queued: the layer that comes next, and never less than
+**Time.** Layers sleep, so that the processor is free for the exchange. Within a phase they sleep
+until absolute deadlines: each deadline is the previous one plus the layer's time, so that late
+wake-ups do not accumulate. Host work in a gradient's hook therefore overlaps with the next layers,
+as with a GPU's queue, unless it takes longer than the queued work: the next layer, and at least
 `QUEUED_S`. Then that layer's time counts from now. A phase (forward, backward, update) counts from
-when it is called, because it has to wait for what comes before it. Making the graph for backward is
-the stand-in's own business, and happens within the time of the first layers.
+its call. Building the graph for backward happens within the time of the first layers.
 
-**Stretched models** do the real arithmetic, and then wait, layer by layer. Forward is cut at each
-entry of a layer's module, backward where a gradient is ready: the borders that `describe` and the
-recorder have. The wait stands before the border, so that a gradient comes as late as it would on
-the slower device. Nothing is added to the graph, and no value changes.
+**Stretched models** compute, and then wait, layer by layer. Forward is divided at each entry of a
+layer's module, backward when a gradient is ready, as in `describe` and the recorder. The wait comes
+before the border, so that a gradient is as late as on the slower device. The graph and all values
+are unchanged.
 """
 
 import time
@@ -36,7 +34,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.workload import Layer, Workload
 from paceline.training.models.layers import ROOT, layers_of
 
-QUEUED_S = 1e-3  # kernels that the host has launched ahead: some tens, each of some 10 us or more
+QUEUED_S = 1e-3  # time of the kernels queued on a GPU: some tens, each of 10 us or more
 
 
 class _PhaseClock:
@@ -45,18 +43,18 @@ class _PhaseClock:
         self._woke = 0.0
 
     def begin(self) -> None:
-        """Begin a phase: count from now."""
+        """Begin a phase now."""
         self._deadline = self._woke = time.monotonic()
 
     def resume(self) -> None:
-        """Forgive the delay since `begin`, so that the next layer does not count as late."""
+        """Ignore the delay since `begin`, so that the next layer does not count as late."""
         self._woke = time.monotonic()
 
     def spend(self, seconds: float) -> None:
         """Sleep until `seconds` after the last deadline, or from now if the host is late.
 
-        It is late if other work took longer since waking up than the layer and the queue last.
-        Oversleeping does not count: layers shorter than that could never make up for it.
+        The host is late if other work since the last wake-up took longer than the layer and the
+        queue. Oversleeping does not count, because short layers could never make up for it.
         """
         now = time.monotonic()
         late = now - self._woke > max(seconds, QUEUED_S)
@@ -68,16 +66,16 @@ class _PhaseClock:
 
 
 class _PacedModule(nn.Module):
-    """A node of the tree of modules that the layers' names describe."""
+    """A module in the tree given by the layers' names."""
 
     def forward(self, clock: _PhaseClock, seconds: float) -> None:
-        """Take a layer's time; called as a module, so that its hooks run."""
+        """Sleep for a layer's time; called as a module, so that hooks run."""
         clock.spend(seconds)
 
 
 @dataclass(frozen=True, eq=False)
 class _PacedLayer:
-    """A layer: its module, times and parameters, and the gradients that it hands out."""
+    """A layer's module, times, parameters and gradients."""
 
     module: nn.Module
     clock: _PhaseClock
@@ -89,7 +87,7 @@ class _PacedLayer:
 
 
 class _Backward(torch.autograd.Function):
-    """A link of the backward pass: takes a layer's time, then hands out its gradients."""
+    """A layer's backward: sleeps, then returns the gradients."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, layer: _PacedLayer, begins: bool, *_: Tensor) -> Tensor:
@@ -105,7 +103,7 @@ class _Backward(torch.autograd.Function):
 
 
 class PacedModel(nn.Module):
-    """A model with a workload's layers, which take the given seconds and compute nothing.
+    """A model whose layers sleep for given times instead of computing.
 
     `forward_s` and `backward_s` stand in the order of `workload.layers` (`core.cost.LayerTimes` has
     them); `update_s` is for its `PacedSGD`. `layers_of` finds the same layers and parameters as in
@@ -145,7 +143,7 @@ class PacedModel(nn.Module):
         """Return zeros (N, num_classes) for `inputs` (N, ...); backward makes all gradients."""
         self._clock.begin()
         scores = torch.zeros(inputs.shape[0], self._num_classes)
-        # The graph of these zeros takes the layers' times and hands out their gradients.
+        # The graph of these zeros paces the layers and returns their gradients.
         for number in reversed(self._backward_order):
             layer, begins = self._paced[number], number == self._backward_order[0]
             scores = _Backward.apply(  # type: ignore[no-untyped-call]
@@ -153,14 +151,14 @@ class PacedModel(nn.Module):
             )
         self._clock.resume()
         for layer in self._paced:
-            if layer.module is self:  # which is being called, and its hooks have run
+            if layer.module is self:  # its hooks have already run
                 self._clock.spend(layer.forward_s)
             else:
                 layer.module(self._clock, layer.forward_s)
         return scores
 
     def _layer(self, layer: Layer, forward_s: float, backward_s: float) -> _PacedLayer:
-        """Make a layer; its module and the parents of that are added where they are missing."""
+        """Create a layer, with its module and missing parent modules."""
         module: nn.Module = self
         for part in [] if layer.name == ROOT else layer.name.split("."):
             if part not in module._modules:
@@ -185,15 +183,15 @@ class PacedModel(nn.Module):
         # Not buffers of the module: DistributedDataParallel broadcasts those.
         like = self._gradient_like or torch.zeros_like
         gradients = tuple(like(p.detach()) for p in parameters)
-        # Autograd takes a gradient without a copy only if nothing else refers to it: new aliases.
-        # An exchange may write its result there, so that values would not last.
+        # Autograd avoids a copy only for an unreferenced tensor, so return new aliases; but an
+        # exchange may overwrite them, so copy gradients whose values matter.
         hand_out = torch.clone if self._gradient_like else Tensor.detach
         times = (self._clock, forward_s, backward_s)
         return _PacedLayer(module, *times, tuple(parameters), gradients, hand_out)
 
 
 class PacedSGD(torch.optim.Optimizer):
-    """An optimizer whose step takes `update_s` seconds and changes nothing."""
+    """An optimizer whose step sleeps for `update_s` seconds."""
 
     def __init__(self, params: ParamsT, update_s: float) -> None:
         _check_time(update_s)
@@ -202,7 +200,7 @@ class PacedSGD(torch.optim.Optimizer):
         self._clock = _PhaseClock()
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Take the time of a weight update; return the loss of `closure`, if there is one."""
+        """Sleep for the time of a weight update; return the loss of `closure`, if given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -218,13 +216,12 @@ def _check_time(seconds: float) -> None:
 
 
 class Stretched:
-    """Hooks that make each layer of `model` take `factor` times as long, forward and backward.
+    """Hooks that slow down each layer of `model` by `factor`, forward and backward.
 
-    They stand for a slower device: the arithmetic is the real one, to the last bit, and after it
-    the layer sleeps. What follows a layer and has no parameters counts with it; loss and weight
-    update are the caller's. What hooks do with gradients that are ready is not stretched. The model
+    Layers compute bit-identical results and then sleep. Operations without parameters count with
+    the layer before them; loss, weight update and hooks on gradients are not slowed down. The model
     is not freed before `remove` is called. Raises InvalidInput for a factor below 1, and for a
-    model that is not on the CPU, where work is queued and the host does not know how long it takes.
+    model on a GPU, whose work is queued for an unknown time.
     """
 
     def __init__(self, model: nn.Module, factor: float) -> None:
@@ -240,22 +237,22 @@ class Stretched:
                     hint="only a model on the CPU can be stretched",
                 )
         self._factor = factor
-        self._since: float | None = None  # begin of the work that is not yet stretched
-        self._owed_s = 0.0  # below zero after a wait that was too long
+        self._since: float | None = None  # start of the work not slowed down yet
+        self._owed_s = 0.0  # negative after oversleeping
         self._backward: int | None = None
         self._handles: list[RemovableHandle] = []
         add = self._handles.append
-        self._nodes: list[Node] = []  # autograd keeps neither them nor their hooks alive
+        self._nodes: list[Node] = []  # keep the nodes alive, with their hooks
         layers = layers_of(model)
         for layer in layers:
-            # Before the hooks of others: a recorder sets its border after the wait.
+            # Before other hooks, so that a recorder's border follows the wait.
             add(layer.module.register_forward_pre_hook(self._pay, prepend=True))
-        # Last, and so the first to run if the model is a layer itself.
+        # Registered last, to run first if the model itself is a layer.
         add(model.register_forward_pre_hook(self._restart, prepend=True))
         add(model.register_forward_hook(self._returned))
         for _, parameter in (own for layer in layers for own in layer.parameters):
             add(parameter.register_hook(self._pay))
-            # A post hook of the accumulation node runs after all hooks of the gradient.
+            # A post hook of the accumulation node runs after all gradient hooks.
             self._nodes.append(get_gradient_edge(parameter).node)
             add(self._nodes[-1].register_hook(self._restart))
 
@@ -266,7 +263,7 @@ class Stretched:
         self._handles, self._nodes = [], []
 
     def _pay(self, *_: Any) -> None:
-        """Wait for what has been computed since the last border, and set the next one."""
+        """Sleep in proportion to the work since the last border, and set a new border."""
         now = time.monotonic()
         if self._since is not None:
             self._owed_s += (self._factor - 1) * (now - self._since)
@@ -277,7 +274,7 @@ class Stretched:
 
     def _returned(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         self._pay()
-        self._since = None  # what follows is the loss, and no part of the model
+        self._since = None  # the loss is not slowed down
         for leaf in tree_leaves(outputs):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
                 leaf.register_hook(self._reached)
@@ -289,5 +286,5 @@ class Stretched:
             self._backward, self._since = task, time.monotonic()
 
     def _restart(self, *_: Any) -> None:
-        """Count from now: what others do when a gradient is ready is no work of a layer."""
+        """Set a border after hooks of a gradient, which are not a layer's work."""
         self._since = time.monotonic()

@@ -1,6 +1,6 @@
-"""Stand-ins for the two halves of a model: they take its layers' times, and compute nothing.
+"""Paced stand-ins for the two halves of a model.
 
-All their values are zeros, but those of gradients by a codec that sends a share of them.
+All values are zero, except gradients for a codec that sends a share of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,12 +20,12 @@ _FLOAT32_NBYTES = 4
 
 
 class PacedWhole(nn.Module):
-    """The parameters of both halves under the whole model's names; `update_s` is for `PacedSGD`."""
+    """Both halves' parameters under the whole model's names; `update_s` is for `PacedSGD`."""
 
     def __init__(self, body: PacedModel, head: PacedModel) -> None:
         super().__init__()
         self.update_s = head.update_s
-        # Of both halves: their modules are called, and not those of the whole.
+        # The halves' layers, because their modules are called, not the whole's.
         self.layers: tuple[LayerModule, ...] = (*layers_of(body), *layers_of(head))
         for name, parameter in chain(body.named_parameters(), head.named_parameters()):
             *path, own = name.split(".")
@@ -38,7 +38,7 @@ class PacedWhole(nn.Module):
 
 
 class _ZeroGradients(torch.autograd.Function):
-    """Zeros as the gradients of the activations; those of the scores go on to the head's layers."""
+    """Returns zero gradients for activations, and passes the scores' gradients to the head."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, activations: Tensor) -> Tensor:
@@ -47,11 +47,11 @@ class _ZeroGradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_scores: Tensor) -> tuple[Tensor | None, ...]:
-        # Autograd takes a tensor as gradient without a copy only if nobody else holds it.
+        # Autograd avoids a copy only for an unreferenced tensor.
         return of_scores[0], _zeros(ctx.shape).detach()
 
 
-_zeros = lru_cache(maxsize=2)(torch.zeros)  # an epoch's last batch is smaller
+_zeros = lru_cache(maxsize=2)(torch.zeros)  # an epoch's last batch may be smaller
 
 
 def paced_halves(
@@ -63,19 +63,19 @@ def paced_halves(
     num_classes: int = 1,
     gradient_like: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[PacedWhole, Halves]:
-    """Return a stand-in for the whole model, whose parameters its halves share, and the halves.
+    """Return a paced stand-in for the whole model, and its halves.
 
-    Both sequences are the seconds of the whole model's layers, in forward order: the body's and
-    then the head's (`core.cost.LayerTimes` has them). The body hands on as many values of each
-    sample as the real one, and the head returns as many activation gradients. `gradient_like`
-    makes the body's gradients, and errors are those of `PacedModel`.
+    `forward_s`, `backward_s`: seconds of the whole model's layers in forward order, the body's
+    before the head's (`core.cost.LayerTimes`). The body outputs as many values per sample as the
+    real one, and the head returns as many activation gradients. `gradient_like` makes the body's
+    gradients. Errors are those of `PacedModel`.
     """
     count = len(body_workload.layers)
     values = head_workload.input_nbytes // (_FLOAT32_NBYTES * body_workload.batch_size)
     times = forward_s[:count], backward_s[:count], 0.0
     body = PacedModel(body_workload, *times, values, gradient_like)
     head = PacedModel(head_workload, forward_s[count:], backward_s[count:], update_s, num_classes)
-    # So that the head's backward reaches the activations.
+    # connects the head's backward with the activations
     head.register_forward_hook(lambda _, inputs, scores: _ZeroGradients.apply(scores, inputs[0]))  # type: ignore[no-untyped-call]
     in_body, in_head = (tuple(name for name, _ in half.named_parameters()) for half in (body, head))
     return PacedWhole(body, head), Halves(body, head, in_body, in_head, (values,))

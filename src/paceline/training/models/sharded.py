@@ -1,12 +1,11 @@
-"""Models of which a rank has some outputs of some layers, the head: built with these rows alone.
+"""Build models with only a rank's rows of the head's layers.
 
-No rank ever has a whole head. A model is built twice. The first time all of it is on the meta
-device, which shows which tensor, in the order of their making, becomes which parameter. The second
-time it is built as ever, with the same random numbers, but the head's tensors stay on the meta
-device: each time that one is filled, it is allocated, filled, and cut down to this rank's rows. So
-no more than one of the head's tensors is whole at a time. That works where a tensor is made by
-`torch.empty`, as in torch's own layers, and only ever filled as a whole. A model that reads such a
-tensor meanwhile is built whole, and then cut layer by layer.
+No rank ever holds the whole head. A model is built twice: first on the meta device, to learn which
+tensor, in order of creation, becomes which parameter; then normally, with the same random numbers,
+except that the head's tensors stay on the meta device. Each time one of them is filled, it is
+allocated, filled, and cut down to this rank's rows, so at most one tensor is whole at a time. This
+requires that tensors are made by `torch.empty`, as in torch's layers, and filled as a whole. A
+model that reads such a tensor while it is built is built whole, and cut layer by layer.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,36 +22,36 @@ from paceline.core.balance import apportion
 
 Build = Callable[[], nn.Module]
 _EMPTY = torch.ops.aten.empty.memory_format
-# Operations whose result does not depend on what was in the tensor.
+# Operations whose result does not depend on the tensor's previous values.
 _FILLING = ("aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_", "aten::copy_")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A rank's outputs of a layer: `size` of them from `first` on."""
+    """A rank's outputs of a layer: `size` outputs from `first` on."""
 
     first: int
     size: int
 
     def __call__(self, tensor: Tensor, dim: int = 0) -> Tensor:
-        """Return a view of the shard's rows, or of its entries in another dimension."""
+        """Return a view of the shard's rows, or of its slice in another dimension."""
         return tensor.narrow(dim, self.first, self.size)
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """The numbers of a layer's outputs that the ranks have, in rank order."""
+    """The number of a layer's outputs on each rank."""
 
     sizes: tuple[int, ...]
 
     @classmethod
     def even(cls, num_outputs: int, workers: int) -> Self:
-        """Return shards of sizes as equal as possible, the larger ones first."""
+        """Divide the outputs evenly, the larger shards first."""
         return cls(apportion(num_outputs, [1.0] * workers))
 
     @property
     def num_outputs(self) -> int:
-        """Outputs over all ranks."""
+        """The outputs of all ranks."""
         return sum(self.sizes)
 
     def shard(self, rank: int) -> Shard:
@@ -61,19 +60,19 @@ class Sharding:
 
 
 class _WholeTensorRead(Exception):
-    """A tensor was read of which this rank has some rows only."""
+    """A tensor was read that exists only in part on this rank."""
 
 
 def build_sharded(build: Build, shards: Mapping[str, Shard], seed: int) -> nn.Module:
-    """Return the model that `build` makes after `torch.manual_seed(seed)`, its head cut down.
+    """Build a model after `torch.manual_seed(seed)`, with the head cut down.
 
-    `shards` are this rank's outputs of each layer of the head by its name. The parameters and
-    buffers of these layers, one row for each output, keep these rows.
+    `shards`: this rank's outputs of each layer of the head, by name. The parameters and buffers of
+    these layers keep only the rows of these outputs.
     """
-    wanted: dict[int, Shard] = {}  # by the order in which `torch.empty` makes the tensors
+    wanted: dict[int, Shard] = {}  # by order of creation by `torch.empty`
     numbers = _NumberTensors()
     with suppress(Exception), torch.device("meta"), torch.random.fork_rng(devices=[]), numbers:
-        # A model that cannot be built there is built whole.
+        # A model that cannot be built on the meta device is built whole.
         for name, tensor in _head_tensors(build(), shards).items():
             storage = numbers.storages.get(tensor.untyped_storage()._cdata)
             if storage is not None:
@@ -85,7 +84,7 @@ def build_sharded(build: Build, shards: Mapping[str, Shard], seed: int) -> nn.Mo
             model = build()
         filled = {name: mode.rows_of(one) for name, one in _head_tensors(model, shards).items()}
     except Exception:
-        if not mode.was_read:  # the builder may have wrapped _WholeTensorRead in its own error
+        if not mode.was_read:  # the builder may wrap _WholeTensorRead in another error
             raise
         torch.manual_seed(seed)
         model, filled = build(), {}
@@ -95,7 +94,7 @@ def build_sharded(build: Build, shards: Mapping[str, Shard], seed: int) -> nn.Mo
 
 
 def _head_tensors(model: nn.Module, shards: Mapping[str, Shard]) -> dict[str, Tensor]:
-    """Return the head's tensors of one row for each output, by their names in the model."""
+    """Return the head's tensors with one row for each output, by name."""
     found: dict[str, Tensor] = {}
     for name in shards:
         layer = model.get_submodule(name)
@@ -106,7 +105,7 @@ def _head_tensors(model: nn.Module, shards: Mapping[str, Shard]) -> dict[str, Te
 
 
 def _cut(module: nn.Module, shard: Shard, name: str, filled: Mapping[str, Tensor | None]) -> None:
-    """Leave a layer the shard's rows of its tensors; `filled` are those cut already."""
+    """Reduce a layer's tensors to the shard's rows; `filled` are already reduced."""
     parameters = dict(module.named_parameters(recurse=False))
     for key, tensor in {**parameters, **dict(module.named_buffers(recurse=False))}.items():
         if not tensor.dim():
@@ -121,11 +120,11 @@ def _cut(module: nn.Module, shard: Shard, name: str, filled: Mapping[str, Tensor
 
 
 class _NumberTensors(TorchDispatchMode):
-    """Numbers the tensors that `torch.empty` makes, by the addresses of their storages."""
+    """Numbers the tensors made by `torch.empty`, by storage address."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # The storages are kept, so that no other gets the address of one that was freed.
+        # Keep the storages, so that no address is reused.
         self.storages: dict[int, tuple[int, torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(
@@ -141,7 +140,7 @@ class _NumberTensors(TorchDispatchMode):
 
 @dataclass
 class _ShardedTensor:
-    """A tensor of the head on the meta device, and this rank's rows of it once it was filled."""
+    """A head tensor on the meta device, and this rank's rows once it is filled."""
 
     tensor: Tensor
     shard: Shard
@@ -149,7 +148,7 @@ class _ShardedTensor:
 
 
 class _KeepRows(TorchDispatchMode):
-    """Keeps a shard's rows of some tensors, by the order in which `torch.empty` makes these."""
+    """Keeps a shard's rows of some tensors, by order of creation by `torch.empty`."""
 
     def __init__(self, wanted: Mapping[int, Shard]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -159,7 +158,7 @@ class _KeepRows(TorchDispatchMode):
         self._tensors: dict[int, _ShardedTensor] = {}
 
     def rows_of(self, tensor: Tensor) -> Tensor | None:
-        """Return the rows of a tensor, or None if it is whole."""
+        """Return a tensor's rows, or None if it is whole."""
         found = self._find(tensor)
         if found is not None and found.values is None:
             self._give_up()
@@ -168,7 +167,7 @@ class _KeepRows(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run the operation; one that fills a tensor of the head, on a whole one on the CPU."""
+        """Run the operation; fill a head tensor as a whole on the CPU."""
         kwargs = kwargs or {}
         if func is _EMPTY:
             shard = self._wanted.get(self._number)

@@ -1,4 +1,4 @@
-"""Attention, and the blocks that transformers consist of.
+"""Attention and transformer blocks.
 
 Shapes: B samples of T tokens, each token C values wide, in H heads of D = C / H.
 """
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import InvalidInput
 
-_HIDDEN = 4  # times the width, between the two layers of a block's feed-forward network
+_HIDDEN = 4  # hidden width of a feed-forward network, relative to the block's
 
 
 class Attention(nn.Module):
@@ -47,7 +47,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Sequential):
-    """Two layers, applied to each token by itself: (B, T, C) to (B, T, C)."""
+    """Two linear layers applied to each token: (B, T, C) to (B, T, C)."""
 
     def __init__(self, width: int, gelu: nn.Module) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class FeedForward(nn.Sequential):
 
 
 class PreNormBlock(nn.Module):
-    """A block of GPT-2 and ViT, which normalises what attention and feed-forward network read."""
+    """Pre-norm block of GPT-2 and ViT."""
 
     def __init__(
         self,

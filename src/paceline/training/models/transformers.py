@@ -1,10 +1,10 @@
-"""Transformers: GPT and ViT, as published.
+"""GPT-2 and ViT as published.
 
 GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019. ViT: Dosovitskiy
 et al., "An image is worth 16x16 words", 2020.
 
 Shapes: B samples of T tokens, each token C values wide, in H heads of D = C / H; a vocabulary of V.
-No dropout unless it is asked for: a step then depends on its samples alone.
+Dropout is off by default, so that a step depends only on its samples.
 """
 
 from functools import partial
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from paceline.core.errors import InvalidInput
 from paceline.training.models.transformer_blocks import Attention, PreNormBlock
 
-_DEVIATION = 0.02  # of initial weights, in GPT-2
+_DEVIATION = 0.02  # standard deviation of GPT-2's initial weights
 
 
 class TokenEmbedding(nn.Module):
-    """The sum of what a token is and where it stands: (B, T) to (B, T, C), T up to `context`."""
+    """Sum of token and position embeddings: (B, T) to (B, T, C), T up to `context`."""
 
     def __init__(self, vocabulary: int, context: int, width: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class TokenEmbedding(nn.Module):
 class GPT(nn.Module):
     """GPT-2: tokens (B, T), T up to `context`, to the logits (B, T, V) of each next token.
 
-    The output layer shares its weight with the embedding of the tokens if `tied`, as published.
+    `tied`: the output layer shares the token embedding's weight, as published.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class GPT(nn.Module):
 
 
 class PatchEmbedding(nn.Module):
-    """A class token and the patches of an image, with their places: to (B, 1 + patches, C)."""
+    """Class token and image patches with position embeddings: to (B, 1 + patches, C)."""
 
     def __init__(self, image: tuple[int, int, int], patch: int, width: int) -> None:
         super().__init__()
@@ -131,22 +131,22 @@ class ViT(nn.Module):
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.head = nn.Linear(width, num_classes)
         _zero_biases(self)
-        for module in self.blocks.modules():  # as in the authors' program
+        for module in self.blocks.modules():  # as in the authors' code
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
         nn.init.normal_(self.embedding.patches.weight, std=1 / sqrt(image[0] * patch * patch))
-        # Theirs begins at zero, with which a first step would train nothing else.
+        # The authors initialise it to zero, so that the first step would train nothing else.
         nn.init.normal_(self.head.weight, std=_DEVIATION)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, channels, height, width) to (B, `num_classes`)."""
         x = self.blocks(self.embedding(images))  # (B, T, C)
-        scores: Tensor = self.head(self.norm(x[:, 0]))  # of the class token
+        scores: Tensor = self.head(self.norm(x[:, 0]))  # the class token's output
         return scores
 
 
 def _places(tokens: Tensor, context: int) -> Tensor:
-    """Return the numbers of the places (T,) of tokens (B, T)."""
+    """Return the positions (T,) of tokens (B, T)."""
     if tokens.dim() != 2:
         raise InvalidInput(
             "tokens",
@@ -162,7 +162,7 @@ def _places(tokens: Tensor, context: int) -> Tensor:
 
 
 def _initialise(model: nn.Module) -> None:
-    """Draw all weight matrices from a normal distribution; set biases to zero."""
+    """Initialise weight matrices from a normal distribution, and biases to zero."""
     _zero_biases(model)
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
@@ -176,9 +176,9 @@ def _zero_biases(model: nn.Module) -> None:
 
 
 def _shrink_residual_branches(blocks: list[PreNormBlock]) -> None:
-    """Draw the last layers of all branches anew, so that their sum keeps the scale of one.
+    """Reinitialise the last layer of each residual branch, so that the sum keeps its scale.
 
-    As in GPT-2: there are two branches in a block.
+    As in GPT-2; a block has two branches.
     """
     for block in blocks:
         for layer in (block.attention.output, block.feed_forward.output):

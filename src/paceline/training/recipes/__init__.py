@@ -1,1 +1,1 @@
-"""Recipes: what is trained, by name or of the user's own; losses, optimizers, schedules."""
+"""Recipes, built in or the user's: model, data, loss, optimizer, schedule."""

@@ -1,7 +1,7 @@
-"""Losses and scores of classification: of class numbers, and of several labels a sample.
+"""Losses and scores for classification with one or several labels per sample.
 
-Outputs are scores (N, C). Targets are int64 class numbers (N,), or bool rows (N, C) where a sample
-may have several labels at once. The data type says which.
+Outputs are scores (N, C). Targets are int64 class numbers (N,), or bool rows (N, C) for several
+labels per sample.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from paceline.core.errors import InvalidInput
 
-_OF_SAMPLES = 2  # dimensions of scores of which each sample has a row
+_OF_SAMPLES = 2  # dimensions of scores with one row per sample
 
 
 def class_loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -21,14 +21,14 @@ def class_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of samples whose highest score is that of their class, as float64."""
+    """Return the share of correctly classified samples, as float64."""
     return (outputs.argmax(1) == targets).double().mean()
 
 
 def label_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy of the softmax, as in Ma, Rusu et al. 2020, with a sample's labels all alike.
+    """Softmax cross entropy with equal weights for a sample's labels (Ma, Rusu et al. 2020).
 
-    A sample without labels asks for nothing: its loss and its gradient are zero.
+    A sample without labels has zero loss and gradient.
     """
     shares = targets.to(outputs.dtype)
     shares /= shares.sum(1, keepdim=True).clamp(min=1)
@@ -36,17 +36,17 @@ def label_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def precision_at_1(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of samples of which the highest score is one of their labels, as float64."""
+    """Return the share of samples whose highest score is one of their labels, as float64."""
     return targets.gather(1, outputs.argmax(1, keepdim=True)).double().mean()
 
 
-precision_at_1.__name__ = "precision@1"  # as it is written
+precision_at_1.__name__ = "precision@1"  # named as it is usually written
 
 
 def check_classes(name: str, outputs: Any, targets: Tensor, num_classes: int) -> None:
-    """Raise InvalidInput unless a model gives a score for each class, or for each token.
+    """Raise InvalidInput unless a model returns a score for each class or token.
 
-    It may give more; but where a sample may have several labels, exactly one for each.
+    More scores are allowed, except for several labels per sample.
     """
     has_labels = targets.dtype == torch.bool
     num_dims = targets.ndim if has_labels else targets.ndim + 1

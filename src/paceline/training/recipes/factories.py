@@ -1,4 +1,4 @@
-"""Functions and classes of the user's that settings name, as package.module:factory."""
+"""Import user functions and classes named package.module:factory."""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -12,9 +12,9 @@ FORM = "package.module:factory"
 
 
 def factory_of(setting: str, name: str) -> Callable[..., Any]:
-    """Import what `name` says, as `python -m` does: also from the current directory.
+    """Import a factory, also from the current directory.
 
-    Raises InvalidInput, beginning with the setting, if it cannot be imported or called.
+    Raises InvalidInput with the setting's name if it cannot be imported or called.
     """
     module, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):

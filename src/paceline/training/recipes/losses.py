@@ -1,4 +1,4 @@
-"""Losses and scores of models that predict tokens."""
+"""Losses and scores for language models."""
 
 from math import log
 
@@ -9,10 +9,10 @@ from paceline.training.data.windows import IGNORED
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross entropy in nats, the mean over all targets but those that are -100.
+    """Return the mean cross entropy in nats over targets other than -100.
 
-    `logits` (..., V), `targets` (...) int64: of the next tokens or of masked ones. Without any
-    target it is 0, and so are its gradients.
+    `logits` (..., V), `targets` (...) int64: next tokens or masked ones. Without targets the loss
+    and its gradients are 0.
     """
     places = targets.flatten()
     total = F.cross_entropy(logits.flatten(0, -2), places, ignore_index=IGNORED, reduction="sum")
@@ -20,5 +20,5 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def bits_per_byte(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss in bits; per byte if the tokens are bytes, and else per token."""
+    """Return the loss in bits per token, which is per byte for byte tokens."""
     return next_token_loss(logits, targets) / log(2)

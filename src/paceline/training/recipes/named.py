@@ -1,4 +1,4 @@
-"""Recipes by name: built-in models with their data, and the user's package.module:factory."""
+"""Look up recipes by name: built-in models with data, or package.module:factory."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -28,18 +28,18 @@ from paceline.training.recipes.classification import (
 from paceline.training.recipes.losses import bits_per_byte, next_token_loss
 from paceline.training.recipes.recipe import NAMELESS, Loss, Recipe, new_model
 
-_NUM_TRIED = 2  # samples: a batch norm needs two
+_NUM_TRIED = 2  # samples of a trial batch; batch norm needs two
 _Found = TypeVar("_Found")
-_TEXTS = ("text", "masked-text")  # data sets of bytes
-_GIVEN = "given-recipe"  # of names, which stand in the settings of runs
+_TEXTS = ("text", "masked-text")  # data sets with bytes as tokens
+_GIVEN = "given-recipe"  # prefix of temporary names in the settings of runs
 _given: dict[str, Recipe] = {}
 
 
 @contextmanager
 def given(recipe: Recipe) -> Iterator[str]:
-    """Yield a name by which `recipe_of` knows a recipe, here and in processes forked from here.
+    """Register a recipe object under a temporary name for this process and its forks.
 
-    It has a colon, like those of the user's own models, but no module can be called so.
+    The name contains a colon like a user's model, but no module can have it.
     """
     kind = recipe.name or getattr(recipe.model, "__name__", "").removeprefix("<lambda>")
     kind = re.sub(r"[^\w.-]+", "-", kind).strip("-") or "model"
@@ -53,17 +53,16 @@ def given(recipe: Recipe) -> Iterator[str]:
 
 
 def is_given(name: str) -> bool:
-    """Return True if the name is known to this process and its forks only."""
+    """Return whether a name is registered in this process only."""
     return name in _given
 
 
 def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = None) -> Recipe:
-    """Return the recipe of a model's name, with the data of that spec or its own.
+    """Look up a recipe by model name; `data` overrides its data set.
 
-    `model` is a built-in name or "package.module:factory": a recipe, or a function or class that
-    returns a recipe or a model when called without arguments. `seed` decides how data are split.
-    `loaded`: the data of the spec, where they are in memory already; a recipe has data of its own.
-    Raises InvalidInput if there is none of that name, or model and data do not fit each other.
+    `model`: a built-in name or "package.module:factory", which is a recipe, or a function or class
+    that returns a recipe or model. `seed` determines the data's split. `loaded`: the data, if
+    already in memory. Raises InvalidInput for an unknown name, or if model and data do not fit.
     """
     found = own_recipe(model)
     if found is not None:
@@ -77,9 +76,9 @@ def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = 
 
 
 def own_recipe(model: str) -> Recipe | None:
-    """Return the recipe of the user's own that has this name; None of a model.
+    """Return the user's recipe of this name; None for a model.
 
-    Raises InvalidInput if the user's factory fails, or returns neither.
+    Raises InvalidInput if the user's factory fails or returns neither.
     """
     if model in _given:
         return replace(_given[model], name=_given[model].name or NAMELESS)
@@ -94,7 +93,7 @@ def own_recipe(model: str) -> Recipe | None:
 
 
 def takes_any_data(model: str) -> bool:
-    """Return True of a model that takes floats, whatever they mean: no recipe, none of tokens."""
+    """Return whether a model accepts any float data: not a recipe, and not a token model."""
     return own_recipe(model) is None and find(model).input_dtype.is_floating_point
 
 
@@ -107,11 +106,11 @@ def _of_user(name: str) -> Recipe | None:
         return found
     is_class = isinstance(found, type) and issubclass(found, nn.Module)
     if is_class or isinstance(found, nn.Module) or not callable(found):
-        return None  # what is wrong with it, `find` says
+        return None  # `find` reports the error
     try:
         with torch.random.fork_rng(devices=[]):
             made = found()
-    except InvalidInput as error:  # as from a Recipe, which says what is wrong with it
+    except InvalidInput as error:  # raised by Recipe itself
         why = str(error).removeprefix(f"{NAMELESS}: ")
         raise InvalidInput(name, why) from error
     except (Exception, SystemExit) as error:
@@ -124,7 +123,7 @@ def _of_user(name: str) -> Recipe | None:
 
 
 def recipe_of_data(data: Dataset) -> Recipe:
-    """Return a recipe of the data without its model: what targets are says which loss."""
+    """Return a recipe for the data, without a model; the targets' type selects the loss."""
     inputs, targets = data.train.__getitems__([0])
     loss: Loss = class_loss
     score: Loss | None = accuracy
@@ -146,10 +145,10 @@ def recipe_of_data(data: Dataset) -> Recipe:
 def workload_of(
     model: str | nn.Module | Recipe, batch_size: int, input_shape: tuple[int, ...] | None = None
 ) -> Workload:
-    """Describe a step of a model or a recipe, or of the one of that name.
+    """Describe a step of a model or recipe, given as an object or by name.
 
-    `input_shape` is that of one sample of floats; recipes and built-in models know theirs.
-    InvalidInput if it is not known, or does not fit.
+    `input_shape`: shape of one sample; recipes and built-in models define theirs. InvalidInput if
+    it is unknown or does not fit.
     """
     if isinstance(model, nn.Module):
         example = _example(type(model).__name__, batch_size, input_shape)
@@ -168,10 +167,10 @@ def tried_with(
     attempt: Callable[[nn.Module, Any], _Found],
     input_shape: tuple[int, ...] | None = None,
 ) -> _Found:
-    """Return what `attempt` makes of a model like this one, in training mode, and of two inputs.
+    """Call `attempt(model, inputs)` on a fresh copy in training mode, with a batch of two.
 
-    The model is one without values, on the meta device, or one with them where that fails. The
-    arguments are as in `workload_of`. Raises whatever `attempt` raises of the one with values.
+    The copy is on the meta device or, if that fails, on the CPU. The arguments are those of
+    `workload_of`. Raises the errors of `attempt` on the CPU.
     """
     with torch.random.fork_rng(devices=[]):  # those that are drawn here are not the program's
         try:
@@ -184,7 +183,7 @@ def tried_with(
 def _instance(
     model: str | nn.Module | Recipe, input_shape: tuple[int, ...] | None, device: torch.device
 ) -> tuple[nn.Module, Any]:
-    """Return a model of its own on the device, and inputs of two samples."""
+    """Return a fresh model on the device, and inputs of two samples."""
     recipe = own_recipe(model) if isinstance(model, str) else model
     if isinstance(recipe, nn.Module):
         example = _example(type(recipe).__name__, _NUM_TRIED, input_shape)
@@ -205,9 +204,9 @@ def _copied(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _of_builder(model: str, batch_size: int, input_shape: tuple[int, ...] | None) -> Workload:
-    """Describe a step of a model of that name."""
+    """Describe a step of a named model."""
     architecture = find(model)
-    # A factory of the user's may compute with the tensors that it makes.
+    # User factories may compute with their tensors, so build those on the CPU.
     with torch.device("meta" if architecture.num_classes else "cpu"):
         built = architecture.build(None)
         shape = input_shape or architecture.input_shape
@@ -215,7 +214,7 @@ def _of_builder(model: str, batch_size: int, input_shape: tuple[int, ...] | None
     return describe(built, example, model)
 
 
-# Plans ask for the same again and again; a built-in model is always the same.
+# Plans need the same workloads repeatedly, and built-in models never change.
 _of_name = lru_cache(maxsize=256)(_of_builder)
 
 
@@ -230,7 +229,7 @@ def _example(
 
 
 def _workload_of_recipe(recipe: Recipe, batch_size: int) -> Workload:
-    """Describe a step of a recipe without its model's values, or else with them."""
+    """Describe a step of a recipe on the meta device, or on the CPU if that fails."""
     example, name = recipe.example(batch_size), recipe.name or NAMELESS
     with torch.random.fork_rng(devices=[]):  # those that are drawn here are not the program's
         try:

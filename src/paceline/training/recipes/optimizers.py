@@ -1,4 +1,4 @@
-"""Optimizers by name with their fields, checked before anything starts."""
+"""Create optimizers by name, checked before training starts."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -17,20 +17,20 @@ from paceline.training.recipes.factories import FORM, factory_of
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
-_SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # fields that are settings
+_SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # fields set by own settings
 _CLOSURE = "it computes the loss several times in a step (a closure), and a step here has one"
 _SPARSE = "it takes sparse gradients only, and gradients are exchanged dense"
 _ANYTHING = inspect.Parameter.VAR_KEYWORD
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, _ANYTHING)
 _POSITIONS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY)
-_PARTS = ("param_groups", "step", "zero_grad")  # all that is used of an optimizer
+_PARTS = ("param_groups", "step", "zero_grad")  # attributes that training uses
 _STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
 def optimizer_for(settings: TrainSettings) -> OptimizerFactory:
-    """Return a function that makes the optimizer of a training; InvalidInput as `optimizer_of`.
+    """Return the optimizer factory of a training's settings.
 
-    What is not given is what suits the model (`paceline.core.defaults`).
+    Missing settings are the model's defaults (`paceline.core.defaults`).
     """
     known = completed(settings)
     assert known.optimizer is not None
@@ -45,15 +45,15 @@ def optimizer_of(
     momentum: float | None,
     options: Mapping[str, Any] = {},
 ) -> OptimizerFactory:
-    """Return a function that makes the optimizer of that name for some parameters.
+    """Return a factory for the named optimizer.
 
-    `name`: one of torch.optim, in any case, or "package.module:factory", which is called with the
-    parameters and with the fields that are given, among them lr and momentum. It has to update the
-    parameters in place, without another forward pass. A rate or a momentum of None is the
-    optimizer's own. Lists among the `options` become tuples where a field's default is one.
+    `name`: a class of torch.optim, in any case, or "package.module:factory", which is called with
+    the parameters and the given fields, including lr and momentum. It must update parameters in
+    place without another forward pass. None for rate or momentum selects the optimizer's default.
+    Lists in `options` become tuples if a field's default is one.
 
-    Raises InvalidInput if there is none of that name, if it has no such field, or does not take
-    its value; so does the function if the optimizer does not take the parameters.
+    Raises InvalidInput for an unknown name or field, or an invalid value; the factory raises it if
+    the optimizer refuses the parameters.
     """
     is_of_user = ":" in name
     factory = factory_of("optimizer", name) if is_of_user else _of_torch(name)
@@ -72,9 +72,9 @@ def optimizer_of(
 
 
 def checked_optimizer(name: str, factory: Callable[..., Any]) -> OptimizerFactory:
-    """Return a function that makes an optimizer by `factory`, which the messages call `name`.
+    """Wrap an optimizer factory with validation; `name` is used in errors.
 
-    The function raises InvalidInput if the factory fails, or makes nothing that can be used.
+    The result raises InvalidInput if the factory fails or returns no usable optimizer.
     """
 
     def make(parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -93,7 +93,7 @@ def checked_optimizer(name: str, factory: Callable[..., Any]) -> OptimizerFactor
 
 
 def _of_torch(name: str) -> type[Optimizer]:
-    """Return the class of torch.optim of that name, in any case; InvalidInput lists the known."""
+    """Look up a class of torch.optim, in any case; InvalidInput lists the known names."""
     every: dict[str, type[Optimizer]] = {
         key.lower(): value
         for key, value in vars(torch.optim).items()
@@ -123,12 +123,12 @@ def _needs_closure(kind: type[Optimizer]) -> bool:
 
 
 def _fields_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of an optimizer after the first one, which is that of the model's."""
+    """Return a factory's parameters, except the first: the model's parameters."""
     try:
         signature = inspect.signature(factory, eval_str=True)
-    except (NameError, TypeError):  # annotations that can be read only where they are written
+    except (NameError, TypeError):  # annotations that cannot be evaluated here
         signature = inspect.signature(factory)
-    except ValueError:  # of a function without a signature, as some of C
+    except ValueError:  # C functions may have no signature
         return {"": inspect.Parameter("fields", _ANYTHING)}
     return dict(list(signature.parameters.items())[1:])
 
@@ -136,7 +136,7 @@ def _fields_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def _known_options(
     name: str, fields: Mapping[str, inspect.Parameter], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options as the optimizer takes them; InvalidInput names a field or a value."""
+    """Validate the options; InvalidInput names the field or value."""
     by_name = [field for field, one in fields.items() if one.kind not in (*_POSITIONS, _ANYTHING)]
     known = [field for field in by_name if field not in _SETTING_OF]
     takes_any = any(one.kind is _ANYTHING for one in fields.values())
@@ -156,7 +156,7 @@ def _known_options(
 
 
 def _read(name: str, field: str, value: Any, parameter: inspect.Parameter | None) -> Any:
-    """Return a value as a field takes it; InvalidInput if it is of another kind."""
+    """Convert a value to a field's type; InvalidInput if that fails."""
     if parameter is None:
         return value
     if isinstance(value, list) and isinstance(parameter.default, tuple):
@@ -178,7 +178,7 @@ def _own_settings(
     learning_rate: float | None,
     momentum: float | None,
 ) -> dict[str, Any]:
-    """Return the fields that are settings; InvalidInput if the optimizer has none of a name."""
+    """Return lr and momentum as fields; InvalidInput if the optimizer lacks one."""
     takes_any = any(one.kind is _ANYTHING for one in fields.values())
     own: dict[str, Any] = {}
     if learning_rate is not None:
@@ -197,13 +197,13 @@ def _own_settings(
 def _try_out(
     name: str, factory: Callable[..., Any], own: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
-    """Make an optimizer of one parameter; InvalidInput names the option that it refuses."""
+    """Create a trial optimizer; InvalidInput names the option that it refuses."""
 
     def refusal(fields: Mapping[str, Any]) -> str | None:
-        matrix = nn.Parameter(torch.zeros(2, 2))  # some take matrices only
+        matrix = nn.Parameter(torch.zeros(2, 2))  # some optimizers accept only matrices
         try:
             factory([matrix], **own, **fields)
-        except Exception as error:  # torch raises any kind for a value that it does not take
+        except Exception as error:  # torch raises various errors for invalid values
             return first_line(error).partition(": ")[2]
         return None
 

@@ -1,4 +1,4 @@
-"""A recipe: what is trained."""
+"""The recipe: model, data, loss, score, optimizer and schedule of a training."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,20 +21,19 @@ from paceline.training.recipes.classification import check_classes
 Loss = Callable[[Any, Any], Tensor]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 ScheduleFactory = Callable[[Optimizer, int], LRScheduler]
-NAMELESS = "the recipe"  # in messages
+NAMELESS = "the recipe"  # name in error messages
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Recipe:
-    """What is trained: a model, its data, its loss, and how it learns.
+    """Defines a training: model, data, loss, optimizer and schedule.
 
-    `model` builds a new model, with torch's random numbers, which are seeded before. `train` and
-    `test` are map-style data sets. `loss(outputs, targets)` is a 0-d tensor, the mean over a
-    batch's samples; `score(outputs, targets)` likewise, of tests only: its name is the function's.
-    `optimizer` gets the parameters that are trained; `schedule` an optimizer and the number of
-    steps of the run. Settings of a run that name an optimizer or a schedule go before these.
-    `collate` makes a batch of a list of samples. `num_classes`: the targets are class numbers below
-    it. `name` is for messages.
+    `model()` builds a new model, after torch's random numbers are seeded. `train` and `test` are
+    map-style data sets. `loss(outputs, targets)` returns a 0-d tensor, the mean over a batch's
+    samples; `score(outputs, targets)` does the same for tests, and is reported under its function
+    name. `optimizer(parameters)` and `schedule(optimizer, num_steps)` are replaced by those in a
+    run's settings. `collate` makes a batch of a list of samples. `num_classes`: targets are class
+    numbers below it. `name` is used in messages.
     """
 
     model: Callable[[], nn.Module]
@@ -51,7 +50,7 @@ class Recipe:
     test_samples: IndexedSamples | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raise InvalidInput for a data set that has no samples, or is none of map style."""
+        """Raise InvalidInput for an empty data set, or one that is not map-style."""
         name = self.name or NAMELESS
         tested = None if self.test is None else batches_of(self.test, self.collate, name)
         object.__setattr__(self, "samples", batches_of(self.train, self.collate, name))
@@ -59,7 +58,7 @@ class Recipe:
 
     @property
     def score_name(self) -> str:
-        """The name of the score, "score" if it has none; "loss" where there is no score."""
+        """The score's name, "score" by default; "loss" without a score."""
         if self.score is None:
             return "loss"
         name = getattr(self.score, "__name__", type(self.score).__name__)
@@ -67,18 +66,18 @@ class Recipe:
         return name.replace("_", " ") if is_named else "score"
 
     def first(self, num_samples: int) -> Batch:
-        """Return a batch of so many samples, all of which are the first one."""
+        """Return a batch that repeats the first sample."""
         first = self.samples.__getitems__([0])
         return Batch.of(
             tree_map(lambda leaf: leaf.expand(num_samples, *leaf.shape[1:]).clone(), first)
         )
 
     def example(self, num_samples: int) -> Any:
-        """Return inputs of so many samples, all of which are the first one."""
+        """Return inputs that repeat the first sample."""
         return self.first(num_samples).inputs
 
     def target_nbytes(self, num_samples: int) -> int | None:
-        """Return the bytes of so many samples' targets; None if they are class numbers."""
+        """Return the bytes of a batch's targets; None for class numbers."""
         leaves = tree_leaves(Batch.of(self.samples.__getitems__([0])).targets)
         numbers = self.num_classes is not None and len(leaves) == 1 and leaves[0].ndim == 1
         if numbers and leaves[0].dtype == torch.int64:
@@ -88,14 +87,14 @@ class Recipe:
 
     @cached_property
     def tokens_per_sample(self) -> int | None:
-        """The tokens of a sample: the values of its only dimension, if these are integers."""
+        """The tokens of a sample, if it is a vector of integers."""
         first = tree_leaves(Batch.of(self.samples.__getitems__([0])).inputs)[0]
         is_tokens = first.ndim == 2 and not (first.is_floating_point() or first.is_complex())
         return first.shape[1] if is_tokens else None
 
 
 def new_model(recipe: Recipe) -> nn.Module:
-    """Build the model; InvalidInput if that fails, or if there is nothing to train."""
+    """Build the model; InvalidInput if that fails or nothing is trainable."""
     try:
         model = recipe.model()
     except InvalidInput:
@@ -113,10 +112,10 @@ def new_model(recipe: Recipe) -> nn.Module:
 
 @torch.no_grad()
 def built(recipe: Recipe, seed: int) -> nn.Module:
-    """Build the model after `torch.manual_seed(seed)`, and return it in training mode.
+    """Build the model after `torch.manual_seed(seed)`, in training mode.
 
-    Raises InvalidInput if it has nothing to train, or if model, data, loss and score do not fit
-    each other: they are tried with the first sample, in evaluation mode.
+    Raises InvalidInput if nothing is trainable, or if model, data, loss and score do not fit, which
+    is tried with the first sample in evaluation mode.
     """
     torch.manual_seed(seed)
     model = new_model(recipe)
@@ -128,7 +127,7 @@ def built(recipe: Recipe, seed: int) -> nn.Module:
 
 
 def check_fit(recipe: Recipe, model: nn.Module, samples: IndexedSamples, part: str) -> None:
-    """Raise InvalidInput if the model, the loss or the score cannot take the first sample."""
+    """Raise InvalidInput if model, loss or score fail on the first sample."""
     batch = Batch.of(samples.__getitems__([0]))
     device = next(model.parameters()).device
     inputs, targets = batch.to(device)
@@ -147,10 +146,10 @@ def check_fit(recipe: Recipe, model: nn.Module, samples: IndexedSamples, part: s
 
 
 def scalar_of(what: str, function: Loss, outputs: Any, targets: Any) -> Tensor:
-    """Return a loss or a score; InvalidInput that names it if it fails or is no scalar."""
+    """Compute a loss or score; InvalidInput names it if it fails or is not a scalar."""
     try:
         value = function(outputs, targets)
-    except torch.OutOfMemoryError:  # says nothing about the function
+    except torch.OutOfMemoryError:  # out of memory is not the function's fault
         raise
     except Exception as error:
         raise InvalidInput(
@@ -171,9 +170,9 @@ def scalar_of(what: str, function: Loss, outputs: Any, targets: Any) -> Tensor:
 
 
 def learnable_loss(name: str, loss: Loss, outputs: Any, targets: Any) -> Tensor:
-    """Return the loss of a batch, whose gradients can be computed; `name` is the recipe's.
+    """Compute a batch's differentiable loss; `name`: of the recipe.
 
-    Raises InvalidInput if it fails, or is not one number that depends on the model.
+    Raises InvalidInput if the loss fails, or is not a scalar that depends on the model.
     """
     value = scalar_of(f"loss of {name}", loss, outputs, targets)
     if not value.requires_grad:
@@ -186,7 +185,7 @@ def learnable_loss(name: str, loss: Loss, outputs: Any, targets: Any) -> Tensor:
 
 
 def described(value: Any) -> str:
-    """Return the types and shapes of a pytree, in one line for an error."""
+    """Describe the types and shapes of a pytree in one line."""
     if isinstance(value, Tensor):
         shape = "x".join(map(str, value.shape)) or "scalar"
         return f"{str(value.dtype).removeprefix('torch.')} {shape}"

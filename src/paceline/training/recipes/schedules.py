@@ -1,4 +1,4 @@
-"""Schedules of the learning rate by name: what each step's rate is, in a closed form."""
+"""Learning-rate schedules by name, as closed-form functions of the step."""
 
 from collections.abc import Callable
 from math import cos, pi
@@ -13,7 +13,7 @@ from paceline.training.recipes.factories import FORM, factory_of
 
 ScheduleFactory = Callable[[Optimizer, int], LRScheduler]
 
-# The share of the full rate by the part of the steps after the warm-up that are done.
+# Share of the full rate by the completed share of the steps after the warm-up.
 _SHARES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "cosine": lambda done: (1 + cos(pi * done)) / 2,
@@ -22,7 +22,7 @@ _SHARES: dict[str, Callable[[float], float]] = {
 
 
 def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
-    """Return a function that makes the schedule of an optimizer for a total number of steps.
+    """Return a factory for the named schedule.
 
     `name`: constant, cosine or linear, or "package.module:factory", which is called with the
     optimizer and the number of steps. With W `warmup_steps`, N steps in all, and t counting them
@@ -58,7 +58,7 @@ def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
                 hint="the rate has to reach its full height before the last one",
             )
 
-        # A plain function: torch leaves it out of the schedule's state, which JSON can hold then.
+        # torch omits a plain function from the schedule's state, which JSON can then hold.
         def factor(step: int) -> float:
             if step < warmup_steps:
                 return (step + 1) / warmup_steps
@@ -66,7 +66,7 @@ def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
 
         try:
             return LambdaLR(optimizer, factor)
-        except TypeError as error:  # of an optimizer that is not torch's, but like it
+        except TypeError as error:  # an optimizer that only resembles torch's
             raise InvalidInput("schedule", first_line(error)) from error
 
     return make
@@ -80,10 +80,10 @@ def _of_user(name: str, warmup_steps: int) -> ScheduleFactory:
 
 
 def checked_schedule(name: str, factory: Callable[..., Any]) -> ScheduleFactory:
-    """Return a function that makes a schedule by `factory`, which the messages call `name`.
+    """Wrap a scheduler factory with validation; `name` is used in errors.
 
-    The function raises InvalidInput if the factory fails, or makes no schedule of torch's, or one
-    that has to be told of a loss.
+    The result raises InvalidInput if the factory fails, or returns something other than a scheduler
+    of torch that needs no loss.
     """
 
     def make(optimizer: Optimizer, num_steps: int) -> LRScheduler:

@@ -1,0 +1,320 @@
+"""Advice: findings about a result, each made by a rule from a metric and a threshold.
+
+The metric of a gain is the largest share of a step that a change could save. It is arithmetic
+with the parts of a typical step: loading, forward and backward divide among workers, everything
+else stays constant.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from paceline.core.losses import BUSY
+from paceline.core.outcome import Finding
+from paceline.planner import ERROR_BAR
+from paceline.report.format import number, share
+
+MOST_SHOWN = 3
+_WORTH = 0.03  # share of a step below which a change is not worth the effort
+_UNEVEN = 1 - 1 / 1.15  # share of a step: the slowest worker takes 1.15 times the mean
+_HARDLY = 0.01  # relative change of a loss
+Sort = Literal["doubt", "gain", "fact"]
+_SORTS = get_args(Sort)
+
+
+@dataclass
+class Metrics:
+    """Metrics of a result by name, and the words for its messages."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Reports a finding if a metric exceeds its threshold.
+
+    A rule is skipped if the result lacks a word that its message needs, or if a rule listed in
+    `unless` has found something. Findings are ordered: doubts, which make the other figures
+    uncertain; gains, the largest first; facts.
+    """
+
+    sort: Sort
+    code: str
+    metric: str
+    threshold: float
+    message: str
+    unless: tuple[str, ...] = ()
+
+
+RULES = (
+    Rule(
+        "doubt",
+        "busy",
+        "unrest",
+        BUSY,
+        "Other programs ran on this machine: half of the {timed} differ by up to {share} from "
+        "their median. Measure again when it is quiet.",
+    ),
+    Rule(
+        "doubt",
+        "busier_before",
+        "gained_together",
+        ERROR_BAR,
+        "Together the workers trained {share} more samples/s than one by one before: other "
+        "programs ran then. Train again when the machine is quiet.",
+    ),
+    Rule(
+        "doubt",
+        "prediction_off",
+        "prediction_error",
+        2 * ERROR_BAR,
+        "The prediction was off by {share}: devices or links changed their speed after they were "
+        "profiled. Try --profile-s 20.",
+    ),
+    Rule(
+        "doubt",
+        "not_learnt",
+        "loss_unchanged",
+        1 - _HARDLY,
+        "Neither the training loss nor the test loss has changed in {epochs} epochs. Try another "
+        "--learning-rate.",
+    ),
+    Rule(
+        "doubt",
+        "close",
+        "ranges_overlap",
+        0.0,
+        "The ranges of {best} and {other} overlap: either may be the faster. {try_both}.",
+    ),
+    Rule(
+        "gain",
+        "exchange",
+        "exposed",
+        _WORTH,
+        "Workers wait for communication in {share} of a step, which would be at best {times} times "
+        "as fast without it. Try {exchange_less}.",
+    ),
+    Rule(
+        "gain",
+        "balance",
+        "unevenness",
+        _UNEVEN,
+        "The slowest worker computes {slowest} times as long as the mean. Try --balance auto.",
+    ),
+    Rule(
+        "gain",
+        "other_strategy",
+        "other_saves",
+        0.0,
+        "Strategy {other} was predicted to take {share} less time for a step. Try --strategy "
+        "{other}.",
+    ),
+    Rule(
+        "gain",
+        "waiting",
+        "idle",
+        _WORTH,
+        "Workers wait for each other in {share} of a step. Two of them are drawn in report.html.",
+        unless=("balance",),
+    ),
+    Rule(
+        "gain",
+        "loading",
+        "loading",
+        _WORTH,
+        "Loading samples takes {share} of a step. Prepare the samples beforehand, or make them "
+        "smaller.",
+    ),
+    Rule(
+        "gain",
+        "update",
+        "updating",
+        _WORTH,
+        "The weight update takes {share} of a step. Try --batch-size {twice_batch}, which needs "
+        "half as many updates.",
+    ),
+    Rule(
+        "gain",
+        "calls",
+        "calls",
+        _WORTH,
+        "Python and dispatch between operators take {share} of a step. Try --batch-size "
+        "{twice_batch}, or fewer and larger layers.",
+    ),
+    Rule(
+        "gain",
+        "no_gain",
+        "alone_saves",
+        -0.02,
+        "The {workers} workers are {speedup} times as fast as one of them with all samples. Try "
+        "--workers 1.",
+    ),
+    Rule(
+        "gain",
+        "enough",
+        "needless_workers",
+        0.0,
+        "{worth} of {most} workers are enough: {most} are {effect}. Try --workers {worth}.",
+    ),
+    Rule(
+        "gain",
+        "further_worker",
+        "further_worker_saves",
+        _WORTH,
+        "One more worker would make a step at best {times} times as fast. Try --workers "
+        "{more_workers}.",
+        unless=("no_gain", "enough"),
+    ),
+    Rule(
+        "gain",
+        "method",
+        "best_saves",
+        0.02,
+        "Strategy {best} takes {share} less time for an epoch than {second} {where}. Try "
+        "--strategy {best}.",
+    ),
+    Rule(
+        "gain",
+        "apart",
+        "lost_together",
+        0.1,
+        "Together the workers train {share} fewer samples/s than one by one before. Try fewer "
+        "(--workers).",
+    ),
+    Rule(
+        "gain",
+        "lanes",
+        "idle_device",
+        0.2,
+        "Device {device} computed nothing in {share} of the time. Try {more_lanes}.",
+    ),
+    Rule(
+        "gain",
+        "idle_device",
+        "idle_device",
+        0.2,
+        "Device {device} computed nothing in {share} of the time. Give it larger batches, or leave "
+        "it out.",
+        unless=("lanes",),
+    ),
+    Rule(
+        "gain",
+        "other_training",
+        "other_training_saves",
+        _WORTH,
+        "To the same loss {learns} takes {share} less time, by {measured_on}. Try how it learns "
+        "your model.",
+    ),
+    Rule(
+        "fact",
+        "overfit",
+        "loss_risen",
+        _HARDLY,
+        "The test loss was lowest after epoch {best_epoch}, and is {share} higher now. Try "
+        "--epochs {best_epoch}.",
+    ),
+    Rule(
+        "fact",
+        "still_falling",
+        "loss_fell",
+        _HARDLY,
+        "The test loss still fell by {share} in the last epoch. Try --epochs {twice_epochs}.",
+    ),
+    Rule(
+        "fact",
+        "memory",
+        "memory_used",
+        0.8,
+        "Of the memory {holder} took {share}. Try --accumulate 2 before a larger batch.",
+    ),
+    Rule(
+        "fact",
+        "feature_maps",
+        "feature_maps",
+        0.5,
+        "Feature maps are {share} of the memory of a step, and grow with the batch. Try "
+        "--accumulate 2 to halve them.",
+    ),
+    Rule(
+        "fact",
+        "codec",
+        "sent_as_is",
+        0.5,
+        "Of the bytes that travel {share} are {purpose}. Try --set {purpose}=dynamic8.",
+    ),
+    Rule(
+        "fact",
+        "rounding",
+        "codec_saves",
+        0.0,
+        "Codec {codec} rounds what is sent, and makes a step {times} times as fast. Compare the "
+        "loss with that of a run without it.",
+    ),
+    Rule(
+        "fact",
+        "computation",
+        "computing",
+        0.9,
+        "Forward and backward take {share} of a step: no exchange could make it faster. Try "
+        "--precision bfloat16, or a faster device.",
+    ),
+    Rule(
+        "fact",
+        "stated_speed",
+        "stated",
+        0.5,
+        "The machine file says how fast devices compute. Try --measured 350/s with what one of "
+        "yours reaches.",
+    ),
+    Rule(
+        "fact",
+        "slowest_layer",
+        "slowest_layer",
+        0.1,
+        "Layer {layer} alone takes {share} of a step.",
+    ),
+)
+
+
+def findings(of: Metrics) -> tuple[Finding, ...]:
+    """Apply all rules to the metrics and return the findings, the most valuable first."""
+    found: dict[str, tuple[Rule, Finding]] = {}
+    for rule in RULES:
+        value = of.values.get(rule.metric)
+        if value is None or value <= rule.threshold or found.keys() & set(rule.unless):
+            continue
+        with suppress(KeyError):  # the result lacks a word of the message
+            message = rule.message.format_map(of.words | _of_value(value))
+            found[rule.code] = (
+                rule,
+                Finding(
+                    code=rule.code,
+                    metric=rule.metric,
+                    value=value,
+                    threshold=rule.threshold,
+                    message=message,
+                ),
+            )
+
+    def place(item: tuple[Rule, Finding]) -> tuple[int, float]:
+        rule, finding = item
+        return _SORTS.index(rule.sort), -finding.value if rule.sort == "gain" else 0.0
+
+    return tuple(finding for _, finding in sorted(found.values(), key=place))
+
+
+def _of_value(value: float) -> dict[str, str]:
+    left = 1 - value
+    return {"share": share(value), "times": number(1 / left) if left > 0 else "many"}
+
+
+def shown(found: tuple[Finding, ...]) -> Iterator[str]:
+    """Yield the messages to display: those of the first MOST_SHOWN findings."""
+    yield from (one.message for one in found[:MOST_SHOWN])
+
+
+def of_unrest(unrest: float, timed: str) -> Iterator[str]:
+    """Yield a warning if the spread of the `timed` repetitions shows that other programs ran."""
+    yield from shown(findings(Metrics({"unrest": unrest}, {"timed": timed})))

@@ -1,0 +1,128 @@
+"""Tables of plans, the recommendation with its command, and explanations."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+
+from paceline.planner import Refusal
+from paceline.planner.backward import after_backward_sentence
+from paceline.records.result import PlanResult, PlanRow, RankingRows
+from paceline.report.format import Quantity, counted, duration, nbytes, number, ratio, share
+from paceline.report.metrics import named
+from paceline.report.tables import Rows, Table, plan_name
+from paceline.strategies import STRATEGIES
+
+_MOST_ALIKE, _MOST_OTHERS = 5, 3
+_FOUND_BY_TRAINING = {"workers", "chunk"}  # fields of a configuration that need no option
+_RANGE = "±: the median of the measured steps is meant to be within it in 9 of 10 cases"
+
+
+def plan_tables(plans: Sequence[PlanRow], alone_samples_per_s: float | None) -> dict[str, Table]:
+    """Return two tables of the best plans by title: same training, and changed training.
+
+    Each strategy is listed once with a codec and once without. `alone_samples_per_s` is the
+    throughput of the best single worker, for the first table's speed-ups.
+    """
+
+    def beside(plan: PlanRow) -> str:
+        one = alone_samples_per_s
+        return "" if one is None else number(plan.samples_per_s / one)
+
+    alike = list(_fastest(plan for plan in plans if plan.is_same_training))[:_MOST_ALIKE]
+    others = list(_fastest(plan for plan in plans if not plan.is_same_training))[:_MOST_OTHERS]
+    found = {"Same training": _table(alike, "x one", beside)} if alike else {}
+    if alike and alone_samples_per_s is None:
+        found["Same training"] = found["Same training"].without("x one")
+    if others:
+        found["Changes what is learned"] = _table(others, "to a loss", _learned)
+    return found
+
+
+def _fastest(plans: Iterable[PlanRow]) -> Iterator[PlanRow]:
+    """Yield each strategy's best plan with and without a codec, and the best of one worker."""
+    seen: set[object] = set()
+    for plan in plans:
+        key = "one worker" if plan.workers == 1 else (plan.strategy, plan.codec is None)
+        if key not in seen:
+            seen.add(key)
+            yield plan
+
+
+def _table(plans: Sequence[PlanRow], last: str, shown: Callable[[PlanRow], str]) -> Table:
+    rows: Rows = []
+    for plan in plans:
+        placement = "" if plan.placement == "as listed" else f" ({plan.placement})"
+        step = duration(plan.step_s)
+        rows.append(
+            (
+                plan_name(plan) + placement,
+                str(plan.workers),
+                Quantity(f"{step} ±{share(plan.range_share, 0)}", step.value, step.unit),
+                number(plan.samples_per_s),
+                share(ratio(plan.exposed_s, plan.step_s), 0),
+                nbytes(plan.wire_nbytes_per_step),
+                shown(plan),
+            )
+        )
+    head = ("strategy", "workers", "step", "samples/s", "exposed", "wire/step", last)
+    return Table(head, rows)
+
+
+def _learned(plan: PlanRow) -> str:
+    """Format the number of steps to synchronous training's loss, relative to its own steps."""
+    steps = plan.steps_to_loss
+    if steps is None:
+        return "unknown"
+    if steps.low == steps.high:
+        return f"{steps.median:.2f} x"
+    return f"{steps.low:.2f}-{steps.high:.2f} x"
+
+
+def recommendation(result: PlanResult) -> str:
+    """Return the recommended plan with its command; "" if there is no plan."""
+    plan, alone = result.ranking.recommended, result.ranking.alone_samples_per_s
+    if plan is None:
+        return ""
+    strategy = STRATEGIES.get(plan.strategy)
+    if strategy is not None and strategy.running is None:
+        return f"The fastest is {named(plan)}, which can be planned but not run here."
+    gain = ""
+    if alone and plan.workers > 1:
+        gain = f", {number(plan.samples_per_s / alone)} times as fast as one worker"
+    start = f"Train with {named(plan)}{gain}"
+    if plan.workers == 1 and max(one.workers for one in result.ranking.plans) > 1:
+        start = f"No further worker pays; train with {named(plan)}"
+    return f"{start}: {command(plan, result)}"
+
+
+def command(plan: PlanRow, result: PlanResult) -> str:
+    """Return the command that trains with the plan's configuration."""
+    words = ["paceline train", result.model, f"--batch-size {result.batch_size}"]
+    words += [f"--strategy {plan.strategy}", f"--workers {plan.workers}"]
+    strategy = STRATEGIES.get(plan.strategy)
+    usual = asdict(strategy.config(workers=plan.workers)) if strategy else {}
+    for name, value in plan.config.items():
+        if name not in _FOUND_BY_TRAINING and value is not None and value != usual.get(name):
+            words.append(f"--codec {value}" if name == "codec" else f"--set {name}={value}")
+    return " ".join([*words, *(["--balance auto"] if plan.is_balanced else [])])
+
+
+def explanation(ranking: RankingRows) -> Iterator[str]:
+    """Yield the reasons for each plan's time, each refused strategy, and the meaning of ±."""
+    for plan in _fastest(ranking.plans):
+        yield f"{named(plan)}: {plan.explanation}"
+    if (sentence := after_backward_sentence(ranking.plans)) is not None:
+        yield sentence
+    first = {row.strategy: row for row in reversed(ranking.refused)}
+    for row in first.values():
+        yield _refused(row, ranking.plans)
+    if ranking.plans:
+        yield _RANGE
+
+
+def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
+    """Describe a refusal, with the variant or placement if others of the strategy are planned."""
+    asked = row.strategy, row.workers
+    planned = {plan.placement for plan in plans if (plan.strategy, plan.workers) == asked}
+    name = f"a variant of {row.strategy}" if row.placement in planned else row.strategy
+    where = f" ({row.placement})" if planned else ""
+    return f"{name} is refused on {counted(row.workers, 'worker')}{where}: {row.why}"
