@@ -8,10 +8,9 @@ from typing import Any
 from unittest.mock import patch
 
 import mpi
-import paper_figures
 import tables
 
-from figures import Part, Picture
+from figures import Part
 from ranks import on_ranks
 
 # glibc gives large tensors back to the system when they are freed, and gets them page by page again
@@ -51,11 +50,4 @@ PARTS = {
     "lenet": Part(partial(built_in, "lenet5"), _STEPS, "LeNet-5"),
     "rehearsed": Part(partial(measure, "rehearsed", (4,)), _STEPS, _REHEARSED),
     "chunks": Part(partial(measure, "chunks", (4,)), _CHUNKS, _CHUNKED),
-    "accuracy": Part(paper_figures.measure, paper_figures.text, "LeNet-5 on digits"),
-}
-PICTURES = {
-    "docs/images/cgdp-figure-2.svg": Picture(paper_figures.figure_2, "chunks"),
-    "docs/images/cgdp-figure-4a.svg": Picture(paper_figures.figure_4a),
-    "docs/images/cgdp-figure-4b.svg": Picture(paper_figures.figure_4b, "accuracy"),
-    "docs/images/cgdp-figure-5.svg": Picture(paper_figures.figure_5, "chunks"),
 }

@@ -1,25 +1,63 @@
 """What balanced batches gain where one of two workers is four times slower.
 
-The slower worker is stretched: real arithmetic, and then it waits.
+Whole runs in turns, as `paceline rehearse` makes them: the slower worker is stretched, which is
+real arithmetic, and then it waits.
 """
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
-import alexnet
+from command import paceline
+from figures import Part, shown, spread, table
 
-from figures import Part, shown, table
-from ranks import on_ranks
+_BASELINE = "DDP, equal batches"  # which strategy allreduce is
+_UNEVEN, _AUTO = ("--workers", 2, "--stretch", "1,4"), ("--balance", "auto")
+_VARIANTS: dict[str, tuple[object, ...]] = {
+    "the fast worker alone": ("--workers", 1, "--stretch", 1),
+    _BASELINE: (*_UNEVEN, "--strategy", "allreduce"),
+    "allreduce, balanced": (*_UNEVEN, *_AUTO, "--strategy", "allreduce"),
+    "host, balanced": (*_UNEVEN, *_AUTO, "--strategy", "host"),
+}
 
 
-def mlp(quick: bool) -> dict[str, Any]:
-    """Return the figures of the digits MLP, in a user's own loop."""
-    return on_ranks(Path(__file__).parent, "mlp", 2, quick)
+class Case(NamedTuple):
+    """A model, the samples of a step, and the steps and turns of its runs."""
+
+    title: str
+    model: str
+    batch_size: int
+    num_steps: int
+    num_rounds: int
 
 
-def text(title: str, figures: Mapping[str, Any]) -> str:
+_CASES = {
+    "mlp": Case("MLP 64-1024-1024-10 on the digits", "mlp-64-1024-1024-10", 480, 60, 5),
+    "alexnet": Case("AlexNet, rehearsed", "alexnet", 20, 4, 2),
+}
+
+
+def measure(case: Case, quick: bool) -> dict[str, Any]:
+    """Return the figures of all variants."""
+    model, steps = ("lenet5", 3) if quick else (case.model, case.num_steps)
+    rates: dict[str, list[float]] = {name: [] for name in _VARIANTS}
+    shares: dict[str, list[int]] = {}
+    words = ("rehearse", model, "--batch-size", case.batch_size, "--steps", steps)
+    for _ in range(1 if quick else case.num_rounds):
+        for name, options in _VARIANTS.items():
+            result = paceline(*words, "--deadline-s", 120, *options)
+            rates[name].append(result["samples_per_s"])
+            shares[name] = list(result["shares"] or ())
+    middle = median(rates[_BASELINE])
+    rows = {
+        name: {"samples_per_s": spread(values), "times": median(values) / middle}
+        for name, values in rates.items()
+    }
+    return {"samples": case.batch_size, "shares": shares, "variants": rows}
+
+
+def text(case: Case, figures: Mapping[str, Any]) -> str:
     """Return the table of a part."""
     lines = [
         (
@@ -31,12 +69,7 @@ def text(title: str, figures: Mapping[str, Any]) -> str:
         for name, row in figures["variants"].items()
     ]
     head = ("variant", "samples/s, median [quartiles]", "times DDP's", "shares of a batch")
-    return table(title, head, lines)
+    return table(f"{case.title}, {case.batch_size} samples a step", head, lines)
 
 
-_MLP = "MLP 64-1024-1024-10 on the digits, 480 samples a step"
-_ALEXNET = "AlexNet, rehearsed, 20 samples a step"
-PARTS = {
-    "mlp": Part(mlp, partial(text, _MLP)),
-    "alexnet": Part(alexnet.measure, partial(text, _ALEXNET)),
-}
+PARTS = {name: Part(partial(measure, case), partial(text, case)) for name, case in _CASES.items()}

@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import svg
 from command import CommandFailed, paceline
 from figures import table
 
@@ -20,10 +19,6 @@ _WAYS = {
     "synchronous SGD": ("--strategy", "allreduce", "--profile-s", "0.2"),
     "wheel": ("--strategy", "wheel", "--profile-s", "0"),
 }
-_COLOURS = {"synchronous SGD": "#d55e00", "wheel": "#0072b2"}
-_LEFT, _TOP, _WIDTH, _HEIGHT = 60.0, 40.0, 700.0, 320.0
-_THIN = 'stroke-width="1" opacity="0.4"'
-_LOWEST = 0.8
 _DIVERGED = "paceline: learning_rate: "  # a rate that is too large has reached nothing
 
 
@@ -85,32 +80,3 @@ def text(figures: dict[str, Any]) -> str:
     ours, theirs = found["wheel"], found["synchronous SGD"]
     ratio = "" if None in (*ours, *theirs) else f"\n\n{mean(ours) / mean(theirs):.2f} x the epochs"
     return f"{table(title, head, lines)}{ratio}"
-
-
-def drawn(figures: dict[str, Any]) -> str:
-    """Return the picture: the mean accuracy of each way by epoch, and its range over the seeds."""
-    lines = [svg.opening(_LEFT + _WIDTH + 20, _TOP + _HEIGHT + 50)]
-    lines.append(svg.text(_LEFT, 24, "Accuracy by epoch: mean, and range over the seeds"))
-    for tenth in range(5):
-        value = _LOWEST + tenth * (1 - _LOWEST) / 4
-        lines.append(svg.box(_LEFT, _height(value), _WIDTH, 1, "#ddd"))
-        lines.append(svg.text(8, _height(value) + 5, f"{value:.0%}"))
-    for number, (name, way) in enumerate(figures["ways"].items()):
-        by_epoch = list(zip(*way["accuracies"], strict=True))
-        colour = _COLOURS[name]
-        for of, style in ((mean, 'stroke-width="2"'), (min, _THIN), (max, _THIN)):
-            points = _points(map(of, by_epoch), figures["epochs"])
-            lines.append(svg.path(points, f'stroke="{colour}" {style}'))
-        left = _LEFT + 200 * number
-        lines.append(svg.box(left, _TOP + _HEIGHT + 22, 14, 14, colour))
-        lines.append(svg.text(left + 20, _TOP + _HEIGHT + 34, name))
-    lines.append(svg.text(_LEFT + _WIDTH - 60, _TOP + _HEIGHT + 34, f"{figures['epochs']} epochs"))
-    return "\n".join([*lines, "</svg>"]) + "\n"
-
-
-def _points(values: Any, epochs: int) -> list[tuple[float, float]]:
-    return [(_LEFT + _WIDTH * (n + 1) / epochs, _height(value)) for n, value in enumerate(values)]
-
-
-def _height(accuracy: float) -> float:
-    return _TOP + _HEIGHT * (1 - max(0.0, accuracy - _LOWEST) / (1 - _LOWEST))

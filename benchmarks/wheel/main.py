@@ -20,7 +20,4 @@ PARTS = {
     "turns": Part(turns.measure, turns.text, "Figure 4, from a real run"),
     "epochs": Part(epochs.measure, epochs.text, "Figure 7, on the digits"),
 }
-PICTURES = {
-    "benchmarks/wheel/epochs.svg": Picture(epochs.drawn, "epochs"),
-    "benchmarks/wheel/turns.svg": Picture(turns.drawn, "turns"),
-}
+PICTURES = {"benchmarks/wheel/turns.svg": Picture(turns.drawn, "turns")}
