@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from papers import NAMES, cgdp, dgx1, lookalike, paper
-from papers.headline import as_object, headline, markdown
+from papers.headline import headline, markdown
 from papers.networks import step_of
 from papers.paper_tables import PaperCell, read_printed, series_means, table_cells
 from refusals import refused
@@ -78,8 +78,6 @@ def test_a_number_beside_a_word_and_an_unknown_paper_are_refused():
 def test_the_pages_show_the_tables_of_the_plans(name):
     found = paper(name)
     assert markdown(found) in (Path(__file__).parent / f"{name}.md").read_text()
-    (own,) = as_object([found])["papers"]
-    assert own["headline"]["num_predicted"] == headline(found.cells).num_predicted > 0
     kinds = {row["kind"] for table in read_printed(name)["tables"] for row in table["cells"]}
     assert kinds <= {"predicted", "calibrated", "derived", "exact"}
 
