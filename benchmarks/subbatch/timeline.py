@@ -25,7 +25,7 @@ _MARGIN = 0.08  # of the way through the head, before and after it
 
 def measure(quick: bool) -> dict[str, Any]:
     """Return what the first worker computed and exchanged in a step's way through the head."""
-    batch, steps = _SAMPLES * _WORKERS, 3 if quick else 12
+    batch, steps = _SAMPLES * _WORKERS, 6 if quick else 12
     words = ("train", "alexnet", "--data", f"synthetic:samples={batch * steps}", "--epochs", 1)
     ours = ("--strategy", "subbatch", "--workers", _WORKERS, "--batch-size", batch)
     with TemporaryDirectory() as folder, TwoHosts(_RATE) as hosts:

@@ -101,6 +101,15 @@ def _finished(hosts: TwoHosts, roles: list[list[list[str]]], deadline_s: float) 
     return hosts.checked(program, per_host, KEEPING_MEMORY, **place)
 
 
+def idle(result: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the share of the time in which each device was idle, and was predicted to be."""
+    known = {"idle": "utilisation", "predicted_idle": "predicted_utilisation"}
+    return {
+        name: {device: 1 - busy for device, busy in result[own].items()}
+        for name, own in known.items()
+    }
+
+
 def on_ranks(
     hosts: TwoHosts, case: dict[str, Any], quick: bool, *, per_host: int = 1
 ) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddp import ALONE, FLOAT32, FP16
 from hosts import TwoHosts
-from hub_and_bodies import carried_out, on_ranks
+from hub_and_bodies import carried_out, idle, on_ranks
 
 from figures import table
 
@@ -59,10 +59,7 @@ def _wheel(hosts: TwoHosts, case: _Case, steps: int) -> dict[str, Any]:
     return {
         "samples_per_s": batch / step_s,
         "predicted_samples_per_s": batch / predicted_s,
-        "idle": {name: 1 - busy for name, busy in result["utilisation"].items()},
-        "predicted_idle": {
-            name: 1 - busy for name, busy in result["predicted_utilisation"].items()
-        },
+        **idle(result),
         "wire_nbytes": sum(result["wire_nbytes"]) / result["updates"]["count"] * workers,
         "staleness": result["updates"]["mean_staleness"],
     }

@@ -10,7 +10,7 @@ from typing import Any
 import k40
 from ddp import ALONE, FLOAT32, FP16
 from hosts import TwoHosts
-from hub_and_bodies import carried_out, on_ranks
+from hub_and_bodies import carried_out, idle, on_ranks
 
 from command import paceline
 from figures import table
@@ -83,10 +83,7 @@ def _wheel(hosts: TwoHosts, bar: _Bar, device: str, steps: int) -> dict[str, Any
     words = ("rehearse", "alexnet", "--strategy", "wheel", "--device", device, *sizes)
     result = carried_out(hosts, words, bar.bodies, workers=bar.workers, lanes=bar.lanes)
     return _seconds(result, bar.workers) | {
-        "idle": {name: 1 - busy for name, busy in result["utilisation"].items()},
-        "predicted_idle": {
-            name: 1 - busy for name, busy in result["predicted_utilisation"].items()
-        },
+        **idle(result),
         "faults": len(result["faults"]),
     }
 

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hosts import TwoHosts
-from hub_and_bodies import carried_out
+from hub_and_bodies import carried_out, idle
 
 import lanes
 from figures import table
@@ -22,7 +22,7 @@ _TURNS = 3  # that are drawn, of each worker
 
 def measure(quick: bool) -> dict[str, Any]:
     """Return some turns of the run's timeline, and where the body's device was idle."""
-    steps, batch = 4 if quick else 20, _SAMPLES * _LANES
+    steps, batch = 6 if quick else 20, _SAMPLES * _LANES
     data = f"synthetic:3x227x227,samples={batch * steps}"
     words = ["hub", "networks:alexnet", "--data", data, "--batch-size", str(batch)]
     words += ["--epochs", "1", "--momentum", "0.9", "--learning-rate", "0.0001"]
@@ -32,10 +32,7 @@ def measure(quick: bool) -> dict[str, Any]:
         timeline = read_timeline(trace, "measured")
     start_s, end_s = _stretch(timeline, 1 if quick else _TURNS)
     return {
-        "idle": {name: 1 - busy for name, busy in result["utilisation"].items()},
-        "predicted_idle": {
-            name: 1 - busy for name, busy in result["predicted_utilisation"].items()
-        },
+        **idle(result),
         "stretch_s": [start_s, end_s],
         "lanes": {
             str(lane): [
