@@ -4,8 +4,7 @@ from typing import Any
 
 from cases import runner_of, settings, trained
 
-from paceline.core.timeline import Timeline
-from paceline.strategies.hogbatch import statistics
+from paceline.strategies.hogbatch.statistics import BatchLog
 
 RATIOS = {4: 64, 16: 512, 236: 8192}  # slower by, and the upper threshold of a batch
 
@@ -27,11 +26,12 @@ def _of(ratio: int, most: int, quick: bool) -> dict[str, Any]:
         outcome = trained(runner)
         log = runner.coordinator.history.log
     names = [worker.name for worker in outcome.workers]
-    whole = log.timeline(names)
-    after_s = whole.start_s + whole.makespan_s / 2
-    late = Timeline([span for span in whole.spans if span.start_s >= after_s], "measured")
-    updates = {name: len(own) for name, own in statistics.updates(late).items()}
-    made = [updates.get(name, 0) for name in names]
+    late, half_ns = BatchLog(), max(one.result.ended_ns for one in log) / 2
+    for one in log:
+        if one.result.started_ns >= half_ns:
+            late.append(one)
+    updates = {name: len(own) for name, own in late.made(names).items()}
+    made = list(updates.values())
     slower = outcome.workers[1]
     return {
         "share_of_slower": slower.updates_share,
@@ -39,6 +39,6 @@ def _of(ratio: int, most: int, quick: bool) -> dict[str, Any]:
         "most": most,
         "updates": updates,
         "factor": max(made) / min(made) if min(made) else None,
-        "busy": statistics.utilisation(late),
+        "busy": late.utilisation(names),
         "samples_per_s": outcome.samples_per_s,
     }

@@ -20,11 +20,11 @@ from paceline.core.strategy import Window
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.records.machine_file import find_machine
-from paceline.strategies.hogbatch import statistics
 from paceline.strategies.hogbatch.config import Hogbatch, PolicyName, WorkerSpec
 from paceline.strategies.hogbatch.plan import EventLoop, PricedWorkers, plan
 from paceline.strategies.hogbatch.policy import updates_of
 from papers.paper_tables import Paper, paper_of, read_printed
+from papers.updates import updates, utilisation
 
 _NBYTES = 8  # float64: 64,700 x 300 x 8 is w8a's 155 MB, and 72,309 x 20,958 x 8 real-sim's 12.1 GB
 _FLOPS = 2  # a float64 operation takes both sorts of devices as long as two of float32
@@ -83,7 +83,7 @@ def paper() -> Paper:
     ratios = [epochs_s[data.name] / epoch_s(data, "gpu0") for data in DATA_SETS]
     covtype = DATA_SETS[0]
     together, adaptive = run(covtype, "cpu_gpu"), run(covtype, "adaptive")
-    cpu = statistics.utilisation(together[1])["cpu0"] * THREADS / CPU_THREADS / WAITING
+    cpu = utilisation(together[1])["cpu0"] * THREADS / CPU_THREADS / WAITING
     beside, alone = kernels(*together), kernels(*run_alone(covtype, covtype.gpu_batch[1]))
 
     def cpu_updates(policy: PolicyName, name: str) -> str:
@@ -192,6 +192,6 @@ def configuration(data: DataSet, policy: PolicyName) -> Hogbatch:
 def cpu_share(data: DataSet, policy: PolicyName) -> float:
     """Return the CPU's share of all updates (figure 8)."""
     workers = {"cpu0": WorkerSpec(DeviceKind.CPU, THREADS), "gpu0": WorkerSpec(DeviceKind.GPU)}
-    beta, made = configuration(data, policy).beta, statistics.updates(run(data, policy)[1])
+    beta, made = configuration(data, policy).beta, updates(run(data, policy)[1])
     counted = {name: len(made[name]) * updates_of(one, inf, beta) for name, one in workers.items()}
     return counted["cpu0"] / sum(counted.values())

@@ -9,7 +9,7 @@ from hogbatches import classifying
 from paceline.links.devices import device_of
 from paceline.links.shared_memory import SharedTensors
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica
-from paceline.strategies.hogbatch.replica import tensors_of, train_next
+from paceline.strategies.hogbatch.replica import tensors_of
 from paceline.training.recipes.optimizers import optimizer_of
 
 pytestmark = [
@@ -36,14 +36,13 @@ def test_a_gpu_alone_trains_as_torch_does(depth: int):
     device = device_of(on)
     unpin = device.pin(memory.memory)
     make, done = optimizer_of("sgd", 0.1, 0.9), []
-    replica = GpuReplica(classifying(net, samples), memory, make, 0, device, depth, threads=2)
+    replica = GpuReplica(classifying(net, samples), memory, make, 0, device, depth)
     expected = net().to(on).train()
     optimizer = make(expected.parameters())
     batches = [torch.arange(start, start + 10 - number) for number, start in enumerate((0, 10, 30))]
     for number, rows in enumerate(3 * batches):
-        done += train_next(replica, rows, (1.0, 0.5, 2.0)[number % 3], number)
-    while replica.num_begun:
-        done.append(replica.finish())
+        done += replica.take(rows, (1.0, 0.5, 2.0)[number % 3], number)
+    done += replica.done(waits=True)
     for number, (rows, result) in enumerate(zip(3 * batches, done, strict=True)):
         inputs, targets = (part[rows].to(on) for part in samples)
         optimizer.param_groups[0]["lr"] = 0.1 * (1.0, 0.5, 2.0)[number % 3]
@@ -72,10 +71,9 @@ def test_updates_are_neither_lost_nor_doubled_beside_those_of_others():
     replica = GpuReplica(classifying(net, samples), memory, make, 0, device)
     before = memory.tensors["0.weight"].clone()
     for _ in range(20):
-        for _ in train_next(replica, torch.arange(40), 0.0, None):
+        for _ in replica.take(torch.arange(40), 0.0, None):
             memory.tensors["0.weight"].add_(0.25)
-    while replica.num_begun:
-        replica.finish()
+    assert len(list(replica.done(waits=True))) == 2
     torch.testing.assert_close(memory.tensors["0.weight"], before + 18 * 0.25)
     unpin()
     memory.close()

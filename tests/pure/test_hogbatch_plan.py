@@ -13,18 +13,19 @@ from paceline.core.plan import COMPUTE, Cost, Kind
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.core.workload import Layer, Parameter, Workload
-from paceline.strategies.hogbatch import statistics
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.plan import memory, period_s, plan, priced_batches
 from paceline.strategies.hogbatch.policy import policy_of, updates_of
+from paceline.strategies.hogbatch.statistics import staleness
 from papers.hogbatch import plan_until
+from papers.updates import num_samples, updates, utilisation
 from refusals import refused
 
 EQUAL = Hogbatch(policy="hogbatch", threads=1)
 
 
 def test_missed_updates_are_the_ratio_of_speeds():
-    missed = statistics.staleness(run(per_sample(10), at_speeds(1.0, 4.25), EQUAL, 1e3))
+    missed = staleness(updates(run(per_sample(10), at_speeds(1.0, 4.25), EQUAL, 1e3)))
     assert (set(missed["cpu0"]), set(missed["cpu1"])) == ({4, 5}, {0, 1})
     mean = sum(number * count for number, count in missed["cpu0"].items()) / missed["cpu0"].total()
     assert mean == pytest.approx(4.25, rel=0.02)
@@ -34,9 +35,9 @@ def test_missed_updates_are_the_ratio_of_speeds():
 def test_adaptive_balances_updates_where_thresholds_allow_it(ratio, alpha):
     config = Hogbatch(threads=1, cpu_batch=(1, 64), alpha=alpha)
     timeline = run(per_sample(8), at_speeds(1.0, ratio), config, 300.0)
-    made = {name: len(own) for name, own in statistics.updates(timeline).items()}
+    made = {name: len(own) for name, own in updates(timeline).items()}
     assert made["cpu0"] / sum(made.values()) == pytest.approx(0.5, abs=0.05)
-    assert min(statistics.utilisation(timeline).values()) > 0.9
+    assert min(utilisation(timeline).values()) > 0.9
 
 
 @given(
@@ -52,9 +53,9 @@ def test_adaptive_stays_within_thresholds_and_steps(speeds, alpha, least, factor
     timeline = simulate(plan(per_sample(64), machine, config, Window(6)), roof(machine))
     low, high = (threads * bound for bound in bounds)
     total = 6 * 64 * len(speeds)
-    assert total <= sum(statistics.num_samples(timeline).values()) < total + len(speeds) * high
-    for done in statistics.batch_sizes(timeline).values():
-        sizes = [size for _, size in done]
+    assert total <= sum(num_samples(timeline).values()) < total + len(speeds) * high
+    for done in updates(timeline).values():
+        sizes = [one.num_samples for one in done]
         assert all(low <= size <= high for size in sizes)
         steps = pairwise(sizes)
         assert all(one / alpha - 1 <= other <= one * alpha + 1 for one, other in steps)
@@ -78,7 +79,7 @@ def test_the_simulator_reproduces_the_coordinators_decisions(
     timeline = simulate(tasks, roof(machine))
     workers = [WorkerSpec("cpu", 3), WorkerSpec("gpu"), WorkerSpec("gpu")]
     asked = policy_of(config, workers, (1.0, 1.0, 1.0), 16)
-    done = [statistics.updates(timeline)[name] for name in ("cpu0", "gpu1", "gpu2")]
+    done = [updates(timeline)[name] for name in ("cpu0", "gpu1", "gpu2")]
     asks = [
         (done[worker][i - depth].end_s if i >= depth else 0.0, min(i, depth), worker, i)
         for worker, depth in enumerate((1, gpu_depth, gpu_depth))
@@ -116,7 +117,7 @@ def test_the_period_of_a_gpu_is_the_simulated_one(speed, numel, sample_nbytes, g
     specs = [WorkerSpec(kind) for kind in kinds]
     batch = priced_batches(work, machine, specs, shared=not alone)(0, 4)
     timeline = simulate(plan_until(work, machine, config, 150 * sum(batch[1])), roof(machine))
-    ends = [update.end_s for update in statistics.updates(timeline)["gpu0"]]
+    ends = [update.end_s for update in updates(timeline)["gpu0"]]
     # Two stages that take nearly as long as each other need many batches to fill the pipeline.
     assert (ends[-1] - ends[-21]) / 20 == pytest.approx(period_s(batch, gpu_depth), rel=3e-2)
 
@@ -163,7 +164,7 @@ def test_a_window_ends_with_its_last_samples_and_a_horizon_is_reached_by_all():
     machine = at_speeds(1.0, 300.5)
     timeline = simulate(plan(per_sample(10), machine, EQUAL, Window(4)), roof(machine))
     # The slow worker is not done with its first batch: it is cut off, and nobody waits for it.
-    assert statistics.num_samples(timeline) == {"cpu0": 0, "cpu1": 80}
+    assert num_samples(timeline) == {"cpu0": 0, "cpu1": 80}
     assert timeline.makespan_s == pytest.approx(80 / 300.5, rel=1e-6)
     machine = at_speeds(1.0, 30.5)
     tasks = plan_until(per_sample(10), machine, Hogbatch(policy="hogbatch"), 55.0)

@@ -16,7 +16,6 @@ from paceline.strategies.hogbatch.policy import (
     FixedPolicy,
     expected_updates,
     policy_of,
-    proportional_sizes,
     updates_of,
     wants_more,
 )
@@ -82,15 +81,6 @@ def test_a_size_that_should_change_does(size, alpha):
     policy = AdaptivePolicy((1, 1), (0, 0), (10**6,) * 2, alpha)
     assert policy.next_batch(0, (1, 2), (size, 1)) < size
     assert policy.next_batch(0, (2, 1), (size, 1)) > size
-
-
-@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8), st.integers(1, 5000))
-def test_proportional_hands_out_every_sample(speeds, total):
-    sizes = proportional_sizes(speeds, total)
-    exact = [total * speed / sum(speeds) for speed in speeds]
-    assert all(abs(size - share) <= 1 for size, share in zip(sizes, exact, strict=True))
-    if min(exact) >= 1:
-        assert sum(sizes) == total
 
 
 def test_threads_without_a_sample_make_no_update():

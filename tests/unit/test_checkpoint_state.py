@@ -206,8 +206,7 @@ def test_another_schedule_is_refused() -> None:
         load_schedule_state(lr_scheduler.SequentialLR(optimizer, parts, [3]), state)
     assert "CosineAnnealingLR" in caught.value.problem
     before = repr(own.state_dict())
-    del state["state"]["_schedulers"][1]["T_max"]
-    for broken in (state, None, {}, {"kind": "StepLR", "state": 3}):
+    for broken in (None, {}, {"kind": "StepLR", "state": 3}):
         with refused("schedule"):
             load_schedule_state(own, broken)
     assert repr(own.state_dict()) == before

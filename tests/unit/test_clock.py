@@ -17,6 +17,7 @@ from paceline.links import clock as module
 from paceline.links.clock import DeviceClock, HostClock, clock_for
 from paceline.links.group import Group
 from paceline.measure.device_profile import DeviceProfile, profile_device
+from paceline.measure.link import HubLink
 from paceline.measure.unrest import Rounds, rounds_of_all, unrest_of, unrest_of_traced
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.measure import calibrate
@@ -164,7 +165,8 @@ def test_a_device_tells_how_restless_its_steps_are():
 def test_bodies_of_wheel_with_a_core_each_widen_the_range(cores: int, expected: float):
     """Those that share cores disturb each other; any pause is many of a hub's short parts."""
     facts = {"kind": DeviceKind.CPU, "host": "1", "seconds": ((Kind.FORWARD, "l0", 0.5),)}
-    facts |= {"codecs": {}, "cores": cores, "link_bytes_per_s": 1e8}
+    link = HubLink(latency_s=0.0, bytes_per_s=1e8, core_bytes_per_s=1e8)
+    facts |= {"codecs": {}, "cores": cores, "link": link}
     hub, *bodies = (DeviceProfile(**facts, unrest=unrest) for unrest in (9.0, 0.1, 0.4))
     work, config = chain((1.0, 4), (1.0, 4)), Wheel(workers=2, lanes=1)
     found = calibrate(work, config, hub, dict(enumerate(bodies)), is_paced=False)

@@ -12,18 +12,18 @@ from paceline.core.plan import Cost, Kind
 from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.workload import Layer, Parameter, Workload
-from paceline.strategies.hogbatch import statistics
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.plan import plan
+from paceline.strategies.hogbatch.policy import SpeedTrial
 from paceline.strategies.hogbatch.speed_trial import (
     Epochs,
-    SpeedTrial,
     admit,
     machine_of,
     plan_of_batches,
-    samples_per_s,
+    predict,
     traced_sizes,
 )
+from papers.updates import num_samples, updates, utilisation
 
 BATCH = 64
 ONE = Layer("one", (Parameter("w", (8,)),), 32, Cost(), Cost(flops=1e6 * BATCH))
@@ -115,16 +115,20 @@ def test_long_epochs_are_as_fast_as_the_plan_of_a_run_that_goes_on(policy: str, 
     machine, config = machine_of(WORK, trials), Hogbatch(policy=policy, threads=1)
     steps = 20 if policy == "hogwild" else 100  # of small batches
     timeline = simulate(plan(WORK, machine, config, Window(steps)), Roofline.of(machine))
-    going_on = sum(statistics.num_samples(timeline).values()) / timeline.makespan_s
-    asked = Epochs(WORK, config, 200 * BATCH, 3, 8)
-    assert samples_per_s(asked, trials) == pytest.approx(going_on, rel=0.03)
+    going_on = sum(num_samples(timeline).values()) / timeline.makespan_s
+    found = predict(Epochs(WORK, config, 200 * BATCH, 3, 8), trials)
+    assert found.samples_per_s == pytest.approx(going_on, rel=0.03)
+    assert found.utilisation == pytest.approx(utilisation(timeline), abs=0.03)
+    made = {name: len(own) for name, own in updates(timeline).items()}
+    shares = {name: own / sum(made.values()) for name, own in made.items()}
+    assert found.shares == pytest.approx(shares, abs=0.03)
 
 
 def test_what_is_left_out_of_a_long_epoch_is_like_the_rest() -> None:
     """A million samples, of which only some are looked at: all but one batch is as for ever."""
     for policy in ("hogwild", "hogbatch"):
-        found = samples_per_s(epochs(policy, 16_000), [trial(0, 1.0), trial(1, 7.0)])
-        assert found == pytest.approx(1 + 1 / 7, rel=2e-3)
+        found = predict(epochs(policy, 16_000), [trial(0, 1.0), trial(1, 7.0)])
+        assert found.samples_per_s == pytest.approx(1 + 1 / 7, rel=2e-3)
 
 
 COSTS = Cost(flops=1e6, nbytes=4e4, num_calls=2), Cost(flops=2e6, nbytes=8e4, num_calls=3)
@@ -168,5 +172,9 @@ def test_a_replay_has_the_batches_of_the_trace():
     timeline = simulate(tasks, Roofline.of(machine))
     assert conform(tasks, timeline) == []
     assert traced_sizes(timeline.spans) == sizes
-    assert statistics.num_samples(timeline) == {"cpu0": 7, "cpu1": 10, "gpu2": 32}
+    assert num_samples(timeline) == {
+        "cpu0": 7,
+        "cpu1": 10,
+        "gpu2": 32,
+    }
     assert {span.kind for span in timeline.spans} >= {Kind.H2D, Kind.D2H, Kind.REDUCE}

@@ -1,4 +1,4 @@
-"""What a coordinator and its workers say to each other, its queue of samples and its counts."""
+"""The coordinator's queue of samples, and its counts, without processes."""
 
 import itertools
 from typing import Any
@@ -10,116 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.messages import (
-    MOST_NBYTES,
-    Command,
-    ExecuteWork,
-    Failure,
-    ScheduleWork,
-    unpack,
-)
-from paceline.strategies.hogbatch.policy import MOST_REPORTED, SampleQueue
+from paceline.strategies.hogbatch.messages import ExecuteWork
+from paceline.strategies.hogbatch.policy import SpeedTrial
 from paceline.strategies.hogbatch.scheduler import BatchScheduler, WorkerProgress
-from paceline.strategies.hogbatch.statistics import BatchResult
-
-NUMBERS = st.integers(-(2**63), 2**63 - 1)
-FLOATS = st.floats(allow_nan=False)
-WORK = st.builds(
-    ExecuteWork, st.sampled_from(Command), NUMBERS, NUMBERS, NUMBERS, FLOATS, st.booleans()
-)
-RESULT = st.builds(BatchResult, NUMBERS, FLOATS, *[NUMBERS] * 7)
-SCHEDULE = st.builds(ScheduleWork, NUMBERS, NUMBERS, RESULT)
-
-
-@given(WORK, st.lists(SCHEDULE, min_size=1, max_size=MOST_REPORTED))
-def test_work_and_requests_arrive_as_they_were_sent(work, messages: list[ScheduleWork]):
-    assert ExecuteWork.unpack(work.pack()) == work
-    packet = b"".join(message.pack() for message in messages)
-    assert len(packet) <= MOST_NBYTES
-    assert unpack(packet) == tuple(messages)
-
-
-@pytest.mark.parametrize("by_input", [False, True])
-@given(text=st.text(max_size=40), times=st.sampled_from([1, 500]))
-def test_the_beginning_of_a_reason_arrives(by_input: bool, text: str, times: int):
-    reason = text * times
-    packet = Failure(by_input, reason).pack()
-    assert len(packet) <= MOST_NBYTES
-    message = unpack(packet)
-    assert message == Failure(by_input, message.reason)
-    # A character that the end cuts through is lost, and no other.
-    assert reason.startswith(message.reason.rstrip("\N{REPLACEMENT CHARACTER}"))
-    assert len(reason.encode()) > 4000 or message.reason == reason
-
-
-ASKED = ScheduleWork(0).pack()
-
-
-@pytest.mark.parametrize("packet", [b"", b"\2", b"\1", b"\3more", ASKED + b"\2" + ASKED[1:]])
-def test_bytes_that_are_no_message_are_refused(packet: bytes):
-    for read in (unpack, ExecuteWork.unpack):
-        with pytest.raises(ValueError, match=str(len(packet))):
-            read(packet)
-
-
-# Who does what: workers 0 to 3 ask for so many samples; then one says it is done, or dies.
-EVENTS = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(1, 9), st.sampled_from(["done", "done", "dies"])),
-    max_size=60,
-)
-
-
-@given(st.integers(0, 50), EVENTS)
-def test_every_sample_is_used_once_whoever_asks_and_dies_before_and_after_a_pause(
-    num_samples: int, events
-):
-    pool, used = SampleQueue(num_samples), []
-    held: dict[int, range] = {}
-    for worker, size, how in events:
-        if worker in held:
-            taken = held.pop(worker)
-            (pool.give_back if how == "dies" else pool.complete)(taken)
-            used += taken if how == "done" else []
-        elif taken := pool.take(size):
-            assert 1 <= len(taken) <= size
-            held[worker] = taken
-        out = [place for part in held.values() for place in part]
-        assert len(out) == len(set(out))
-        assert not set(out) & set(used)
-        assert len(pool) + len(out) + len(used) == num_samples
-        assert pool.num_done == len(used)
-        assert pool.is_done == (len(used) == num_samples)
-    for taken in held.values():  # a pause: all finish what they have
-        pool.complete(taken)
-        used += taken
-    resumed = SampleQueue(num_samples, pool.free) if num_samples else pool
-    assert resumed.num_done == pool.num_done == len(used)
-    while taken := resumed.take(7):
-        resumed.complete(taken)
-        used += taken
-    assert resumed.is_done
-    assert sorted(used) == list(range(num_samples))
-
-
-def test_what_comes_back_joins_its_neighbours():
-    pool = SampleQueue(12)
-    first, second, third = pool.take(4), pool.take(4), pool.take(4)
-    assert not pool
-    for part in (first, third, second):
-        pool.give_back(part)
-    assert pool.take(12) == range(12)
-
-
-def test_samples_that_are_not_out_are_refused():
-    pool = SampleQueue(8)
-    taken = pool.take(4)
-    pool.complete(taken)
-    with pytest.raises(ValueError, match="0 to 4"):
-        pool.give_back(taken)
-    pool.take(4)
-    with pytest.raises(ValueError, match="4 to 7"):
-        pool.complete(range(4, 7))
-
 
 ASKING, OTHER = 3, 5  # the numbers of workers, of which some may be lost, are not their places
 SIZE, SECONDS = 8, 1.0  # of each batch
@@ -128,10 +21,11 @@ REPORTED = 10.0  # updates of the other worker
 
 def worker(number: int, *batches: int) -> WorkerProgress:
     """Two threads that were given these batches, each of a second and two updates."""
-    made = WorkerProgress(number, WorkerSpec("cpu", 2), samples_per_s=SIZE / SECONDS)
+    spec = WorkerSpec("cpu", 2)
+    made = WorkerProgress(number, spec, trial=SpeedTrial(number, spec, {SIZE: SECONDS}))
     made.latest = SIZE, SECONDS
     for batch in batches:
-        made.assign(ExecuteWork(Command.TRAIN, batch, size=SIZE), 0)
+        made.assign(ExecuteWork(batch, size=SIZE), 0)
     return made
 
 
@@ -176,7 +70,7 @@ def test_a_batch_misses_what_others_add_after_it_has_begun(kind, depth, events):
     worker = WorkerProgress(0, WorkerSpec(kind), depth)
     for event in events:
         if isinstance(event, str):
-            worker.assign(ExecuteWork(Command.TRAIN), int(event))
+            worker.assign(ExecuteWork(), int(event))
         else:
             worker.complete(event[0])
             assert worker.counts.staleness == event[1], event

@@ -24,11 +24,11 @@ from paceline.core.compare import conform
 from paceline.core.plan import Kind
 from paceline.core.timeline import Origin, Timeline
 from paceline.links.shared_memory import SharedTensors
-from paceline.strategies.hogbatch import gpu_replica
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica, clear_gradients
-from paceline.strategies.hogbatch.replica import median_seconds, tensors_of, train_next
-from paceline.strategies.hogbatch.speed_trial import SpeedTrial, machine_of, plan_of_batches
+from paceline.strategies.hogbatch.policy import SpeedTrial
+from paceline.strategies.hogbatch.replica import median_seconds, tensors_of
+from paceline.strategies.hogbatch.speed_trial import machine_of, plan_of_batches
 from paceline.strategies.hogbatch.statistics import BatchResult
 from paceline.training.models import describe
 from paceline.training.recipes.optimizers import OptimizerFactory, optimizer_of
@@ -88,13 +88,12 @@ class Case(NamedTuple):
 
     def next(self, rows: Tensor, number: int) -> None:
         """Begin a batch, and end those that must be done before."""
-        list(train_next(self.replica, rows, rate(number), number))
+        list(self.replica.take(rows, rate(number), number))
 
     def _results(self, rows: Sequence[Tensor], traced: bool) -> Iterator[BatchResult]:
         for number, one in enumerate(rows):
-            yield from train_next(self.replica, one, rate(number), number if traced else None)
-        while self.replica.num_begun:
-            yield self.replica.finish()
+            yield from self.replica.take(one, rate(number), number if traced else None)
+        yield from self.replica.done(waits=True)
 
 
 def add_others(model: dict[str, Tensor]) -> None:
@@ -111,13 +110,12 @@ def sharing(
     data: tuple[Tensor, Tensor] | None = None,
     *,
     depth: int = 3,
-    threads: int = 1,
 ) -> Iterator[Case]:
     memory = SharedTensors.of(tensors_of(build()), "a model")
     memory.close()
     unpin = device.pin(memory.memory)
     recipe = classifying(build, data or samples())
-    replica = GpuReplica(recipe, memory, make, 0, device, depth=depth, threads=threads)
+    replica = GpuReplica(recipe, memory, make, 0, device, depth=depth)
     yield Case(replica, memory)
     unpin()
 
@@ -191,7 +189,7 @@ def assert_alike(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 )
 def test_alone_it_trains_as_torch_does(device, depth, name, momentum):
     make, data = optimizer_of(name, 0.05, momentum), samples(torch.float64)
-    with sharing(device, double_net, make, data, depth=depth, threads=2) as case:
+    with sharing(device, double_net, make, data, depth=depth) as case:
         done = case.train(batches())
         expected = double_net().train()
         optimizer = make(list(expected.parameters()))
@@ -207,19 +205,12 @@ def test_alone_it_trains_as_torch_does(device, depth, name, momentum):
         assert int(case.memory.tensors["1.num_batches_tracked"]) == len(SIZES)
 
 
-@pytest.mark.parametrize(
-    ("depth", "threads"),
-    [(3, 1), *(pytest.param(*of, marks=slow) for of in ((1, 1), (2, 1), (3, 3), (3, 4)))],
-)
-def test_with_others_it_does_what_a_naive_version_does(device, depth, threads, monkeypatch):
-    """Threads share even this small model among them, and each value is added once."""
-    monkeypatch.setattr(gpu_replica, "_LEAST_ADDED", 16)
+@pytest.mark.parametrize("depth", [3, *(pytest.param(one, marks=slow) for one in (1, 2))])
+def test_with_others_it_does_what_a_naive_version_does(device, depth):
     make, data = optimizer_of("SGD", 0.05, 0.9), samples(torch.float64)
     naive = Naive(double_net, make, data)
     naive.train(batches(), max(1, depth - 1), others=True)
-    with sharing(device, double_net, make, data, depth=depth, threads=threads) as case:
-        pieces = [piece for run in case.replica._runs for piece in run.pieces(0, threads)]
-        assert len(pieces) == threads + 1  # integers are one
+    with sharing(device, double_net, make, data, depth=depth) as case:
         done = case.train(batches(), others=True)
         assert [one.loss for one in done] == pytest.approx(naive.losses, rel=1e-10)
         assert_alike(case.memory.tensors, naive.shared)
@@ -305,7 +296,7 @@ def delayed(seconds: dict[str, Sequence[float]]) -> Callable[[SimulatedStream, s
 @cache
 def bits_after(depth: int, **delays: tuple[float, ...]) -> list[bytes]:
     """Return the bytes of the shared model after some batches, and of their losses."""
-    with unharmed() as device, sharing(device, depth=depth, threads=2) as case:
+    with unharmed() as device, sharing(device, depth=depth) as case:
         device.delays = delayed(delays)
         done = case.train(batches(7), others=True)
         losses = torch.tensor([one.loss for one in done], dtype=torch.float64)
@@ -370,7 +361,7 @@ def test_nothing_makes_the_host_wait_for_a_copy_in_training_or_trials(device):
         case.train(batches(), traced=True)
         for most in (12, 3):
             assert median_seconds(case.replica, 40, most, 0.0) > 0
-            assert case.replica.num_begun == 0
+            assert not list(case.replica.done(waits=True))
         assert device.num_blocking_copies == before
 
 
@@ -412,8 +403,8 @@ def test_copies_and_sums_run_beside_the_computing(device, gate):
         replica.finish()
         assert not torch.equal(case.memory.tensors["layer.weight"], start)
         replica.begin(1.0, 2)
-        replica._in.synchronize()
-        assert not replica.is_done
+        replica.streams.copy_in.synchronize()
+        assert not list(replica.done())
         gate.set()
         case.train([])
         spans = {span.name: span for span in replica.spans}
@@ -427,12 +418,12 @@ def test_a_batch_is_computed_while_the_update_before_it_is_on_its_way(device, ga
         replica, rows = case.replica, batches(3)
         case.next(rows[0], 0)
         device.synchronize()
-        replica._out.run_last(gate.wait)
+        replica.streams.copy_out.run_last(gate.wait)
         case.next(rows[1], 1)
         replica.finish()
         case.next(rows[2], 2)
-        replica._compute.synchronize()
-        assert not replica.is_done
+        replica.streams.compute.synchronize()
+        assert not list(replica.done())
         gate.set()
         case.train([])
 
@@ -442,7 +433,7 @@ def test_a_batch_is_computed_while_the_update_before_it_is_on_its_way(device, ga
 def test_traced_batches_conform_to_their_plan_and_have_their_times_in_order(device, depth):
     device.delays = delayed({"kernel": [1e-4], "h2d": [2e-3], "d2h": [3e-3]})
     spec, config = WorkerSpec("gpu"), Hogbatch(workers=1, gpu_depth=depth)
-    with sharing(device, depth=depth, threads=2) as case:
+    with sharing(device, depth=depth) as case:
         case.train(batches(3))
         done = case.train(batches(), traced=True)
         spans = case.replica.spans
@@ -459,21 +450,21 @@ def test_traced_batches_conform_to_their_plan_and_have_their_times_in_order(devi
 
 
 class Scripted:
-    """A replica whose batches begin and end at given times: three in work at once."""
-
-    depth, is_done, spans, num_begun, most_begun = 3, False, (), 0, 0
+    """A replica whose batches begin and end at given times: two are in work at once."""
 
     def __init__(self, times: Sequence[tuple[int, int]]) -> None:
-        self._times = iter(times)
+        self._times, self.num_begun = iter(times), 0
 
-    def load(self, rows: Tensor) -> None:
-        """Nothing is copied."""
-
-    def begin(self, rate: float, step: int | None) -> None:
+    def take(self, rows: Tensor, rate: float, step: int | None) -> list[BatchResult]:
+        done = [self.result()] if self.num_begun == 2 else []
         self.num_begun += 1
-        self.most_begun = max(self.most_begun, self.num_begun)
+        return done
 
-    def finish(self) -> BatchResult:
+    def done(self, *, waits: bool = False) -> Iterator[BatchResult]:
+        while waits and self.num_begun:
+            yield self.result()
+
+    def result(self) -> BatchResult:
         self.num_begun -= 1
         started_ns, ended_ns = next(self._times)
         return BatchResult(1, 1.0, started_ns, ended_ns=ended_ns)
@@ -491,4 +482,4 @@ class Scripted:
 def test_a_trial_tells_the_time_from_one_batchs_end_to_the_next(times, median_ns: int):
     scripted = Scripted(times)
     assert median_seconds(scripted, 40, 10, 0.0) == pytest.approx(1e-9 * median_ns)
-    assert (scripted.num_begun, scripted.most_begun) == (0, 2)
+    assert scripted.num_begun == 0

@@ -20,7 +20,7 @@ from paceline.exchange.step import Learning
 from paceline.links.shared_memory import SharedTensors
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica
 from paceline.strategies.hogbatch.policy import rate_factor
-from paceline.strategies.hogbatch.replica import tensors_of, train_next
+from paceline.strategies.hogbatch.replica import tensors_of
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.recipes.optimizers import OptimizerFactory, optimizer_of
 from paceline.training.recipes.recipe import Recipe
@@ -261,9 +261,8 @@ def test_a_gpu_alone_trains_any_recipe_as_torch_does(device, recipe: Recipe, dep
     unpin = device.pin(memory.memory)
     learning = Learning(recipe.loss, clip_norm=bound)
     replica = GpuReplica(recipe, memory, MOMENTUM, 0, device, depth, learning=learning)
-    done = [result for rows in ROWS for result in train_next(replica, rows, 1.0, None)]
-    while replica.num_begun:
-        done.append(replica.finish())
+    done = [result for rows in ROWS for result in replica.take(rows, 1.0, None)]
+    done += replica.done(waits=True)
     expected, losses, _ = alone(recipe, bound or torch.inf)
     assert [one.loss for one in done] == pytest.approx(losses, rel=1e-4)
     for name, tensor in expected.items():

@@ -228,7 +228,6 @@ LINES = [
     ("codec", *TRAIN_WHEEL, "--codec", "activations=onebit"),
     ("codec", *TRAIN_WHEEL, "--codec", "activation_gradients=auto"),
     ("codec", *TRAIN_WHEEL, "--codec", "gradients=threshold:0.1"),
-    ("cpu_batch", *TRAIN_HOGBATCH, "--set", "cpu_batch=[1,5000]"),
     ("checkpoint_every", *TRAIN_WHEEL, "--checkpoint-every", 500),
     # Devices and addresses.
     ("device", "rehearse", "lenet5", "--device", f"{MACHINE}:gpu"),

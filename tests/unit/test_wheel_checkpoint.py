@@ -127,4 +127,4 @@ def test_the_progress_of_something_else_is_refused(change: dict[str, object]):
         load(kept, mlp(), LAYOUT)
     assert f"server.json: {next(iter(change))}" in str(caught.value)
     with refused("resume"):
-        load(State({}, {}), mlp(), LAYOUT)
+        load(State({}, {"progress": {"strategy": "host"}}), mlp(), LAYOUT)

@@ -16,6 +16,7 @@ from paceline.core.machine import DeviceKind
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span
 from paceline.measure.device_profile import DeviceProfile
+from paceline.measure.link import HubLink
 from paceline.record.worker_trace import MessageTime, Trace
 from paceline.rpc.frames import Message
 from paceline.rpc.membership import Membership
@@ -31,8 +32,7 @@ PROFILE = DeviceProfile(
     host="1",
     seconds=((Kind.FORWARD, "fc", 0.5),),
     codecs={},
-    link_bytes_per_s=1e8,
-    core_bytes_per_s=1e8,
+    link=HubLink(latency_s=0.0, bytes_per_s=1e8, core_bytes_per_s=1e8),
 )
 
 
@@ -103,11 +103,13 @@ def test_a_layout_that_is_none_is_refused(gate, layout: bytes, field: str):
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1e400", "NaN", "null"])
-@pytest.mark.parametrize("field", ["link_bytes_per_s", "core_bytes_per_s", "lost_beside", "cores"])
+@pytest.mark.parametrize("field", ["bytes_per_s", "core_bytes_per_s", "lost_beside", "cores"])
 def test_profiles_that_cannot_be_are_refused(gate, field: str, value: str):
     data = PROFILE.model_dump_json()
     assert gate.profile(of(Topic.PROFILE, data.encode())) == PROFILE
-    spoilt = json.dumps(json.loads(data) | {field: "here"}).replace('"here"', value).encode()
+    profile = json.loads(data)
+    (profile if field in profile else profile["link"])[field] = "here"
+    spoilt = json.dumps(profile).replace('"here"', value).encode()
     if (field, value) == ("lost_beside", "0"):
         gate.profile(of(Topic.PROFILE, spoilt))
         return

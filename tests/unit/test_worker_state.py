@@ -2,55 +2,41 @@
 
 import math
 import os
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor, nn
-from torch.optim import SGD, Adam, NAdam, Optimizer
+from torch import nn
+from torch.optim import SGD, Adam, Optimizer
 
-from paceline.checkpoints.memory_file import read_state, write_state
 from paceline.checkpoints.worker_state import load_state, state_of
 from paceline.links.devices import Device, device_of
+from paceline.links.packet_workers import Wire
 from refusals import refused
 from simulated_gpu.lent import simulated_gpus
 
 HOST = device_of(torch.device("cpu"))
-TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
-TENSORS = st.dictionaries(
-    st.text(max_size=20),
-    st.tuples(st.sampled_from(TYPES), st.lists(st.integers(0, 4), max_size=3), st.integers(0, 99)),
-    max_size=5,
-)
 
 
 @pytest.fixture
-def file() -> Iterator[int]:
+def wire() -> Iterator[Wire]:
+    own, other = socket.socketpair()
     fd = os.memfd_create("state")
-    yield fd
+    with own, other:
+        yield Wire(own, fd)
     os.close(fd)
 
 
-@given(st.lists(TENSORS, min_size=1, max_size=4))
-def test_what_is_read_is_what_was_written_last(states):
+def test_what_is_read_is_what_was_written_last(wire):
     """Whether it is more or less than before, in the same file; what was read before stays."""
-    fd, before = os.memfd_create("state"), list[tuple[Tensor, Tensor]]()
-    for number, some in enumerate(states):
-        tensors = {
-            name: torch.full(shape, value).to(dtype) for name, (dtype, shape, value) in some.items()
-        }
-        values = {"number": number, "names": sorted(tensors), "rate": 0.1 * number}
-        write_state(fd, tensors, values)
-        found, told = read_state(fd)
-        assert (told, found.keys()) == (values, tensors.keys())
-        before += [(found[name], tensor) for name, tensor in tensors.items()]
-        for one, other in before:
-            assert one.dtype == other.dtype
-            assert torch.equal(one, other)
-    os.close(fd)
+    found = []
+    for numel in (5, 9000, 0):
+        wire.write({"sizes": (numel,), "tensor": torch.full((numel,), float(numel))})
+        found.append(wire.read())
+    assert [one["sizes"] for one in found] == [(5,), (9000,), (0,)]
+    assert [one["tensor"].tolist() for one in found] == [[5.0] * 5, [9000.0] * 9000, []]
 
 
 def net() -> nn.Module:
@@ -71,49 +57,38 @@ def steps(model: nn.Module, optimizers: list[Optimizer], numbers: range) -> None
 
 
 MAKES = {
-    "sgd": lambda some: SGD(some, 0.01),
     "momentum": lambda some: SGD(some, 0.01, momentum=0.9, nesterov=True),
     "adam": lambda some: Adam(some, 0.01, amsgrad=True),
-    "nadam": lambda some: NAdam(some, 0.01),
 }
 
 
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
-@pytest.mark.parametrize(("num_threads", "before"), [(1, 0), (1, 1), (2, 1), (2, 7)])
-def test_optimizers_and_random_numbers_go_on_bit_by_bit(file, make, num_threads, before):
-    check_goes_on(file, HOST, make, num_threads, before)
+@pytest.mark.parametrize(("num_threads", "before"), [(1, 0), (2, 7)])
+def test_optimizers_and_random_numbers_go_on_bit_by_bit(wire, make, num_threads, before):
+    check_goes_on(wire, HOST, make, num_threads, before)
 
 
-def test_an_optimizer_on_a_gpu_goes_on_too(file):
+def test_an_optimizer_on_a_gpu_goes_on_too(wire):
     with simulated_gpus() as (device,):
-        check_goes_on(file, device, MAKES["adam"], 1, 4)
+        check_goes_on(wire, device, MAKES["adam"], 1, 4)
 
 
-def check_goes_on(file: int, device: Device, make: Any, num_threads: int, before: int) -> None:
+def check_goes_on(wire: Wire, device: Device, make: Any, num_threads: int, before: int) -> None:
     resumed, model = (net().to(device.torch_device) for _ in range(2))
     optimizers = [make(list(model.parameters())) for _ in range(num_threads)]
     steps(model, optimizers, range(before))
-    write_state(file, *state_of(optimizers, device))
+    wire.write(state_of(optimizers, device))
     resumed.load_state_dict(model.state_dict())
     fresh = [make(list(resumed.parameters())) for _ in range(num_threads)]
     steps(model, optimizers, range(before, before + 6))
     torch.manual_seed(99)
-    load_state(fresh, device, *read_state(file))
-    write_state(file, {"other": torch.full((9000,), math.nan)}, {})  # what was loaded is a copy
+    load_state(fresh, device, *wire.read())
+    wire.write({"other": torch.full((9000,), math.nan)})  # what was loaded is a copy
     steps(resumed, fresh, range(before, before + 6))
     for one, other in zip(model.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(one.detach().cpu(), other.detach().cpu())
 
 
-def test_the_state_of_another_optimizer_is_refused(file):
-    def of(*shapes: tuple[int, ...]) -> list[Tensor]:
-        return [nn.Parameter(torch.zeros(shape)) for shape in shapes]
-
-    write_state(file, *state_of([MAKES["adam"](of((8, 6), (8,)))], HOST))
-    for other in (MAKES["sgd"](of((8, 6), (8,))), MAKES["adam"](of((8,), (8, 6)))):
-        with refused("optimizer"):
-            load_state([other], HOST, *read_state(file))
-    with refused("optimizer"):  # which has no state_dict
+def test_what_is_no_optimizer_of_torch_is_refused():
+    with refused("optimizer"):
         state_of([object()], HOST)  # type: ignore[list-item]
-    with refused("state.rate"):  # values that are not plain
-        write_state(file, {}, {"rate": 1j})

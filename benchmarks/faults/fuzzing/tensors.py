@@ -1,8 +1,7 @@
-"""Parsers of data sets, and of what training leaves: snapshots and the states of workers."""
+"""Parsers of data sets, and of what training leaves: checkpoints."""
 
 import bz2
 import json
-import os
 import zlib
 from io import BytesIO
 from pathlib import Path
@@ -16,7 +15,6 @@ from fuzzing.changes import BYTES, JSON, TEXT, Change
 from fuzzing.parser import Parser
 from paceline.checkpoints import json_values, manifest
 from paceline.checkpoints.folder import CheckpointFolder
-from paceline.checkpoints.memory_file import read_state, write_state
 from paceline.core.errors import InvalidInput
 from paceline.training.data.images import load_images
 from paceline.training.data.libsvm import load_libsvm
@@ -191,45 +189,6 @@ def _checkpoint(data: bytes, folder: Path) -> object:
 _WHOLE: dict[str, bytes] = {}
 
 
-def _state_seeds(folder: Path) -> list[bytes]:
-    fd = os.memfd_create("state")
-    write_state(fd, {"a": torch.arange(6.0), "b": torch.ones(3, 2)}, [{"step": 1}])
-    data = os.pread(fd, os.fstat(fd).st_size, 0)
-    os.close(fd)
-    return [data]
-
-
-def _other_length(length: int) -> Change:
-    """Say another length of the header."""
-    return lambda data: length.to_bytes(8, "little") + data[8:]
-
-
-def _other_header(own: Change, rest: int) -> Change:
-    """Change the header's JSON."""
-
-    def change(data: bytes) -> bytes:
-        length = int.from_bytes(data[:8], "little")
-        header = own(data[8 : 8 + min(length, len(data))])
-        return len(header).to_bytes(8, "little") + header + bytes(rest)
-
-    return change
-
-
-_HEADERS = st.builds(_other_header, JSON, st.sampled_from((0, 64, 4096))) | st.sampled_from(
-    (0, 7, 101, 2**31, 2**63, 2**64 - 1)
-).map(_other_length)
-
-
-def _state(data: bytes, folder: Path) -> object:
-    fd = os.memfd_create("state")
-    try:
-        os.write(fd, data)
-        tensors, values = read_state(fd)
-        return {name: one.numel() for name, one in tensors.items()}, values
-    finally:
-        os.close(fd)
-
-
 def _values_seeds(folder: Path) -> list[bytes]:
     return [json_values.dumps("values", _VALUES), json.dumps({"a": [1, 2]}).encode()]
 
@@ -250,5 +209,4 @@ PARSERS = (
     Parser("tokens", 1, _token_seeds, TEXT, _tokens),
     Parser("checkpoint", 3, _checkpoint_seeds, _NAMED, _checkpoint),
     Parser("checkpoint values", 2, _values_seeds, JSON, _json_values),
-    Parser("worker state", 2, _state_seeds, BYTES | _HEADERS, _state),
 )  # fmt: skip

@@ -22,8 +22,6 @@ from paceline.record.worker_trace import MessageTime
 from paceline.record.worker_trace import Trace as WheelTrace
 from paceline.rpc import frames, tensor_parts
 from paceline.rpc.frames import HEADER_NBYTES, Assembly, FrameHeader, Message, MessageKind
-from paceline.strategies.hogbatch import messages
-from paceline.strategies.hogbatch.statistics import BatchResult
 from paceline.strategies.wheel import protocol as wheel
 from paceline.strategies.wheel.gate import Gate as WheelGate
 from paceline.strategies.wheel.staleness import Workers
@@ -117,8 +115,7 @@ def _profiled() -> dict[str, Any]:
         "host": "1",
         "seconds": ((Kind.FORWARD, "fc", 0.5),),
         "codecs": {},
-        "link_bytes_per_s": 1e8,
-        "core_bytes_per_s": 1e8,
+        "link": {"latency_s": 0.0, "bytes_per_s": 1e8, "core_bytes_per_s": 1e8},
     }
 
 
@@ -156,21 +153,8 @@ def _behind_one_byte(change: Change) -> Change:
     return lambda data: data[:1] + change(data[1:])
 
 
-def _packet_seeds(folder: Path) -> list[bytes]:
-    work = messages.ScheduleWork(3, 64, BatchResult())
-    return [work.pack(), work.pack() * 3, messages.Failure(True, "no memory").pack()]
-
-
-def _packet(data: bytes, folder: Path) -> object:
-    try:
-        return messages.unpack(data)
-    except ValueError as error:  # by which the coordinator drops a worker
-        raise InvalidInput.of(str(error)) from None
-
-
 PARSERS = (
     Parser("frame", 5, _frame_seeds, FLIPS | _SUMMED, _frame),
     Parser("record", 3, _record_seeds, JSON.map(_behind_one_byte), _record),
     Parser("part", 1, _part_seeds, BYTES.map(_behind_one_byte), _part),
-    Parser("packet", 1, _packet_seeds, BYTES, _packet),
 )

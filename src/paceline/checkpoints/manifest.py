@@ -32,7 +32,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from paceline.core.errors import InvalidInput, PacelineError
-from paceline.core.reading import read_json
+from paceline.core.reading import first_fault, read_json
 from paceline.links.files import limits
 from paceline.links.files.reading import read_file
 
@@ -116,7 +116,7 @@ def read(folder: Path) -> Manifest:
         raise Damaged(str(error)) from None
     try:
         del fields["crc32"]
-        version = fields["format_version"]
+        version = fields.get("format_version")
         if type(version) is int and version > _FORMAT:
             raise InvalidInput(
                 str(folder),
@@ -126,11 +126,12 @@ def read(folder: Path) -> Manifest:
             )
         manifest = TypeAdapter(Manifest).validate_python(fields)
         if version != _FORMAT:
-            raise ValueError(f"there is no format {version}")
+            raise ValueError(f"format_version: there is no {version}")
         if foreign := [name for name in manifest.files if not _is_file_name(name)]:
             raise ValueError(f"{foreign[0]!r} is no file of a checkpoint")
     except (ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"{MANIFEST} is not that of a checkpoint: {first_fault(error)}") from None
+        why = first_fault(error) if isinstance(error, ValidationError) else str(error)
+        raise Damaged(f"{MANIFEST} is not that of a checkpoint: {why}") from None
     return manifest
 
 
@@ -185,11 +186,3 @@ def _whole(path: Path) -> bytes:
         return read_file(path, limits.MANIFEST)
     except InvalidInput as error:
         raise Damaged(str(error)) from None
-
-
-def first_fault(error: Exception) -> str:
-    """Return the field and the text of the first error that pydantic has found, or the error's."""
-    if isinstance(error, ValidationError):
-        fault = error.errors(include_url=False)[0]
-        return f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
-    return f"no field {error}" if isinstance(error, KeyError) else str(error)

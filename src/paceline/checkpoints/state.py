@@ -20,9 +20,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.checkpoints.json_values import Json, copied
-from paceline.checkpoints.manifest import first_fault
 from paceline.checkpoints.tensor_file import Tensors, check_can_be_saved
 from paceline.core.errors import InvalidInput
+from paceline.core.reading import first_fault
 from paceline.links.devices import device_of
 
 logger = logging.getLogger(__name__)
@@ -156,26 +156,13 @@ def optimizer_state(
         )
     named, known = _named_parameters(optimizer, names), optimizer.state_dict()
     tensors: Tensors = {}
-
-    def parted(values: Mapping[str, Any], prefix: str, device: torch.device) -> _Values:
-        plain, places = {}, {}
-        for key, value in values.items():
-            if not isinstance(value, Tensor):
-                plain[key] = copied(f"the optimizer's {key!r}", value)
-                continue
-            if (name := f"{prefix}/{key}") in tensors:
-                raise InvalidInput("optimizer", f"two tensors of the optimizer would be {name!r}")
-            check_can_be_saved(name, value)
-            tensors[name] = value.detach()
-            places[key] = _PARAMETER if value.device == device else _HOST
-        return _Values(plain, places)
-
     groups = []
     for index, group in enumerate(known["param_groups"]):
         options = {key: value for key, value in group.items() if key != "params"}
         own = [named[number] for number in group["params"]]
         device = own[0][1].device if own else torch.device("cpu")
-        groups.append(_Group([name for name, _ in own], parted(options, f"group/{index}", device)))
+        parted = _parted(options, f"group/{index}", device, tensors)
+        groups.append(_Group([name for name, _ in own], parted))
     state = {}
     for number, values in known["state"].items():
         if not isinstance(number, int):
@@ -183,9 +170,26 @@ def optimizer_state(
                 "optimizer", f"{kind} has state of {number!r}, which is no parameter"
             )
         name, parameter = named[number]
-        state[name] = parted(values, f"state/{name}", parameter.device)
+        state[name] = _parted(values, f"state/{name}", parameter.device, tensors)
     parameters = {name: kind_of(parameter) for name, parameter in named}
     return tensors, asdict(_OptimizerValues(kind, parameters, groups, state))
+
+
+def _parted(
+    values: Mapping[str, Any], prefix: str, device: torch.device, tensors: Tensors
+) -> _Values:
+    """Return the plain ones of these values, and add the others to the tensors."""
+    plain, places = {}, {}
+    for key, value in values.items():
+        if not isinstance(value, Tensor):
+            plain[key] = copied(f"the optimizer's {key!r}", value)
+            continue
+        if (name := f"{prefix}/{key}") in tensors:
+            raise InvalidInput("optimizer", f"two tensors of the optimizer would be {name!r}")
+        check_can_be_saved(name, value)
+        tensors[name] = value.detach()
+        places[key] = _PARAMETER if value.device == device else _HOST
+    return _Values(plain, places)
 
 
 def load_optimizer_state(
@@ -298,7 +302,7 @@ def load_schedule_state(scheduler: LRScheduler, state: Json) -> None:
     """Load the state of a schedule of the same kind, whose numbers replace this one's.
 
     The learning rates are the optimizer's: load its state, too. Raises InvalidInput for a schedule
-    of another kind, or with other fields.
+    of another kind.
     """
     if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
         raise InvalidInput("schedule", "the saved state is not that of a schedule")
@@ -307,10 +311,6 @@ def load_schedule_state(scheduler: LRScheduler, state: Json) -> None:
             "schedule",
             f"the schedule of the checkpoint is {state.get('kind')}, and not {_kinds(scheduler)}",
         )
-    wanted, found = (
-        dict.fromkeys(_fields(one), "there") for one in (scheduler.state_dict(), state["state"])
-    )
-    check_same("schedule", "the schedule's", wanted, found)
     scheduler.load_state_dict(copied("schedule", state["state"]))  # torch takes some out of it
 
 
@@ -318,14 +318,6 @@ def _kinds(scheduler: LRScheduler) -> str:
     """Return the type of a schedule, with those of the schedules it consists of."""
     parts = ", ".join(map(_kinds, getattr(scheduler, "_schedulers", ())))
     return type(scheduler).__name__ + (f"({parts})" if parts else "")
-
-
-def _fields(state: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return the names of a schedule's values, with those of the schedules it consists of."""
-    names = [prefix + name for name in state]
-    for index, one in enumerate(state.get("_schedulers", ())):
-        names += _fields(one, f"{prefix}{index}.")
-    return names
 
 
 def random_state(device: torch.device) -> tuple[Tensors, Json]:

@@ -26,6 +26,7 @@ def state_of(optimizers: Sequence[Optimizer], device: Device) -> tuple[Tensors, 
         own, plain = optimizer_state(optimizer, _numbered(optimizer))
         tensors |= {f"{number}/{key}": one for key, one in own.items()}
         values.append(plain)
+    tensors = {name: one.detach().cpu() for name, one in tensors.items()}
     return tensors, {"optimizers": values, "random": random_values}
 
 

@@ -51,6 +51,13 @@ class State(NamedTuple):
         """Return the tensors of a file, or of a part FILE/PART of it, by their names in it."""
         return within(self.tensors, f"{name}/")
 
+    def own_part(self, name: str) -> Any:
+        """Return a part that one strategy writes; InvalidInput if the run had another."""
+        if name not in self.parts:
+            known = self.parts["progress"]["strategy"]
+            raise InvalidInput("resume", f"the run had strategy {known}", hint="take that")
+        return self.parts[name]
+
 
 def read_state(settings: TrainSettings, group: Group) -> State | None:
     """Read the checkpoint that the run goes on from, on all ranks; None if it begins.

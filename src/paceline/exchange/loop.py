@@ -9,7 +9,6 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch, Evaluation
@@ -28,12 +27,12 @@ from paceline.exchange.learner import Learner, WholeModel
 from paceline.exchange.replica import NONE, ModelReplica
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import FEWEST_STEPS, NUM_TRACED, NUM_WARM_UP, TrainingSetup
+from paceline.exchange.status import Status
 from paceline.links.interruption import Interruption, interruptible
 from paceline.record.merge import ClockOffset, clock_offset
 from paceline.record.recorder import Recorder
 from paceline.training.recipes.recipe import Recipe
 
-_STATUS_S = 0.5
 logger = logging.getLogger(__name__)
 
 
@@ -127,7 +126,8 @@ class _Loop:
         self._seconds: list[float] = []
         self._spans: tuple[Span, ...] = ()
         self._offset: ClockOffset | None = None
-        self._status = _Status(session, setup)
+        tokens = setup.recipe.tokens_per_sample if setup.recipe else None
+        self._status = Status(session.progress, tokens)
         self._saver: Saver | None = None
         if isinstance(session.settings, TrainSettings):
             folder = session.folder if session.speaks else None
@@ -183,7 +183,7 @@ class _Loop:
             loss = self._learner.step(source)
             self._total += loss
             learned.place = Place(number, step + 1)
-            self._status.step(loss)
+            self._status.add(self._setup.samples_per_step, loss)
             if self._is_to_test(step + 1 < num_steps):
                 tested_s += self._test()
                 paused.add(step + 1 - first_step)
@@ -329,27 +329,6 @@ def run_of(session: TrainingSession, setup: TrainingSetup) -> dict[str, Any]:
         "batch_size": settings.batch_size,
         "seed": settings.seed,
     }
-
-
-class _Status:
-    """Shows the loss and the throughput beside the bar, a few times a second."""
-
-    def __init__(self, session: TrainingSession, setup: TrainingSetup) -> None:
-        self._progress, self._samples = session.progress, setup.samples_per_step
-        self._tokens = setup.recipe.tokens_per_sample if setup.recipe else None
-        self._since_s, self._num_steps = time.monotonic(), 0
-
-    def step(self, loss: Tensor) -> None:
-        """Count a step, and show this rank's loss of it if it is time to."""
-        self._progress.advance()
-        self._num_steps += 1
-        took_s = time.monotonic() - self._since_s
-        if took_s < _STATUS_S:
-            return
-        rate = self._num_steps * self._samples / took_s
-        tokens = f", {rate * self._tokens:,.0f} tokens/s" if self._tokens else ""
-        self._progress.status(f"loss {float(loss):.4g}, {rate:,.0f} samples/s{tokens}")
-        self._since_s, self._num_steps = time.monotonic(), 0
 
 
 def traced_steps(epoch_steps: Sequence[int], first: Place | None = None) -> Place:

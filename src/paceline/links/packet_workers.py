@@ -1,54 +1,136 @@
-"""Worker processes of this machine, each with a socket whose packets are messages.
+"""Worker processes of this machine, and the wire to each: messages in packets, a file for more.
 
-    with PacketWorkers("package.module", deadline_s, most_nbytes) as workers:
-        process, wire = workers.launch(settings_of, fds)     # python -m package.module SETTINGS
+    with PacketWorkers("package.module", deadline_s) as workers:
+        process, wire = workers.launch(settings, fds)         # python -m package.module WIRE
         workers.add(PacketWorker(0, process, wire))
-        for worker, packet, why in workers.poll():           # why: it was lost
+        for worker, message, why in workers.poll():           # why: it was lost
             ...
 
+    settings, wire = Wire.to_starter(sys.argv[1])             # in the worker
+    while (message := wire.receive()) is not None:
+        wire.send(...)
+
 A packet costs a tenth of a message over TCP, and one that is empty says that the process has ended.
+Messages are pickled: both ends are processes of one user, and one has started the other.
 """
 
 import os
+import pickle
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from math import inf
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
-from paceline.links.processes import STANDARD_ERROR, Process, module_command, reason, start
-from paceline.links.worker_signals import SignalsOfWorkers
+import torch
+
+from paceline.core.error_lines import told
+from paceline.core.errors import InvalidInput, WorkerLost
+from paceline.links.processes import Process, reason
+from paceline.links.worker_signals import SignalsOfWorkers, tell_starter
 
 _START_S = 120.0  # to import torch on a machine that is busy
+_STOP_S = 10.0  # to write what it leaves
 _POLL_S = 0.5
+_MOST_NBYTES = 1 << 17  # of a packet; the kernel takes 200 KB
+_MOST_TEXT = 4096
+
+
+class Failure(NamedTuple):
+    """The reason why a worker has failed. `by_input` is True if the user's input is to blame."""
+
+    by_input: bool
+    reason: str
+
+    @classmethod
+    def of(cls, error: BaseException, number: int) -> Self:
+        """Return the failure of the worker of that number, in one line."""
+        line = " ".join(told(error, number).split())
+        return cls(isinstance(error, InvalidInput), line[:_MOST_TEXT])
+
+
+class Wire:
+    """One end of a socket between two processes, and a file in memory that both have open.
+
+    A message is anything that can be pickled into a packet. Whatever is larger goes into the file:
+    one process writes it while the other leaves it alone.
+    """
+
+    def __init__(self, connection: socket.socket, file: int) -> None:
+        self._socket, self._file = connection, file
+
+    @classmethod
+    def to_starter(cls, argument: str) -> tuple[Any, Self]:
+        """Return the settings of this process, and its wire, given its only argument."""
+        tell_starter()
+        connection, file = map(int, argument.split(","))
+        wire = cls(socket.socket(fileno=connection), file)
+        return wire.read(), wire
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when a message has come."""
+        return self._socket.fileno()
+
+    def send(self, message: object) -> None:
+        """Send a message; ConnectionError if the other end is closed."""
+        self._socket.send(pickle.dumps(message))
+
+    def receive(self, *, waits: bool = True) -> Any:
+        """Return the next message, None if the other end is closed.
+
+        Raises BlockingIOError if none has come, and the caller does not wait.
+        """
+        packet = b""
+        with suppress(ConnectionError):
+            packet = self._socket.recv(_MOST_NBYTES, 0 if waits else socket.MSG_DONTWAIT)
+        return pickle.loads(packet) if packet else None  # noqa: S301 - see above
+
+    def write(self, value: object) -> None:
+        """Write what may have tensors to the file; InvalidInput if memory does not suffice."""
+        try:
+            with os.fdopen(os.dup(self._file), "wb") as file:
+                file.seek(0)
+                file.truncate()
+                torch.save(value, file)
+        except OSError as error:
+            why = f"a worker's state does not fit: {error.strerror}"
+            raise InvalidInput("shared memory", why) from error
+
+    def read(self) -> Any:
+        """Return a copy of what was written last."""
+        with os.fdopen(os.dup(self._file), "rb") as file:
+            file.seek(0)
+            return torch.load(file, weights_only=False)
+
+    def close(self) -> None:
+        """Close this end of the socket."""
+        self._socket.close()
 
 
 @dataclass(eq=False)
 class PacketWorker:
-    """A worker process, and the socket to it. It has been silent since `awaited_since_s`."""
+    """A worker process, and the wire to it. It has been silent since `awaited_since_s`."""
 
     number: int
     process: Process
-    socket: socket.socket
+    wire: Wire
     is_ready: bool = False
     is_ended: bool = False
     awaited_since_s: float = field(default_factory=time.monotonic)
 
-    def send(self, packet: bytes) -> None:
+    @property
+    def title(self) -> str:
+        """Its name in messages to the user."""
+        return f"worker {self.number} (process {self.process.pid})"
+
+    def send(self, message: object) -> None:
         """Send a message, and await an answer. If the process has ended, `poll` tells so later."""
         self.awaited_since_s = time.monotonic()
         with suppress(ConnectionError):
-            self.socket.send(packet)
-
-    def end(self) -> str:
-        """End the process, if it runs, and return how it ended."""
-        self.is_ended = True
-        self.socket.close()
-        self.process.close()
-        return reason(self.process.poll())
+            self.wire.send(message)
 
 
 W = TypeVar("W", bound=PacketWorker)
@@ -57,12 +139,11 @@ W = TypeVar("W", bound=PacketWorker)
 class PacketWorkers(Generic[W]):
     """Processes that run one module, until the end of this context.
 
-    A worker that answers later than `deadline_s` after it was sent something is dropped. Packets
-    have at most `most_nbytes`.
+    A worker that answers later than `deadline_s` after it was sent something is dropped.
     """
 
-    def __init__(self, module: str, deadline_s: float, most_nbytes: int) -> None:
-        self._module, self._deadline_s, self._most_nbytes = module, deadline_s, most_nbytes
+    def __init__(self, module: str, deadline_s: float) -> None:
+        self._module, self._deadline_s = module, deadline_s
         self._files = ExitStack()  # descriptors of memory, and a pipe
         self._signals = SignalsOfWorkers()
         self._files.callback(self._signals.close)
@@ -75,7 +156,7 @@ class PacketWorkers(Generic[W]):
 
     def __exit__(self, *error: object) -> None:
         for worker in self.running:
-            worker.end()
+            self._close(worker)
         self._files.close()
         self._selector.close()
 
@@ -84,52 +165,44 @@ class PacketWorkers(Generic[W]):
         """The workers that have not ended."""
         return [worker for worker in self.workers if not worker.is_ended]
 
-    def memory_file(self, name: str) -> int:
-        """Return the descriptor of a new file in memory, for what does not fit into a packet."""
-        fd = os.memfd_create(f"paceline-{name}", os.MFD_CLOEXEC)
-        self._files.callback(os.close, fd)
-        os.fchmod(fd, 0o600)
-        return fd
-
-    def launch(
-        self, settings_of: Callable[[int], str], fds: Sequence[int]
-    ) -> tuple[Process, socket.socket]:
-        """Start a process that inherits `fds`; return it, and this end of its socket.
-
-        Its argument is `settings_of` the descriptor of its end. Raises OSError if it cannot start.
-        """
+    def launch(self, settings: object, fds: Sequence[int]) -> tuple[Process, Wire]:
+        """Start a process with settings, that inherits `fds`; OSError if it cannot start."""
+        file = os.memfd_create("paceline-worker", os.MFD_CLOEXEC)
+        self._files.callback(os.close, file)
+        os.fchmod(file, 0o600)
         own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        wire = Wire(own, file)
+        wire.write(settings)
         try:
             with other:
-                process = start(
-                    module_command(self._module, settings_of(other.fileno())),
-                    environment={"OMP_NUM_THREADS": "1", **self._signals.environment},
-                    stdout=STANDARD_ERROR,  # standard output is for the result alone
-                    pass_fds=(other.fileno(), *fds, self._signals.fd),
-                )
+                fds = other.fileno(), file, *fds
+                argument = f"{other.fileno()},{file}"
+                process = self._signals.start(self._module, argument, fds, OMP_NUM_THREADS="1")
         except OSError:
             own.close()
             raise
-        return process, own
+        return process, wire
 
     def add(self, worker: W) -> None:
         """Poll a worker that was launched."""
         self.workers.append(worker)
-        self._selector.register(worker.socket, selectors.EVENT_READ, worker)
+        self._selector.register(worker.wire, selectors.EVENT_READ, worker)
 
-    def poll(self) -> Iterator[tuple[W, bytes, str]]:
-        """Wait for at most half a second; yield workers with their packets, and those lost.
+    def poll(self) -> Iterator[tuple[W, Any, str]]:
+        """Wait for at most half a second; yield workers with their messages, and those lost.
 
-        One that is lost comes with an empty packet, and the end of a sentence that says why.
+        A lost worker comes with None, and the end of a sentence that says why. Raises InvalidInput
+        or WorkerLost if a worker tells why it has failed.
         """
         for key, _ in self._selector.select(_POLL_S):
             worker: W = key.data
-            if worker.is_ended:  # by a packet of another worker in the same round
+            if worker.is_ended:  # by a message of another worker in the same round
                 continue
-            worker.awaited_since_s, packet = inf, b""  # an empty packet: the process has ended
-            with suppress(ConnectionError):
-                packet = worker.socket.recv(self._most_nbytes)
-            yield worker, packet, "" if packet else self.end(worker)
+            message, worker.awaited_since_s, worker.is_ready = worker.wire.receive(), inf, True
+            if isinstance(message, Failure):
+                why = f"{worker.title} failed: {message.reason}"
+                raise InvalidInput.of(why) if message.by_input else WorkerLost(why)
+            yield worker, message, self.end(worker) if message is None else ""
         # Not for each packet, of which there are thousands a second.
         now_s = time.monotonic()
         if now_s < self._checked_s:
@@ -140,11 +213,26 @@ class PacketWorkers(Generic[W]):
             allowed_s = self._deadline_s if worker.is_ready else _START_S
             if now_s - worker.awaited_since_s > allowed_s:
                 self.end(worker)
-                yield worker, b"", f"did not answer within {allowed_s:g} s"
+                yield worker, None, f"did not answer within {allowed_s:g} s"
 
     def end(self, worker: W) -> str:
         """End a worker's process, if it runs, and return how it ended."""
-        self._selector.unregister(worker.socket)
-        ended = worker.end()
+        self._selector.unregister(worker.wire)
+        self._close(worker)
         self._signals.ended(worker.process, f"worker {worker.number}")
-        return ended
+        return reason(worker.process.poll())
+
+    def _close(self, worker: W) -> None:
+        worker.is_ended = True
+        worker.wire.close()
+        worker.process.close()
+
+    def stop(self, message: object) -> list[Any]:
+        """End all with a message; return what each has left in its file, None if it was killed."""
+        stopped = self.running
+        for worker in stopped:  # all before the first is waited for: they end side by side
+            worker.send(message)
+        for worker in stopped:
+            worker.process.wait(_STOP_S)
+            self.end(worker)
+        return [one.wire.read() if one.process.poll() == 0 else None for one in stopped]

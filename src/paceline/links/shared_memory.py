@@ -188,13 +188,17 @@ def tensors_in(memory: Tensor, entries: Sequence[TensorSpec]) -> dict[str, Tenso
 class SharedTensors:
     """Named tensors in anonymous memory of mode 0600, which goes with its last user.
 
-    `fd` is the descriptor that other processes attach by; `memory` is all of it, as bytes.
+    `fd` is the descriptor that other processes attach by; `memory` is all of it, as bytes. Pickled,
+    it is the same memory in a process that inherits the descriptor.
     """
 
     def __init__(self, fd: int, entries: Sequence[TensorSpec]) -> None:
         self.fd, self.entries = fd, tuple(entries)
         self.memory = torch.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), dtype=torch.uint8)
         self.tensors = tensors_in(self.memory, self.entries)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[int, tuple[TensorSpec, ...]]]:
+        return type(self), (self.fd, self.entries)
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], what: str) -> Self:

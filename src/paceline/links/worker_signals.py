@@ -1,6 +1,6 @@
 """Signals to a worker of a hub or a coordinator: it tells the one that has started it.
 
-    hub      told = SignalsOfWorkers(); start(command, environment=told.environment, ...)
+    hub      told = SignalsOfWorkers(); process = told.start("package.module", settings)
     worker   tell_starter()                    # its own signals go into the pipe
     hub      told.poll(names)                  # stops the run, and names the worker
 
@@ -11,10 +11,10 @@ at a terminal it gets the signal, too, and is needed for what the hub saves.
 import os
 import signal
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from paceline.links.interruption import told_of_signal
-from paceline.links.processes import Process
+from paceline.links.processes import STANDARD_ERROR, Process, module_command, start
 from paceline.links.signals import EXIT_CODES, SIGNALS, handle_in_worker
 
 _DESCRIPTOR = "PACELINE_TELLS_SIGNALS"
@@ -22,20 +22,27 @@ _RECORD = struct.Struct("2i")  # process, signal
 
 
 class SignalsOfWorkers:
-    """A pipe of which each worker has the writing end, by its `environment` and `fd`."""
+    """A pipe of which each worker has the writing end."""
 
     def __init__(self) -> None:
-        self._reading, self.fd = os.pipe()
+        self._reading, self._writing = os.pipe()
         os.set_blocking(self._reading, False)
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """The environment of a worker, which is started with `fd`."""
-        return {_DESCRIPTOR: str(self.fd)}
+    def start(self, module: str, argument: str, fds: Sequence[int] = (), **more: str) -> Process:
+        """Start a worker that runs a module with one argument, and inherits `fds`.
+
+        `more` is added to its environment. Raises OSError if it cannot be started.
+        """
+        return start(
+            module_command(module, argument),
+            environment={_DESCRIPTOR: str(self._writing), **more},
+            stdout=STANDARD_ERROR,  # standard output is for the result alone
+            pass_fds=(*fds, self._writing),
+        )
 
     def poll(self, names: Mapping[int, str]) -> None:
         """Stop the run if a worker was signalled. `names`: of workers, by process number."""
-        if self.fd < 0:
+        if self._writing < 0:
             return
         try:
             record = os.read(self._reading, _RECORD.size)
@@ -52,10 +59,10 @@ class SignalsOfWorkers:
 
     def close(self) -> None:
         """Close the pipe, if it is open."""
-        if self.fd >= 0:
+        if self._writing >= 0:
             os.close(self._reading)
-            os.close(self.fd)
-            self._reading = self.fd = -1
+            os.close(self._writing)
+            self._reading = self._writing = -1
 
 
 def tell_starter() -> None:

@@ -17,9 +17,9 @@ from paceline.core.wire_format import Kernel, wire_format
 from paceline.links.devices import device_of
 from paceline.links.group import boot_id
 from paceline.measure import timing
-from paceline.measure.cores import cores_here, lost_here
+from paceline.measure.cores import cores_here
 from paceline.measure.devices import codec_speed, copy_speed
-from paceline.measure.link import link_speed
+from paceline.measure.link import HubLink, hub_link
 from paceline.measure.unrest import unrest_of_traced
 
 MIN_SECONDS = 1e-9
@@ -35,10 +35,8 @@ class DeviceProfile(Record):
     `host` tells its network from others, and it may use `cores` of it. `seconds` are those of each
     part of a step, by kind and layer, of which it was `running` on a core for a share: with fewer
     cores than devices it waits for one. `unrest` is that of `core.losses`. `codecs` are values a
-    second encoded and decoded, by kernel. A GPU copies `copy_bytes_per_s` to its host.
-    `lost_beside` is what computation loses beside messages to and from the hub, which the same
-    cores send; one core sends or receives `core_bytes_per_s`. `below`: for a hub that is a worker
-    of another, the profiles of its own workers' devices.
+    second encoded and decoded, by kernel. A GPU copies `copy_bytes_per_s` to its host. `below`: for
+    a hub that is a worker of another, the profiles of its own workers' devices.
     """
 
     kind: DeviceKind
@@ -50,24 +48,14 @@ class DeviceProfile(Record):
     cores: Annotated[int, Field(ge=1, le=1 << 16)] = 1
     running: Annotated[float, Field(ge=0, le=1)] = 1.0
     unrest: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    lost_beside: Annotated[float, Field(ge=0, lt=1)] = 0.0
     copy_bytes_per_s: PerSecond | None = None
-    latency_s: Seconds = 0.0
-    link_bytes_per_s: PerSecond | None = None
-    core_bytes_per_s: PerSecond | None = None
+    link: HubLink | None = None
     below: Annotated[tuple["DeviceProfile", ...], Field(max_length=_MOST_BELOW)] = ()
 
     def with_link(self, ask: Callable[[int, int], None], nbytes: int) -> "DeviceProfile":
         """Measure the link to the hub, over which `ask` sends and gets so many bytes."""
-        link = link_speed(ask, nbytes)
-        is_cpu = self.kind is DeviceKind.CPU
-        found = {
-            "latency_s": link.latency_s,
-            "link_bytes_per_s": link.bytes_per_s,
-            "core_bytes_per_s": link.core_bytes_per_s,
-            "lost_beside": lost_here(link.num_cores, 1) if is_cpu else 0.0,
-        }
-        return self.model_copy(update=found)
+        link = hub_link(ask, nbytes, on_cores=self.kind is DeviceKind.CPU)
+        return self.model_copy(update={"link": link})
 
 
 def profile_device(

@@ -48,7 +48,7 @@ class ProfiledDevices:
         """The profiles as plans have them."""
         if not self.is_paced:
             return dict(self.profiles)
-        idle = {"cores": len(self.profiles), "lost_beside": 0.0}
+        idle = {"cores": len(self.profiles), "link": None}
         return {number: one.model_copy(update=idle) for number, one in self.profiles.items()}
 
     def calibrated(self, workload: Workload) -> PricedMachine:
@@ -57,7 +57,7 @@ class ProfiledDevices:
         # On a lone core the plan has messages and computation take turns.
         sharing = [one for number, one in shown.items() if number and one.cores > 1]
         losses = Losses(
-            beside_exchange=max((one.lost_beside for one in sharing), default=0.0),
+            beside_exchange=max((one.link.lost_beside for one in sharing if one.link), default=0.0),
             spread=0.0,
             unrest=self._unrest(),
             source=_SOURCE,
@@ -89,11 +89,13 @@ class ProfiledDevices:
         together; None if there are no such messages.
         """
         speeds = (
-            one.core_bytes_per_s
+            one.link.core_bytes_per_s
             for number, one in self.profiles.items()
-            if number in self.hub_of and one.host != self.profiles[self.hub_of[number]].host
+            if one.link
+            and number in self.hub_of
+            and one.host != self.profiles[self.hub_of[number]].host
         )
-        slowest = min((speed for speed in speeds if speed is not None), default=None)
+        slowest = min(speeds, default=None)
         count = Counter(one.host for one in self.profiles.values())[host]
         cores = [one.cores for one in self.profiles.values() if one.host == host][-1]
         return host_here(
@@ -114,8 +116,8 @@ class ProfiledDevices:
         for number, hub in self.hub_of.items():
             one = self.profiles[number]
             between = (self._hosts[self.profiles[hub].host], self._hosts[one.host])
-            assert one.link_bytes_per_s is not None  # the gate lets no others in
-            link = _link(between, one.link_bytes_per_s, one.latency_s)
+            assert one.link is not None  # the gate lets no others in
+            link = _link(between, one.link.bytes_per_s, one.link.latency_s)
             known = links.setdefault(between, link)
             if is_tree and link.bandwidth_bytes_per_s > known.bandwidth_bytes_per_s:
                 links[between] = link

@@ -8,16 +8,17 @@ where `describe` has it.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from paceline.core.cost import compute_lane, exchange_lane
-from paceline.core.plan import Kind, Lane, Resource, TaskId
+from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Span
 from paceline.links.clock import Clock, HostClock
 from paceline.training.models.layers import LayerModule, layers_of
@@ -30,7 +31,7 @@ class LayerMarks:
     """Takes a mark where a layer is entered, and where its gradients are ready."""
 
     def __init__(self, layers: Sequence[LayerModule], clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self._layers = layers
         self._hooks: list[RemovableHandle] = []
         self.names = tuple(layer.name for layer in layers)
@@ -50,10 +51,10 @@ class LayerMarks:
 
     def _hook(self, layer: LayerModule) -> None:
         def entered(module: nn.Module, inputs: Any) -> None:
-            self.forward.append((layer.name, self._clock.mark()))
+            self.forward.append((layer.name, self.clock.mark()))
 
         def ready(parameter: Tensor) -> None:
-            self.backward.append((layer.name, self._clock.mark()))
+            self.backward.append((layer.name, self.clock.mark()))
 
         self._hooks.append(layer.module.register_forward_pre_hook(entered))
         for _, parameter in layer.parameters:
@@ -61,7 +62,7 @@ class LayerMarks:
 
     def seconds(self) -> tuple[Borders, Borders]:
         """Return the borders with their times in seconds; waits for the device."""
-        return in_seconds(self.forward, self._clock), in_seconds(self.backward, self._clock)
+        return in_seconds(self.forward, self.clock), in_seconds(self.backward, self.clock)
 
 
 def in_seconds(borders: Borders, clock: Clock) -> Borders:
@@ -127,20 +128,30 @@ def layer_shares(
     return shares
 
 
+class Role(Enum):
+    """What an activity is in its step."""
+
+    PHASE = "phase"
+    COLLECTIVE = "collective"  # with other ranks: from joining it to its end
+    ALONE = "alone"  # work of this rank for an exchange
+    PAUSE = "pause"  # no layer's work, though it comes before the layer's mark
+    SUB_BATCH = "sub-batch"
+
+
 @dataclass(slots=True)
 class Activity:
-    """Part of a traced step: a phase, a collective, or work of this rank alone for an exchange.
+    """Part of a traced step: `start` and `end` are marks of the clock, `end` None until it is done.
 
-    A collective lasts from joining it to its end. `start` and `end` are marks of the clock, `end`
-    None until it is done. Only phases have `borders` of layers.
+    Only phases have `borders` of layers.
     """
 
+    role: Role
     step: int
     kind: Kind
     part: str
     start: Any
     end: Any = None
-    alone: bool = True
+    sub_batch: int | None = None
     borders: Borders = field(default_factory=list)
 
 
@@ -152,14 +163,11 @@ class Recorder:
     """
 
     def __init__(self, clock: Clock, device: str, rank: int) -> None:
-        self._clock, self._device, self._rank = clock, device, rank
+        self._device, self._rank = device, rank
         self._marks = LayerMarks((), clock)
         self._step = 0
-        self._phases: list[Activity] = []
-        self._exchanges: list[Activity] = []
-        self._pauses: list[Activity] = []
+        self._activities: list[Activity] = []
         self._sums: list[Span] = []
-        self._computed: list[tuple[TaskId, Any, Any]] = []  # between two marks of the clock
         self._step_ends: list[Any] = []
         self._phase: Activity | None = None
         self._kept: int | None = None
@@ -172,11 +180,10 @@ class Recorder:
     def start_phases(self, num_kept: int | None, layers: Sequence[LayerModule] = ()) -> None:
         """Record phases, exchanges and `layers`; keep the last `num_kept` steps or more, or all."""
         self.stop_trace()
-        self._marks = LayerMarks(layers, self._clock)
+        self._marks = LayerMarks(layers, self._marks.clock)
         self._marks.watch(True)
         self.tracing, self._kept, self._step = True, num_kept, 0
-        self._phases, self._exchanges, self._pauses, self._sums = [], [], [], []
-        self._computed = []
+        self._activities, self._sums = [], []
 
     def stop_trace(self) -> None:
         """Remove all hooks; the spans stay."""
@@ -194,52 +201,43 @@ class Recorder:
         """Record what follows as a part of this step, until `end_phase`."""
         if self.tracing:
             self._marks.watch(not part)
-            self._phase = Activity(self._step, kind, part, self._clock.mark())
+            self._phase = self._begin(Role.PHASE, kind, part)
+
+    def end_phase(self) -> None:
+        """End the phase, if one has begun."""
+        phase, self._phase = self._phase, None
+        self.leave_exchange(phase)
+        # Others are those of a forward within backward, which computes activations again.
+        if phase is not None and phase.kind in (Kind.FORWARD, Kind.BACKWARD):
+            is_forward = phase.kind is Kind.FORWARD
+            phase.borders = self._marks.forward if is_forward else self._marks.backward
 
     @contextmanager
     def computing(self, kind: Kind, part: str, sub_batch: int) -> Iterator[None]:
         """Record the computation inside as a part of a sub-batch."""
-        if not self.tracing:
-            yield
-            return
-        task = TaskId(self._step, kind, part, self._rank, sub_batch)
-        start = self._clock.mark()
+        activity = self._begin(Role.SUB_BATCH, kind, part, sub_batch)
         yield
-        self._computed.append((task, start, self._clock.mark()))
+        self.leave_exchange(activity)
 
     @property
     def idle(self) -> bool:
         """True if it records, and no phase has begun."""
         return self.tracing and self._phase is None
 
-    def end_phase(self) -> None:
-        """End the phase, if one has begun."""
-        phase, self._phase = self._phase, None
-        if phase is not None:
-            phase.end = self._clock.mark()
-            # Others are those of a forward within backward, which computes activations again.
-            if phase.kind is Kind.FORWARD:
-                phase.borders = self._marks.forward
-            elif phase.kind is Kind.BACKWARD:
-                phase.borders = self._marks.backward
-            self._phases.append(phase)
-
     def end_step(self) -> None:
         """Count the step, and record its end."""
         self._step += 1
         if self._kept is None:
-            self._step_ends.append(self._clock.mark())
+            self._step_ends.append(self._marks.clock.mark())
         elif self._step % self._kept == 0:  # not in each step: it looks at all that is kept
             first = self._step - self._kept
-            self._phases = [phase for phase in self._phases if phase.step >= first]
-            self._exchanges = [exchange for exchange in self._exchanges if exchange.step >= first]
-            self._pauses = [pause for pause in self._pauses if pause.step >= first]
+            self._activities = [one for one in self._activities if one.step >= first]
             self._sums = [span for span in self._sums if span.step >= first]
 
     def step_ends(self) -> list[float]:
         """Return when the steps ended since the last call, in seconds of this host's clock."""
         ends, self._step_ends = self._step_ends, []
-        return self._clock.seconds(ends)
+        return self._marks.clock.seconds(ends)
 
     def join_exchange(
         self, part: str, kind: Kind = Kind.REDUCE, *, alone: bool = False
@@ -248,16 +246,12 @@ class Recorder:
 
         Returns None while not tracing.
         """
-        if not self.tracing:
-            return None
-        exchange = Activity(self._step, kind, part, self._clock.mark(), alone=alone)
-        self._exchanges.append(exchange)
-        return exchange
+        return self._begin(Role.ALONE if alone else Role.COLLECTIVE, kind, part)
 
     def leave_exchange(self, exchange: Activity | None) -> None:
         """Record that the collective, or the work, is done on this rank."""
         if exchange is not None:
-            exchange.end = self._clock.mark()
+            exchange.end = self._marks.clock.mark()
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -265,13 +259,19 @@ class Recorder:
 
         A layer's own work ends where the exchange of its gradients begins.
         """
-        if not self.tracing:
-            yield
-            return
-        pause = Activity(self._step, Kind.D2H, "", self._clock.mark())
+        activity = self._begin(Role.PAUSE, Kind.D2H, "")
         yield
-        pause.end = self._clock.mark()
-        self._pauses.append(pause)
+        self.leave_exchange(activity)
+
+    def _begin(
+        self, role: Role, kind: Kind, part: str, sub_batch: int | None = None
+    ) -> Activity | None:
+        if not self.tracing:
+            return None
+        start = self._marks.clock.mark()
+        activity = Activity(role, self._step, kind, part, start, None, sub_batch)
+        self._activities.append(activity)  # exchanges begin in threads of their own
+        return activity
 
     def add_exchange(
         self, kind: Kind, part: str, start_s: float, end_s: float, sub_batch: int | None = None
@@ -284,23 +284,13 @@ class Recorder:
 
     def spans(self) -> list[Span]:
         """Return the spans of the traced steps; waits for the device where marks need that."""
-        phases = self._timed(self._phases)
+        by_role = self._timed()
+        phases, on = by_role[Role.PHASE], (compute_lane(self._device),)
         backward = {one.step: one for one in reversed(phases) if one.kind is Kind.BACKWARD}
-        moves, reductions = list[Span](), list[Span]()
-        for one in self._timed(one for one in self._exchanges if one.end is not None):
-            if one.alone:
-                on = (self._lane(one.kind),)
-                span = Span(one.kind, one.step, one.part, self._rank, on, one.start, one.end)
-                moves.append(span)
-            else:
-                start, on = one.start, (exchange_lane(self._device),)
-                if one.step in backward:
-                    start = _end_of_layer(backward[one.step].borders, start)
-                end = max(start, one.end)
-                reductions.append(Span(one.kind, one.step, one.part, None, on, start, end))
-        on = (compute_lane(self._device),)
+        moves = [self._span(one, (self._lane(one.kind),)) for one in by_role[Role.ALONE]]
+        reductions = [self._collective(one, backward) for one in by_role[Role.COLLECTIVE]]
         copies = [span for span in moves if span.on == on]
-        pauses = [(one.start, one.end) for one in self._timed(self._pauses)]
+        pauses = [(one.start, one.end) for one in by_role[Role.PAUSE]]
         computed = []
         for phase in phases:
             beside = reductions if phase.kind is Kind.STEP else copies
@@ -311,31 +301,35 @@ class Recorder:
                 within = (first for first, last in between if start <= first and last <= end)
                 end = min(within, default=end)
                 computed.append(Span(phase.kind, phase.step, part, self._rank, on, start, end))
-        return computed + moves + self._sums + reductions + self._of_sub_batches()
+        parts = [self._span(one, on) for one in by_role[Role.SUB_BATCH]]
+        return computed + moves + self._sums + reductions + parts
 
-    def _of_sub_batches(self) -> list[Span]:
-        starts = self._clock.seconds([start for _, start, _ in self._computed])
-        ends = self._clock.seconds([end for _, _, end in self._computed])
-        on = (compute_lane(self._device),)
-        return [
-            Span(one.kind, one.step, one.part, one.worker, on, start, end, one.sub_batch)
-            for (one, _, _), start, end in zip(self._computed, starts, ends, strict=True)
-        ]
+    def _span(self, one: Activity, on: tuple[Resource, ...]) -> Span:
+        worker, number = self._rank, one.sub_batch
+        return Span(one.kind, one.step, one.part, worker, on, one.start, one.end, number)
 
-    def _timed(self, activities: Iterable[Activity]) -> list[Activity]:
-        """Return the activities with times in seconds for marks; waits for the device."""
-        known = list(activities)
-        starts = self._clock.seconds([one.start for one in known])
-        ends = self._clock.seconds([one.end for one in known])
-        return [
-            replace(one, start=start, end=end, borders=in_seconds(one.borders, self._clock))
-            for one, start, end in zip(known, starts, ends, strict=True)
-        ]
+    def _collective(self, one: Activity, backward: Mapping[int, Activity]) -> Span:
+        """Return the span of a collective, which is no single rank's."""
+        start, on = one.start, (exchange_lane(self._device),)
+        if one.step in backward:
+            start = _end_of_layer(backward[one.step].borders, start)
+        return Span(one.kind, one.step, one.part, None, on, start, max(start, one.end))
+
+    def _timed(self) -> dict[Role, list[Activity]]:
+        """Return what is done, with times in seconds for marks; waits for the device."""
+        known, clock = [one for one in self._activities if one.end is not None], self._marks.clock
+        starts = clock.seconds([one.start for one in known])
+        ends = clock.seconds([one.end for one in known])
+        by_role: dict[Role, list[Activity]] = {role: [] for role in Role}
+        for one, start, end in zip(known, starts, ends, strict=True):
+            borders = in_seconds(one.borders, clock)
+            by_role[one.role].append(replace(one, start=start, end=end, borders=borders))
+        return by_role
 
     def _lane(self, kind: Kind) -> Resource:
         # A core copies with the thread that computes; a GPU has engines for that, but adds
         # gradients where it computes.
-        by_itself = isinstance(self._clock, HostClock) or kind is Kind.REDUCE
+        by_itself = isinstance(self._marks.clock, HostClock) or kind is Kind.REDUCE
         return compute_lane(self._device) if by_itself else Resource(self._device, Lane(kind.value))
 
     def _shares(self, phase: Activity, copies: Sequence[Span]) -> Shares:

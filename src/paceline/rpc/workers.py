@@ -141,20 +141,11 @@ class WorkerPool:
         self._signals = SignalsOfWorkers()
         try:
             for one in settings:
-                self._processes.append((one, self._start(module, one)))
+                process = self._signals.start(module, one.model_dump_json())
+                self._processes.append((one, process))
         except BaseException:
             self.close()
             raise
-
-    def _start(self, module: str, settings: ConnectingWorkers) -> processes.Process:
-        command = processes.module_command(module, settings.model_dump_json())
-        # Standard output holds the result, and nothing else.
-        return processes.start(
-            command,
-            environment=self._signals.environment,
-            stdout=processes.STANDARD_ERROR,
-            pass_fds=(self._signals.fd,),
-        )
 
     def poll(self) -> list[tuple[int, str]]:
         """Return the workers whose process has failed since the last call, and how it ended.

@@ -4,9 +4,9 @@ A strategy from elsewhere is named as package.module:record, as a model is.
 """
 
 from collections.abc import Mapping
-from importlib import import_module
 
 from paceline.core.errors import InvalidInput
+from paceline.core.importing import imported
 from paceline.core.names import not_known
 from paceline.core.strategy import Strategy
 from paceline.strategies import allreduce, hierarchy, hogbatch, host, local, subbatch, tree, wheel
@@ -58,11 +58,7 @@ def find_exchange(name: str) -> Strategy:
 
 
 def _imported(name: str) -> Strategy:
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise InvalidInput("strategy", f"{name!r} cannot be imported: {error}") from None
+    found = imported("strategy", name)
     if not isinstance(found, Strategy):
         raise InvalidInput("strategy", f"{name!r} is a {type(found).__name__}, not a Strategy")
     return found

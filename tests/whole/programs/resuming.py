@@ -5,9 +5,9 @@
 A run begins with the first workers and pauses after the first number of samples; the next ones go
 on with what was saved, until the last ones train to the end. A pause of `e2` is after two epochs,
 one of `+7` only saves, after each seven samples, and the same workers go on. Each run prints a
-line. Workers import this file for its
-recipes. A file `die` in the current folder hits the worker that saves its optimizer, once; see
-counted.py for others.
+line, with its error if it has one. Workers import this file for its recipes. A setting `kill`,
+`stop`, `nan` or `die` makes a file of that name, by which a worker is hit, once: see counted.py;
+`die` hits the one that saves its optimizer.
 """
 
 import copy
@@ -29,7 +29,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 from torch.utils.data import Dataset
 
+from paceline.core.errors import PacelineError
+
 NUM_SAMPLES, BATCH_SIZE, EPOCHS = 96, 16, 3
+HITS = ("kill", "stop", "nan", "die")
 
 
 class Rows(Dataset):
@@ -163,7 +166,9 @@ def session(recipe: str, workers: str, changes: dict[str, Any], progress: Silent
     known = {"model": f"resuming:{recipe}", "optimizer": "sgd"}
     if recipe == "counted":
         known = {"model": "counted:recipe", "optimizer": "resuming:Count"}
-    config = {"cpu_batch": (5, 40), "gpu_batch": (5, 16)}
+    config = {"cpu_batch": (5, 40), "gpu_batch": (5, 16), "policy": "adaptive"}
+    config |= {name: value for name, value in changes.items() if name in config}
+    changes = {name: value for name, value in changes.items() if name not in config}
     more = {"batch_size": BATCH_SIZE, "epochs": EPOCHS}
     return session_of(workers, progress, config, **more | known | changes)
 
@@ -228,14 +233,20 @@ def main() -> None:
     for words in " ".join(sys.argv[1:]).split(" -- "):
         recipe, workers, pauses, *given = words.split()
         changes = dict(one.split("=") for one in given)
-        for name in ("kill", "die"):
+        for name in HITS:
             if changes.pop(name, None):
                 Path(name).touch()
         before, state, last = num_memories(), None, {}
         for number, own in enumerate(workers.split("/")):
             when = (*pauses.split("/"), "")[number] if pauses != "-" else ""
-            last = ran(recipe, own, when, copy.copy(changes), state)
+            try:
+                last = ran(recipe, own, when, copy.copy(changes), state)
+            except PacelineError as error:
+                hit = [int(path.suffix[1:]) for name in HITS for path in Path().glob(f"{name}.*")]
+                last = {"error": f"{type(error).__name__}: {error}", "hit": hit}
             state = last if isinstance(last, tuple) else None
+        for path in (path for name in HITS for path in Path().glob(f"{name}*")):
+            path.unlink()
         del state
         gc.collect()  # coordinator and runner refer to each other
         last["left"] = num_memories() - before

@@ -3,7 +3,7 @@
     worker       ScheduleWork: what it has done ----> coordinator
     coordinator  ExecuteWork: which samples, at what learning rate ----> the same worker
 
-One loop polls the workers' sockets, and `BatchScheduler` decides. A worker with short batches is
+One loop polls the workers' wires, and `BatchScheduler` decides. A worker with short batches is
 assigned several in advance, and reports several at once. If a worker ends, or does not answer in
 time, its samples go to the others. A batch counts when its worker reports it, or has written its
 number to shared memory before it died. For a checkpoint the workers pause: they finish what they
@@ -13,33 +13,52 @@ were given, and get nothing more.
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from math import isfinite, nan
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from paceline.checkpoints.memory_file import read_state, write_state
 from paceline.checkpoints.tensor_file import Tensors, within
 from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.core.settings import TrainSettings
 from paceline.exchange.session import TrainingSession
+from paceline.exchange.status import Status
 from paceline.links.clock import TrainingClock
 from paceline.links.failpoints import reach
 from paceline.strategies.hogbatch import messages
 from paceline.strategies.hogbatch.config import WorkerSpec
-from paceline.strategies.hogbatch.messages import Command, ExecuteWork, Failure, ScheduleWork
+from paceline.strategies.hogbatch.messages import Command, ExecuteWork, ScheduleWork, TrySpeed
+from paceline.strategies.hogbatch.policy import SpeedTrial
 from paceline.strategies.hogbatch.processes import WorkerProcess, WorkerProcesses
-from paceline.strategies.hogbatch.progress import History, PastWorker, Status
 from paceline.strategies.hogbatch.scheduler import BatchScheduler, WorkerCounts
 from paceline.strategies.hogbatch.statistics import BatchLog, BatchRecord, BatchResult
 
 logger = logging.getLogger(__name__)
 
 _NS = 1e-9
-_NUM_TRIALS = 2  # of each worker
 _LOG = "log/batches"
+
+
+class KnownWorker(NamedTuple):
+    """A worker of the run, also before it was resumed; its device's name in plans and results."""
+
+    name: str
+    spec: str
+    tried_samples_per_s: float | None
+
+
+@dataclass(slots=True)
+class History:
+    """The batches of all epochs, and the workers before the run was resumed with others.
+
+    `lost` says why each worker has ended before the run.
+    """
+
+    log: BatchLog = field(default_factory=BatchLog)
+    lost: list[str] = field(default_factory=list)
+    past: list[KnownWorker] = field(default_factory=list)
 
 
 class Coordinator:
@@ -60,8 +79,8 @@ class Coordinator:
     ) -> None:
         assert isinstance(session.settings, TrainSettings)
         self._settings, self._order = session.settings, data[messages.ORDER]
-        self._clock, self._status = TrainingClock(), Status(session, tokens_per_sample)
-        self._resumed: list[tuple[dict[str, Any], Tensors]] = []  # what workers get at first
+        self._clock, self._status = TrainingClock(), Status(session.progress, tokens_per_sample)
+        self._resumed: dict[int, tuple[dict[str, Any], Tensors]] = {}  # what workers get at first
         self._is_paused = True
         self.scheduler = BatchScheduler(
             session.config, session.settings.batch_size, epoch_sizes, data[messages.COMMITTED]
@@ -74,6 +93,15 @@ class Coordinator:
         """Seconds of training so far, without what lies between epochs."""
         return self._clock.trained_ns * _NS
 
+    @property
+    def known(self) -> list[KnownWorker]:
+        """All workers of the run, by their numbers."""
+        started = (worker.progress for worker in self.processes.workers)
+        return self.history.past + [
+            KnownWorker(one.spec.name(one.number), str(one.spec), one.samples_per_s)
+            for one in started
+        ]
+
     def try_speeds(self) -> None:
         """Wait for the first workers, and have all try their speed at once, as they will work.
 
@@ -81,10 +109,13 @@ class Coordinator:
         """
         # Trials begin together: workers that share cores or memory slow each other down in them.
         self._poll(lambda: all(worker.is_ready for worker in self.processes.running))
+        most = min(self._settings.batch_size, len(self._order))
         for worker in self.processes.running:
-            self._try(worker)
-        self._poll(lambda: all(one.is_tried for one in self.processes.running))
+            sizes = dict.fromkeys((min(worker.progress.spec.threads, most), most))
+            worker.send(TrySpeed(tuple(sizes), self._settings.profile_s / 2))
+        self._poll(lambda: all(one.progress.trial for one in self.processes.running))
         self.scheduler.choose_policy([one.progress for one in self.processes.running])
+        self._load_workers()
 
     def train_epoch(self, epoch: int, order: Tensor) -> tuple[float, float]:
         """Train on the samples once, in this order; return the mean loss and the seconds it took.
@@ -95,7 +126,6 @@ class Coordinator:
         self._order[: len(order)].copy_(order)
         if self.scheduler.begin_epoch(epoch):
             self._clock.begin_epoch()
-        self._load_workers()
         self._go_on()
         while not self.scheduler.queue.is_done:
             self._poll_once()
@@ -123,43 +153,19 @@ class Coordinator:
             self._poll_once()
 
     def _poll_once(self) -> None:
-        for worker, packet, why in self.processes.poll():
-            if packet:
-                self._receive(worker, packet)
-            else:
+        for worker, message, why in self.processes.poll():
+            if isinstance(message, SpeedTrial):
+                worker.progress.trial = message
+            elif isinstance(message, Command):
+                worker.is_asked = False
+            elif message is None:
                 self._drop(worker, why)
-
-    def _receive(self, worker: WorkerProcess, packet: bytes) -> None:
-        received = messages.unpack(packet)
-        if isinstance(received, Failure):
-            reason = f"{worker.title} failed: {received.reason}"
-            raise InvalidInput.of(reason) if received.by_input else WorkerLost(reason)
-        first = received[0]
-        if first.batch == messages.READY:
-            worker.is_ready = True
-        elif first.batch in (messages.SAVED, messages.LOADED):
-            worker.is_asked = False
-        elif first.batch != messages.TRIED:
-            self._complete(worker, received)
-        else:
-            worker.tried[first.size] = first.result.ended_ns * _NS
-            self._try(worker)
-
-    def _try(self, worker: WorkerProcess) -> None:
-        """Have a worker try the smallest batch and then one of the batch size."""
-        most = min(self._settings.batch_size, len(self._order))
-        for size in (min(worker.progress.spec.threads, most), most):
-            if size not in worker.tried:
-                seconds = self._settings.profile_s / _NUM_TRIALS
-                worker.send(ExecuteWork(Command.TRY, size=size, rate=seconds).pack())
-                return
-        worker.progress.samples_per_s = worker.trial.samples_per_s
+            elif message:
+                self._complete(worker, message)
 
     def _complete(self, worker: WorkerProcess, reports: Sequence[ScheduleWork]) -> None:
         done, progress = [], worker.progress
-        for batch, size, result in reports:
-            if not progress.assigned or progress.assigned[0].batch != batch:
-                raise WorkerLost(f"{worker.title} speaks of a batch that it was not given")
+        for _, size, result in reports:
             self._check_loss(worker, result.loss, size)
             # Batches of a GPU overlap: one takes as long as it ends after the one before.
             took_ns = result.ended_ns - max(result.started_ns, progress.ended_ns)
@@ -185,9 +191,9 @@ class Coordinator:
     def _log(self, worker: WorkerProcess, work: ExecuteWork, result: BatchResult) -> None:
         times_ns = (self._clock.at(moment) for moment in result[2:])
         trained = BatchResult(result.updates, result.loss, *times_ns)
-        epoch, number = self.scheduler.counts.epoch, worker.progress.number
-        self.history.log.append(BatchRecord(number, epoch, work.first, work.size, trained))
-        self._status.add(work.size, result.loss)
+        epoch = self.scheduler.counts.epoch
+        self.history.log.append(BatchRecord(worker.number, epoch, work.first, work.size, trained))
+        self._status.add(work.size, self.scheduler.mean_loss, advances=work.size)
 
     def _hand_out(self, worker: WorkerProcess) -> None:
         """Send a worker what it gets now, unless it is a pause."""
@@ -195,7 +201,7 @@ class Coordinator:
             work = self.scheduler.next_work(worker.progress)
             if work is None:
                 return
-            worker.send(work.pack())
+            worker.send(work)
 
     def _hand_out_to_idle(self) -> None:
         for worker in self.processes.running:
@@ -207,7 +213,7 @@ class Coordinator:
         reason = f"{worker.title} {why}"
         self.history.lost.append(reason)
         for work, updates in self.scheduler.drop(worker.progress):
-            self._log(worker, work, BatchResult(updates, nan, *[time.monotonic_ns()] * 7))
+            self._log(worker, work, BatchResult(updates, nan, *[time.monotonic_ns()] * 4))
         if not self.processes.running:
             raise WorkerLost(f"{reason}: no worker is left")
         logger.warning("%s: the others go on", reason)
@@ -217,21 +223,18 @@ class Coordinator:
         """Return what a checkpoint has beside the model: in a pause, or between epochs."""
         if not self._is_paused:
             raise RuntimeError("the state of a run is asked for in a pause, or between its epochs")
-        asked = self.processes.running
-        self._ask(asked, Command.SAVE)
         log, workers = self.history.log.packed, list[dict[str, Any]]()
         tensors = {_LOG: torch.frombuffer(log, dtype=torch.uint8) if log else torch.empty(0).byte()}
-        for worker in (one for one in asked if not one.is_ended):
-            own, values = read_state(worker.state)
+        for worker in self._ask(self.processes.running, Command.SAVE):
+            own, values = worker.wire.read()
             tensors |= {f"workers/{len(workers)}/{key}": one for key, one in own.items()}
-            spec, counts = str(worker.progress.spec), asdict(worker.progress.counts)
-            workers.append({"spec": spec, "counts": counts, "state": values})
+            counts = asdict(worker.progress.counts)
+            workers.append({"number": worker.number, "counts": counts, "state": values})
         values = {
             **self.scheduler.state(),
             "clock": self._clock.state(),
             "lost": list(self.history.lost),
-            "past": [list(one) for one in self.history.past],
-            "started": [list(one.as_past) for one in self.processes.workers],
+            "known": [list(one) for one in self.known],
             "workers": workers,
         }
         return tensors, values
@@ -246,18 +249,20 @@ class Coordinator:
         assert not self.processes.workers
         self.scheduler.restore(values)
         self._clock.restore(values["clock"])
-        past = [PastWorker(*one) for one in values["past"]]
-        saved = [one["spec"] for one in values["workers"]]
-        if saved == list(map(str, specs)) and len(saved) == len(values["started"]):
-            for index, one in enumerate(values["workers"]):
-                self._resumed.append((one, within(tensors, f"workers/{index}/")))
+        past, workers = [KnownWorker(*one) for one in values["known"]], values["workers"]
+        first = len(past) - len(workers)
+        if [one["number"] for one in workers] == [*range(first, len(past))] and [
+            one.spec for one in past[first:]
+        ] == [str(spec) for spec in specs]:
+            del past[first:]
+            for index, one in enumerate(workers):
+                self._resumed[one["number"]] = one, within(tensors, f"workers/{index}/")
         else:
-            past += [PastWorker(*one) for one in values["started"]]
             logger.warning(
                 "resume: workers %s go on with what %s have trained; their optimizers (momentum) "
                 "and random numbers begin anew",
                 ", ".join(map(str, specs)),
-                ", ".join(saved),
+                ", ".join(past[one["number"]].spec for one in workers),
             )
         log = BatchLog(tensors[_LOG].numpy().tobytes())
         self.history = History(log, list(values["lost"]), past)
@@ -265,19 +270,17 @@ class Coordinator:
 
     def _load_workers(self) -> None:
         """Give the workers what they had when the run was saved, if they are the same."""
-        by_number = {worker.progress.number: worker for worker in self.processes.running}
-        first, resumed, self._resumed = self.processes.first_number, self._resumed, []
-        loading = []
-        for number, (saved, tensors) in enumerate(resumed, first):
-            if (worker := by_number.get(number)) is not None:
-                worker.progress.counts = WorkerCounts(**saved["counts"])
-                write_state(worker.state, tensors, saved["state"])
-                loading.append(worker)
+        loading = [one for one in self.processes.running if one.number in self._resumed]
+        for worker in loading:
+            saved, tensors = self._resumed.pop(worker.number)
+            worker.progress.counts = WorkerCounts(**saved["counts"])
+            worker.wire.write((tensors, saved["state"]))
         self._ask(loading, Command.LOAD)
 
-    def _ask(self, workers: Sequence[WorkerProcess], command: Command) -> None:
-        """Have idle workers save or load their state, and wait for it."""
+    def _ask(self, workers: Sequence[WorkerProcess], command: Command) -> list[WorkerProcess]:
+        """Have idle workers save or load their state; return those that have done so."""
         for worker in workers:
             worker.is_asked = True
-            worker.send(ExecuteWork(command).pack())
+            worker.send(command)
         self._poll(lambda: not any(one.is_asked for one in workers if not one.is_ended))
+        return [worker for worker in workers if not worker.is_ended]

@@ -13,10 +13,10 @@ all updates of its own worker, each once, while copies and sums run beside the c
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import cycle, groupby
 from math import isfinite
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -28,18 +28,18 @@ from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Span
 from paceline.exchange.step import Learning
 from paceline.links.clock import DeviceClock, DeviceMark
-from paceline.links.devices import Device, Event
+from paceline.links.devices import Device, Event, Stream
 from paceline.links.shared_memory import SharedTensors, TensorSpec, tensors_in
 from paceline.record.recorder import Borders, LayerMarks, Phase, in_seconds, layer_spans
 from paceline.strategies.hogbatch.plan import HOST, MODEL
-from paceline.strategies.hogbatch.replica import ScaledOptimizer, loss_of, reader_of, refer
+from paceline.strategies.hogbatch.replica import Learner, refer
 from paceline.strategies.hogbatch.statistics import BatchResult
 from paceline.training.data.batch import Batch
+from paceline.training.data.dataset import reader_of
 from paceline.training.models.layers import layers_of
 from paceline.training.recipes.recipe import OptimizerFactory, Recipe
 
 _NS = 1e-9
-_LEAST_ADDED = 1 << 18  # values that are worth a thread
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,13 @@ class _Run:
     changes: tuple[Tensor, ...]
     updates: tuple[Tensor, ...]
 
+    @classmethod
+    def of(cls, device: Device, shared: Tensor, own: Tensor, num_places: int) -> Self:
+        """Return the run of these values, with room for so many batches."""
+        changes = tuple(torch.empty_like(own) for _ in range(num_places))
+        updates = tuple(map(device.pinned_like, changes))
+        return cls(shared, own, torch.empty_like(own), changes, updates)
+
     def take(self, place: int, missing: int | None) -> None:
         """Make what was copied in the replica, with the change that is not yet in it, if any."""
         if missing is None:
@@ -70,16 +77,8 @@ class _Run:
         change = self.changes[place]
         torch.sub(self.own, change, out=change).masked_fill_(is_lost, 0)
 
-    def pieces(self, place: int, threads: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return pieces of the shared model, one for each thread, with what is added to them."""
-        num_pieces = max(1, min(threads, len(self.shared) // _LEAST_ADDED))
-        update = self.updates[place]
-        return zip(
-            self.shared.tensor_split(num_pieces), update.tensor_split(num_pieces), strict=True
-        )
 
-
-def _runs(entries: Sequence[TensorSpec]) -> Iterator[tuple[torch.dtype, slice]]:
+def _places(entries: Sequence[TensorSpec]) -> Iterator[tuple[torch.dtype, slice]]:
     """Yield the bytes of tensors that lie beside each other and have one type, which can be added.
 
     Tensors of bool cannot: they stay as they are.
@@ -91,26 +90,52 @@ def _runs(entries: Sequence[TensorSpec]) -> Iterator[tuple[torch.dtype, slice]]:
             yield getattr(torch, dtype), place
 
 
+class _Sharing:
+    """The values of the shared model and of the replica, with places for the batches in work."""
+
+    def __init__(self, shared: SharedTensors, device: Device, num_places: int) -> None:
+        memory = shared.memory.to(device.torch_device)
+        self.own = tensors_in(memory, shared.entries)
+        self.runs = [
+            _Run.of(device, shared.memory[place].view(dtype), memory[place].view(dtype), num_places)
+            for dtype, place in _places(shared.entries)
+        ]
+        self.num_places = num_places  # of the batches that have begun
+        self.places = cycle(range(num_places))
+        self.taken: Event | None = None  # reached when `copied` may be written again
+
+
 @dataclass(slots=True)
 class _Batch:
     """A batch in work: its samples on the device, and marks where parts of its work are done.
 
-    Both copies of the samples are kept until the batch is finished, as streams may use them.
+    `loss` and the samples are on the device and in pinned memory, which is kept until the batch is
+    finished, as streams may use it.
     """
 
     size: int
     pinned: list[Tensor]
     samples: Batch
     marks: dict[str, DeviceMark]
+    place: int = 0
     step: int | None = None
+    loss: tuple[Tensor, ...] = ()
     borders: tuple[Borders, Borders] = ([], [])
+
+
+class _Streams(NamedTuple):
+    """The streams in which the replica computes, and copies samples and model in, and updates."""
+
+    compute: Stream
+    copy_in: Stream
+    copy_out: Stream
 
 
 class GpuReplica:
     """A copy of the shared model on a GPU, whose updates are pushed into it.
 
     One stream copies samples and model in, the current one computes, and a third copies updates
-    out. The host then adds an update to the model as it is by then, with `threads` threads: other
+    out. The host then adds an update to the model as it is by then, with torch's threads: other
     workers have changed it meanwhile, and no worker waits for another. With a `depth` of 1 all of
     that is done one after another. `shared` is in pinned memory. `learning` is by default the
     recipe's loss alone; each batch's own gradient is clipped.
@@ -127,168 +152,140 @@ class GpuReplica:
         worker: int,
         device: Device,
         depth: int = 3,
-        threads: int = 1,
         learning: Learning | None = None,
     ) -> None:
-        self.depth, self._device, self._worker, self._threads = depth, device, worker, threads
-        self._compute, self._in, self._out = (
-            device.current_stream(),
-            device.new_stream(),
-            device.new_stream(),
-        )
-        memory = shared.memory.to(device.torch_device)
-        model = recipe.model().to(device.torch_device).train()
-        self._model = refer(model, tensors_in(memory, shared.entries))
-        self._learning = learning or Learning(recipe.loss, name=recipe.name)
-        self._optimizer = ScaledOptimizer(self._model, make, self._learning.clip_norm)
-        self._num_places = max(1, depth - 1)  # of the batches that have begun
-        self._runs = [
-            self._run(dtype, shared.memory[place], memory[place])
-            for dtype, place in _runs(shared.entries)
-        ]
-        self._losses = torch.zeros(
-            self._num_places, dtype=torch.float64, device=device.torch_device
-        )
-        self._losses_here = device.pinned_like(self._losses)
-        self._read = reader_of(recipe.samples)
-        self._adders = ThreadPoolExecutor(threads)
-        self._clock = DeviceClock(device)  # waits for what was made in the current stream
-        self._marks = LayerMarks(layers_of(self._model), self._clock)
-        self._num_finished = 0
+        self._depth, self._device, self._worker = depth, device, worker
+        own = device.current_stream(), device.new_stream(), device.new_stream()
+        self.streams = _Streams(*own)
+        self.sharing = _Sharing(shared, device, max(1, depth - 1))
+        model = refer(recipe.model().to(device.torch_device), self.sharing.own)
+        self._learner = Learner(model, make, recipe, reader_of(recipe.samples), learning)
+        self._marks = LayerMarks(layers_of(model), DeviceClock(device))
         self._loaded: _Batch | None = None
         self._begun: deque[_Batch] = deque()
-        self._taken: Event | None = None  # reached when `copied` may be written again
         self.spans: list[Span] = []
-
-    def _run(self, dtype: torch.dtype, shared: Tensor, own: Tensor) -> _Run:
-        values = own.view(dtype)
-        changes = tuple(torch.empty_like(values) for _ in range(self._num_places))
-        return _Run(
-            shared.view(dtype),
-            values,
-            torch.empty_like(values),
-            changes,
-            tuple(self._device.pinned_like(one) for one in changes),
-        )
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
         """The only optimizer."""
-        return [self._optimizer.optimizer]
+        return [self._learner.optimizer]
 
-    @property
-    def num_begun(self) -> int:
-        """The batches that have begun, and are not finished."""
-        return len(self._begun)
+    def take(self, rows: Tensor, rate: float, step: int | None) -> Iterator[BatchResult]:
+        """Begin a batch; yield the results of those that end before there is room for it.
 
-    @property
-    def is_done(self) -> bool:
-        """True if the update of the oldest batch has arrived on the host."""
-        return bool(self._begun) and self._begun[0].marks["update"].event.is_reached
+        The samples are copied in before the last batch that is waited for is done.
+        """
+        while len(self._begun) >= self._depth:
+            yield self.finish()
+        self.load(rows)
+        while len(self._begun) >= self.sharing.num_places:
+            yield self.finish()
+        self.begin(rate, step)
+
+    def done(self, *, waits: bool = False) -> Iterator[BatchResult]:
+        """Yield the results of the batches whose updates have arrived on the host, or of all."""
+        while self._begun and (waits or self._begun[0].marks["update"].event.is_reached):
+            yield self.finish()
 
     def load(self, rows: Tensor) -> None:
         """Gather samples and queue their copies, beside the batches that are in work."""
         assert self._loaded is None
-        with self._device.use(self._in):
-            marks, to = {"start": self._clock.mark()}, self._device.torch_device
-            leaves, spec = tree_flatten(self._read(rows))
+        with self._device.use(self.streams.copy_in):
+            marks, to = {"start": self._marks.clock.mark()}, self._device.torch_device
+            leaves, spec = tree_flatten(self._learner.read(rows))
             pinned = [self._device.pinned_like(one).copy_(one) for one in leaves]
             copied = [one.to(to, non_blocking=True) for one in pinned]
-            marks["samples"] = self._clock.mark()
+            marks["samples"] = self._marks.clock.mark()
             samples = Batch.of(tree_unflatten(copied, spec))
             self._loaded = _Batch(len(rows), pinned, samples, marks)
 
     def begin(self, rate: float, step: int | None) -> None:
         """Queue the loaded batch, and the copies of the model for it and of its update."""
         assert self._loaded is not None
-        assert len(self._begun) < self._num_places
+        assert len(self._begun) < self.sharing.num_places
         batch, self._loaded = self._loaded, None
-        batch.step = step
-        place = (self._num_finished + len(self._begun)) % self._num_places
-        self._copy_model_in(batch)
-        self._train(batch, place, rate)
-        self._copy_out(batch, place)
+        batch.step, batch.place = step, next(self.sharing.places)
+        self._copy_in(batch)
+        self._train(batch, rate)
+        self._copy_out(batch)
         self._begun.append(batch)
 
-    def _copy_model_in(self, batch: _Batch) -> None:
-        if self._taken is not None:
-            self._in.wait(self._taken)
-        with self._device.use(self._in):
-            batch.marks["copying"] = self._clock.mark()
-            for run in self._runs:
+    def _copy_in(self, batch: _Batch) -> None:
+        if self.sharing.taken is not None:
+            self.streams.copy_in.wait(self.sharing.taken)
+        with self._device.use(self.streams.copy_in):
+            batch.marks["copying"] = self._marks.clock.mark()
+            for run in self.sharing.runs:
                 run.copied.copy_(run.shared, non_blocking=True)
-            batch.marks["model"] = self._clock.mark()
+            batch.marks["model"] = self._marks.clock.mark()
 
-    def _train(self, batch: _Batch, place: int, rate: float) -> None:
-        self._compute.wait(batch.marks["model"].event)
-        with self._device.use(self._compute):
-            batch.marks["begun"] = self._clock.mark()
+    def _train(self, batch: _Batch, rate: float) -> None:
+        mark = self._marks.clock.mark
+        self.streams.compute.wait(batch.marks["model"].event)
+        with self._device.use(self.streams.compute):
+            batch.marks["begun"] = mark()
             # The latest batch is in work: its update was not in the shared model yet.
-            missing = (place - 1) % self._num_places if self._begun else None
-            for run in self._runs:
-                run.take(place, missing)
-            self._taken = self._compute.record()
+            missing = self._begun[-1].place if self._begun else None
+            for run in self.sharing.runs:
+                run.take(batch.place, missing)
+            self.sharing.taken = self.streams.compute.record()
             self._marks.watch(batch.step is not None)
-            loss = loss_of(self._model, batch.samples, self._learning)
-            batch.marks["forward"] = self._clock.mark()
+            loss = self._learner.loss(batch.samples)
+            batch.marks["forward"] = mark()
             loss.backward()
-            batch.marks["backward"] = self._clock.mark()
+            batch.marks["backward"] = mark()
             batch.borders = self._marks.forward, self._marks.backward
-            self._update(loss.detach(), place, rate)
-            batch.marks["step"] = self._clock.mark()
+            self._update(batch, loss.detach(), rate)
+            batch.marks["step"] = mark()
 
-    def _update(self, loss: Tensor, place: int, rate: float) -> None:
+    def _update(self, batch: _Batch, loss: Tensor, rate: float) -> None:
         """Update the replica, or its optimizer alone, with nothing, if the loss is not finite."""
         is_lost = loss.isfinite().logical_not()
-        clear_gradients(self._optimizer.parameters, is_lost)
-        self._optimizer.step(rate)
-        for run in self._runs:
-            run.keep_change(place, is_lost)
-        self._losses[place].copy_(loss)
+        clear_gradients(self._learner.parameters, is_lost)
+        self._learner.step(rate)
+        for run in self.sharing.runs:
+            run.keep_change(batch.place, is_lost)
+        batch.loss = loss, self._device.pinned_like(loss)
 
-    def _copy_out(self, batch: _Batch, place: int) -> None:
-        self._out.wait_stream(self._compute)
-        with self._device.use(self._out):
-            batch.marks["copying_out"] = self._clock.mark()
-            for run in self._runs:
-                run.updates[place].copy_(run.changes[place], non_blocking=True)
-            self._losses_here[place].copy_(self._losses[place], non_blocking=True)
-            batch.marks["update"] = self._clock.mark()
+    def _copy_out(self, batch: _Batch) -> None:
+        self.streams.copy_out.wait_stream(self.streams.compute)
+        with self._device.use(self.streams.copy_out):
+            batch.marks["copying_out"] = self._marks.clock.mark()
+            for run in self.sharing.runs:
+                run.updates[batch.place].copy_(run.changes[batch.place], non_blocking=True)
+            loss, here = batch.loss
+            here.copy_(loss, non_blocking=True)
+            batch.marks["update"] = self._marks.clock.mark()
 
     def finish(self) -> BatchResult:
         """Add the update of the oldest batch to the shared model, once it has arrived."""
-        batch, place = self._begun.popleft(), self._num_finished % self._num_places
-        self._num_finished += 1
+        batch = self._begun.popleft()
         batch.marks["update"].event.synchronize()
         for later in self._begun:
             # Its copy of the model is to be without this update, which the device adds.
             later.marks["model"].event.synchronize()
-        loss = float(self._losses_here[place])
+        loss = float(batch.loss[1])
         added_ns = time.monotonic_ns()
         if isfinite(loss):
-            self._add(place)
+            for run in self.sharing.runs:
+                run.shared.add_(run.updates[batch.place])
         return self._result(batch, loss, added_ns, time.monotonic_ns())
-
-    def _add(self, place: int) -> None:
-        pieces = [piece for run in self._runs for piece in run.pieces(place, self._threads)]
-        for added in [self._adders.submit(one.add_, update) for one, update in pieces]:
-            added.result()
 
     def _result(self, batch: _Batch, loss: float, added_ns: int, ended_ns: int) -> BatchResult:
         names, marks = list(batch.marks), list(batch.marks.values())
-        times = dict(zip(names, self._clock.seconds(marks), strict=True))
+        times = dict(zip(names, self._marks.clock.seconds(marks), strict=True))
         times["adding"] = max(added_ns * _NS, times["update"])
         times["end"] = max(ended_ns * _NS, times["adding"])
         if batch.step is not None:
             self._trace(batch.step, batch, times)
-        keys = ("copying", "model", "begun", "forward", "backward", "step", "end")
+        keys = ("copying", "begun", "step", "end")
         return BatchResult(1, loss * batch.size, *(round(times[key] / _NS) for key in keys))
 
     def _trace(self, step: int, batch: _Batch, times: Mapping[str, float]) -> None:
         worker, device = self._worker, f"gpu{self._worker}"
         lane, to_gpu = compute_lane(device), Resource(device, Lane.H2D)
         exchange = exchange_lane(device)
-        borders = [in_seconds(one, self._clock) for one in batch.borders]
+        borders = [in_seconds(one, self._marks.clock) for one in batch.borders]
         begun_s, forward_s, backward_s = times["begun"], times["forward"], times["backward"]
         phases = (
             Phase(Kind.FORWARD, begun_s, forward_s, forward_s, borders[0]),

@@ -1,7 +1,7 @@
 """The outcome of a run: what each worker did, beside the plan of the same batches."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.compare import conform
@@ -9,13 +9,12 @@ from paceline.core.cost import Roofline
 from paceline.core.outcome import Epoch, Outcome, UnevenWorker, Updates
 from paceline.core.simulate import simulate
 from paceline.core.timeline import Timeline
-from paceline.core.workload import Workload
 from paceline.strategies.hogbatch import speed_trial, statistics
-from paceline.strategies.hogbatch.config import Hogbatch
-from paceline.strategies.hogbatch.coordinator import Coordinator
-from paceline.strategies.hogbatch.progress import PastWorker
+from paceline.strategies.hogbatch.coordinator import Coordinator, KnownWorker
+from paceline.strategies.hogbatch.policy import SpeedTrial
 from paceline.strategies.hogbatch.replica import device_for
-from paceline.strategies.hogbatch.speed_trial import Prediction
+from paceline.strategies.hogbatch.speed_trial import Epochs, Prediction, predict, traced_sizes
+from paceline.strategies.hogbatch.statistics import Made
 from paceline.training.recipes.recipe import Recipe
 
 _SLACK_S = 1e-3  # a hook of the last layer runs a moment after the layer
@@ -24,61 +23,63 @@ _MOST_POINTS = 500
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run whose workers have ended."""
+    """A run whose workers have ended: what it was to train, and the epochs that it has trained."""
 
     coordinator: Coordinator
-    workload: Workload
     recipe: Recipe
+    asked: Epochs
     epochs: Sequence[Epoch]
 
-    def outcome(
-        self,
-        config: Hogbatch,
-        traced: Timeline,
-        peaks: Sequence[int],
-        num_samples: int,
-    ) -> Outcome:
+    def outcome(self, traced: Timeline, peaks: Sequence[int], num_samples: int) -> Outcome:
         """Return the outcome of a training on so many samples.
 
         `traced` has the batches that were traced, `peaks` each worker's bytes of memory.
         """
-        workers, history = self.coordinator.processes.workers, self.coordinator.history
-        specs = {one.progress.number: one.progress.spec for one in workers}
-        trials = [one.trial for one in workers if one.is_tried]
-        # The traced batches are planned again, with the sizes that they had.
-        machine, sizes = speed_trial.machine_of(self.workload, trials), speed_trial.traced_sizes
-        own = self.workload, machine, config, specs, sizes(traced.spans)
-        plan = speed_trial.plan_of_batches(*own)
+        history, trained_s = self.coordinator.history, self.coordinator.trained_s
+        workers = [one.progress for one in self.coordinator.processes.workers]
+        trials = [one.trial for one in workers if one.trial is not None]
         prediction = None
         if not history.lost and not history.past:  # the plan knows neither
-            prediction = speed_trial.predict(self.workload, config, trials, num_samples)
-        known = [*history.past, *(one.as_past for one in workers)]
+            prediction = predict(self.asked, trials)
+        planned, faults = self._replayed(traced, trials)
+        known = self.coordinator.known
         names = [one.name for one in known]
-        timeline, trained_s = history.log.timeline(names), self.coordinator.trained_s
-        updates, tokens = self._updates(names, timeline), self.recipe.tokens_per_sample
+        made, tokens = history.log.made(names), self.recipe.tokens_per_sample
+        updates = self._updates(names, made)
         return Outcome(
             timeline=traced,
-            predicted=simulate(plan, Roofline.of(machine)),
-            config=config,
+            predicted=planned,
+            config=self.asked.config,
             samples_per_s=num_samples / trained_s,
             tokens_per_s=tokens and tokens * num_samples / trained_s,
             trained_s=trained_s,
             epochs=tuple(self.epochs),
             score=self.recipe.score_name,
             predicted_samples_per_s=prediction.samples_per_s if prediction else None,
-            faults=tuple(conform(plan, traced, _SLACK_S)),
+            faults=faults,
             lost=tuple(history.lost),
             peak_memory_bytes=tuple(peaks),
             updates=updates,
-            device=", ".join(dict.fromkeys(device_for(one).name for one in specs.values())),
-            workers=_workers(known, timeline, updates, prediction),
-            utilisation=dict.fromkeys(names, 0.0) | statistics.utilisation(timeline),
+            device=", ".join(dict.fromkeys(device_for(one.spec).name for one in workers)),
+            workers=_workers(known, made, updates, prediction),
+            utilisation=history.log.utilisation(names),
             predicted_utilisation=prediction.utilisation if prediction else {},
         )
 
-    def _updates(self, names: Sequence[str], timeline: Timeline) -> Updates:
-        log, staleness = self.coordinator.history.log, statistics.staleness(timeline)
-        missed, by_worker = sum(staleness.values(), Counter[int]()), log.updates(names)
+    def _replayed(
+        self, traced: Timeline, trials: Sequence[SpeedTrial]
+    ) -> tuple[Timeline, tuple[str, ...]]:
+        """Return the traced batches as planned, with the sizes they had, and how they differ."""
+        workload, config = self.asked.workload, self.asked.config
+        machine = speed_trial.machine_of(workload, trials)
+        specs, sizes = {one.number: one.spec for one in trials}, traced_sizes(traced.spans)
+        plan = speed_trial.plan_of_batches(workload, machine, config, specs, sizes)
+        faults = tuple(conform(plan, traced, _SLACK_S))
+        return simulate(plan, Roofline.of(machine)), faults
+
+    def _updates(self, names: Sequence[str], made: Made) -> Updates:
+        log, staleness = self.coordinator.history.log, statistics.staleness(made)
+        missed, by_worker = sum(staleness.values(), Counter[int]()), log.num_updates(names)
         return Updates(
             count=sum(by_worker.values()),
             by_worker=by_worker,
@@ -89,23 +90,22 @@ class FinishedRun:
 
 
 def _workers(
-    known: Sequence[PastWorker],
-    timeline: Timeline,
+    known: Sequence[KnownWorker],
+    made: Made,
     updates: Updates,
     prediction: Prediction | None,
 ) -> tuple[UnevenWorker, ...]:
-    """Return what each worker did, by its batches in the timeline."""
-    sizes = statistics.batch_sizes(timeline)
-    samples: Mapping[str, int] = statistics.num_samples(timeline)
+    """Return what each worker did, by its batches."""
+    sizes = {name: [(one.end_s, one.num_samples) for one in own] for name, own in made.items()}
     return tuple(
         UnevenWorker(
             name=name,
             spec=spec,
             tried_samples_per_s=tried,
-            samples=samples.get(name, 0),
+            samples=sum(size for _, size in sizes[name]),
             updates_share=updates.by_worker[name] / updates.count,
             predicted_share=prediction.shares.get(name, 0.0) if prediction else None,
-            batch_sizes=tuple(statistics.changes(sizes.get(name, []))),
+            batch_sizes=tuple(statistics.changes(sizes[name])),
         )
         for name, spec, tried in known
     )

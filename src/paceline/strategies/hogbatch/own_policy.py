@@ -8,16 +8,13 @@ class Smallest:
         return self.most[worker]
 """
 
-import importlib
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import InvalidInput, first_line, shown
+from paceline.core.importing import imported
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +28,7 @@ class OwnPolicy:
     @classmethod
     def of(cls, name: str, workers: Any) -> "OwnPolicy":
         """Import package.module:Policy and make it for `workers`; InvalidInput if that fails."""
-        module, _, attribute = name.partition(":")
-        if (here := str(Path.cwd())) not in sys.path:  # as `python -m` finds modules
-            sys.path.insert(0, here)
-        with _blaming(f"{name!r} cannot be imported"):
-            make = attrgetter(attribute)(importlib.import_module(module))
+        make = imported("policy", name)
         num_workers = len(workers.specs)
         with _blaming(f"{name!r} cannot be made for {num_workers} workers"):
             policy = make(workers)

@@ -4,12 +4,13 @@ Coordinator and plan ask the same policy whenever a worker asks for work, and te
 updates that each worker has made (u of algorithm 2), and the sizes of the latest batches (b).
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from bisect import insort
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, isinf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from paceline.core.balance import apportion
 from paceline.core.machine import DeviceKind
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.own_policy import OwnPolicy
@@ -35,6 +36,20 @@ class Policy(Protocol):
 
         `updates` and `sizes` are those of all workers; a size is 0 before the first batch.
         """
+
+
+class SpeedTrial(NamedTuple):
+    """A worker, and the seconds that its batches of some sizes took."""
+
+    number: int
+    spec: WorkerSpec
+    seconds: Mapping[int, float]
+
+    @property
+    def samples_per_s(self) -> float:
+        """The speed with batches of the largest size."""
+        size = max(self.seconds)
+        return size / self.seconds[size]
 
 
 @dataclass(frozen=True)
@@ -89,20 +104,6 @@ class AdaptivePolicy:
         return size
 
 
-def proportional_sizes(speeds: Sequence[float], total: int) -> list[int]:
-    """Return sizes of batches of `total` samples together, in proportion to the workers' speeds.
-
-    So Omnivore splits a batch (Hadjis et al. 2016): all take equally long, if the speeds hold.
-    Samples that rounding down leaves go where it took most. A worker gets at least one sample.
-    """
-    exact = [total * speed / sum(speeds) for speed in speeds]
-    sizes = [floor(share) for share in exact]
-    by_loss = sorted(range(len(exact)), key=lambda i: sizes[i] - exact[i])
-    for i in by_loss[: total - sum(sizes)]:
-        sizes[i] += 1
-    return [max(1, size) for size in sizes]
-
-
 def hogwild(workers: Workers) -> FixedPolicy:
     """Return the policy of one sample for each thread."""
     return FixedPolicy(tuple(spec.threads for spec in workers.specs))
@@ -114,9 +115,13 @@ def hogbatch(workers: Workers) -> FixedPolicy:
 
 
 def proportional(workers: Workers) -> FixedPolicy:
-    """Return the policy of batches in proportion to the speeds."""
+    """Return the policy of batches in proportion to the speeds.
+
+    So Omnivore splits a batch (Hadjis et al. 2016): all take equally long, if the speeds hold. A
+    worker gets at least one sample.
+    """
     total = workers.batch_size * len(workers.specs)
-    return FixedPolicy(tuple(proportional_sizes(workers.speeds, total)))
+    return FixedPolicy(tuple(max(1, size) for size in apportion(total, workers.speeds)))
 
 
 def cpu_gpu(workers: Workers) -> FixedPolicy:
@@ -220,62 +225,46 @@ class SampleQueue:
     """The samples of an epoch that no worker has yet, as ranges of the epoch's order.
 
     Every sample is handed out once, and once more if it comes back unused. `free`: those that are
-    left of an epoch that is resumed, ascending. Raises ValueError for ranges that are completed or
+    left of an epoch that is resumed, ascending. Raises KeyError for ranges that are completed or
     given back without having been handed out.
     """
 
     def __init__(self, num_samples: int, free: Sequence[range] | None = None) -> None:
-        whole = [range(num_samples)] if num_samples else []
-        self._free = whole if free is None else list(free)  # ascending, none adjacent
-        self._assigned: dict[int, range] = {}  # by the first place
+        self.free = [range(num_samples)] if free is None else list(free)
+        self._assigned: set[range] = set()
         self.num_samples = num_samples
 
     def __len__(self) -> int:
         """Return the number of samples that can be handed out."""
-        return sum(map(len, self._free))
-
-    @property
-    def free(self) -> tuple[range, ...]:
-        """The samples that can be handed out, in ascending ranges."""
-        return tuple(self._free)
+        return sum(map(len, self.free))
 
     @property
     def num_done(self) -> int:
         """The samples that have been used."""
-        return self.num_samples - len(self) - sum(map(len, self._assigned.values()))
+        return self.num_samples - len(self) - sum(map(len, self._assigned))
 
     @property
     def is_done(self) -> bool:
         """True if all samples have been used."""
-        return not self._free and not self._assigned
+        return not len(self) and not self._assigned
 
     def take(self, size: int) -> range:
         """Hand out at most `size` samples.
 
         They are fewer, or none, at the end, and fewer where samples came back between others.
         """
-        if not self._free:
+        if not self.free:
             return range(0)
-        found = self._free[0]
-        taken, rest = found[:size], found[size:]
-        self._free[:1] = [rest] if rest else []
-        self._assigned[taken.start] = taken
+        taken, rest = self.free[0][:size], self.free[0][size:]
+        self.free[:1] = [rest] if rest else []
+        self._assigned.add(taken)
         return taken
 
     def complete(self, taken: range) -> None:
         """Record that samples have been used."""
-        if self._assigned.get(taken.start) != taken:
-            raise ValueError(f"samples {taken.start} to {taken.stop} are not handed out")
-        del self._assigned[taken.start]
+        self._assigned.remove(taken)
 
     def give_back(self, taken: range) -> None:
         """Take samples back that were not used."""
         self.complete(taken)
-        free = self._free
-        i = bisect_left(free, taken.start, key=lambda part: part.start)
-        if i < len(free) and free[i].start == taken.stop:
-            taken = range(taken.start, free.pop(i).stop)
-        if i and free[i - 1].stop == taken.start:
-            i -= 1
-            taken = range(free.pop(i).start, taken.stop)
-        free.insert(i, taken)
+        insort(self.free, taken, key=lambda part: part.start)

@@ -1,11 +1,11 @@
 """The replicas of workers. On CPU cores it is the shared model itself; `gpu_replica` has GPUs'."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from math import isfinite
 from statistics import median
-from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -27,14 +27,12 @@ from paceline.record.recorder import LayerMarks, Phase, layer_spans
 from paceline.strategies.hogbatch.config import WorkerSpec
 from paceline.strategies.hogbatch.statistics import BatchResult
 from paceline.training.data.batch import Batch
-from paceline.training.data.dataset import IndexedSamples, TensorSamples
+from paceline.training.data.dataset import IndexedSamples, Read, reader_of
 from paceline.training.models.layers import layers_of
 from paceline.training.recipes.recipe import OptimizerFactory, Recipe, described
 
 _NS = 1e-9
 _NUM_WARM_UP = 2
-
-Read = Callable[[Tensor], Any]  # samples by their numbers (N,)
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -64,86 +62,59 @@ def refer(model: nn.Module, shared: Mapping[str, Tensor]) -> nn.Module:
     return model
 
 
-def reader_of(samples: IndexedSamples) -> Read:
-    """Return a function that reads a batch of samples by their numbers.
-
-    Several threads at once read tensors in memory, one at a time any other data set, as a
-    DataLoader does.
-    """
-    if isinstance(samples, TensorSamples):
-        return samples.__getitems__  # type: ignore[return-value]  # it takes a tensor, too
-    reading = Lock()
-
-    def read(rows: Tensor) -> Any:
-        with reading:
-            return samples.__getitems__(rows.tolist())
-
-    return read
-
-
-def loss_of(model: nn.Module, batch: Batch, learning: Learning) -> Tensor:
-    """Return the mean loss of a batch; InvalidInput if the model or the loss fails on it."""
-
-    def blaming(*args: Any, **fields: Any) -> Any:
-        try:
-            return model(*args, **fields)
-        except Exception as error:
-            raise InvalidInput(
-                f"model {learning.name}",
-                f"fails on a batch, {described(batch.inputs)}: {blamed(error)}",
-            ) from error
-
-    return learning.forward(blaming, Share(*batch, 1.0))
-
-
 class WorkerReplica(Protocol):
-    """Trains on batches, of which up to `depth` are in work at once.
+    """Trains on batches, of which a GPU has several in work at once; `spans`: the traced ones."""
 
-    A batch is loaded, begun and finished. There is room for one that is loaded, and for `depth - 1`
-    that have begun, at least one. `spans`: those of the batches that were traced.
-    """
-
-    depth: int
     spans: list[Span]
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
         """The optimizer of each thread."""
 
-    @property
-    def num_begun(self) -> int:
-        """The batches that have begun, and are not finished."""
+    def take(self, rows: Tensor, rate: float, step: int | None) -> Iterable[BatchResult]:
+        """Begin a batch; yield the results of those that end before there is room for it.
 
-    @property
-    def is_done(self) -> bool:
-        """True if the oldest of these can be finished without waiting."""
-
-    def load(self, rows: Tensor) -> None:
-        """Take these samples for the next batch."""
-
-    def begin(self, rate: float, step: int | None) -> None:
-        """Begin to train on the loaded samples, with `rate` times the learning rate.
-
-        The batch is traced as `step`, if any.
+        The learning rate is `rate` times that of the settings. The batch is traced as `step`, if
+        any. Take all results: the batch has begun after the last.
         """
 
-    def finish(self) -> BatchResult:
-        """Wait until the update of the oldest batch is in the shared model."""
+    def done(self, *, waits: bool = False) -> Iterable[BatchResult]:
+        """Yield the results of batches that are done; of all in work, if the caller waits."""
 
 
-class ScaledOptimizer:
-    """An optimizer of a model, of which each step scales the learning rates.
+class Learner:
+    """A model that learns from samples, with an optimizer of its own.
 
-    `clip_norm` bounds the norm of all gradients of a step together.
+    `learning` is by default the recipe's loss alone. Each step scales the learning rates.
     """
 
     def __init__(
-        self, model: nn.Module, make: OptimizerFactory, clip_norm: float | None = None
+        self,
+        model: nn.Module,
+        make: OptimizerFactory,
+        recipe: Recipe,
+        read: Read,
+        learning: Learning | None,
     ) -> None:
+        self.model, self.read = model.train(), read
+        self.learning = learning or Learning(recipe.loss, name=recipe.name)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = make(self.parameters)
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
-        self._clip_norm = clip_norm
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the mean loss of a batch; InvalidInput if the model or the loss fails on it."""
+
+        def blaming(*args: Any, **fields: Any) -> Any:
+            try:
+                return self.model(*args, **fields)
+            except Exception as error:
+                raise InvalidInput(
+                    f"model {self.learning.name}",
+                    f"fails on a batch, {described(batch.inputs)}: {blamed(error)}",
+                ) from error
+
+        return self.learning.forward(blaming, Share(*batch, 1.0))
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rates to `rate` times those of the settings."""
@@ -152,8 +123,8 @@ class ScaledOptimizer:
 
     def step(self, rate: float) -> None:
         """Update the parameters with the learning rates times `rate`, and drop the gradients."""
-        if self._clip_norm is not None:
-            clip_grad_norm_(self.parameters, self._clip_norm)
+        if self.learning.clip_norm is not None:
+            clip_grad_norm_(self.parameters, self.learning.clip_norm)
         self.set_rate(rate)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -175,20 +146,11 @@ class _Thread:
     It waits after each phase, as if its device were `slow` times slower.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        make: OptimizerFactory,
-        samples: IndexedSamples,
-        read: Read,
-        learning: Learning,
-        slow: float,
-    ) -> None:
-        self.model = model.train()
-        self.optimizer = ScaledOptimizer(model, make, learning.clip_norm)
-        self._read, self._learning, self._slow = read, learning, slow
+    def __init__(self, learner: Learner, samples: IndexedSamples, slow: float) -> None:
+        self.learner, self._slow = learner, slow
         self._owed_ns = 0.0  # below zero after a wait that was too long
-        self._dense = DenseThread.of(model, samples, self.optimizer.optimizer, learning)
+        own = learner.model, samples, learner.optimizer, learner.learning
+        self._dense = DenseThread.of(*own)
 
     def train(self, rows: Tensor, rate: float, started_ns: int, traced: bool) -> _ThreadResult:
         """Train on a part of a batch; `traced` ones by torch, whose hooks see the layers."""
@@ -213,12 +175,12 @@ class _Thread:
             value = self._dense.forward(rows)
             if isfinite(value):
                 return value, self._dense.backward, self._step_dense
-        loss = loss_of(self.model, Batch.of(self._read(rows)), self._learning)
-        return float(loss.detach()), loss.backward, self.optimizer.step
+        loss = self.learner.loss(Batch.of(self.learner.read(rows)))
+        return float(loss.detach()), loss.backward, self.learner.step
 
     def _step_dense(self, rate: float) -> None:
         assert self._dense is not None
-        self.optimizer.set_rate(rate)
+        self.learner.set_rate(rate)
         self._dense.step()
 
     def _wait(self, since_ns: int) -> int:
@@ -243,12 +205,8 @@ class CpuReplica:
 
     `recipe` builds a model for each thread, whose parameters and buffers become the shared ones. In
     a trace the first thread's layers stand for all; the update ends with that of the last thread.
-    One batch is in work, and done when `begin` returns. `learning` is by default the recipe's loss
-    alone; each thread's own gradient is clipped.
+    `learning` is by default the recipe's loss alone; each thread's own gradient is clipped.
     """
-
-    depth = 1
-    is_done = True
 
     def __init__(
         self,
@@ -260,43 +218,26 @@ class CpuReplica:
         slow: float = 1.0,
         learning: Learning | None = None,
     ) -> None:
-        learning = learning or Learning(recipe.loss, name=recipe.name)
-        data = recipe.samples, reader_of(recipe.samples)
-        self._threads = [
-            _Thread(refer(recipe.model(), shared), make, *data, learning, slow)
-            for _ in range(threads)
-        ]
+        own = make, recipe, reader_of(recipe.samples), learning
+        learners = [Learner(refer(recipe.model(), shared), *own) for _ in range(threads)]
+        self._threads = [_Thread(one, recipe.samples, slow) for one in learners]
         self._others = ThreadPoolExecutor(threads - 1) if threads > 1 else None
-        self._marks = LayerMarks(layers_of(self._threads[0].model), HostClock())
+        self._marks = LayerMarks(layers_of(self._threads[0].learner.model), HostClock())
         self._worker = worker
-        self._rows: Tensor | None = None
-        self._result: BatchResult | None = None
         self.spans: list[Span] = []
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
         """The optimizer of each thread."""
-        return [thread.optimizer.optimizer for thread in self._threads]
+        return [thread.learner.optimizer for thread in self._threads]
 
-    @property
-    def num_begun(self) -> int:
-        """One, if there is a result that has not been fetched."""
-        return int(self._result is not None)
+    def take(self, rows: Tensor, rate: float, step: int | None) -> Iterable[BatchResult]:
+        """Train on a batch, which is done at once."""
+        return (self.train(rows, rate, step),)
 
-    def load(self, rows: Tensor) -> None:
-        """Take these samples for the next batch."""
-        self._rows = rows
-
-    def begin(self, rate: float, step: int | None) -> None:
-        """Train on the loaded samples."""
-        assert self._rows is not None
-        self._result = self.train(self._rows, rate, step)
-
-    def finish(self) -> BatchResult:
-        """Return the result of the batch."""
-        assert self._result is not None
-        result, self._result = self._result, None
-        return result
+    def done(self, *, waits: bool = False) -> Iterable[BatchResult]:
+        """Return nothing: no batch is in work."""
+        return ()
 
     def train(self, rows: Tensor, rate: float, step: int | None) -> BatchResult:
         """Train on a part in each thread that gets a sample; each makes its own update.
@@ -314,10 +255,7 @@ class CpuReplica:
             updates=len(parts),
             loss=sum(part.loss for part in parts),
             started_ns=started_ns,
-            read_ns=started_ns,  # the model is not copied
             begun_ns=started_ns,
-            forward_ns=first.forward_ns,
-            backward_ns=first.backward_ns,
             stepped_ns=ended_ns,
             ended_ns=ended_ns,
         )
@@ -353,21 +291,6 @@ class CpuReplica:
         )
 
 
-def train_next(
-    replica: WorkerReplica, rows: Tensor, rate: float, step: int | None
-) -> Iterator[BatchResult]:
-    """Begin a batch, yielding the results of those that have to end before there is room for it.
-
-    Take all that it yields. The samples are copied in before the last that is waited for is done.
-    """
-    while replica.num_begun >= replica.depth:
-        yield replica.finish()
-    replica.load(rows)
-    while replica.num_begun >= max(1, replica.depth - 1):
-        yield replica.finish()
-    replica.begin(rate, step)
-
-
 def median_seconds(
     replica: WorkerReplica, num_samples: int, size: int, seconds: float, fewest: int = 3
 ) -> float:
@@ -380,17 +303,10 @@ def median_seconds(
     ended_ns: list[int] = []
     took: list[float] = []
     while len(took) < fewest or sum(took) < seconds:
-        for done in _steadily(replica, rows):
+        for done in chain(replica.take(rows, 1.0, None), replica.done()):
             if len(ended_ns) >= _NUM_WARM_UP:
                 took.append((done.ended_ns - max(done.started_ns, ended_ns[-1])) * _NS)
             ended_ns.append(done.ended_ns)
-    while replica.num_begun:
-        replica.finish()
+    for _ in replica.done(waits=True):
+        pass
     return median(took)
-
-
-def _steadily(replica: WorkerReplica, rows: Tensor) -> Iterator[BatchResult]:
-    """Begin a batch, and yield the results of those that are done by then."""
-    yield from train_next(replica, rows, 1.0, None)
-    while replica.num_begun and replica.is_done:
-        yield replica.finish()

@@ -28,7 +28,7 @@ from paceline.core.machine import DeviceKind
 from paceline.core.outcome import Epoch, Outcome
 from paceline.core.settings import TrainSettings
 from paceline.core.strategy import PricedMachine
-from paceline.core.timeline import Origin, Timeline
+from paceline.core.timeline import Origin, Span, Timeline
 from paceline.exchange.checkpoints import Saver, State, check_same_run
 from paceline.exchange.learner import tested
 from paceline.exchange.scheduled_rate import ScheduledRate
@@ -36,13 +36,14 @@ from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import learning_by, learning_of, optimizer_by
 from paceline.links.interruption import interruptible
 from paceline.links.shared_memory import SharedTensors
-from paceline.strategies.hogbatch import messages, speed_trial
+from paceline.strategies.hogbatch import messages
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec, parse_workers
 from paceline.strategies.hogbatch.coordinator import Coordinator
 from paceline.strategies.hogbatch.outcome import FinishedRun
-from paceline.strategies.hogbatch.policy import Policy, policy_of
+from paceline.strategies.hogbatch.policy import policy_of
 from paceline.strategies.hogbatch.processes import WorkerProcesses
 from paceline.strategies.hogbatch.replica import refer, tensors_of
+from paceline.strategies.hogbatch.speed_trial import Epochs, admit, machine_of
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.data.sampler import shuffled
 from paceline.training.models import describe
@@ -52,8 +53,6 @@ from paceline.training.recipes.recipe import Recipe, built
 _MODEL = "model/"  # of tensors in a checkpoint
 _PART = "hogbatch"  # the JSON that only checkpoints of this strategy have
 _MOST_THREADS_PER_CORE = 4
-# The setting that bounds batches by policy; of other policies it is a worker's own thresholds.
-_BOUNDED_BY = {"hogwild": "workers", "hogbatch": "batch_size", "proportional": "batch_size"}
 
 
 @contextmanager
@@ -73,7 +72,7 @@ def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
 def runner_of(
     session: TrainingSession, recipe: Recipe, model: nn.Module
 ) -> Iterator["HogbatchRunner"]:
-    """Share a model and its data; at the end no worker is left, and the model is private again.
+    """Share a model and its data with workers, of which none is left at the end.
 
     `recipe` is that of the settings, by which workers find it.
     """
@@ -82,25 +81,16 @@ def runner_of(
     specs = parse_workers(settings.workers)
     _check(settings, session.config, specs, recipe)
     with (
-        closing(SharedTensors.of(tensors_of(model), "the model's parameters")) as shared,
-        closing(SharedTensors.of(_tensors_of(recipe), "the training samples")) as samples,
+        closing(SharedTensors.of(tensors_of(model), "the model's parameters")) as parameters,
+        closing(SharedTensors.of(_tensors_of(recipe), "the training samples")) as data,
     ):
-        training = messages.Training(
-            settings=settings,
-            num_classes=recipe.num_classes,
-            parameters=messages.SharedMemoryHandle(shared.fd, shared.entries),
-            data=messages.SharedMemoryHandle(samples.fd, samples.entries),
-        )
-        refer(model, shared.tensors)
+        training = messages.Training(settings, recipe.num_classes, parameters, data)
+        refer(model, parameters.tensors)
         with WorkerProcesses(training, session.config, settings.deadline_s) as processes:
             sizes = epoch_sizes(settings, len(recipe.samples))
             tokens = recipe.tokens_per_sample
-            coordinator = Coordinator(session, processes, samples.tensors, sizes, tokens)
-            runner = HogbatchRunner(session, recipe, model, specs, coordinator, sizes)
-            try:
-                yield runner
-            finally:
-                runner.unshare()
+            coordinator = Coordinator(session, processes, data.tensors, sizes, tokens)
+            yield HogbatchRunner(session, recipe, model, specs, coordinator)
 
 
 def epoch_sizes(settings: TrainSettings, num_samples: int) -> tuple[int, ...]:
@@ -124,20 +114,36 @@ class HogbatchRunner:
         model: nn.Module,
         specs: tuple[WorkerSpec, ...],
         coordinator: Coordinator,
-        sizes: tuple[int, ...],
     ) -> None:
         assert isinstance(session.settings, TrainSettings)
         self._session, self._settings = session, session.settings
-        self._recipe, self._model, self._specs, self._sizes = recipe, model, specs, sizes
+        self._recipe, self._model, self._specs = recipe, model, specs
         self._epochs: list[Epoch] = []
         self.coordinator = coordinator
         example = recipe.example(self._settings.batch_size)
         self.workload = describe(model, example, self._settings.model)
-        self.samples_per_step = float(self._settings.batch_size * len(specs))
-        self.about = (
+
+    @property
+    def samples_per_step(self) -> float:
+        """A batch of the batch size for each worker."""
+        return float(self._settings.batch_size * len(self._specs))
+
+    @property
+    def about(self) -> str:
+        """Says in one line what is trained, and by whom."""
+        return (
             f"{self._settings.model}: {self.workload.num_parameters:,} parameters in "
-            f"{len(self.workload.layers)} layers; workers {', '.join(map(str, specs))}"
+            f"{len(self.workload.layers)} layers; workers {', '.join(map(str, self._specs))}"
         )
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return epoch_sizes(self._settings, len(self._recipe.samples))
+
+    @property
+    def _asked(self) -> Epochs:
+        num_cores, sizes = len(os.sched_getaffinity(0)), self._sizes
+        return Epochs(self.workload, self._session.config, sizes[0], len(sizes), num_cores)
 
     def measure(self) -> PricedMachine:
         """Start the workers and have them try their speed.
@@ -150,20 +156,13 @@ class HogbatchRunner:
             self.coordinator.processes.start(spec)
         self.coordinator.scheduler.rate_at = self._rates().factor  # made while workers start
         self.coordinator.try_speeds()
-        scheduler = self.coordinator.scheduler
-        assert scheduler.policy is not None  # all workers have tried their speed
-        active = [worker.spec for worker in scheduler.active]
-        _check_sizes(self._session.config, scheduler.policy, active, len(self._recipe.samples))
-        trials = [worker.trial for worker in self.coordinator.processes.running]
+        started = (worker.progress.trial for worker in self.coordinator.processes.running)
+        trials = [one for one in started if one is not None]
         if not self._settings.force:
-            config, num_cores = self._session.config, len(os.sched_getaffinity(0))
-            epochs = speed_trial.Epochs(
-                self.workload, config, self._sizes[0], len(self._sizes), num_cores
-            )
-            reasons = [one.why for one in speed_trial.admit(epochs, trials) if not one.helps]
+            reasons = [one.why for one in admit(self._asked, trials) if not one.helps]
             if reasons:
                 raise InvalidInput("workers", f"{'; '.join(reasons)} (--force has all take part)")
-        machine = speed_trial.machine_of(self.workload, trials)
+        machine = machine_of(self.workload, trials)
         return PricedMachine(machine, ProfiledCost({}, Roofline.of(machine)))
 
     def _rates(self) -> ScheduledRate:
@@ -204,19 +203,14 @@ class HogbatchRunner:
 
     def _resume(self, state: State) -> None:
         """Go on from a checkpoint; InvalidInput if it is of another strategy, or another run."""
-        if _PART not in state.parts:
-            raise InvalidInput(
-                "resume", f"the run had another strategy than {_PART}", hint="take that"
-            )
+        own = state.own_part(_PART)
         check_same_run(state.parts["progress"]["run"], self._run)
-        if "clock" not in state.parts[_PART]:
+        if "known" not in own:
             raise InvalidInput("resume", "the run is one of an earlier version", hint="begin anew")
-        self.restore(state.tensors, state.parts[_PART])
+        self.restore(state.tensors, own)
 
     def epochs(self) -> Iterator[Epoch]:
         """Train epoch by epoch; a caller may stop before the last, and ask for the outcome."""
-        if not self.coordinator.processes.workers:
-            self.measure()
         progress, recipe = self._session.progress, self._recipe
         alone = replace(self._session.group, device=torch.device("cpu"))  # where the model lies
         learning = learning_of(recipe, self._settings)
@@ -264,20 +258,18 @@ class HogbatchRunner:
 
     def outcome(self) -> Outcome:
         """Stop the workers, and return the outcome of the epochs so far."""
-        spans, peaks = self.coordinator.processes.stop()
-        self.unshare()
-        run = FinishedRun(self.coordinator, self.workload, self._recipe, self._epochs)
-        traced = Timeline(spans, Origin.MEASURED)
+        left: list[tuple[list[Span], int]] = [
+            one or ([], 0) for one in self.coordinator.processes.stop(messages.Command.STOP)
+        ]
+        run = FinishedRun(self.coordinator, self._recipe, self._asked, self._epochs)
+        traced = Timeline((span for spans, _ in left for span in spans), Origin.MEASURED)
         num_samples = sum(self._sizes[: len(self._epochs)])
-        return run.outcome(self._session.config, traced, peaks, num_samples)
-
-    def unshare(self) -> None:
-        """Give the model memory of its own."""
-        refer(self._model, {name: own.clone() for name, own in tensors_of(self._model).items()})
+        return run.outcome(traced, [peak for _, peak in left], num_samples)
 
     def save(self, path: Path) -> None:
-        """Write the trained model as safetensors."""
-        save_model(self._model, str(path))
+        """Write the trained model as safetensors, which takes no views of one memory."""
+        own = {name: tensor.clone() for name, tensor in tensors_of(self._model).items()}
+        save_model(refer(self._model, own), str(path))
 
 
 def _check(
@@ -291,50 +283,24 @@ def _check(
             f"{threads} threads do not fit on {cores} cores",
             hint=f"at most {_MOST_THREADS_PER_CORE} can share one",
         )
+    if settings.batch_size > len(recipe.samples):
+        raise InvalidInput(
+            "batch_size", f"there are {len(recipe.samples):,} samples", got=settings.batch_size
+        )
     optimizer_by(recipe, settings)
-    # Before their trials, workers count as equally fast.
-    policy = policy_of(config, specs, [1.0] * len(specs), settings.batch_size)
-    _check_sizes(config, policy, specs, len(recipe.samples))
-
-
-def _check_sizes(
-    config: Hogbatch, policy: Policy, specs: Sequence[WorkerSpec], num_samples: int
-) -> None:
-    """Raise InvalidInput if a worker may get more samples at once than there are."""
-    for number, (spec, most) in enumerate(zip(specs, policy.most, strict=True)):
-        if most > num_samples:
-            by_kind = "cpu_batch" if spec.kind == DeviceKind.CPU else "gpu_batch"
-            field = _BOUNDED_BY.get(config.policy, "policy" if ":" in config.policy else by_kind)
-            raise InvalidInput(
-                field,
-                f"policy {config.policy} gives worker {number} ({spec}) batches of up to {most:,} "
-                f"samples, but there are {num_samples:,} to train on",
-                hint="allow at most so many",
-            )
+    policy_of(config, specs, [1.0] * len(specs), settings.batch_size)  # it can be made
 
 
 def _tensors_of(recipe: Recipe) -> Tensors:
     """Return the tensors that workers share: the epoch's order, and committed batches.
 
     And the samples, if they are tensors in memory; of others each worker has its own data set.
-    Raises InvalidInput for the first class number that is none of the data set's.
     """
-    samples, num_samples = recipe.samples, len(recipe.samples)
+    samples = recipe.samples
     shared = {
-        messages.ORDER: torch.arange(num_samples),
+        messages.ORDER: torch.arange(len(samples)),
         messages.COMMITTED: torch.full((MOST_WORKERS,), -1),
     }
-    if not isinstance(samples, TensorSamples):
-        return shared
-    inputs, targets, num_classes = samples.inputs, samples.targets, recipe.num_classes
-    # Of samples with several labels none can be wrong.
-    if num_classes is not None and targets.dtype != torch.bool:
-        wrong = ((targets < 0) | (targets >= num_classes)).nonzero()
-        if len(wrong):
-            row = int(wrong[0, 0])
-            raise InvalidInput(
-                "data",
-                f"training sample {row} has label {targets[row].tolist()}",
-                hint=f"labels of {num_classes} classes are 0 to {num_classes - 1}",
-            )
-    return shared | {messages.INPUTS: inputs, messages.TARGETS: targets}
+    if isinstance(samples, TensorSamples):
+        shared |= {messages.INPUTS: samples.inputs, messages.TARGETS: samples.targets}
+    return shared

@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.core.errors import InvalidInput
 from paceline.strategies.hogbatch import policy
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.messages import Command, ExecuteWork
+from paceline.strategies.hogbatch.messages import ExecuteWork
 
 _MOST_TRACED = 50  # batches of each worker
 
@@ -39,22 +39,27 @@ class WorkerCounts:
 class WorkerProgress:
     """What a worker was given, and has done.
 
-    `samples_per_s`: its speed in the trials, None before them. `latest`: the samples of a batch,
-    and the seconds it took; `ended_ns` when it was done. `assigned`: the batches that it works on,
-    of which it has up to `depth` in work, and those after them. `missed_from`: the updates of
-    others when each of the batches read the model on which it works now.
+    `latest`: the samples of a batch, and the seconds it took; `ended_ns` when it was done.
+    `assigned`: the batches that it works on, of which it has up to `depth` in work, and those after
+    them. `missed_from`: the updates of others when each of the batches read the model on which it
+    works now.
     """
 
     number: int
     spec: WorkerSpec
     depth: int = 1
-    samples_per_s: float | None = None
+    trial: policy.SpeedTrial | None = None
     counts: WorkerCounts = field(default_factory=WorkerCounts)
     latest: tuple[int, float] = (1, inf)
     ended_ns: int = 0
     num_traced: int = 0
     assigned: deque[ExecuteWork] = field(default_factory=deque)
     missed_from: deque[int] = field(default_factory=deque)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Its speed in the trial, None before it."""
+        return self.trial.samples_per_s if self.trial else None
 
     def expected_s(self, size: int) -> float:
         """Return the expected seconds of a batch: one smaller than the latest takes as long."""
@@ -172,7 +177,7 @@ class BatchScheduler:
         worker.num_traced += traced
         number = counts.num_batches
         counts.num_batches += 1
-        work = ExecuteWork(Command.TRAIN, number, taken.start, len(taken), rate, traced)
+        work = ExecuteWork(number, taken.start, len(taken), rate, traced)
         worker.assign(work, counts.num_updates - own.num_updates)
         return work
 

@@ -11,57 +11,35 @@ last batch. So a slow worker can slow the others down if an epoch has few batche
 computes on cores that others need gains what those lose.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from heapq import heappop, heappush
-from math import ceil
 from typing import NamedTuple
 
-from paceline.core.cost import Roofline
 from paceline.core.link_fit import LinearTime, linked
 from paceline.core.losses import Losses
 from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import Kind, Lane, Plan, Task
-from paceline.core.simulate import simulate
-from paceline.core.strategy import Window
 from paceline.core.timeline import Span
 from paceline.core.workload import Workload
 from paceline.measure.this_machine import UNLIMITED_BYTES_PER_S, host_here, memory_bytes
-from paceline.strategies.hogbatch import statistics
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.plan import (
     HOST,
     BatchCosts,
     BatchTasks,
     period_s,
-    plan,
     priced_batches,
 )
-from paceline.strategies.hogbatch.policy import policy_of, updates_of
+from paceline.strategies.hogbatch.policy import SpeedTrial, policy_of, updates_of
 
 _SOURCE = "measured by the workers' trials before this run"
 _FREE = LinearTime(0.0, 1 / UNLIMITED_BYTES_PER_S)  # copies are within a batch's seconds
 _LEAST_SHARE = 1e-3  # of a batch's seconds that are arithmetic, whatever noise says
-_MOST_PLANNED = 8192  # samples of a prediction, or so many of the largest batches:
-_MOST_BATCHES_PLANNED = 50
 _GAIN = 1.001  # less is rounding, and no gain
 _MOST_JUDGED_EPOCHS = 3  # the first has batches that the policy still changes
 _MOST_JUDGED_BATCHES = 5000  # of an epoch, before what lies in its middle is left out
-
-
-class SpeedTrial(NamedTuple):
-    """A worker, and the seconds that its batches of some sizes took."""
-
-    number: int
-    spec: WorkerSpec
-    seconds: Mapping[int, float]
-
-    @property
-    def samples_per_s(self) -> float:
-        """The speed with batches of the largest size."""
-        size = max(self.seconds)
-        return size / self.seconds[size]
 
 
 def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
@@ -142,46 +120,6 @@ def traced_sizes(spans: Sequence[Span]) -> dict[int, list[int]]:
     return found
 
 
-class Prediction(NamedTuple):
-    """The planned speed of a run, and each worker's share of the updates, by its device."""
-
-    samples_per_s: float
-    shares: dict[str, float]
-    utilisation: dict[str, float]
-
-
-def predict(
-    workload: Workload, config: Hogbatch, trials: Sequence[SpeedTrial], num_samples: int
-) -> Prediction | None:
-    """Return the planned speed and shares of a run on that many samples.
-
-    None if CPU workers differ in their threads, for which the plan has one number.
-    """
-    threads = {one.spec.threads for one in trials if one.spec.kind == DeviceKind.CPU} or {1}
-    if len(threads) > 1:
-        return None
-    machine = machine_of(workload, trials)
-    config = replace(config, workers=len(trials), threads=threads.pop())
-    specs = [trial.spec for trial in trials]
-    speeds = [trial.samples_per_s for trial in trials]
-    largest = max(policy_of(config, specs, speeds, workload.batch_size).most)
-    # Enough for batch sizes to settle.
-    planned = min(num_samples, max(_MOST_PLANNED, _MOST_BATCHES_PLANNED * largest))
-    window = Window(ceil(planned / (workload.batch_size * len(trials))))
-    timeline = simulate(plan(workload, machine, config, window), Roofline.of(machine))
-    threads_of = {one.spec.name(one.number): one.spec.threads for one in trials}
-    updates = {
-        device: sum(min(threads_of[device], size) for _, size in sizes)
-        for device, sizes in statistics.batch_sizes(timeline).items()
-    }
-    total = sum(updates.values())
-    return Prediction(
-        sum(statistics.num_samples(timeline).values()) / timeline.makespan_s,
-        {device: made / total for device, made in updates.items()},
-        statistics.utilisation(timeline),
-    )
-
-
 @dataclass(frozen=True)
 class WorkerAdmission:
     """A worker, and the samples a second of all workers with it and without it."""
@@ -226,6 +164,14 @@ class Epochs:
     num_cores: int
 
 
+class Prediction(NamedTuple):
+    """The speed of a run, and by device the share of the updates, and of the time it computes."""
+
+    samples_per_s: float
+    shares: dict[str, float]
+    utilisation: dict[str, float]
+
+
 def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> tuple[WorkerAdmission, ...]:
     """Judge the slowest worker and, while one does not help, the next slowest.
 
@@ -233,11 +179,11 @@ def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> tuple[WorkerAdmission
     A single worker is never judged. `trials` were made by all workers at the same time.
     """
     remaining, verdicts = list(trials), []
-    together = samples_per_s(epochs, remaining)
+    together = predict(epochs, remaining).samples_per_s
     while len(remaining) > 1:
         slowest = min(remaining, key=lambda trial: trial.samples_per_s)
         others = _unburdened(remaining, slowest, epochs.num_cores)
-        without = samples_per_s(epochs, others)
+        without = predict(epochs, others).samples_per_s
         verdicts.append(WorkerAdmission(slowest.number, slowest.spec, together, without))
         if verdicts[-1].helps:
             break
@@ -268,38 +214,80 @@ def _unburdened(
     ]
 
 
-def samples_per_s(epochs: Epochs, trials: Sequence[SpeedTrial]) -> float:
-    """Return the samples/s of these workers together in whole epochs, which end with the last.
+def predict(epochs: Epochs, trials: Sequence[SpeedTrial]) -> Prediction:
+    """Return what these workers reach together in whole epochs, which end with the last batch.
 
     A worker gets the next samples of an epoch whenever it is idle. Updates and batch sizes carry
     over from one epoch to the next, as in the coordinator. Of the many batches of a long epoch,
     those in the middle are taken to be like those at the beginning.
     """
-    workload, beta = epochs.workload, epochs.config.beta
-    specs = [trial.spec for trial in trials]
-    speeds = [trial.samples_per_s for trial in trials]
-    policy = policy_of(epochs.config, specs, speeds, workload.batch_size)
-    batch = priced_batches(workload, machine_of(workload, trials), specs, shared=True)
-    depths = [epochs.config.depth_of(spec.kind) for spec in specs]
-    batch_s = cache(lambda worker, size: period_s(batch(worker, size), depths[worker]))
-    updates, sizes = [0.0] * len(specs), [0] * len(specs)  # as the policy last returned them
-    num_epochs, whole_s = min(epochs.num_epochs, _MOST_JUDGED_EPOCHS), 0.0
-    for _ in range(num_epochs):
-        left, num_batches = epochs.num_samples, 0
-        free = [(0.0, worker, 0) for worker in range(len(specs))]  # after so many samples
+    walk = _Walk(epochs, trials)
+    num_epochs = min(epochs.num_epochs, _MOST_JUDGED_EPOCHS)
+    whole_s = sum(walk.epoch_s(epochs.num_samples) for _ in range(num_epochs))
+    names, total = [one.spec.name(one.number) for one in trials], sum(walk.made)
+    return Prediction(
+        num_epochs * epochs.num_samples / whole_s,
+        {name: made / total for name, made in zip(names, walk.made, strict=True)},
+        {name: busy / walk.judged_s for name, busy in zip(names, walk.busy_s, strict=True)},
+    )
+
+
+class _Walk:
+    """The batches of epochs in turn: how many updates each worker makes, and how long it computes.
+
+    `judged_s` are the seconds of all batches that were looked at.
+    """
+
+    def __init__(self, epochs: Epochs, trials: Sequence[SpeedTrial]) -> None:
+        workload, specs = epochs.workload, [trial.spec for trial in trials]
+        speeds = [trial.samples_per_s for trial in trials]
+        self._specs, self._config = specs, epochs.config
+        self._policy = policy_of(epochs.config, specs, speeds, workload.batch_size)
+        self._seconds = self._seconds_on(machine_of(workload, trials), workload)
+        self._updates, self._sizes = [0.0] * len(specs), [0] * len(specs)  # as the policy counts
+        self.made, self.busy_s, self.judged_s = [0] * len(specs), [0.0] * len(specs), 0.0
+
+    def epoch_s(self, num_samples: int) -> float:
+        """Return the seconds of an epoch of so many samples."""
+        left, num_batches, left_out_s = num_samples, 0, 0.0
+        free = [(0.0, worker, 0) for worker in range(len(self._specs))]  # after so many samples
         while left:
             now_s, worker, done = heappop(free)
-            updates[worker] += updates_of(specs[worker], done, beta)
-            sizes[worker] = policy.next_batch(worker, updates, sizes)
-            size = min(sizes[worker], left)
-            heappush(free, (now_s + batch_s(worker, size), worker, size))
+            self._count(worker, done)
+            self._sizes[worker] = self._policy.next_batch(worker, self._updates, self._sizes)
+            size = min(self._sizes[worker], left)
+            took_s, busy_s = self._seconds(worker, size)
+            self.busy_s[worker] += busy_s
+            heappush(free, (now_s + took_s, worker, size))
             left -= size
             num_batches += 1
-            assigned = epochs.num_samples - left
+            assigned = num_samples - left
             if num_batches == _MOST_JUDGED_BATCHES and left > assigned:
-                whole_s += (left - assigned) * now_s / assigned
+                left_out_s = (left - assigned) * now_s / assigned
                 left = assigned
         for _, worker, done in free:
-            updates[worker] += updates_of(specs[worker], done, beta)
-        whole_s += max(end_s for end_s, _, _ in free)
-    return num_epochs * epochs.num_samples / whole_s
+            self._count(worker, done)
+        last_s = max(end_s for end_s, _, _ in free)
+        self.judged_s += last_s
+        return left_out_s + last_s
+
+    def _count(self, worker: int, size: int) -> None:
+        spec = self._specs[worker]
+        self._updates[worker] += updates_of(spec, size, self._config.beta)
+        self.made[worker] += min(spec.threads, size)
+
+    def _seconds_on(
+        self, machine: Machine, workload: Workload
+    ) -> Callable[[int, int], tuple[float, float]]:
+        """Return what gives a batch's seconds, to the end of the next, and those of computing."""
+        batch = priced_batches(workload, machine, self._specs, shared=True)
+
+        @cache
+        def seconds(worker: int, size: int) -> tuple[float, float]:
+            priced, depth = batch(worker, size), self._config.depth_of(self._specs[worker].kind)
+            lanes = [stage.on[0].lane for stage in priced[0]]
+            computing = zip(lanes, priced[1], strict=True)
+            busy_s = sum(one for lane, one in computing if lane is Lane.COMPUTE)
+            return period_s(priced, depth), busy_s
+
+        return seconds

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from paceline.checkpoints.state import load_optimizer_state, optimizer_state
 from paceline.codecs.stand_ins import stand_ins_for
-from paceline.core.errors import InvalidInput
 from paceline.exchange.checkpoints import State
 from paceline.exchange.learner import WholeModel
 from paceline.exchange.local_updates import LocalUpdates
@@ -125,12 +124,11 @@ class LocalModel(WholeModel):
         return State(tensors, parts | {_PART: {name: state[name] for name in _COUNTS}})
 
     def _load(self, state: State) -> None:
-        if _PART not in state.parts:
-            raise InvalidInput("resume", "the run had another strategy", hint="take that")
+        own = state.own_part(_PART)
         super()._load(state)
         vectors = state.file(_PART)
         outer: dict[str, Any] = {kind: _listed(vectors, f"{kind}/") for kind in _VECTORS}
-        self._loaded = state.parts[_PART] | {"outer": outer | {"optimizers": []}, "own": None}
+        self._loaded = own | {"outer": outer | {"optimizers": []}, "own": None}
         self.updates.load_state_dict(self._loaded)
         self._loaded_optimizer = state.parts["optimizer"]
         self._num_taken = self.updates.num_steps

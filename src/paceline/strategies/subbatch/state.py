@@ -125,11 +125,7 @@ def load_state(
 
     Raises InvalidInput if it is that of another strategy, model, optimizer or schedule.
     """
-    if _TRAINING not in state.parts:
-        raise InvalidInput(
-            "resume", "the run had a strategy that does not split a head", hint="take that"
-        )
-    saved = state.parts[_TRAINING]
+    saved = state.own_part(_TRAINING)
     try:
         for what, known in (("optimizers", optimizers), ("schedules", schedules)):
             here, there = (dict.fromkeys(one, "there") for one in (known, saved[what]))

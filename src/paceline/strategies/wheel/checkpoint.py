@@ -64,10 +64,9 @@ def load(state: State, server: ParameterServer, layout: str) -> ServerProgress:
     Its values replace the server's, learning rates among them. Raises InvalidInput for another
     strategy, layout, model or optimizer, and names the difference; nothing is changed then.
     """
-    if _SERVER not in state.parts:
-        raise InvalidInput("resume", "the run had another strategy than wheel", hint="take that")
+    own = state.own_part(_SERVER)
     try:
-        progress = TypeAdapter(ServerProgress).validate_python(state.parts[_SERVER])
+        progress = TypeAdapter(ServerProgress).validate_python(own)
     except ValidationError as error:
         raise InvalidInput("resume", f"server.json: {first_fault(error)}") from None
     if (other := difference(layout, progress.layout)) is not None:

@@ -4,7 +4,6 @@ A request that fails is its worker's fault alone: that worker is refused, and th
 """
 
 from collections.abc import Callable
-from itertools import product
 
 from pydantic import TypeAdapter
 
@@ -76,9 +75,8 @@ class Gate:
     def profile(self, message: Message) -> DeviceProfile:
         """Return the profile in a message."""
         found = read_record(_PROFILE, only_part(message), "profile")
-        for one, field in product((found, *found.below), ("link_bytes_per_s", "core_bytes_per_s")):
-            if getattr(one, field) is None:
-                raise InvalidInput("profile", f"{field}: a worker has a link to the hub")
+        if any(one.link is None for one in (found, *found.below)):
+            raise InvalidInput("profile", "link: a worker has one to the hub")
         if any(one.below for one in found.below):
             raise InvalidInput("profile", "below: a child hub of a child hub")
         return found

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from threading import Lock
 from typing import Any, cast
 
 import torch
@@ -65,6 +66,26 @@ class TensorSamples(IndexedSamples):
         is_plain = self.inputs.is_contiguous()
         inputs = self.inputs.index_select(0, rows) if is_plain else self.inputs[rows]
         return inputs, self.targets.index_select(0, rows)
+
+
+Read = Callable[[Tensor], Any]  # samples by their numbers (N,)
+
+
+def reader_of(samples: IndexedSamples) -> Read:
+    """Return a function that reads a batch of samples by their numbers.
+
+    Several threads at once read tensors in memory, one at a time any other data set, as a
+    DataLoader does.
+    """
+    if isinstance(samples, TensorSamples):
+        return samples.__getitems__  # type: ignore[return-value]  # it takes a tensor, too
+    reading = Lock()
+
+    def read(rows: Tensor) -> Any:
+        with reading:
+            return samples.__getitems__(rows.tolist())
+
+    return read
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,16 +1,11 @@
 """Look up models by name, and fit them to a data set."""
 
-import importlib
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from operator import attrgetter
-from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -18,13 +13,13 @@ from torch import nn
 from paceline.core.defaults import usual_for
 from paceline.core.error_lines import blamed
 from paceline.core.errors import InvalidInput
+from paceline.core.importing import FORM, imported
 from paceline.core.names import did_you_mean
 from paceline.training.data import load
 from paceline.training.data.dataset import Dataset
 from paceline.training.models import networks, transformers
 from paceline.training.models.inception import GoogLeNet, InceptionV3
 
-_FORM = "package.module:factory"
 # The covtype network of Ma, Rusu et al. 2020, table II.
 _MLP_WIDTHS = (54, 512, 512, 512, 512, 512, 2)
 _WIDTHS = re.compile(r"(?:sigmoid-)?mlp((?:-\d+)+)")
@@ -134,7 +129,7 @@ def find(name: str) -> Architecture:
         raise InvalidInput(
             "model",
             f"no model is called {name!r}{hint} Known are {', '.join(names())}, "
-            f"mlp-WIDTH-...-WIDTH, sigmoid-mlp-WIDTH-...-WIDTH, and your own as {_FORM}",
+            f"mlp-WIDTH-...-WIDTH, sigmoid-mlp-WIDTH-...-WIDTH, and your own as {FORM}",
         )
 
     def build(num_classes: int | None) -> nn.Module:
@@ -146,7 +141,7 @@ def find(name: str) -> Architecture:
 
 
 def _of_user(name: str) -> Architecture:
-    factory = imported(name)
+    factory = imported("model", name)
     if isinstance(factory, nn.Module) or not callable(factory):
         raise InvalidInput(
             name,
@@ -167,38 +162,6 @@ def _of_user(name: str) -> Architecture:
         return model
 
     return Architecture(name, build, None, None)
-
-
-def imported(name: str) -> Any:
-    """Import package.module:factory; InvalidInput if that fails."""
-    module, _, attribute = name.partition(":")
-    parts = [*module.split("."), *attribute.split(".")]
-    if not all(part.isidentifier() for part in parts):
-        raise InvalidInput("model", f"{name!r} is not of the form {_FORM}")
-    try:
-        found = import_from_here(module)
-    except (Exception, SystemExit) as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and f"{module}.".startswith(f"{missing}."):
-            raise InvalidInput(
-                name,
-                f"there is no module {missing!r} in {Path.cwd()} or among the installed packages",
-            ) from error
-        raise InvalidInput(name, f"importing {module!r} failed: {blamed(error)}") from error
-    try:
-        return attrgetter(attribute)(found)
-    except AttributeError as error:
-        public = [key for key in dir(error.obj) if not key.startswith("_")]
-        hint = did_you_mean(str(error.name), public).rstrip(".")
-        raise InvalidInput(name, f"the module has no attribute {attribute!r}{hint}") from error
-
-
-def import_from_here(module: str) -> ModuleType:
-    """Import a module, also from the current directory, as `python -m` does."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    return importlib.import_module(module)
 
 
 def architected(

@@ -14,10 +14,11 @@ from torch.utils._pytree import tree_map
 
 from paceline.core.error_lines import blamed
 from paceline.core.errors import InvalidInput
+from paceline.core.importing import imported
 from paceline.core.workload import Workload
 from paceline.training.data.dataset import Dataset
 from paceline.training.models.describe import describe
-from paceline.training.models.factory import architected, find, imported
+from paceline.training.models.factory import architected, find
 from paceline.training.models.layers import duplicate
 from paceline.training.recipes.classification import (
     accuracy,
@@ -101,7 +102,7 @@ def takes_any_data(model: str) -> bool:
 def _of_user(name: str) -> Recipe | None:
     if ":" not in name:
         return None
-    found = imported(name)
+    found = imported("model", name)
     if isinstance(found, Recipe):
         return found
     is_class = isinstance(found, type) and issubclass(found, nn.Module)

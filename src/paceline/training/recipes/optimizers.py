@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 
 from paceline.core.defaults import completed
 from paceline.core.errors import InvalidInput, first_line
+from paceline.core.importing import FORM, factory_of
 from paceline.core.names import did_you_mean
 from paceline.core.settings import TrainSettings
-from paceline.training.recipes.factories import FORM, factory_of
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 

@@ -8,8 +8,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from paceline.core.errors import InvalidInput, first_line
+from paceline.core.importing import FORM, factory_of
 from paceline.core.names import did_you_mean
-from paceline.training.recipes.factories import FORM, factory_of
 
 ScheduleFactory = Callable[[Optimizer, int], LRScheduler]
 

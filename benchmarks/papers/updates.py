@@ -1,0 +1,56 @@
+"""The updates of strategy hogbatch in a planned timeline, as a run's log has those of a run.
+
+The updates of a device are its STEP spans. One of a GPU that shares the model is in the model when
+the REDUCE after it ends; one that is still on its way when the timeline ends does not count.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from paceline.core.cost import compute_lane
+from paceline.core.plan import Kind
+from paceline.core.timeline import Span, Timeline
+from paceline.strategies.hogbatch.plan import MODEL
+from paceline.strategies.hogbatch.statistics import Made, Update
+
+_UPDATE_KINDS = frozenset({Kind.H2D, Kind.FORWARD, Kind.STEP, Kind.REDUCE})
+
+
+def updates(timeline: Timeline) -> Made:
+    """Return the updates of a planned timeline.
+
+    The batches of a GPU overlap: a batch's spans are those of its number.
+    """
+    spans: dict[str, dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
+    for span in timeline.spans:
+        if span.kind in _UPDATE_KINDS:
+            spans[span.on[0].owner][span.step].append(span)
+    found: Made = {}
+    for device, batches in spans.items():
+        pushes = any(span.part == MODEL for own in batches.values() for span in own)
+        made = (_update_of(own, pushes) for own in batches.values())
+        found[device] = sorted((one for one in made if one is not None), key=lambda one: one.end_s)
+    return found
+
+
+def _update_of(spans: Sequence[Span], pushes: bool) -> Update | None:
+    """Return the update of a batch with these spans; None if it is not in the model."""
+    last = Kind.REDUCE if pushes else Kind.STEP
+    ends = [span.end_s for span in spans if span.kind is last]
+    if not ends:
+        return None
+    step = next(span for span in spans if span.kind is Kind.STEP)
+    reading = Kind.H2D if pushes else Kind.FORWARD
+    reads = (span.start_s for span in spans if span.kind is reading and span.part != "batch")
+    return Update(min(reads, default=step.start_s), ends[0], step.num_samples)
+
+
+def num_samples(timeline: Timeline) -> dict[str, int]:
+    """Return the samples that each device trained on."""
+    return {name: sum(one.num_samples for one in own) for name, own in updates(timeline).items()}
+
+
+def utilisation(timeline: Timeline) -> dict[str, float]:
+    """Return the share of the makespan in which each device computes (figure 7)."""
+    held = timeline.utilisation
+    return {device: held.get(compute_lane(device), 0.0) for device in updates(timeline)}
