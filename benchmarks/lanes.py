@@ -43,7 +43,7 @@ def _look(kind: Kind) -> tuple[str, float]:
 
 
 def _legend(used: set[Kind], top: float) -> Iterator[str]:
-    left = float(_LEFT)
+    left = float(_LEFT) if len(used) < 8 else 8.0
     for kind in Kind:
         if kind in used:
             fill = KINDS[kind]

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from paceline.codecs import blockwise
-from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table, join, split
-from paceline.codecs.quantization import QuantizationTable, table
+from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table
+from paceline.codecs.quantization import QuantizationTable, join, split, table
 from paceline.native import instruction_sets
 
 INSTRUCTIONS: tuple[str, ...] = ("portable",)

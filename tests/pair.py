@@ -71,16 +71,16 @@ class _Rank:
 
     def __init__(self, number: int, environment: dict[str, str]) -> None:
         from paceline.links.processes import fork
-        from processes import forking
+        from processes import fork_server
 
         self.number = number
         self.log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - open as long as the rank
         self.socket, its_end = socket.socketpair()
-        with its_end, Path(os.devnull).open() as nothing, forking():
+        with its_end, Path(os.devnull).open() as nothing:
             command = [sys.executable, __file__, "3"]
             fds = {0: nothing, 1: self.log, 2: self.log, 3: its_end}
             numbers = {number: file.fileno() for number, file in fds.items()}
-            self.process = fork(command, environment, numbers)
+            self.process = fork(command, environment, numbers, fork_server())
 
     def close(self) -> None:
         self.process.close()

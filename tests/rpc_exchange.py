@@ -21,11 +21,11 @@ from paceline.rpc import frames
 from paceline.rpc.client import Client, HubRestarted
 from paceline.rpc.frames import FrameHeader, Message, MessageKind
 from paceline.rpc.keys import HubKeys, WorkerKeys
-from paceline.rpc.limits import RELEASE, Identity, Limits
+from paceline.rpc.limits import RELEASE, Limits, nonce_of
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server
 
 RUN, SETTINGS = "a-run", b'{"some": "settings"}'
-NONCE = Identity(RUN, 0).nonce
+NONCE = nonce_of(RUN)
 MIB = 1 << 20
 DEADLINE_S = 55.0  # for what hangs
 
@@ -89,11 +89,8 @@ def expected(worker: int, steps: int, nbytes: int) -> tuple[int, bytes]:
     return steps, state
 
 
-def limits_of(workers: int = 1, nbytes: int = 1000, **options: Any) -> Limits:
-    largest = max(nbytes, 64)
-    return Limits(
-        RUN, num_workers=workers, max_message_nbytes=largest, settings=SETTINGS, **options
-    )
+def limits_of(workers: int = 1, nbytes: int = 1000) -> Limits:
+    return Limits(RUN, workers, max(nbytes, 64), SETTINGS)
 
 
 class Hub:
@@ -112,15 +109,14 @@ class Hub:
         keys: HubKeys | None = None,
         ends_after: int | None = None,
         clock: Callable[[], float] = time.monotonic,
-        **limits: Any,
     ) -> None:
         self.states = states or {worker: (0, first_state(worker)) for worker in range(workers)}
         self.executed: list[tuple[int, int]] = []  # worker, step
         self.joined: list[int] = []
         self.lost: list[tuple[int, str]] = []
         self._nbytes, self._ends_after, self._is_closed = nbytes, ends_after, False
-        allowed = limits_of(workers, nbytes, **limits)
-        self.server = Server(f"tcp://127.0.0.1:{port}", allowed, keys=keys, clock=clock)
+        allowed, address = limits_of(workers, nbytes), f"tcp://127.0.0.1:{port}"
+        self.server = Server(address, allowed, keys=keys, clock=clock)
         self.port = int(self.server.address.rpartition(":")[2])
         self.ended = beside(self._serve)
 
@@ -187,9 +183,8 @@ def client_of(
     clock: Callable[[], float] = time.monotonic,
 ) -> Client:
     """Return a client, which has joined."""
-    identity = Identity(run, worker)
     address = f"tcp://127.0.0.1:{port}"
-    return Client(address, identity, keys=keys, deadline_s=deadline_s, clock=clock)
+    return Client(address, run, worker, keys=keys, deadline_s=deadline_s, clock=clock)
 
 
 def work(port: int, steps: int = 3, nbytes: int = 1000, **options: Any) -> Ended:

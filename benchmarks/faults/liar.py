@@ -25,7 +25,6 @@ from paceline.rpc.client import Client, ReplyFuture
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_worker_keys
-from paceline.rpc.limits import Identity
 from paceline.strategies.wheel.worker import take_part
 
 _RUN, _DEADLINE_S, _LOG = "paceline", 5.0, Path("lies.jsonl")
@@ -82,10 +81,10 @@ class LyingClient:
 
 def _sessions(task: Task, worker: int) -> Iterator[Client]:
     """Yield connections, one after another, without an end."""
-    keys, identity = load_worker_keys(Path("keys")), Identity(_RUN, worker)
+    keys = load_worker_keys(Path("keys"))
     while True:
         try:
-            client = Client(task.address, identity, keys=keys, deadline_s=_DEADLINE_S)
+            client = Client(task.address, _RUN, worker, keys=keys, deadline_s=_DEADLINE_S)
         except (WorkerLost, InvalidInput):  # a busy hub, too, may not answer in time
             time.sleep(0.2)
             continue

@@ -1,4 +1,4 @@
-"""Draw a predicted step of each strategy, for docs/planning.md."""
+"""Draw a predicted step of each strategy, for docs/strategies."""
 
 import sys
 from typing import NamedTuple
@@ -20,6 +20,7 @@ class Scene(NamedTuple):
     batch_size: int  # of each worker
     lanes: tuple[str, ...]
     devices: tuple[str, ...] = ()  # that the workers take, if they are not the first
+    sync_every: int | None = None  # steps of a round, of which all are drawn
 
 
 SCENES = (
@@ -72,13 +73,35 @@ SCENES = (
         ("cpu0/compute", "gpu0/compute", "gpu0/h2d", "gpu0/d2h"),
         ("gpu0", "cpu0"),
     ),
+    Scene(
+        "local",
+        "two-hosts-gigabit",
+        2,
+        16,
+        ("cpu0/compute", "host0->host1/wire", "cpu1/compute"),
+        sync_every=4,
+    ),
+    Scene(
+        "hierarchy",
+        "k40-gigabit",
+        4,
+        128,
+        (
+            "gpu0/compute",
+            "gpu0/d2h",
+            "station0/reduce",
+            "station0->station1/wire",
+            "gpu0/h2d",
+        ),
+    ),
 )
 
 
 def predicted(scene: Scene) -> Forecast:
     """Return the forecast of a scene's AlexNet."""
     strategy = STRATEGIES[scene.strategy]
-    config = strategy.config(workers=scene.workers)
+    rounds = {} if scene.sync_every is None else {"sync_every": scene.sync_every}
+    config = strategy.config(workers=scene.workers, **rounds)
     workload = workload_of("alexnet", scene.batch_size, None)
     samples = scene.batch_size * scene.workers
     machine = find_machine(scene.machine)
@@ -92,7 +115,8 @@ def drawn(scene: Scene) -> str:
     found = predicted(scene)
     title = f"{scene.strategy}: AlexNet on {scene.machine}, {scene.workers} workers, "
     title += f"{1e3 * found.step_s:.4g} ms a step, predicted"
-    return lanes.picture(title, _rows(scene, found), *some_step(found.timeline, found.step_s))
+    period_s = found.step_s * (scene.sync_every or 1)
+    return lanes.picture(title, _rows(scene, found), *some_step(found.timeline, period_s))
 
 
 def _rows(scene: Scene, found: Forecast) -> list[lanes.Row]:

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity
 
 from paceline.core.machine import DeviceKind
-from paceline.links.devices.device import DeviceMemory, Event, Stream
+from paceline.links.devices.device import Event, Stream
 from simulated_gpu.guard import guard
 from simulated_gpu.ordering import Access, Block, Clock, merge
 
@@ -208,7 +208,6 @@ class SimulatedDevice:
     name = "simulated on the host's memory"
     backend = "gloo"
     has_triton = False
-    memory: DeviceMemory | None = None
     profiled: tuple[ProfilerActivity, ...] = ()
 
     def __init__(self, index: int) -> None:
@@ -266,6 +265,13 @@ class SimulatedDevice:
         """Wait until all work in all streams is done, whatever has failed."""
         for event in [stream.record() for stream in self._streams.values()]:
             event.await_reached()
+
+    def memory_nbytes(self) -> tuple[int, int] | None:
+        """Return None: its memory is the host's."""
+        return None
+
+    def limit_memory(self, nbytes: int) -> None:
+        """Do nothing: it is the host's."""
 
     def reaches(self, other: torch.device) -> bool:
         """Return False: copies between simulated GPUs are not simulated."""

@@ -15,8 +15,8 @@ from torch import Tensor
 
 import codec_cases as cases
 from paceline.codecs import quantization
-from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table, join, split
-from paceline.codecs.quantization import TABLES, QuantizationTable
+from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table
+from paceline.codecs.quantization import TABLES, QuantizationTable, join, split
 from paceline.native import (
     Codebook,
     DType,

@@ -91,7 +91,7 @@ def test_a_plan_is_drawn_and_swept(line, plan):
 
 
 def test_the_policy_of_the_docs_is_planned_and_one_that_it_lacks_refused(line):
-    text = (DOCS / "hogbatch.md").read_text()
+    text = (DOCS / "strategies" / "hogbatch.md").read_text()
     (source,) = re.findall(r"```python\n(class HalfTheFastest:.*?)```", text, re.DOTALL)
     Path("policy_of_docs.py").write_text(source)
     asked = ("mlp-64-128-10", "--machine", MACHINE, "--workers", 2, "--strategy", "hogbatch")

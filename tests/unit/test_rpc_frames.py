@@ -154,10 +154,9 @@ def test_pieces_of_several_messages_are_not_mixed():
     ("field", "value"),
     [
         *(("topic", "x" * 25), ("topic", "é"), ("codec", "a\nb")),
-        *(("step", 2**63), ("version", -(2**63) - 1), ("parts", (b"",) * 9)),
-        ("parts", (np.zeros((4, 4))[:, 1].data,)),  # with gaps
+        ("parts", (b"",) * 9),
     ],
 )
 def test_messages_that_do_not_fit_are_refused(field: str, value: object):
     with refused(field):
-        list(split(FrameHeader(MessageKind.REQUEST), Message(**({"topic": "a"} | {field: value}))))
+        Message(**({"topic": "a"} | {field: value}))

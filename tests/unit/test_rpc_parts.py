@@ -20,11 +20,10 @@ from paceline.rpc.keys import (
     generate_keys,
     load_hub_keys,
     load_worker_keys,
-    parse_address,
 )
-from paceline.rpc.limits import WINDOW, Identity, Limits, RateLimitedLog, one_line
+from paceline.rpc.limits import WINDOW, Limits, RateLimitedLog, nonce_of
 from paceline.rpc.session import WorkerSession
-from paceline.rpc.workers import StepGivenUp, until_told
+from paceline.rpc.workers import until_told
 from refusals import refused
 from rpc_exchange import DEADLINE_S, Clock, beside
 
@@ -87,9 +86,6 @@ class TestSession:
         with pytest.raises(ProtocolError):
             send(hub, 4, MAX_NBYTES + 1)
         assert send(hub, 4, MAX_NBYTES)
-        for sequence in (1, 5):  # which have no reply to come
-            with pytest.raises(ValueError, match="waiting"):
-                hub.reply(sequence, Message("done"))
 
 
 def joined(max_nbytes: int = MAX_NBYTES) -> Outbox:
@@ -163,16 +159,12 @@ class TestOutbox:
 @pytest.mark.parametrize(
     ("field", "make"),
     [
-        ("run id", lambda: Identity("", 0)),
-        ("run id", lambda: Identity("a\nb", 0)),
-        ("worker", lambda: Identity("run", -1)),
-        ("worker", lambda: Identity("run", 2**32)),
-        ("workers", lambda: Limits("run", 0, 1)),
-        ("largest message", lambda: Limits("run", 1, 0)),
+        ("run id", lambda: nonce_of("")),
+        ("run id", lambda: Limits("a\nb", 1, 1)),
         ("settings", lambda: Limits("run", 1, 1, settings=bytes(65537))),
     ],
 )
-def test_identities_and_limits_that_cannot_be_are_refused(field: str, make):
+def test_names_and_limits_that_cannot_be_are_refused(field: str, make):
     Limits("run", 1, 1, settings=bytes(65536))
     with refused(field):
         make()
@@ -185,18 +177,17 @@ def test_a_flood_of_warnings_is_a_line_every_five_seconds(caplog):
         log.warning(f"what\tcame\nfrom {number} \x1b[2J\u202e")
     clock.now_s += 4.9
     log.flush()
-    assert caplog.messages == ["what came from 0 [2J"]
+    assert caplog.messages == [r"what\tcame from 0 \x1b[2J\u202e"]
     clock.now_s += 0.2
     log.flush()
     log.flush()
     assert len(caplog.messages) == 2
     assert "999" in caplog.messages[1]
     assert log.num_total == 1000
-    assert len(one_line("x" * 100_000)) < 400
 
 
 def test_a_worker_tells_again_what_a_hub_has_forgotten():
-    told, answers = [], [HubRestarted("anew"), StepGivenUp(), None]
+    told, answers = [], [HubRestarted("anew"), None]
 
     def tell() -> None:
         told.append(1)
@@ -204,7 +195,7 @@ def test_a_worker_tells_again_what_a_hub_has_forgotten():
             raise error
 
     until_told(tell)
-    assert len(told) == 3
+    assert len(told) == 2
 
 
 def test_generated_keys_are_private_never_overwritten_and_a_worker_needs_no_secret_of_the_hub(
@@ -255,20 +246,21 @@ def test_keys_that_cannot_be_used_are_refused(tmp_path: Path, spoil, field: str 
 )
 def test_other_texts_than_addresses_are_refused(text: str):
     for right in ("tcp://10.0.0.1:5555", "tcp://[fe80::1]:1", "tcp://a.b:65535"):
-        assert str(parse_address(right)) == right
-    with refused("address"):
-        parse_address(text)
+        assert connect_address(right, has_keys=True) == right
+    for take in (bind_address, connect_address):
+        with refused("address"):
+            take(text, has_keys=True)
 
 
 def test_a_hub_never_binds_every_interface_or_without_keys_any_but_loopback_ones():
     for plain in ("tcp://127.0.0.1:0", "tcp://[::1]:0", "tcp://localhost:0"):
-        assert bind_address(plain, has_keys=False).is_loopback
+        assert "localhost" not in bind_address(plain, has_keys=False)
     wide = [(f"tcp://{host}:5555", True) for host in ("0.0.0.0", "[::]", "a.name")]
     for text, has_keys in [*wide, ("tcp://10.0.0.1:5555", False)]:
         with refused("bind"):
             bind_address(text, has_keys=has_keys)
-    assert connect_address("tcp://hub.example:5555", has_keys=True).port == 5555
+    assert connect_address("tcp://localhost:5555", has_keys=False)
     with refused("connect"):
         connect_address("tcp://hub.example:5555", has_keys=False)
     with refused("connect"):
-        Client("tcp://127.0.0.1:0", Identity("run", 0), keys=None, deadline_s=1)
+        Client("tcp://127.0.0.1:0", "run", 0, keys=None, deadline_s=1)

@@ -12,17 +12,15 @@ from paceline.measure.device_profile import DeviceProfile
 from paceline.rpc.client import Client, ReplyFuture
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
-from paceline.rpc.limits import Identity
 from paceline.rpc.server import Server
 from paceline.rpc.workers import connected
 from paceline.strategies.wheel import hub as module_of_hub
 from paceline.strategies.wheel.config import PaceSpec, RunSpec, Wheel
 from paceline.strategies.wheel.hub import Hub
-from paceline.strategies.wheel.job import TrainingJob
+from paceline.strategies.wheel.job import TrainingJob, paced_recipe, stand_in
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import split
-from paceline.strategies.wheel.stand_in import paced_recipe, stand_in
 from paceline.strategies.wheel.worker import take_part
 from paceline.training.models.paced import PacedSGD
 from paceline.training.recipes.named import workload_of
@@ -82,7 +80,7 @@ def hub(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def client(hub: Hub, worker: int) -> Client:
-    return Client(hub.rpc.address, Identity("trials", worker), keys=None, deadline_s=60.0)
+    return Client(hub.rpc.address, "trials", worker, keys=None, deadline_s=60.0)
 
 
 PROBE = Message(Topic.PROBE.value, NBYTES, parts=(bytes(10),))

@@ -333,3 +333,6 @@ def test_the_size_and_weight_of_a_share_arrive():
     for wrong in (-1, 2.5, float("nan"), float("inf"), 1e300):
         with refused("activations"):
             share_of(share_part(wrong, 1.0))
+    for wrong in (-1.0, 1e-9, 1e9, float("nan"), float("inf")):
+        with refused("activations"):
+            share_of(share_part(7, wrong))

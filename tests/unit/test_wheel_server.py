@@ -164,26 +164,6 @@ def test_the_learning_rate_is_restored_even_if_an_update_fails(monkeypatch: pyte
     assert all(parameter.grad is None for parameter in server.model.parameters())
 
 
-def test_a_step_is_applied_once(mlp):
-    case, server, (hand, other, _) = mlp
-    source = list(batches(case, 3))
-    version = hand.fetch()
-    gradients, _ = hand.forward(0, version, *source[0])
-    assert server.update(0, 0, version, gradients) == 1
-    other.step(0, *source[1])
-    before = values(server.model)
-    assert server.update(0, 0, version, gradients) == 1
-    # The whole step once more, as after a connection that was lost before the last reply.
-    assert hand.step(0, *source[0])[0] == 1
-    assert server.workers.of(0).half is None
-    assert equal(values(server.model), before)
-    assert server.updates.by_worker == {"worker0": 1, "worker1": 1, "worker2": 0}
-    assert server.workers.of(0).next_step == 1
-    hand.step(1, *source[2])
-    with refused("worker 0"):
-        server.update(0, 0, version, gradients)
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_step_begun_again_is_as_if_it_had_not_been_begun(mlp, fails: bool):
     """Whether its backward pass has failed, or it has left its half."""

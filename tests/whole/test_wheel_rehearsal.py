@@ -83,7 +83,6 @@ def test_hubs_of_elsewhere_rehearse_what_the_root_has_declared(start):
     tree = ("--workers", "2", "--set", "child_hubs=1", "--set", "lanes=2")
     root = start(*REHEARSE, *tree, *bind)
     joining = ("-m", "paceline", "hub", "--connect", address_of(root), *bind)
-    assert start(*joining, "--workers", "4").finish().code == 2
     child = start(*joining, "--json")
     own = ("--run", "stage", "--device", "cpu", "--threads", "1", "--as", "0,1")
     worker = start("-m", "paceline", "worker", "--connect", address_of(child), *own)

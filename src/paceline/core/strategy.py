@@ -133,8 +133,9 @@ class Running:
     remote: str | None = None
     """The module by which other machines take part; None: only ranks do.
 
-    Its `take_part(settings, clients)` works for a hub (`paceline worker`), and `ChildSettings` are
-    those of a hub that is a worker of another (`paceline hub --connect`).
+    `WORKING` names the module whose `take_part(settings, clients)` works for a hub (`paceline
+    worker`), `SERVING` that of a hub that is a worker of another (`paceline hub --connect`), whose
+    settings are `ChildSettings`.
     """
 
     ends_together: bool = True

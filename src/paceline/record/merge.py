@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,7 @@ _NUM_PINGS = 32
 _SPANS = TypeAdapter(list[Span])
 
 
-@dataclass(frozen=True)
-class ClockOffset:
+class ClockOffset(NamedTuple):
     """The lead of this rank's clock over rank 0's, and the largest possible error."""
 
     ahead_s: float
@@ -88,26 +87,36 @@ def measure_offset(
 ) -> ClockOffset:
     """Exchange messages between rank 0 and `rank`, which both call this, and compare clocks.
 
-    The answer to a message was written between its sending and its return: the fastest round trip
-    leaves the least doubt, half of itself. Both ranks return the same offset.
+    Both ranks return the same offset.
     """
-    best = torch.tensor([0.0, float("inf")], dtype=torch.float64)
-    answer = torch.zeros(1, dtype=torch.float64)
-    for _ in range(_NUM_PINGS):
-        if group.rank == 0:
-            sent = now()
-            dist.send(answer, rank, group.control)
-            dist.recv(answer, rank, group.control)
-            there, back = float(answer), now()
-            error = (back - sent) / 2
-            if error < float(best[1]):
-                best[0], best[1] = there - (sent + back) / 2, error
-        else:
-            dist.recv(answer, 0, group.control)
-            answer.fill_(now())
-            dist.send(answer, 0, group.control)
+    answer, found = torch.zeros(1, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+
+    def ask() -> float:
+        dist.send(answer, rank, group.control)
+        dist.recv(answer, rank, group.control)
+        return float(answer)
+
     if group.rank == 0:
-        dist.send(best, rank, group.control)
-    else:
-        dist.recv(best, 0, group.control)
-    return ClockOffset(float(best[0]), float(best[1]))
+        lead = lead_of(ask, now)
+        dist.send(torch.tensor([*lead], dtype=torch.float64), rank, group.control)
+        return lead
+    for _ in range(_NUM_PINGS):
+        dist.recv(answer, 0, group.control)
+        answer.fill_(now())
+        dist.send(answer, 0, group.control)
+    dist.recv(found, 0, group.control)
+    return ClockOffset(float(found[0]), float(found[1]))
+
+
+def lead_of(ask: Callable[[], float], now: Callable[[], float] = time.monotonic) -> ClockOffset:
+    """Measure the lead of another clock, which `ask` returns in seconds, over this one.
+
+    The answer was written between the sending of a question and its return: the fastest round trip
+    leaves the least doubt, half of itself.
+    """
+    trips = []
+    for _ in range(_NUM_PINGS):
+        sent_s, there_s, back_s = now(), ask(), now()
+        trips.append(((back_s - sent_s) / 2, there_s - (sent_s + back_s) / 2))
+    error_s, ahead_s = min(trips)
+    return ClockOffset(ahead_s, error_s)

@@ -9,10 +9,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 
 import zmq
 
-from paceline.core.errors import InvalidInput, PacelineError, WorkerLost
+from paceline.core.errors import InvalidInput, PacelineError, WorkerLost, printable
 from paceline.rpc import frames, limits
 from paceline.rpc.frames import NO_NONCE, Buffer, FrameHeader, Message, MessageKind
 from paceline.rpc.keys import WorkerKeys, connect_address
@@ -24,6 +25,7 @@ _POLL_S = 0.25  # between two looks at the deadline, if nothing arrives
 _WELCOME_S = 5.0
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0  # before another connection is made
 _STABLE_S = 1.0  # a connection that lasted for so long resets the pause
+_RESTARTED = "the hub was started anew, or had given this worker up: the step begins again"
 
 
 class HubRestarted(PacelineError):
@@ -34,46 +36,33 @@ class HubRestarted(PacelineError):
     """
 
 
-class ReplyFuture:
+def _copy_of(error: PacelineError) -> PacelineError:
+    """Return a copy of an error: a raised exception belongs to its thread."""
+    return type(error)(*error.args)
+
+
+class ReplyFuture(Future[Message]):
     """The reply to an admitted request, which may not be there yet.
 
-    `sequence` is the request's number. `arrived_s` is when the reply came, by `time.monotonic`.
+    `sequence` is the request's number. `arrived_s` is when the reply came, by `time.monotonic`. Its
+    result raises HubRestarted if the hub came back without knowing of this request, WorkerLost if
+    it stays away for longer than the deadline, InvalidInput if it refuses this worker.
     """
 
-    def __init__(self, outbox: "Outbox", sequence: int, message: Message) -> None:
-        self._outbox = outbox
-        self.sequence = sequence
-        self.message = message
-        self.reply: Message | None = None
-        self.is_void = False
-        self.arrived_s = 0.0
+    def __init__(self, sequence: int, message: Message) -> None:
+        super().__init__()
+        self.sequence, self.message, self.arrived_s = sequence, message, 0.0
 
-    def wait(self, timeout_s: float | None) -> bool:
+    def wait(self, timeout_s: float) -> bool:
         """Wait for at most `timeout_s`; return True if `result` will not wait any more."""
-        outbox = self._outbox
-        with outbox.changed:
-            return outbox.changed.wait_for(
-                lambda: bool(outbox.failure or self.is_void or self.reply), timeout_s
-            )
-
-    def result(self) -> Message:
-        """Wait for the reply and return it.
-
-        Raises HubRestarted if the hub came back without knowing of this request, WorkerLost if it
-        stays away for longer than the deadline, InvalidInput if it refuses this worker.
-        """
-        self.wait(None)  # the client's deadline ends it: then the outbox fails
-        with self._outbox.changed:
-            if self.reply is not None:
-                return self.reply
-            self._outbox.raise_failure()
-            raise self._outbox.restarted()
+        return bool(wait([self], timeout_s).done)
 
 
 class Outbox:
     """A worker's requests in order, until their replies are there.
 
-    `changed` guards all fields. The first `failure` ends every wait, now and later.
+    `changed` guards all fields. The first `failure` ends every wait, now and later. A restart of
+    the hub ends the wait for each reply; where nobody waits, the next request raises it.
     """
 
     def __init__(self) -> None:
@@ -105,6 +94,7 @@ class Outbox:
         """
         nbytes = message.nbytes
         with self.changed:
+            session = self.session
             if nbytes > self._max_message_nbytes:
                 raise InvalidInput(
                     "request",
@@ -115,16 +105,17 @@ class Outbox:
             credit_nbytes = limits.CREDIT_MESSAGES * self._max_message_nbytes
 
             def has_room() -> bool:
-                unacknowledged = self._next - next(iter(self._open), self._next)
+                unacknowledged = self.last - self.acknowledged
                 in_flight_nbytes = sum(one.message.nbytes for one in self._open.values())
                 fits = in_flight_nbytes + nbytes <= credit_nbytes
                 return unacknowledged < limits.WINDOW and fits
 
             self.changed.wait_for(lambda: self.failure or self._has_restarted or has_room())
             self.raise_failure()
-            if self._has_restarted:
-                raise self.restarted()
-            future = ReplyFuture(self, self._next, message)
+            if self._has_restarted or self.session != session:
+                self._has_restarted = False
+                raise HubRestarted(_RESTARTED)
+            future = ReplyFuture(self._next, message)
             self._next += 1
             self._open[future.sequence] = future
             self._unsent.append(future)
@@ -149,12 +140,9 @@ class Outbox:
                     one for one in self._open.values() if one.sequence > last_request
                 )
             else:
-                for future in self._open.values():
-                    future.is_void = True
-                self._open.clear()
-                self._unsent.clear()
                 # A worker between two requests of a step waits for nothing: its next one raises.
-                self._has_restarted = True
+                self._has_restarted = not self._open
+                self._end(HubRestarted(_RESTARTED))
             self.changed.notify_all()
             return is_known
 
@@ -164,7 +152,8 @@ class Outbox:
             future = self._open.pop(sequence, None)
             if future is None:
                 return False
-            future.reply, future.arrived_s = reply, time.monotonic()
+            future.arrived_s = time.monotonic()
+            future.set_result(reply)
             self.changed.notify_all()
             return True
 
@@ -172,19 +161,20 @@ class Outbox:
         """Make every wait, now and later, raise this error; the first failure stays."""
         with self.changed:
             self.failure = self.failure or error
+            self._end(self.failure)
             self.changed.notify_all()
 
     def raise_failure(self) -> None:
         """Raise the failure, if there is one."""
-        if self.failure is not None:  # a copy: a raised exception belongs to its thread
-            raise type(self.failure)(*self.failure.args)
+        if self.failure is not None:
+            raise _copy_of(self.failure)
 
-    def restarted(self) -> HubRestarted:
-        """Return the error, which the application gets once for every restart."""
-        self._has_restarted = False
-        return HubRestarted(
-            "the hub was started anew, or had given this worker up: the step begins again"
-        )
+    def _end(self, error: PacelineError) -> None:
+        """End the wait for each reply."""
+        for future in self._open.values():
+            future.set_exception(_copy_of(error))
+        self._open.clear()
+        self._unsent.clear()
 
 
 class Client:
@@ -199,15 +189,16 @@ class Client:
     def __init__(
         self,
         address: str,
-        identity: limits.Identity,
+        run_id: str,
+        worker: int,
         *,
         keys: WorkerKeys | None,
         deadline_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._address = connect_address(address, has_keys=keys is not None)
-        self._identity, self._keys, self._deadline_s = identity, keys, deadline_s
-        self._clock = clock
+        self._run_id, self._worker, self._nonce = run_id, worker, limits.nonce_of(run_id)
+        self._keys, self._deadline_s, self._clock = keys, deadline_s, clock
         self.settings = b""
         self.sent_nbytes = self.received_nbytes = 0
         self._outbox = outbox = Outbox()
@@ -257,8 +248,7 @@ class Client:
                 if self._clock() - self._heard_s >= self._deadline_s:
                     what = f"nothing was heard of the hub at {self._address}"
                     if self._outbox.session == NO_NONCE:
-                        worker = self._identity.worker
-                        what = f"no hub at {self._address} has taken worker {worker} in"
+                        what = f"no hub at {self._address} has taken worker {self._worker} in"
                     why = f": {self._trouble}" if self._trouble else ""
                     raise WorkerLost(f"{what} within {self._deadline_s:g} s{why}")
         except PacelineError as error:
@@ -276,15 +266,15 @@ class Client:
             self._join(connection)
             self._exchange(connection)
         except (Disconnected, frames.ProtocolError) as error:
-            trouble = limits.one_line(str(error))
+            trouble = printable(str(error), limits.MOST_TEXT)
             if trouble != self._trouble and not self._closing.is_set():
                 self._trouble = trouble
-                logger.warning("worker %d: %s; connecting again", self._identity.worker, trouble)
+                logger.warning("worker %d: %s; connecting again", self._worker, trouble)
         finally:
             connection.close(flush=self._closing.is_set())
 
     def _join(self, connection: Connection) -> None:
-        run_id, release = self._identity.run_id.encode(), limits.RELEASE.encode()
+        run_id, release = self._run_id.encode(), limits.RELEASE.encode()
         hello = Message("", parts=(run_id, release, self._outbox.session))
         self._send_control(connection, MessageKind.HELLO, hello)
         until_s = min(self._clock() + _WELCOME_S, self._heard_s + self._deadline_s)
@@ -307,7 +297,7 @@ class Client:
                 raise
             kind = mismatch.kind
         if kind in (MessageKind.REFUSED, MessageKind.BUSY):
-            text = limits.one_line(bytes(payload).decode(errors="replace"))
+            text = printable(bytes(payload).decode(errors="replace"), limits.MOST_TEXT)
             if kind == MessageKind.BUSY:
                 raise Disconnected(text)
             raise InvalidInput("hub", f"refuses this worker: {text}")
@@ -319,9 +309,9 @@ class Client:
         self.settings = settings  # before `join`, which lets the constructor return
         most = int.from_bytes(max_nbytes, "little")
         if not self._outbox.join(session, most, header.sequence):
-            logger.warning("worker %d: the hub has begun anew", self._identity.worker)
+            logger.warning("worker %d: the hub has begun anew", self._worker)
         elif self._trouble:
-            logger.info("worker %d: connected to the hub again", self._identity.worker)
+            logger.info("worker %d: connected to the hub again", self._worker)
         self._trouble = ""
         return True
 
@@ -380,8 +370,8 @@ class Client:
         self._send(connection, next(frames.split(header, message)))
 
     def _header(self, kind: MessageKind, sequence: int) -> FrameHeader:
-        me = self._identity
-        return FrameHeader(kind, me.nonce, me.worker, sequence, self._outbox.acknowledged)
+        acknowledged = self._outbox.acknowledged
+        return FrameHeader(kind, self._nonce, self._worker, sequence, acknowledged)
 
     def _send(self, connection: Connection, piece: frames.MessagePiece) -> bool:
         if not connection.send(piece):

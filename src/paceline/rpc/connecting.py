@@ -24,7 +24,7 @@ def _numbers(text: Any) -> Any:
         found = tuple(int(part) for part in text.split(","))
     except ValueError:
         found = ()
-    if not found or min(found) < 0 or len(set(found)) < len(found):
+    if not found or not 0 <= min(found) <= max(found) < 2**32 or len(set(found)) < len(found):
         raise ValueError(f"{text!r} are no numbers of workers, such as 0,1")
     return found
 

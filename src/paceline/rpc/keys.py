@@ -21,8 +21,10 @@ import zmq
 from zmq.utils import z85
 
 from paceline.core.errors import InvalidInput
+from paceline.links.files.reading import read_file
 
 _SECRET_MODE, _PUBLIC_MODE, _FOLDER_MODE = 0o600, 0o644, 0o700
+_MOST_NBYTES = 64  # of a file
 _Z85 = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 # A host in brackets may be an IPv6 address, which has colons of its own.
@@ -108,12 +110,10 @@ def _write(path: Path, key: bytes, mode: int) -> Path:
 
 def _read(path: Path, *, is_secret: bool = False) -> bytes:
     try:
-        with path.open("rb") as file:
-            key = file.read(64).strip()  # a wrong file may be large
-    except OSError as error:
-        raise InvalidInput(
-            str(path), str(error.strerror), hint="`paceline hub --generate-keys` writes one"
-        ) from error
+        key = read_file(path, _MOST_NBYTES).strip()
+    except InvalidInput as error:
+        hint = "`paceline hub --generate-keys` writes one"
+        raise InvalidInput(str(path), error.problem, hint=hint) from None
     if not _Z85.fullmatch(key):
         raise InvalidInput(str(path), "is no key, which is one line of 40 characters in Z85")
     mode = stat.S_IMODE(path.stat().st_mode)
@@ -133,72 +133,57 @@ def _check_curve() -> None:
         )
 
 
-@dataclass(frozen=True)
-class Address:
-    """A host and a TCP port."""
-
-    host: str
-    port: int
-
-    @property
-    def is_loopback(self) -> bool:
-        """Return True if only processes of this machine can reach it."""
-        with suppress(ValueError):
-            return ip_address(self.host).is_loopback
-        return self.host == "localhost"
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"tcp://{host}:{self.port}"
-
-
-def parse_address(text: str) -> Address:
-    """Return the address of tcp://HOST:PORT. Raises InvalidInput if `text` is of another form."""
-    match = _ADDRESS.fullmatch(text)
-    if match is None or int(match[3]) > _MAX_PORT:
-        raise InvalidInput("address", f"{text!r} is not of the form tcp://10.0.0.1:5555")
-    return Address(match[1] or match[2], int(match[3]))
-
-
-def bind_address(text: str, *, has_keys: bool) -> Address:
+def bind_address(text: str, *, has_keys: bool) -> str:
     """Return the address that a hub binds.
 
     Raises InvalidInput if it is a name or means every interface, or can be reached from other
     machines and the hub has no keys.
     """
-    address = parse_address(text)
-    host = "127.0.0.1" if address.host == "localhost" else address.host
+    host, _ = _host_and_port(text)
+    if host == "localhost":
+        return text.replace(host, "127.0.0.1")
     try:
         ip = ip_address(host)
     except ValueError as error:
         raise InvalidInput(
-            "bind", f"{address.host!r} is no address of an interface, such as 10.0.0.1"
+            "bind", f"{host!r} is no address of an interface, such as 10.0.0.1"
         ) from error
     if ip.is_unspecified:
         raise InvalidInput(
             "bind", f"{host} is every interface", hint="name the one that workers reach"
         )
-    _check_plain(address, has_keys, "bind")
-    return Address(host, address.port)
+    _check_plain(text, host, has_keys, "bind")
+    return text
 
 
-def connect_address(text: str, *, has_keys: bool) -> Address:
+def connect_address(text: str, *, has_keys: bool) -> str:
     """Return the address of the hub that a worker connects to.
 
     Raises InvalidInput if it has no port, or is on another machine and the worker has no keys.
     """
-    address = parse_address(text)
-    if not address.port:
+    host, port = _host_and_port(text)
+    if not port:
         raise InvalidInput("connect", f"{text!r} has port 0", hint="name the hub's port")
-    _check_plain(address, has_keys, "connect")
-    return address
+    _check_plain(text, host, has_keys, "connect")
+    return text
 
 
-def _check_plain(address: Address, has_keys: bool, option: str) -> None:
-    if not has_keys and not address.is_loopback:
+def _host_and_port(text: str) -> tuple[str, int]:
+    """Return host and port of tcp://HOST:PORT; InvalidInput for a text of another form."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None or int(match[3]) > _MAX_PORT:
+        raise InvalidInput("address", f"{text!r} is not of the form tcp://10.0.0.1:5555")
+    return match[1] or match[2], int(match[3])
+
+
+def _check_plain(text: str, host: str, has_keys: bool, option: str) -> None:
+    is_loopback = host == "localhost"
+    with suppress(ValueError):
+        is_loopback = is_loopback or ip_address(host).is_loopback
+    if not has_keys and not is_loopback:
         raise InvalidInput(
             option,
-            f"{address} can be reached from other machines and needs keys",
+            f"{text} can be reached from other machines and needs keys",
             hint=(
                 "write them with `paceline hub --generate-keys FOLDER` and give the folder with "
                 "--keys"

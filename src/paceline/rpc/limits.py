@@ -8,84 +8,60 @@ from functools import cached_property
 from hashlib import sha256
 from importlib.metadata import version
 
-from paceline.core.errors import InvalidInput
-from paceline.rpc.frames import MAX_MESSAGE_NBYTES, NONCE_NBYTES
+from paceline.core.errors import InvalidInput, printable
+from paceline.rpc.frames import NONCE_NBYTES
 
 WINDOW = 8  # requests of a worker without a reply that it acknowledged
 QUEUED_PIECES = 32  # in each direction of a connection; 8 MiB
 HEARTBEAT_S = 1.0
 SILENCE_S = 5.0  # after which a connection is taken for dead: five heartbeats
+RECONNECT_S = 5.0  # after which a worker is lost whose connection, and so its process, has ended
+LOST_S = 60.0  # after which a worker is lost that was silent
 CREDIT_MESSAGES = 2  # unanswered ones of the largest size: one is executed, the next one travels
 
 _MAX_SETTINGS_NBYTES = 64 * 1024
 _MAX_RUN_ID = 200
 RELEASE = f"paceline {version('paceline')}"  # which hub and workers must have alike
 
-_MAX_TEXT = 300
 _LOG_PAUSE_S = 5.0
+MOST_TEXT = 300  # characters of what a peer says
+
+
+def nonce_of(run_id: str) -> bytes:
+    """Return the nonce in every header of a run; InvalidInput for a name that cannot be sent."""
+    printable = run_id.isascii() and run_id.isprintable()
+    if not (printable and 0 < len(run_id) <= _MAX_RUN_ID):
+        raise InvalidInput(
+            "run id", f"{run_id!r} is not 1 to {_MAX_RUN_ID} printable ASCII characters"
+        )
+    return sha256(run_id.encode()).digest()[:NONCE_NBYTES]
 
 
 @dataclass(frozen=True)
-class RunIdentity:
-    """The name of a run, which its hub and its workers share.
-
-    Raises InvalidInput if a field cannot be sent.
-    """
-
-    run_id: str
-
-    def __post_init__(self) -> None:
-        printable = self.run_id.isascii() and self.run_id.isprintable()
-        if not (printable and 0 < len(self.run_id) <= _MAX_RUN_ID):
-            raise InvalidInput(
-                "run id", f"{self.run_id!r} is not 1 to {_MAX_RUN_ID} printable ASCII characters"
-            )
-
-    @cached_property
-    def nonce(self) -> bytes:
-        """Return the nonce in every header of the run."""
-        return sha256(self.run_id.encode()).digest()[:NONCE_NBYTES]
-
-
-@dataclass(frozen=True)
-class Identity(RunIdentity):
-    """A worker of a run; `worker` is a number that no other worker has."""
-
-    worker: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.worker < 2**32:
-            raise InvalidInput("worker", f"{self.worker} is no number of a worker")
-
-
-@dataclass(frozen=True)
-class Limits(RunIdentity):
+class Limits:
     """The run that a server serves, and what it takes from the run's workers.
 
     `max_message_nbytes` is the size of the largest request or reply; a worker may have sent twice
-    as many bytes that have no reply. `settings`, at most 64 KiB, are sent to every worker. A worker
-    is lost if it was silent for `silence_timeout_s`, or its connection closed (its process has
-    ended) and is not made again within `reconnect_timeout_s`. Raises InvalidInput if a field is out
-    of range.
+    as many bytes that have no reply. `settings`, at most 64 KiB, are sent to every worker. Raises
+    InvalidInput if a field cannot be sent.
     """
 
+    run_id: str
     num_workers: int
     max_message_nbytes: int
     settings: bytes = b""
-    silence_timeout_s: float = 60.0
-    reconnect_timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_workers < 1:
-            raise InvalidInput("workers", f"{self.num_workers} is not at least 1")
-        if not 0 < self.max_message_nbytes <= MAX_MESSAGE_NBYTES:
-            raise InvalidInput("largest message", f"{self.max_message_nbytes} bytes")
+        nonce_of(self.run_id)  # or InvalidInput, before a thread needs it
         if len(self.settings) > _MAX_SETTINGS_NBYTES:
             raise InvalidInput(
                 "settings", f"{len(self.settings)} bytes are more than {_MAX_SETTINGS_NBYTES}"
             )
+
+    @cached_property
+    def nonce(self) -> bytes:
+        """The nonce in every header of the run."""
+        return nonce_of(self.run_id)
 
     def mismatch(self, worker: int, run_id: str, release: str) -> str:
         """Return the reason why a worker may not join; the empty string if it may."""
@@ -96,13 +72,6 @@ class Limits(RunIdentity):
         if worker >= self.num_workers:
             return f"worker: {worker} is not one of 0 to {self.num_workers - 1}"
         return ""
-
-
-def one_line(text: str) -> str:
-    """Return a peer's text on one line of printable characters, cut to a bounded length."""
-    # Cut before cleaning, so that a long text costs no time.
-    clean = " ".join("".join(c if c.isprintable() else " " for c in text[: 2 * _MAX_TEXT]).split())
-    return clean if len(clean) <= _MAX_TEXT else clean[:_MAX_TEXT] + " ..."
 
 
 class RateLimitedLog:
@@ -117,7 +86,7 @@ class RateLimitedLog:
 
     def warning(self, text: str) -> None:
         """Log a warning, now or with later ones."""
-        self._latest = one_line(text)
+        self._latest = printable(text, MOST_TEXT)
         self._num_unlogged += 1
         self.num_total += 1
         self.flush()

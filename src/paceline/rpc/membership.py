@@ -23,11 +23,8 @@ class Workers(Protocol):
     def next_step_of(self, worker: int) -> int:
         """Return the first step that a worker has not completed."""
 
-    def is_live(self, worker: int) -> bool:
-        """Return True if the worker trains; InvalidInput if there is no such worker."""
-
-    def add(self, worker: int) -> None:
-        """Count on the worker."""
+    def add(self, worker: int, step: int) -> None:
+        """Count on the worker, from that step on."""
 
     def drop(self, worker: int) -> None:
         """Count on the worker no longer."""
@@ -111,7 +108,7 @@ class Membership:
     def drop(self, worker: int) -> bool:
         """Record that a worker is away; return True if it was training."""
         self._waiting.pop(worker, None)
-        was_there = self._workers.is_live(worker) or worker in self._returning
+        was_there = worker in self._workers.live | self._returning
         self._returning.discard(worker)
         self._workers.drop(worker)
         return was_there
@@ -149,7 +146,7 @@ class Membership:
             own = self._workers.next_step_of(worker)
             # Steps that others made while it was away are not made up for: all would wait for it.
             step = max(own, min(others, default=own))
-            self._workers.add(worker)
+            self._workers.add(worker, step)
             if at > step:
                 logger.info(
                     "worker %d was at step %d, and this hub knows of %d steps: %d are done again",

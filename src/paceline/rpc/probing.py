@@ -1,4 +1,4 @@
-"""Let workers measure their links one after the other, as they may share a wire, and clocks."""
+"""Let workers measure their links one after the other, as they may share a wire."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,6 @@ from paceline.core.errors import InvalidInput
 from paceline.rpc.frames import Message
 from paceline.rpc.server import RpcRequest
 
-_NUM_PINGS = 32
 _MOST = 200  # of one worker: small ones for the latency, some large ones
 
 
@@ -58,17 +57,3 @@ class ProbeTurns:
         """Return the worker that has its turn, and has not asked for too long; or None."""
         late = self._clock() - self._asked_s > self._deadline_s
         return self._worker if late else None
-
-
-def clock_lead_s(ask: Callable[[], int]) -> float:
-    """Measure the lead of this clock over the hub's, by the fastest of some round trips.
-
-    `ask` returns the hub's clock in nanoseconds.
-    """
-    trips = []  # seconds of each, and the lead
-    for _ in range(_NUM_PINGS):
-        sent_s = time.monotonic()
-        there_s = ask() * 1e-9
-        back_s = time.monotonic()
-        trips.append((back_s - sent_s, (sent_s + back_s) / 2 - there_s))
-    return min(trips)[1]

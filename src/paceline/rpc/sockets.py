@@ -11,7 +11,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from paceline.core.errors import InvalidInput
 from paceline.rpc.frames import HEADER_NBYTES, PIECE_NBYTES, Buffer, MessagePiece
-from paceline.rpc.keys import Address, HubKeys, WorkerKeys
+from paceline.rpc.keys import HubKeys, WorkerKeys
 from paceline.rpc.limits import QUEUED_PIECES
 
 _HANDSHAKE_MS = 5000  # then a stranger that says nothing gives its descriptor back
@@ -26,7 +26,7 @@ _ZMTP_NBYTES = 2 + 9  # what ZMTP puts before a header, and at most before a pie
 
 
 def _new_socket(
-    context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: Address
+    context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str
 ) -> "zmq.Socket[bytes]":
     """Return a socket that is limited in what it takes in and holds back."""
     socket = context.socket(kind)
@@ -34,7 +34,7 @@ def _new_socket(
     socket.set_hwm(QUEUED_PIECES)
     socket.set(zmq.MAXMSGSIZE, PIECE_NBYTES + _CURVE_NBYTES)
     socket.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-    socket.set(zmq.IPV6, int(":" in address.host))
+    socket.set(zmq.IPV6, int("[" in address))
     return socket
 
 
@@ -76,7 +76,7 @@ class Connection:
     Thus all that is sent arrives in order and once, or the connection is Disconnected.
     """
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", to: Address) -> None:
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", to: str) -> None:
         self._to = to
         self._socket = _new_socket(context, zmq.DEALER, to)
         # A connection that ZeroMQ renewed would go on in the middle of a message.
@@ -95,7 +95,7 @@ class Connection:
             self._socket.set(zmq.CURVE_PUBLICKEY, keys.public)
             self._socket.set(zmq.CURVE_SERVERKEY, keys.hub)
         try:
-            self._socket.connect(str(self._to))
+            self._socket.connect(self._to)
         except zmq.ZMQError as error:
             raise Disconnected(str(error)) from error
 
@@ -174,7 +174,7 @@ class Router:
     """
 
     def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", at: Address, keys: HubKeys | None
+        self, context: "zmq.Context[zmq.Socket[bytes]]", at: str, keys: HubKeys | None
     ) -> None:
         self.socket = _new_socket(context, zmq.ROUTER, at)
         # By default a ROUTER silently drops what does not fit into a queue, or has no connection.
@@ -183,7 +183,7 @@ class Router:
             self.socket.set(zmq.CURVE_SECRETKEY, keys.secret)
             self.socket.set(zmq.CURVE_SERVER, 1)
         try:
-            self.socket.bind(str(at))
+            self.socket.bind(at)
         except zmq.ZMQError as error:
             in_use = error.errno == errno.EADDRINUSE
             why = "is in use" if in_use else f"cannot be bound: {error.strerror}"

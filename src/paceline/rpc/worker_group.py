@@ -4,8 +4,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
+from paceline.core.errors import printable
 from paceline.rpc.frames import Message
-from paceline.rpc.limits import RateLimitedLog, one_line
+from paceline.rpc.limits import MOST_TEXT, RateLimitedLog
 from paceline.rpc.membership import Membership, Workers
 from paceline.rpc.progress_deadline import ProgressDeadline
 from paceline.rpc.server import Lost, RpcRequest, Server
@@ -59,7 +60,7 @@ class WorkerGroup:
     def reply(self, request: RpcRequest, reply: Message) -> None:
         """Reply to a worker, whose turn it is then."""
         self._rpc.reply(request, reply)
-        if self._workers.is_live(request.worker):
+        if request.worker in self._workers.live:
             self.deadline.replied(request.worker)
 
     def finish(self, worker: int) -> None:
@@ -74,7 +75,7 @@ class WorkerGroup:
 
     def refused(self, worker: int, error: Exception) -> str:
         """Log that a worker's request was refused, now or later; return why it is dropped."""
-        why = f"is refused: {one_line(str(error))}"
+        why = f"is refused: {printable(str(error), MOST_TEXT)}"
         self._refusals.warning(f"worker {worker} {why}")
         return why
 

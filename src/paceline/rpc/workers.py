@@ -23,7 +23,6 @@ from paceline.rpc.client import Client, HubRestarted
 from paceline.rpc.connecting import ConnectingWorkers
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_worker_keys
-from paceline.rpc.limits import Identity
 
 logger = logging.getLogger("paceline.worker")  # modules of workers also run as __main__
 AGAIN, REFUSED, FAILED = "again", "refused", "failed"
@@ -33,14 +32,10 @@ class WorkerRefused(InvalidInput):
     """The hub does not let this worker take part, and says why."""
 
 
-class StepGivenUp(Exception):
-    """The hub has given up the step of this worker, and says where it goes on."""
-
-
 def check_reply(reply: Message, hub: str = "") -> Message:
-    """Return a reply of the hub; raises StepGivenUp or WorkerRefused if it is one of these."""
+    """Return a reply of the hub; raises HubRestarted or WorkerRefused if it is one of these."""
     if reply.topic == AGAIN:
-        raise StepGivenUp
+        raise HubRestarted("the hub has given the step up: it begins again")
     if reply.topic == REFUSED:
         raise WorkerRefused.of(hub + bytes(reply.parts[0]).decode(errors="replace"))
     return reply
@@ -57,7 +52,7 @@ def until_told(tell: Callable[[], None]) -> None:
         try:
             tell()
             return
-        except (HubRestarted, StepGivenUp):
+        except HubRestarted:
             logger.info("the hub has begun anew; measuring for it once more")
 
 
@@ -68,8 +63,8 @@ def connected(settings: ConnectingWorkers, folder: Path | None) -> Iterator[dict
     clients: dict[int, Client] = {}
     with ExitStack() as stack:
         for worker in settings.numbers:
-            identity = Identity(settings.run, worker)
-            client = Client(settings.connect, identity, keys=keys, deadline_s=settings.deadline_s)
+            own = settings.connect, settings.run, worker
+            client = Client(*own, keys=keys, deadline_s=settings.deadline_s)
             clients[worker] = stack.enter_context(closing(client))
         try:
             yield clients

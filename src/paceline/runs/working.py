@@ -25,5 +25,6 @@ def work(settings: WorkerProcessSettings) -> None:
         strategy = find_runnable(name)
         if strategy.running is None or strategy.running.remote is None:
             raise InvalidInput("strategy", f"the hub has {name}, which has no workers of elsewhere")
-        import_module(strategy.running.remote).take_part(settings, clients)
+        working = import_module(strategy.running.remote).WORKING
+        import_module(working).take_part(settings, clients)
     logger.info("workers %s: done", listed(settings.numbers))

@@ -51,7 +51,7 @@ Thresholds = Annotated[tuple[int, int], AfterValidator(_in_order)]
 class Hogbatch:
     """A coordinator hands out batches to idle workers; `policy` decides how large they are.
 
-    It is one of `PolicyName`, or package.module:Policy of one's own (docs/hogbatch.md).
+    It is one of `PolicyName`, or package.module:Policy of one's own (docs/strategies/hogbatch.md).
     `threads` are those of a worker on cores, by default its share of the host's. `cpu_batch` and
     `gpu_batch` are the smallest and the largest batch: the first of each thread, the second of a
     GPU, by default a 64th of the workload's batch and all of it. Policy `cpu_gpu` gives CPUs the

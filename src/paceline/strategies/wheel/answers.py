@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from paceline.core.errors import InvalidInput, StepDiscarded
+from paceline.core.errors import StepDiscarded, printable
 from paceline.measure.device_profile import DeviceProfile
 from paceline.record.worker_trace import Trace
 from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
-from paceline.rpc.limits import one_line
+from paceline.rpc.limits import MOST_TEXT
 from paceline.rpc.probing import ProbeTurns
 from paceline.rpc.server import RpcRequest
 from paceline.rpc.worker_group import WorkerGroup
@@ -79,7 +79,7 @@ class Answers:
     def handler(self, request: RpcRequest) -> Handler:
         """Check a request, and return what executes it. Raises InvalidInput if it cannot be."""
         worker, message = request.worker, request.message
-        if message.topic in OF_STEPS and not self._server.workers.is_live(worker):
+        if message.topic in OF_STEPS and worker not in self._server.workers.live:
             # It begins again, and may have parameters that a server which is back has not made.
             return lambda request: Message(Topic.AGAIN, request.message.step)
         handlers: dict[Topic, Handler] = {
@@ -96,10 +96,7 @@ class Answers:
             Topic.DONE: self._finish,
             Topic.FAILED: self._fail,
         }
-        topic = self._gate.check(worker, message)
-        if topic not in handlers:
-            raise InvalidInput("topic", f"{topic} is what the hub replies, and nothing to ask")
-        return handlers[topic]
+        return handlers[self._gate.check(worker, message)]
 
     @property
     def waiting(self) -> list[RpcRequest]:
@@ -124,7 +121,6 @@ class Answers:
     def begun(self, worker: int, step: int) -> Message:
         """Return the reply that tells a worker which step is its next."""
         below = self._server.workers.of(worker).below
-        self._gate.begins(worker, step)
         parts = (tensor_parts.numbers_part(below),) if below else ()
         return Message(Topic.BEGIN, step, parts=parts)
 
@@ -163,7 +159,7 @@ class Answers:
     def _finish(self, request: RpcRequest) -> Message:
         """Record that a worker has done its steps; one that was dropped begins again."""
         worker, message = request.worker, request.message
-        if not self._server.workers.is_live(worker):
+        if worker not in self._server.workers.live:
             raise StepDiscarded(f"worker {worker} was dropped before it was done")
         is_child = worker in self.children.workers
         self.trace.add(self._gate.trace(worker, message, is_child=is_child))
@@ -174,7 +170,8 @@ class Answers:
         return _noted(request)
 
     def _fail(self, request: RpcRequest) -> Message:
-        told = one_line(bytes(only_part(request.message)).decode(errors="replace"))
+        text = bytes(only_part(request.message)).decode(errors="replace")
+        told = printable(text, MOST_TEXT)
         raise WorkerFailed(f"worker {request.worker} failed: {told}", bool(request.message.step))
 
 

@@ -60,42 +60,31 @@ def serve_child(settings: ChildSettings, progress: Progress) -> ChildResult:
 def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) -> ChildResult:
     parent_spec = RunSpec.from_json(client.settings)
     job = jobs.child_job(settings, parent_spec)
-    spec, config, steps = job.spec, job.spec.config, job.steps_per_epoch
-    lanes = config.workers_by_device.values()
+    spec, config = job.spec, job.spec.config
     logger.info(
         "%s: worker %d of the hub at %s, and a hub of %d workers, %d a device",
-        *(spec.model, settings.number, settings.connect, settings.workers, config.lanes),
+        *(spec.model, settings.number, settings.connect, config.workers, config.lanes),
     )
-    is_rehearsal = spec.pace is not None
-    server = ChildServer(
-        job.model,
-        job.halves,
-        ParentHub(client, jobs.layout_of(parent_spec, job.halves, job.recipe, job.batches)),
-        num_workers=config.workers,
-        staleness=config.staleness,
-        gather=settings.gather or config.workers,
-        num_steps=spec.num_steps,
-        steps_per_epoch=steps,
-        learning=jobs.learning_in(spec, job.recipe),
-        checks_values=not is_rehearsal,
-        lent=jobs.lent_head(job),
-    )
+    layout = jobs.layout_of(parent_spec, job.halves, job.recipe, job.batches)
+    gather = parent_spec.tree.gathered if parent_spec.tree else settings.gather or config.workers
+    server = _server_of(job, ParentHub(client, layout), gather)
     # Those of this machine, which only a rehearsal has, whose bodies sleep most of the time.
     devices = ("cpu",) * len(config.workers_by_device) if settings.bind is None else ()
     with ExitStack() as stack:
         stack.callback(server.close)
-        own = profile_head(job, jobs.unpaced(job)) if spec.profile_s else None
+        own = profile_head(job, jobs.paced_updating(job)) if spec.profile_s else None
         hub = Hub(stack, settings, settings.run, job, server, progress, devices=devices)
         server.wake = hub.rpc.wake
         hub.wait_for_workers()
         if own is not None:
+            lanes = config.workers_by_device.values()
             below = [hub.answers.profiles[one[0]] for one in lanes]
             until_told(partial(server.parent.measure, own, below, job.whole_nbytes))
         server.begin()
-        num_samples = job.num_samples * spec.num_steps // (steps * spec.place[1])
-        progress.begin(num_samples, "samples")
+        num_parts = job.steps_per_epoch * spec.place[1]
+        progress.begin(job.num_samples * spec.num_steps // num_parts, "samples")
         hub.train()
-        server.finish(_report(job, hub) if is_rehearsal else None)
+        server.finish(None if spec.pace is None else _report(job, hub))
         wire_nbytes = hub.close()
     return ChildResult(
         settings=settings,
@@ -107,6 +96,21 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
         wire_nbytes=wire_nbytes,
         parent_wire_nbytes=(client.sent_nbytes, client.received_nbytes),
         lost=tuple(hub.group.lost),
+    )
+
+
+def _server_of(job: jobs.TrainingJob, parent: ParentHub, gather: int) -> ChildServer:
+    config = job.spec.config
+    return ChildServer(
+        *(job.model, job.halves, parent),
+        num_workers=config.workers,
+        staleness=config.staleness,
+        gather=gather,
+        num_steps=job.spec.num_steps,
+        steps_per_epoch=job.steps_per_epoch,
+        learning=jobs.learning_in(job.spec, job.recipe),
+        checks_values=job.spec.pace is None,
+        lent=jobs.lent_head(job),
     )
 
 

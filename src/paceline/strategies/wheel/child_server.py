@@ -102,13 +102,12 @@ class ChildServer(ParameterServer):
 
     def update(self, worker: int, step: int, version: int, gradients: Tensor) -> int:
         """Add the gradients of a step to the sum; return the version, which stays as it is."""
-        own = self.workers.of(worker)
-        half, before = own.half, own.next_step
+        half = self.workers.of(worker).half
         version = super().update(worker, step, version, gradients)
-        if half is not None and own.next_step > before:
-            assert self._sum is not None
-            self._sum.losses[step // self._steps_per_epoch] += half.loss
-            self._send(self._gather)
+        assert half is not None  # or the step was discarded
+        assert self._sum is not None
+        self._sum.losses[step // self._steps_per_epoch] += half.loss
+        self._send(self._gather)
         return version
 
     def merge(self, worker: int, step: int, mean: GradientSum, below: tuple[int, ...]) -> None:

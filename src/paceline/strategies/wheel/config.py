@@ -14,7 +14,7 @@ from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose, check_codec
 
 # Of sgd, where nobody gives one: with gradients that come late, lr / (1 - momentum) has to be about
-# half of what is right with 0.9 and gradients that do not (docs/wheel.md has the figures).
+# half of what is right with 0.9 and gradients that do not (docs/strategies/wheel.md).
 MOMENTUM = 0.8
 _Codec = Annotated[str, AfterValidator(check_codec)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]

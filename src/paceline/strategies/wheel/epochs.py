@@ -1,7 +1,8 @@
 """The epochs and tests of a run, and its seconds of training, as the hub counts them."""
 
 import time
-from collections import defaultdict, deque
+from bisect import bisect
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 from paceline.core.outcome import Epoch, Evaluation
@@ -100,25 +101,14 @@ class EpochLog:
             self.evaluations.append(found)
         return found
 
-
-class Throughput:
-    """Shows how fast a run has been over the last seconds."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._recent: deque[tuple[float, int, int]] = deque()  # seconds, samples, bytes
-
-    def show(self, server: ParameterServer, *now: *tuple[float, int, int]) -> None:
-        """Show the run's status; `now` are seconds, samples and bytes since its beginning."""
-        recent = self._recent
-        recent.append(now)
-        while now[0] - recent[0][0] > _RATE_WINDOW_S and len(recent) > 2:
-            recent.popleft()
-        seconds, samples, travelled = (new - old for new, old in zip(now, recent[0], strict=True))
+    def show(self, server: ParameterServer, nbytes: int) -> None:
+        """Show how fast the run has been over the last seconds, and the bytes that travelled."""
+        since_s = max(self._before_s, self.trained_s - _RATE_WINDOW_S)
+        first = bisect(self.update_ends_s, since_s)
+        samples = self.num_samples - (self.update_samples[first - 1] if first else 0)
         if samples:
             self._progress.status(
-                f"update {server.version:,}: {samples / seconds:,.0f} samples/s, "
-                f"{len(server.workers.live)} workers, staleness "
-                f"{server.updates.mean_staleness:.1f}, {travelled / seconds / 1e6:,.1f} MB/s, "
-                f"{now[2] / 1e6:,.0f} MB so far"
+                f"update {server.version:,}: {samples / (self.trained_s - since_s):,.0f} "
+                f"samples/s, {len(server.workers.live)} workers, staleness "
+                f"{server.updates.mean_staleness:.1f}, {nbytes / 1e6:,.0f} MB so far"
             )

@@ -13,16 +13,16 @@ from paceline.measure.device_profile import DeviceProfile
 from paceline.record.worker_trace import Trace
 from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
-from paceline.rpc.limits import one_line
 from paceline.rpc.workers import difference
-from paceline.strategies.wheel.protocol import Topic
+from paceline.strategies.wheel.protocol import ASKED, Topic
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB
 from paceline.strategies.wheel.staleness import Workers
 from paceline.strategies.wheel.tree import ChildReport
 
 _TRACE, _PROFILE = TypeAdapter(Trace), TypeAdapter(DeviceProfile)
 _REPORT = TypeAdapter(ChildReport)
-_OF_BODIES = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.GRADIENTS)
+_ONCE = (Topic.ACTIVATIONS, Topic.GRADIENTS)  # of a step that is done nobody asks again
+_OF_BODIES = (Topic.PARAMETERS, *_ONCE)
 _AHEAD = 1  # steps whose parameters a worker fetches before the one before is done
 
 
@@ -38,16 +38,11 @@ class Gate:
         self._workers, self._num_steps = workers, num_steps
         self._layout, self._version = layout, version
         self._newest = 0  # a child hub's version goes back when its parent has begun anew
-        self._begun_at: dict[int, int] = {}  # the step with which each worker began
-
-    def begins(self, worker: int, step: int) -> None:
-        """Let a worker go on from that step."""
-        self._begun_at[worker] = step
 
     def check(self, worker: int, message: Message) -> Topic:
         """Return the topic of a request; InvalidInput unless this worker may make it now."""
-        if message.topic not in {topic.value for topic in Topic}:
-            raise InvalidInput("topic", f"a message about {message.topic!r}, which there is not")
+        if message.topic not in ASKED:
+            raise InvalidInput("topic", f"a message about {message.topic!r}, which no worker sends")
         topic = Topic(message.topic)
         self._newest = max(self._newest, self._version())
         if not 0 <= message.version <= self._newest:
@@ -60,17 +55,17 @@ class Gate:
             return topic  # whose step is a number of bytes
         if not 0 <= message.step <= self._num_steps:
             raise InvalidInput(topic, f"step {message.step} is none of {self._num_steps}")
-        if topic in _OF_BODIES and message.step > self._reached(worker) + _AHEAD:
-            raise InvalidInput(
-                topic, f"step {message.step} of a worker that has reached {self._reached(worker)}"
-            )
+        reached = self._workers.of(worker).next_step
+        is_over = topic in _ONCE and message.step < reached
+        if is_over or (topic in _OF_BODIES and message.step > reached + _AHEAD):
+            raise InvalidInput(topic, f"step {message.step} of a worker that has reached {reached}")
         return topic
 
     def check_layout(self, message: Message) -> None:
         """Raise InvalidInput with the first difference if a worker has another run than the hub."""
         there = b"".join(message.parts[:1]).decode(errors="replace")
         if (found := difference(self._layout, there)) is not None:
-            raise InvalidInput("run", f"differs from the hub's: {one_line(found)}")
+            raise InvalidInput("run", f"differs from the hub's: {found}")
 
     def profile(self, message: Message) -> DeviceProfile:
         """Return the profile in a message."""
@@ -83,7 +78,7 @@ class Gate:
 
     def trace(self, worker: int, message: Message, *, is_child: bool) -> Trace:
         """Return the trace of a worker that is done. InvalidInput if it is not."""
-        completed = message.step if is_child else self._reached(worker)
+        completed = message.step if is_child else self._workers.of(worker).next_step
         if completed < self._num_steps:
             raise InvalidInput("done", f"it has completed {completed} steps of {self._num_steps}")
         found = read_record(_TRACE, _parts(message, 2 if is_child else 1)[0], "trace")
@@ -94,9 +89,6 @@ class Gate:
         """Return what a child hub reports when it is done, if it does."""
         _, *rest = _parts(message, 2)
         return read_record(_REPORT, rest[0], "report") if rest else None
-
-    def _reached(self, worker: int) -> int:
-        return max(self._workers.of(worker).next_step, self._begun_at.get(worker, 0))
 
 
 def only_part(message: Message) -> memoryview:

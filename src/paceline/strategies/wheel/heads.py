@@ -108,19 +108,17 @@ class HeadWorkers:
         return reply
 
     def update(self, request: RpcRequest) -> Message:
-        """Update all parameters with the body's gradients, unless that was done before.
+        """Update all parameters with the body's gradients.
 
         Raises StepDiscarded if the step was given up; InvalidInput and NonFinite as by `answer`.
         """
-        worker, message = request.worker, request.message
-        own, endpoint = self._server.workers.of(worker), self._of_server[worker]
-        step = message.step
+        worker, message, step = request.worker, request.message, request.message.step
+        endpoint, half = self._of_server[worker], self._server.workers.of(worker).half
         values = endpoint.values(Purpose.GRADIENTS, message, request.arrived_s, self._num_body)
-        half, before = own.half, own.next_step
         version = self._server.update(worker, step, message.version, values)
+        assert half is not None  # or the step was discarded
         self.nbytes[Purpose.GRADIENTS] += message.nbytes
+        self.nbytes[Purpose.HEAD_GRADIENTS] += self._head_nbytes
         self.num_pushed += 1
-        if half is not None and own.next_step > before:
-            self.nbytes[Purpose.HEAD_GRADIENTS] += self._head_nbytes
-            self._count({step // self._steps_per_epoch: half.loss})
+        self._count({step // self._steps_per_epoch: half.loss})
         return Message(Topic.GRADIENTS, step, version)

@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import Any
 
 from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded, WorkerLost
@@ -32,17 +31,16 @@ from paceline.rpc.worker_group import WorkerGroup
 from paceline.rpc.workers import WorkerPool, num_threads, refusal
 from paceline.strategies.wheel.answers import Answers, WorkerFailed
 from paceline.strategies.wheel.child_server import ChildServer
-from paceline.strategies.wheel.config import RunSpec, Wheel
-from paceline.strategies.wheel.epochs import EpochLog, Test, Throughput
+from paceline.strategies.wheel.config import RunSpec
+from paceline.strategies.wheel.epochs import EpochLog, Test
 from paceline.strategies.wheel.job import TrainingJob
 from paceline.strategies.wheel.protocol import UPDATES, Topic
-from paceline.strategies.wheel.remote import REFUSED, SERVING, ChildSettings
+from paceline.strategies.wheel.remote import SERVING, WORKING, ChildSettings
 from paceline.strategies.wheel.server import ParameterServer
 
 logger = logging.getLogger(__name__)
 _LOOPBACK = "tcp://127.0.0.1:0"
 _POLL_S = 0.2
-_WORKER_MODULE = "paceline.strategies.wheel.worker"
 
 
 def _nothing() -> None:
@@ -73,13 +71,9 @@ class Hub:
         epochs: list[Epoch] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        config, spec, deadline_s = job.spec.config, job.spec, settings.deadline_s
-        limits = Limits(
-            run_id,
-            num_workers=config.workers,
-            max_message_nbytes=job.max_message_nbytes,
-            settings=spec.model_dump_json().encode(),
-        )
+        spec, deadline_s = job.spec, settings.deadline_s
+        largest, told = job.max_message_nbytes, spec.model_dump_json().encode()
+        limits = Limits(run_id, spec.config.workers, largest, told)
         keys = None if settings.keys is None else load_hub_keys(settings.keys)
         self.rpc = Server(settings.bind or _LOOPBACK, limits, keys=keys, clock=clock)
         stack.callback(self.rpc.close)
@@ -89,7 +83,8 @@ class Hub:
             stack.callback(pool.close)
         else:
             server.checks.compares_norms = True  # workers of this machine tell no lies
-            logger.info("listening on %s; waiting for %d workers", self.rpc.address, config.workers)
+            own = self.rpc.address, spec.config.workers
+            logger.info("listening on %s; waiting for %d workers", *own)
         every = settings.evaluate_every if isinstance(settings, TrainSettings) else None
         self.log = EpochLog(job, progress, test, every, [] if epochs is None else epochs)
         self.group = WorkerGroup(
@@ -99,11 +94,9 @@ class Hub:
             deadline_s=deadline_s,
             clock=clock,
         )
-        probes = ProbeTurns(job.max_message_nbytes, deadline_s, clock)
+        probes = ProbeTurns(largest, deadline_s, clock)
         self.answers = Answers(server, job, self.group, self.log, probes)
-        self._server, self._between = server, _nothing
-        self._clock, self._polled_s = clock, 0.0
-        self._throughput = Throughput(progress)
+        self._server, self._clock, self._polled_s, self._between = server, clock, 0.0, _nothing
 
     def wait_for_workers(self, on_first: Callable[[], None] = _nothing) -> None:
         """Serve until all workers wait to begin, or those that came within `wait_s`.
@@ -141,7 +134,6 @@ class Hub:
                 elif isinstance(event, Joined):
                     on_first()
                     on_first = _nothing
-                    self._drop(event.worker, "has begun anew")
                 elif isinstance(event, Woken):
                     # For a child hub: its parent has replied, and may have begun anew.
                     if isinstance(self._server, ChildServer) and self._server.poll_parent():
@@ -227,8 +219,7 @@ class Hub:
         if not self.group.membership.has_begun:
             return
         self._between()
-        counted = self.log.trained_s, self.log.num_samples, self.answers.nbytes
-        self._throughput.show(self._server, *counted)
+        self.log.show(self._server, self.answers.nbytes)
 
 
 def _own_processes(
@@ -237,7 +228,8 @@ def _own_processes(
     """Start those that connect to the hub at `address`; `devices` are those of workers."""
     connecting: dict[str, Any] = {"connect": address, "run": run_id, "deadline_s": deadline_s}
     if spec.tree is not None:
-        return WorkerPool(SERVING, _child_hubs(spec.tree, connecting))
+        children = range(spec.tree.child_hubs)
+        return WorkerPool(SERVING, [ChildSettings(**connecting, number=one) for one in children])
     lanes = spec.config.workers_by_device
     own = [
         WorkerProcessSettings(
@@ -245,15 +237,4 @@ def _own_processes(
         )
         for device, workers in zip(devices, lanes.values(), strict=True)
     ]
-    return WorkerPool(_WORKER_MODULE, own)
-
-
-def _child_hubs(tree: Wheel, connecting: dict[str, Any]) -> list[ChildSettings]:
-    set_by_itself = {"workers", *REFUSED}
-    options = {n: value for n, value in asdict(tree).items() if n not in set_by_itself}
-    own: dict[str, Any] = {
-        "workers": tree.workers_of_hub,
-        "gather": tree.gathered,
-        "options": options,
-    }
-    return [ChildSettings(**connecting, number=one, **own) for one in range(tree.child_hubs)]
+    return WorkerPool(WORKING, own)

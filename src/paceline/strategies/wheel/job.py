@@ -5,7 +5,7 @@ Every process builds the same ones from the run's `RunSpec`.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 from typing import Any
@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 
+from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.settings import RehearseSettings, TrainSettings
@@ -32,15 +33,15 @@ from paceline.strategies.wheel.config import MOMENTUM, RunSpec, Wheel
 from paceline.strategies.wheel.lent import LentHead
 from paceline.strategies.wheel.remote import ChildSettings
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Split, messages, pace_of, split
-from paceline.strategies.wheel.stand_in import paced_recipe, stand_in
 from paceline.strategies.wheel.trial import with_possible_cut
 from paceline.training.data.batch import Batch, call
+from paceline.training.data.dataset import TensorSamples
 from paceline.training.data.sampler import ShardedBatches
 from paceline.training.models import describe
 from paceline.training.models.halves import Halves, cut, tied
 from paceline.training.models.layers import LayerModule, layers_of
 from paceline.training.models.paced import PacedSGD
-from paceline.training.models.paced_halves import PacedWhole
+from paceline.training.models.paced_halves import PacedWhole, paced_halves
 from paceline.training.recipes.named import is_given, recipe_of, workload_of
 from paceline.training.recipes.recipe import Recipe, built
 
@@ -70,7 +71,7 @@ class TrainingJob:
     @property
     def kept_on(self) -> torch.device:
         """The device in whose memory the server keeps the model."""
-        return kept_on(self.spec.config, self.device)
+        return _kept_on(self.spec, self.device)
 
     @cached_property
     def batches(self) -> BatchLayout:
@@ -137,15 +138,13 @@ def training_job(
     model = built(recipe, settings.seed)
     workload = _described(recipe, model, ceil(settings.batch_size / config.workers), settings.model)
     workload = _tried(workload, config, model, recipe)
-    parts = split(workload, config)
     num_samples = len(recipe.samples)
     batches = ShardedBatches(num_samples, settings.batch_size, 0, config.workers, settings.seed)
     sizes = epoch_steps(len(batches), settings)
     own = {"model": settings.model, "data": settings.data, "precision": settings.precision}
-    spec = _traced(session, parts, sizes, seed=settings.seed, **own)
-    halves = cut_with(model, recipe, spec.head, kept_on(config, device))
-    job = TrainingJob(spec, recipe, model, halves, workload, parts, device)
-    return job, _updating(recipe, settings, spec.num_steps * config.workers, config.workers)
+    spec = _traced(session, split(workload, config), sizes, seed=settings.seed, **own)
+    updating = _updating(recipe, settings, spec.num_steps * config.workers, config.workers)
+    return _job(spec, recipe, workload, device, model), updating
 
 
 def _updating(
@@ -176,12 +175,8 @@ def rehearsal_job(
     _check_long_enough(session.config, num_steps)
     own = {"model": settings.model, "data": None, "seed": 0, "pace": pace}
     spec = _traced(session, parts, [num_steps], **own)
-    model, halves = stand_in(spec)
-    recipe, cpu = paced_recipe(spec), torch.device("cpu")
-    job = TrainingJob(spec, recipe, model, halves, workload, parts, cpu)
-    return job, Updating(
-        lambda model: PacedSGD(model.parameters(), pace.update_s), Learning(recipe.loss)
-    )
+    job = _job(spec, paced_recipe(spec), workload, torch.device("cpu"))
+    return job, paced_updating(job, pace.update_s)
 
 
 def _check_long_enough(config: Wheel, num_steps: int) -> None:
@@ -198,9 +193,12 @@ def _check_long_enough(config: Wheel, num_steps: int) -> None:
 
 def child_job(settings: ChildSettings, parent: RunSpec) -> TrainingJob:
     """Build the job that a child hub's parent describes; InvalidInput if it does not fit here."""
-    config = settings.config(parent.head)
-    if parent.pace is not None:
-        _check_rehearsed(config, settings, parent)
+    if parent.pace is None:
+        config = settings.config(parent.head)
+    elif parent.tree is None:
+        raise InvalidInput("connect", "the hub there rehearses without child_hubs")
+    else:  # what the root has declared, and predicted
+        config = parent.tree.of_child
     place = (parent.part(settings.number), parent.num_parts)
     own = {"config": config, "place": place, "boot_id": boot_id(), "tree": None}
     unmeasured = {"first_traced": 0, "num_traced": 0}
@@ -208,33 +206,27 @@ def child_job(settings: ChildSettings, parent: RunSpec) -> TrainingJob:
         unmeasured["profile_s"] = 0
     spec = parent.model_copy(update=own | unmeasured)
     recipe = recipe_in(spec)
-    device = first_device() if spec.pace is None else torch.device("cpu")
-    model, halves = model_and_halves(spec, recipe, kept_on(config, device))
-    if spec.pace is None:
-        workload = _described(recipe, model, ceil(spec.batch_size / spec.num_parts), spec.model)
-    else:
+    if spec.pace is not None:
         workload = workload_of(spec.model, spec.pace.samples, spec.pace.input_shape)
+        return _job(spec, recipe, workload, torch.device("cpu"))
+    size, model = ceil(spec.batch_size / spec.num_parts), built(recipe, spec.seed)
+    return _job(spec, recipe, _described(recipe, model, size, spec.model), first_device(), model)
+
+
+def _job(
+    spec: RunSpec,
+    recipe: Recipe,
+    workload: Workload,
+    device: torch.device,
+    model: nn.Module | None = None,
+) -> TrainingJob:
+    model, halves = model_and_halves(spec, recipe, _kept_on(spec, device), model)
     parts = split(workload, spec.config)
     return TrainingJob(spec, recipe, model, halves, workload, parts, device)
 
 
-def _check_rehearsed(config: Wheel, settings: ChildSettings, parent: RunSpec) -> None:
-    """Raise InvalidInput for a child hub that is not as the rehearsal's prediction has it."""
-    tree = parent.tree
-    if tree is None:
-        raise InvalidInput("connect", "the hub there rehearses without child_hubs")
-    declared = asdict(tree.of_child) | {"gather": tree.gathered}
-    own = asdict(config) | {"gather": settings.gather or config.workers}
-    for name, value in declared.items():
-        if own[name] != value:
-            raise InvalidInput(
-                name, f"child hubs of the rehearsal there have {value}, and this one {own[name]}"
-            )
-
-
-def kept_on(config: Wheel, device: torch.device) -> torch.device:
-    """Return where the server of a hub that computes on a device keeps the parameters."""
-    return torch.device("cpu") if config.server_memory == "host" else device
+def _kept_on(spec: RunSpec, device: torch.device) -> torch.device:
+    return torch.device("cpu") if spec.config.server_memory == "host" else device
 
 
 def lent_head(job: TrainingJob) -> LentHead | None:
@@ -245,16 +237,36 @@ def lent_head(job: TrainingJob) -> LentHead | None:
     return LentHead(model, halves.head, job.halves.head, job.device)
 
 
-def unpaced(job: TrainingJob) -> Updating:
-    """Return the updates of a child hub that is profiled: it takes no optimizer steps."""
-    return Updating(
-        lambda model: PacedSGD(model.parameters(), 0.0), learning_in(job.spec, job.recipe)
-    )
+def paced_updating(job: TrainingJob, seconds: float = 0.0) -> Updating:
+    """Return updates that only take time; none, at a child hub, which takes no optimizer steps."""
+    learning = learning_in(job.spec, job.recipe)
+    return Updating(lambda model: PacedSGD(model.parameters(), seconds), learning)
 
 
 def recipe_in(spec: RunSpec) -> Recipe:
     """Return the recipe of a run or of a rehearsal; InvalidInput if it is not known here."""
     return recipe_of(spec.model, spec.data, spec.seed) if spec.pace is None else paced_recipe(spec)
+
+
+def paced_recipe(spec: RunSpec) -> Recipe:
+    """Return the recipe of a rehearsal: samples without values, with targets of the real size."""
+    assert spec.pace is not None
+    num_samples = spec.num_steps * spec.batch_size
+    inputs = torch.zeros(1, 1).expand(num_samples, -1)
+    targets = torch.zeros(1, spec.pace.target_nbytes, dtype=torch.uint8).expand(num_samples, -1)
+    samples, loss = TensorSamples(inputs, targets), lambda scores, _: scores.mean()
+    return Recipe(name=spec.model, model=nn.Module, train=samples, loss=loss)
+
+
+def stand_in(spec: RunSpec) -> tuple[PacedWhole, Halves]:
+    """Return the stand-ins of a rehearsal; InvalidInput if the model cannot be paced."""
+    pace = spec.pace
+    assert pace is not None
+    workload = workload_of(spec.model, pace.samples, pace.input_shape)
+    parts = split(workload, Wheel(head=spec.head))
+    times = pace.forward_s, pace.backward_s, pace.update_s
+    like = stand_ins_for(spec.config.gradients)
+    return paced_halves(parts.body, parts.head, *times, gradient_like=like)
 
 
 def learning_in(spec: RunSpec, recipe: Recipe) -> Learning:
@@ -263,20 +275,18 @@ def learning_in(spec: RunSpec, recipe: Recipe) -> Learning:
 
 
 def model_and_halves(
-    spec: RunSpec, recipe: Recipe, device: torch.device
+    spec: RunSpec, recipe: Recipe, device: torch.device, model: nn.Module | None = None
 ) -> tuple[nn.Module, Halves]:
-    """Return a run's model and halves, or its stand-ins; InvalidInput if they cannot be built."""
+    """Return a run's model and halves, or its stand-ins; InvalidInput if they cannot be built.
+
+    A `model` that was built before is cut in place of a new one.
+    """
     if spec.pace is not None:
         return stand_in(spec)
-    model = built(recipe, spec.seed)
-    return model, cut_with(model, recipe, spec.head, device)
-
-
-def cut_with(model: nn.Module, recipe: Recipe, first: str, device: torch.device) -> Halves:
-    """Move a model to the device, and cut it by some samples; InvalidInput if it cannot be cut."""
-    rows = range(min(_NUM_EXAMPLES, len(recipe.samples)))
+    model = (built(recipe, spec.seed) if model is None else model).to(device).train()
+    rows = range(min(_NUM_EXAMPLES, len(recipe.samples)))  # by which it is cut
     inputs, _ = Batch.of(recipe.samples.__getitems__(rows)).to(device)
-    return cut(model.to(device).train(), inputs, first)
+    return model, cut(model, inputs, spec.head)
 
 
 def activations_of(halves: Halves, inputs: Any, learning: Learning) -> Tensor:

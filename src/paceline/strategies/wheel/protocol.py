@@ -14,6 +14,7 @@ from paceline.rpc.tensor_parts import part_of, values_of
 from paceline.strategies.wheel.config import Wheel
 
 _MAX_SAMPLES = 2**40  # beyond it no bytes would fit a message
+_MOST_WEIGHT = 1e6  # of a part of a batch: about 1
 
 
 class Topic(StrEnum):
@@ -42,6 +43,8 @@ class Topic(StrEnum):
     REFUSED = workers.REFUSED
 
 
+# What workers send; the others are replies of the hub.
+ASKED = frozenset(Topic) - {Topic.ACTIVATION_GRADIENTS, Topic.AGAIN, Topic.REFUSED}
 UPDATES = (Topic.GRADIENTS, Topic.WHOLE_GRADIENTS)
 OF_STEPS = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *UPDATES)
 
@@ -75,10 +78,11 @@ def share_part(num_samples: int, weight: float) -> memoryview:
 
 
 def share_of(part: memoryview) -> tuple[int, float]:
-    """Return the number of samples and the weight in a part; InvalidInput if there are none."""
+    """Return the number of samples and the weight in a part; InvalidInput for those of none."""
     count, weight = values_of(part, torch.float64, 2).tolist()
-    if not (0 <= count <= _MAX_SAMPLES and count == int(count)):
-        raise InvalidInput("activations", f"of {count} samples")
+    is_weight = weight == 0 or 1 / _MOST_WEIGHT <= weight <= _MOST_WEIGHT
+    if not (is_weight and 0 <= count <= _MAX_SAMPLES and count == int(count)):
+        raise InvalidInput("activations", f"of {count} samples with weight {weight}")
     return int(count), weight
 
 

@@ -3,24 +3,20 @@
 Settings of `paceline hub --connect`: descriptions of the fields are the help texts of the options.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from paceline.core.errors import InvalidInput
 from paceline.core.reading import first_fault
 from paceline.core.settings import Seconds
-from paceline.rpc.connecting import RUN as RUN
-from paceline.rpc.connecting import ConnectingWorkers, WorkerProcessSettings
+from paceline.rpc.connecting import ConnectingWorkers
 from paceline.strategies.wheel.config import Wheel
 
-if TYPE_CHECKING:
-    from paceline.rpc.client import Client
-
-SERVING = "paceline.strategies.wheel.child"  # its `serve_child(settings, progress)`; needs torch
-REFUSED = {  # of a child hub's options
+# Modules that need torch: `take_part(settings, clients)`, and `serve_child(settings, progress)`.
+WORKING, SERVING = "paceline.strategies.wheel.worker", "paceline.strategies.wheel.child"
+_REFUSED = {  # of a child hub's options
     "workers": "options: workers is a setting of its own, not one of the strategy",
     "child_hubs": "child_hubs: plans and rehearsals have them; a hub's own are started one by one",
     "gather": "options: gather is a setting of its own, not one of the strategy",
@@ -60,7 +56,7 @@ class ChildSettings(ConnectingWorkers):
 
     def config(self, head: str | None = None) -> Wheel:
         """Return its own workers' configuration, with its parent's `head`, or InvalidInput."""
-        for field, why in REFUSED.items():
+        for field, why in _REFUSED.items():
             if field in self.options:
                 raise InvalidInput.of(why)
         values = self.options | {"workers": self.workers, "head": head}
@@ -68,13 +64,3 @@ class ChildSettings(ConnectingWorkers):
             return TypeAdapter(Wheel).validate_python(values)
         except ValidationError as error:
             raise InvalidInput("strategy wheel", first_fault(error)) from None
-
-
-def take_part(settings: WorkerProcessSettings, clients: "Mapping[int, Client]") -> None:
-    """Train the workers of these settings, which are connected, until the hub's run is over.
-
-    Raises InvalidInput if they cannot take part, WorkerLost if the hub is gone too long.
-    """
-    from paceline.strategies.wheel.worker import take_part  # needs torch, and options do not
-
-    take_part(settings, clients)

@@ -26,7 +26,7 @@ from paceline.core.outcome import Epoch, Outcome
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.simulate import simulate
 from paceline.core.strategy import PricedMachine, Window
-from paceline.core.timeline import Origin, Timeline
+from paceline.core.timeline import Timeline
 from paceline.exchange.checkpoints import Saver, State, interrupted
 from paceline.exchange.learner import evaluate
 from paceline.exchange.loop import score_of
@@ -36,6 +36,7 @@ from paceline.links.interruption import interruptible
 from paceline.measure.device_profile import DeviceProfile
 from paceline.measure.profiled_machine import device_name
 from paceline.record.worker_trace import timeline_of, utilisation
+from paceline.rpc.connecting import RUN
 from paceline.rpc.workers import num_threads
 from paceline.strategies.wheel import job as jobs
 from paceline.strategies.wheel.checkpoint import load, state_of
@@ -44,7 +45,6 @@ from paceline.strategies.wheel.hub import Hub
 from paceline.strategies.wheel.measure import calibrate, profile_head
 from paceline.strategies.wheel.plan import plan
 from paceline.strategies.wheel.protocol import check_codecs
-from paceline.strategies.wheel.remote import RUN
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import TO_HUB, label_share
 from paceline.strategies.wheel.traffic import sent_share_of, traffic_of
@@ -64,68 +64,38 @@ class WheelRunner:
     """The hub of a training or a rehearsal."""
 
     def __init__(self, session: TrainingSession, stack: ExitStack) -> None:
-        config: Wheel = session.config
-        config.check_tree()
-        if config.child_hubs and not session.is_rehearsal:
-            raise InvalidInput(
-                "child_hubs",
-                "plans and rehearsals have them",
-                hint="of a training each is started by itself, as paceline hub --connect",
-            )
-        self._session, self._stack = session, stack
-        settings = session.settings
-        hub_device, self._devices = _devices(session)
+        session.config.check_tree()
+        self._session, settings = session, session.settings
+        device, self._devices = _devices(session)
         if isinstance(settings, RehearseSettings):
             job, self._updating = jobs.rehearsal_job(session, settings)
         else:
-            job, self._updating = jobs.training_job(session, settings, hub_device)
+            _check_trained(session.config, settings)
+            job, self._updating = jobs.training_job(session, settings, device)
         self._job, self.workload = job, job.workload
         self._config = job.spec.tree or job.spec.config  # with the head's name
         self.samples_per_step = job.num_samples / job.steps_per_epoch
-        self.about = (
-            f"{settings.model}: {job.workload.num_parameters:,} parameters in "
-            f"{len(job.workload.layers)} layers; {config.workers} workers, {config.lanes} a device"
-            + (f", of {config.child_hubs} child hubs" if config.child_hubs else "")
-            + (f", paced as {session.device.label}" if session.device is not None else "")
-        )
+        self.about = _about(session, job)
         check_codecs(job.spec.config, job.halves.body_parameters[0].dtype)
-        optimizer = self._updating.optimizer(job.model)
-        self._server = ParameterServer(
-            *(job.model, job.halves, optimizer),
-            num_workers=job.spec.config.workers,
-            staleness=config.staleness,
-            staleness_decay=config.staleness_decay,
-            updates_per_step=self._updating.updates_per_step,
-            learning=self._updating.learning,
-            schedule=self._updating.schedule(optimizer),
-            checks_values=not session.is_rehearsal,
-            lent=jobs.lent_head(job),
-        )
-        # Workers of elsewhere are told the name; those of this machine have it to themselves.
-        self._run_id = session.run_id if settings.bind is None else settings.run or RUN
-        self._epochs: list[Epoch] = []
-        if isinstance(settings, TrainSettings):
-            _check_interval(settings)
+        self._server, epochs = _server_of(job, self._updating), list[Epoch]()
         if session.resumed is not None:
             progress = load(session.resumed, self._server, job.layout)
-            self._epochs += progress.epochs_over(job.steps_per_epoch)
-        self._hub: Hub | None = None
+            epochs = progress.epochs_over(job.steps_per_epoch)
+        # Workers of elsewhere are told the name; those of this machine have it to themselves.
+        run_id = session.run_id if settings.bind is None else settings.run or RUN
+        self._hub = Hub(
+            *(stack, settings, run_id, job),
+            self._server,
+            session.progress,
+            test=None if session.is_rehearsal else self._test,  # nothing is learnt
+            devices=self._devices,
+            epochs=epochs,
+        )
         self._calibrated: PricedMachine | None = None
 
     def measure(self) -> PricedMachine | None:
         """Wait until all workers have measured; None if not asked for, WorkerLost if none comes."""
         session, job = self._session, self._job
-        self._hub = Hub(
-            self._stack,
-            session.settings,
-            self._run_id,
-            job,
-            self._server,
-            session.progress,
-            test=None if session.is_rehearsal else self._test,  # nothing is learnt
-            devices=self._devices,
-            epochs=self._epochs,
-        )
         if not session.settings.profile_s:
             self._hub.wait_for_workers()
             return None
@@ -158,7 +128,6 @@ class WheelRunner:
         not finite, WorkerLost if no worker is left.
         """
         hub, session, settings = self._hub, self._session, self._session.settings
-        assert hub is not None  # `measure` comes first
         num_samples = round(self.samples_per_step * self._job.spec.num_steps)
         session.progress.begin(num_samples, "samples")
         with interruptible(raises_again=True) as interruption:
@@ -169,57 +138,32 @@ class WheelRunner:
                         raise interrupted(interruption, self._server.version, None)
 
                 hub.train(stop_if_asked)
-                return self._outcome(hub)
+                return self._outcome()
             own = session.group, session.folder, settings, interruption, self._server.version
             with closing(Saver(*own)) as saver:
                 hub.train(lambda: saver.after(self._server.version, self._state))
-        return self._outcome(hub)
+        return self._outcome()
 
     def _state(self, num_updates: int) -> State:
-        return state_of(self._server, self._job.layout, self._epochs)
+        return state_of(self._server, self._job.layout, self._hub.log.epochs)
 
-    def _outcome(self, hub: Hub) -> Outcome:
+    def _outcome(self) -> Outcome:
         """Return the outcome of a training or a rehearsal, whose processes end now."""
-        wire_nbytes, job, calibrated = hub.close(), self._job, self._calibrated
-        spec, is_rehearsal = job.spec, self._session.is_rehearsal
-        step_seconds = self._step_seconds(hub)
+        job, hub, log, trained_s = self._job, self._hub, self._hub.log, self._hub.log.trained_s
+        spec, is_rehearsal, wire_nbytes = job.spec, self._session.is_rehearsal, hub.close()
+        step_seconds = self._step_seconds()
         if is_rehearsal and len(step_seconds) < 2:
-            why = "; ".join(hub.group.lost) or "workers ended early"
-            if spec.tree is not None and not hub.group.lost:
-                why = (
-                    f"child hubs have sent the means of more than {spec.tree.gathered} steps, as "
-                    "their parent took longer; take more steps"
-                )
-            raise WorkerLost(f"too few steps were rehearsed: {why}")
-        if not hub.log.epochs:
+            raise WorkerLost(f"too few steps were rehearsed: {self._why_too_few()}")
+        if not log.epochs:
             raise InvalidInput("epochs", "no worker was there to the end of the first one")
-        names = {
-            worker: device_name("cpu", number)
-            if calibrated is None
-            else calibrated.machine.devices[number].name
-            for number, own in spec.config.workers_by_device.items()
-            for worker in own
-        }
-        devices = dict.fromkeys(names.values())  # each once, in order
-        happened = timeline_of(
-            hub.answers.trace, names, TO_HUB, label_share(job.parts, spec.config)
-        )
-        if is_rehearsal:
-            happened = Timeline(happened.spans, Origin.REHEARSED)
-        # Steps of a run that lost workers, or was resumed, do not conform to any plan.
-        predicted, faults = None, list[str]()
-        is_planned = calibrated is not None and spec.tree is None and spec.num_traced > 0
-        is_whole = not hub.group.lost and self._session.resumed is None
-        if calibrated is not None and is_planned and is_whole:
-            planned = plan(job.workload, calibrated.machine, spec.config, Window(spec.num_traced))
-            faults = conform(planned, happened, _SLACK_S)
-            predicted = simulate(planned, calibrated.cost)
-        trained_s, tokens = hub.log.trained_s, job.recipe.tokens_per_sample
+        happened, devices = self._happened()
+        predicted, faults = self._compared(happened)
         samples_per_s = (
             spec.batch_size / fmean(step_seconds)
             if is_rehearsal
-            else hub.log.num_samples / max(trained_s, 1e-9)
+            else log.num_samples / max(trained_s, 1e-9)
         )
+        tokens = job.recipe.tokens_per_sample
         return Outcome(
             timeline=happened,
             predicted=predicted,
@@ -228,8 +172,8 @@ class WheelRunner:
             samples_per_s=samples_per_s,
             tokens_per_s=tokens and tokens * samples_per_s,
             trained_s=None if is_rehearsal else trained_s,
-            epochs=() if is_rehearsal else tuple(hub.log.epochs),
-            evaluations=tuple(hub.log.evaluations),
+            epochs=() if is_rehearsal else tuple(log.epochs),
+            evaluations=tuple(log.evaluations),
             score=score_of(job.recipe),
             # Nothing is traced below child hubs.
             faults=None if spec.tree else tuple(faults),
@@ -244,14 +188,47 @@ class WheelRunner:
             predicted_utilisation={} if predicted is None else utilisation(predicted, devices),
         )
 
-    def _step_seconds(self, hub: Hub) -> list[float]:
+    def _why_too_few(self) -> str:
+        tree, lost = self._job.spec.tree, self._hub.group.lost
+        if lost or tree is None:
+            return "; ".join(lost) or "workers ended early"
+        return (
+            f"child hubs have sent the means of more than {tree.gathered} steps, as their parent "
+            "took longer; take more steps"
+        )
+
+    def _happened(self) -> tuple[Timeline, list[str]]:
+        """Return the timeline of the traced steps, and the devices of bodies as plans name them."""
+        job, calibrated = self._job, self._calibrated
+        config = job.spec.config
+        names = {
+            worker: device_name("cpu", number)
+            if calibrated is None
+            else calibrated.machine.devices[number].name
+            for number, own in config.workers_by_device.items()
+            for worker in own
+        }
+        traced = timeline_of(self._hub.answers.trace, names, TO_HUB, label_share(job.parts, config))
+        return Timeline(traced.spans, self._session.origin), list(dict.fromkeys(names.values()))
+
+    def _compared(self, happened: Timeline) -> tuple[Timeline | None, list[str]]:
+        """Return the predicted timeline, if any, and where the run does not conform to its plan."""
+        job, spec, calibrated = self._job, self._job.spec, self._calibrated
+        # Steps of a run that lost workers, or was resumed, do not conform to any plan.
+        is_whole = not self._hub.group.lost and self._session.resumed is None
+        if calibrated is None or spec.tree is not None or not spec.num_traced or not is_whole:
+            return None, []
+        planned = plan(job.workload, calibrated.machine, spec.config, Window(spec.num_traced))
+        return simulate(planned, calibrated.cost), conform(planned, happened, _SLACK_S)
+
+    def _step_seconds(self) -> list[float]:
         """Return the seconds of steps, from one update of each worker to the next.
 
         Not measured: the steps in which the lanes fall into their turns, and the last turns, which
         have no forward. Updates of child hubs may be those of several steps, or of a part of one:
         then the seconds are shared by samples.
         """
-        spec, log = self._job.spec, hub.log
+        spec, log = self._job.spec, self._hub.log
         workers = spec.config.workers
         measured = slice(jobs.NUM_WARM_UP * workers - 1, -jobs.NUM_LAST * workers)
         ends_s = log.update_ends_s[measured][::workers]
@@ -286,8 +263,39 @@ class WheelRunner:
         return loss / size, None if recipe.score is None else score / size
 
 
-def _check_interval(settings: TrainSettings) -> None:
-    """Raise InvalidInput for checkpoints after so many steps."""
+def _server_of(job: jobs.TrainingJob, updating: jobs.Updating) -> ParameterServer:
+    config, optimizer = job.spec.config, updating.optimizer(job.model)
+    return ParameterServer(
+        *(job.model, job.halves, optimizer),
+        num_workers=config.workers,
+        staleness=config.staleness,
+        staleness_decay=config.staleness_decay,
+        updates_per_step=updating.updates_per_step,
+        learning=updating.learning,
+        schedule=updating.schedule(optimizer),
+        checks_values=job.spec.pace is None,
+        lent=jobs.lent_head(job),
+    )
+
+
+def _about(session: TrainingSession, job: jobs.TrainingJob) -> str:
+    config: Wheel = session.config
+    return (
+        f"{session.settings.model}: {job.workload.num_parameters:,} parameters in "
+        f"{len(job.workload.layers)} layers; {config.workers} workers, {config.lanes} a device"
+        + (f", of {config.child_hubs} child hubs" if config.child_hubs else "")
+        + (f", paced as {session.device.label}" if session.device is not None else "")
+    )
+
+
+def _check_trained(config: Wheel, settings: TrainSettings) -> None:
+    """Raise InvalidInput for a tree of hubs, and for checkpoints after so many steps."""
+    if config.child_hubs:
+        raise InvalidInput(
+            "child_hubs",
+            "plans and rehearsals have them",
+            hint="of a training each is started by itself, as paceline hub --connect",
+        )
     interval = settings.checkpoint_interval
     if interval is not None and interval.seconds is None:
         raise InvalidInput(

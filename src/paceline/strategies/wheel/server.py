@@ -33,7 +33,6 @@ from paceline.training.models.halves import Halves
 from paceline.training.recipes.recipe import described
 
 Watch = Callable[[int, int, Kind], AbstractContextManager[None]]
-_MOST_WEIGHT = 1e6  # of a part of a batch: about 1
 ALL_WORKERS = "all workers"  # the key of their staleness
 
 
@@ -83,30 +82,8 @@ class ParameterServer:
         checks_values: bool = True,
         lent: LentHead | None = None,
     ) -> None:
-        kind = type(optimizer).__name__
-        if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
-            raise InvalidInput(
-                "optimizer",
-                f"{kind} cannot be used, as it needs more than one dense gradient a step",
-            )
-        if any("lr" not in group for group in optimizer.param_groups):
-            if staleness_decay:
-                raise InvalidInput("staleness_decay", f"{kind} has no learning rate to divide")
-            if updates_per_step > 1:
-                raise InvalidInput(
-                    "optimizer",
-                    f"{kind} has no learning rate (lr) to divide by the {updates_per_step} "
-                    "updates of a step",
-                    hint="give it one, or take workers=1",
-                )
+        _check_optimizer(optimizer, halves, staleness_decay, updates_per_step)
         self._body, self._head = halves.body_parameters, halves.head_parameters
-        updated = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        names = (*halves.body_names, *halves.head_names)
-        for name, parameter in zip(names, (*self._body, *self._head), strict=True):
-            if id(parameter) not in updated:
-                raise InvalidInput(
-                    "optimizer", f"{kind} does not have parameter {name!r} of the model"
-                )
         self.model, self.halves, self.optimizer = model, halves, optimizer
         self.lent = lent
         self.version = 0
@@ -164,58 +141,32 @@ class ParameterServer:
         `version` is that of the parameters with which the body computed `activations`; `weight`
         scales the mean loss of the batch's samples, so that all samples of a step weigh alike. The
         head's gradients wait for those of the body; they replace those of the same step begun
-        before. A step that was applied already is answered, and nothing of it is kept. Raises
-        InvalidInput if the tensors do not fit, NonFinite if a gradient is NaN or infinite.
+        before. Raises InvalidInput if the tensors do not fit, NonFinite if a gradient is NaN or
+        infinite.
         """
-        own = self.workers.of(worker)
-        who = f"worker {worker}, step {step}"
-        dtype, crossing = self._body[0].dtype, self.halves.crossing
-        shape = tuple(activations.shape[1:])
-        if activations.dtype != dtype or (crossing and shape != crossing):
-            raise InvalidInput(
-                who,
-                f"activations {activations.dtype} of shape {shape} a sample, where the head takes "
-                f"{dtype} of shape {crossing}",
-            )
-        share = Share(activations, targets, weight)
-        is_weight = weight == 0 or 1 / _MOST_WEIGHT <= weight <= _MOST_WEIGHT
-        if not is_weight or share.num_samples != len(activations):
-            raise InvalidInput(
-                who,
-                f"targets of {share.num_samples} samples with weight {weight}, and activations of "
-                f"{len(activations)}",
-            )
+        who, share = f"worker {worker}, step {step}", Share(activations, targets, weight)
         self.checks.activations(who, worker, activations)
         with naming(who):
             of_inputs, loss, gradients = self._run_head(worker, step, share)
         self.checks.finite(who, "head's gradients", [of_inputs, *gradients])
-        if step >= own.next_step:
-            # No samples weigh nothing, and have no loss.
-            num_samples = share.num_samples
-            total = loss / weight * num_samples if weight else 0.0
-            if not abs(total) <= LARGEST_LOSS * max(1, num_samples):
-                raise NonFinite(f"{who}: a loss of {loss:.3g}, which is as good as infinite")
-            own.half = HeadGradients(step, version, gradients, LossSum(num_samples, total))
+        # No samples weigh nothing, and have no loss.
+        num_samples = share.num_samples
+        total = loss / weight * num_samples if weight else 0.0
+        if not abs(total) <= LARGEST_LOSS * max(1, num_samples):
+            raise NonFinite(f"{who}: a loss of {loss:.3g}, which is as good as infinite")
+        half = HeadGradients(step, version, gradients, LossSum(num_samples, total))
+        self.workers.of(worker).half = half
         return of_inputs, loss
 
     def update(self, worker: int, step: int, version: int, gradients: Tensor) -> int:
         """Update all parameters, as the body's gradients complete a step; return the new version.
 
-        A step that was applied already is not applied again: its version is returned. Raises
-        StepDiscarded if the other half is not there, as the worker was lost in between: the worker
-        begins the step again. After NonFinite, or InvalidInput for gradients that do not fit, the
-        parameters are as before, and the step is to be begun again.
+        Raises StepDiscarded if the other half is not there, as the worker was lost in between: the
+        worker begins the step again. After NonFinite, or InvalidInput for gradients that do not
+        fit, the parameters are as before, and the step is to be begun again.
         """
         own = self.workers.of(worker)
         who = f"worker {worker}, step {step}"
-        if step < own.next_step:
-            if step < 0 or step != own.next_step - 1:
-                raise InvalidInput(
-                    f"worker {worker}",
-                    f"step {step} comes after step {own.next_step - 1}, which was applied",
-                    hint="is another process running as this worker?",
-                )
-            return own.version  # the reply was lost, and the request came again
         half, own.half = own.half, None
         if half is None or half.step != step:
             raise StepDiscarded(f"{who}: the head's gradients are not there; begin the step again")
@@ -228,7 +179,7 @@ class ParameterServer:
         self.checks.gradients(who, "body's gradients", worker, [gradients, *half.gradients])
         with self.watch(worker, step, Kind.STEP):
             self._apply(version, of_body, half.gradients)
-        own.complete(step + 1, self.version)
+        own.complete(step + 1)
         return self.version
 
     def merge(self, worker: int, step: int, mean: GradientSum, below: tuple[int, ...]) -> None:
@@ -245,7 +196,7 @@ class ParameterServer:
             of_head = tensor_parts.views(mean.head, self._head)
         self.checks.gradients(who, "child hub's gradients", worker, [mean.body, mean.head])
         self._apply(mean.version, of_body, of_head)
-        own.complete(step, self.version, below)
+        own.complete(step, below)
 
     def restore(
         self, version: int, workers: Sequence[WorkerProgress], staleness: Mapping[int, int]
@@ -332,6 +283,33 @@ class ParameterServer:
                 f"head and loss fail on activations {described(share.inputs)} and targets "
                 f"{described(share.targets)}: {first_line(error)}",
             ) from error
+
+
+def _check_optimizer(
+    optimizer: Optimizer, halves: Halves, staleness_decay: float, updates_per_step: int
+) -> None:
+    """Raise InvalidInput for an optimizer that cannot take these steps, or misses a parameter."""
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
+        raise InvalidInput(
+            "optimizer", f"{kind} cannot be used, as it needs more than one dense gradient a step"
+        )
+    if any("lr" not in group for group in optimizer.param_groups):
+        if staleness_decay:
+            raise InvalidInput("staleness_decay", f"{kind} has no learning rate to divide")
+        if updates_per_step > 1:
+            raise InvalidInput(
+                "optimizer",
+                f"{kind} has no learning rate (lr) to divide by the {updates_per_step} updates of "
+                "a step",
+                hint="give it one, or take workers=1",
+            )
+    updated = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    names = (*halves.body_names, *halves.head_names)
+    own = (*halves.body_parameters, *halves.head_parameters)
+    for name, parameter in zip(names, own, strict=True):
+        if id(parameter) not in updated:
+            raise InvalidInput("optimizer", f"{kind} does not have parameter {name!r} of the model")
 
 
 def _no_watch(worker: int, step: int, kind: Kind) -> AbstractContextManager[None]:

@@ -33,35 +33,33 @@ class HeadGradients(NamedTuple):
 class WorkerProgress:
     """The part of a worker that checkpoints hold.
 
-    All steps before `next_step` are applied, or were lost with a server before; the last of
-    `num_updates` made `version`. `below`: for a child hub, the next step of each of its workers.
+    All steps before `next_step` are applied, were lost with a server before, or were taken by the
+    others while it was away. `below`: for a child hub, the next step of each of its workers.
     """
 
     next_step: int
     num_updates: int
-    version: int
     below: tuple[int, ...] = ()
 
 
 @dataclass
 class WorkerState(WorkerProgress):
-    """A worker: `asked` is the step whose parameters it fetched last, `half` one half done."""
+    """A worker: whether it trains, and the step that is half done."""
 
-    asked: int = 0
     is_live: bool = False
     half: HeadGradients | None = None
 
-    def complete(self, num_steps: int, version: int, below: tuple[int, ...] = ()) -> None:
-        """Record the update that completed `num_steps` steps, and made this version."""
+    def complete(self, num_steps: int, below: tuple[int, ...] = ()) -> None:
+        """Record the update that completed `num_steps` steps."""
         self.next_step = max(self.next_step, num_steps)
-        self.num_updates, self.version, self.below = self.num_updates + 1, version, below
+        self.num_updates, self.below = self.num_updates + 1, below
 
 
 class Workers:
     """All workers of a run; none may be more than `staleness` steps ahead of another, if set."""
 
     def __init__(self, num_workers: int, staleness: int | None) -> None:
-        self.all = [WorkerState(0, 0, 0) for _ in range(num_workers)]
+        self.all = [WorkerState(0, 0) for _ in range(num_workers)]
         self._staleness = staleness
 
     @property
@@ -71,10 +69,6 @@ class Workers:
 
     def __len__(self) -> int:
         return len(self.all)
-
-    def is_live(self, worker: int) -> bool:
-        """Return True if a worker trains; InvalidInput if there is no such worker."""
-        return self.of(worker).is_live
 
     def next_step_of(self, worker: int) -> int:
         """Return the first step that a worker has not completed."""
@@ -86,10 +80,10 @@ class Workers:
             raise InvalidInput(f"worker {worker}", f"there are {len(self.all)}, numbered from 0")
         return self.all[worker]
 
-    def add(self, worker: int) -> None:
-        """Count on the worker; whatever it had begun, it begins again."""
+    def add(self, worker: int, step: int = 0) -> None:
+        """Count on the worker, from its next step or a later one on."""
         own = self.of(worker)
-        own.is_live, own.half, own.asked = True, None, own.next_step
+        own.is_live, own.half, own.next_step = True, None, max(own.next_step, step)
 
     def drop(self, worker: int) -> None:
         """Count on the worker no longer, and drop what it has begun."""
@@ -99,25 +93,16 @@ class Workers:
     def may_begin(self, worker: int, step: int) -> bool:
         """Return True if no live worker is too far behind that step."""
         own = self.of(worker)
-        own.asked = step
         if self._staleness is None:
             return True
-        # A worker that asks for a step has nothing open before it, unless it has a half. After a
-        # restart from a checkpoint that is more than this server has applied.
-        slowest = min(
-            one.half.step if one.half is not None else max(one.next_step, one.asked)
-            for one in self.all
-            if one.is_live or one is own
-        )
+        there = (one for one in self.all if one.is_live or one is own)
+        slowest = min(one.next_step if one.half is None else one.half.step for one in there)
         return step - slowest <= self._staleness
 
     def progress(self) -> list[WorkerProgress]:
         """Return the progress of each worker, for a checkpoint."""
-        return [
-            WorkerProgress(one.next_step, one.num_updates, one.version, one.below)
-            for one in self.all
-        ]
+        return [WorkerProgress(one.next_step, one.num_updates, one.below) for one in self.all]
 
     def restore(self, progress: Sequence[WorkerProgress]) -> None:
         """Set the progress of each worker; nobody has joined yet."""
-        self.all = [WorkerState(**asdict(one), asked=one.next_step) for one in progress]
+        self.all = [WorkerState(**asdict(one)) for one in progress]

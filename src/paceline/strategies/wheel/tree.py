@@ -32,7 +32,7 @@ from paceline.rpc.client import Client, HubRestarted
 from paceline.rpc.frames import Buffer, Message
 from paceline.rpc.proportion import LARGEST_LOSS
 from paceline.rpc.tensor_parts import Parts
-from paceline.rpc.workers import StepGivenUp, check_reply
+from paceline.rpc.workers import check_reply
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import GradientSum, ParameterServer
 from paceline.strategies.wheel.split import Split
@@ -197,7 +197,7 @@ class ParentHub:
             try:
                 begun = self._ask(Message(Topic.BEGIN, step, parts=(self._layout,)))
                 whole = self._ask(Message(Topic.WHOLE_PARAMETERS, begun.step))
-            except (HubRestarted, StepGivenUp):
+            except HubRestarted:
                 logger.info("the parent hub has begun anew, at step %d of this one", step)
                 continue
             progress = (
@@ -209,7 +209,7 @@ class ParentHub:
         """Have the parent take a step. The gradients are void if it has begun anew meanwhile."""
         try:
             whole = self._ask(gradients)
-        except (HubRestarted, StepGivenUp):
+        except HubRestarted:
             logger.info("the parent hub has begun anew, at step %d of this one", gradients.step)
             return self.begin(gradients.step)
         self.traffic.add(_GRADIENTS, gradients.parts[: len(_GRADIENTS)])
@@ -242,7 +242,7 @@ class ParentHub:
             try:
                 self._ask(done)
                 return
-            except (HubRestarted, StepGivenUp):
+            except HubRestarted:
                 self.begin(step)
 
     def _ask(self, message: Message) -> Message:

@@ -31,6 +31,7 @@ from paceline.links.group import boot_id
 from paceline.links.turns import Turns
 from paceline.measure.device_profile import profile_device
 from paceline.measure.profiled_machine import device_name
+from paceline.record.merge import lead_of
 from paceline.record.recorder import LayerMarks
 from paceline.record.worker_trace import ALL_STEPS, Trace, WorkerRecorder
 from paceline.rpc import tensor_parts
@@ -39,8 +40,7 @@ from paceline.rpc.client import Client, HubRestarted, ReplyFuture
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
-from paceline.rpc.probing import clock_lead_s
-from paceline.rpc.workers import StepGivenUp, check_reply, listed, run_as_process, until_told
+from paceline.rpc.workers import check_reply, listed, run_as_process, until_told
 from paceline.strategies.wheel import job, protocol
 from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.protocol import Topic
@@ -115,16 +115,12 @@ class BodyWorker:
                 self._turns.leave(self.worker)
                 trace = Trace()
                 is_here = boot_id() == self._spec.boot_id
-                lead_s = 0.0 if is_here else clock_lead_s(lambda: self._ask(Topic.CLOCK).step)
+                lead_s = 0.0 if is_here else -lead_of(self._hub_clock_s).ahead_s
                 trace.add(self._recorder.trace, lead_s)
                 self._ask(Topic.DONE, memoryview(trace.as_json()))
                 return
-            except HubRestarted:
-                logger.info("worker %d: the hub has restarted, in step %d", self.worker, self._step)
-            except StepGivenUp:
-                logger.info(
-                    "worker %d: the hub gave up step %d; once more", self.worker, self._step
-                )
+            except HubRestarted as error:
+                logger.info("worker %d, step %d: %s", self.worker, self._step, error)
             # The others have to get through to the hub, too, before anybody can begin.
             self._turns.leave(self.worker)
             self._body.zero_grad()
@@ -242,11 +238,14 @@ class BodyWorker:
             return None
         return self._loader.submit(lambda: self._batches.check(self._share.batch(step)))
 
+    def _hub_clock_s(self) -> float:
+        return self._ask(Topic.CLOCK).step * 1e-9
+
     def _ask(self, topic: Topic, *parts: memoryview, step: int = 0) -> Message:
         return self._result(self._client.request(Message(topic.value, step, parts=parts)))
 
     def _result(self, pending: ReplyFuture) -> Message:
-        """Return the reply. Raises StepGivenUp, WorkerRefused, HubRestarted or WorkerLost."""
+        """Return the reply. Raises WorkerRefused, HubRestarted or WorkerLost."""
         while not pending.wait(_POLL_S):
             self._turns.check()
         return check_reply(pending.result())
@@ -257,14 +256,6 @@ def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) ->
 
     Raises InvalidInput if they cannot take part, WorkerLost if the hub is gone too long.
     """
-    device = first_device() if settings.device is None else device_named(settings.device)
-    with device_of(device).use():
-        _train(settings, device, clients)
-
-
-def _train(
-    settings: WorkerProcessSettings, device: torch.device, clients: Mapping[int, Client]
-) -> None:
     workers = settings.numbers
     spec = RunSpec.from_json(clients[workers[0]].settings)
     lanes = spec.config.lanes
@@ -275,13 +266,14 @@ def _train(
             f"{listed(workers)} on one device, but with lanes={lanes} of {spec.config.workers} "
             f"the hub expects {listed(expected)} there",
         )
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    device = first_device() if settings.device is None else device_named(settings.device)
     if spec.pace is not None:  # nothing is computed, on whatever device
         device = torch.device("cpu")
-    recipe = job.recipe_in(spec)
-    turns, copies = Turns(workers), CopyLane(device)
-    with ThreadPoolExecutor(1, "paceline-load") as loader:
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    recipe, turns = job.recipe_in(spec), Turns(workers)
+    with device_of(device).use(), ThreadPoolExecutor(1, "paceline-load") as loader:
+        copies = CopyLane(device)
         bodies = [
             BodyWorker(worker, client, spec, recipe, copies, turns, loader)
             for worker, client in clients.items()
