@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from figures import shown, spread
+from figures import table as markdown
 from paceline.codecs.blockwise import EightBit
 from paceline.codecs.four_bit import FOUR_BIT_TABLES, FourBit, four_bit_table
 from paceline.codecs.names import find_codec
@@ -25,7 +26,6 @@ from paceline.codecs.quantization import table
 from paceline.links.rendezvous import process_group
 from paceline.native import Codebook, DType, FourBitTable, cast_into
 from ranks import DEADLINE_S, Variant, alternate, timed
-from readme import table as markdown
 
 _COUNT, _QUICK_COUNT = 16_000_000, 1_000_000
 _ROUNDS, _QUICK_ROUNDS = 25, 3
@@ -82,11 +82,6 @@ def _compared(runs: Runs, rounds: int, count: int) -> dict[str, Any]:
         "over_bitsandbytes_4_bit": _over_bitsandbytes(
             blocks, tuple(FOUR_BIT_TABLES), _THEIRS_IN_4_BITS
         ),
-        "bytes_of_add": {
-            name: _faster(blocks, name, _ADD, _NBYTES[_ADDING] / _NBYTES[_ADD])
-            for name in blocks
-            if name.startswith(_ADDING)
-        },
     }
 
 
@@ -221,12 +216,12 @@ def _over_bitsandbytes(
     return rows
 
 
-def _faster(blocks: Blocks, name: str, other: str, scale: float = 1.0) -> dict[str, Any]:
-    """Return the other's seconds by this one's, times `scale`: of the medians, and by rounds."""
+def _faster(blocks: Blocks, name: str, other: str) -> dict[str, Any]:
+    """Return the other's seconds by this one's: of the medians, and by rounds."""
     own, others = (list(chain.from_iterable(blocks[one])) for one in (name, other))
     return {
-        "ratio_of_medians": scale * median(others) / median(own),
-        "ratio": spread([scale * theirs / ours for ours, theirs in zip(own, others, strict=True)]),
+        "ratio_of_medians": median(others) / median(own),
+        "ratio": spread([theirs / ours for ours, theirs in zip(own, others, strict=True)]),
     }
 
 
@@ -255,31 +250,11 @@ def _tables(title: str, compared: dict[str, Any]) -> Iterator[str]:
             for name, row in compared["variants"].items()
         ],
     )
-    if any(_type_of(name) in FOUR_BIT_TABLES for name in compared["variants"]):
-        yield _of_4_bits(compared["variants"])
     if compared["over_bitsandbytes"]:
         yield _of_bitsandbytes(compared["over_bitsandbytes"], "Times as fast as bitsandbytes")
     if compared.get("over_bitsandbytes_4_bit"):
         rows, title = compared["over_bitsandbytes_4_bit"], "Times as fast as bitsandbytes' 4 bits"
         yield _of_bitsandbytes(rows, title)
-    yield markdown(
-        "Bytes a second, by those of torch's `add_`",
-        ("variant", "ratio of medians", "round by round"),
-        [
-            (name, f"{row['ratio_of_medians']:.2f}", shown(row["ratio"], 1, 2))
-            for name, row in compared["bytes_of_add"].items()
-        ],
-    )
-
-
-def _of_4_bits(variants: dict[str, Any]) -> str:
-    """Return how fast the 4-bit types are."""
-    lines = [
-        (name, shown(row["values_per_s"], 1e-9, 2))
-        for name, row in variants.items()
-        if name.partition(":")[0] in ("encode", "decode") and _type_of(name) in FOUR_BIT_TABLES
-    ]
-    return markdown("Four bits, G values/s", ("variant", "median [quartiles]"), lines)
 
 
 def _of_bitsandbytes(rows: dict[str, dict[str, Any]], title: str) -> str:

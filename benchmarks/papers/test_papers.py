@@ -7,10 +7,9 @@ import pytest
 
 from paceline.training.recipes.named import workload_of
 from papers import NAMES, cgdp, dgx1, hogbatch, lookalike, paper
-from papers.headline import as_object, headline, markdown
+from papers.headline import headline, markdown
 from papers.networks import step_of
 from papers.paper_tables import PaperCell, read_printed, series_means, table_cells
-from refusals import refused
 
 CELLS = (
     PaperCell("one", 100.0, 110.0, mean=120.0, alpha_beta=100.0),
@@ -67,20 +66,11 @@ def test_the_mean_of_speed_ups_is_that_of_efficiencies_and_a_series_has_two_valu
     assert series_means(apart) == {}
 
 
-def test_a_number_beside_a_word_and_an_unknown_paper_are_refused():
-    with pytest.raises(ValueError, match="one"):
-        PaperCell("one", 1.0, "one")
-    with refused("paper"):
-        paper("resnet")
-
-
 @pytest.mark.slow  # plans many cells
 @pytest.mark.parametrize("name", NAMES)
 def test_the_pages_show_the_tables_of_the_plans(name):
     found = paper(name)
     assert markdown(found) in (Path(__file__).parent / f"{name}.md").read_text()
-    (own,) = as_object([found])["papers"]
-    assert own["headline"]["num_predicted"] == headline(found.cells).num_predicted > 0
     kinds = {row["kind"] for table in read_printed(name)["tables"] for row in table["cells"]}
     assert kinds <= {"predicted", "calibrated", "derived", "exact"}
 
@@ -118,12 +108,6 @@ def test_networks_have_the_layers_of_cgdps_table_1_and_lose_nothing(
 )
 def test_networks_that_only_tables_name_have_the_published_parameters(name, num_parameters):
     assert step_of(name, 2).num_parameters == num_parameters
-
-
-@pytest.mark.parametrize(("name", "published"), [("resnet101", 7.6e9), ("resnet152", 11.3e9)])
-def test_deep_resnets_have_the_multiply_adds_of_he_et_al_table_1(name, published):
-    flops = sum(layer.forward.flops for layer in step_of(name, 2).layers)
-    assert flops / 2 / 2 == pytest.approx(published, rel=0.03)
 
 
 def test_a_step_of_mxnet_is_the_closed_form_of_its_strategy():
