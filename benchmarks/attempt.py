@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -13,8 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 _DEADLINE_S = 300.0  # for a run of seconds on a machine that is busy
 _POLL_S = 0.002
+_KILLING_S = 10.0  # for the kernel to end processes, which may wait for a driver
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - is looked at, not written to
 _ROLES = {  # of processes that the launcher has started, by a word of their command lines
     "paceline.links.forkserver": "fork server",
@@ -23,6 +27,7 @@ _ROLES = {  # of processes that the launcher has started, by a word of their com
     "paceline.strategies.wheel.worker": "body",
     "own_loop.py": "rank",
 }
+_LISTENS = re.compile(r"listening on tcp://127.0.0.1:(\d+)")
 _OTHER = "other"
 # Torch keeps the one from one process to the next, and torchrun never cleans the other up.
 _OF_TORCH = ("torchinductor_", "torchelastic_")
@@ -89,7 +94,7 @@ class Attempt:
 
     def processes(self) -> dict[int, str]:
         """Return the processes that run, with their roles."""
-        return {pid: self._role(pid) for pid in _of_folder(self._temporary.name)}
+        return {pid: self._role(pid) for pid in processes_of(self._temporary.name)}
 
     def wait_until(self, is_so: Callable[[], bool]) -> bool:
         """Wait until something is so; False if the attempt has ended before."""
@@ -121,6 +126,21 @@ class Attempt:
         """Return what the command has said on stderr by now."""
         return os.pread(self._said.fileno(), 1 << 20, 0).decode(errors="replace")
 
+    def port(self, within_s: float = 120.0) -> int | None:
+        """Return where a hub listens, once it does; None if it has ended before."""
+        until_s = time.monotonic() + within_s
+        while self.is_running and time.monotonic() < until_s:
+            if found := _LISTENS.search(self.said_so_far()):
+                return int(found[1])
+            time.sleep(0.05)
+        return None
+
+    def kill(self) -> None:
+        """End the process that was asked at once, and all others of it."""
+        if self._ended is None:
+            self.process.kill()
+            self.end()
+
     def end(self) -> Ended:
         """Wait until the attempt has ended, and all its processes; end those that stay."""
         if self._ended is None:
@@ -150,26 +170,43 @@ class Attempt:
     def _role(self, pid: int) -> str:
         if pid == self.process.pid:
             return self.lead
-        with suppress(OSError):
-            command = Path(f"/proc/{pid}/cmdline").read_text()
+        with suppress(psutil.Error):
+            command = " ".join(psutil.Process(pid).cmdline())
             return next((role for word, role in _ROLES.items() if word in command), _OTHER)
         return _OTHER
 
 
-def _of_folder(temporary: str) -> list[int]:
+def peak_nbytes(pid: int) -> int:
+    """Return the most resident memory of a program so far; that of getrusage has its parent's."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    return 0
+
+
+def processes_of(temporary: str) -> list[int]:
     """Return the processes with this folder that run; none that has ended and is not waited for.
 
     Its name is in the environment that each process was started with, in whichever session.
     """
     found = []
-    mark = f"TMPDIR={temporary}".encode()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            entries = (stat.parent / "environ").read_bytes().split(b"\0")
-            if fields[0] not in "ZX" and mark in entries:
-                found.append(int(stat.parent.name))
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("TMPDIR") == temporary and process.is_running():
+                found.append(process.pid)
     return found
+
+
+def end_all(temporary: str) -> None:
+    """Kill all processes with this folder for temporary files; RuntimeError if some stay."""
+    until_s = time.monotonic() + _KILLING_S
+    while left := processes_of(temporary):
+        if time.monotonic() > until_s:
+            raise RuntimeError(f"processes {left} cannot be ended")
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def _check(began_s: float) -> None:

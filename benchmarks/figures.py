@@ -1,19 +1,28 @@
-"""What all benchmarks share: medians with their spread, and a JSON that says where they hold."""
+"""What all benchmarks share: parts, medians with their spread, and tables of them."""
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 
-from paceline.measure.this_machine import facts
+class Part(NamedTuple):
+    """What measures a part, quickly or not, what makes tables of its figures, and their heading."""
+
+    measure: Callable[[bool], Any]
+    text: Callable[[Any], str]
+    title: str = ""
+
+
+class Picture(NamedTuple):
+    """What draws the figures of a part, or those of all parts, as SVG."""
+
+    draw: Callable[[Any], str]
+    part: str | None = None
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Return the median, the quartiles around it, and the number of values."""
-    low, _, high = quantiles(values, n=4)
+    low, _, high = quantiles(values if len(values) > 1 else [*values, *values], n=4)
     return {"median": median(values), "quartile1": low, "quartile3": high, "repeats": len(values)}
 
 
@@ -23,15 +32,8 @@ def shown(figure: Mapping[str, float], scale: float = 1.0, digits: int = 3) -> s
     return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def write(
-    folder: Path, figures: Mapping[str, Any], others: Mapping[str, Any] | None = None
-) -> None:
-    """Write result.json: the figures, and the machine and versions that they hold for.
-
-    `others` are those of parts that were measured on another machine, or with other versions.
-    """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    content: dict[str, Any] = {"machine": facts(device), "figures": figures}
-    if others:
-        content["other_machines"] = others
-    (folder / "result.json").write_text(json.dumps(content, indent=2) + "\n")
+def table(title: str, head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown, with a title above it if there is one."""
+    rows = [head, ["---"] * len(head), *lines]
+    drawn = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"**{title}**\n\n{drawn}" if title else drawn

@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=0)
     parser.add_argument("--case", action="append", default=[])
     given = parser.parse_args()
-    sys.path.insert(0, given.folder)
+    sys.path[:0] = [given.folder, str(Path(__file__).with_name("network"))]
     with gpu_ranks(given.gpus) if given.gpus else pinned_ranks() as group:
         figures = import_module(given.part).measure(group, given.quick, *given.case)
         if group.rank == 0:

@@ -5,25 +5,28 @@ Each variant has its own copy of the model and its own optimizer, and takes real
 
 import gc
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline import DataParallel
+from paceline import DataParallel, ddp_hook
 from paceline.exchange.replica import Statistics
 from paceline.links.arena import Arena
 from paceline.links.devices import device_of
 from paceline.links.group import Group
-from ranks import DEADLINE_S, Variant, alternate, compare, rounds_within, timed
+from ranks import DEADLINE_S, Blocks, Variant, alternate, compare, rounds_within, timed
 from trainee import Task, Trainee, Wrap
 
 _NUM_WARM_UP = 2  # DistributedDataParallel forms its buckets anew after its first step
 _INTERVAL = 11  # steps in which a chunk search has measured another size, if it is not done
 _BUCKETS_MB = (10, 25, 100)
+_WIRE = Path("/sys/class/net/wire/statistics")  # between two hosts
 
 
 class Together:
@@ -49,6 +52,39 @@ class Together:
         self._arena.wait_step()
 
 
+def alone(model: nn.Module) -> nn.Module:
+    """Return the model, which exchanges nothing."""
+    return model
+
+
+def ours(exchange: str, **options: Any) -> Wrap:
+    """Return what makes a model a `paceline.DataParallel`."""
+    options = {"gradient_as_bucket_view": True, "deadline_s": DEADLINE_S} | options
+    return partial(DataParallel, exchange=exchange, **options)
+
+
+def ddp(mb: int = 25, hook: str | Callable[..., Any] | None = None) -> Wrap:
+    """Return what makes a model a DistributedDataParallel with buckets of so many MB.
+
+    `hook` is a codec's name, for `paceline.ddp_hook`, or a hook of torch's without a state.
+    """
+
+    def wrap(model: nn.Module) -> DistributedDataParallel:
+        parallel = DistributedDataParallel(model, bucket_cap_mb=mb, gradient_as_bucket_view=True)
+        if hook is not None:
+            state, function = ddp_hook(hook) if isinstance(hook, str) else (None, hook)
+            parallel.register_comm_hook(state, function)
+            parallel.hook_state = state
+        return parallel
+
+    return wrap
+
+
+def buckets(sizes_mb: Sequence[int] = _BUCKETS_MB) -> dict[str, Wrap]:
+    """Return DistributedDataParallel by its buckets."""
+    return {f"DDP {mb} MB": ddp(mb) for mb in sizes_mb}
+
+
 def wraps(group: Group, *names: str, buckets_mb: Sequence[int] = _BUCKETS_MB) -> dict[str, Wrap]:
     """Return how each variant makes a model parallel: those that exchange nothing, DDP, and names.
 
@@ -56,27 +92,104 @@ def wraps(group: Group, *names: str, buckets_mb: Sequence[int] = _BUCKETS_MB) ->
     far computing beside others slows a rank down; *together* are ranks that also wait for each
     other in every step: what no exchange can go below.
     """
-    ours = partial(DataParallel, deadline_s=DEADLINE_S, gradient_as_bucket_view=True)
     known: dict[str, Wrap] = {
-        "host": partial(ours, exchange="host", chunk=1),
-        "host, chunk auto": partial(ours, exchange="host", chunk="auto"),
-        "host, copied": partial(DataParallel, exchange="host", chunk=1, deadline_s=DEADLINE_S),
-        "tree": partial(ours, exchange="tree"),
-        "auto": partial(ours, exchange="auto"),
+        "host": ours("host", chunk=1),
+        "host, chunk auto": ours("host", chunk="auto"),
+        "host, copied": ours("host", chunk=1, gradient_as_bucket_view=False),
+        "tree": ours("tree"),
+        "auto": ours("auto"),
         "DDP, copied": DistributedDataParallel,
     }
-    ddp: dict[str, Wrap] = {
-        f"DDP {mb} MB": partial(
-            DistributedDataParallel, bucket_cap_mb=mb, gradient_as_bucket_view=True
-        )
-        for mb in buckets_mb
+    idle: dict[str, Wrap] = {"lone": alone, "apart": alone}
+    idle["together"] = partial(Together, group=group)
+    return {**idle, **buckets(buckets_mb), **{name: known[name] for name in names}}
+
+
+class Taken(NamedTuple):
+    """Seconds of the steps of all variants by blocks; what was in training; bytes of a step.
+
+    `before` are the statistics of Paceline's variants before the first block. Bytes are those of
+    the frames that this rank's host has sent and received, where two hosts are joined by a wire.
+    """
+
+    blocks: dict[str, list[list[float]]]
+    trainees: dict[str, Trainee]
+    before: dict[str, Statistics]
+    sent_nbytes: dict[str, float]
+    received_nbytes: dict[str, float]
+
+
+class _Counted:
+    """Runs steps, and notes how many bytes each has sent and received over the wire."""
+
+    def __init__(self, run: Callable[[int], list[float]]) -> None:
+        self._run = run
+        self.nbytes: dict[str, list[float]] = {"tx": [], "rx": []}
+
+    def __call__(self, num_times: int) -> list[float]:
+        before = wire_nbytes()
+        seconds = self._run(num_times)
+        for way, nbytes in wire_nbytes().items():
+            self.nbytes[way].append((nbytes - before[way]) / num_times)
+        return seconds
+
+
+def wire_nbytes() -> dict[str, int]:
+    """Return the bytes of all frames that this host has sent (tx) and received (rx) so far."""
+    files = {way: _WIRE / f"{way}_bytes" for way in ("tx", "rx")}
+    return {way: int(file.read_text()) if file.exists() else 0 for way, file in files.items()}
+
+
+def taken(
+    task: Task,
+    wraps: Mapping[str, Wrap],
+    group: Group,
+    num_blocks: int,
+    num_steps: int,
+    *,
+    budget_s: float | None = None,
+    warm_up: Mapping[str, int] | None = None,
+    others: Iterable[tuple[str, Callable[[], object]]] = (),
+) -> Taken:
+    """Take steps of all variants, and of `others`, in blocks that take turns.
+
+    With `budget_s` there are as many blocks of each as take so long, and at most `num_blocks`.
+    `warm_up` are the steps of some variants before the first block. Paceline's "auto" takes as many
+    as it needs to decide, unless that has its number.
+    """
+    trainees: dict[str, Trainee] = {}
+    warm = dict(warm_up or {})
+    steps: dict[str, Callable[[], object]] = {}
+    for name, wrap in wraps.items():
+        group.barrier()
+        if name == "lone" and group.rank:
+            steps[name] = _never
+            continue
+        trainees[name] = trainee = Trainee(task, wrap)
+        steps[name] = trainee.step
+        for _ in range(warm.get(name, _NUM_WARM_UP)):
+            trainee.step()
+        if name.endswith("auto") and name not in warm:
+            _settle(trainee, group)
+    for name, step in others:
+        steps[name] = step
+        for _ in range(_NUM_WARM_UP):
+            step()
+    synchronize = device_of(group.device).synchronize
+    counted = {name: _Counted(timed(step, 0, synchronize)) for name, step in steps.items()}
+    variants = [
+        Variant(name, run, 1 if name == "lone" else group.world_size)
+        for name, run in counted.items()
+    ]
+    if budget_s is not None:
+        num_blocks = rounds_within(budget_s, variants, group, num_steps, num_blocks)
+    before = _statistics(trainees)
+    blocks = alternate(variants, group, num_blocks, num_steps)
+    nbytes = {
+        way: {name: median(run.nbytes[way] or [0.0]) for name, run in counted.items()}
+        for way in ("tx", "rx")
     }
-    alone: dict[str, Wrap] = {
-        "lone": lambda model: model,
-        "apart": lambda model: model,
-        "together": partial(Together, group=group),
-    }
-    return {**alone, **ddp, **{name: known[name] for name in names}}
+    return Taken(blocks, trainees, before, nbytes["tx"], nbytes["rx"])
 
 
 def measure(
@@ -87,41 +200,15 @@ def measure(
     num_steps: int,
     budget_s: float | None = None,
 ) -> dict[str, Any]:
-    """Return the figures of all variants: seconds, ratios to host's, and what was chosen.
-
-    With `budget_s` there are as many blocks of each as take so long, and at most `num_blocks`.
-    """
-    trainees: dict[str, Trainee] = {}
-    variants = [_variant(name, wrap, task, group, trainees) for name, wrap in wraps.items()]
-    if budget_s is not None:
-        num_blocks = rounds_within(budget_s, variants, group, num_steps, num_blocks)
-    before = _statistics(trainees)
-    blocks = alternate(variants, group, num_blocks, num_steps)
-    figures = _figures(blocks, trainees, before) if group.rank == 0 else {}
-    for trainee in trainees.values():
+    """Return the figures of all variants: seconds, ratios to host's, and what was chosen."""
+    found = taken(task, wraps, group, num_blocks, num_steps, budget_s=budget_s)
+    figures = _figures(found) if group.rank == 0 else {}
+    for trainee in found.trainees.values():
         if isinstance(trainee.parallel, DataParallel):
             trainee.parallel.close()
-    trainees.clear()
-    variants.clear()
+    found.trainees.clear()
     gc.collect()  # modules lie in cycles, and the memory of one case is needed for the next
     return figures
-
-
-def _variant(
-    name: str, wrap: Wrap, task: Task, group: Group, trainees: dict[str, Trainee]
-) -> Variant:
-    """Return a variant that is warm, and whose trainee, if this rank has one, is in `trainees`."""
-    num_ranks = 1 if name == "lone" else group.world_size
-    group.barrier()
-    if group.rank >= num_ranks:
-        return Variant(name, _never, num_ranks)
-    trainees[name] = trainee = Trainee(task, wrap)
-    for _ in range(_NUM_WARM_UP):
-        trainee.step()
-    if name.endswith("auto"):
-        _settle(trainee, group)
-    synchronize = device_of(group.device).synchronize
-    return Variant(name, timed(trainee.step, 0, synchronize), num_ranks)
 
 
 def _statistics(trainees: Mapping[str, Trainee]) -> dict[str, Statistics]:
@@ -132,7 +219,7 @@ def _statistics(trainees: Mapping[str, Trainee]) -> dict[str, Statistics]:
     }
 
 
-def _never(num_times: int) -> list[float]:
+def _never() -> None:
     raise RuntimeError("this rank does not take part")
 
 
@@ -161,24 +248,21 @@ def _exchange_of(before: Statistics, after: Statistics) -> dict[str, Any]:
     return figures | {"exposed_s": exposed_s, "hidden_s": hidden_s, "hidden_share": share}
 
 
-def _figures(
-    blocks: Mapping[str, list[list[float]]],
-    trainees: Mapping[str, Trainee],
-    before: Mapping[str, Statistics],
-) -> dict[str, Any]:
+def _figures(found: Taken) -> dict[str, Any]:
+    blocks: Blocks = found.blocks
     rows = compare(blocks, "host")
     for name, row in compare(blocks, "lone").items():
         rows[name]["added_s"] = row["difference_s"]
         del rows[name]["difference_s"]
-    for name, after in _statistics(trainees).items():
-        rows[name]["exchange"] = _exchange_of(before[name], after)
-    ddp = [name for name in rows if name.startswith("DDP")]
+    for name, after in _statistics(found.trainees).items():
+        rows[name]["exchange"] = _exchange_of(found.before[name], after)
+    every_ddp = [name for name in rows if name.startswith("DDP")]
     figures: dict[str, Any] = {
         "variants": rows,
-        "best_ddp": min(ddp, key=lambda name: rows[name]["seconds"]["median"]),
+        "best_ddp": min(every_ddp, key=lambda name: rows[name]["seconds"]["median"]),
     }
-    if "auto" in trainees:
-        auto = trainees["auto"].parallel
+    if "auto" in found.trainees:
+        auto = found.trainees["auto"].parallel
         assert isinstance(auto, DataParallel)
         figures["why"] = auto.why
         figures["trials"] = [trial._asdict() for trial in auto.trials]

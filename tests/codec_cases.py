@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from paceline.codecs import blockwise
-from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table, join, split
-from paceline.codecs.quantization import QuantizationTable, table
+from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table
+from paceline.codecs.quantization import QuantizationTable, join, split, table
 from paceline.native import instruction_sets
 
 INSTRUCTIONS: tuple[str, ...] = ("portable",)
@@ -87,32 +87,16 @@ def check_decode(
     block_size: int,
     device: str = "cpu",
     offset: int = 0,
+    count: int | None = None,
 ) -> None:
-    """Compare what codes decode to, and sums with it, down to the sign of zero."""
-    check_four_bit_decode(codes, scales, name, block_size, len(codes), device, offset)
+    """Compare what codes decode to, and sums with it, down to the sign of zero.
 
-
-def check_four_bit(
-    values: Tensor, name: str, block_size: int, device: str = "cpu", offset: int = 0
-) -> None:
-    """Compare 4-bit codes, scales, the count of what is not finite, values and sums."""
-    found = check_encode(values, name, block_size, None, device, offset)
-    check_four_bit_decode(*found, name, block_size, len(values), device, offset)
-
-
-def check_four_bit_decode(
-    codes: Tensor,
-    scales: Tensor,
-    name: str,
-    block_size: int,
-    count: int,
-    device: str = "cpu",
-    offset: int = 0,
-) -> None:
-    """Compare as `check_decode` does, of so many codes, of which a byte may have two."""
+    `count`: of the codes, of which a byte may have two.
+    """
     from paceline.codecs import triton_four_bit, triton_kernels
 
     kernels = triton_four_bit if name in FOUR_BIT_TABLES else triton_kernels
+    count = len(codes) if count is None else count
     one, totals = table_of(name), normal(count, 1)
     single = split(codes, count) if name in FOUR_BIT_TABLES else codes
     meant = blockwise.decode(single, scales, block_size, one)
@@ -121,6 +105,14 @@ def check_four_bit_decode(
         own = _shifted(codes, device, offset), scales.to(device), block_size, one
         kernels.decode(found, *own, adds)
         assert torch.equal(found.cpu().view(torch.int32), expected.view(torch.int32))
+
+
+def check_four_bit(
+    values: Tensor, name: str, block_size: int, device: str = "cpu", offset: int = 0
+) -> None:
+    """Compare 4-bit codes, scales, the count of what is not finite, values and sums."""
+    found = check_encode(values, name, block_size, None, device, offset)
+    check_decode(*found, name, block_size, device, offset, len(values))
 
 
 def _shifted(values: Tensor, device: str, offset: int) -> Tensor:

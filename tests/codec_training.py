@@ -86,6 +86,15 @@ def same(outcomes: list[Any]) -> Any:
     return outcomes[0]
 
 
+def poisoned(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
+    """What came of the steps, one of which nobody takes, on any rank."""
+    outcome: dict[str, Any] = same(outcomes)
+    assert outcome["changed"] == [step != POISONED for step in range(NUM_STEPS)]
+    assert outcome["finite"]
+    assert outcome["counts"][0] >= 1
+    return outcome
+
+
 def state(module: nn.Module, *optimizers: torch.optim.Optimizer) -> str:
     """A digest of the parameters and of what optimizers remember."""
     tensors = list(module.parameters())

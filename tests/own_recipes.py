@@ -84,12 +84,6 @@ def fields() -> Recipe:
 ready = tokens(name="the ready one")
 
 
-def numbered() -> nn.Sequential:
-    """A model of 1x8x8 images whose layers have numbers for names: the last is 7."""
-    body = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 16), nn.ReLU()
-    return nn.Sequential(*body, nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 10))
-
-
 # --- wrong ones
 
 

@@ -25,7 +25,6 @@ import random
 import selectors
 import signal
 import socket
-import struct
 import sys
 import tempfile
 import time
@@ -35,6 +34,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,6 @@ from torch.distributed.rendezvous import rendezvous
 
 LOOPBACK = "127.0.0.1"
 DEADLINE_S = 45.0  # for a call: less than a test has
-LENGTH = struct.Struct("q")
 
 
 @dataclass
@@ -67,32 +66,32 @@ class RankFailed(AssertionError):
 
 
 class _Rank:
-    """One of the processes, and the socket over which it is given work."""
+    """One of the processes, and the connection over which it is given work."""
 
     def __init__(self, number: int, environment: dict[str, str]) -> None:
         from paceline.links.processes import fork
-        from processes import forking
+        from processes import fork_server
 
         self.number = number
         self.log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - open as long as the rank
-        self.socket, its_end = socket.socketpair()
-        with its_end, Path(os.devnull).open() as nothing, forking():
+        own_end, its_end = socket.socketpair()
+        self.connection = Connection(own_end.detach())
+        with its_end, Path(os.devnull).open() as nothing:
             command = [sys.executable, __file__, "3"]
-            fds = {0: nothing, 1: self.log, 2: self.log, 3: its_end}
-            numbers = {number: file.fileno() for number, file in fds.items()}
-            self.process = fork(command, environment, numbers)
+            files = enumerate((nothing, self.log, self.log, its_end))
+            fds = {number: file.fileno() for number, file in files}
+            self.process = fork(command, environment, fds, fork_server())
 
     def close(self) -> None:
         self.process.close()
-        self.socket.close()
+        self.connection.close()
         self.log.close()
 
     def said(self) -> str:
         """The end of what it has printed, with its stack if it has died."""
         self.log.seek(0)
-        return (
-            self.log.read().decode(errors="replace").partition("\n\nExtension modules")[0][-6000:]
-        )
+        text = self.log.read().decode(errors="replace")
+        return text.partition("\n\nExtension modules")[0][-6000:]
 
     def died(self) -> Failure:
         from paceline.links.processes import reason
@@ -162,12 +161,12 @@ class Ranks:
 
     def _carried_out(self, request: dict[str, Any], port: int) -> list[Any]:
         for rank in self._ranks:
-            _send(rank.socket, request | {"place": _place(rank.number, self.size, port)})
+            _send(rank.connection, request | {"place": _place(rank.number, self.size, port)})
         results: dict[int, Any] = {}
         until = time.monotonic() + request["deadline_s"]
         with selectors.DefaultSelector() as selector:
             for rank in self._ranks:
-                selector.register(rank.socket, selectors.EVENT_READ, rank)
+                selector.register(rank.connection, selectors.EVENT_READ, rank)
             while selector.get_map():
                 ready = selector.select(max(0.0, until - time.monotonic()))
                 if not ready:
@@ -175,7 +174,7 @@ class Ranks:
                 for key, _ in ready:
                     selector.unregister(key.fileobj)
                     rank = key.data
-                    answer = _receive(rank.socket)
+                    answer = _receive(rank.connection)
                     results[rank.number] = rank.died() if answer is None else _read(answer)
         return [results[number] for number in range(self.size)]
 
@@ -226,21 +225,19 @@ def _place(rank: int, size: int, port: int) -> dict[str, str]:
 # --- on both sides -----------------------------------------------------------------------------
 
 
-def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+def _send(connection: Connection, message: dict[str, Any]) -> None:
     content = io.BytesIO()
     torch.save(message, content)
-    data = content.getbuffer()
     with suppress(BrokenPipeError):  # the other side has died: reading will say so
-        connection.sendall(LENGTH.pack(len(data)) + data)
+        connection.send_bytes(content.getbuffer())
 
 
-def _receive(connection: socket.socket) -> dict[str, Any] | None:
+def _receive(connection: Connection) -> dict[str, Any] | None:
     """The next message; None if the other side is gone."""
-    length = _bytes(connection, LENGTH.size)
-    data = length and _bytes(connection, LENGTH.unpack(length)[0])
-    if not data:
+    try:
+        return _loaded(io.BytesIO(connection.recv_bytes()))
+    except (EOFError, ConnectionResetError):
         return None
-    return _loaded(io.BytesIO(data))
 
 
 def _loaded(content: io.BytesIO) -> dict[str, Any]:
@@ -249,23 +246,10 @@ def _loaded(content: io.BytesIO) -> dict[str, Any]:
     return message
 
 
-def _bytes(connection: socket.socket, count: int) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        try:
-            part = connection.recv(count - len(data))
-        except ConnectionResetError:
-            return b""
-        if not part:
-            return b""
-        data += part
-    return bytes(data)
-
-
 # --- on a rank ---------------------------------------------------------------------------------
 
 
-def serve(connection: socket.socket) -> None:
+def serve(connection: Connection) -> None:
     """Carry out what is asked for, until the other side is gone."""
     signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     while (request := _receive(connection)) is not None:
@@ -337,21 +321,14 @@ _groups: list[Any] = []  # a callback in a thread of gloo must not be the last t
 
 def _function(file: Path, qualified: str) -> Callable[..., Any]:
     """The function of this name in a file, which is imported once."""
-    if file not in _modules:
-        known = sys.modules.get(file.stem)
-        if known is not None and getattr(known, "__file__", None) == str(file):
-            _modules[file] = known
-        else:
-            if str(file.parent) not in sys.path:
-                sys.path.append(str(file.parent))
-            name = file.stem if known is None else str(file)
-            spec = importlib.util.spec_from_file_location(name, file)
-            assert spec is not None
-            assert spec.loader is not None
-            module = sys.modules[name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            _modules[file] = module
-    found = _modules[file]
+    found: Any = _modules.get(file, sys.modules.get(file.stem))
+    if getattr(found, "__file__", None) != str(file):
+        if str(file.parent) not in sys.path:
+            sys.path.append(str(file.parent))
+        name = file.stem if found is None else str(file)
+        spec: Any = importlib.util.spec_from_file_location(name, file)
+        found = _modules[file] = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
     for name in qualified.split("."):
         found = getattr(found, name)
     return found
@@ -415,7 +392,7 @@ def main() -> None:
     sys.path[0] = str(Path(__file__).parent)  # this module is not run twice
     sys.modules["pair"] = sys.modules["__main__"]
     gpus()  # autograd knows the devices that are there at its first backward pass
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(Connection(int(sys.argv[1])))
     os._exit(0)  # threads of gloo may still wait for ranks that failed
 
 

@@ -142,9 +142,9 @@ class _Forked:
         self.args = command
         (out, stdout), (err, stderr) = os.pipe(), os.pipe()
         try:
-            with forking():
-                leading = [sys.executable, str(LEADING), str(cwd), *command]
-                self._forked = fork(leading, environment, {0: _nothing(), 1: stdout, 2: stderr})
+            leading = [sys.executable, str(LEADING), str(cwd), *command]
+            fds = {0: _nothing(), 1: stdout, 2: stderr}
+            self._forked = fork(leading, environment, fds, fork_server())
         finally:
             os.close(stdout)
             os.close(stderr)

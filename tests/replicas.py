@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -12,6 +13,10 @@ import codec_training
 from paceline import DataParallel
 from paceline.links.devices import gpus
 
+EXCHANGES = ("allreduce", "tree", "host")
+PLACES = [*((one, "pair") for one in EXCHANGES), ("host", "pair_on_gpus")]
+MARKED = [*PLACES[:3], pytest.param(*PLACES[3], marks=pytest.mark.slow)]
+each_place = pytest.mark.parametrize(("exchange", "place"), MARKED)
 Loss = Callable[[nn.Module, int, int], Tensor]  # of a model, on the samples of (rank, step)
 
 

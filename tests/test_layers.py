@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from processes import DEADLINE_S
+
 BLOCKED = """
 import importlib, sys
 
@@ -38,7 +40,7 @@ PURE = {
 def python(code: str, *options: str, **how: object) -> str:
     """Run a program in a process of its own, and return its output; it may write no errors."""
     command = [sys.executable, *options, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, **how)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, **how)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

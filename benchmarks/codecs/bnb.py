@@ -1,15 +1,12 @@
 """bitsandbytes, to compare with, if it is installed."""
 
-import sys
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 _TARGET = "build/bitsandbytes"
 _REQUIREMENTS = "benchmarks/codecs/requirements.txt"
-sys.path.append(str(Path(__file__).parents[2] / _TARGET))
 
 
 @cache

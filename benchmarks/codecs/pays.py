@@ -1,18 +1,16 @@
-"""When a codec pays, as planned and as measured: pays.py IMAGE.svg draws it from result.json."""
+"""When a codec pays, as planned and as measured."""
 
-import json
 import math
-import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import svg
 from paceline.core.machine import Machine
 from paceline.core.workload import Workload
 from paceline.planner import forecast
+from paceline.planner.device_rate import DeviceRate, calibrated
 from paceline.records.machine_file import read_machine
 from paceline.strategies import find_exchange
 from paceline.strategies.allreduce.config import AllReduce
@@ -63,7 +61,7 @@ def planned_s(rate: str, variants: Mapping[str, Any]) -> dict[str, float]:
         return {}
     workload = workload_of("alexnet", _BATCH_SIZE, None)
     alone_s = variants["apart"]["seconds"]["median"]
-    machine = as_fast(read_machine(_MACHINE), workload, alone_s)
+    machine = _as_fast(alone_s)
     nbytes_per_s = _MEASURED_AT[rate] * _PAYLOAD
     return {
         variant: planned(workload, machine, codec, nbytes_per_s)
@@ -72,29 +70,21 @@ def planned_s(rate: str, variants: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def as_fast(machine: Machine, workload: Workload, seconds: float) -> Machine:
+def _as_fast(seconds: float) -> Machine:
     """Return the machine whose devices take so long for a step that exchanges nothing."""
-    alone = AllReduce(workers=1)
-    step_s = forecast(workload, machine, find_exchange("allreduce"), alone, _BATCH_SIZE).step_s
-    pace = step_s / seconds
-    devices = tuple(
-        device.model_copy(
-            update={
-                "flops_per_s": device.flops_per_s * pace,
-                "memory_bandwidth_bytes_per_s": device.memory_bandwidth_bytes_per_s * pace,
-                "call_latency_s": device.call_latency_s / pace,
-            }
-        )
-        for device in machine.devices
-    )
-    return machine.model_copy(update={"devices": devices})
+    rate = DeviceRate(_BATCH_SIZE / seconds, _BATCH_SIZE)
+    return calibrated(read_machine(_MACHINE), partial(workload_of, "alexnet"), rate, _BATCH_SIZE)
 
 
-def drawn(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the picture, line by line: lines are planned, dots are measured."""
+def drawn(figures: Mapping[str, Any]) -> str:
+    """Return the picture: lines are planned, dots are measured."""
+    return "\n".join(_lines(figures)) + "\n"
+
+
+def _lines(figures: Mapping[str, Any]) -> Iterator[str]:
     workload = workload_of("alexnet", _BATCH_SIZE, None)
     alone = figures["1gbit"]["variants"]["apart"]["seconds"]["median"]
-    machine = as_fast(read_machine(_MACHINE), workload, alone)
+    machine = _as_fast(alone)
     yield svg.opening(_WIDTH, _HEIGHT)
     yield svg.text(_LEFT, 24, "AlexNet, 16 images on each of two machines: seconds a step")
     yield from _grid()
@@ -146,8 +136,3 @@ def _place(nbytes_per_s: float) -> float:
 def _height(seconds: float) -> float:
     share = math.log(seconds / _SECONDS[0]) / math.log(_SECONDS[1] / _SECONDS[0])
     return _BOTTOM - (_BOTTOM - _TOP) * share
-
-
-if __name__ == "__main__":
-    figures = json.loads((_HERE / "result.json").read_text())["figures"]
-    Path(sys.argv[1]).write_text("\n".join(drawn(figures)) + "\n")

@@ -18,23 +18,14 @@ import torch
 from torch import Tensor
 
 from figures import shown, spread
+from figures import table as markdown
 from paceline.codecs.blockwise import EightBit
 from paceline.codecs.four_bit import FOUR_BIT_TABLES, FourBit, four_bit_table
 from paceline.codecs.names import find_codec
 from paceline.codecs.quantization import table
 from paceline.links.rendezvous import process_group
-from paceline.native import (
-    Codebook,
-    DType,
-    FourBitTable,
-    cast_into,
-    decode_four_bit_into,
-    decode_into,
-    encode_four_bit_into,
-    encode_into,
-)
+from paceline.native import Codebook, DType, FourBitTable, cast_into
 from ranks import DEADLINE_S, Variant, alternate, timed
-from readme import table as markdown
 
 _COUNT, _QUICK_COUNT = 16_000_000, 1_000_000
 _ROUNDS, _QUICK_ROUNDS = 25, 3
@@ -66,7 +57,7 @@ def measure(quick: bool) -> dict[str, Any]:
     values = torch.randn(count, generator=torch.Generator().manual_seed(0))
     runs = _kernels(values) | _whole_calls(values) | _bitsandbytes(values)
     for name in FOUR_BIT_TABLES:
-        runs |= _four_bit_kernels(values, name)
+        runs |= _kernels(values, name)
     runs |= _casts(values) | _other_whole_calls(values) | _bitsandbytes_4_bit(values)
     runs |= _torch(values)
     freed = {"given back": _compared(runs, rounds, count)}
@@ -91,57 +82,36 @@ def _compared(runs: Runs, rounds: int, count: int) -> dict[str, Any]:
         "over_bitsandbytes_4_bit": _over_bitsandbytes(
             blocks, tuple(FOUR_BIT_TABLES), _THEIRS_IN_4_BITS
         ),
-        "bytes_of_add": {
-            name: _faster(blocks, name, _ADD, _NBYTES[_ADDING] / _NBYTES[_ADD])
-            for name in blocks
-            if name.startswith(_ADDING)
-        },
     }
 
 
-def _kernels(values: Tensor) -> Runs:
-    """Return the kernels of each instruction set, with our blocks."""
-    block_size, one, threads = _BLOCK_SIZES[0], table(_TYPE), torch.get_num_threads()
-    book = Codebook(one.magnitudes.tolist(), one.thresholds.tolist())
-    codes = torch.empty(len(values), dtype=torch.uint8)
+def _kernels(values: Tensor, name: str = "") -> Runs:
+    """Return the kernels of a type for each instruction set, with our blocks."""
+    block_size, threads = _BLOCK_SIZES[0], torch.get_num_threads()
+    one = four_bit_table(name) if name else table(_TYPE)
+    native = (FourBitTable if name else Codebook)(one.magnitudes.tolist(), one.thresholds.tolist())
+    codes = torch.empty(-(-len(values) // (2 if name else 1)), dtype=torch.uint8)
     scales = torch.empty(-(-len(values) // block_size))
     decoded, total = torch.empty_like(values), torch.zeros_like(values)
-    encode = partial(encode_into, codes, scales, values, block_size, book, True, threads)
-    decode = partial(decode_into, decoded, codes, scales, block_size, book, False, threads)
-    add = partial(decode_into, total, codes, scales, block_size, book, True, threads)
-    runs: Runs = {}
-    for name in filter(_is_known, _SETS):
-        runs[f"encode: {name}"] = partial(encode, name)
-        runs[f"decode: {name}"] = partial(decode, name)
-        runs[f"{_ADDING}: {name}"] = partial(add, name)
-    return runs
-
-
-def _four_bit_kernels(values: Tensor, name: str) -> Runs:
-    """Return the kernels of a 4-bit type for each instruction set."""
-    block_size, one, threads = _BLOCK_SIZES[0], four_bit_table(name), torch.get_num_threads()
-    native = FourBitTable(one.magnitudes.tolist(), one.thresholds.tolist())
-    codes = torch.empty(-(-len(values) // 2), dtype=torch.uint8)
-    scales = torch.empty(-(-len(values) // block_size))
-    decoded, total = torch.empty_like(values), torch.zeros_like(values)
-    encode = partial(encode_four_bit_into, codes, scales, values, block_size, native, threads)
-    decode = partial(decode_four_bit_into, decoded, codes, scales, block_size, native, False)
-    add = partial(decode_four_bit_into, total, codes, scales, block_size, native, True)
+    encode = partial(native.encode_into, codes, scales, values, block_size, True, threads)
+    decode = partial(native.decode_into, decoded, codes, scales, block_size, False, threads)
+    add = partial(native.decode_into, total, codes, scales, block_size, True, threads)
     runs: Runs = {}
     for known in filter(_is_known, _SETS):
-        runs[f"encode: {name}, {known}"] = partial(encode, known)
-        runs[f"decode: {name}, {known}"] = partial(decode, threads, known)
-        runs[f"{_ADDING}: {name}, {known}"] = partial(add, threads, known)
+        by = f"{name}, {known}" if name else known
+        runs[f"encode: {by}"] = partial(encode, known)
+        runs[f"decode: {by}"] = partial(decode, known)
+        runs[f"{_ADDING}: {by}"] = partial(add, known)
     return runs
 
 
 def _casts(values: Tensor) -> Runs:
-    """Return the casts to 16-bit types; what is wider than AVX2 is AVX2."""
+    """Return the casts to 16-bit types."""
     rounded, threads = torch.empty(2 * len(values), dtype=torch.uint8), torch.get_num_threads()
     return {
         f"encode: {name}, {known}": partial(cast_into, rounded, values, dtype, threads, known)
         for name, dtype in _CASTS.items()
-        for known in filter(_is_known, _SETS[1:])
+        for known in filter(_is_known, _SETS)
     }
 
 
@@ -150,7 +120,7 @@ def _is_known(instruction_set: str) -> bool:
     nothing, no_codes = torch.empty(0), torch.empty(0, dtype=torch.uint8)
     book = Codebook([0.0, 1.0], [0.5])
     try:
-        decode_into(nothing, no_codes, nothing, 1, book, False, 1, instruction_set)
+        book.decode_into(nothing, no_codes, nothing, 1, False, 1, instruction_set)
     except ValueError:
         return False
     return True
@@ -246,12 +216,12 @@ def _over_bitsandbytes(
     return rows
 
 
-def _faster(blocks: Blocks, name: str, other: str, scale: float = 1.0) -> dict[str, Any]:
-    """Return the other's seconds by this one's, times `scale`: of the medians, and by rounds."""
+def _faster(blocks: Blocks, name: str, other: str) -> dict[str, Any]:
+    """Return the other's seconds by this one's: of the medians, and by rounds."""
     own, others = (list(chain.from_iterable(blocks[one])) for one in (name, other))
     return {
-        "ratio_of_medians": scale * median(others) / median(own),
-        "ratio": spread([scale * theirs / ours for ours, theirs in zip(own, others, strict=True)]),
+        "ratio_of_medians": median(others) / median(own),
+        "ratio": spread([theirs / ours for ours, theirs in zip(own, others, strict=True)]),
     }
 
 
@@ -280,31 +250,11 @@ def _tables(title: str, compared: dict[str, Any]) -> Iterator[str]:
             for name, row in compared["variants"].items()
         ],
     )
-    if any(_type_of(name) in FOUR_BIT_TABLES for name in compared["variants"]):
-        yield _of_4_bits(compared["variants"])
     if compared["over_bitsandbytes"]:
         yield _of_bitsandbytes(compared["over_bitsandbytes"], "Times as fast as bitsandbytes")
     if compared.get("over_bitsandbytes_4_bit"):
         rows, title = compared["over_bitsandbytes_4_bit"], "Times as fast as bitsandbytes' 4 bits"
         yield _of_bitsandbytes(rows, title)
-    yield markdown(
-        "Bytes a second, by those of torch's `add_`",
-        ("variant", "ratio of medians", "round by round"),
-        [
-            (name, f"{row['ratio_of_medians']:.2f}", shown(row["ratio"], 1, 2))
-            for name, row in compared["bytes_of_add"].items()
-        ],
-    )
-
-
-def _of_4_bits(variants: dict[str, Any]) -> str:
-    """Return how fast the 4-bit types are."""
-    lines = [
-        (name, shown(row["values_per_s"], 1e-9, 2))
-        for name, row in variants.items()
-        if name.partition(":")[0] in ("encode", "decode") and _type_of(name) in FOUR_BIT_TABLES
-    ]
-    return markdown("Four bits, G values/s", ("variant", "median [quartiles]"), lines)
 
 
 def _of_bitsandbytes(rows: dict[str, dict[str, Any]], title: str) -> str:

@@ -5,7 +5,7 @@ static8 by a fixed offset.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,14 +13,14 @@ import bnb
 import torch
 from torch import Tensor
 
+from coding_errors import Errors
+from figures import table
 from paceline.codecs.blockwise import EightBit
 from paceline.codecs.quantization import TABLES
-from readme import table
 
 _COUNT, _QUICK_COUNT, _PIECE = 25_000_000, 500_000, 500_000
 _SCALED = ("dynamic8", "linear8")
 _NEAREST, _BITSANDBYTES = "nearest", "bitsandbytes"
-_WAYS = ("absolute", "squared", "relative")
 
 Coding = Callable[[Tensor], Tensor]
 
@@ -80,28 +80,6 @@ TABLE_2 = {
 }
 
 
-@dataclass
-class _Errors:
-    """Sums over the values so far."""
-
-    count: int = 0
-    count_nonzero: int = 0
-    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_WAYS, 0.0))
-
-    def add(self, values: Tensor, coded: Tensor) -> None:
-        errors, sizes = (coded.double() - values).abs(), values.abs().double()
-        nonzero = sizes > 0
-        self.count += len(values)
-        self.count_nonzero += int(nonzero.sum())
-        self.sums["absolute"] += float(errors.sum())
-        self.sums["squared"] += float(errors.square().sum())
-        self.sums["relative"] += float((errors[nonzero] / sizes[nonzero]).sum())
-
-    def means(self) -> dict[str, float]:
-        counts = {"relative": self.count_nonzero}
-        return {way: total / counts.get(way, self.count) for way, total in self.sums.items()}
-
-
 def measure(quick: bool) -> dict[str, Any]:
     """Return all errors beside the printed ones."""
     count = _QUICK_COUNT if quick else _COUNT
@@ -115,7 +93,7 @@ def _errors(distribution: Distribution, count: int) -> dict[str, Any]:
     """Return the mean errors of each coding on one distribution."""
     scale = max(float(piece.abs().max()) for piece in _pieces(distribution, count))
     codings = _codings(scale, distribution.offset)
-    errors = {key: _Errors() for key in codings}
+    errors = {key: Errors() for key in codings}
     for piece in _pieces(distribution, count):
         for key, coding in codings.items():
             errors[key].add(piece, coding(piece))

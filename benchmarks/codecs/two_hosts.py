@@ -1,35 +1,23 @@
 """Two hosts at 100 Mbit/s and 1 Gbit/s, and two ranks on loopback: needs root, for the hosts."""
 
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "network"))
+import pays
+from hosts import TwoHosts, on_hosts
 
-import pays  # noqa: E402
-from host import missing  # noqa: E402
-from hosts import TwoHosts  # noqa: E402
-from rank_figures import on_hosts  # noqa: E402
+from figures import shown, table
+from ranks import on_ranks
 
-from figures import shown  # noqa: E402
-from ranks import on_ranks  # noqa: E402
-
-_PART = "between"
+_HERE, _PART = Path(__file__).parent, "between"
 
 
 def measure(rate: str, quick: bool) -> dict[str, Any]:
     """Return the figures of a rate: that of a wire between two hosts, or "loopback"."""
-    os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["RATE"] = rate
     if rate == "loopback":
-        return on_ranks(HERE, _PART, 2, quick)
-    problem = missing()
-    if problem:
-        sys.exit(f"{rate}: {problem}")
+        return on_ranks(_HERE, _PART, 2, quick, case=rate)
     with TwoHosts(rate) as hosts:
-        return on_hosts(hosts, HERE, _PART, quick)
+        return on_hosts(hosts, _HERE, _PART, quick, (rate,))
 
 
 def text(rate: str, figures: dict[str, Any]) -> str:
@@ -42,20 +30,15 @@ def text(rate: str, figures: dict[str, Any]) -> str:
         if name.startswith("DDP") and "hook" not in name
     )
     half = min(row["seconds"]["median"] for name, row in rows.items() if "fp16" in name)
-    lines = [
-        "| variant | ms a step | planned | over the best DDP | over the best fp16 hook | MB sent |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = []
     for name, row in sorted(rows.items(), key=lambda one: one[1]["seconds"]["median"]):
         own = row["seconds"]["median"]
         sent = row["sent_nbytes"]
         share = f"{sent / 1e6:.1f} ({sent / ddp[1]:.3f} x)" if sent else "-"
         plan = plans.get(name)
         planned = "" if plan is None else f"{1e3 * plan:.0f} ({plan / own - 1:+.1%})"
-        lines.append(
-            f"| {name} | {shown(row['seconds'], 1e3, 0)} | {planned} | {ddp[0] / own:.2f} "
-            f"| {half / own:.2f} | {share} |"
-        )
-    if figures["auto"]:
-        lines += ["", f"auto: {figures['auto']}"]
-    return "\n".join(lines)
+        times = f"{ddp[0] / own:.2f}", f"{half / own:.2f}"
+        lines.append((name, shown(row["seconds"], 1e3, 0), planned, *times, share))
+    head = ("variant", "ms a step", "planned", "over the best DDP", "over the best fp16 hook")
+    found = table("", (*head, "MB sent"), lines)
+    return f"{found}\n\nauto: {figures['auto']}" if figures["auto"] else found

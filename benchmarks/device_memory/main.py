@@ -1,27 +1,20 @@
 """What strategies host and tree need of a device, and the largest batch with each, measured.
 
-    python benchmarks/device_memory/main.py [NETWORK...] [--quick]
-
-On as many GPUs as there are ranks, on one GPU that two ranks share, or on cores. Without NETWORK
-all are measured. With --quick one small batch of each shows that everything works; the figures mean
-nothing, and are not written.
+On as many GPUs as there are ranks, on one GPU that two ranks share, or on cores.
+GPUs are those of CUDA_VISIBLE_DEVICES, which the environment must name.
 """
 
-import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from figures import Part, table
+from paceline.links.devices import num_gpus
+from paceline.report.format import nbytes
+from ranks import on_ranks
+
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-import tables  # noqa: E402
-import torch  # noqa: E402
-
-import parts  # noqa: E402
-from paceline.links.devices import num_gpus  # noqa: E402
-from ranks import on_ranks  # noqa: E402
-
 _RANKS = (2, 4)
 _NETWORKS = ("lenet5", "alexnet", "resnet50")
 
@@ -43,6 +36,30 @@ def _worlds(quick: bool) -> dict[str, tuple[int, int]]:
     return {f"{ranks} ranks": (ranks, ranks if found >= ranks else 0) for ranks in numbers}
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)  # of this process alone, which only states the machine
-    parts.run(HERE, {network: partial(measure, network) for network in _NETWORKS}, tables.of)
+_WITHOUT_TREE = (
+    "`tree` is not there: it sends from GPU to GPU, for which ranks that share one have only gloo, "
+    "which cannot read a GPU's memory."
+)
+
+
+def text(network: str, by_ranks: Mapping[str, Any]) -> str:
+    """Return the tables of a network."""
+    return "\n\n".join(_table(network, ranks, found) for ranks, found in by_ranks.items())
+
+
+def _table(network: str, ranks: str, found: Mapping[str, Any]) -> str:
+    rows = []
+    for name in ("host", "tree"):
+        if name not in found:
+            continue
+        own = found[name]
+        devices = [", ".join(map(nbytes, own[kind])) for kind in ("measured", "predicted")]
+        rows.append((name, *devices, str(own["largest_batch"]), str(own["predicted_largest"])))
+    limit = nbytes(found["limit_nbytes"])
+    title = f"{network}, {ranks}, {found['batch_size']} samples a rank; devices of {limit}"
+    head = ("", "measured, by rank", "predicted", "largest batch, measured", "predicted")
+    drawn = table(title, head, rows)
+    return drawn if "tree" in found else f"{drawn}\n\n{_WITHOUT_TREE}"
+
+
+PARTS = {name: Part(partial(measure, name), partial(text, name)) for name in _NETWORKS}

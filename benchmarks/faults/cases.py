@@ -1,7 +1,5 @@
 """What is trained while faults are drawn: each strategy, hubs apart, and a user's loop."""
 
-import re
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +17,6 @@ _TRAINED = (
     *("--batch-size", "24", "--profile-s", "0.2", "--deadline-s", str(DEADLINE_S)),
     *("--checkpoint-every", "1s"),
 )
-_LISTENS_S = 120.0
 
 
 class Case(NamedTuple):
@@ -77,7 +74,7 @@ class Trial:
 
     def join(self) -> None:
         """Start the workers of a hub apart, each behind a proxy, as soon as it listens."""
-        if self.name not in SERVED or (port := self._port()) is None:
+        if self.name not in SERVED or (port := self.first.port()) is None:
             return
         for number in range(_SERVED_WORKERS):
             self.proxies.append(Proxy(port))
@@ -110,15 +107,6 @@ class Trial:
         recipe, options = f"small:{case.recipe}", case.options.split()
         epochs = ("--epochs", str(case.epochs), "--output", str(self.output))
         return (recipe, *options, *_TRAINED, *epochs)
-
-    def _port(self) -> int | None:
-        """Return where the hub listens; None if it has ended before."""
-        until_s = time.monotonic() + _LISTENS_S
-        while self.first.is_running and time.monotonic() < until_s:
-            if found := re.search(r"listening on tcp://127.0.0.1:(\d+)", self.first.said_so_far()):
-                return int(found[1])
-            time.sleep(0.05)
-        return None
 
     def _close_proxies(self) -> None:
         for proxy in self.proxies:

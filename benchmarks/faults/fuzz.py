@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-_MODULES = [str(HERE), str(HERE.parents[1] / "tests")]
+_MODULES = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "tests")]
 sys.path[:0] = _MODULES
 
 from fuzzing.parser import FRAMES, NAMES, parser_of  # noqa: E402

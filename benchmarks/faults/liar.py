@@ -1,9 +1,9 @@
 """Workers that have the keys and lie: they do a worker's work, and change what they say.
 
-    python benchmarks/faults/liar.py '{"address": ..., "strategy": "wheel", "seed": 3, ...}'
+    liar.py '{"address": ..., "workers": [0, 2], "seed": 3, "stall_s": 30}'
 
-It writes a line of JSON for every lie to `log`: the rule and the topic. A worker that is refused or
-left out, or to which the hub does not answer, begins again, until the process is killed.
+It writes a line of JSON for every lie to lies.jsonl: the rule and the topic. A worker that is
+refused or left out, or to which the hub does not answer, begins again, until the process is killed.
 """
 
 import json
@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from importlib import import_module
 from itertools import cycle
 from pathlib import Path
 from random import Random
@@ -26,7 +25,9 @@ from paceline.rpc.client import Client, ReplyFuture
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_worker_keys
+from paceline.strategies.wheel.worker import take_part
 
+_RUN, _DEADLINE_S, _LOG = "paceline", 5.0, Path("lies.jsonl")
 _SHARE = 0.25  # of messages that are lies
 _SHARE_OF_PROBES = 0.01  # there are two hundred of them before a worker begins
 _NUM_LIES = 1000  # drawn before a worker begins; then they are told again
@@ -37,13 +38,8 @@ class Task(BaseModel):
     """What liars do, and where; `stall_s` is longer than the hub's deadline."""
 
     address: str
-    strategy: str
     workers: tuple[int, ...]
     seed: int
-    log: Path
-    keys: Path | None
-    run: str
-    deadline_s: float
     stall_s: float
 
 
@@ -85,10 +81,10 @@ class LyingClient:
 
 def _sessions(task: Task, worker: int) -> Iterator[Client]:
     """Yield connections, one after another, without an end."""
-    keys = None if task.keys is None else load_worker_keys(task.keys)
+    keys = load_worker_keys(Path("keys"))
     while True:
         try:
-            client = Client(task.address, task.run, worker, keys=keys, deadline_s=task.deadline_s)
+            client = Client(task.address, _RUN, worker, keys=keys, deadline_s=_DEADLINE_S)
         except (WorkerLost, InvalidInput):  # a busy hub, too, may not answer in time
             time.sleep(0.2)
             continue
@@ -101,13 +97,12 @@ def _lie(task: Task, worker: int, log: TextIO) -> None:
     random = Random(f"{task.seed} {worker}")  # noqa: S311 - no secret
     settings = WorkerProcessSettings(
         connect=task.address,
-        run=task.run,
-        deadline_s=task.deadline_s,
+        run=_RUN,
+        deadline_s=_DEADLINE_S,
         workers=(worker,),
         device="cpu",
         threads=1,
     )
-    take_part = import_module(f"paceline.strategies.{task.strategy}.worker").take_part
     told = cycle(lies(task.seed + worker, _NUM_LIES))
     for client in _sessions(task, worker):
         lying = LyingClient(client, random, told, task, log)
@@ -119,7 +114,7 @@ def _lie(task: Task, worker: int, log: TextIO) -> None:
 def main() -> None:
     """Lie as each of the workers, in threads."""
     task = Task.model_validate_json(sys.argv[1])
-    with task.log.open("a") as log:
+    with _LOG.open("a") as log:
         liars = [threading.Thread(target=_lie, args=(task, one, log)) for one in task.workers]
         for liar in liars:
             liar.start()

@@ -5,27 +5,24 @@ hub --- two honest workers
 """
 
 import json
-import os
-import re
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from attempt import Attempt, Ended, peak_nbytes
 from paceline.rpc.keys import generate_keys
 from paceline.rpc.limits import CREDIT_MESSAGES, QUEUED_PIECES
 
 HERE = Path(__file__).parent
-STRATEGIES = ("wheel",)
-_EPOCHS = {"wheel": 100}
-_DEADLINE_S, _STALL_S, _ENDS_S = 2.0, 30.0, 600.0
+_EPOCHS, _HONEST_EPOCHS = 100, 10
+_DEADLINE_S, _STALL_S = 2.0, 30.0
 _NUM_WORKERS, _NUM_LIARS = 5, 3
-_MESSAGE_NBYTES = {"wheel": 4 << 20}  # the largest of the model below
+_MESSAGE_NBYTES = 4 << 20  # the largest of the model below
 _RECORD_TIMES = 30  # as much memory as its text takes a record while it is checked, one at a time
 _SLACK_NBYTES = 32 << 20  # what a process differs by from run to run
 _MODEL = """
@@ -49,220 +46,109 @@ class Small(nn.Module):
 
 
 @dataclass
-class Watched:
-    """A process whose words are kept, and its peak memory."""
-
-    process: subprocess.Popen[str]
-    err: list[str] = field(default_factory=list)
-    out: list[str] = field(default_factory=list)
-    peak_nbytes: int = 0
-    threads: list[threading.Thread] = field(default_factory=list)
-
-    @classmethod
-    def start(cls, command: list[str], folder: Path, environment: dict[str, str]) -> "Watched":
-        """Start a command, and read what it says."""
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        found = cls(subprocess.Popen(command, cwd=folder, env=environment, **pipes))  # type: ignore[call-overload]
-        for stream, kept in ((found.process.stderr, found.err), (found.process.stdout, found.out)):
-            thread = threading.Thread(target=_keep, args=(stream, kept))
-            thread.start()
-            found.threads.append(thread)
-        return found
-
-    def finish(self, until_s: float) -> int | None:
-        """Wait for its end, and measure its memory; None if it has not ended by then."""
-        status = Path(f"/proc/{self.process.pid}/status")
-        while self.process.poll() is None and time.monotonic() < until_s:
-            peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
-            self.peak_nbytes = max(self.peak_nbytes, 1024 * int(peak[1]) if peak else 0)
-            time.sleep(0.1)
-        return self.process.poll()
-
-    def address(self) -> str:
-        """Return where a hub listens."""
-        until_s = time.monotonic() + _ENDS_S
-        while time.monotonic() < until_s and self.process.poll() is None:
-            if found := re.search(r"listening on (tcp://\S+);", "".join(self.err)):
-                return found[1]
-            time.sleep(0.05)
-        raise RuntimeError("".join(self.err))
-
-    def kill(self) -> None:
-        """End the process at once."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        for thread in self.threads:
-            thread.join()
-
-
-def _keep(stream: IO[str], kept: list[str]) -> None:
-    with stream:
-        kept.extend(stream)
-
-
-@dataclass
 class Run:
     """What came of a run: its faults are sentences, none if all is well."""
 
-    strategy: str
     seed: int
     lies: Counter[str]
     faults: list[str]
     peak_nbytes: int
     seconds: float
-    loss: float | None
-    refused: int
+    train_loss: float | None
 
 
-def run(strategy: str, seed: int, *, lies: bool, epochs: int | None = None) -> Run:
+def run(seed: int, *, lies: bool, epochs: int = _EPOCHS) -> Run:
     """Train with honest workers, and others that lie, or not."""
-    with tempfile.TemporaryDirectory() as name:
-        return _Trial(Path(name), strategy, seed, lies, epochs or _EPOCHS[strategy]).carry_out()
-
-
-class _Trial:
-    def __init__(self, folder: Path, strategy: str, seed: int, lies: bool, epochs: int) -> None:
+    # Each number lies in its turn: the first worker's buffers are everybody's.
+    liars = sorted({(seed + i) % _NUM_WORKERS for i in range(_NUM_LIARS)}) if lies else []
+    honest = [number for number in range(_NUM_WORKERS) if number not in liars]
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder, began_s = Path(name), time.monotonic()
         (folder / "small.py").write_text(_MODEL)
         generate_keys(folder / "keys")
-        self._folder, self._strategy, self._seed = folder, strategy, seed
-        self._epochs = epochs
-        # Each number lies in its turn: the first worker's buffers are everybody's.
-        liars = {(seed + i) % _NUM_WORKERS for i in range(_NUM_LIARS)} if lies else set()
-        self._liars = sorted(liars)
-        self._honest = [one for one in range(_NUM_WORKERS) if one not in liars]
-        self._log = folder / "lies.jsonl"
-        self._environment = dict(os.environ) | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-
-    def _start(self, *words: str) -> Watched:
-        command = [sys.executable, *words]
-        return Watched.start(command, self._folder, self._environment)
-
-    def _hub(self) -> Watched:
-        of_strategy = {
-            "wheel": ("--set", "lanes=1", "--set", "head=fc1"),
-        }
-        return self._start(
-            *("-m", "paceline", "hub", "small:Small", "--strategy", self._strategy),
-            *("--workers", str(_NUM_WORKERS), "--bind", "tcp://127.0.0.1:0", "--keys", "keys"),
-            *("--data", "digits", "--batch-size", "48", "--epochs", str(self._epochs)),
-            *("--deadline-s", str(_DEADLINE_S), "--profile-s", "0.05", "--wait-s", "300", "--json"),
-            *("--seed", str(self._seed), "--checkpoint-every", "1s", "--learning-rate", "0.02"),
-            *of_strategy[self._strategy],
-        )
-
-    def _worker(self, address: str, number: int) -> Watched:
-        return self._start(
-            *("-m", "paceline", "worker", "--connect", address, "--keys", "keys"),
-            *("--as", str(number), "--device", "cpu", "--threads", "1", "--deadline-s", "30"),
-        )
-
-    def _liar_at(self, address: str) -> Watched:
-        task = {
-            "address": address,
-            "strategy": self._strategy,
-            "workers": self._liars,
-            "seed": self._seed,
-            "log": str(self._log),
-            "keys": "keys",
-            "run": "paceline",
-            "deadline_s": 5.0,
-            "stall_s": _STALL_S,
-        }
-        return self._start(str(HERE / "liar.py"), json.dumps(task))
-
-    def carry_out(self) -> Run:
-        """Run it to its end, and say what is wrong with that."""
-        began_s = time.monotonic()
-        hub = self._hub()
-        others: list[Watched] = []
-        try:
-            address = hub.address()
-            honest = self._honest
-            others += [self._worker(address, number) for number in honest]
-            if self._liars:
-                others.append(self._liar_at(address))
-            code = hub.finish(time.monotonic() + _ENDS_S)
-            seconds = time.monotonic() - began_s
-            codes = [one.finish(time.monotonic() + _ENDS_S) for one in others[: len(honest)]]
-            ended = [one for one in others[len(honest) :] if one.process.poll() is not None]
-        finally:
-            for one in (hub, *others):
-                one.kill()
-        faults, loss = self._faults(hub, code, codes, others[: len(honest)])
-        faults += [f"the liars ended by themselves: {''.join(one.err[-3:])}" for one in ended]
-        log = self._log.read_text().splitlines() if self._log.exists() else []
-        told = Counter(json.loads(line)["rule"] for line in log)
-        refused = sum("is refused" in line for line in hub.err)
-        known = self._strategy, self._seed, told, faults, hub.peak_nbytes, seconds
-        return Run(*known, loss, refused)
-
-    def _faults(
-        self, hub: Watched, code: int | None, codes: list[int | None], honest: list[Watched]
-    ) -> tuple[list[str], float | None]:
-        faults, loss = [], None
-        if code != 0:
-            faults.append(f"the hub's exit code is {code}: {''.join(hub.err[-4:])}")
-        else:
-            result: dict[str, Any] = json.loads("".join(hub.out))
-            loss = result["epochs"][-1]["train_loss"]
-            if len(result["epochs"]) != self._epochs:
-                faults.append(f"{len(result['epochs'])} epochs of {self._epochs}")
-        for number, (own, one) in enumerate(zip(codes, honest, strict=True)):
-            if own != 0:
-                faults.append(f"honest worker {number} ended with {own}: {''.join(one.err[-3:])}")
-        for one in (hub, *honest):
-            said = "".join(one.err)
-            if "Traceback" in said:
-                faults.append(f"a traceback: {said[-2000:]}")
-        return faults, loss
+        hub = Attempt(_hub(seed, epochs), folder, "hub", folder)
+        stack.callback(hub.kill)
+        if (port := hub.port()) is None:
+            raise RuntimeError(hub.end().said)
+        words = [_worker(port, number) for number in honest]
+        words += [_liars(port, liars, seed)] if liars else []
+        others = [Attempt(one, folder, "worker", folder) for one in words]
+        for one in others:
+            stack.callback(one.kill)
+        peak = 0
+        while hub.is_running:
+            peak = max(peak, peak_nbytes(hub.process.pid))
+            time.sleep(0.1)
+        ended, seconds = hub.end(), time.monotonic() - began_s
+        ends = [one.end() for one in others[: len(honest)]]
+        faults, loss = _faults(folder, epochs, ended, ends)
+        faults += ["the liars ended by themselves" for one in others if not one.is_running][
+            len(honest) :
+        ]
+        log = folder / "lies.jsonl"
+        lines = log.read_text().splitlines() if log.exists() else []
+    told = Counter(json.loads(line)["rule"] for line in lines)
+    return Run(seed, told, faults, peak, seconds, loss)
 
 
-def bound_nbytes(strategy: str, honest_nbytes: int) -> int:
+def _hub(seed: int, epochs: int) -> list[str]:
+    settings = f"--set lanes=1 --set head=fc1 --seed {seed} --epochs {epochs} --batch-size 48"
+    times = f"--deadline-s {_DEADLINE_S} --profile-s 0.05 --wait-s 300 --checkpoint-every 1s"
+    place = f"--workers {_NUM_WORKERS} --bind tcp://127.0.0.1:0 --keys keys --output runs"
+    words = f"-m paceline hub small:Small --data digits --learning-rate 0.02 {settings} {times}"
+    return f"{words} {place}".split()
+
+
+def _worker(port: int, number: int) -> list[str]:
+    place = f"--connect tcp://127.0.0.1:{port} --keys keys --as {number}"
+    return f"-m paceline worker {place} --device cpu --threads 1 --deadline-s 30".split()
+
+
+def _liars(port: int, workers: list[int], seed: int) -> list[str]:
+    task = {"address": f"tcp://127.0.0.1:{port}", "workers": workers, "seed": seed}
+    return [str(HERE / "liar.py"), json.dumps(task | {"stall_s": _STALL_S})]
+
+
+def _faults(
+    folder: Path, epochs: int, hub: Ended, honest: list[Ended]
+) -> tuple[list[str], float | None]:
+    """Return what is wrong with how the hub and the honest workers ended, and the loss."""
+    faults = [
+        f"a process ended with {one.code}: {one.said[-2000:]}"
+        for one in (hub, *honest)
+        if one.code or "Traceback" in one.said
+    ]
+    found = list(folder.glob("runs/*/result.json"))
+    if not found:
+        return [*faults, "there is no result"], None
+    known: list[dict[str, Any]] = json.loads(found[0].read_text())["epochs"]
+    if len(known) != epochs:
+        faults.append(f"{len(known)} epochs of {epochs}")
+    return faults, known[-1]["train_loss"]
+
+
+def bound_nbytes(honest_nbytes: int) -> int:
     """Return the memory that a hub may take: that of an honest run, and what liars may hold.
 
     Of each its unanswered requests and its queues; and the record that is being checked.
     """
     queues = 2 * QUEUED_PIECES * (256 << 10)
-    message = _MESSAGE_NBYTES[strategy]
-    held = (CREDIT_MESSAGES + 1) * message + queues
-    return honest_nbytes + _NUM_LIARS * held + _RECORD_TIMES * message + _SLACK_NBYTES
+    held = (CREDIT_MESSAGES + 1) * _MESSAGE_NBYTES + queues
+    return honest_nbytes + _NUM_LIARS * held + _RECORD_TIMES * _MESSAGE_NBYTES + _SLACK_NBYTES
 
 
 def measure(count: int, seed: int) -> dict[str, Any]:
     """Run until so many lies were told; return what came of the runs."""
-    honest = {one: run(one, seed, lies=False, epochs=10) for one in STRATEGIES}
-    bounds = {one: bound_nbytes(one, found.peak_nbytes) for one, found in honest.items()}
+    honest = run(seed, lies=False, epochs=_HONEST_EPOCHS)
+    bound = bound_nbytes(honest.peak_nbytes)
     told: Counter[str] = Counter()
     rows = []
     while told.total() < count:
-        for strategy in STRATEGIES:
-            found = run(strategy, seed, lies=True)
-            if found.peak_nbytes > bounds[strategy]:
-                found.faults.append(f"memory of {found.peak_nbytes:,} bytes")
-            told += found.lies
-            rows.append(found)
-            print(
-                f"{strategy}, seed {seed}: {found.lies.total()} lies, {found.seconds:.0f} s, "
-                f"loss {found.loss}, {found.peak_nbytes / 2**20:.0f} MiB; {found.faults or 'well'}",
-                file=sys.stderr,
-                flush=True,
-            )
-            seed += 1
-    return {
-        "lies": dict(told),
-        "runs": [
-            {
-                "strategy": one.strategy,
-                "seed": one.seed,
-                "lies": one.lies.total(),
-                "faults": one.faults,
-                "peak_nbytes": one.peak_nbytes,
-                "seconds": one.seconds,
-                "train_loss": one.loss,
-            }
-            for one in rows
-        ],
-        "bounds_nbytes": bounds,
-        "honest_nbytes": {one: found.peak_nbytes for one, found in honest.items()},
-    }
+        found = run(seed + len(rows), lies=True)
+        if found.peak_nbytes > bound:
+            found.faults.append(f"memory of {found.peak_nbytes:,} bytes")
+        told += found.lies
+        rows.append({**asdict(found), "strategy": "wheel", "lies": found.lies.total()})
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    known = {"bounds_nbytes": {"wheel": bound}, "honest_nbytes": {"wheel": honest.peak_nbytes}}
+    return {"lies": dict(told), "runs": rows, **known}

@@ -1,29 +1,20 @@
 """Faults: what workers, files and signals do to somebody else's training.
 
-    python benchmarks/faults/main.py [lies] [loop] [files] [frames] [--quick]
-
 `lies`: workers that have the keys send what they should not. `loop`: signals and cut connections at
 random moments. `files` and `frames`: mutated input of every parser. Each prints the seed of what
-goes wrong as it happens. With --quick a few of each show that everything works.
+goes wrong as it happens.
 """
 
-import os
-import sys
-from pathlib import Path
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for benchmarks/gpu
-os.environ["OMP_NUM_THREADS"] = "1"
+import fuzz
+import lies
+import loop
+from fuzzing.child import CPU_S, MEMORY_NBYTES
 
-import fuzz  # noqa: E402
-import lies  # noqa: E402
-import loop  # noqa: E402
-import tables  # noqa: E402
-from fuzzing.child import CPU_S, MEMORY_NBYTES  # noqa: E402
-
-import parts  # noqa: E402
+from figures import Part, table
 
 _SEED, _MOST_S = 1, 7200.0
 
@@ -49,5 +40,58 @@ def _fuzzed(count: int, *, is_frame: bool) -> dict[str, Any]:
     return {"seed": _SEED, "memory_nbytes": MEMORY_NBYTES, "seconds": CPU_S, "parsers": rows}
 
 
-if __name__ == "__main__":
-    parts.run(HERE, {"lies": _lies, "loop": _loop, "files": _files, "frames": _frames}, tables.of)
+def _text_of_lies(figures: Mapping[str, Any]) -> str:
+    lines = []
+    for strategy, bound in figures["bounds_nbytes"].items():
+        runs = [one for one in figures["runs"] if one["strategy"] == strategy]
+        peak = max(one["peak_nbytes"] for one in runs)
+        well = sum(not one["faults"] for one in runs)
+        lies = sum(one["lies"] for one in runs)
+        memory = f"{_mib(peak)} of {_mib(bound)}; {_mib(figures['honest_nbytes'][strategy])}"
+        lines.append([strategy, str(len(runs)), f"{lies:,}", str(well), memory])
+    head = ["strategy", "runs", "lies", "ended with a result", "memory of the hub, MiB: peak of "]
+    head[-1] += "bound; without lies"
+    rules = ", ".join(f"{name} {count}" for name, count in Counter(figures["lies"]).most_common())
+    return f"{table('Lies of workers with keys', head, lines)}\n\nBy rule: {rules}."
+
+
+def _text_of_loop(figures: Mapping[str, Any]) -> str:
+    outcomes = ("recovered", "ended in order", "failed")
+    rows = loop.counts(figures["trials"])
+    total: Counter[str] = sum(rows.values(), Counter())
+    lines = [
+        [name, *(str(own[one]) for one in ("faults", *outcomes))]
+        for name, own in (*rows.items(), ("all", total))
+    ]
+    kinds = Counter(one["kind"] for trial in figures["trials"] for one in trial["faults"])
+    shown = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
+    head = ["what trains", "faults", *(f"runs that {one}" for one in outcomes)]
+    return f"{table('Faults at random', head, lines)}\n\nFaults: {shown}."
+
+
+def _text_of_fuzzed(figures: Mapping[str, Any]) -> str:
+    rows = figures["parsers"]
+    lines = [
+        [
+            *(one["parser"], f"{one['tried']:,}", f"{one['refused']:,}", f"{one['accepted']:,}"),
+            str(sum(one[key] for key in ("unclear", "crashed", "hung", "killed"))),
+            *(f"{one['longest_s']:.2f}", _mib(one["peak_nbytes"])),
+        ]
+        for one in rows
+    ]
+    total = sum(one["tried"] for one in rows)
+    limits = f"{figures['seconds']} s and {_mib(figures['memory_nbytes'])} MiB"
+    head = ["parser", "tried", "refused in a line", "accepted", "else", "longest, s", "most, MiB"]
+    return table(f"{total:,} changed inputs, of which each may take {limits}", head, lines)
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.0f}"
+
+
+PARTS = {
+    "lies": Part(_lies, _text_of_lies),
+    "frames": Part(_frames, _text_of_fuzzed),
+    "files": Part(_files, _text_of_fuzzed),
+    "loop": Part(_loop, _text_of_loop),
+}

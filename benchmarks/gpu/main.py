@@ -12,22 +12,30 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 TESTS = HERE.parents[1] / "tests"
 
-# The seconds after which a part is ended: together less than thirteen minutes.
-DEADLINES_S = {
-    "tests": 240.0,
-    "sums": 35.0,
-    "hidden": 120.0,
-    "beside": 45.0,
-    "codecs": 20.0,
-    "hogbatch": 95.0,
-    "probe": 45.0,
-    "profile": 65.0,
-    "predicted": 65.0,
+
+class Planned(NamedTuple):
+    """A part: what measures it, and the seconds after which it is ended."""
+
+    function: str
+    deadline_s: float
+
+
+PARTS = {  # together less than thirteen minutes
+    "tests": Planned("evidence.tests:run", 240.0),
+    "sums": Planned("evidence.sums:run", 35.0),
+    "hidden": Planned("evidence.hidden:run", 120.0),
+    "beside": Planned("evidence.beside:run", 45.0),
+    "codecs": Planned("evidence.codecs:run", 20.0),
+    "hogbatch": Planned("evidence.hogbatch:run", 95.0),
+    "probe": Planned("evidence.commands:probe", 45.0),
+    "profile": Planned("evidence.commands:profile", 65.0),
+    "predicted": Planned("evidence.commands:predicted", 65.0),
 }
 _SMOKE_DEADLINE_S = 600.0  # on a machine that may be busy with anything
 
@@ -36,16 +44,31 @@ def main() -> int:
     """Run the parts that are asked for, and show what came of them."""
     parser = argparse.ArgumentParser(description="Measure Paceline on this machine's GPUs.")
     parser.add_argument("folder", type=Path, help="where each part leaves its JSON")
-    known = ", ".join(DEADLINES_S)
-    parser.add_argument("parts", nargs="*", metavar="part", help=f"only these: {known}")
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--smoke", action="store_true", help="only show that everything works")
     given = parser.parse_args()
-    if unknown := [name for name in given.parts if name not in DEADLINES_S]:
-        parser.error(f"no part is called {unknown[0]!r}; known: {known}")
+    if unknown := [name for name in given.parts if name not in PARTS]:
+        parser.error(f"no part is called {unknown[0]!r}; known: {', '.join(PARTS)}")
     if problem := _problem(smoke=given.smoke):
         print(f"gpu-evidence: {problem}", file=sys.stderr)
         return 2
-    return _measured(given.folder, given.parts or list(DEADLINES_S), smoke=given.smoke)
+    import supervise
+
+    # Parts are ended by `finally`, which an unhandled SIGTERM would not reach.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    given.folder.mkdir(parents=True, exist_ok=True)
+    done = []
+    try:
+        for name in given.parts or PARTS:
+            function, deadline_s = PARTS[name]
+            path = given.folder.resolve() / f"{name}.json"
+            limit_s = _SMOKE_DEADLINE_S if given.smoke else deadline_s
+            done.append(supervise.run(path, function, limit_s, smoke=given.smoke))
+    finally:
+        found = supervise.summary(given.folder, PARTS)
+        (given.folder / "README.md").write_text(found + "\n")
+        print(f"\n{found}", flush=True)
+    return 0 if all(done) else 1
 
 
 def _problem(*, smoke: bool) -> str | None:
@@ -79,27 +102,6 @@ def _simulate() -> None:
 
     known = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [known]), str(CHILDREN)])
-
-
-def _measured(folder: Path, names: list[str], *, smoke: bool) -> int:
-    import summary
-    from supervise import Planned, run_all
-
-    # Parts are ended by `finally`, which an unhandled SIGTERM would not reach.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    folder = folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    parts = [
-        Planned(name, f"evidence.{name}", _SMOKE_DEADLINE_S if smoke else DEADLINES_S[name])
-        for name in names
-    ]
-    try:
-        were_done = run_all(parts, folder, ["--smoke"] if smoke else [])
-    finally:
-        found = summary.text(folder, DEADLINES_S)
-        (folder / "README.md").write_text(found + "\n")
-        print(f"\n{found}", flush=True)
-    return 0 if were_done else 1
 
 
 if __name__ == "__main__":

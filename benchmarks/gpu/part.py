@@ -1,21 +1,31 @@
-"""One part of the evidence, as its module sees it: where to run, how much, and what is kept."""
+"""One part of the evidence, as what measures it sees it: where to run, how much, what is kept.
 
+    part.py MODULE:FUNCTION FILE [--smoke]
+
+calls the function with the part. SIGTERM ends it, and has it say where it was.
+"""
+
+import faulthandler
 import json
-import shutil
+import signal
+import sys
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[1])]
+    sys.modules["part"] = sys.modules["__main__"]  # what parts import
+
 import torch
 import torch.distributed as dist
+from torch.utils import collect_env
 
 from paceline.links.devices import Device, device_of, gpus
-from paceline.links.processes import output
 from paceline.measure.this_machine import facts
 
-_DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-_DRIVER_S = 20.0
 _PACKAGES = ("triton", "bitsandbytes", "numpy", "pytest")
 
 
@@ -35,8 +45,15 @@ class Part:
         self._path = path
         self._figures: dict[str, Any] = {}
         self._summary: dict[str, str] = {}
-        self._about = self._described()
-        self._write("unfinished", None)
+        self._about = {
+            "part": path.stem,
+            "simulated": self.gpus[0].type != "cuda",
+            "smoke": smoke,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": facts(self.gpus[0]) | {"num_gpus": len(self.gpus)},
+            "versions": _versions(),
+        }
+        self.write("unfinished")
 
     @property
     def device(self) -> Device:
@@ -54,61 +71,42 @@ class Part:
         """Write figures to the file, with the line that the summary shows of them."""
         self._figures[name], self._summary[name] = figures, line
         print(f"{name}: {line}", flush=True)
-        self._write("unfinished", None)
+        self.write("unfinished")
 
-    def end(self, error: Exception | None) -> None:
-        """Write how the part has ended."""
-        self._write("done" if error is None else "failed", error)
-
-    def _described(self) -> dict[str, Any]:
-        return {
-            "part": self._path.stem,
-            "simulated": self.gpus[0].type != "cuda",
-            "smoke": self.smoke,
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": facts(self.gpus[0]) | {"num_gpus": len(self.gpus)},
-            "versions": _versions(),
-        }
-
-    def _write(self, outcome: str, error: Exception | None) -> None:
-        why = None if error is None else f"{type(error).__name__}: {error}"
-        content = self._about | {
-            "outcome": outcome,
-            "why": why,
-            "summary": self._summary,
-            "figures": self._figures,
-        }
-        write(self._path, content)
-
-
-def write(path: Path, content: dict[str, Any]) -> None:
-    """Write a part's file in one piece: a process that is killed leaves the file before."""
-    beside = path.with_suffix(".tmp")
-    beside.write_text(json.dumps(content, indent=2) + "\n")
-    beside.replace(path)
+    def write(self, outcome: str, why: str | None = None) -> None:
+        """Write the file in one piece: a process that is killed leaves the file before."""
+        found = {"summary": self._summary, "figures": self._figures}
+        content = self._about | {"outcome": outcome, "why": why} | found
+        beside = self._path.with_suffix(".tmp")
+        beside.write_text(json.dumps(content, indent=2) + "\n")
+        beside.replace(self._path)
 
 
 def _versions() -> dict[str, str | None]:
     nccl = torch.cuda.nccl.version() if dist.is_nccl_available() else None
+    known = {one.metadata["Name"]: one.version for one in distributions()}
     return {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "nccl": None if nccl is None else ".".join(map(str, nccl)),
-        "driver": _driver(),
-        **{name: _version(name) for name in _PACKAGES},
+        "driver": collect_env.get_nvidia_driver_version(collect_env.run),
+        **{name: known.get(name) for name in _PACKAGES},
     }
 
 
-def _version(package: str) -> str | None:
+def main() -> None:
+    """Run a part."""
+    faulthandler.register(signal.SIGTERM, chain=True)
+    function, file, *options = sys.argv[1:]
+    part = Part(Path(file), smoke="--smoke" in options)
+    module, _, name = function.partition(":")
     try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+        getattr(import_module(module), name)(part)
+    except Exception as error:
+        part.write("failed", f"{type(error).__name__}: {error}")
+        raise
+    part.write("done")
 
 
-def _driver() -> str | None:
-    program = shutil.which(_DRIVER[0])
-    if program is None:
-        return None
-    done = output([program, *_DRIVER[1:]], _DRIVER_S)
-    return done.stdout.split("\n")[0].strip() if done.returncode == 0 else None
+if __name__ == "__main__":
+    main()

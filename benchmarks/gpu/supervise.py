@@ -1,4 +1,4 @@
-"""Run parts in processes of their own, each with a deadline, so that one that fails leaves others.
+"""Run a part in a process of its own, with a deadline, and say what came of all parts.
 
 A part that is not done at its deadline is ended with all processes that it started, those in other
 sessions too: tests of GPUs start whole commands, which would go on keeping the GPU busy.
@@ -7,121 +7,100 @@ sessions too: tests of GPUs start whole commands, which would go on keeping the 
 import json
 import os
 import shlex
-import signal
+import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Any
 
-from part import write
+from attempt import end_all
+from figures import table
+from paceline.links.processes import TERMINATION_S, reason
 
-from paceline.links.processes import TERMINATION_S, Process, reason, start
-
-_CHILD = Path(__file__).with_name("child.py")
-_MARK = "PACELINE_EVIDENCE_PART"
+_CHILD = Path(__file__).with_name("part.py")
 _MOST_SAID = 10_000  # characters
-_KILLING_S = 10.0  # for the kernel to end processes, which may wait for a driver
+_WARNING = (
+    "**Simulated, or with --smoke: this shows that everything works. The figures mean nothing.**"
+)
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A part to be run: the module that measures it, and how long it may take."""
-
-    name: str
-    module: str
-    deadline_s: float
-
-
-def run_all(parts: Iterable[Planned], folder: Path, options: Sequence[str]) -> bool:
-    """Run parts one after another; return True if all were done. Each leaves NAME.json."""
-    outcomes = [_run(part, folder, options) for part in parts]
-    return all(outcomes)
-
-
-def _run(part: Planned, folder: Path, options: Sequence[str]) -> bool:
-    path = folder / f"{part.name}.json"
+def run(path: Path, function: str, deadline_s: float, *, smoke: bool) -> bool:
+    """Run a part, which leaves its file there; return True if it was done."""
     path.unlink(missing_ok=True)  # what an earlier run has left is not this one's
-    print(f"\n== {part.name}: at most {part.deadline_s:g} s", flush=True)
+    print(f"\n== {path.stem}: at most {deadline_s:g} s", flush=True)
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory() as place:
-        ended = _ended([part.module, str(path), place, *options], part)
+    code, said = _ended([function, str(path), *(["--smoke"] if smoke else [])], deadline_s)
     content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    outcome = {None: "ended at its deadline", 0: "done"}.get(code, "failed")
     content |= {
-        "part": part.name,
+        "part": path.stem,
         "command": shlex.join(sys.argv),
         "seconds": time.monotonic() - begun,
-        "deadline_s": part.deadline_s,
-        **_outcome(ended, content.get("why")),
+        "deadline_s": deadline_s,
+        "outcome": outcome,
+        "why": (content.get("why") or f"its process {reason(code)}") if code else None,
+        "stderr": None if code == 0 else said[-_MOST_SAID:],
     }
-    write(path, content)
-    print(f"== {part.name}: {content['outcome']}, {content['seconds']:.0f} s", flush=True)
-    return ended.code == 0
+    path.write_text(json.dumps(content, indent=2) + "\n")
+    print(f"== {path.stem}: {outcome}, {content['seconds']:.0f} s", flush=True)
+    return code == 0
 
 
-class _Ended(NamedTuple):
-    """A part's process: its exit code, None at the deadline; what it said; what still runs."""
-
-    code: int | None
-    said: str
-    left: list[int]
-
-
-def _ended(arguments: Sequence[str], part: Planned) -> _Ended:
-    """Start a part's process and wait for its end, or end it at its deadline."""
-    mark = f"{os.getpid()}-{part.name}"
-    with tempfile.TemporaryFile() as stderr:
-        command = [sys.executable, str(_CHILD), *arguments]
-        process = None  # also if a signal comes when it is started, but not yet known here
+def _ended(arguments: list[str], deadline_s: float) -> tuple[int | None, str]:
+    """Return a part's exit code, None at its deadline, and what it said."""
+    with TemporaryDirectory() as place, TemporaryFile("w+", errors="replace") as stderr:
+        process, code = None, None
         try:
-            process = start(command, environment={_MARK: mark}, stderr=stderr)
-            process.wait(part.deadline_s)
-            code = process.poll()
+            process = subprocess.Popen(
+                [sys.executable, str(_CHILD), *arguments],
+                cwd=place,
+                env=os.environ | {"TMPDIR": place},
+                stderr=stderr,
+                start_new_session=True,
+            )
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(deadline_s)
+            if code is None:
+                process.terminate()  # it says where it is
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(TERMINATION_S)
         finally:
-            left = _end(process, f"{_MARK}={mark}".encode())
-            stderr.seek(0)
-            said = stderr.read().decode(errors="replace")
-            sys.stderr.write(said)
-    return _Ended(code, said, left)
+            end_all(place)
+            if process is not None:
+                process.wait()
+        stderr.seek(0)
+        said = stderr.read()
+    sys.stderr.write(said)
+    return code, said
 
 
-def _outcome(ended: _Ended, why: str | None) -> dict[str, Any]:
-    code = ended.code
-    outcomes = {None: "ended at its deadline", 0: "done"}
-    whys = [why or f"its process {reason(code)}"] if code else []
-    whys += [f"process {pid} cannot be ended" for pid in ended.left]
-    return {
-        "outcome": outcomes.get(code, "failed"),
-        "why": "; ".join(whys) or None,
-        "stderr": None if code == 0 else ended.said[-_MOST_SAID:],
-    }
+def summary(folder: Path, names: Iterable[str]) -> str:
+    """Return a table of the named parts, in Markdown; parts without a file are left out."""
+    paths = [folder / f"{name}.json" for name in names]
+    found = [json.loads(path.read_text()) for path in paths if path.exists()]
+    claims_nothing = any(one.get("simulated") or one.get("smoke") for one in found)
+    head = ("part", "outcome", "s", "figures")
+    drawn = table("Evidence from a GPU", head, [_row(one) for one in found])
+    return "\n\n".join([*([_WARNING] if claims_nothing else []), drawn, *_places(found)])
 
 
-def _end(process: Process | None, mark: bytes) -> list[int]:
-    """End a part's process group, and what else it has started; return what cannot be ended."""
-    if process is not None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait(TERMINATION_S)
-            os.killpg(process.pid, signal.SIGKILL)
-        process.close()
-    until = time.monotonic() + _KILLING_S
-    while (left := _marked(mark)) and time.monotonic() < until:
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-    return left
+def _row(content: Mapping[str, Any]) -> tuple[str, ...]:
+    figures = [f"{name}: {line}" for name, line in content.get("summary", {}).items()]
+    why = [content["why"].splitlines()[0]] if content["why"] else []
+    cells = "<br>".join([*figures, *why]).replace("|", "/")
+    seconds = f"{content['seconds']:.0f}" if "seconds" in content else "-"  # it was interrupted
+    return content["part"], content["outcome"], seconds, cells
 
 
-def _marked(mark: bytes) -> list[int]:
-    """Return the processes that were started with this variable in their environment."""
-    found = []
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # it has ended, or is somebody else's
-            if mark in environment.read_bytes().split(b"\0"):
-                found.append(int(environment.parent.name))
-    return found
+def _places(found: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Say once of each machine, with its versions, which parts were measured on it, and when."""
+    places: dict[str, list[str]] = {}
+    for one in found:
+        about = one.get("machine", {}) | one.get("versions", {})
+        place = ", ".join(f"{key} {value}" for key, value in about.items() if value is not None)
+        places.setdefault(place, []).append(f"{one['part']} ({one.get('date', 'no date')})")
+    for place, parts in places.items():
+        yield f"{', '.join(parts)}: {place or 'nothing is known of the machine'}"

@@ -12,7 +12,7 @@ import torch
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Epoch, Outcome
 from paceline.core.settings import TrainSettings
-from paceline.exchange.session import TrainingSession
+from paceline.exchange.session import Progress, TrainingSession
 from paceline.links.group import Group
 from paceline.records.settings import configuration, validated_settings
 from paceline.strategies.hogbatch import STRATEGY
@@ -25,22 +25,6 @@ MODEL, NUM_SAMPLES = "covtype-mlp", 125_000  # a fifth of them for testing
 RACE_MODEL, NUM_OF_RACE = "mlp-54-256-256-2", 25_000  # a hundred runs of it
 QUICK_MODEL, QUICK_DATA = "mlp-64-128-10", "digits"
 _TRIAL_S = 0.5
-
-
-class _Silent:
-    """Progress that nobody looks at."""
-
-    def begin(self, total: int, unit: str) -> None:
-        """Show nothing."""
-
-    def advance(self, count: int = 1) -> None:
-        """Show nothing."""
-
-    def epoch(self, epoch: Epoch, score: str) -> None:
-        """Show nothing."""
-
-    def status(self, text: str) -> None:
-        """Show nothing."""
 
 
 def settings(quick: bool, **values: Any) -> TrainSettings:
@@ -57,7 +41,7 @@ def runner_of(wanted: TrainSettings) -> Iterator[HogbatchRunner]:
     """Start a run as the settings say; its workers have tried their speed."""
     group = Group.alone(torch.device("cpu"), wanted.deadline_s)
     config = configuration(wanted)
-    with start(TrainingSession(wanted, STRATEGY, config, "benchmark", group, _Silent())) as runner:
+    with start(TrainingSession(wanted, STRATEGY, config, "benchmark", group, Progress())) as runner:
         runner.measure()
         yield runner
 

@@ -1,38 +1,20 @@
-"""Uneven workers on one model: what the coordinator costs, and what the policies gain.
+"""Uneven workers on one model: what the coordinator costs, and what the policies gain."""
 
-    python benchmarks/hogbatch/main.py [PART ...] [--quick]
+import coordinator
+import ideal
+import public
+import ratios
+import small
+import tables
+import target
 
-Parts are coordinator, ratios, small, target, ideal and public; without one all are measured. With
---quick a few batches show that everything works; the figures mean nothing, and are not written.
-"""
-
-import os
-import sys
-from pathlib import Path
-
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-os.environ["OMP_NUM_THREADS"] = "1"
-
-import coordinator  # noqa: E402
-import ideal  # noqa: E402
-import public  # noqa: E402
-import ratios  # noqa: E402
-import small  # noqa: E402
-import tables  # noqa: E402
-import target  # noqa: E402
-
-import parts  # noqa: E402
+from figures import Part
 
 PARTS = {
-    "coordinator": coordinator.measure,
-    "ratios": ratios.measure,
-    "small": small.measure,
-    "target": target.measure,
-    "ideal": ideal.measure,
-    "public": public.measure,
+    "coordinator": Part(coordinator.measure, tables.of_coordinator),
+    "ratios": Part(ratios.measure, tables.of_ratios),
+    "small": Part(small.measure, tables.of_small),
+    "target": Part(target.measure, tables.of_target),
+    "ideal": Part(ideal.measure, tables.of_ideal),
+    "public": Part(public.measure, tables.of_public),
 }
-
-if __name__ == "__main__":
-    parts.run(HERE, PARTS, tables.of)

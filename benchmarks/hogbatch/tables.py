@@ -2,23 +2,11 @@
 
 from typing import Any
 
-from figures import shown
-from readme import table
+from figures import shown, table
 
 
-def of(part: str, figures: dict[str, Any]) -> str:
-    """Return the table of a part."""
-    return {
-        "coordinator": _coordinator,
-        "ratios": _ratios,
-        "small": _small,
-        "target": _target,
-        "ideal": _ideal,
-        "public": _public,
-    }[part](figures)
-
-
-def _coordinator(figures: dict[str, Any]) -> str:
+def of_coordinator(figures: dict[str, Any]) -> str:
+    """Return the table of part coordinator."""
     rows = [
         ("messages per second of the coordinator's CPU", f"{figures['messages_per_cpu_s']:,.0f}"),
         ("messages per second, with workers that hardly compute", _count(figures)),
@@ -34,7 +22,8 @@ def _count(figures: dict[str, Any]) -> str:
     return f"{figures['messages_per_s']:,.0f}"
 
 
-def _ratios(figures: dict[str, Any]) -> str:
+def of_ratios(figures: dict[str, Any]) -> str:
+    """Return the table of part ratios."""
     rows = [
         (
             ratio,
@@ -55,7 +44,8 @@ def _ratios(figures: dict[str, Any]) -> str:
     return table("Policy adaptive, second half of the run", head, rows)
 
 
-def _small(figures: dict[str, Any]) -> str:
+def of_small(figures: dict[str, Any]) -> str:
+    """Return the table of part small."""
     rows = [
         (size, *(shown(ways[way][threads], 1e6, 0) for threads in "12" for way in ("C++", "torch")))
         for size, ways in figures.items()
@@ -64,7 +54,8 @@ def _small(figures: dict[str, Any]) -> str:
     return table("Microseconds of a sub-batch", head, rows)
 
 
-def _target(figures: dict[str, Any]) -> str:
+def of_target(figures: dict[str, Any]) -> str:
+    """Return the table of part target."""
     rows = [
         (
             *(ratio, way, _shown(row["rate"]), _shown(row["median_s"]), _list(row["seconds"])),
@@ -77,7 +68,8 @@ def _target(figures: dict[str, Any]) -> str:
     return table("Time to the target loss", head, rows)
 
 
-def _ideal(figures: dict[str, Any]) -> str:
+def of_ideal(figures: dict[str, Any]) -> str:
+    """Return the table of part ideal."""
     rows = [
         (speeds, way, _times(row["faster"]), f"{row['updates']:,}")
         for speeds, ways in figures.items()
@@ -87,7 +79,8 @@ def _ideal(figures: dict[str, Any]) -> str:
     return table("Update by update, as if nothing but arithmetic took time", head, rows)
 
 
-def _public(figures: dict[str, Any]) -> str:
+def of_public(figures: dict[str, Any]) -> str:
+    """Return the table of part public."""
     rows = [(way, _shown(row["epoch_s"]), _shown(row["seconds"])) for way, row in figures.items()]
     return table("Public alternatives", ("way", "s an epoch", "s to the target"), rows)
 

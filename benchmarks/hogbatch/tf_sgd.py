@@ -13,7 +13,6 @@ import time
 import numpy as np
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import tensorflow as tf
 

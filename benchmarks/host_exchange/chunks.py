@@ -84,7 +84,7 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
     """Return what was predicted, what the searches picked, and the sweep."""
     workload = step_of("resnet152", _BATCH_SIZE)
     times = layer_times(workload, rehearsed.p100())
-    task = rehearsed.rehearsal(workload, times)
+    task = Task.paced(workload, times)
     predicted = _predicted(workload, times, group)
     num_layers = len(workload.layers)
     interval = 2 if quick else 10

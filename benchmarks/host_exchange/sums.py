@@ -1,8 +1,8 @@
 """The sum of float32 gradients: the arena, torch's gloo, OpenMPI, and what memory allows."""
 
 import ctypes
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mpi
@@ -21,26 +21,10 @@ _COPIES = ("memcpy", "copy_")
 def measure(group: Group, quick: bool) -> dict[str, Any]:
     """Return the figures of a large sum, and for two ranks of a small one."""
     counts = (LARGE, SMALL) if group.world_size == 2 else (LARGE,)
-    with _openmpi(group) as openmpi:
-        return {f"{count:,} float32": _case(count, group, openmpi, quick) for count in counts}
+    return {f"{count:,} float32": _case(count, group, quick) for count in counts}
 
 
-@contextmanager
-def _openmpi(group: Group) -> Iterator[mpi.Ranks | None]:
-    """Start OpenMPI's ranks beside ours, from rank 0, if it is installed."""
-    if group.rank != 0 or not mpi.installed():
-        yield None
-        return
-    with unpinned():
-        started = mpi.ranks([cpu_of(rank) for rank in range(group.world_size)])
-        openmpi = started.__enter__()
-    try:
-        yield openmpi
-    finally:
-        started.__exit__(None, None, None)
-
-
-def _case(count: int, group: Group, openmpi: mpi.Ranks | None, quick: bool) -> dict[str, Any]:
+def _case(count: int, group: Group, quick: bool) -> dict[str, Any]:
     arena = _open(count, group)
     gradients = torch.zeros(count)
     everyone = group.world_size
@@ -49,7 +33,7 @@ def _case(count: int, group: Group, openmpi: mpi.Ranks | None, quick: bool) -> d
         Variant("gloo", timed(lambda: _all_reduce(gradients), 1), everyone),
     ]
     if mpi.installed():
-        variants.append(Variant("openmpi", _asked(openmpi, count), 1))
+        variants.append(Variant("openmpi", partial(_openmpi, everyone, count), 1))
     if count == LARGE:
         # One on each core: more cannot make the memory faster.
         variants += _copies(count, min(everyone, num_cores()))
@@ -98,12 +82,10 @@ def _all_reduce(gradients: torch.Tensor) -> None:
     dist.all_reduce(gradients)
 
 
-def _asked(openmpi: mpi.Ranks | None, count: int) -> Callable[[int], list[float]]:
-    def run(num_times: int) -> list[float]:
-        assert openmpi is not None, "only rank 0 asks"
-        return openmpi.sums(count, num_times)
-
-    return run
+def _openmpi(num_ranks: int, count: int, num_times: int) -> list[float]:
+    """Have OpenMPI's ranks, started by our first one, sum."""
+    with unpinned():
+        return mpi.sums([cpu_of(rank) for rank in range(num_ranks)], count, num_times)
 
 
 def _copies(count: int, num_ranks: int) -> list[Variant]:

@@ -3,20 +3,13 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from figures import shown
-from readme import table
+from figures import shown, table
 
 Rows = Mapping[str, Mapping[str, Any]]
 
 
-def of(part: str, by_ranks: Mapping[str, Any]) -> str:
-    """Return the tables of a part."""
-    title, one = _PARTS[part]
-    bodies = [one(ranks, figures) for ranks, figures in by_ranks.items()]
-    return "\n\n".join([f"## {title}", *bodies])
-
-
-def _sums(ranks: str, cases: Mapping[str, Rows]) -> str:
+def sums(ranks: str, cases: Mapping[str, Rows]) -> str:
+    """Return the tables of sums on so many ranks."""
     parts = []
     for case, rows in cases.items():
         lines = [
@@ -39,7 +32,8 @@ def _sentence(limit: Mapping[str, float]) -> str:
     )
 
 
-def _steps(ranks: str, cases: Mapping[str, Mapping[str, Any]]) -> str:
+def steps(ranks: str, cases: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the tables of steps."""
     head = (
         "variant",
         "ms a step, median [quartiles]",
@@ -74,7 +68,8 @@ def _remarks(figures: Mapping[str, Any]) -> Iterable[str]:
         yield f"auto: {figures['why']}"
 
 
-def _chunks(ranks: str, figures: Mapping[str, Any]) -> str:
+def chunks(ranks: str, figures: Mapping[str, Any]) -> str:
+    """Return the tables of the searches and of the sweep."""
     searches = [
         (
             name,
@@ -107,13 +102,3 @@ def _predicted(figures: Mapping[str, Any], size: str) -> str:
 
 def _ratios(row: Mapping[str, Any]) -> tuple[str, str]:
     return f"{row['ratio_of_medians']:.3f}", shown(row["ratio"])
-
-
-_PARTS = {
-    "sums": ("Sums", _sums),
-    "alexnet": ("AlexNet", _steps),
-    "alexnet-kept": ("AlexNet, freed memory kept by all variants", _steps),
-    "lenet": ("LeNet-5", _steps),
-    "rehearsed": ("Rehearsed: AlexNet on four P100", _steps),
-    "chunks": ("Rehearsed: the chunk of ResNet-152 on four P100", _chunks),
-}

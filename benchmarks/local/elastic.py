@@ -1,12 +1,9 @@
 """Workers that come and go by torchft: a hundred faults, and speed beside torchft's own DiLoCo.
 
-    python benchmarks/local/elastic.py ["elastic, faults"] ["elastic, torchft"] [--quick]
-
 A lighthouse and three workers are processes of this machine. In the first part workers are killed,
 stopped, or lose their connections, each at a failpoint of an exchange; which of them, when and how
 is drawn with a seed. One that is killed is started again at once. In the second part both train the
-same small GPT in turns. With --quick five faults and few steps show that everything works; the
-figures mean nothing, and are not written.
+same small GPT in turns.
 """
 
 import json
@@ -24,17 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from counted import num_computed
+
+from figures import shown, spread, table
+
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for benchmarks/gpu
-os.environ["OMP_NUM_THREADS"] = "1"
-os.environ.setdefault("RUST_LOG", "error")
-
-from counted import num_computed  # noqa: E402
-
-import parts  # noqa: E402
-from figures import shown, spread  # noqa: E402
-
 _SEED, _WORKERS, _SYNC_EVERY = 17, 3, 20
 _KINDS = {"kill": 40, "short stop": 15, "long stop": 20, "cut": 25}
 _DO = {"kill": "SIGKILL", "short stop": "SIGSTOP", "long stop": "SIGSTOP", "cut": "raise"}
@@ -82,6 +73,7 @@ def drawn(num_faults: int) -> list[Fault]:
 @contextmanager
 def lighthouse(min_replicas: int = 1) -> Iterator[str]:
     """Start a lighthouse; yield its address."""
+    os.environ.setdefault("RUST_LOG", "error")
     program = (
         "import signal; from torchft.coordination import LighthouseServer as Server;"
         f"one = Server(bind='127.0.0.1:0', min_replicas={min_replicas}, join_timeout_ms=60000,"
@@ -246,7 +238,7 @@ def beside_torchft(quick: bool) -> dict[str, Any]:
             rows[name].append(_trained(by, str(num_steps), str(every), str(seed), *codec))
     return {
         name: {
-            "tokens_per_s": spread([one["tokens_per_s"] for one in own] * (2 if quick else 1)),
+            "tokens_per_s": spread([one["tokens_per_s"] for one in own]),
             "nbytes_per_exchange": own[0]["nbytes_per_exchange"],
             "losses": [one["loss"] for one in own],
         }
@@ -274,10 +266,8 @@ def _trained(*arguments: str) -> dict[str, Any]:
     }
 
 
-def text(part: str, figures: dict[str, Any]) -> str:
-    """Return the table of a part."""
-    if "torchft" in part:
-        return _beside_text(figures)
+def text_of_faults(figures: dict[str, Any]) -> str:
+    """Return the table of the run with faults."""
     struck = ", ".join(f"{count} {kind}s" for kind, count in figures["struck"].items())
     rows = {
         "faults": f"{sum(figures['struck'].values())}: {struck}",
@@ -293,21 +283,19 @@ def text(part: str, figures: dict[str, Any]) -> str:
         "processes of workers": str(figures["processes"]),
         "test loss at the end": f"{figures['loss']:.3f}" if figures["loss"] else "none",
     }
-    lines = [f"| {part}: three workers | |", "|---|---|"]
-    return "\n".join([*lines, *(f"| {name} | {value} |" for name, value in rows.items())])
+    return table("", ("elastic, faults: three workers", ""), rows.items())
 
 
-def _beside_text(figures: dict[str, Any]) -> str:
+def text_beside(figures: dict[str, Any]) -> str:
+    """Return the table of both beside each other."""
     lines = [
-        "| two workers, torchft's quorum | tokens/s | bytes sent an exchange | test loss |",
-        "|---|---|---|---|",
+        (
+            name,
+            shown(own["tokens_per_s"], digits=0),
+            f"{own['nbytes_per_exchange']:,.0f}",
+            " ".join(f"{one:.3f}" for one in own["losses"]),
+        )
+        for name, own in figures.items()
     ]
-    for name, own in figures.items():
-        losses = " ".join(f"{one:.3f}" for one in own["losses"])
-        speed = shown(own["tokens_per_s"], digits=0)
-        lines.append(f"| {name} | {speed} | {own['nbytes_per_exchange']:,.0f} | {losses} |")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    parts.run(HERE, {"elastic, faults": faults, "elastic, torchft": beside_torchft}, text)
+    head = ("two workers, torchft's quorum", "tokens/s", "bytes sent an exchange", "test loss")
+    return table("", head, lines)

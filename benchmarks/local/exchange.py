@@ -1,78 +1,95 @@
 """Bytes of an exchange between two hosts beside the plan's, and the part that `delay` hides.
 
-    python benchmarks/local/exchange.py [--quick]
-
-It needs root, for two hosts in namespaces of their own, at 1 Gbit/s. A GPT of ten million
-parameters takes rounds of ten steps with two fragments, which travel beside three steps. Bytes are
-counted by LocalUpdates, and by the kernel as whole frames. With --quick a few steps show that
-everything works; the figures mean nothing, and are not written.
+Two hosts at 1 Gbit/s, and a GPT of ten million parameters, in rounds of ten steps with two
+fragments, which travel beside three steps. Bytes are counted by LocalUpdates, and by the kernel as
+whole frames.
 """
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
-sys.path.append(str(HERE.parent / "network"))
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for benchmarks/gpu
-os.environ["OMP_NUM_THREADS"] = "1"
+import sized_gpt
+import torch
+from hosts import TwoHosts, on_hosts
+from steps_to_loss import CASES
 
-from exchanges import DELAY, FRAGMENTS, SYNC_EVERY  # noqa: E402
-from host import missing  # noqa: E402
-from hosts import TwoHosts  # noqa: E402
-from rank_figures import on_hosts  # noqa: E402
-from steps_to_loss import CASES  # noqa: E402
+from command import paceline
+from figures import table
+from paceline import LocalUpdates
+from paceline.links.group import Group
+from paceline.training.data.batch import Batch
+from steps import wire_nbytes
 
-import parts  # noqa: E402
+_HERE, _CASE, _CODECS = Path(__file__).parent, "10m", (None, "dynamic8", "dynamic4")
+SYNC_EVERY, FRAGMENTS, DELAY = 10, 2, 3
+_NUM_ROUNDS = 4
 
-_CASE = "10m"
-_CODECS = (None, "dynamic8", "dynamic4")
 
-
-def measure(quick: bool) -> dict[str, Any]:
+def part(quick: bool) -> dict[str, Any]:
     """Return the bytes of a round as planned, sent and counted, and the hidden share."""
-    if problem := missing():
-        sys.exit(problem)
     case = "0.1m" if quick else _CASE
     found: dict[str, Any] = {}
     with TwoHosts("1gbit") as hosts:
         for codec in _CODECS:
-            own = on_hosts(hosts, HERE, "exchanges", quick, (case, codec or ""))
+            own = on_hosts(hosts, _HERE, "exchange", quick, (case, codec or ""))
             found[codec or "float32"] = {**own, "planned_nbytes": _planned(case, codec)}
     return found
 
 
 def _planned(case: str, codec: str | None) -> float:
     """Return the bytes that a host sends in a round by `paceline plan`."""
-    command = [sys.executable, "-m", "paceline", "plan", f"sized_gpt:{CASES[case].model}", "--json"]
-    command += ["--machine=two-hosts-gigabit", "--workers=2", "--strategy=local"]
-    command += [f"--batch-size={2 * CASES[case].batch_size}", f"--set=sync_every={SYNC_EVERY}"]
-    command += [f"--set=fragments={FRAGMENTS}", f"--set=delay={DELAY}"]
-    command += [f"--set=codec={codec}"] if codec else []
-    finished = subprocess.run(command, cwd=HERE, check=True, stdout=subprocess.PIPE)
-    plans = json.loads(finished.stdout)["plans"]
+    known = CASES[case]
+    settings = {"sync_every": SYNC_EVERY, "fragments": FRAGMENTS, "delay": DELAY}
+    settings |= {"codec": codec} if codec else {}
+    plans = paceline(
+        *("plan", f"sized_gpt:{known.model}", "--machine=two-hosts-gigabit", "--workers=2"),
+        *("--strategy=local", f"--batch-size={2 * known.batch_size}"),
+        *(f"--set={name}={value}" for name, value in settings.items()),
+        cwd=_HERE,
+    )["plans"]
     (own,) = (one for one in plans if one["workers"] == 2 and one["codec"] == codec)
     return float(own["wire_nbytes_per_step"]) * SYNC_EVERY
 
 
-def text(_: str, figures: dict[str, Any]) -> str:
+def measure(group: Group, quick: bool, part: str, codec: str) -> dict[str, float]:
+    """Return the bytes that this host sends in a round, and the part of the exchanges' time."""
+    case = CASES[part]
+    recipe = getattr(sized_gpt, case.model)()
+    torch.manual_seed(0)
+    model = recipe.model()
+    optimizer = torch.optim.AdamW(model.parameters(), case.learning_rate)
+    inputs, targets = Batch.of(recipe.samples.__getitems__(range(case.batch_size)))
+    updates = LocalUpdates(
+        model, optimizer, SYNC_EVERY, fragments=FRAGMENTS, delay=DELAY, codec=codec or None
+    )
+    frames = []
+    statistics: list[Any] = []
+    for step in range(_NUM_ROUNDS * SYNC_EVERY + DELAY + 1):
+        if step % SYNC_EVERY == DELAY + 1:  # the fragment that was sent last has come
+            frames.append(wire_nbytes()["tx"])
+            statistics.append(updates.statistics())
+        recipe.loss(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    group.barrier()
+    first, last = statistics[1], statistics[-1]  # the first round warms up
+    updates.close()
+    num_rounds = len(statistics) - 2
+    hidden_s, exposed_s = last.hidden_s - first.hidden_s, last.exposed_s - first.exposed_s
+    return {
+        "nbytes": (last.bytes_sent - first.bytes_sent) / num_rounds,
+        "frames_nbytes": (frames[-1] - frames[1]) / num_rounds,
+        "hidden_share": hidden_s / (hidden_s + exposed_s),
+    }
+
+
+def text(figures: dict[str, Any]) -> str:
     """Return the table."""
-    lines = [
-        "| travels as | bytes a round, planned | sent | beside the plan | frames | hidden |",
-        "|---" * 6 + "|",
-    ]
+    lines = []
     for name, own in figures.items():
         planned, sent = own["planned_nbytes"], own["nbytes"]
-        lines.append(
-            f"| {name} | {planned:,.0f} | {sent:,.0f} | {sent / planned - 1:+.1%} "
-            f"| {own['frames_nbytes']:,.0f} | {own['hidden_share']:.0%} |"
-        )
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    parts.run(HERE, {"exchange": measure}, text)
+        nbytes = f"{planned:,.0f}", f"{sent:,.0f}", f"{sent / planned - 1:+.1%}"
+        frames, hidden = f"{own['frames_nbytes']:,.0f}", f"{own['hidden_share']:.0%}"
+        lines.append((name, *nbytes, frames, hidden))
+    counted = ("bytes a round, planned", "sent", "beside the plan", "frames", "hidden")
+    return table("", ("travels as", *counted), lines)

@@ -1,41 +1,86 @@
 """Inner optimizers of local updates: AdamW and Muon, beside synchronous training with each.
 
-    python benchmarks/local/inner.py [--quick]
-
-Two ranks train a tiny GPT (sized_gpt.py) for 1,500 steps of 2,048 tokens, one seed. MuLoCo (arXiv
-2505.23725) reports a smaller loss of Muon in rounds of as many steps.
+Two ranks train a tiny GPT (sized_gpt.py) in a loop of one's own for 1,500 steps of 2,048 tokens,
+one seed. MuLoCo (arXiv 2505.23725) reports a smaller loss of Muon in rounds of as many steps.
 """
 
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for benchmarks/gpu
+import sized_gpt
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-import parts  # noqa: E402
-from ranks import on_ranks  # noqa: E402
+from figures import table
+from paceline import LocalUpdates
+from paceline.exchange.learner import evaluate
+from paceline.links.group import Group
+from paceline.training.data import ShardedBatches
+from paceline.training.data.batch import Batch
+from paceline.training.recipes.schedules import schedule_of
+from ranks import on_ranks
 
 _KINDS, _PERIODS = ("adamw", "muon"), ("-", "10", "30", "100")
+_BATCH_SIZE, _NUM_STEPS, _WARM_UP = 32, 1500, 100
+_RATES = {"adamw": (0.003,), "muon": (0.02, 0.003)}  # of matrices by Muon, and of the others
 
 
-def measure(quick: bool) -> dict[str, Any]:
+def part(quick: bool) -> dict[str, Any]:
     """Return the test loss of each optimizer and round."""
     cases = [f"{kind} {every}" for kind in _KINDS for every in _PERIODS]
-    return {case: on_ranks(HERE, "inner_runs", 2, quick, case=case)["loss"] for case in cases}
+    folder = Path(__file__).parent
+    return {case: on_ranks(folder, "inner", 2, quick, case=case)["loss"] for case in cases}
 
 
-def text(_: str, figures: dict[str, float]) -> str:
+def text(figures: dict[str, float]) -> str:
     """Return the table."""
-    lines = ["| inner optimizer | synchronous | H = 10 | H = 30 | H = 100 |", "|---" * 5 + "|"]
+    lines = []
     for kind in _KINDS:
-        losses = [figures[f"{kind} {every}"] for every in _PERIODS]
-        shown = [f"{losses[0]:.3f}", *(f"{one:.3f} ({one - losses[0]:+.3f})" for one in losses[1:])]
-        lines.append(f"| {kind} | {' | '.join(shown)} |")
-    return "\n".join(lines)
+        first, *others = (figures[f"{kind} {every}"] for every in _PERIODS)
+        lines.append((kind, f"{first:.3f}", *(f"{one:.3f} ({one - first:+.3f})" for one in others)))
+    head = ("inner optimizer", "synchronous", *(f"H = {every}" for every in _PERIODS[1:]))
+    return table("", head, lines)
 
 
-if __name__ == "__main__":
-    parts.run(HERE, {"inner": measure}, text)
+def measure(group: Group, quick: bool, case: str) -> dict[str, Any]:
+    """Return the test loss after a run: `case` is an optimizer, and the steps of a round or "-"."""
+    name, every = case.split()
+    recipe, num_steps = sized_gpt.tiny(), 30 if quick else _NUM_STEPS
+    torch.manual_seed(0)
+    model = recipe.model()
+    optimizers = _optimizers(name, model)
+    make = schedule_of("cosine", min(_WARM_UP, num_steps // 2))
+    schedules = [make(one, num_steps) for one in optimizers]
+    parallel: nn.Module = model
+    if every == "-":
+        parallel = DistributedDataParallel(model)
+    else:
+        updates = LocalUpdates(model, optimizers, int(every), num_steps=num_steps)
+    shape = len(recipe.samples), _BATCH_SIZE, group.rank, group.world_size
+    batches = ShardedBatches(*shape, seed=0)
+    for _, rows in zip(range(num_steps), batches, strict=False):
+        inputs, targets = Batch.of(recipe.samples.__getitems__(rows))
+        recipe.loss(parallel(inputs), targets).backward()
+        for one, schedule in zip(optimizers, schedules, strict=True):
+            one.step()
+            one.zero_grad()
+            schedule.step()
+    if every != "-":
+        updates.close()
+    assert recipe.test_samples is not None
+    loss, _ = evaluate(model, recipe.test_samples, group, recipe)
+    return {"loss": sum(group.gather(loss)) / len(recipe.test_samples)}
+
+
+def _optimizers(name: str, model: nn.Module) -> list[torch.optim.Optimizer]:
+    if name == "adamw":
+        return [torch.optim.AdamW(model.parameters(), *_RATES[name])]
+    matrix_rate, rate = _RATES[name]
+    inner = [
+        one
+        for own, one in model.named_parameters()
+        if one.ndim == 2 and not own.startswith(("tokens", "positions", "head"))
+    ]
+    others = [one for one in model.parameters() if all(one is not other for other in inner)]
+    return [torch.optim.Muon(inner, matrix_rate), torch.optim.AdamW(others, rate)]

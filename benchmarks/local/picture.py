@@ -1,24 +1,12 @@
-"""The picture of time_to_loss.py's figures, for the README.
+"""The picture of time_to_loss.py's figures: for each model and wire the time of two hosts."""
 
-    python benchmarks/local/picture.py
-
-writes docs/images/time-to-loss.svg: for each model and wire the time in which two hosts reach the
-lone host's loss, as a share of the lone host's own.
-"""
-
-import json
-import sys
 from collections.abc import Iterator, Mapping
 from math import inf
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
+from steps_to_loss import CASES, FREE
 
-from steps_to_loss import CASES, FREE  # noqa: E402
-
-import svg  # noqa: E402
+import svg
 
 _WIRES = {"1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
 _LEFT, _TOP, _UNIT, _BAR, _GAP = 190, 70, 240, 14, 22
@@ -63,9 +51,3 @@ def _shares(figures: Mapping[str, Any]) -> tuple[float, float, float]:
     alone = rows["lone host"]["time_s"]
     ddp = min(own["time_s"] for name, own in rows.items() if name.startswith("DDP"))
     return ddp / alone, rows[figures["planned"]]["time_s"] / alone, rows[FREE]["time_s"] / alone
-
-
-if __name__ == "__main__":
-    images = HERE.parents[1] / "docs" / "images"
-    known = json.loads((HERE / "result.json").read_text())["figures"]
-    (images / "time-to-loss.svg").write_text(picture(known))

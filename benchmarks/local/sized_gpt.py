@@ -1,6 +1,8 @@
 """GPTs of 0.1, 1 and 10 million parameters on the text of Python's standard library."""
 
+import sys
 from functools import partial
+from pathlib import Path
 
 from torch.utils.data import Subset
 
@@ -38,3 +40,16 @@ def small() -> Recipe:
 def large() -> Recipe:
     """Return a GPT of ten million parameters."""
     return _recipe(128, 384, 6, 6, 256)
+
+
+def test_loss(model: str, *options: object, steps: int, seed: int) -> float:
+    """Train one of these by AdamW with a cosine schedule; return its last test loss."""
+    from command import paceline  # which the command that trains does not have
+
+    learning = ("--optimizer=adamw", "--schedule=cosine", f"--warmup-steps={max(1, steps // 15)}")
+    words = (*options, *learning, "--steps", steps, "--seed", seed, "--profile-s", 0.5)
+    place = {"cwd": Path(__file__).parent}
+    result = paceline("train", f"sized_gpt:{model}", *words, "--checkpoint-every=never", **place)
+    loss: float = result["epochs"][-1]["test_loss"]
+    print(f"{model} {' '.join(map(str, words))}: {loss:.4f}", file=sys.stderr, flush=True)
+    return loss

@@ -1,19 +1,56 @@
-"""Steps of a training loop, with pauses on a host that is to be four times slower."""
+"""Training on a fast host alone, and with one that is four times slower: turns, pauses, tables."""
 
 import time
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any, TypeVar
 
-SLOWER = 4
+from paceline.links.group import Group
+
+SLOWER, ALONE = 4, "the fast host alone"
 _Batch = TypeVar("_Batch")
+Runs = dict[str, list[dict[str, float]]]
+
+
+def in_turns(
+    group: Group, names: Iterable[str], repeats: int, run: Callable[[str, int], dict[str, float]]
+) -> Runs:
+    """Return what runs of each name find, one a seed; the slow host rests meanwhile."""
+    runs: Runs = {name: [] for name in names}
+    for seed in range(repeats):
+        for name, own in runs.items():
+            group.barrier()
+            if group.rank == 0 or name != ALONE:
+                own.append(run(name, seed))
+    group.barrier()
+    return runs
 
 
 def train(
     batches: Iterable[_Batch], step: Callable[[_Batch], None], num_steps: int, *, is_slow: bool
-) -> None:
-    """Take a step on each batch; a slow host then waits three times its processor time."""
+) -> float:
+    """Take a step on each batch; a slow host then waits three times its processor time.
+
+    Returns the seconds.
+    """
+    started_s = time.monotonic()
     for _, batch in zip(range(num_steps), batches, strict=False):
         busy_s = time.process_time()
         step(batch)
         if is_slow:
             time.sleep((SLOWER - 1) * (time.process_time() - busy_s))
+    return time.monotonic() - started_s
+
+
+def lines(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[tuple[str, ...]]:
+    """Return rows of a table: tokens/s, times the fast host's, seconds, and losses by seed."""
+    speeds = {name: [one["tokens"] / one["seconds"] for one in own] for name, own in runs.items()}
+    found = []
+    for name, own in runs.items():
+        times = sorted(a / b for a, b in zip(speeds[name], speeds[ALONE], strict=True))
+        between = f" [{times[0]:.2f}, {times[-1]:.2f}]" if len(times) > 1 and name != ALONE else ""
+        seconds = median(one["seconds"] for one in own)
+        losses = " ".join(f"{one['loss']:.3f}" for one in own)
+        speed = f"{median(speeds[name]):,.0f}", f"{median(times):.2f}{between}"
+        found.append((name, *speed, f"{seconds:.1f}", losses))
+    return found

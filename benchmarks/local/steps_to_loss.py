@@ -1,36 +1,26 @@
 """Steps that two hosts need to a lone host's loss: with local updates, and exchanging gradients.
 
-    python benchmarks/local/steps_to_loss.py [0.1m] [1m] [10m] [--quick]
-
 A part is a GPT of so many parameters, on the text of Python's library. A lone host trains for some
 steps. Two hosts have as much each in a step; runs of several lengths, each with a schedule of
 its own length, tell after how many steps they reach the lone host's loss. "free" exchanges
 gradients as they are: its steps are the fewest. Seconds mean nothing here; `time_to_loss.py` has
-them. With --quick a few steps show that everything works, and nothing is written.
+them.
 """
 
-import json
-import os
 import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for benchmarks/gpu
-os.environ["OMP_NUM_THREADS"] = "1"
+from sized_gpt import test_loss
 
-import parts  # noqa: E402
+from figures import table
 
-_DEADLINE_S = 7200.0
 FREE = "free"
+_HEADER = """\
+# Steps of local updates to a loss, as times those of synchronous training of as large batches:
+# read by loss_table.py. `python benchmarks/run.py local --fill` writes these rows."""
 _FURTHEST = 1.1  # times a run's length, to which a line through losses goes on
 _LOCAL = re.compile(r"local, H=(\d+)(?:, delay (\d+))?(, average)?")
 PARAMETERS = {"0.1m": 120_576, "1m": 989_600, "10m": 10_795_008}
@@ -103,20 +93,9 @@ def measure(case: Case, quick: bool) -> dict[str, Any]:
 
 def _loss(case: Case, options: Sequence[str], workers: int, steps: int, seed: int) -> float:
     """Return the test loss at the end of a run, in nats a byte."""
-    command = [sys.executable, "-m", "paceline", "train", f"sized_gpt:{case.model}", "--json"]
-    command += [*(options or ["--strategy=allreduce"]), f"--workers={workers}"]
-    command += [f"--batch-size={workers * case.batch_size}", f"--steps={steps}", f"--seed={seed}"]
-    command += ["--optimizer=adamw", f"--learning-rate={case.learning_rate}", "--schedule=cosine"]
-    command += [f"--warmup-steps={max(1, steps // 15)}", "--profile-s=0.5"]
-    with tempfile.TemporaryDirectory() as folder:
-        command += ["--checkpoint-every=never", f"--output={folder}"]
-        subprocess.run(command, cwd=HERE, check=True, timeout=_DEADLINE_S, stdout=subprocess.PIPE)
-        (path,) = Path(folder).glob("*/result.json")
-        loss: float = json.loads(path.read_text())["epochs"][-1]["test_loss"]
-    told = f"{case.model} {' '.join(options)}, {workers} workers, {steps} steps, seed {seed}"
-    told += f": {loss:.4f}"
-    print(told, file=sys.stderr, flush=True)
-    return loss
+    sizes = ("--workers", workers, "--batch-size", workers * case.batch_size)
+    how = (*(options or ["--strategy=allreduce"]), "--learning-rate", case.learning_rate)
+    return test_loss(case.model, *how, *sizes, steps=steps, seed=seed)
 
 
 def steps_needed(losses: Mapping[str, Sequence[float]], goals: Sequence[float]) -> list[float]:
@@ -139,8 +118,25 @@ def _crossing(points: Sequence[tuple[int, float]], goal: float) -> float:
 
 
 def text(part: str, figures: dict[str, Any]) -> str:
-    """Return the table of a part, and the rows that strategies/local/loss_table.toml has of it."""
-    return "\n".join([table(part, figures), "", *_toml_rows(part, figures)])
+    """Return the table of a part."""
+    lone, num_steps = figures["lone"], figures["num_steps"]
+    free = median(steps_needed(figures["losses"][FREE], lone))
+    lines = []
+    for name, losses in figures["losses"].items():
+        needed = steps_needed(losses, lone)
+        middle = median(needed)
+        shown = "not reached" if middle == float("inf") else f"{middle:,.0f}"
+        between = f" [{min(needed):,.0f}, {max(needed):,.0f}]" if len(needed) > 1 else ""
+        row = (name, f"{shown}{between}", f"{middle / num_steps:.2f}", f"{middle / free:.2f}")
+        lines.append(row)
+    of_steps = ("steps to the lone host's loss", f"of its {num_steps}", "of free's")
+    return table("", (f"{part}: two hosts", *of_steps), lines)
+
+
+def loss_table(figures: Mapping[str, Any]) -> str:
+    """Return strategies/local/loss_table.toml, with the rows of all parts that were measured."""
+    rows = [row for part in CASES if part in figures for row in _toml_rows(part, figures[part])]
+    return "\n".join([_HEADER, *rows])
 
 
 def _toml_rows(part: str, figures: dict[str, Any]) -> Iterator[str]:
@@ -158,25 +154,3 @@ def _toml_rows(part: str, figures: dict[str, Any]) -> Iterator[str]:
                 f"steps = {median(times):.3f}\nlow = {min(times):.3f}\nhigh = {max(times):.3f}\n"
                 f'seeds = {len(times)}\nmodel = "a GPT of {PARAMETERS[part]:,} parameters"\n'
             )
-
-
-def table(part: str, figures: dict[str, Any]) -> str:
-    """Return the table of a part."""
-    lone, num_steps = figures["lone"], figures["num_steps"]
-    free = median(steps_needed(figures["losses"][FREE], lone))
-    lines = [
-        f"| {part}: two hosts | steps to the lone host's loss | of its {num_steps} | of free's |",
-        "|---" * 4 + "|",
-    ]
-    for name, losses in figures["losses"].items():
-        needed = steps_needed(losses, lone)
-        middle = median(needed)
-        shown = "not reached" if middle == float("inf") else f"{middle:,.0f}"
-        between = f" [{min(needed):,.0f}, {max(needed):,.0f}]" if len(needed) > 1 else ""
-        parts_of = f"{middle / num_steps:.2f} | {middle / free:.2f}"
-        lines.append(f"| {name} | {shown}{between} | {parts_of} |")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    parts.run(HERE, {name: partial(measure, case) for name, case in CASES.items()}, text)

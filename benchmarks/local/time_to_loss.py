@@ -1,51 +1,37 @@
 """Time to a lone host's loss on two hosts of one core each, at 1 Gbit/s and 100 Mbit/s.
 
-    python benchmarks/local/time_to_loss.py ["0.1m 1gbit" ...] [--quick]
-
-It needs root, for two hosts in namespaces of their own. Steps are timed there, of all ways of
-training in turn; how many are needed is known from `steps_to_loss.py`, whose part must have been
-measured. A step of local updates with other rounds than the timed ones is a step alone and its part
-of an exchange. With --quick a few steps show that everything works, and nothing is written.
+Steps are timed there, of all ways of training in turn; how many are needed is known from
+`steps_to_loss.py`, whose part must have been measured. A step of local updates with other rounds
+than the timed ones is a step alone and its part of an exchange.
 """
 
 import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
-sys.path.append(str(HERE.parent / "network"))
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for benchmarks/gpu
-os.environ["OMP_NUM_THREADS"] = "1"
+from hosts import TwoHosts, on_hosts
+from steps_to_loss import CASES, FREE, Shape, shape_of, steps_needed
+from ways import ALONE, SYNC_EVERY, local_name
 
-from host import missing  # noqa: E402
-from hosts import TwoHosts  # noqa: E402
-from rank_figures import on_hosts  # noqa: E402
-from step_times import ALONE, SYNC_EVERY, local_name  # noqa: E402
-from steps_to_loss import CASES, FREE, Shape, shape_of, steps_needed  # noqa: E402
+from command import paceline
+from figures import table
 
-import parts  # noqa: E402
-
+_HERE = Path(__file__).parent
 _WIRES = {"1gbit": "117 MB/s", "100mbit": "11.7 MB/s"}
 _DDP = ("DDP 1 MB", "DDP 25 MB", "DDP, fp16 hook")
 _CODECS = ("allreduce, dynamic8", "allreduce, dynamic4")  # as many steps as free, if not measured
-_MACHINE = HERE.parents[1] / "machines" / "two-hosts-gigabit.toml"
+_MACHINE = _HERE.parents[1] / "machines" / "two-hosts-gigabit.toml"
 
 
 def measure(part: str, wire: str, quick: bool) -> dict[str, Any]:
     """Return the seconds of a step of each way of training between two hosts, by blocks."""
-    if problem := missing():
-        sys.exit(f"{wire}: {problem}")
     known = _losses(part)
     with TwoHosts(wire) as hosts:
-        blocks = on_hosts(hosts, HERE, "step_times", quick, (part,))
+        blocks = on_hosts(hosts, _HERE, "ways", quick, (part,))["blocks"]
     rows = _rows(known, blocks)
     planned = _planned(part, wire, median(blocks[ALONE]), set(rows))
     return {"blocks": blocks, "num_steps": known["num_steps"], "rows": rows, "planned": planned}
@@ -54,16 +40,15 @@ def measure(part: str, wire: str, quick: bool) -> dict[str, Any]:
 def _planned(part: str, wire: str, alone_s: float, among: set[str]) -> str:
     """Return which of the ways that were timed a plan for this link puts first."""
     case = CASES[part]
-    with tempfile.TemporaryDirectory() as folder:
+    speed = f"{case.batch_size / alone_s}/s@{case.batch_size}"
+    with TemporaryDirectory() as folder:
         machine = Path(folder) / "hosts.toml"
         machine.write_text(_MACHINE.read_text().replace(_WIRES["1gbit"], _WIRES[wire]))
-        speed = f"{case.batch_size / alone_s}/s@{case.batch_size}"
-        command = [sys.executable, "-m", "paceline", "plan", f"sized_gpt:{case.model}", "--json"]
-        command += [f"--machine={machine}", f"--measured={speed}", "--workers=2"]
-        command += [f"--batch-size={2 * case.batch_size}"]
-        finished = subprocess.run(command, cwd=HERE, check=True, stdout=subprocess.PIPE)
+        asked = ("--machine", machine, "--measured", speed, "--workers", 2)
+        sizes = ("--batch-size", 2 * case.batch_size)
+        plans = paceline("plan", f"sized_gpt:{case.model}", *asked, *sizes, cwd=_HERE)["plans"]
     speeds: dict[str, float] = {}
-    for plan in json.loads(finished.stdout)["plans"]:
+    for plan in plans:
         known = plan["steps_to_loss"]
         if plan["workers"] == 2 and (plan["is_same_training"] or known is not None):
             speeds[_name(plan)] = plan["samples_per_s"] / (known["median"] if known else 1.0)
@@ -80,9 +65,9 @@ def _name(plan: Mapping[str, Any]) -> str:
 
 
 def _losses(part: str) -> dict[str, Any]:
-    figures: dict[str, Any] = json.loads((HERE / "result.json").read_text())["figures"]
+    figures: dict[str, Any] = json.loads((_HERE / "result.json").read_text())["figures"]
     if part not in figures:
-        sys.exit(f"python benchmarks/local/steps_to_loss.py {part} comes first")
+        sys.exit(f"part {part} comes first")
     known: dict[str, Any] = figures[part]
     return known
 
@@ -131,23 +116,13 @@ def _steps_of(
 
 def text(part: str, figures: dict[str, Any]) -> str:
     """Return the table of a part."""
-    rows = figures["rows"]
-    lines = [
-        f"| {part} | steps to its loss | ms a step | s | of the lone host's | of free's |",
-        "|---" * 6 + "|",
-    ]
+    rows, lines = figures["rows"], []
     for name, row in rows.items():
-        lone, free = (row["time_s"] / rows[other]["time_s"] for other in ("lone host", FREE))
+        shares = (row["time_s"] / rows[other]["time_s"] for other in ("lone host", FREE))
         shown = f"{name} (planned)" if name == figures["planned"] else name
+        steps, step_ms = f"{row['steps']:,.0f}", f"{1e3 * row['step_s']:.1f}"
         lines.append(
-            f"| {shown} | {row['steps']:,.0f} | {1e3 * row['step_s']:.1f} | {row['time_s']:,.1f} "
-            f"| {lone:.2f} | {free:.2f} |"
+            (shown, steps, step_ms, f"{row['time_s']:,.1f}", *map("{:.2f}".format, shares))
         )
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    every_part = {
-        f"{part} {wire}": partial(measure, part, wire) for part in CASES for wire in _WIRES
-    }
-    parts.run(HERE, every_part, text)
+    head = (part, "steps to its loss", "ms a step", "s", "of the lone host's", "of free's")
+    return table("", head, lines)

@@ -1,74 +1,102 @@
 """Two hosts at 1 Gbit/s, one of which is four times slower: local updates beside the fast one.
 
-    python benchmarks/local/uneven.py [--quick]
-
-It needs root, for two hosts in namespaces of their own. A GPT of a million parameters
-(sized_gpt.py) trains on the fast host alone, and on both, where the slow host takes a quarter of
-the steps in each round. Runs of two lengths, each with a schedule of its own length, tell when both
-reach the lone host's loss. With --quick a few steps show that everything works; the figures mean
-nothing, and are not written.
+A GPT of a million parameters (sized_gpt.py) trains on the fast host alone, and on both, where the
+slow host takes a quarter of the steps in each round. Runs of two lengths, each with a schedule of
+its own length, tell when both reach the lone host's loss.
 """
 
-import os
-import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
-sys.path.append(str(HERE.parent / "network"))
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for benchmarks/gpu
-os.environ["OMP_NUM_THREADS"] = "1"
+import slow_host
+import torch
+from hosts import TwoHosts, on_hosts
+from sized_gpt import small
+from slow_host import ALONE, SLOWER
+from steps_to_loss import steps_needed
+from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler
 
-from host import missing  # noqa: E402
-from hosts import TwoHosts  # noqa: E402
-from rank_figures import on_hosts  # noqa: E402
-from steps_to_loss import steps_needed  # noqa: E402
-from uneven_runs import ALONE  # noqa: E402
+from figures import table
+from paceline import LocalUpdates
+from paceline.exchange.learner import evaluate
+from paceline.links.group import Group
+from paceline.training.recipes.recipe import Recipe
+from paceline.training.recipes.schedules import schedule_of
 
-import parts  # noqa: E402
+_LENGTHS = {ALONE: 1.0, "both, as long": 1.0, "both, shorter": 0.85}  # of the lone host's steps
+_BATCH_SIZE, _LEARNING_RATE = 16, 0.002
+_NUM_STEPS, _SYNC_EVERY, _REPEATS = 600, 20, 3
 
 
-def measure(quick: bool) -> dict[str, Any]:
+def part(quick: bool) -> dict[str, Any]:
     """Return the runs of the fast host and of both, in turns."""
-    if problem := missing():
-        sys.exit(problem)
     with TwoHosts("1gbit") as hosts:
-        return on_hosts(hosts, HERE, "uneven_runs", quick)
+        return on_hosts(hosts, Path(__file__).parent, "uneven", quick)
 
 
-def text(_: str, figures: dict[str, Any]) -> str:
+def measure(group: Group, quick: bool) -> dict[str, Any]:
+    """Return the steps of the fast host, tokens of all, seconds and losses of runs in turns."""
+    num_steps, every, repeats = (3 * SLOWER, SLOWER, 1) if quick else (_NUM_STEPS, _SYNC_EVERY, 3)
+    run = partial(_run, small(), group, num_steps, every)
+    return slow_host.in_turns(group, _LENGTHS, repeats, run)
+
+
+def _run(
+    recipe: Recipe, group: Group, most_steps: int, sync_every: int, name: str, seed: int
+) -> dict[str, float]:
+    """Train with a schedule of this length; the slow host takes a quarter of the steps."""
+    num_steps = round(_LENGTHS[name] * most_steps / SLOWER) * SLOWER
+    slower = 1 if group.rank == 0 else SLOWER
+    own_steps = num_steps // slower
+    torch.manual_seed(seed)
+    model = recipe.model()
+    optimizer = torch.optim.AdamW(model.parameters(), _LEARNING_RATE)
+    schedule = schedule_of("cosine", own_steps // 15)(optimizer, own_steps)
+
+    def step(batch: list[Tensor]) -> None:
+        recipe.loss(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+
+    known = {"codec": "dynamic4", "num_steps": own_steps}
+    every = sync_every // slower
+    updates = nullcontext() if name == ALONE else LocalUpdates(model, optimizer, every, **known)
+    with updates:
+        batches = _batches(recipe, 2 * seed + group.rank)
+        seconds = slow_host.train(batches, step, own_steps, is_slow=slower > 1)
+    windows = num_steps * (1.0 if name == ALONE else 1 + 1 / SLOWER) * _BATCH_SIZE
+    tokens = windows * recipe.example(1).shape[1]
+    alone = Group.alone(torch.device("cpu"), group.deadline_s)
+    loss, _ = evaluate(model, recipe.test_samples, alone, recipe)
+    own = loss / len(recipe.test_samples)
+    return {"steps": num_steps, "tokens": tokens, "seconds": seconds, "loss": own}
+
+
+def _batches(recipe: Recipe, seed: int) -> Iterator[list[Tensor]]:
+    order = RandomSampler(recipe.train, generator=torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
+    yield from DataLoader(recipe.train, _BATCH_SIZE, sampler=order, drop_last=True)  # type: ignore[arg-type]
+
+
+def text(figures: dict[str, Any]) -> str:
     """Return the table."""
+    lines = [
+        (name, str(own[0]["steps"]), *cells)
+        for (name, *cells), own in zip(slow_host.lines(figures), figures.values(), strict=True)
+    ]
+    head = ("gpt-1m, 1 Gbit/s, 4:1", "steps", "tokens/s", "times the fast host", "s", "test loss")
     alone, *both = figures.values()
-    speeds = [one["tokens"] / one["seconds"] for one in alone]
-    lines = ["| gpt-1m, 1 Gbit/s, 4:1 | steps | tokens/s | times the fast host | s | test loss |"]
-    lines += ["|---" * 6 + "|"]
-    for name, own in figures.items():
-        times = sorted(
-            one["tokens"] / one["seconds"] / speed for one, speed in zip(own, speeds, strict=True)
-        )
-        between = f" [{times[0]:.2f}, {times[-1]:.2f}]" if name != ALONE else ""
-        losses = " ".join(f"{one['loss']:.3f}" for one in own)
-        lines.append(
-            f"| {name} | {own[0]['steps']} "
-            f"| {median(one['tokens'] / one['seconds'] for one in own):,.0f} "
-            f"| {median(times):.2f}{between} | {median(one['seconds'] for one in own):.1f} "
-            f"| {losses} |"
-        )
     losses = {str(own[0]["steps"]): [one["loss"] for one in own] for own in both}
     needed = steps_needed(losses, [one["loss"] for one in alone])
-    step_s = [
-        median(own[seed]["seconds"] / own[seed]["steps"] for own in both)
-        for seed in range(len(alone))
-    ]
-    parts_of = [
-        steps * seconds / one["seconds"]
-        for steps, seconds, one in zip(needed, step_s, alone, strict=True)
-    ]
-    told = ", ".join("not reached" if one == float("inf") else f"{one:.2f}" for one in parts_of)
-    return "\n".join([*lines, "", f"Time of both to the fast host's loss, beside its own: {told}."])
-
-
-if __name__ == "__main__":
-    parts.run(HERE, {"uneven": measure}, text)
+    shares = []
+    for seed, (one, steps) in enumerate(zip(alone, needed, strict=True)):
+        step_s = median(own[seed]["seconds"] / own[seed]["steps"] for own in both)
+        shares.append(steps * step_s / one["seconds"])
+    told = ", ".join("not reached" if one == float("inf") else f"{one:.2f}" for one in shares)
+    said = f"Time of both to the fast host's loss, beside its own: {told}."
+    return f"{table('', head, lines)}\n\n{said}"

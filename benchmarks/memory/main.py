@@ -1,51 +1,50 @@
 """What a training step takes of memory: predicted without running it, and as PyTorch counts it.
 
-    python benchmarks/memory/main.py [NETWORK...] [--quick]
-
-The five networks of Mojumder et al. 2018, each with batches of 16, 32 and 64 images of its own
-size. Every cell is a process of its own. Without NETWORK all are measured. With --quick one small
-batch of each shows that everything works; the figures mean nothing, and are not written.
+Each cell is a `paceline profile` of one of the five networks of Mojumder et al. 2018, on images of
+its own size.
 """
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
-import tables  # noqa: E402
-import torch  # noqa: E402
-
-import parts  # noqa: E402
+from command import paceline
+from figures import Part, table
+from paceline.report.format import nbytes
+from paceline.training.models import find
 
 _NETWORKS = ("lenet5", "alexnet", "googlenet", "inception-v3", "resnet50")
 _BATCHES, _QUICK_BATCHES = (16, 32, 64), (2,)
-_DEADLINE_S = 600.0
+_KEPT = ("parameters", "features", "predicted", "measured")
 
 
 def measure(network: str, quick: bool) -> dict[str, Any]:
     """Return the bytes of a network's batches, by batch."""
-    return {str(size): _cell(network, size) for size in (_QUICK_BATCHES if quick else _BATCHES)}
+    image = list(find(network).input_shape or ())
+    rows = {}
+    for size in _QUICK_BATCHES if quick else _BATCHES:
+        memory = paceline("profile", network, "--batch-size", size, "--steps", 4)["memory"]
+        kept = {name: memory[name] for name in _KEPT}
+        error = memory["predicted"] / memory["measured"] - 1
+        rows[str(size)] = {"image": image, **kept, "error": error}
+    return rows
 
 
-def _cell(network: str, batch_size: int) -> dict[str, Any]:
-    command = [sys.executable, str(HERE / "cell.py"), network, str(batch_size)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=_DEADLINE_S, check=True)
-    figures: dict[str, Any] = json.loads(done.stdout)
-    print(f"{network} {batch_size}: {figures['error']:+.1%}", file=sys.stderr, flush=True)
-    return figures
+def text(network: str, figures: Mapping[str, Any]) -> str:
+    """Return the table of a network."""
+    lines = [
+        (
+            batch,
+            *(nbytes(row[name]) for name in ("features", "predicted", "measured")),
+            f"{100 * row['error']:+.1f} %",
+        )
+        for batch, row in figures.items()
+    ]
+    first = next(iter(figures.values()))
+    image = "x".join(map(str, first["image"]))
+    title = f"{network}, images of {image}, {nbytes(first['parameters'])} of parameters"
+    head = ("batch", "feature maps", "predicted at most", "measured at most", "error")
+    return table(title, head, lines)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)  # of this process alone, which only states the machine
-    known: dict[str, Callable[[bool], dict[str, Any]]] = {
-        network: partial(measure, network) for network in _NETWORKS
-    }
-    parts.run(HERE, known, tables.of)
+PARTS = {name: Part(partial(measure, name), partial(text, name)) for name in _NETWORKS}

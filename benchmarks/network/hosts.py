@@ -14,19 +14,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from host import Host, NoTestBed, checked, missing
 from wire import ADDRESSES, INTERFACE, queueing, segment_bytes
-
-from paceline.core.errors import InvalidInput
 
 DEADLINE_S = 600.0
 TIMED_OUT = 124  # the exit code of `timeout`
 _PORT = "29555"
 _OFFLOAD = str(Path(__file__).with_name("offload.py"))
+_RANK = str(Path(__file__).parents[1] / "rank.py")
+_RANKS_S = 1200.0  # for the parts that ranks measure
 _IPV6 = Path("/proc/sys/net/ipv6")
 _RANKS = """
 cd "$1" || exit; first=$2; shift 2
@@ -121,15 +121,8 @@ class TwoHosts:
         The ranks find each other as torch's do: in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
         MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME, beside the variables of this process and
         those of `environment`, which win. The process numbers and files of /proc that they see are
-        those of their host. `cores` gives each host the one core that its ranks may use. Raises
-        InvalidInput without a command, a rank or time.
+        those of their host. `cores` gives each host the one core that its ranks may use.
         """
-        if not command:
-            raise InvalidInput("command", "there is nothing to run on the hosts")
-        if per_host < 1:
-            raise InvalidInput("per_host", "must be at least 1", got=per_host)
-        if not deadline_s > 0:
-            raise InvalidInput("deadline_s", "must be positive", got=deadline_s)
         variables = os.environ | {
             "WORLD_SIZE": str(len(ADDRESSES) * per_host),
             "LOCAL_WORLD_SIZE": str(per_host),
@@ -144,6 +137,13 @@ class TwoHosts:
         ]
         first, second = _finished(commands, variables | dict(environment or {}))
         return first, second
+
+    def checked(self, command: Sequence[str], *arguments: Any, **options: Any) -> str:
+        """Run a command as `run` does; return what host 0 wrote. RuntimeError if a rank fails."""
+        finished = self.run(command, *arguments, **options)
+        if any(one.code for one in finished):
+            raise RuntimeError("\n".join(one.err for one in finished))
+        return finished[0].out
 
     def nbytes(self) -> tuple[Traffic, Traffic]:
         """Return what the interface of each host has sent and received since it was made.
@@ -167,6 +167,30 @@ class TwoHosts:
             checked(host.in_network("ip", "link", "set", "dev", "lo", "up"))
             for arguments in self._queueing:
                 _shape(host, arguments)
+
+
+def on_hosts(
+    hosts: TwoHosts,
+    folder: Path,
+    part: str,
+    quick: bool,
+    cases: Sequence[str] = (),
+    *,
+    per_host: int = 1,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Run a part, a module of that folder, on one core of each host; return rank 0's figures.
+
+    `cases` are handed to the part's `measure`.
+    """
+    with TemporaryDirectory() as temporary:
+        output = Path(temporary) / "figures.json"
+        command = [sys.executable, _RANK, str(folder), part, str(output)]
+        command += [f"--case={case}" for case in cases] + (["--quick"] if quick else [])
+        place = {"cores": (0, 1), "cwd": folder, "deadline_s": _RANKS_S}
+        hosts.checked(command, per_host, environment, **place)
+        figures: dict[str, Any] = json.loads(output.read_text())
+    return figures
 
 
 def _shape(host: Host, arguments: list[str]) -> None:

@@ -1,86 +1,81 @@
-"""Two hosts on one machine, joined by a wire of a chosen rate and latency: run a command on both.
+"""What the test bed of two hosts delivers, beside what it was asked for."""
 
-    python benchmarks/network/main.py --rate 1gbit [--latency 0.2ms] [--per-host 1] -- COMMAND...
-    python benchmarks/network/main.py --check
-
-The exit code is that of the worst host, 2 if the hosts cannot be built, and 130 after Ctrl-C.
-"""
-
-import argparse
+import json
+import os
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
-from host import NoTestBed, missing
-from hosts import DEADLINE_S, TIMED_OUT, Finished, Traffic, TwoHosts
+from host import NoTestBed, checked
+from hosts import TwoHosts
+from wire import bits_per_s
 
-from paceline.core.errors import InvalidInput
+from figures import Part, shown, spread, table
 
-_NOT_BUILT = 2  # as argparse ends after a wrong argument
-_INTERRUPTED = 130
-
-
-def _arguments(words: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="measure what the wire delivers")
-    parser.add_argument("--rate", default="1gbit", help="of each direction; 'none': unshaped")
-    parser.add_argument("--latency", help="of each direction, like 0.2ms")
-    parser.add_argument("--per-host", type=int, default=1, help="ranks on each host")
-    parser.add_argument("--deadline", type=float, default=DEADLINE_S, help="in seconds")
-    parser.add_argument("command", nargs="*", help="after --, what each rank runs")
-    given = parser.parse_args(words)
-    if given.check == bool(given.command):
-        parser.error("either --check or a COMMAND after -- is needed")
-    return given
+WIRES = (("100mbit", None), ("1gbit", None), (None, None), ("1gbit", "1ms"))
+_PROBE = str(Path(__file__).with_name("probe.py"))
+_TRANSFER_S = 0.4  # of a shaped wire
+_UNSHAPED_BYTES = 200_000_000
+_WARM_UP, _REPEATS, _ROUND_TRIPS = 2, 9, 2000
+_CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
-def _print(finished: Sequence[Finished]) -> None:
-    for number, host in enumerate(finished):
-        for text, stream in ((host.out, sys.stdout), (host.err, sys.stderr)):
-            for line in text.splitlines():
-                print(f"host {number}: {line}", file=stream)
-        if host.code == TIMED_OUT:
-            print(f"host {number}: exit code {TIMED_OUT}, that of the deadline", file=sys.stderr)
+def measure(quick: bool) -> dict[str, Any]:
+    """Return what each wire delivers, and the software that makes it."""
+    return {
+        "iproute2": checked(["ip", "-V"]).strip(),
+        "congestion_control": _CONGESTION_CONTROL.read_text().strip(),
+        "wires": [_measured(*wire, 3 if quick else _REPEATS) for wire in WIRES],
+    }
 
 
-def _run(given: argparse.Namespace) -> int:
-    rate = None if given.rate == "none" else given.rate
-    with TwoHosts(rate, given.latency) as hosts:
-        started = time.monotonic()
-        finished = hosts.run(given.command, given.per_host, deadline_s=given.deadline)
-        seconds = time.monotonic() - started
-        traffic = hosts.nbytes()
-    _print(finished)
-    print(f"{_summary(traffic)} in {seconds:.3f} s")
-    return max(host.code for host in finished)
-
-
-def _summary(traffic: Sequence[Traffic]) -> str:
-    return "; ".join(
-        f"host {number} sent {host.sent} bytes and received {host.received}"
-        for number, host in enumerate(traffic)
-    )
-
-
-def main(words: Sequence[str]) -> int:
-    """Run the command or the check; return the exit code."""
-    given = _arguments(words)
+def _measured(rate: str | None, latency: str | None, repeats: int) -> dict[str, Any]:
+    """Return what a wire delivers, or why this machine cannot make it."""
+    nbytes = _UNSHAPED_BYTES if rate is None else round(bits_per_s(rate) / 8 * _TRANSFER_S)
     try:
-        if not given.check:
-            return _run(given)
-        problem = missing()
-        if problem:
-            raise NoTestBed(problem)
-        from check import check  # imports torch, which a command need not wait for
+        with TwoHosts(rate, latency) as hosts:
+            one_way = _probed(hosts, "one", nbytes, repeats)
+            sent = hosts.nbytes()[0].sent
+            both_ways = _probed(hosts, "both", nbytes, repeats)
+            round_trips = _probed(hosts, "one", 1, _ROUND_TRIPS)
+    except NoTestBed as problem:
+        return {"rate": rate, "latency": latency, "problem": str(problem)}
+    return {
+        "rate": rate,
+        "latency": latency,
+        "transfer_bytes": nbytes,
+        "one_way_bits_per_s": spread([8 * nbytes / taken for taken in one_way]),
+        "both_ways_bits_per_s": spread([8 * nbytes / taken for taken in both_ways]),
+        "round_trip_s": spread(round_trips),
+        "frame_bytes_per_byte": sent / ((_WARM_UP + repeats) * nbytes),
+    }
 
-        check()
-    except (InvalidInput, NoTestBed) as problem:
-        print(problem, file=sys.stderr)
-        return _NOT_BUILT
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    return 0
+
+def _probed(hosts: TwoHosts, way: str, nbytes: int, repeats: int) -> list[float]:
+    """Return the seconds of each repeat after the first ones, which warm up."""
+    command = [sys.executable, _PROBE, way, str(nbytes), str(_WARM_UP + repeats)]
+    available = sorted(os.sched_getaffinity(0))
+    found = hosts.checked(command, cores=(available[0], available[-1]))
+    seconds: list[float] = json.loads(found)
+    return seconds[_WARM_UP:]
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def text(figures: Mapping[str, Any]) -> str:
+    """Return the table of the wires."""
+    head = ("rate", "latency", "TCP one way, Mbit/s", "both ways at once, each, Mbit/s")
+    return table("", (*head, "round trip, µs", "frame bytes per byte sent"), _rows(figures))
+
+
+def _rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for wire in figures["wires"]:
+        name = (wire["rate"] or "unshaped", wire["latency"] or "none")
+        if "problem" in wire:
+            yield (*name, "not on this machine", "", "", "")
+            continue
+        ways = (shown(wire[f"{way}_bits_per_s"], 1e-6, 1) for way in ("one_way", "both_ways"))
+        frames = f"{wire['frame_bytes_per_byte']:.4f}"
+        yield (*name, *ways, shown(wire["round_trip_s"], 1e6, 0), frames)
+
+
+PARTS = {"wires": Part(measure, text)}

@@ -1,6 +1,6 @@
 """What a TCP connection between two hosts gets: one rank on each, and rank 0 prints the seconds.
 
-python benchmarks/network/main.py -- python benchmarks/network/probe.py one 1000000 5
+probe.py one|both NBYTES REPEATS
 """
 
 import json

@@ -1,18 +1,19 @@
-"""Sum up how well the plans predict the papers, beside naive predictors; as text and as JSON."""
+"""Sum up how well the plans predict the papers, beside naive predictors."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
-from rich.console import Console
-
-from paceline.report.terminal import table as terminal_table
 from papers.paper_tables import Paper, PaperCell
 
-COLUMNS = ("", "printed", "ours", "error")
-_HEADLINES = ("predicted", "error", "mean of the table", "alpha-beta", "overhead", "choices")
+_COLUMNS = ("", "printed", "ours", "error")
+_HEADLINES = ("", "predicted", "error", "mean of the table", "alpha-beta", "overhead", "choices")
+HOW_TO_READ = (
+    "mean of the table: every cell is the mean of its printed series, itself among them. "
+    "alpha-beta: computation and, after it, the exchange of all gradients. Both with our error "
+    "over the same cells, where they say anything. overhead: of what several workers lose."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,9 @@ class Versus:
     num_cells: int
     error: float
     ours: float
+
+    def __str__(self) -> str:
+        return f"{self.error:.1%}; ours {self.ours:.1%} of {self.num_cells}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,18 @@ class Headline:
     overhead: float | None
     num_choices: int
     num_agreeing_choices: int
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return the row of a table, below `_HEADLINES`."""
+        return (
+            name,
+            str(self.num_predicted),
+            "" if self.error is None else f"{self.error:.1%}",
+            str(self.mean or ""),
+            str(self.alpha_beta or ""),
+            "" if self.overhead is None else f"{self.overhead:+.0%} of {self.num_overheads}",
+            f"{self.num_agreeing_choices} of {self.num_choices}" if self.num_choices else "",
+        )
 
 
 def headline(cells: Iterable[PaperCell]) -> Headline:
@@ -73,62 +89,25 @@ def _absolute(errors: Iterable[float | None]) -> list[float]:
     return [abs(error) for error in errors if error is not None]
 
 
-def as_object(papers: Sequence[Paper]) -> dict[str, Any]:
-    """Return the papers as `--json` prints them."""
-    return {
-        "papers": [
-            {**asdict(paper), "headline": asdict(headline(paper.cells))} for paper in papers
-        ],
-        "headline": asdict(headline(cell for paper in papers for cell in paper.cells)),
-    }
-
-
-def show(console: Console, papers: Sequence[Paper]) -> None:
-    """Print all tables, and then the headlines."""
-    for paper in papers:
-        for table in paper.tables:
-            title, rows = f"{paper.name}: {table.title}", map(row_texts, table.cells)
-            grid = terminal_table(title, COLUMNS[:1], COLUMNS[1:], rows)
-            grid.columns[0].overflow = "fold"
-            console.print(grid)
-    title = "Mean absolute errors, and the overhead's signed error"
-    console.print(terminal_table(title, [""], _HEADLINES, headline_rows(papers)))
-    console.print(HOW_TO_READ, soft_wrap=True)
-
-
-HOW_TO_READ = (
-    "mean of the table: every cell is the mean of its printed series, itself among them. "
-    "alpha-beta: computation and, after it, the exchange of all gradients. Both with our error "
-    "over the same cells, where they say anything. overhead: of what several workers lose."
-)
-
-
-def headline_rows(papers: Sequence[Paper]) -> list[tuple[str, ...]]:
-    """Return the texts of the headlines of each paper, and of all if there are several."""
-    rows = [(paper.name, *_headline_texts(headline(paper.cells))) for paper in papers]
+def headlines(papers: Sequence[Paper]) -> str:
+    """Return the headlines of each paper, and of all if there are several, as Markdown."""
+    rows = [headline(paper.cells).texts(paper.name) for paper in papers]
     if len(papers) > 1:
         every = headline(cell for paper in papers for cell in paper.cells)
-        rows.append(("all papers", *_headline_texts(every)))
-    return rows
+        rows.append(every.texts("all papers"))
+    return _table(_HEADLINES, rows)
 
 
-def _headline_texts(one: Headline) -> tuple[str, ...]:
-    return (
-        str(one.num_predicted),
-        "" if one.error is None else f"{one.error:.1%}",
-        _versus_text(one.mean),
-        _versus_text(one.alpha_beta),
-        "" if one.overhead is None else f"{one.overhead:+.0%} of {one.num_overheads}",
-        f"{one.num_agreeing_choices} of {one.num_choices}" if one.num_choices else "",
-    )
+def markdown(paper: Paper) -> str:
+    """Return all tables and the errors as Markdown."""
+    blocks = [
+        f"**{table.title}**\n\n{_table(_COLUMNS, map(_texts, table.cells))}"
+        for table in paper.tables
+    ]
+    return "\n\n".join([*blocks, headlines([paper])])
 
 
-def _versus_text(found: Versus | None) -> str:
-    return "" if found is None else f"{found.error:.1%}; ours {found.ours:.1%} of {found.num_cells}"
-
-
-def row_texts(cell: PaperCell) -> tuple[str, ...]:
-    """Return the texts of a cell below `COLUMNS`."""
+def _texts(cell: PaperCell) -> tuple[str, ...]:
     if cell.agrees is None:
         said = "" if cell.error is None else f"{cell.error:+.1%}"
     else:
@@ -142,19 +121,9 @@ def _shown(value: float | str) -> str:
     return f"{value:,.10g}" if float(value).is_integer() else f"{value:.4g}"
 
 
-def markdown(paper: Paper) -> str:
-    """Return all tables and the errors as Markdown."""
-    blocks = []
-    for table in paper.tables:
-        lines = [f"**{table.title}**", ""]
-        lines += _rows(COLUMNS, map(row_texts, table.cells))
-        blocks.append("\n".join(lines))
-    return "\n\n".join([*blocks, "\n".join(_rows(("", *_HEADLINES), headline_rows([paper])))])
-
-
-def _rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     head = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
-    return [*head, *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def fill_page(paper: Paper) -> None:

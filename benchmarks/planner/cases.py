@@ -38,7 +38,7 @@ class Configuration:
         options = [word for field in fields for word in ("--set", field)]
         words = [
             *(self.model, "--strategy", self.strategy, *options),
-            *("--workers", str(self.workers), "--batch-size", str(self.batch_size), "--json"),
+            *("--workers", str(self.workers), "--batch-size", str(self.batch_size)),
         ]
         if self.device is None:
             unit = "--steps" if self.model.startswith("gpt") else "--epochs"
@@ -81,7 +81,7 @@ P100, K40 = "power8-p100/gpu0", "k40-gigabit/gpu0"
 _ENCODED = (None, "dynamic8")
 _FAST = ("allreduce", "host")  # where tree would take minutes
 
-PARTS = {
+CASES = {
     "loopback": [
         *_rivals("loopback", "lenet5", K40, 2048, 60),
         *_rivals("loopback", "googlenet", P100, 64, 20),

@@ -1,53 +1,36 @@
 """How good the planner is: predicted, then carried out, configuration by configuration.
 
-    python benchmarks/planner/main.py [loopback] [1gbit] [100mbit] [trained] [--quick]
-
 Layers are paced as a GPU's, or trained in earnest; exchanges are real, over loopback or between two
 hosts (which needs root). The prediction is the one that the run itself makes beforehand.
 """
 
-import json
-import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "network")]
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-os.environ["OMP_NUM_THREADS"] = "1"
+import pictures
+import tables
+import terminal
+from cases import CASES, Configuration
+from hosts import TwoHosts
 
-import tables  # noqa: E402
-from cases import PARTS, Configuration  # noqa: E402
-from host import missing  # noqa: E402
-from hosts import TwoHosts  # noqa: E402
-
-import parts  # noqa: E402
+from command import paceline
+from figures import Part, Picture
 
 _DEADLINE_S = 400.0
-Output = Callable[[list[str]], str]
 
 
 def measure(part: str, quick: bool) -> list[dict[str, Any]]:
     """Return a row for each configuration of a part."""
-    configurations = PARTS[part][:2] if quick else PARTS[part]
+    configurations = CASES[part][:2] if quick else CASES[part]
     if configurations[0].place == "loopback":
-        return [_row(one, _here) for one in configurations]
-    problem = missing()
-    if problem:
-        sys.exit(f"{part}: {problem}")
+        return [_row(one, None) for one in configurations]
     with TwoHosts(configurations[0].place) as hosts:
-        return [_row(one, partial(_on, hosts)) for one in configurations]
+        return [_row(one, hosts) for one in configurations]
 
 
-def _row(configuration: Configuration, output: Output) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        words = [*configuration.command, "--output", folder]
-        result = json.loads(output([sys.executable, "-m", "paceline", *words]))
+def _row(configuration: Configuration, hosts: TwoHosts | None) -> dict[str, Any]:
+    result = paceline(*configuration.command, hosts=hosts, deadline_s=_DEADLINE_S)
     kind = "measured" if configuration.device is None else "rehearsed"
     row = {
         "case": configuration.case,
@@ -71,19 +54,13 @@ def _range_share(result: dict[str, Any]) -> float:
     return share
 
 
-def _here(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
-    if done.returncode:
-        sys.exit(done.stderr)
-    return done.stdout
-
-
-def _on(hosts: TwoHosts, command: list[str]) -> str:
-    finished = hosts.run(command, cores=(0, 1), deadline_s=_DEADLINE_S)
-    if any(one.code for one in finished):
-        sys.exit("\n".join(one.err for one in finished))
-    return finished[0].out
-
-
-if __name__ == "__main__":
-    parts.run(HERE, {name: partial(measure, name) for name in PARTS}, tables.of)
+PARTS = {name: Part(partial(measure, name), partial(tables.of, name)) for name in CASES}
+PICTURES = {
+    **{
+        f"docs/images/plan-{scene.strategy}.svg": Picture(
+            lambda _, scene=scene: pictures.drawn(scene)
+        )
+        for scene in pictures.SCENES
+    },
+    "docs/images/plan.svg": Picture(lambda _: terminal.drawn()),
+}

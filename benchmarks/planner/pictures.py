@@ -1,18 +1,14 @@
-"""Draw a predicted step of each strategy: pictures.py FOLDER, for docs/strategies."""
+"""Draw a predicted step of each strategy, for docs/strategies."""
 
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-import lanes  # noqa: E402
-from paceline.planner import Forecast, forecast  # noqa: E402
-from paceline.planner.drawing import some_step  # noqa: E402
-from paceline.records.machine_file import find_machine  # noqa: E402
-from paceline.strategies import STRATEGIES  # noqa: E402
-from paceline.training.recipes.named import workload_of  # noqa: E402
+import lanes
+from paceline.planner import Forecast, forecast
+from paceline.planner.drawing import some_step
+from paceline.records.machine_file import find_machine
+from paceline.strategies import STRATEGIES
+from paceline.training.recipes.named import workload_of
 
 
 class Scene(NamedTuple):
@@ -27,7 +23,7 @@ class Scene(NamedTuple):
     sync_every: int | None = None  # steps of a round, of which all are drawn
 
 
-_SCENES = (
+SCENES = (
     Scene(
         "allreduce",
         "two-hosts-gigabit",
@@ -129,9 +125,3 @@ def _rows(scene: Scene, found: Forecast) -> list[lanes.Row]:
     if missing:
         sys.exit(f"{scene.strategy}: no lane {missing[0]!r}; known: {', '.join(tracks)}")
     return [tracks[lane] for lane in scene.lanes]
-
-
-if __name__ == "__main__":
-    for scene in _SCENES:
-        path = Path(sys.argv[1]) / f"plan-{scene.strategy}.svg"
-        path.write_text(drawn(scene))

@@ -5,7 +5,7 @@ from itertools import groupby
 from statistics import mean
 from typing import Any
 
-from readme import table
+from figures import table
 
 _WITHIN = 1.03  # of the best: as good a choice
 _TITLES = {

@@ -1,10 +1,9 @@
-"""Draw a terminal with a command and what it prints: terminal.py FOLDER, for README.md."""
+"""Draw a terminal with a command and what it prints, for README.md."""
 
 import re
 import subprocess
 import sys
 from io import StringIO
-from pathlib import Path
 
 from rich.console import Console
 
@@ -16,7 +15,7 @@ _WIDTH = 92  # characters
 _FONTS = re.compile(r"@font-face \{.*?\}\n?", re.DOTALL)  # of another host
 
 
-def drawn(command: str) -> str:
+def drawn(command: str = _COMMAND) -> str:
     """Return the SVG of a terminal in which the command was given."""
     found = subprocess.run(
         [sys.executable, "-m", *command.split()], capture_output=True, text=True, check=True
@@ -27,13 +26,3 @@ def drawn(command: str) -> str:
     console.print(f"$ {command}")
     console.print(re.sub(" +$", "", found.stdout, flags=re.MULTILINE))
     return _FONTS.sub("", console.export_svg(title="predicted, nothing has run"))
-
-
-def main() -> None:
-    """Write the picture into the folder."""
-    (folder,) = sys.argv[1:]
-    (Path(folder) / "plan.svg").write_text(drawn(_COMMAND))
-
-
-if __name__ == "__main__":
-    main()

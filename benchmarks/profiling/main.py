@@ -1,37 +1,25 @@
 """What a profile costs, whether its stages add up to the step, and whether torch.profiler agrees.
 
-    python benchmarks/profiling/main.py [NETWORK...] [--quick]
-
-Each run is a `paceline profile` of its own, of one worker with a batch of 16. Without NETWORK all
-five are profiled. With --quick a few steps show that everything works; the figures mean nothing,
-and are not written.
+Each run is a `paceline profile` of its own, of one worker with a batch of 16.
 """
 
-import json
-import os
-import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-HERE = Path(__file__).parent
-SCALING = HERE.parent / "scaling"  # whose networks these are
-sys.path[:0] = [str(HERE), str(HERE.parent), str(SCALING)]
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+from command import paceline
+from figures import Part, table
+from paceline.records.profile import ProfileResult
+from paceline.report.format import duration
+from scaling.networks import SHAPES
 
-import networks  # noqa: E402
-import tables  # noqa: E402
-
-import parts  # noqa: E402
-from paceline.records.profile import ProfileResult  # noqa: E402
-
+_SCALING = Path(__file__).parents[1] / "scaling"  # whose networks these are
 _RUNS, _QUICK_RUNS = 3, 1
 _STEPS = {"lenet": 1000, "alexnet": 60, "googlenet": 100, "inception": 60, "resnet": 60}
 _QUICK_STEPS = 8
-_DEADLINE_S = 900.0
 
 
 def measure(network: str, quick: bool) -> dict[str, Any]:
@@ -39,7 +27,7 @@ def measure(network: str, quick: bool) -> dict[str, Any]:
     steps = _QUICK_STEPS if quick else _STEPS[network]
     runs = [_profile(network, steps) for _ in range(_QUICK_RUNS if quick else _RUNS)]
     return {
-        "images": networks.SHAPES[network],
+        "images": SHAPES[network],
         "steps": steps,
         "step_s": median(run.step.median_s for run in runs),
         "cost": [run.cost for run in runs],
@@ -49,15 +37,9 @@ def measure(network: str, quick: bool) -> dict[str, Any]:
 
 
 def _profile(network: str, steps: int) -> ProfileResult:
-    command = (
-        *(sys.executable, "-m", "paceline", "profile", f"networks:{network}", "--json"),
-        *("--data", f"synthetic:{networks.SHAPES[network]}", "--batch-size", "16"),
-        *("--steps", str(steps), "--output", str(HERE / "runs")),
-    )
-    done = subprocess.run(
-        command, cwd=SCALING, stdout=subprocess.PIPE, timeout=_DEADLINE_S, check=True
-    )
-    found = ProfileResult.model_validate(json.loads(done.stdout))
+    data = f"synthetic:{SHAPES[network]}"
+    words = ("profile", f"networks:{network}", "--data", data, "--batch-size", 16, "--steps", steps)
+    found = ProfileResult.model_validate(paceline(*words, cwd=_SCALING))
     print(f"{network}: recording {found.cost:+.1%}", file=sys.stderr, flush=True)
     return found
 
@@ -67,8 +49,26 @@ def _phase(runs: list[ProfileResult], phase: str) -> dict[str, Any]:
     return {"seconds": median(row.ours_s for row in rows), "error": [row.error for row in rows]}
 
 
-if __name__ == "__main__":
-    known: dict[str, Callable[[bool], dict[str, Any]]] = {
-        network: partial(measure, network) for network in networks.SHAPES
+def text(network: str, figures: Mapping[str, Any]) -> str:
+    """Return the table of a network."""
+    rows = {
+        "recorded steps longer than plain ones": figures["cost"],
+        "sum of the stages against the steps by the clock": figures["stages_error"],
     }
-    parts.run(HERE, known, tables.of)
+    rows |= {
+        f"{phase} ({duration(found['seconds'])}): our spans against torch.profiler": found["error"]
+        for phase, found in figures["phases"].items()
+    }
+    title = (
+        f"{network}, 16 images of {figures['images']}, {duration(figures['step_s'])} a step, "
+        f"{figures['steps']} steps of each kind a run"
+    )
+    head = ("", "median of the runs", "least, most")
+    return table(title, head, [(name, *_shown(values)) for name, values in rows.items()])
+
+
+def _shown(values: Sequence[float]) -> tuple[str, str]:
+    return f"{median(values):+.2%}", f"{min(values):+.2%}, {max(values):+.2%}"
+
+
+PARTS = {name: Part(partial(measure, name), partial(text, name)) for name in SHAPES}

@@ -1,7 +1,7 @@
 """The folder of a long run that never was: its timeline is simulated, and then made to vary.
 
-The plan of so many steps is simulated on four cores, and each step stretched by a factor of its
-own: 1 and a few percent, now and then up to 3. It has all that a measured run's folder has.
+The plan of so many steps of LeNet-5 is simulated on GPUs, and each step stretched by a factor of
+its own: 1 and a few percent, now and then up to 3. It has all that a measured run's folder has.
 """
 
 import random
@@ -12,69 +12,20 @@ from pathlib import Path
 
 from paceline.core.compare import compare, conform
 from paceline.core.cost import Roofline
-from paceline.core.machine import Device, Host, Machine
-from paceline.core.network import Link
 from paceline.core.outcome import Epoch
-from paceline.core.plan import Cost, Kind
+from paceline.core.plan import Kind
 from paceline.core.settings import TrainSettings
 from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.timeline import Timeline
-from paceline.core.workload import Layer, Parameter, Workload
 from paceline.planner import forecast, rank
 from paceline.record.trace import write_trace
+from paceline.records.built_in import recorded
+from paceline.records.machine_file import find_machine
 from paceline.records.result import PlanRow, RunResult
 from paceline.strategies import EXCHANGES
 
-_BATCH, _EPOCHS = 256, 20
-_NAMES = ("conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7", "fc8")
-_MEGA = 1e6
-
-
-def machine(workers: int) -> Machine:
-    """Return a host with so many cores, which exchange through its memory."""
-    source = "made up for a report"
-    host = Host(
-        name="host",
-        cores=workers,
-        memory_bytes=32e9,
-        memory_bandwidth_bytes_per_s=2e10,
-        source=source,
-    )
-    cores = tuple(
-        Device(
-            name=f"cpu{number}",
-            host="host",
-            kind="cpu",
-            flops_per_s=5e10,
-            memory_bytes=32e9,
-            memory_bandwidth_bytes_per_s=1e10,
-            source=source,
-        )
-        for number in range(workers)
-    )
-    link = Link(between=("host", "host"), bandwidth_bytes_per_s=3e9, latency_s=2e-5, source=source)
-    return Machine(name="made-up", hosts=(host,), devices=cores, links=(link,))
-
-
-def workload(samples: int) -> Workload:
-    """Return a network of eight layers, five of which have little to exchange."""
-
-    def layer(name: str) -> Layer:
-        wide = name.startswith("fc")
-        flops = samples * (2 if wide else 8) * _MEGA
-        size = (2048, 1024) if wide else (256, 256)
-        return Layer(
-            name,
-            (Parameter("weight", size),),
-            samples * 4096,
-            Cost(flops=flops, nbytes=flops / 8, num_calls=2),
-            Cost(flops=2 * flops, nbytes=flops / 4, num_calls=4),
-        )
-
-    layers = tuple(map(layer, _NAMES))
-    backwards = tuple(reversed(range(len(layers))))
-    return Workload("made-up", samples, layers, backwards, samples * 12288)
+_BATCH, _EPOCHS, _MACHINE = 256, 20, "power8-p100"
 
 
 def stretched(timeline: Timeline, seed: int = 0) -> Timeline:
@@ -118,7 +69,8 @@ def _warp(ends: list[float], draw: random.Random) -> Callable[[float], float]:
 
 def write_long_run(folder: Path, num_steps: int = 1000, workers: int = 4) -> None:
     """Write result.json and trace.json of such a run into a folder that exists."""
-    part, cores = workload(_BATCH // workers), machine(workers)
+    part = recorded("lenet5", _BATCH // workers)
+    cores = find_machine(_MACHINE).for_workers(workers)
     forecasts = rank(
         forecast(part, cores, strategy, strategy.config(workers=workers), _BATCH)
         for strategy in EXCHANGES.values()

@@ -1,28 +1,19 @@
 """How large a long run's report is, and how soon Chromium shows it.
 
-    python benchmarks/report/main.py [--quick]
-
 Each case is a run that never was (long_run.py), so that no hours of training are needed; its page
-is written by `write_report`, and opened in a new tab of a headless Chromium. With --quick once, and
-the figures mean nothing, and are not written. Needs chromium.
+is written by `write_report`, and opened in a new tab of a headless Chromium. Needs chromium.
 """
 
-import sys
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-import tables  # noqa: E402
-
-import parts  # noqa: E402
-from browser import CHROMIUM, Browser  # noqa: E402
-from figures import spread  # noqa: E402
-from long_run import write_long_run  # noqa: E402
-from paceline.report import write_report  # noqa: E402
+from browser import Browser
+from figures import Part, shown, spread, table
+from long_run import write_long_run
+from paceline.report import write_report
 
 _CASES = {"20 steps, 2 workers": (20, 2), "1,000 steps, 4 workers": (1000, 4)}
 _REPEATS = 11
@@ -31,7 +22,7 @@ _WINDOWS = {"phone": (390, 844), "tablet": (820, 1180), "desktop": (1440, 900)}
 
 def pages(quick: bool) -> dict[str, Any]:
     """Return the figures of each case."""
-    with TemporaryDirectory() as name, Browser(Path(name) / "profile") as browser:
+    with TemporaryDirectory() as name, Browser() as browser:
         return {
             case: _measured(browser, Path(name), case, 3 if quick else _REPEATS) for case in _CASES
         }
@@ -62,7 +53,27 @@ def _opened(browser: Browser, path: Path, width: int, height: int, repeats: int)
     }
 
 
-if __name__ == "__main__":
-    if CHROMIUM is None:
-        sys.exit("chromium is not installed: apt-get install chromium")
-    parts.run(HERE, {"pages": pages}, tables.of)
+def text(figures: Mapping[str, Any]) -> str:
+    """Return the table of all cases."""
+    head = (
+        *("run", "page, MB", "written in, s", "window"),
+        *("first screen, s, median [quartiles]", "all figures, s", "complaints of the console"),
+    )
+    return table("Reports of long runs", head, _lines(figures))
+
+
+def _lines(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for case, row in figures.items():
+        for window, found in row["windows"].items():
+            yield (
+                case,
+                f"{row['nbytes'] / 1e6:.2f}",
+                f"{row['written_s']:.2f}",
+                window,
+                shown(found["first_screen_s"]),
+                shown(found["all_figures_s"]),
+                str(found["complaints"]),
+            )
+
+
+PARTS = {"pages": Part(pages, text)}

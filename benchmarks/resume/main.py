@@ -1,35 +1,32 @@
 """Kill -9 of any process of a run at random moments: what is resumed ends with the same bits.
 
-    python benchmarks/resume/main.py [STRATEGY...] [--quick]
-
 For each strategy an undisturbed run, then runs of which one process after the other gets SIGKILL,
 and which are gone on with by `--resume` until they end. Without STRATEGY there are 50 kills in all.
-Kills after the last step, while results are written, come on top. With --quick one kill of each
-shows that everything works; the figures are not written.
+Kills after the last step, while results are written, come on top.
 """
 
 import json
-import os
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from attempt import Attempt, Ended
+from figures import Part, table
+
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for benchmarks/gpu
-os.environ["OMP_NUM_THREADS"] = "1"
-
-import tables  # noqa: E402
-
-import parts  # noqa: E402
-from attempt import Attempt, Ended  # noqa: E402
-
+STARTING = "while it starts"
+BEFORE = "before the first checkpoint"
+WRITING = "while one is written"
+BETWEEN = "between two"
+AFTER = "after the last step"
+_MOMENTS = (STARTING, BEFORE, WRITING, BETWEEN, AFTER)
 _TRAINED = ("--batch-size", "24", "--epochs", "16", "--profile-s", "0.2", "--seed", "5")
 _AT_A_WRITING, _AT_THE_START = 0.35, 0.1  # shares of the moments
 _AGAIN = 0.6  # of resumed runs are killed, too
@@ -120,7 +117,7 @@ class Runs:
         num_attempts = 1
         while num_kills:
             ended = self._kill(attempt, output)
-            num_kills -= ended is not None and self.kills[-1]["when"] != tables.AFTER
+            num_kills -= ended is not None and self.kills[-1]["when"] != AFTER
             if ended is None:  # it was through before the moment came
                 break
             run = _run_in(output)
@@ -200,7 +197,7 @@ def measure(name: str, quick: bool) -> dict[str, Any]:
 
 
 def _until(runs: Runs, num_kills: int) -> Iterator[dict[str, Any]]:
-    while (num_left := num_kills - sum(one["when"] != tables.AFTER for one in runs.kills)) > 0:
+    while (num_left := num_kills - sum(one["when"] != AFTER for one in runs.kills)) > 0:
         end = runs.killed_and_resumed(num_left)
         print(json.dumps(end), file=sys.stderr, flush=True)
         yield end
@@ -239,12 +236,12 @@ def _is_writing(attempt: Attempt, output: Path) -> bool:
 def _when(attempt: Attempt, output: Path) -> str:
     run = _run_in(output)
     if run is None or not _has_begun(attempt, output):
-        return tables.STARTING
+        return STARTING
     if attempt.has_written(run / "model.safetensors"):
-        return tables.AFTER
+        return AFTER
     if _is_writing(attempt, output):
-        return tables.WRITING
-    return tables.BETWEEN if _steps(run) else tables.BEFORE
+        return WRITING
+    return BETWEEN if _steps(run) else BEFORE
 
 
 def _sleep(attempt: Attempt, seconds: float) -> None:
@@ -252,5 +249,29 @@ def _sleep(attempt: Attempt, seconds: float) -> None:
     attempt.wait_until(lambda: time.monotonic() >= until_s)
 
 
-if __name__ == "__main__":
-    parts.run(HERE, {name: partial(measure, name) for name in CASES}, tables.of)
+def text(name: str, figures: dict[str, Any]) -> str:
+    """Return the table of a strategy: its kills by process and moment, and what came of them."""
+    kills, runs = figures["kills"], _disturbed(figures["runs"])
+    head = ["killed", *_MOMENTS, "all gone after at most, s"]
+    lines = []
+    for role in sorted({one["role"] for one in kills}):
+        own = [one for one in kills if one["role"] == role]
+        by_moment = Counter(one["when"] for one in own)
+        slowest = max(one["ended_s"] for one in own)
+        counts = [str(by_moment[moment]) for moment in _MOMENTS]
+        lines.append([role, *counts, f"{slowest:.1f}"])
+    num_equal = sum(one["is_equal"] for one in runs)
+    left = [what for one in (*kills, *runs) for what in one.get("left", ())]
+    verdict = (
+        f"{name}: {len(kills)} kills; {num_equal} of {len(runs)} runs that they ended went on "
+        f"to the bits of the undisturbed one; left behind: {', '.join(left) or 'nothing'}"
+    )
+    return table(verdict, head, lines)
+
+
+def _disturbed(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the runs that were ended by a kill, and so took more than one attempt."""
+    return [one for one in runs if one["attempts"] > 1]
+
+
+PARTS = {name: Part(partial(measure, name), partial(text, name)) for name in CASES}

@@ -1,31 +1,22 @@
 """How five networks scale on this machine: measured beside what each run has predicted before.
 
-    python benchmarks/scaling/main.py [NETWORK...] [--quick]
-
 Each network is one `paceline scale`, whose folder stays in runs/: an interrupted one goes on where
-it was. Without NETWORK all are studied. With --quick a few steps show that everything works; the
-figures mean nothing, and are not written.
+it was.
 """
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-sys.path.insert(0, str(HERE))
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+from networks import SHAPES
 
-import networks  # noqa: E402
-import tables  # noqa: E402
+from command import paceline
+from figures import Part, table
+from paceline.report.format import duration
 
-import parts  # noqa: E402
-
+_HERE = Path(__file__).parent
 _FULL = (
     *("--batch-size", "16,32,64", "--scaling", "strong,weak"),
     *("--repeats", "3", "--profile-s", "0.5"),
@@ -33,28 +24,62 @@ _FULL = (
 _QUICK = ("--batch-size", "16", "--repeats", "1", "--profile-s", "0.2")
 _STEPS, _QUICK_STEPS = {"lenet": 100}, 5  # LeNet's take a few milliseconds
 _USUAL_STEPS = 8
+_Cells = list[dict[str, Any]]
 
 
 def study(network: str, quick: bool) -> dict[str, Any]:
-    """Return the cells of a network, and what they say."""
-    asked = ("--input-shape", networks.SHAPES[network], "--workers", "1,2")
+    """Return the cells of a network."""
     steps = _QUICK_STEPS if quick else _STEPS.get(network, _USUAL_STEPS)
-    folder = HERE / "runs" / f"{network}{'-quick' * quick}"
-    command = [sys.executable, "-m", "paceline", "scale", f"networks:{network}", *asked]
-    command += ["--measure", "--predict", "--json"]
-    done = subprocess.run(
-        [*command, *(_QUICK if quick else _FULL), "--steps", str(steps), "--output", folder],
-        cwd=HERE,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    found = json.loads(done.stdout)
-    return {"images": networks.SHAPES[network], "cells": found["cells"]}
+    words = ("scale", f"networks:{network}", "--input-shape", SHAPES[network], "--workers", "1,2")
+    folder = _HERE / "runs" / f"{network}{'-quick' * quick}"
+    where = ("--steps", steps, "--output", folder)
+    asked = (*words, "--measure", "--predict", *(_QUICK if quick else _FULL), *where)
+    found = paceline(*asked, cwd=_HERE)
+    return {"images": SHAPES[network], "cells": found["cells"]}
 
 
-if __name__ == "__main__":
-    measures: dict[str, Callable[[bool], dict[str, Any]]] = {
-        network: partial(study, network) for network in networks.SHAPES
+def text(part: str, figures: Mapping[str, Any]) -> str:
+    """Return the table of a network, and how far predictions were off."""
+    cells: _Cells = figures["cells"]
+    methods = list(dict.fromkeys(cell["method"] for cell in cells))
+    head = ("scaling", "batch", "workers", *methods)
+    title = f"{part}, images of {figures['images']}: an epoch of 262,144 samples"
+    lines = [table(title, head, _lines(cells, methods)), *_errors(cells)]
+    return "\n\n".join(lines)
+
+
+def _lines(cells: _Cells, methods: list[str]) -> Iterator[tuple[str, ...]]:
+    measured = [cell for cell in cells if cell["kind"] == "measured"]
+    rows: dict[tuple[str, int, int], dict[str, dict[str, Any]]] = {}
+    for cell in measured:
+        key = (cell["scaling"], cell["batch"], cell["workers"])
+        rows.setdefault(key, {})[cell["method"]] = cell
+    for (scaling, batch, workers), found in sorted(rows.items()):
+        yield scaling, str(batch), str(workers), *(_shown(found[name]) for name in methods)
+
+
+def _shown(cell: dict[str, Any]) -> str:
+    if cell["error"] is not None:
+        return cell["error"]
+    lower, upper = map(duration, cell["spread"])
+    return f"{duration(cell['epoch_s'])} [{lower}, {upper}]"
+
+
+def _errors(cells: _Cells) -> Iterator[str]:
+    """Yield how far the predictions were off, if any cell has both."""
+    keys = ("method", "workers", "batch", "scaling")
+    found = {
+        (cell["kind"], *(cell[key] for key in keys)): cell["epoch_s"]
+        for cell in cells
+        if cell["error"] is None
     }
-    parts.run(HERE, measures, tables.of)
+    errors = [
+        abs(found["predicted", *key] / epoch_s - 1)
+        for (kind, *key), epoch_s in found.items()
+        if kind == "measured" and ("predicted", *key) in found
+    ]
+    if errors:
+        yield f"Predicted epochs are off by {100 * fmean(errors):.1f} % on average."
+
+
+PARTS = {name: Part(partial(study, name), partial(text, name)) for name in SHAPES}

@@ -1,15 +1,12 @@
 """The planner beside published scaling tables: each calibrated on its one-device figure alone.
 
-    python benchmarks/scaling_tables/main.py [--quick]
-
 families.jsonl has the tables, a family a line: a model on one kind of machine, samples a second by
 numbers of devices. Each is predicted by `paceline.plan(..., measured=...)` for strategy allreduce.
-With --quick every 20th family is, and nothing is written. Nothing is measured here.
+Nothing is measured here.
 """
 
 import hashlib
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -18,19 +15,16 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
 
+from figures import Part, table
+from paceline.core.errors import InvalidInput
+from paceline.core.losses import Losses
+from paceline.planner import Forecast, forecast
+from paceline.planner.device_rate import DeviceRate, calibrated
+from paceline.records.catalogue import EqualDevices
+from paceline.strategies import STRATEGIES
+from papers.networks import step_of
+
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-import parts  # noqa: E402
-from paceline.core.errors import InvalidInput  # noqa: E402
-from paceline.core.losses import Losses  # noqa: E402
-from paceline.planner import Forecast, forecast  # noqa: E402
-from paceline.planner.device_rate import DeviceRate, calibrated  # noqa: E402
-from paceline.records.catalogue import EqualDevices  # noqa: E402
-from paceline.strategies import STRATEGIES  # noqa: E402
-from papers.networks import step_of  # noqa: E402
-from readme import table  # noqa: E402
-
 _NO_LOSSES = Losses.none("the naive predictor")
 _TUNED, _CHECKED = "tuned", "checked"
 _EVERY = 20
@@ -147,7 +141,7 @@ def _cells_or_why(line: str) -> list[Cell] | str:
         return f"{source_of(family)}, {family['model']}: {error}"
 
 
-def text(_: str, figures: Mapping[str, Any]) -> str:
+def text(figures: Mapping[str, Any]) -> str:
     """Return the tables: by half, by source, and by the number of devices."""
     cells = [Cell(**one) for one in figures["cells"]]
     refused = figures["refused"]
@@ -179,5 +173,4 @@ def _errors(title: str, what: str, cells: Sequence[Cell], keys: Iterable[Any]) -
     return table(title, head, lines)
 
 
-if __name__ == "__main__":
-    parts.run(HERE, {"published": measure}, text)
+PARTS = {"published": Part(measure, text)}

@@ -13,20 +13,17 @@ from statistics import median
 from typing import Any
 
 import torch
-from paced_thread import HEADER, PacedThread
+from paced_thread import HEADER, PacedTrainer
 from torch import Tensor, nn
 
 from figures import spread
 from paceline.core.machine import Machine
 from paceline.core.workload import Workload
 from paceline.exchange.step import Share
-from paceline.links.clock import clock_for
 from paceline.links.group import Group
-from paceline.record.recorder import Recorder
 from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.paced import PacedHeadLayer, paced_optimizer
-from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
+from paceline.strategies.subbatch.paced import PacedHeadLayer
 from paceline.training.models.paced import PacedModel
 from paceline.training.models.sharded import Sharding
 from papers import dettmers8bit as board
@@ -44,7 +41,7 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
     """Return seconds of a step alone and together, in 32-bit and 8-bit, and how late links were."""
     blocks, steps = (2, 1) if quick else (5, 2)
     alone = _Alone()
-    together = {bits: _Together(group, codec) for bits, codec in _CODECS.items()}
+    together = {bits: _together(group, codec) for bits, codec in _CODECS.items()}
     variants = [Variant(_ALONE, timed(alone.step), group.world_size)]
     for bits, one in together.items():
         one.step()
@@ -153,27 +150,9 @@ class _Board:
         return 1e-3 * SLOWER * board.sync_ms(self._board, nbytes, bits, is_gradient)
 
 
-class _Together:
-    """The strategy's own steps, with a paced body, paced layers and a paced link."""
-
-    def __init__(self, group: Group, codec: str | None) -> None:
-        config = SubBatch(workers=group.world_size, activations=codec, activation_gradients=codec)
-        pace = _Board(32 if codec is None else 8, group.world_size)
-        body, self.thread = paced_body(), PacedThread(group, pace)
-        model = SplitModel(
-            module=body,
-            body=body,
-            head=tuple(_layer(row, group) for row in network.CONNECTED),
-            batch_size=network.BATCH,
-        )
-        recorder = Recorder(clock_for(group.device), f"gpu{group.rank}", group.rank)
-        updates = paced_optimizer(0.0)  # table 4 has no update
-        self._trainer = SplitTrainer(model, config, group, recorder, updates, thread=self.thread)
-        self.thread.counted = self._trainer
-        self._source = loaded()
-
-    def step(self) -> None:
-        self._trainer.step(self._source)
-
-    def close(self) -> None:
-        self._trainer.close()
+def _together(group: Group, codec: str | None) -> PacedTrainer:
+    """Return steps of this rank and the others."""
+    config = SubBatch(workers=group.world_size, activations=codec, activation_gradients=codec)
+    pace = _Board(32 if codec is None else 8, group.world_size)
+    head = [_layer(row, group) for row in network.CONNECTED]
+    return PacedTrainer(group, config, pace, paced_body(), head, loaded(), network.BATCH)

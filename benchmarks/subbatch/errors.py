@@ -7,18 +7,18 @@ decoded beside it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from coding_errors import Errors
+from figures import table
 from paceline.codecs.blockwise import EightBit
 from paceline.codecs.codec import Codec
 from paceline.codecs.quantization import TABLES
 from paceline.training.data import ShardedBatches, load
-from readme import table
 
 _EPOCHS, _BATCH_SIZE, _LEARNING_RATE = 30, 64, 0.003
 _HIDDEN, _NUM_CLASSES, _DROPOUT = 1024, 10, (0.2, 0.3, 0.3)
@@ -43,29 +43,6 @@ _PRINTED = {
 }
 _LAYERS = ("input", "hidden", "scores")
 _PARAMETERS = ("first.weight", "first.bias", "last.weight", "last.bias")
-
-
-@dataclass
-class _Errors:
-    """Sums of errors so far, and of how many values."""
-
-    count: int = 0
-    count_nonzero: int = 0
-    sums: dict[str, float] = field(default_factory=lambda: {"absolute": 0.0, "relative": 0.0})
-
-    def add(self, values: Tensor, coded: Tensor) -> None:
-        errors, sizes = (coded - values).abs().double(), values.abs().double()
-        nonzero = sizes > 0
-        self.count += len(values)
-        self.count_nonzero += int(nonzero.sum())
-        self.sums["absolute"] += float(errors.sum())
-        self.sums["relative"] += float((errors[nonzero] / sizes[nonzero]).sum())
-
-    def means(self) -> dict[str, float]:
-        return {
-            "absolute": self.sums["absolute"] / self.count,
-            "relative": self.sums["relative"] / max(1, self.count_nonzero),
-        }
 
 
 class _Seen(nn.Module):
@@ -96,12 +73,12 @@ def measure(quick: bool) -> dict[str, Any]:
     epochs = 1 if quick else _EPOCHS
     torch.manual_seed(0)
     digits, model = load("digits"), _Seen()
-    found: dict[tuple[str, str, str, str], _Errors] = {}
+    found: dict[tuple[str, str, str, str], Errors] = {}
 
     def look() -> None:
         for what, of, tensor in _travelling(model):
             for name, scale, codec in _codecs(tensor):
-                errors = found.setdefault((what, of, name, scale), _Errors())
+                errors = found.setdefault((what, of, name, scale), Errors())
                 flat = tensor.flatten()
                 errors.add(flat, codec.decode(codec.encode(flat)))
 

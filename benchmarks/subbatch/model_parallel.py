@@ -5,46 +5,19 @@ it works for the samples of all. `paceline.codecs.all_gather` is all that joins 
 writes by hand. The tasks are those of benchmarks/codecs, with a head of two layers.
 """
 
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.optim.lr_scheduler import CosineAnnealingLR
 
-sys.path.append(str(Path(__file__).parents[1] / "codecs"))  # after our own
-
-from accuracy import FLOAT32, moved
-
+from learning import FLOAT32, Task, accuracies, fit, tasks
 from paceline.codecs import all_gather
 from paceline.codecs.quantization import TABLES
 from paceline.links.group import Group
-from paceline.training.data import ShardedBatches, load
-
-_TYPES = (FLOAT32, *TABLES)
-_NUM_SEEDS, _NUM_CLASSES = 5, 10
-_NUM_TRAIN, _NUM_TEST = 3000, 2000
-
-Samples = tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class _Task:
-    """What is learned; a seed decides the initial weights and the order of samples."""
-
-    body: Callable[[], nn.Module]
-    widths: tuple[int, ...]  # of the head: from what the body hands on to the scores
-    train: Samples
-    test: Samples
-    batch_size: int
-    epochs: int
-    learning_rate: float
 
 
 class _Head(nn.Module):
@@ -76,49 +49,12 @@ def _ends(count: int, group: Group) -> tuple[int, int]:
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
     """Return the accuracies of all tasks and types, one for each seed."""
-    figures = {}
-    for name, task in _tasks().items():
-        seeds, epochs = (range(2), 1) if quick else (range(_NUM_SEEDS), task.epochs)
-        num_parameters = sum(one.numel() for one in task.body().parameters())
-        layers = pairwise(task.widths)
-        figures[name] = {
-            "batch_size": task.batch_size,
-            "epochs": epochs,
-            "learning_rate": task.learning_rate,
-            "num_parameters": num_parameters + sum((one + 1) * other for one, other in layers),
-            "accuracies": {
-                codec: [_trained(task, epochs, codec, seed, group) for seed in seeds]
-                for codec in _TYPES
-            },
-        }
-    return figures
+    known = tasks(256)
+    codecs = dict.fromkeys(known, (FLOAT32, *TABLES))
+    return accuracies(known, codecs, quick, partial(_trained, group))
 
 
-def _tasks() -> dict[str, _Task]:
-    digits = load("digits")
-    train, test = moved(_NUM_TRAIN, 1), moved(_NUM_TEST, 2)
-    return {
-        "digits": _Task(
-            lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU()),
-            (64, 256, _NUM_CLASSES),
-            digits.train[:],
-            digits.test[:],
-            64,
-            25,
-            0.1,
-        ),
-        "3x32x32": _Task(_convolutions, (64, 256, _NUM_CLASSES), train, test, 64, 20, 0.05),
-    }
-
-
-def _convolutions() -> nn.Module:
-    layers: list[nn.Module] = []
-    for inputs, outputs, size in ((3, 16, 5), (16, 32, 3), (32, 64, 3)):
-        layers += [nn.Conv2d(inputs, outputs, size, stride=2, padding=size // 2), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-
-
-def _trained(task: _Task, epochs: int, name: str, seed: int, group: Group) -> float:
+def _trained(group: Group, task: Task, epochs: int, name: str, seed: int) -> float:
     """Train from scratch, and return the share of test samples that are recognised.
 
     They are tested as a single process would: nothing is encoded.
@@ -126,37 +62,17 @@ def _trained(task: _Task, epochs: int, name: str, seed: int, group: Group) -> fl
     torch.manual_seed(seed)
     body, head = task.body(), _Head(task.widths, group)
     codec = None if name == FLOAT32 else name
-    _train(task, epochs, seed, body, head, codec, group)
+
+    def backward(inputs: Tensor, targets: Tensor) -> None:
+        scores = head(body(inputs), codec)
+        # The same loss on all ranks: their sum is that of one process.
+        (cross_entropy(scores, all_gather(targets)) / group.world_size).backward()
+        for parameter in body.parameters():
+            dist.all_reduce(parameter.grad)
+
+    fit(task, epochs, seed, group, [*body.parameters(), *head.parameters()], backward)
     inputs, targets = task.test
     own = slice(*_ends(len(targets), group))
     with torch.no_grad():
         found = head(body(inputs[own]), None).argmax(1)
     return float((found == targets).double().mean())
-
-
-def _train(
-    task: _Task,
-    epochs: int,
-    seed: int,
-    body: nn.Module,
-    head: _Head,
-    codec: str | None,
-    group: Group,
-) -> None:
-    inputs, targets = task.train
-    batches = ShardedBatches(len(targets), task.batch_size, group.rank, group.world_size, seed)
-    parameters = [*body.parameters(), *head.parameters()]
-    optimizer = torch.optim.SGD(parameters, task.learning_rate, momentum=0.9)
-    schedule = CosineAnnealingLR(optimizer, epochs * len(batches))
-    for epoch in range(epochs):
-        batches.set_epoch(epoch)
-        for rows in batches:
-            scores = head(body(inputs[rows]), codec)
-            # The same loss on all ranks: their sum is that of one process.
-            loss = cross_entropy(scores, all_gather(targets[rows])) / group.world_size
-            loss.backward()
-            for parameter in body.parameters():
-                dist.all_reduce(parameter.grad)
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()

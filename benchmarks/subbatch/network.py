@@ -1,23 +1,13 @@
 """AlexNet on two hosts of one core each, joined at 1 Gbit/s: bytes, and samples a second."""
 
-import json
-import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "network"))
-sys.path.append(str(HERE.parent / "wheel"))
+from hosts import TwoHosts, on_hosts
+from network_rank import ALONE, BATCH_SIZE, BUCKETS_MB, ddp
 
-from ddp import ALONE  # noqa: E402
-from host import missing  # noqa: E402
-from hosts import TwoHosts  # noqa: E402
-from network_rank import BATCH_SIZE, BUCKETS_MB, ddp  # noqa: E402
-
-from figures import shown  # noqa: E402
-from paceline.links.processes import KEEPING_MEMORY  # noqa: E402
-from readme import table  # noqa: E402
+from figures import shown, table
+from paceline.links.processes import KEEPING_MEMORY
 
 _RATE = "1gbit"
 _PAYLOAD = 1448 / 1514  # of a full frame: what TCP carries, and Ethernet's bytes
@@ -25,23 +15,9 @@ _PAYLOAD = 1448 / 1514  # of a full frame: what TCP carries, and Ethernet's byte
 
 def measure(quick: bool) -> dict[str, Any]:
     """Return seconds and bytes of all variants."""
-    problem = missing()
-    if problem:
-        sys.exit(f"network: {problem}")
-    with TemporaryDirectory() as folder, TwoHosts(_RATE) as hosts:
-        output = Path(folder) / "figures.json"
-        program = [sys.executable, str(HERE.parent / "rank.py"), str(HERE), "network_rank"]
-        finished = hosts.run(
-            [*program, str(output), *(["--quick"] if quick else [])],
-            1,
-            KEEPING_MEMORY | {"OMP_NUM_THREADS": "1"},
-            cores=(0, 1),
-            deadline_s=1200.0,
-        )
-        if any(one.code for one in finished):
-            sys.exit("\n".join(one.err for one in finished))
-        figures: dict[str, Any] = json.loads(output.read_text())
-    return figures
+    with TwoHosts(_RATE) as hosts:
+        folder = Path(__file__).parent
+        return on_hosts(hosts, folder, "network_rank", quick, environment=KEEPING_MEMORY)
 
 
 def text(figures: dict[str, Any]) -> str:

@@ -3,17 +3,10 @@
 All run in the same processes, block by block in turn. A step of subbatch is the strategy's own.
 """
 
-import sys
-from functools import partial
 from itertools import repeat
-from pathlib import Path
-from statistics import median
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "wheel"))  # after our own
-
-from ddp import ALONE, Counted, plain
-
+import steps
 from paceline.exchange.step import SGD, Share
 from paceline.links.clock import clock_for
 from paceline.links.group import Group
@@ -24,9 +17,11 @@ from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.profile import planned_nbytes
 from paceline.strategies.subbatch.trainer import SplitTrainer
 from paceline.training.recipes.named import workload_of
-from ranks import Variant, alternate, compare, timed
-from trainee import Task, Trainee
+from ranks import compare
+from steps import alone, taken
+from trainee import Task
 
+ALONE = "alone, nothing exchanged"
 BATCH_SIZE, BUCKETS_MB = 16, (10, 25, 100)
 _MODEL = "alexnet"
 _CODECS: dict[str, dict[str, str]] = {
@@ -36,7 +31,6 @@ _CODECS: dict[str, dict[str, str]] = {
         ("activations", "activation_gradients", "gradients"), "dynamic8"
     ),
 }
-_NUM_WARM_UP = 2
 
 
 def ddp(bucket_mb: int) -> str:
@@ -46,20 +40,14 @@ def ddp(bucket_mb: int) -> str:
 
 def measure(group: Group, quick: bool) -> dict[str, Any]:
     """Return seconds and bytes of all variants, as the first rank saw them."""
-    blocks, steps = (2, 1) if quick else (6, 2)
     task = Task.synthetic(_MODEL, BATCH_SIZE, group.device)
-    runs = {ALONE: Trainee(task, lambda model: model)}
-    runs |= {ddp(mb): Trainee(task, partial(plain, bucket_mb=mb)) for mb in BUCKETS_MB}
+    wraps = {ALONE: alone, **{ddp(mb): steps.ddp(mb) for mb in BUCKETS_MB}}
     ours = {name: _SubBatch(codecs, task, group) for name, codecs in _CODECS.items()}
-    variants, counted = [], {}
-    for name, run in (runs | ours).items():
-        for _ in range(_NUM_WARM_UP):
-            run.step()
-        counted[name] = Counted(timed(run.step))
-        variants.append(Variant(name, counted[name], group.world_size))
-    rows = compare(alternate(variants, group, blocks, steps), ddp(BUCKETS_MB[0]))
+    others = [(name, one.step) for name, one in ours.items()]
+    found = taken(task, wraps, group, *((2, 1) if quick else (6, 2)), others=others)
+    rows = compare(found.blocks, ddp(BUCKETS_MB[0]))
     for name, row in rows.items():
-        row["wire_nbytes"] = median(counted[name].nbytes) / 2  # in each direction
+        row["wire_nbytes"] = (found.sent_nbytes[name] + found.received_nbytes[name]) / 2
     for name, one in ours.items():
         rows[name] |= {"sent": one.sent, "planned": one.planned}
         one.close()

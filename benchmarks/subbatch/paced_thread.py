@@ -5,15 +5,20 @@ exchange after another.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.codecs.gathering import Pending
 from paceline.exchange.layer_gradients import CommunicationThread
+from paceline.exchange.step import Share
+from paceline.links.clock import clock_for
 from paceline.links.group import Group
-from paceline.strategies.subbatch.trainer import SplitTrainer
+from paceline.record.recorder import Recorder
+from paceline.strategies.subbatch.config import SubBatch
+from paceline.strategies.subbatch.paced import PacedHeadLayer, paced_optimizer
+from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 
 HEADER = 40  # bytes of a message
 
@@ -77,3 +82,33 @@ class PacedThread(CommunicationThread):
     def _sent(self) -> tuple[int, int]:
         head, loss = self.counted.sent, self.counted.sent_of_loss
         return head.activations_sent + head.activation_gradients_sent, loss.activations_sent
+
+
+class PacedTrainer:
+    """The strategy's own steps, with a paced body, paced layers and a paced link."""
+
+    def __init__(
+        self,
+        group: Group,
+        config: SubBatch,
+        pace: Pace,
+        body: nn.Module,
+        head: Sequence[PacedHeadLayer],
+        source: Iterator[Share],
+        batch_size: int,
+    ) -> None:
+        self.thread = PacedThread(group, pace)
+        model = SplitModel(module=body, body=body, head=tuple(head), batch_size=batch_size)
+        recorder = Recorder(clock_for(group.device), f"gpu{group.rank}", group.rank)
+        updates = paced_optimizer(0.0)  # table 4 has no update
+        self._trainer = SplitTrainer(model, config, group, recorder, updates, thread=self.thread)
+        self.thread.counted = self._trainer
+        self._source = source
+
+    def step(self) -> None:
+        """Take a step."""
+        self._trainer.step(self._source)
+
+    def close(self) -> None:
+        """End its threads."""
+        self._trainer.close()

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from figures import shown
+from figures import shown, table
 from papers import dettmers8bit as board
 from papers.dettmers8bit_network import BATCH
 from ranks import on_ranks
-from readme import table
 
 _PRINTED = {32: 3.53, 8: 3.67}
 

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from figures import shown
+from figures import shown, table
 from papers.dettmers8bit_planned import planned
 from papers.paper_tables import printed_values
 from ranks import on_ranks
-from readme import table
 
 _RANKS, _BITS = 4, (32, 8)
 

@@ -12,21 +12,18 @@ from statistics import median
 from typing import Any
 
 from board_rank import SLOWER, loaded, paced_body
-from paced_thread import HEADER, PacedThread
+from paced_thread import HEADER, PacedTrainer
 from torch import Tensor
 
 from figures import spread
 from paceline.core.cost import Rate, Roofline, compute_lane
 from paceline.core.machine import Machine
 from paceline.core.workload import Layer
-from paceline.links.clock import clock_for
 from paceline.links.group import Group
-from paceline.record.recorder import Recorder
 from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.head import matrix_of, num_outputs
-from paceline.strategies.subbatch.paced import PacedHeadLayer, paced_optimizer
-from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
+from paceline.strategies.subbatch.paced import PacedHeadLayer
 from paceline.strategies.subbatch.work import layer_work
 from paceline.training.models.sharded import Sharding
 from papers.dettmers8bit_network import BATCH, CONVOLUTIONS, TOTAL_MS
@@ -45,7 +42,7 @@ def measure(group: Group, quick: bool) -> dict[str, Any]:
     """Return the speed-ups by sub-batch size and bits, and how late links were."""
     blocks, sizes = (2, QUICK_SIZES) if quick else (3, SIZES)
     cases = {
-        f"{size}, {bits}-bit": _Together(group, size, codec)
+        f"{size}, {bits}-bit": _together(group, size, codec)
         for size in sizes
         for bits, codec in _CODECS.items()
     }
@@ -96,27 +93,13 @@ class _Cluster:
         return SLOWER * self._others * (self._latency_s + nbytes / self._nbytes_per_s)
 
 
-class _Together:
-    """The strategy's own steps, with a paced body, paced layers and a paced link."""
-
-    def __init__(self, group: Group, size: int, codec: str | None) -> None:
-        num_passes, workers = _SAMPLES // size, group.world_size
-        config = SubBatch(*(workers, None, codec, codec), sub_batch=workers * _OWN // num_passes)
-        assert config.num_sub_batches(_OWN) == num_passes
-        body, self.thread = paced_body(), PacedThread(group, _Cluster(codec, workers))
-        model = SplitModel(module=body, body=body, head=tuple(_layers(group)), batch_size=_OWN)
-        recorder = Recorder(clock_for(group.device), f"gpu{group.rank}", group.rank)
-        self._trainer = SplitTrainer(
-            *(model, config, group, recorder, paced_optimizer(0.0)), thread=self.thread
-        )
-        self.thread.counted = self._trainer
-        self._source = loaded(_OWN)
-
-    def step(self) -> None:
-        self._trainer.step(self._source)
-
-    def close(self) -> None:
-        self._trainer.close()
+def _together(group: Group, size: int, codec: str | None) -> PacedTrainer:
+    """Return steps of this rank and the others in sub-batches of this size."""
+    num_passes, workers = _SAMPLES // size, group.world_size
+    config = SubBatch(*(workers, None, codec, codec), sub_batch=workers * _OWN // num_passes)
+    assert config.num_sub_batches(_OWN) == num_passes
+    pace = _Cluster(codec, workers)
+    return PacedTrainer(group, config, pace, paced_body(), _layers(group), loaded(_OWN), _OWN)
 
 
 def _layers(group: Group) -> list[PacedHeadLayer]:

@@ -4,24 +4,19 @@ Real arithmetic, 16 images a worker, one core a host. The picture begins with th
 forward and ends with the first of its backward. Each sub-batch has rows of its own.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "network"))
+from hosts import TwoHosts
 
-from host import missing  # noqa: E402
-from hosts import TwoHosts  # noqa: E402
-
-import lanes  # noqa: E402
-from paceline.core.plan import COMPUTE, Kind  # noqa: E402
-from paceline.core.timeline import Span, Timeline  # noqa: E402
-from paceline.links.processes import KEEPING_MEMORY  # noqa: E402
-from paceline.record.trace import read_timeline  # noqa: E402
-from readme import table  # noqa: E402
+import lanes
+from command import paceline
+from figures import table
+from paceline.core.plan import COMPUTE, Kind
+from paceline.core.timeline import Span, Timeline
+from paceline.record.trace import read_timeline
 
 _RATE, _SAMPLES, _WORKERS = "200mbit", 16, 2
 _DEVICE = "cpu0"
@@ -30,29 +25,14 @@ _MARGIN = 0.08  # of the way through the head, before and after it
 
 def measure(quick: bool) -> dict[str, Any]:
     """Return what the first worker computed and exchanged in a step's way through the head."""
-    problem = missing()
-    if problem:
-        sys.exit(f"timeline: {problem}")
+    batch, steps = _SAMPLES * _WORKERS, 6 if quick else 12
+    words = ("train", "alexnet", "--data", f"synthetic:samples={batch * steps}", "--epochs", 1)
+    ours = ("--strategy", "subbatch", "--workers", _WORKERS, "--batch-size", batch)
     with TemporaryDirectory() as folder, TwoHosts(_RATE) as hosts:
-        finished = hosts.run(
-            _command(folder, 3 if quick else 12),
-            1,
-            KEEPING_MEMORY | {"OMP_NUM_THREADS": "1"},
-            cores=(0, 1),
-            deadline_s=500.0,
-        )
-        if any(one.code for one in finished):
-            sys.exit("\n".join(one.err for one in finished))
+        waiting = ("--profile-s", 1, "--deadline-s", 120, "--output", folder)
+        paceline(*words, *ours, *waiting, hosts=hosts, deadline_s=500.0)
         (trace,) = Path(folder).glob("*/trace.json")
         return _head_of(read_timeline(trace, "measured"))
-
-
-def _command(folder: str, steps: int) -> list[str]:
-    batch = _SAMPLES * _WORKERS
-    words = ["train", "alexnet", "--data", f"synthetic:samples={batch * steps}"]
-    words += ["--strategy", "subbatch", "--workers", str(_WORKERS), "--batch-size", str(batch)]
-    words += ["--epochs", "1", "--profile-s", "1", "--deadline-s", "120", "--output", folder]
-    return [sys.executable, "-m", "paceline", *words, "--json"]
 
 
 def _head_of(timeline: Timeline) -> dict[str, Any]:

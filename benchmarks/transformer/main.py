@@ -1,82 +1,84 @@
 """A GPT on two ranks: tuned DistributedDataParallel beside what Paceline has, in the same run.
 
-    python benchmarks/transformer/main.py [PART...] [--quick]
-
-A part is a model and a wire: "gpt-10m loopback", "gpt-30m 1gbit"; "checkpoints", or "ten minutes".
-The wires need root, for two hosts in namespaces of their own. Without PART all are measured. With
---quick a few steps show that everything works; the figures mean nothing, and are not written.
+A part is a model and a wire; the wires need root, for two hosts in namespaces of their own.
 """
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
-sys.path.append(str(HERE.parent / "network"))
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs are for benchmarks/gpu
-os.environ["OMP_NUM_THREADS"] = "1"
+from hosts import TwoHosts, on_hosts
 
-import tables  # noqa: E402
-from host import missing  # noqa: E402
-from hosts import TwoHosts  # noqa: E402
+from command import paceline
+from figures import Part, shown, table
+from ranks import on_ranks
 
-import parts  # noqa: E402
-from ranks import DEADLINE_S, on_ranks  # noqa: E402
-
+_HERE = Path(__file__).parent
 _MODELS, _WIRES = ("gpt-10m", "gpt-30m"), ("loopback", "1gbit", "200mbit")
 
 
 def measure(model: str, wire: str, quick: bool) -> dict[str, Any]:
     """Return the figures of a model whose ranks are joined by this wire, or by shared memory."""
     if wire == "loopback":
-        return on_ranks(HERE, "steps_of_gpt", 2, quick, case=model)
-    if problem := missing():
-        sys.exit(f"{wire}: {problem}")
-    with tempfile.TemporaryDirectory() as folder, TwoHosts(wire) as hosts:
-        output = Path(folder) / "figures.json"
-        program = [sys.executable, str(HERE.parent / "rank.py"), str(HERE), "steps_of_gpt"]
-        options = [str(output), f"--case={model}", *(["--quick"] if quick else [])]
-        finished = hosts.run([*program, *options], cores=(0, 1), deadline_s=10 * DEADLINE_S)
-        if any(one.code for one in finished):
-            sys.exit("\n".join(one.err for one in finished))
-        figures: dict[str, Any] = json.loads(output.read_text())
-    return figures
+        return on_ranks(_HERE, "steps_of_gpt", 2, quick, case=model)
+    with TwoHosts(wire) as hosts:
+        return on_hosts(hosts, _HERE, "steps_of_gpt", quick, (model,))
 
 
 def stall(quick: bool) -> dict[str, Any]:
     """Return how long a checkpoint of a GPT holds training, beside its step."""
-    return on_ranks(HERE, "checkpoints_of_gpt", 2, quick)
+    return on_ranks(_HERE, "checkpoints_of_gpt", 2, quick)
 
 
 def ten_minutes(quick: bool) -> dict[str, Any]:
     """Return the bits per byte of `gpt` while it trains: here some ten minutes."""
     steps, every = (4, 2) if quick else (800, 100)
-    command = [sys.executable, "-m", "paceline", "train", "gpt", "--strategy=host", "--workers=2"]
-    command += ["--batch-size=16", f"--steps={steps}", f"--evaluate-every={every}"]
-    command += ["--schedule=cosine", f"--warmup-steps={steps // 16}"]
-    with tempfile.TemporaryDirectory() as folder:
-        command += [f"--checkpoint-every={every}", f"--output={folder}", "--json"]
-        subprocess.run(command, check=True, timeout=10 * DEADLINE_S, stdout=subprocess.PIPE)
-        (path,) = Path(folder).glob("*/result.json")
-        return curve_of(json.loads(path.read_text()))
-
-
-def curve_of(result: dict[str, Any]) -> dict[str, Any]:
-    """Return what is kept of a run's result."""
+    result = paceline(
+        *("train", "gpt", "--strategy=host", "--workers=2", "--batch-size=16"),
+        *(f"--steps={steps}", f"--evaluate-every={every}", f"--checkpoint-every={every}"),
+        *("--schedule=cosine", f"--warmup-steps={max(1, steps // 16)}"),
+    )
     curve = [[one["num_steps"], one["score"]] for one in result["evaluations"]]
     seconds = sum(epoch["seconds"] for epoch in result["epochs"])
     speeds = {name: result[name] for name in ("step_s", "tokens_per_s")}
     return {"curve": curve, "seconds": seconds, **speeds}
 
 
-if __name__ == "__main__":
-    every = {
-        f"{model} {wire}": partial(measure, model, wire) for model in _MODELS for wire in _WIRES
-    }
-    parts.run(HERE, every | {tables.CHECKPOINTS: stall, tables.TEN_MINUTES: ten_minutes}, tables.of)
+def _of_checkpoints(figures: dict[str, Any]) -> str:
+    lines = [(name, shown(figures[name], 1e3, 0)) for name in ("step", "stall")]
+    share = f"{figures['share_of_a_step']:.1%} of a step for {figures['nbytes'] / 1e6:,.0f} MB"
+    return table(f"checkpoints of gpt-30m on 2 ranks: {share}", ("", "ms"), lines)
+
+
+def _of_curve(figures: dict[str, Any]) -> str:
+    title = (
+        f"gpt, 3.3 M parameters, batches of 16 windows of 256 bytes, 2 workers of one core: "
+        f"{figures['seconds']:.0f} s, {figures['tokens_per_s']:,.0f} tokens/s"
+    )
+    steps, bits = zip(*figures["curve"], strict=True)
+    cells = [["bits per byte", *(f"{one:.3f}" for one in bits)]]
+    return table(title, ["steps", *map(str, steps)], cells)
+
+
+def _of_steps(part: str, figures: dict[str, Any]) -> str:
+    rows = figures["variants"]
+    best = min(row["seconds"]["median"] for name, row in rows.items() if name.startswith("DDP"))
+    lines = []
+    for name, row in sorted(rows.items(), key=lambda one: one[1]["seconds"]["median"]):
+        own = row["seconds"]["median"]
+        lines.append((name, shown(row["seconds"], 1e3, 0), f"{own / best:.3f}"))
+    head = ("variant", "ms a step, median [quartiles]", "of the best DDP's time")
+    return f"{table(part, head, lines)}\n\n`auto` took {figures['auto']}"
+
+
+PARTS = {
+    **{
+        f"{model} {wire}": Part(
+            partial(measure, model, wire), partial(_of_steps, f"{model} {wire}")
+        )
+        for model in _MODELS
+        for wire in _WIRES
+    },
+    "checkpoints": Part(stall, _of_checkpoints),
+    "ten minutes": Part(ten_minutes, _of_curve),
+}

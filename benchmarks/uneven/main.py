@@ -1,33 +1,75 @@
 """What balanced batches gain where one of two workers is four times slower.
 
-    python benchmarks/uneven/main.py [PART...] [--quick]
-
-The slower worker is stretched: real arithmetic, and then it waits. Without PART all are measured.
-With --quick a few steps show that everything works; the figures mean nothing, and are not written.
+Whole runs in turns, as `paceline rehearse` makes them: the slower worker is stretched, which is
+real arithmetic, and then it waits.
 """
 
-import os
-import sys
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from functools import partial
+from statistics import median
+from typing import Any, NamedTuple
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+from command import paceline
+from figures import Part, shown, spread, table
 
-import alexnet  # noqa: E402
-import tables  # noqa: E402
-import torch  # noqa: E402
-
-import parts  # noqa: E402
-from ranks import on_ranks  # noqa: E402
-
-
-def mlp(quick: bool) -> dict[str, Any]:
-    """Return the figures of the digits MLP, in a user's own loop."""
-    return on_ranks(HERE, "mlp", 2, quick)
+_BASELINE = "DDP, equal batches"  # which strategy allreduce is
+_UNEVEN, _AUTO = ("--workers", 2, "--stretch", "1,4"), ("--balance", "auto")
+_VARIANTS: dict[str, tuple[object, ...]] = {
+    "the fast worker alone": ("--workers", 1, "--stretch", 1),
+    _BASELINE: (*_UNEVEN, "--strategy", "allreduce"),
+    "allreduce, balanced": (*_UNEVEN, *_AUTO, "--strategy", "allreduce"),
+    "host, balanced": (*_UNEVEN, *_AUTO, "--strategy", "host"),
+}
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    parts.run(HERE, {"mlp": mlp, "alexnet": alexnet.measure}, tables.of)
+class Case(NamedTuple):
+    """A model, the samples of a step, and the steps and turns of its runs."""
+
+    title: str
+    model: str
+    batch_size: int
+    num_steps: int
+    num_rounds: int
+
+
+_CASES = {
+    "mlp": Case("MLP 64-1024-1024-10 on the digits", "mlp-64-1024-1024-10", 480, 60, 5),
+    "alexnet": Case("AlexNet, rehearsed", "alexnet", 20, 4, 2),
+}
+
+
+def measure(case: Case, quick: bool) -> dict[str, Any]:
+    """Return the figures of all variants."""
+    model, steps = ("lenet5", 3) if quick else (case.model, case.num_steps)
+    rates: dict[str, list[float]] = {name: [] for name in _VARIANTS}
+    shares: dict[str, list[int]] = {}
+    words = ("rehearse", model, "--batch-size", case.batch_size, "--steps", steps)
+    for _ in range(1 if quick else case.num_rounds):
+        for name, options in _VARIANTS.items():
+            result = paceline(*words, "--deadline-s", 120, *options)
+            rates[name].append(result["samples_per_s"])
+            shares[name] = list(result["shares"] or ())
+    middle = median(rates[_BASELINE])
+    rows = {
+        name: {"samples_per_s": spread(values), "times": median(values) / middle}
+        for name, values in rates.items()
+    }
+    return {"samples": case.batch_size, "shares": shares, "variants": rows}
+
+
+def text(case: Case, figures: Mapping[str, Any]) -> str:
+    """Return the table of a part."""
+    lines = [
+        (
+            name,
+            shown(row["samples_per_s"], digits=1),
+            f"{row['times']:.2f}",
+            " + ".join(map(str, figures["shares"].get(name, ()))),
+        )
+        for name, row in figures["variants"].items()
+    ]
+    head = ("variant", "samples/s, median [quartiles]", "times DDP's", "shares of a batch")
+    return table(f"{case.title}, {case.batch_size} samples a step", head, lines)
+
+
+PARTS = {name: Part(partial(measure, case), partial(text, case)) for name, case in _CASES.items()}

@@ -4,16 +4,12 @@ Both ways have four workers and the same batches. Each has the learning rate of 
 it first reached the target, on a seed that is not counted.
 """
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from statistics import mean
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import svg
-from readme import table
+from command import CommandFailed, paceline
+from figures import table
 
 HERE = Path(__file__).parent
 _TARGET, _WORKERS, _BATCH_SIZE, _EPOCHS = 0.97, 4, 64, 30
@@ -23,10 +19,6 @@ _WAYS = {
     "synchronous SGD": ("--strategy", "allreduce", "--profile-s", "0.2"),
     "wheel": ("--strategy", "wheel", "--profile-s", "0"),
 }
-_COLOURS = {"synchronous SGD": "#d55e00", "wheel": "#0072b2"}
-_LEFT, _TOP, _WIDTH, _HEIGHT = 60.0, 40.0, 700.0, 320.0
-_THIN = 'stroke-width="1" opacity="0.4"'
-_LOWEST = 0.8
 _DIVERGED = "paceline: learning_rate: "  # a rate that is too large has reached nothing
 
 
@@ -53,22 +45,14 @@ def _accuracies(way: str, rate: float, seed: int, epochs: int) -> list[float]:
     # Here the rate is that of an update, and the setting is that of a step of all workers.
     of_step = rate * _WORKERS if way == "wheel" else rate
     learning = ("--learning-rate", str(of_step), "--momentum", "0", "--epochs", str(epochs))
-    with TemporaryDirectory() as folder:
-        words = ("networks:digits", *_WAYS[way], *sizes, *learning, "--seed", str(seed))
-        command = [sys.executable, "-m", "paceline", "train", *words, "--output", folder, "--json"]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-            cwd=HERE / "trained",
-        )
-    if done.returncode and _DIVERGED in done.stderr:
-        return []
-    if done.returncode:
-        sys.exit(done.stderr)
-    return [epoch["score"] for epoch in json.loads(done.stdout)["epochs"]]
+    words = ("train", "networks:digits", *_WAYS[way], *sizes, *learning, "--seed", seed)
+    try:
+        result = paceline(*words, cwd=HERE / "trained")
+    except CommandFailed as failed:
+        if _DIVERGED in str(failed):
+            return []
+        raise
+    return [epoch["score"] for epoch in result["epochs"]]
 
 
 def _reached(accuracies: list[float]) -> int | None:
@@ -96,32 +80,3 @@ def text(figures: dict[str, Any]) -> str:
     ours, theirs = found["wheel"], found["synchronous SGD"]
     ratio = "" if None in (*ours, *theirs) else f"\n\n{mean(ours) / mean(theirs):.2f} x the epochs"
     return f"{table(title, head, lines)}{ratio}"
-
-
-def drawn(figures: dict[str, Any]) -> str:
-    """Return the picture: the mean accuracy of each way by epoch, and its range over the seeds."""
-    lines = [svg.opening(_LEFT + _WIDTH + 20, _TOP + _HEIGHT + 50)]
-    lines.append(svg.text(_LEFT, 24, "Accuracy by epoch: mean, and range over the seeds"))
-    for tenth in range(5):
-        value = _LOWEST + tenth * (1 - _LOWEST) / 4
-        lines.append(svg.box(_LEFT, _height(value), _WIDTH, 1, "#ddd"))
-        lines.append(svg.text(8, _height(value) + 5, f"{value:.0%}"))
-    for number, (name, way) in enumerate(figures["ways"].items()):
-        by_epoch = list(zip(*way["accuracies"], strict=True))
-        colour = _COLOURS[name]
-        for of, style in ((mean, 'stroke-width="2"'), (min, _THIN), (max, _THIN)):
-            points = _points(map(of, by_epoch), figures["epochs"])
-            lines.append(svg.path(points, f'stroke="{colour}" {style}'))
-        left = _LEFT + 200 * number
-        lines.append(svg.box(left, _TOP + _HEIGHT + 22, 14, 14, colour))
-        lines.append(svg.text(left + 20, _TOP + _HEIGHT + 34, name))
-    lines.append(svg.text(_LEFT + _WIDTH - 60, _TOP + _HEIGHT + 34, f"{figures['epochs']} epochs"))
-    return "\n".join([*lines, "</svg>"]) + "\n"
-
-
-def _points(values: Any, epochs: int) -> list[tuple[float, float]]:
-    return [(_LEFT + _WIDTH * (n + 1) / epochs, _height(value)) for n, value in enumerate(values)]
-
-
-def _height(accuracy: float) -> float:
-    return _TOP + _HEIGHT * (1 - max(0.0, accuracy - _LOWEST) / (1 - _LOWEST))

@@ -8,14 +8,15 @@ process of the first host. Beside them the usual cut, before the fully-connected
 
 from typing import Any
 
-from hub_and_bodies import TwoHosts, carried_out, tree_carried_out, two_hosts
+from hosts import TwoHosts
+from hub_and_bodies import carried_out, tree_carried_out
 
+from figures import table
 from paceline.core.strategy import Strategy
 from paceline.planner import Forecast, forecast_one
 from paceline.records.built_in import recorded
 from paceline.records.machine_file import find_machine
 from paceline.strategies import find_strategy
-from readme import table
 
 _RATE, _SAMPLES, _LANES, _MACHINE = "1gbit", 256, 2, "k40-gigabit"
 _HEAVY, _USUAL = "features.8", "classifier.1"
@@ -28,7 +29,7 @@ _BEST_ON_ONE = f"on one device, before {_USUAL}"
 
 def measure(quick: bool) -> dict[str, Any]:
     """Return predicted and rehearsed samples/s, and what the plan says of the hub."""
-    with two_hosts("heads", _RATE) as hosts:
+    with TwoHosts(_RATE) as hosts:
         return {
             _ON_ONE: _on_one(hosts, _HEAVY, quick),
             _ON_TWO: _on_two(hosts, quick),

@@ -8,28 +8,16 @@ from shutil import copyfile
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from hosts import TwoHosts, on_hosts
+from wire import ADDRESSES
+
+from paceline.links.processes import KEEPING_MEMORY
+from paceline.rpc.keys import generate_keys
+
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "network"))
-
-from host import missing  # noqa: E402
-from hosts import Finished, TwoHosts  # noqa: E402
-from wire import ADDRESSES  # noqa: E402
-
-from paceline.links.processes import KEEPING_MEMORY  # noqa: E402
-from paceline.rpc.keys import generate_keys  # noqa: E402
-
 _HUB = f"tcp://{ADDRESSES[0]}:5555"
 _CHILDREN = tuple(f"tcp://{address}:5556" for address in ADDRESSES)  # one on each host
-_ENVIRONMENT = {**KEEPING_MEMORY, "OMP_NUM_THREADS": "1"}
 _PACELINE = (sys.executable, "-m", "paceline")
-
-
-def two_hosts(part: str, rate: str | None) -> TwoHosts:
-    """Return two hosts, not built yet; the program ends if this machine cannot build them."""
-    problem = missing()
-    if problem:
-        sys.exit(f"{part}: {problem}")
-    return TwoHosts(rate)
 
 
 def carried_out(
@@ -56,11 +44,11 @@ def carried_out(
         for number, host in enumerate(bodies):
             own = range(number * lanes, min((number + 1) * lanes, workers))
             roles[host].append(_body(_HUB, keys, own))
-        finished = _finished(hosts, roles, deadline_s)
+        found = _finished(hosts, roles, deadline_s)
         if trace is not None:
             (written,) = Path(folder).glob("*/trace.json")
             copyfile(written, trace)
-    return _whole(json.loads(finished[0].out))
+    return _whole(json.loads(found))
 
 
 def tree_carried_out(
@@ -104,39 +92,27 @@ def _whole(result: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _finished(
-    hosts: TwoHosts, roles: list[list[list[str]]], deadline_s: float
-) -> tuple[Finished, Finished]:
+def _finished(hosts: TwoHosts, roles: list[list[list[str]]], deadline_s: float) -> str:
+    """Run the words of each host's roles; return what the first host wrote."""
     per_host = max(map(len, roles))
     commands = [words for role in roles for words in [*role, *[[]] * (per_host - len(role))]]
-    finished = hosts.run(
-        [sys.executable, str(HERE / "role.py"), json.dumps(commands)],
-        per_host,
-        _ENVIRONMENT,
-        cores=(0, 1),
-        cwd=HERE / "trained",
-        deadline_s=deadline_s,
-    )
-    if any(one.code for one in finished):
-        sys.exit("\n".join(one.err for one in finished))
-    return finished
+    program = [sys.executable, str(HERE / "role.py"), json.dumps(commands)]
+    place = {"cores": (0, 1), "cwd": HERE / "trained", "deadline_s": deadline_s}
+    return hosts.checked(program, per_host, KEEPING_MEMORY, **place)
+
+
+def idle(result: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the share of the time in which each device was idle, and was predicted to be."""
+    known = {"idle": "utilisation", "predicted_idle": "predicted_utilisation"}
+    return {
+        name: {device: 1 - busy for device, busy in result[own].items()}
+        for name, own in known.items()
+    }
 
 
 def on_ranks(
     hosts: TwoHosts, case: dict[str, Any], quick: bool, *, per_host: int = 1
 ) -> dict[str, Any]:
     """Return what torch's DistributedDataParallel takes and sends in `case`, as ddp.py has it."""
-    with TemporaryDirectory() as folder:
-        output = Path(folder) / "figures.json"
-        program = [sys.executable, str(HERE.parent / "rank.py"), str(HERE), "ddp", str(output)]
-        finished = hosts.run(
-            [*program, *(["--quick"] if quick else [])],
-            per_host,
-            _ENVIRONMENT | {"CASE": json.dumps(case)},
-            cores=(0, 1),
-            deadline_s=1200.0,
-        )
-        if any(one.code for one in finished):
-            sys.exit("\n".join(one.err for one in finished))
-        figures: dict[str, Any] = json.loads(output.read_text())
-    return figures
+    words = (json.dumps(case),)
+    return on_hosts(hosts, HERE, "ddp", quick, words, per_host=per_host, environment=KEEPING_MEMORY)

@@ -7,13 +7,14 @@ rank on each, and torch's fp16 hook.
 from dataclasses import dataclass
 from typing import Any
 
-from ddp import ALONE, FLOAT32
-from hub_and_bodies import TwoHosts, carried_out, on_ranks, two_hosts
+from ddp import ALONE, FLOAT32, FP16
+from hosts import TwoHosts
+from hub_and_bodies import carried_out, idle, on_ranks
 
-from readme import table
+from figures import table
 
 _RATE, _SAMPLES, _LANES = "200mbit", 16, 2
-_HOOK = "DDP, fp16_compress_hook"  # torch's others refuse gloo (bf16), or crash on it (PowerSGD)
+_HOOK = FP16  # torch's others refuse gloo (bf16), or crash on it (PowerSGD)
 _ENCODED = "gradients=dynamic8,parameters=half,activations=dynamic8,activation_gradients=dynamic8"
 
 
@@ -37,7 +38,7 @@ def measure(quick: bool) -> dict[str, Any]:
     """Return samples a second of all ways, and of wheel how long devices were idle."""
     cases = dict(list(_CASES.items())[:2]) if quick else _CASES
     steps = 6 if quick else 20
-    with two_hosts("real", _RATE) as hosts:
+    with TwoHosts(_RATE) as hosts:
         wheels = {name: _wheel(hosts, case, steps) for name, case in cases.items()}
         case = {"batch_size": _SAMPLES, "device": None, "hooks": [_HOOK], "blocks": 4, "steps": 1}
         rows = on_ranks(hosts, case, quick)
@@ -58,10 +59,7 @@ def _wheel(hosts: TwoHosts, case: _Case, steps: int) -> dict[str, Any]:
     return {
         "samples_per_s": batch / step_s,
         "predicted_samples_per_s": batch / predicted_s,
-        "idle": {name: 1 - busy for name, busy in result["utilisation"].items()},
-        "predicted_idle": {
-            name: 1 - busy for name, busy in result["predicted_utilisation"].items()
-        },
+        **idle(result),
         "wire_nbytes": sum(result["wire_nbytes"]) / result["updates"]["count"] * workers,
         "staleness": result["updates"]["mean_staleness"],
     }

@@ -4,23 +4,20 @@ Two hosts of one core each, layers paced, all else real. With four devices, two 
 first host: the hub's, and one that it reaches by itself (section 4.1).
 """
 
-import json
-import subprocess
-import sys
 from dataclasses import dataclass
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import k40
-from ddp import ALONE, FLOAT32
-from hub_and_bodies import TwoHosts, carried_out, on_ranks, two_hosts
+from ddp import ALONE, FLOAT32, FP16
+from hosts import TwoHosts
+from hub_and_bodies import carried_out, idle, on_ranks
 
+from command import paceline
+from figures import table
 from papers.paper_tables import printed_values
 from papers.wheel import Runs, figure_8
-from readme import table
 
 _RATE, _SAMPLES, _IMAGES, _DEVICE = "1gbit", 256, 5120, "k40-gigabit/gpu0"
-_FP16 = "DDP, fp16_compress_hook"
 _NUM_DEVICES = 4
 
 
@@ -58,38 +55,27 @@ def measure(quick: bool) -> dict[str, Any]:
 
     with k40.device() as device:
         bars = {_ALONE[0]: _alone(device, steps) | known(_ALONE[1])}
-        with two_hosts("rehearsed", _RATE) as hosts:
+        with TwoHosts(_RATE) as hosts:
             for bar in _BARS:
                 own = _DEVICE if bar.printed is None else device
                 bars[bar.name] = _wheel(hosts, bar, own, steps) | known(bar.printed)
             case = {
                 "batch_size": _SAMPLES,
                 "device": device,
-                "hooks": [_FP16],
+                "hooks": [FP16],
                 "blocks": 4,
                 "steps": 2,
             }
             rows = on_ranks(hosts, case, quick, per_host=_NUM_DEVICES // 2)
-    for name in (ALONE, FLOAT32, _FP16):
+    for name in (ALONE, FLOAT32, FP16):
         images = rows[name]["samples"]
         rows[name]["images_s"] = _IMAGES / images * rows[name]["seconds"]["median"]
     return {"bars": bars, "beside": rows}
 
 
 def _alone(device: str, steps: int) -> dict[str, float]:
-    with TemporaryDirectory() as folder:
-        sizes = ("--workers", "1", "--batch-size", str(_SAMPLES), "--steps", str(steps))
-        words = ("rehearse", "alexnet", "--device", device, *sizes, "--output", folder, "--json")
-        done = subprocess.run(
-            [sys.executable, "-m", "paceline", *words],
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-    if done.returncode:
-        sys.exit(done.stderr)
-    return _seconds(json.loads(done.stdout), 1)
+    sizes = ("--workers", 1, "--batch-size", _SAMPLES, "--steps", steps)
+    return _seconds(paceline("rehearse", "alexnet", "--device", device, *sizes), 1)
 
 
 def _wheel(hosts: TwoHosts, bar: _Bar, device: str, steps: int) -> dict[str, Any]:
@@ -97,10 +83,7 @@ def _wheel(hosts: TwoHosts, bar: _Bar, device: str, steps: int) -> dict[str, Any
     words = ("rehearse", "alexnet", "--strategy", "wheel", "--device", device, *sizes)
     result = carried_out(hosts, words, bar.bodies, workers=bar.workers, lanes=bar.lanes)
     return _seconds(result, bar.workers) | {
-        "idle": {name: 1 - busy for name, busy in result["utilisation"].items()},
-        "predicted_idle": {
-            name: 1 - busy for name, busy in result["predicted_utilisation"].items()
-        },
+        **idle(result),
         "faults": len(result["faults"]),
     }
 

@@ -7,13 +7,14 @@ steps show what a step adds: neither has a profile, and both trace as many steps
 from typing import Any
 
 from ddp import FLOAT32
-from hub_and_bodies import TwoHosts, carried_out, on_ranks, two_hosts
+from hosts import TwoHosts
+from hub_and_bodies import carried_out, on_ranks
 
+from figures import table
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, split
 from papers.paper_tables import read_printed
 from papers.wheel import ungrouped_alexnet
-from readme import table
 
 _SAMPLES, _DEVICE = 256, "k40-gigabit/gpu0"
 _PACE = ("--forward-ms", "20", "--backward-ms", "40", "--update-ms", "1")
@@ -24,7 +25,7 @@ _FEWEST, _MORE = 44, 20  # steps; from 42 on, as many are traced
 def measure(quick: bool) -> dict[str, Any]:
     """Return the bytes of a step."""
     fewest, more = (6, 4) if quick else (_FEWEST, _MORE)
-    with two_hosts("bytes", None) as hosts:
+    with TwoHosts(None) as hosts:
         few, few_nbytes, first = _wheel(hosts, fewest)
         many, many_nbytes, _ = _wheel(hosts, fewest + more)
         case = {"batch_size": _SAMPLES, "device": _DEVICE, "hooks": [], "blocks": 3, "steps": 2}

@@ -7,13 +7,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hub_and_bodies import carried_out, two_hosts
+from hosts import TwoHosts
+from hub_and_bodies import carried_out, idle
 
 import lanes
+from figures import table
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span, Timeline
 from paceline.record.trace import read_timeline
-from readme import table
 
 _RATE, _SAMPLES, _LANES = "200mbit", 16, 2
 _TURNS = 3  # that are drawn, of each worker
@@ -21,20 +22,17 @@ _TURNS = 3  # that are drawn, of each worker
 
 def measure(quick: bool) -> dict[str, Any]:
     """Return some turns of the run's timeline, and where the body's device was idle."""
-    steps, batch = 4 if quick else 20, _SAMPLES * _LANES
+    steps, batch = 6 if quick else 20, _SAMPLES * _LANES
     data = f"synthetic:3x227x227,samples={batch * steps}"
     words = ["hub", "networks:alexnet", "--data", data, "--batch-size", str(batch)]
     words += ["--epochs", "1", "--momentum", "0.9", "--learning-rate", "0.0001"]
-    with TemporaryDirectory() as folder, two_hosts("turns", _RATE) as hosts:
+    with TemporaryDirectory() as folder, TwoHosts(_RATE) as hosts:
         trace = Path(folder) / "trace.json"
         result = carried_out(hosts, words, (1,), workers=_LANES, lanes=_LANES, trace=trace)
         timeline = read_timeline(trace, "measured")
     start_s, end_s = _stretch(timeline, 1 if quick else _TURNS)
     return {
-        "idle": {name: 1 - busy for name, busy in result["utilisation"].items()},
-        "predicted_idle": {
-            name: 1 - busy for name, busy in result["predicted_utilisation"].items()
-        },
+        **idle(result),
         "stretch_s": [start_s, end_s],
         "lanes": {
             str(lane): [

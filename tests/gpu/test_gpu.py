@@ -14,28 +14,14 @@ from typing import get_args
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.core.plan import Kind
-from paceline.core.strategy import Window
 from paceline.core.wire_format import Kernel
-from paceline.exchange.profile import Profile
-from paceline.exchange.session import TrainingSession
-from paceline.exchange.setup import TrainingSetup
-from paceline.exchange.step import SGD, Share, train_step
 from paceline.links import clock as clock_module
 from paceline.links.clock import DeviceClock, clock_for
-from paceline.links.rendezvous import process_group
-from paceline.planner import forecast
-from paceline.record.recorder import Recorder
 from paceline.record.trace import read_trace
 from paceline.records.machine_file import read_machine
-from paceline.records.settings import validated_settings
-from paceline.report.terminal import console
-from paceline.runs.progress import TerminalProgress
-from paceline.strategies import find_exchange
-from paceline.strategies.allreduce.config import AllReduce
-from paceline.strategies.allreduce.plan import plan
 from paceline.strategies.wheel.lent import LentHead
 from paceline.training.models import describe, find
 from refusals import refused_field
@@ -49,7 +35,6 @@ pytestmark = [
 ]
 
 CYCLES = 50_000_000  # of the GPU's clock: 25 to 50 ms
-SLACK_S = 1e-5  # CUDA tells times to half a microsecond
 
 
 @pytest.fixture
@@ -58,19 +43,6 @@ def cuda() -> torch.device:
     torch.cuda._sleep(CYCLES)
     torch.cuda.synchronize()
     return torch.device("cuda", 0)
-
-
-class Slow(nn.Module):
-    """A layer that keeps the GPU busy for a number of its cycles; the host does not wait."""
-
-    def __init__(self, cycles: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-        self._cycles = cycles
-
-    def forward(self, x: Tensor) -> Tensor:
-        torch.cuda._sleep(self._cycles)
-        return x * self.weight
 
 
 @pytest.mark.parametrize("anchor_every_s", [clock_module._ANCHOR_EVERY_S, 0.0])
@@ -95,22 +67,6 @@ def test_marks_are_reached_when_the_work_before_them_is_done(cuda, monkeypatch, 
     assert end - start == pytest.approx(ended - began, rel=0.2)
 
 
-def test_layers_have_the_times_of_the_device_and_not_of_the_host(cuda):
-    model = nn.Sequential(Slow(CYCLES), Slow(3 * CYCLES)).to(cuda)
-    recorder = Recorder(clock_for(cuda), "gpu0", 0)
-    share = Share(torch.randn(2, 3, device=cuda), torch.tensor([0, 2], device=cuda), 1.0)
-    optimizer = SGD().optimizer(model)
-    train_step(model, optimizer, iter([share]), recorder)
-    recorder.start_trace(model)
-    train_step(model, optimizer, iter([share]), recorder)
-    recorder.stop_trace()
-    seconds = {(span.kind, span.part): span.duration_s for span in recorder.spans()}
-    short, long = seconds[Kind.FORWARD, "0"], seconds[Kind.FORWARD, "1"]
-    assert long / short == pytest.approx(3, rel=0.25)
-    # The backward pass does not sleep.
-    assert seconds[Kind.BACKWARD, "0"] + seconds[Kind.BACKWARD, "1"] < short
-
-
 @pytest.mark.parametrize("name", ["lenet5", "resnet18"])
 def test_a_description_does_not_depend_on_the_device_and_takes_nothing_of_it(cuda, name: str):
     architecture = find(name)
@@ -132,34 +88,6 @@ def alone(monkeypatch) -> None:
     """This process is no rank of a run."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-
-
-def profiled(group) -> tuple[TrainingSetup, Profile]:
-    settings = validated_settings({"model": "lenet5", "workers": 1, "profile_s": 0.5})
-    strategy, config = find_exchange("allreduce"), AllReduce(workers=1)
-    progress = TerminalProgress(console(quiet=True), "testing")
-    session = TrainingSession(settings, strategy, config, "profiled", group, progress)
-    with strategy.runner().start(session) as runner:
-        return runner.setup, runner.profile([(strategy, config)])
-
-
-def test_a_profile_knows_the_time_of_every_task_of_the_plan():
-    with process_group(30) as group:
-        assert group.device == torch.device("cuda", 0)
-        setup, found = profiled(group)
-    (device,) = found.machine.devices
-    assert (device.name, device.kind) == ("gpu0", "gpu")
-    assert found.machine.links == ()
-    config = AllReduce(workers=1)
-    tasks = plan(setup.workload, found.machine, config, Window(1)).tasks
-    assert {task.price_key for task in tasks} == set(found.durations)
-    assert all(seconds >= 0 for seconds in found.durations.values())
-    strategy = find_exchange("allreduce")
-    machine, cost = found.calibrated(strategy)
-    predicted = forecast(setup.workload, machine, strategy, config, 64, cost)
-    assert predicted.step_s == pytest.approx(sum(found.durations.values()), rel=1e-6)
-    assert all(parameter.grad is None for parameter in setup.model.parameters())
-    assert all(parameter.device == group.device for parameter in setup.model.parameters())
 
 
 def trained(paceline, *arguments: str) -> dict:
@@ -261,19 +189,6 @@ def test_ranks_on_gpus_train_as_one_process_does(start, num_ranks, dtype, tolera
     assert len({tuple(row["bits"]) for row in rows}) == 1
     names = {name.partition("[")[0] for row in rows for name in row["spans"]}
     assert {"d2h", "reduce", "h2d"} <= names
-
-
-@pytest.mark.skipif(NUM_GPUS < 2, reason="there is no second CUDA device")
-def test_a_clock_sees_its_own_device_whichever_is_current(cuda):
-    other = torch.device("cuda", 1)
-    clock = clock_for(other)
-    with torch.cuda.device(other):
-        torch.cuda._sleep(1)
-    torch.cuda.synchronize(other)
-    torch.cuda._sleep(20 * CYCLES)  # on the first GPU, which stays the current one
-    start, end = clock.seconds([clock.mark(), clock.mark()])
-    assert not torch.cuda.current_stream(cuda).query()
-    assert start <= end
 
 
 def test_a_launcher_does_not_initialise_cuda():

@@ -51,9 +51,9 @@ class Cluster:
         assert self.lighthouse.stdout is not None
         self.address = self.lighthouse.stdout.readline().strip()
 
-    def start(self, name: str, nan_at: int = -1) -> None:
+    def start(self, name: str) -> None:
         own = {"TORCHFT_LIGHTHOUSE": self.address, "OMP_NUM_THREADS": "1", "RUST_LOG": "error"}
-        command = [sys.executable, *TORCHRUN, str(PROGRAMS / "worker.py"), name, str(nan_at)]
+        command = [sys.executable, *TORCHRUN, str(PROGRAMS / "worker.py"), name]
         (self.folder / f"{name}.steps").unlink(missing_ok=True)
         with (self.folder / f"{name}.log").open("ab") as log:
             self.agents[name] = subprocess.Popen(
@@ -161,14 +161,3 @@ def test_a_stopped_worker_is_left_out_and_goes_on_with_the_others_bits(
     cluster.await_steps("c", steps)
     cluster.await_workers("a", 3)
     assert equal(cluster.end("a", "b", "c"))
-
-
-def test_a_worker_with_nan_takes_the_groups(cluster: Cluster) -> None:
-    for name, nan_at in (("a", -1), ("b", 12), ("c", -1)):
-        cluster.start(name, nan_at)
-    for name in ("a", "b", "c"):
-        cluster.await_workers(name, 3)
-        cluster.await_steps(name, 30)
-    found = cluster.end("a", "b", "c")
-    assert equal(found)
-    assert all(one["is_finite"] for one in found)

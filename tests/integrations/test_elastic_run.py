@@ -15,15 +15,8 @@ from refusals import refused_field
 pytest.importorskip("torchft")
 pytestmark = pytest.mark.timeout(600)
 RECIPES = Path(__file__).parents[1] / "small_recipes.py"
-TRAIN = (
-    "-m",
-    "paceline",
-    "train",
-    "small_recipes:with_dropout",
-    "--strategy",
-    "local",
-    "--elastic",
-)
+RUN = ("--strategy", "local", "--elastic")
+TRAIN = ("-m", "paceline", "train", "small_recipes:with_dropout", *RUN)
 SIZES = ("--workers", "3", "--batch-size", "24", "--set", "sync_every=5", "--deadline-s", "10")
 
 

@@ -151,21 +151,24 @@ def with_lightning(
     return fitted(num_steps[rank], sync_every=sync_every[rank], outer="average", **options)
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
-@pytest.mark.parametrize("strategy", ["ddp", "paceline"])
+EACH = ([NUM_STEPS] * 2, [SYNC_EVERY] * 2)
+FEWER = ([2, 8], [1, 4])  # by the first worker
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "sync_every", "options"),
+    [
+        *((*EACH, {"by_hand": by_hand, "strategy": name})
+          for by_hand in (False, True) for name in ("ddp", "paceline")),
+        ([5, 5], [2, 2], {"per_step": 2}),
+        (*FEWER, {}),
+    ],
+)  # fmt: skip
 def test_lightning_averages_in_place_of_exchanging_gradients(
-    pair: Any, by_hand: bool, strategy: str
+    pair: Any, num_steps: list[int], sync_every: list[int], options: dict[str, Any]
 ) -> None:
-    options = {"by_hand": by_hand, "strategy": strategy}
-    check(pair(with_lightning, [NUM_STEPS] * 2, [SYNC_EVERY] * 2, options), [SYNC_EVERY] * 2)
-
-
-def test_lightning_accumulates(pair: Any) -> None:
-    check(pair(with_lightning, [5, 5], [2, 2], {"per_step": 2}), [2, 2], 2)
-
-
-def test_a_worker_of_lightning_may_take_fewer_steps(pair: Any) -> None:
-    check(pair(with_lightning, [2, 8], [1, 4], {}), [1, 4])
+    found = pair(with_lightning, num_steps, sync_every, options)
+    check(found, sync_every, options.get("per_step", 1))
 
 
 def with_lightning_resumed(folder: str) -> list[Tensor]:
@@ -175,11 +178,6 @@ def with_lightning_resumed(folder: str) -> list[Tensor]:
     whole, _ = fitted(folder=folder, **options)
     rest, _ = fitted(ckpt_path=f"{folder}/step=10.ckpt", **options)
     return [whole, rest]
-
-
-def test_lightning_resumes_with_the_outer_momentum(pair: Any, tmp_path: Path) -> None:
-    found = [one for ends in pair(with_lightning_resumed, str(tmp_path)) for one in ends]
-    assert all(torch.equal(one, found[0]) for one in found)
 
 
 # --- Transformers ------------------------------------------------------------------------------
@@ -231,9 +229,7 @@ def with_trainer(num_steps: list[int], sync_every: list[int]) -> tuple[Tensor, B
     return trainer_trained(num_steps[rank], sync_every=sync_every[rank], outer="average")
 
 
-@pytest.mark.parametrize(
-    ("num_steps", "sync_every"), [([NUM_STEPS] * 2, [SYNC_EVERY] * 2), ([2, 8], [1, 4])]
-)
+@pytest.mark.parametrize(("num_steps", "sync_every"), [EACH, FEWER])
 def test_a_trainer_averages_in_place_of_exchanging_gradients(
     pair: Any, tmp_path: Path, num_steps: list[int], sync_every: list[int]
 ) -> None:
@@ -257,15 +253,13 @@ def with_trainer_saved(folder: str) -> list[Tensor]:
     return [end, vector(saved)]
 
 
-def test_the_last_checkpoint_of_a_trainer_has_the_final_parameters(
-    pair: Any, tmp_path: Path
+@pytest.mark.parametrize(
+    "ended", [with_lightning_resumed, with_trainer_resumed, with_trainer_saved]
+)
+def test_a_resumed_run_has_the_outer_momentum_and_the_last_checkpoint_the_end(
+    pair: Any, tmp_path: Path, ended: Any
 ) -> None:
-    found = [one for ends in pair(with_trainer_saved, str(tmp_path)) for one in ends]
-    assert all(torch.equal(one, found[0]) for one in found)
-
-
-def test_a_trainer_resumes_with_the_outer_momentum(pair: Any, tmp_path: Path) -> None:
-    found = [one for ends in pair(with_trainer_resumed, str(tmp_path)) for one in ends]
+    found = [one for ends in pair(ended, str(tmp_path)) for one in ends]
     assert all(torch.equal(one, found[0]) for one in found)
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
@@ -15,14 +15,14 @@ from browser import CHROMIUM, Browser, Page
 from long_run import write_long_run
 from paceline.records.result import read_run
 from paceline.report import write_report
-from processes import DEADLINE_S, members_of
+from processes import DEADLINE_S
 
 STEPS, WORKERS = 1000, 4
 SCREENS = {390: 844, 820: 1180, 1440: 900}  # a phone, a tablet, a desk
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium or playwright is not installed"),
 ]
 
 
@@ -43,10 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+def browser() -> Iterator[Browser]:
+    with Browser() as browser:
         yield browser
-    until(lambda: not members_of(browser.group))  # killed, and not gone at once
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +79,12 @@ def test_it_is_small_and_its_trace_is_one_that_perfetto_loads(folder: Path) -> N
 
 
 @pytest.mark.parametrize("width", SCREENS)
-def test_opens_on_every_screen(browser: Browser, folder: Path, tmp_path: Path, width: int) -> None:
+def test_opens_on_every_screen(browser: Browser, folder: Path, width: int) -> None:
     page = browser.page(width, SCREENS[width])
     page.open(folder / "report.html")
     for dark, paper in ((False, "rgb(255, 255, 255)"), (True, "rgb(23, 25, 28)")):
-        page.look(dark=dark)
-        page.screenshot(tmp_path / f"report-{width}-{'dark' if dark else 'light'}.png")
+        page.shown.emulate_media(color_scheme="dark" if dark else "light")
+        assert page.shown.screenshot(full_page=True).startswith(b"\x89PNG")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
     assert page.complaints == []
     own = (folder / "report.html").as_uri()
@@ -101,32 +100,12 @@ def test_opens_on_every_screen(browser: Browser, folder: Path, tmp_path: Path, w
     page.close()
 
 
-def place(page: Page, selector: str, number: int = 0) -> dict[str, float]:
-    """Scroll to an element and return where it is on the screen."""
-    found: dict[str, float] = page.evaluate(
-        f"""(() => {{
-            const one = document.querySelectorAll({json.dumps(selector)})[{number}];
-            one.scrollIntoView({{block: "center"}});
-            const {{x, y, width, height}} = one.getBoundingClientRect();
-            return {{x, y, width, height}};
-        }})()"""
-    )
-    return found
-
-
-def clicked(page: Page, selector: str, number: int = 0) -> None:
-    at = place(page, selector, number)
-    page.click(at["x"] + at["width"] / 2, at["y"] + at["height"] / 2)
-
-
 def pasted(page: Page) -> str:
     """Return what an empty field has after Ctrl-V."""
     page.evaluate(
         "(globalThis.field = document.body.appendChild(document.createElement('textarea'))).focus()"
     )
-    key: dict[str, Any] = {"key": "v", "code": "KeyV", "windowsVirtualKeyCode": 86, "modifiers": 2}
-    page.call("Input.dispatchKeyEvent", type="keyDown", commands=["paste"], **key)
-    page.call("Input.dispatchKeyEvent", type="keyUp", **key)
+    page.shown.keyboard.press("Control+V")
     text: str = page.evaluate("field.value")
     page.evaluate("field.remove()")
     return text
@@ -139,7 +118,7 @@ def test_a_table_is_copied_with_exact_numbers(desk: Page, folder: Path) -> None:
     button = ".plan + .copy, .plan .copy"
     text = f"document.querySelector({json.dumps(button)}).textContent"
     before = desk.evaluate(text)
-    clicked(desk, button)
+    desk.shown.locator(button).first.click()
     until(lambda: desk.evaluate(text) != before)  # the clipboard is written in the background
     rows = list(csv.reader(io.StringIO(pasted(desk))))
     assert [head.partition(" [")[2] for head in rows[0]] == ["", "", "s]", "", "bytes]", ""]
@@ -154,46 +133,50 @@ def test_a_table_is_copied_with_exact_numbers(desk: Page, folder: Path) -> None:
 def test_the_timeline_is_zoomed_by_dragging(desk: Page) -> None:
     shown = "document.getElementById('figure-steps')._fullLayout.xaxis.range"
     before = desk.evaluate(shown)
-    at = place(desk, "#figure-steps .nsewdrag")
+    area = desk.shown.locator("#figure-steps .nsewdrag").first
+    area.scroll_into_view_if_needed()
+    at, mouse = area.bounding_box(), desk.shown.mouse
     middle = at["y"] + at["height"] / 2
-    desk.drag((at["x"] + 0.25 * at["width"], middle), (at["x"] + 0.5 * at["width"], middle))
+    mouse.move(at["x"] + 0.25 * at["width"], middle)
+    mouse.down()
+    mouse.move(at["x"] + 0.5 * at["width"], middle, steps=4)
+    mouse.up()
     until(lambda: desk.evaluate(shown) != before)
     start, end = desk.evaluate(shown)
     assert end - start == pytest.approx((before[1] - before[0]) / 4, rel=0.02)
     assert desk.evaluate(shown.replace("xaxis", "xaxis2")) == pytest.approx([start, end])
 
 
-def test_figures_are_drawn_when_they_come_near_or_are_printed(browser, folder, tmp_path):
+def test_figures_are_drawn_when_they_come_near_or_are_printed(browser, folder):
     drawn = "[...document.querySelectorAll('.js-plotly-plot')].map(one => one.id)"
     page = browser.page(390, SCREENS[390])
     # Without idle time nothing is drawn that nobody is about to see.
     never = "globalThis.requestIdleCallback = () => {}"
-    page.call("Page.addScriptToEvaluateOnNewDocument", source=never)
+    page.shown.add_init_script(never)
     page.load(folder / "report.html")
     page.evaluate("firstScreen")
     height = page.evaluate("document.body.scrollHeight")
     assert (page.evaluate("typeof Plotly"), page.evaluate(drawn)) == ("undefined", [])
-    place(page, "#figure-steps")
+    page.shown.locator("#figure-steps").scroll_into_view_if_needed()
     until(lambda: "figure-steps" in page.evaluate(drawn))
     assert "figure-learning" not in page.evaluate(drawn)
     # What is drawn later than at this event is not on the paper.
     ticks = "[...document.querySelectorAll('figure')].map(f => f.querySelectorAll('.xtick').length)"
     page.evaluate(f"addEventListener('beforeprint', () => {{ globalThis.printed = {ticks}; }})")
-    page.pdf(tmp_path / "report.pdf")
+    page.shown.pdf()
     assert all(page.evaluate("printed"))
     page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = false; })")
     assert (page.evaluate("document.body.scrollHeight"), page.complaints) == (height, [])
     page.close()
 
 
-def test_prints_everything_and_no_buttons(browser: Browser, folder: Path, tmp_path: Path) -> None:
+def test_prints_everything_and_no_buttons(browser: Browser, folder: Path) -> None:
     page = browser.page(1440, SCREENS[1440], dark=True)
     page.open(folder / "report.html")
     assert page.evaluate("document.querySelector('details').open") is False
-    page.pdf(tmp_path / "report.pdf")
-    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+    assert page.shown.pdf().startswith(b"%PDF")
     assert page.evaluate("document.querySelector('details').open") is True
-    page.look(dark=True, media="print")
+    page.shown.emulate_media(media="print", color_scheme="dark")
     hidden = "[...document.querySelectorAll('.copy')].every(one => !one.checkVisibility())"
     assert page.evaluate(hidden) is True
     paper = page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--paper')")

@@ -15,9 +15,6 @@
 
 #include "arena.hpp"
 #include "blocks.hpp"
-#include "cast.hpp"
-#include "codec.hpp"
-#include "four_bit.hpp"
 
 using namespace paceline;
 
@@ -101,18 +98,17 @@ void run_codecs(Blocks blocks, std::size_t shift, std::size_t threads) {
             Bytes codes(four_bit ? (count + 1) / 2 : count), decoded = memory;
             std::vector<float> scales(num_blocks);
             float* to = last<float>(decoded, count);
+            const auto both = [&](const auto& used) {
+                const Kernels& kernels = *kernels_of(set);
+                encode(kernels, used, blocks, values, scales.data(), true, codes.data(), threads);
+                for (const bool adds : {false, true}) {
+                    decode(kernels, used, blocks, codes.data(), scales.data(), to, adds, threads);
+                }
+            };
             if (four_bit) {
-                encode_four_bit(set, table, blocks, values, scales.data(), codes.data(), threads);
-                for (const bool adds : {false, true}) {
-                    decode_four_bit(set, table, blocks, codes.data(), scales.data(), to, adds,
-                                    threads);
-                }
+                both(table);
             } else {
-                const CodecKernels& kernels = *codec_kernels_of(set);
-                encode(kernels, book, blocks, values, scales.data(), true, codes.data(), threads);
-                for (const bool adds : {false, true}) {
-                    decode(kernels, book, blocks, codes.data(), scales.data(), to, adds, threads);
-                }
+                both(book);
             }
             decoded.insert(decoded.end(), codes.begin(), codes.end());
             return decoded;
@@ -121,7 +117,7 @@ void run_codecs(Blocks blocks, std::size_t shift, std::size_t threads) {
     for (const auto dtype : {DType::float16, DType::bfloat16}) {
         compare("cast", [&](InstructionSet set) {
             Bytes rounded((count + shift) * 2);
-            cast(set, dtype, values, count, last<std::uint16_t>(rounded, count), threads);
+            cast(*kernels_of(set), dtype, values, count, last<std::uint16_t>(rounded, count), threads);
             return rounded;
         });
     }

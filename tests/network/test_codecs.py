@@ -9,12 +9,12 @@ import pytest
 from host import missing
 from hosts import TwoHosts
 
+from codec_training import POISONED, poisoned
 from processes import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).parent / "programs" / "codecs.py"
-POISONED = 2  # the step in which a gradient of the last rank is not finite
 SECOND = "_of_whom_the_second_has_it"
 # Of the optimizers, those that raise, and how many steps were skipped.
 POISONED_CASES = {
@@ -99,15 +99,6 @@ def test_a_codec_that_ranks_cannot_use_is_refused_on_all(found: Found, name: str
     assert len(found[name]) == 4
     for outcome in found[name]:
         assert outcome["error"].startswith("InvalidInput: codec: ")
-
-
-def poisoned(outcomes: list[dict]) -> dict:
-    """What came of six steps, one of which nobody takes, on any rank."""
-    outcome: dict = same(outcomes)
-    assert outcome["changed"] == [step != POISONED for step in range(6)]
-    assert outcome["finite"]
-    assert outcome["counts"][0] >= 1
-    return outcome
 
 
 @pytest.mark.parametrize("name", POISONED_CASES)

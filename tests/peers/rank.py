@@ -16,6 +16,8 @@ from listed import MODULE
 from on_cpu import NUM_RANKS, imported
 from stand_ins import STAND_INS
 
+from pair import joined
+
 # The longest that a collective waits, as in torch's own runs of these tests.
 DEADLINE = timedelta(seconds=60)
 
@@ -65,12 +67,7 @@ def outcome(stand_in: str, test: str, folder: Path) -> dict[str, Any]:
     dist.set_debug_level_from_env()
     store = dist.FileStore(str(folder / "store"), NUM_RANKS)
     try:
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=NUM_RANKS, timeout=DEADLINE
-        )
-        # A rank that leaves at once would break a connection that another one still makes.
-        store.set(f"joined/{rank}", "")
-        store.wait([f"joined/{other}" for other in range(NUM_RANKS)])
+        joined(store, DEADLINE.seconds)
         case(test).run_here(test, rank)
     except (unittest.SkipTest, SystemExit) as left:
         return {"outcome": "skipped", "error": str(left)}

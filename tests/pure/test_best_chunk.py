@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from paceline.core.chunks import candidates
-from paceline.core.compare import breakdown
 from paceline.core.cost import Roofline
 from paceline.core.machine import Machine
 from paceline.core.plan import Plan
 from paceline.core.simulate import makespan_s, period, simulate, steady_period
-from paceline.core.strategy import Window
+from paceline.core.strategy import Window, codec_fields
 from paceline.core.workload import Workload
 from paceline.planner.best_chunk import with_best_chunk
+from paceline.planner.grouping import Windows
+from paceline.planner.steady import Steady
 from paceline.records.built_in import recorded
 from paceline.records.machine_file import find_machine
 from paceline.strategies import STRATEGIES
@@ -59,10 +60,36 @@ def test_a_steady_window_has_the_period_of_a_longer_one(name):
     once, twice = (plan_of(name, work, machine, config, n) for n in (NUM_STEPS, 2 * NUM_STEPS))
     longer_s = makespan_s(twice, prices) - makespan_s(once, prices)
     timeline = simulate(once, prices)
-    found = steady_period(timeline.outline, NUM_STEPS)
+    found = steady_period(timeline, NUM_STEPS)
     assert found == pytest.approx(longer_s / NUM_STEPS, rel=1e-9)
-    assert breakdown(timeline.outline) == breakdown(timeline)  # with fewer spans
-    assert timeline.outline.steps() == timeline.steps()
-    assert len(timeline.outline.spans) <= len(timeline.spans)
     short = simulate(plan_of(name, work, machine, config, 2), prices)
     assert steady_period(short, 2) is None  # the first step starts cold, the last ends alone
+
+
+@pytest.mark.parametrize("name", ["allreduce", "host", "tree", "hierarchy", "wheel", "subbatch"])
+@pytest.mark.parametrize(
+    ("on", "codec"),
+    [("k40-gigabit", None), ("two-hosts-gigabit", "dynamic8"), ("power8-p100", None)],
+)
+def test_groups_of_layers_take_as_long_as_layers(name, on, codec):
+    work, machine = question("resnet18", on)
+    known = STRATEGIES[name]
+    config = known.config(workers=2)
+    config = replace(config, **dict.fromkeys(codec_fields(config), codec))
+    if name == "hierarchy":
+        config = replace(config, chunk=5)
+    windows = Windows(known, work, machine, config)
+    for num_steps in (1, 2, 5):
+        expected = makespan_s(windows.of_layers(num_steps), windows.model)
+        found = makespan_s(windows.of(num_steps), windows.cost)
+        assert found == pytest.approx(expected, rel=1e-9)
+    spans = Steady.of(windows).timeline.spans
+    parts = {layer.name for layer in work.layers}
+    assert parts <= {span.part for span in spans}  # what is drawn has all layers
+
+
+def test_what_does_nothing_between_layers_is_planned_in_few_tasks():
+    work, machine = question("resnet18", "k40-gigabit")
+    tree = STRATEGIES["tree"]
+    windows = Windows(tree, work, machine, tree.config(workers=2))
+    assert len(windows.of(1)) < len(windows.step) / 5

@@ -5,13 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from boxes import box, chain, codec_speed, exchange_s, link
-from paceline.core.cost import Roofline
+from boxes import box, chain, exchange_s
 from paceline.core.errors import InvalidInput
 from paceline.core.link_fit import ExchangeSample
 from paceline.core.machine import Machine
-from paceline.core.plan import Kind, Plan
-from paceline.core.simulate import makespan_s, simulate
+from paceline.core.plan import Kind
 from paceline.core.strategy import Window
 from paceline.strategies import EXCHANGES, STRATEGIES
 from paceline.strategies.allreduce.config import AllReduce
@@ -48,44 +46,6 @@ def test_what_a_machine_has_no_devices_or_links_for_is_refused(name, workers, ki
     known, machine = STRATEGIES[name], box(*kinds, hosts=hosts)
     with refused(field):
         known.planning.plan(WORK, machine, known.config(workers=workers), Window(1))
-
-
-@pytest.mark.parametrize("num_first", [None, 1, 2, 5])
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 7])
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("allreduce", {"codec": "dynamic8"}), ("hierarchy", {"between": "servers"})],
-)
-def test_steps_that_repeat_are_as_if_each_was_made(
-    monkeypatch, name, options, num_steps, num_first
-):
-    known = STRATEGIES[name]
-    codecs = {"codecs": {"eightbit": codec_speed(1e4, 1e4)}}
-    links = [link("a", "b", 1e3), link("a", "a", 1e4, 0.1)]
-    machine = box("cpu", "cpu", "cpu", hosts="aab", links=links, device=codecs)
-
-    def planned(num_steps: int) -> Plan:
-        config = known.config(workers=3, **options)
-        return known.planning.plan(WORK, machine, config, Window(num_steps))
-
-    def one_by_one(cls, tasks, num_steps: int) -> Plan:
-        return cls(task for step in range(num_steps) for task in tasks(step))
-
-    repeated = planned(num_first).lasting(num_steps) if num_first else planned(num_steps)
-    monkeypatch.setattr(Plan, "of_steps", classmethod(one_by_one))
-    made = planned(num_steps)
-    # Nothing that anybody asks of the two plans tells them apart.
-    for name in ("tasks", "resources", "num_parents", "held"):
-        assert getattr(repeated, name) == getattr(made, name)
-    assert [*map(sorted, repeated.children)] == [*map(sorted, made.children)]
-    priced, each = (
-        [plan.priced_alike[0][sort].cost for sort in plan.priced_alike[1]]
-        for plan in (repeated, made)
-    )
-    assert priced == each
-    cost = Roofline.of(machine)
-    assert simulate(repeated, cost).spans == simulate(made, cost).spans
-    assert makespan_s(repeated, cost) == simulate(made, cost).makespan_s
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Plans, the schedule that a simulation makes of them, and what is read from timelines."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 
@@ -66,16 +66,6 @@ def test_tasks_that_a_cost_model_cannot_tell_apart_are_priced_once():
     sorts, sort_of = Plan(tasks).priced_alike
     assert sort_of == [0, 1, 0, 2, 3]
     assert [task.name for task in sorts] == [tasks[i].name for i in (0, 1, 3, 4)]
-
-
-def test_steps_that_do_other_things_do_not_repeat():
-    def growing(step: int) -> Iterator[Task]:
-        for i in range(1 + step):
-            yield Task(TaskId(step, Kind.FORWARD, str(i)), (A,))
-
-    assert len(Plan.of_steps(growing, 2)) == 3
-    with pytest.raises(ValueError, match="steps"):
-        Plan.of_steps(growing, 3)
 
 
 @st.composite

@@ -138,8 +138,7 @@ def encoded(rows: str) -> tuple[list[list[int]], str]:
         *(pytest.param("triple", rows, marks=slow) for rows in ROWS),
     ],
 )
-def test_ranks_are_one_process(request, place: str, rows: str):
-    ranks: Ranks = request.getfixturevalue(place)
+def test_ranks_are_one_process(ranks: Ranks, rows: str):
     sizes = ROWS[rows][: ranks.size]
 
     def sent_by(rank: int, nbytes: Callable[[int], int]) -> list[int]:

@@ -154,7 +154,7 @@ def held(group: Group) -> None:
             for index in CHUNKS[chunk]:
                 part(arena.shared_result(step), SEGMENTS[index]).mul_(2)
             time.sleep(1e-3)
-            arena.publish(chunk)
+            arena.publish()
 
     for step in range(1, 11):
         arena.begin(step)
@@ -395,7 +395,7 @@ def another_machine(group: Group) -> tuple[list[int], list[int]]:
     deliver_all(arena, group.rank, 1)
     for chunk in range(len(CHUNKS)):
         arena.wait_chunk(chunk)
-        arena.publish(chunk)
+        arena.publish()
     arena.wait_step()
     wanted = (gradient(group.rank, 1, 1) * 0.5).tolist()
     assert part(arena.shared_result(1), SEGMENTS[1]).tolist() == wanted

@@ -161,8 +161,7 @@ def evaluation_on_rank_1_alone() -> None:
 
 @pytest.mark.parametrize("place", ["pair", pytest.param("triple", marks=slow)])
 @each_exchange
-def test_gradients_are_those_of_one_process(request, exchange: str, place: str):
-    ranks: Ranks = request.getfixturevalue(place)
+def test_gradients_are_those_of_one_process(ranks: Ranks, exchange: str):
     for is_float64 in (True, False):
         same(ranks(gradients, exchange, is_float64))
     ranks(micro_batches, exchange)

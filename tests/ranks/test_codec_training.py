@@ -21,6 +21,7 @@ from codec_training import (
     loss_of,
     momentum,
     network,
+    poisoned,
     same,
     state,
     trained,
@@ -246,15 +247,6 @@ def test_the_hook_leaves_out_what_nobody_takes(triple: Ranks):
         same(triple(by_closure, policy))
     triple(feedback_after_a_skipped_step)
     triple(buckets_made_anew)
-
-
-def poisoned(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
-    """What came of six steps, one of which nobody takes, on any rank."""
-    outcome = same(outcomes)
-    assert outcome["changed"] == [step != POISONED for step in range(6)]
-    assert outcome["finite"]
-    assert outcome["counts"][0] >= 1
-    return outcome
 
 
 @pytest.mark.parametrize(

@@ -125,8 +125,7 @@ def right_means(name: str) -> tuple[list[int], str]:
         ),
     ],
 )
-def test_means_are_those_of_one_process_bit_for_bit(request, place: str, name: str):
-    ranks: Ranks = request.getfixturevalue(place)
+def test_means_are_those_of_one_process_bit_for_bit(ranks: Ranks, name: str):
     sent, _ = same(ranks(right_means, name))
     if name.startswith("threshold"):  # whose bytes depend on the values
         return

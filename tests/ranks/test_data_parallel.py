@@ -12,33 +12,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline import DataParallel
-from paceline.core.errors import StepDiscarded
-from pair import Failure, Ranks
+from pair import Ranks
 from refusals import refused
 from replicas import (
+    EXCHANGES,
+    MARKED,
     Net,
     batch,
     build,
     check,
     distance,
-    mean,
+    each_place,
     parallel_of,
-    sgd,
     square,
     train,
 )
-
-EXCHANGES = ("allreduce", "tree", "host")
-PLACES = [*((one, "pair") for one in EXCHANGES), ("host", "pair_on_gpus")]
-MARKED = [*PLACES[:3], pytest.param(*PLACES[3], marks=pytest.mark.slow)]
-each_place = pytest.mark.parametrize(("exchange", "place"), MARKED)
-
-
-@pytest.fixture
-def ranks(request: pytest.FixtureRequest, place: str) -> Ranks:
-    """Two ranks, on processor cores or on simulated GPUs."""
-    return request.getfixturevalue(place)
-
 
 # --- learning, in chunks of any size ---------------------------------------------------------
 
@@ -93,124 +81,7 @@ def test_all_ranks_choose_the_same_exchange(pair: Ranks):
     assert re.search(r"host [\d.e+]+ ms in chunks of [1-4] ", why)
 
 
-# --- backward passes that fail on some rank, and a user who goes on --------------------------
-
-
-class OwnError(Exception):
-    """The user's own error."""
-
-
-class _Raise(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        raise OwnError
-
-
-class Fragile(Net):
-    """A net whose backward pass fails where its order says "!"."""
-
-    def forward(self, x: Tensor, order: str = "abc") -> Tensor:
-        for name in order:
-            x = _Raise.apply(x) if name == "!" else torch.tanh(getattr(self, name)(x))
-        return x
-
-
-def goes_on(exchange: str, fails: list[tuple[int, int]], where: str) -> list[tuple[int, str]]:
-    """Train where the passes of (rank, step) fail; return the steps that were left out, and why."""
-    module, oracle = build(Fragile)
-    parallel = parallel_of(module, exchange, deadline_s=2.0)
-    optimizers, caught = (sgd(parallel), sgd(oracle)), []
-    orders = dict.fromkeys(fails, where)
-    for step in range(6):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        order = orders.get((dist.get_rank(), step), "abc")
-        inputs = batch(dist.get_rank(), step).requires_grad_()
-        try:
-            parallel(inputs, order).square().mean().backward()
-        except (OwnError, StepDiscarded) as error:
-            caught.append((step, type(error).__name__))
-            continue
-        mean(square, oracle, step).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-    check(parallel, oracle)
-    return caught
-
-
-FAILURES = {
-    "in the middle": ([(1, 2)], "ab!c"),
-    "before any gradient": ([(1, 2)], "abc!"),
-    "after all gradients": ([(1, 2)], "!abc"),
-    "in the first step": ([(1, 0)], "ab!c"),
-    "in the first step, on rank 0": ([(0, 0)], "ab!c"),
-    "on all ranks": ([(0, 2), (1, 2)], "ab!c"),
-    "on all ranks in the first step": ([(0, 0), (1, 0)], "ab!c"),
-    "by turns": ([(1, 1), (0, 2), (1, 3), (0, 4)], "ab!c"),
-    "twice on one rank": ([(0, 2), (0, 3)], "ab!c"),
-}
-
-
-def failures_of_each_place() -> list[object]:
-    """Without cases in which torch's own waits in vain, and of simulated GPUs: these are slow."""
-    return [
-        pytest.param(*place, name, marks=[] if is_quick else pytest.mark.slow)
-        for place in PLACES
-        for name in FAILURES
-        for is_quick in [name == "in the middle" or place in PLACES[1:3]]
-    ]
-
-
-@pytest.mark.parametrize(("exchange", "place", "name"), failures_of_each_place())
-def test_a_step_that_fails_anywhere_is_left_out_everywhere_or_refused(ranks, exchange, name):
-    """A tree of ranks cannot take a step back but the first; torch wants every pass finished."""
-    fails, where = FAILURES[name]
-    found = ranks(goes_on, exchange, fails, where, timeout_s=4.0, errors=True)
-    if exchange == "allreduce" or (exchange == "tree" and max(step for _, step in fails) > 0):
-        refused = [one for one in found if isinstance(one, Failure)]
-        kind, field = ("InvalidInput", "exchange") if exchange == "tree" else ("RuntimeError", None)
-        assert any(kind in one.kinds and one.fields.get("field") == field for one in refused)
-        return
-    failing = dict.fromkeys(fails, "OwnError")
-    steps = sorted({step for _, step in fails})
-    caught = [
-        [(step, failing.get((rank, step), "StepDiscarded")) for step in steps] for rank in (0, 1)
-    ]
-    assert found == caught
-
-
-def fails_in_no_sync(exchange: str) -> str:
-    """What was accumulated before is kept, and the user decides."""
-    module, _ = build(Fragile)
-    parallel = parallel_of(module, exchange, deadline_s=2.0)
-    optimizer = sgd(parallel)
-    for step in range(3):
-        optimizer.zero_grad()
-        with parallel.no_sync():
-            order = "ab!c" if (dist.get_rank(), step) == (1, 1) else "abc"
-            try:
-                parallel(batch(dist.get_rank(), 50 + step), order).square().mean().backward()
-            except OwnError:
-                parallel.zero_grad()
-        parallel(batch(dist.get_rank(), step)).square().mean().backward()
-        optimizer.step()
-    return check(parallel, parallel)
-
-
-def fails_in_forward(exchange: str) -> str:
-    """A forward pass that fails on one rank and is done again leaves nothing behind."""
-    module, oracle = build(Net)
-    parallel = parallel_of(module, exchange)
-    for step in range(4):
-        if (dist.get_rank(), step) == (1, 2):
-            with pytest.raises(RuntimeError, match="shape"):
-                parallel(batch(dist.get_rank(), step, 4, 5))
-        train(parallel, oracle, [step])
-    return check(parallel, oracle)
+# --- what happens on the way ---------------------------------------------------------------
 
 
 def closed(exchange: str) -> None:
@@ -263,8 +134,6 @@ def run_by_one_rank_alone_after_unfreezing(exchange: str) -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        fails_in_no_sync,
-        fails_in_forward,
         closed,
         unfrozen_when_another_exchange_begins,
         run_by_one_rank_alone_after_unfreezing,

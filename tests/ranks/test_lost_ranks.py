@@ -107,8 +107,8 @@ LONG = [
     ("how", "place", "phase", "victim"),
     [*QUICK, *(pytest.param(*one, marks=pytest.mark.slow) for one in LONG)],
 )
-def test_the_others_name_the_rank_that_is_lost(request, place, how, phase, victim):
-    for text, named, after_s in lost(request.getfixturevalue(place), "host", how, phase, victim):
+def test_the_others_name_the_rank_that_is_lost(ranks: Ranks, how, phase, victim):
+    for text, named, after_s in lost(ranks, "host", how, phase, victim):
         assert named
         assert named in text
         assert "\n" not in text

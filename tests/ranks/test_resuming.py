@@ -97,6 +97,7 @@ LOCAL = {
     },
 }
 SPLIT = {"strategy": "subbatch", "model": "small_recipes:classes"}
+AT_THE_END, BEFORE_THE_END = ({"checkpoint_every": str(STEPS - left)} for left in (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -107,11 +108,18 @@ SPLIT = {"strategy": "subbatch", "model": "small_recipes:classes"}
         {"strategy": "allreduce", "options": {"codec": "onebit"}},  # has error feedback
         LOCAL | {"schedule": "cosine", "evaluate_every": 11},
         SPLIT | {"options": {"gradients": "onebit"}},
+        # Killed at its end, or with one step left.
+        HOST | AT_THE_END,
+        pytest.param(HOST | BEFORE_THE_END, marks=SLOW),
+        pytest.param(LOCAL | AT_THE_END, marks=SLOW),
+        pytest.param(LOCAL | BEFORE_THE_END, marks=SLOW),
+        pytest.param(SPLIT | AT_THE_END, marks=SLOW),
+        pytest.param(SPLIT | BEFORE_THE_END, marks=SLOW),
     ],
     ids=lambda settings: settings["strategy"],
 )
 def test_a_run_goes_on_bit_for_bit(run: Run, folder: Path, settings: Settings) -> None:
-    settings = settings | {"checkpoint_every": "37"}
+    settings = {"checkpoint_every": "37"} | settings
     run(settings)
     before = learnt(folder)
     remove_results(folder)
@@ -169,28 +177,6 @@ def test_another_number_of_workers_goes_on_with_the_groups_parameters(
     found = learnt(folder)[1]
     # What was learnt in the first epochs was not lost.
     assert found[-1]["test_loss"] < 1.5 * whole[-1]["test_loss"] < whole[0]["test_loss"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "num_left"),
-    [
-        (HOST, 0),
-        *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in [(HOST, 1), (LOCAL, 0), (LOCAL, 1), (SPLIT, 0), (SPLIT, 1)]
-        ),
-    ],
-)
-def test_a_run_that_was_killed_at_its_end_has_its_result_when_it_goes_on(
-    run: Run, folder: Path, settings: Settings, num_left: int
-) -> None:
-    settings = settings | {"checkpoint_every": str(STEPS - num_left)}
-    run(settings)
-    before = learnt(folder)
-    remove_results(folder)
-    run(settings, is_resumed=True)
-    assert learnt(folder) == before
-    assert (folder / "report.html").exists()
 
 
 def test_more_epochs_may_follow(run: Run, folder: Path) -> None:

@@ -104,9 +104,8 @@ def sized(sizes: list[int]) -> list[int]:
     ("place", "sizes"),
     [("pair", [2, 5, 18]), pytest.param("triple", [3, 4, 5, 8, 10, 26, 27], marks=slow)],
 )
-def test_any_size_of_sub_batch_trains_as_one_process_does(request, tmp_path: Path, place, sizes):
+def test_any_size_of_sub_batch_trains_as_one_process_does(ranks: Ranks, tmp_path: Path, sizes):
     """The terms of the loss are the same bytes in all, and have a header in each sub-batch."""
-    ranks: Ranks = request.getfixturevalue(place)
     sent = ranks(sized, sizes, cwd=tmp_path)[0]
     for sub_batch, nbytes in zip(sizes, sent, strict=True):
         fewer = MOST - min(MOST, -(-ranks.size * MOST // sub_batch))
@@ -125,8 +124,8 @@ def by_passes(updates: str, sub_batch: int | None) -> None:
 @pytest.mark.parametrize(
     ("updates", "sub_batch"), [("step", None), ("sub-batch", None), ("sub-batch", 5)]
 )
-def test_sub_batches_are_those_of_one_process(request, tmp_path, place, updates, sub_batch):
-    request.getfixturevalue(place)(by_passes, updates, sub_batch, cwd=tmp_path)
+def test_sub_batches_are_those_of_one_process(ranks: Ranks, tmp_path, updates, sub_batch):
+    ranks(by_passes, updates, sub_batch, cwd=tmp_path)
 
 
 def encoded() -> list[float]:

@@ -80,9 +80,9 @@ def each_sub_batch() -> None:
 
 @pytest.mark.parametrize("place", ["pair", pytest.param("triple", marks=slow)])
 @pytest.mark.parametrize("case", CASES)
-def test_steps_are_those_of_one_process_with_the_whole_batch(request, tmp_path, case, place):
+def test_steps_are_those_of_one_process_with_the_whole_batch(ranks: Ranks, tmp_path, case):
     """Targets of -100 lie unevenly: some ranks and some sub-batches have hardly any others."""
-    request.getfixturevalue(place)(equal, case, cwd=tmp_path)
+    ranks(equal, case, cwd=tmp_path)
 
 
 @slow

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity
 
 from paceline.core.machine import DeviceKind
-from paceline.links.devices.device import DeviceMemory, Event, Stream
+from paceline.links.devices.device import Event, Stream
 from simulated_gpu.guard import guard
 from simulated_gpu.ordering import Access, Block, Clock, merge
 
@@ -161,7 +161,7 @@ class SimulatedStream:
         assert isinstance(event, SimulatedEvent)
         with self.device.lock:
             merge(self.clock, event.clock)
-            self._queue.put(_Work(_nothing, after=event.reached))
+            self._queue.put(_Work(nothing, after=event.reached))
 
     def wait_stream(self, other: Stream) -> None:
         """Begin later work after all that is queued in the other stream now."""
@@ -192,7 +192,7 @@ def _run(queued: "queue.SimpleQueue[_Work]", device: "SimulatedDevice") -> None:
         del work  # and what it holds
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Do nothing."""
 
 
@@ -208,7 +208,6 @@ class SimulatedDevice:
     name = "simulated on the host's memory"
     backend = "gloo"
     has_triton = False
-    memory: DeviceMemory | None = None
     profiled: tuple[ProfilerActivity, ...] = ()
 
     def __init__(self, index: int) -> None:
@@ -266,6 +265,13 @@ class SimulatedDevice:
         """Wait until all work in all streams is done, whatever has failed."""
         for event in [stream.record() for stream in self._streams.values()]:
             event.await_reached()
+
+    def memory_nbytes(self) -> tuple[int, int] | None:
+        """Return None: its memory is the host's."""
+        return None
+
+    def limit_memory(self, nbytes: int) -> None:
+        """Do nothing: it is the host's."""
 
     def reaches(self, other: torch.device) -> bool:
         """Return False: copies between simulated GPUs are not simulated."""

@@ -10,6 +10,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -33,6 +34,25 @@ def guard() -> ctypes.CDLL:
     found.get_stream.restype = ctypes.c_int64
     found.set_stream.argtypes = [ctypes.c_int, ctypes.c_int64]
     return found
+
+
+class DeviceModule:
+    """What torch asks of a kind of devices, where it asks `torch.cuda` of NVIDIA's.
+
+    Random numbers are the host's, and so are their states.
+    """
+
+    get_rng_state = staticmethod(lambda device=None: torch.get_rng_state())
+    set_rng_state = staticmethod(lambda state, device=None: torch.set_rng_state(state))
+    device = staticmethod(lambda device: nullcontext())
+    is_available = is_initialized = staticmethod(lambda: True)
+    _is_in_bad_fork = staticmethod(lambda: False)
+    current_device = staticmethod(lambda: guard().get_device())
+    manual_seed_all = staticmethod(lambda seed: None)
+    get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16, torch.float16])
+
+    def __init__(self, num_devices: int) -> None:
+        self.device_count = lambda: num_devices
 
 
 def set_calls(record: Record, wait: Wait) -> None:

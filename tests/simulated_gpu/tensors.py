@@ -8,9 +8,10 @@ import atexit
 import itertools
 import weakref
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -25,9 +26,10 @@ from simulated_gpu.device import (
     SimulatedDevice,
     SimulatedEvent,
     extent_nbytes,
+    nothing,
     poison,
 )
-from simulated_gpu.guard import guard, set_calls
+from simulated_gpu.guard import DeviceModule, guard, set_calls
 from simulated_gpu.ordering import Block
 
 aten: Any = torch.ops.aten
@@ -35,27 +37,10 @@ _MOST_EVENTS = 10_000  # of one backward pass that autograd may still wait for
 _kernels = library.Library("aten", "IMPL")
 # Operations that make tensors of none, and are not made of others of these.
 _CREATING = (
-    *("empty.memory_format", "empty_strided", "arange", "arange.start", "arange.start_step"),
-    *("eye", "eye.m"),
+    *("empty.memory_format", "empty_strided.default", "eye.default", "eye.m"),
+    *("arange.default", "arange.start", "arange.start_step"),
 )
 _devices: list[SimulatedDevice] = []
-
-
-class _Module:
-    """What torch asks of a kind of devices, where it asks `torch.cuda` of NVIDIA's.
-
-    Random numbers are the host's, and so are their states.
-    """
-
-    get_rng_state = staticmethod(lambda device=None: torch.get_rng_state())
-    set_rng_state = staticmethod(lambda state, device=None: torch.set_rng_state(state))
-    device = staticmethod(lambda device: nullcontext())
-    is_available = is_initialized = staticmethod(lambda: True)
-    _is_in_bad_fork = staticmethod(lambda: False)
-    current_device = staticmethod(lambda: guard().get_device())
-    device_count = staticmethod(lambda: len(_devices))
-    manual_seed_all = staticmethod(lambda seed: None)
-    get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16, torch.float16])
 
 
 class _Owner:
@@ -127,10 +112,8 @@ class SimulatedTensor(Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Return a copy that the device makes, with a copy of the gradient."""
         if id(self) not in memo:
-            copied = self.detach().clone()
-            if isinstance(self, nn.Parameter):
-                copied = nn.Parameter(copied)
-            copied.requires_grad_(self.requires_grad)
+            is_parameter = isinstance(self, nn.Parameter)
+            copied = _of_kind(self.detach().clone(), is_parameter, self.requires_grad)
             if self.grad is not None:
                 copied.grad = deepcopy(self.grad, memo)
             memo[id(self)] = copied
@@ -158,6 +141,10 @@ class SimulatedTensor(Tensor):
 
 def _rebuilt(values: Tensor, index: int, is_parameter: bool, requires_grad: bool) -> Tensor:
     made = values.to(devices(index + 1)[index].torch_device)
+    return _of_kind(made, is_parameter, requires_grad)
+
+
+def _of_kind(made: Tensor, is_parameter: bool, requires_grad: bool) -> Tensor:
     return (nn.Parameter(made) if is_parameter else made).requires_grad_(requires_grad)
 
 
@@ -180,13 +167,13 @@ def devices(count: int) -> list[SimulatedDevice]:
 
 def _register() -> None:
     num_devices = guard().num_devices()  # before torch registers one that is written in Python
-    _setup_privateuseone_for_python_backend(NAME, _Module())
+    _setup_privateuseone_for_python_backend(NAME, DeviceModule(num_devices))
     for name in _CREATING:
-        packet, _, overload = name.partition(".")
-        func = getattr(getattr(aten, packet), overload or "default")
-        _kernels.impl(name, partial(_created, func), "PrivateUse1")
+        made = partial(_created, attrgetter(name)(aten))
+        _kernels.impl(name.removesuffix(".default"), made, "PrivateUse1")
     # Where torch leaves out the dispatch to Python, as torch.tensor() does, it comes here.
-    _kernels.impl("_copy_from", _copied_from, "PrivateUse1")
+    copy_from = lambda source, target, *how: _copied(target, source, *how)  # noqa: E731
+    _kernels.impl("_copy_from", copy_from, "PrivateUse1")
     _devices.extend(SimulatedDevice(index) for index in range(num_devices))
     events: dict[int, SimulatedEvent] = {}  # of autograd, between the streams of its nodes
     numbers = itertools.count()
@@ -217,9 +204,9 @@ def _created(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator] # as torch has it
 def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
-    device = _device_of(args, kwargs)
     if func is aten.copy_.default:
-        return _copied(device, *args, **kwargs)
+        return _copied(*args, **kwargs)
+    device = _device_of(args, kwargs)
     if func is aten._to_copy.default and _names_host(kwargs):
         device.num_blocking_copies += 1
         return _at_once(device, func, args, kwargs)
@@ -283,7 +270,7 @@ def _at_once(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
     """
     stream, what, written = device.current_stream(), str(func), _written(func, args, kwargs)
     used = [(one.memory, id(one) in written) for one in _simulated(args, kwargs)]
-    stream.put(_nothing, what, used)
+    stream.put(nothing, what, used)
     stream.synchronize()
     own = {id(_raw(one)): one for one in _tensors(args, kwargs)}
     found = func(*tree_map(_raw, args), **_on("cpu", tree_map(_raw, kwargs)))
@@ -295,12 +282,8 @@ def _at_once(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
 
     results = tree_map(result, found)
     made = [(one.memory, True) for one in _simulated(results) if id(one) not in map(id, args)]
-    stream.put(_nothing, what, made + [access for access in used if access[1]])
+    stream.put(nothing, what, made + [access for access in used if access[1]])
     return results
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def _without_values(func: Any, args: Any, kwargs: Any) -> tuple[Any, dict[int, Tensor]] | None:
@@ -342,7 +325,7 @@ def _queued(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
 
     def result(twin: Any) -> Any:
         if twin is None or id(twin) in own:
-            return None if twin is None else own[id(twin)]
+            return own.get(id(twin))
         raw = torch.empty_strided(twin.size(), twin.stride(), dtype=twin.dtype)
         poison(raw)
         made.append(_owned(device, raw))
@@ -387,14 +370,9 @@ def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> set[int]
     return found
 
 
-def _copied_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-    return _copied(_device_of((target, source), {}), target, source, non_blocking)
-
-
-def _copied(
-    device: SimulatedDevice, target: Tensor, source: Tensor, non_blocking: bool = False
-) -> Tensor:
+def _copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """Queue a copy. Between host and device the host waits, unless the host's memory is pinned."""
+    device = _device_of((target, source), {})
     stream = device.current_stream()
     if isinstance(target, SimulatedTensor) and isinstance(source, SimulatedTensor):
         accesses = [(source.memory, False), (target.memory, True)]

@@ -8,26 +8,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.core.compare import conform
-from paceline.core.plan import Kind
-from paceline.core.strategy import Window
+from paceline.core.plan import Kind, Lane, Resource
 from paceline.exchange.step import SGD, Share, train_step
 from paceline.links import clock as module
 from paceline.links.clock import clock_for
-from paceline.links.group import Group
-from paceline.measure.this_machine import Speed, this_machine
-from paceline.record.merge import merge
-from paceline.record.recorder import Recorder
-from paceline.strategies.allreduce.config import AllReduce
-from paceline.strategies.allreduce.plan import plan
-from paceline.training.models import describe
-from paceline.training.models.networks import LeNet5
+from paceline.record.recorder import Recorder, noted
 from simulated_gpu.device import SimulatedDevice
 from simulated_gpu.lent import simulated_gpus
 
@@ -114,6 +104,19 @@ def test_layers_have_the_times_of_the_device_and_not_of_the_host(device):
     assert found[Kind.STEP, ""].start_s >= after_s
 
 
+@pytest.mark.parametrize(
+    ("kind", "lane"),
+    [(Kind.D2H, Lane.D2H), (Kind.H2D, Lane.H2D), (Kind.REDUCE, Lane.COMPUTE)],
+)
+def test_engines_of_a_device_copy_and_it_adds_where_it_computes(device, kind, lane):
+    recorder = Recorder(clock_for(device.torch_device), "gpu0", 0)
+    recorder.start_phases(None)
+    with noted(recorder, kind, "layer", alone=True):
+        pass
+    (span,) = recorder.spans()
+    assert span.on == (Resource("gpu0", lane),)
+
+
 @pytest.mark.parametrize("current", [0, 1, None])
 def test_a_clock_sees_the_work_of_its_own_device_whichever_is_current(both, current):
     busy, idle = both
@@ -140,30 +143,3 @@ def test_tensors_stay_on_their_own_device(both):
     for mixed in (lambda: one + other, lambda: other.to(one.device)):
         with pytest.raises(RuntimeError, match=r"between simulated devices \[0, 1\]"):
             mixed()
-
-
-def test_recorded_steps_conform_to_the_plan(device):
-    torch.manual_seed(0)
-    on = device.torch_device
-    model = LeNet5().to(on)
-    inputs = torch.randn(16, 1, 32, 32).to(on)
-    share = Share(inputs, torch.randint(10, (16,)).to(on), 1.0)
-    recorder, optimizer = Recorder(clock_for(on), "gpu0", 0), SGD().optimizer(model)
-    num_steps = 3
-    for step in range(2 * num_steps):
-        if step == num_steps:
-            recorder.start_trace(model)
-        train_step(model, optimizer, iter([share]), recorder)
-    recorder.stop_trace()
-    spans, ends = recorder.spans(), recorder.step_ends()
-    assert all(one < other for one, other in pairwise(ends))
-    for number, (before, after) in enumerate(pairwise(ends[num_steps - 1 :])):
-        own = [span for span in spans if span.step == number]
-        assert len(own) == 1 + 5 + 5 + 1
-        for span in own:
-            assert before <= span.start_s <= span.end_s <= after
-    workload = describe(model, inputs)
-    machine = this_machine(Group.alone(on, 30.0), [Speed(1e9, 1e9)])
-    assert [(one.name, one.kind) for one in machine.devices] == [("gpu0", "gpu")]
-    tasks = plan(workload, machine, AllReduce(workers=1), Window(num_steps))
-    assert conform(tasks, merge([spans], "measured")) == []

@@ -15,18 +15,9 @@ from torch import Tensor
 
 import codec_cases as cases
 from paceline.codecs import quantization
-from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table, join, split
-from paceline.codecs.quantization import TABLES, QuantizationTable
-from paceline.native import (
-    Codebook,
-    DType,
-    FourBitTable,
-    cast_into,
-    decode_four_bit_into,
-    decode_into,
-    encode_four_bit_into,
-    encode_into,
-)
+from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table
+from paceline.codecs.quantization import TABLES, QuantizationTable, join, split
+from paceline.native import Codebook, DType, FourBitTable, cast_into
 
 SETS = cases.INSTRUCTIONS
 BLOCK, AROUND = 64, 77
@@ -78,11 +69,8 @@ class Kernel(NamedTuple):
             memory = torch.full((len(expected) + 2,), AROUND, dtype=torch.uint8)
             codes = memory[1:-1]
             scales = torch.full((-(-count // block_size),), -1.0 if scale is None else scale)
-            if self.is_four_bit:
-                bad = encode_four_bit_into(codes, scales, values, block_size, native, threads, one)
-            else:
-                how = scale is None, threads, one
-                bad = encode_into(codes, scales, values, block_size, native, *how)
+            how = scale is None, threads, one
+            bad = native.encode_into(codes, scales, values, block_size, *how)
             assert torch.equal(codes, expected), one
             assert same_bits(scales, expected_scales), one
             assert bad == num_bad
@@ -92,7 +80,6 @@ class Kernel(NamedTuple):
     def check_decode(
         self, codes: Tensor, scales: Tensor, block_size: int, count: int, threads: int = 1
     ) -> None:
-        decode = decode_four_bit_into if self.is_four_bit else decode_into
         single = split(codes, count) if self.is_four_bit else codes
         values = quantization.decode(single, scales, block_size, self.table)
         totals = torch.linspace(-3, 3, count + 2)
@@ -100,7 +87,7 @@ class Kernel(NamedTuple):
             for adds, expected in ((False, values), (True, totals[1:-1] + values)):
                 memory = totals.clone()
                 found, native = memory[1:-1], self.native
-                decode(found, codes, scales, block_size, native, adds, threads, one)
+                native.decode_into(found, codes, scales, block_size, adds, threads, one)
                 assert same_bits(found, expected), one
                 assert torch.equal(memory[[0, -1]], totals[[0, -1]])
 
@@ -143,8 +130,7 @@ def test_kernels_are_specified_on_every_bin_edge(kernel: Kernel):
         edges = cases.bin_edges(kernel.table, scale)
         rows = edges[: len(edges) // 63 * 63].view(-1, 63)
         kernel.check(torch.cat([torch.full((len(rows), 1), scale), rows], 1).flatten())
-    if not kernel.is_four_bit:
-        kernel.check(cases.bin_edges(kernel.table, 1.0), scale=1.0)
+    kernel.check(cases.bin_edges(kernel.table, 1.0), scale=1.0)
 
 
 @each_kernel
@@ -155,7 +141,7 @@ def test_kernels_are_specified_on_all_sixteen_bit_values(kernel: Kernel, dtype: 
     for block_size in (BLOCK, 4096):
         kernel.check(values, block_size)
     kernel.check(cases.denormals())
-    for scale in () if kernel.is_four_bit else (1.0, 1e-3):
+    for scale in (1.0, 1e-3):
         kernel.check(values, scale=scale)
 
 
@@ -213,13 +199,11 @@ def test_sizes_that_do_not_fit_are_refused(name: str):
     codes = torch.zeros(50 if is_four else 100, dtype=torch.uint8)
     wrong = [(codes[1:], scales, 64), (codes, scales[1:], 64), (codes, scales, 0)]
     wrong += [(codes, torch.zeros(4), 33)] if is_four else []
-    encode = encode_four_bit_into if is_four else encode_into
-    decode = decode_four_bit_into if is_four else decode_into
     for few, sizes, block in wrong:
         with pytest.raises(ValueError, match=r"fit|even|at least"):
-            encode(few, sizes, values, block, native, *(() if is_four else (True,)), 1)
+            native.encode_into(few, sizes, values, block, True, 1)
         with pytest.raises(ValueError, match=r"fit|even|at least"):
-            decode(values, few, sizes, block, native, False, 1)
+            native.decode_into(values, few, sizes, block, False, 1)
     with pytest.raises(ValueError, match="instruction set"):
         kernel._replace(sets=("mmx",)).check(values)
 

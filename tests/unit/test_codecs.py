@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from codec_cases import normal
-from paceline.codecs import quantization
 from paceline.codecs.blockwise import EightBit
 from paceline.codecs.codec import Cast, Codec, Payload, pack, row_nbytes, unpack
 from paceline.codecs.feedback import ErrorFeedback, OneBit, Threshold
@@ -26,8 +25,6 @@ MADE: dict[str, Callable[[], Codec]] = {
     **{name: lambda name=name: find_codec(name) for name in CODECS},
     "linear8 of one scale": lambda: EightBit("linear8", offset=10.0),
     "dynamic8 in blocks of 5": lambda: EightBit("dynamic8", block_size=5),
-    "dynamic8 by chance": lambda: EightBit("dynamic8", block_size=32, stochastic=True),
-    "mantissa8 by chance": lambda: EightBit("mantissa8", offset=10.0, stochastic=True),
     "e3m0 in blocks of 64": lambda: FourBit("e3m0", 64),
     "float32": lambda: Cast("float32"),
     "onebit alone": lambda: OneBit(16),
@@ -305,70 +302,7 @@ def test_only_a_declared_share_is_checked_and_has_stand_ins():
         assert SentShare.of(codec, 0.1) is stand_ins_for(codec) is None
 
 
-# --- codes chosen by chance --------------------------------------------------------------------
-
-NO_SCALE = torch.ones(1)
-each_table = pytest.mark.parametrize("name", TABLES)
-
-
-def encode(values: Tensor, name: str, seed: int = 0) -> Tensor:
-    """Return codes by chance of a single block whose scale is 1."""
-    generator = torch.Generator().manual_seed(seed)
-    return quantization.encode_stochastic(values, NO_SCALE, len(values), table(name), generator)
-
-
-@each_table
-def test_each_neighbour_is_as_likely_as_the_value_is_near_to_it(name: str):
-    """Count roundings upward for each tenth of the way, and compare with the expected ones.
-
-    They are sums of independent draws of variance p (1 - p); 5 standard deviations are exceeded
-    once in 1.7 million times, and the seeds are fixed.
-    """
-    entries = table(name).magnitudes.double()
-    generator = torch.Generator().manual_seed(1)
-    below = torch.randint(0, len(entries) - 1, (400_000,), generator=generator)
-    low, high = entries[below], entries[below + 1]
-    values = (low + (high - low) * torch.rand(len(below), generator=generator)).float()
-    chance = (values.double() - low) / (high - low)
-    decoded = quantization.decode(encode(values, name), NO_SCALE, len(values), table(name))
-    assert ((decoded == low) | (decoded == high)).all()
-    for tenth in range(10):
-        here = (10 * chance).floor().clamp(0, 9) == tenth
-        surplus = (decoded == high)[here].double().sum() - chance[here].sum()
-        deviation = (chance * (1 - chance))[here].sum().sqrt()
-        assert abs(surplus / deviation) < 5, f"{tenth=}"
-
-
-@each_table
-def test_values_in_the_table_keep_their_code_and_those_above_have_its_last(
-    name: str,
-):
-    magnitudes = table(name).magnitudes
-    own = torch.arange(len(magnitudes))
-    for seed in range(20):
-        assert torch.equal(encode(magnitudes, name, seed), own.to(torch.uint8))
-        assert torch.equal(encode(-magnitudes, name, seed), (own + 128 * (own > 0)).to(torch.uint8))
-    above = torch.stack([magnitudes[-1].nextafter(torch.tensor(2.0)), torch.tensor(3e38)])
-    assert encode(above, name).tolist() == [len(magnitudes) - 1] * 2
-
-
-@each_table
-@given(
-    values=st.lists(st.floats(width=32), min_size=1, max_size=100),
-    scale=st.floats(0, 2.0**100, width=32),
-    seed=st.integers(0, 10),
-)
-def test_a_code_is_at_most_one_step_from_the_nearest(name, values, scale, seed):
-    given_values, scales = torch.tensor(values, dtype=torch.float32), torch.tensor([scale])
-    block, source = (len(values), table(name)), torch.Generator().manual_seed(seed)
-    nearest = quantization.encode(given_values, scales, *block)
-    found = quantization.encode_stochastic(given_values, scales, *block, source)
-    assert ((found % 128).int() - (nearest % 128).int()).abs().max() <= 1
-    assert not (found[~given_values.isfinite()]).any()
-    assert torch.equal(found >= 128, (given_values < 0) & (found > 0))
-
-
 def test_a_block_size_beyond_the_values_takes_no_memory():
     values = torch.tensor([0.5, -1.0, 0.0])
-    codec = EightBit("linear8", block_size=2**50, stochastic=True)
+    codec = EightBit("linear8", block_size=2**50)
     assert (codec.decode(codec.encode(values)) - values).abs().max() < 1 / 127

@@ -114,20 +114,21 @@ def test_a_plan_has_the_cut_of_the_training() -> None:
     assert gathered == {"last"}
 
 
-def test_a_named_layer_that_will_not_do_is_refused_in_plans_with_one_that_would() -> None:
+@pytest.mark.parametrize(
+    ("of", "strategy", "named", "would_do"),
+    [(PASSED, "wheel", "wide", "last"), (NORMALISED, "subbatch", 2, 5)],
+)
+def test_a_named_layer_that_will_not_do_is_refused_in_plans_with_one_that_would(
+    of: paceline.Recipe, strategy: str, named: object, would_do: object
+) -> None:
+    asked = {"strategy": strategy, "options": {"head": named}, "workers": 2}
     with refused("head") as caught:
-        forecast(PASSED, "k40-gigabit", "wheel", options={"head": "wide"}, workers=2)
-    assert "head=last" in str(caught.value)
-    ranking = plan(PASSED, "k40-gigabit", strategy="wheel", options={"head": "wide"}, workers=2)
+        forecast(of, "k40-gigabit", **asked)
+    assert f"head={would_do}" in str(caught.value)
+    ranking = plan(of, "k40-gigabit", **asked)
     assert not ranking.forecasts
-    assert "head=last" in ranking.refused[0].why
-
-
-def test_subbatch_names_the_layer_that_would_do_in_place_of_the_named_one() -> None:
-    with refused("head") as caught:
-        forecast(NORMALISED, "k40-gigabit", "subbatch", options={"head": 2}, workers=2)
-    assert "head=5" in str(caught.value)
-    assert forecast(NORMALISED, "k40-gigabit", "subbatch", options={"head": 5}, workers=2)
+    assert f"head={would_do}" in ranking.refused[0].why
+    assert forecast(of, "k40-gigabit", **asked | {"options": {"head": would_do}})
 
 
 def test_a_model_without_a_head_is_not_built_to_be_tried() -> None:

@@ -13,48 +13,19 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.functional import mse_loss
+from torch import Tensor
 
 import paceline
 from faults import Pause, failpoints
 from paceline.core.errors import InvalidInput, WorkerLost
 from quorums import TIMEOUT, Working, lighthouse, manager_of
+from rounds import STEP, adamw, inner_step, naive, net, vector
 
 pytest.importorskip("torchft")
 # torchft's own.
 pytestmark = pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated")
 
-STEP = {"outer_learning_rate": 0.7, "outer_momentum": 0.5}
 OPTION = {"sync_every": 4, **STEP}
-
-
-def net(seed: int = 0) -> nn.Sequential:
-    rng = torch.Generator().manual_seed(seed)  # threads share torch's own
-    made = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
-    with torch.no_grad():
-        for one in made.parameters():
-            one.copy_(torch.randn(one.shape, generator=rng) / 3)
-    return made
-
-
-def inner_step(model: nn.Module, optimizer: Any, worker: int, step: int) -> None:
-    rng = torch.Generator().manual_seed(1000 * worker + step)
-    inputs, targets = torch.randn(4, 6, generator=rng), torch.randn(4, 3, generator=rng)
-    optimizer.zero_grad()
-    mse_loss(model(inputs), targets).backward()
-    optimizer.step()
-
-
-def vector(model: nn.Module) -> Tensor:
-    return torch.cat([one.detach().reshape(-1) for one in model.parameters()]).clone()
-
-
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), 0.01)
-
-
-Loop = Callable[["Site"], None]
 
 
 class Site:
@@ -108,28 +79,10 @@ def trained(address: str, num_workers: int, num_steps: int = 12, **option: Any) 
     return [one.result() for one in [Working(site.train, num_steps) for site in sites]]
 
 
-def in_one_process(num_workers: int, num_steps: int = 12, every: int = 4) -> Tensor:
-    """The same training by the definition."""
-    models = [net() for _ in range(num_workers)]
-    optimizers = [adamw(one) for one in models]
-    group = vector(models[0])
-    velocity = torch.zeros_like(group)
-    for step in range(num_steps):
-        for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            inner_step(model, optimizer, worker, step)
-        if (step + 1) % every == 0:
-            mean = sum(group - vector(one) for one in models) / num_workers
-            velocity = 0.5 * velocity + mean
-            group = group - 0.7 * (0.5 * velocity + mean)
-            for model in models:
-                nn.utils.vector_to_parameters(group.clone(), model.parameters())
-    return group
-
-
 def test_undisturbed_workers_train_as_a_fixed_group(address: str) -> None:
     found = trained(address, 2)
     assert torch.equal(*found)
-    torch.testing.assert_close(found[0], in_one_process(2))
+    torch.testing.assert_close(found[0], naive([12, 12], [4, 4]))
 
 
 # --- repetitions -------------------------------------------------------------------------------
@@ -198,7 +151,7 @@ def test_those_who_are_left_average_without_a_worker_that_is_lost(
     with pytest.raises(Lost):
         lost.result()
     assert torch.equal(*found)
-    assert not torch.equal(found[0], in_one_process(2))
+    assert not torch.equal(found[0], naive([12, 12], [4, 4]))
     ours = [one.args for one in caplog.records if one.name == "paceline.exchange.elastic"]
     assert ours.count((1, 2, 3)) == 1  # exchange 1: 2 workers, and not 3; on the first one alone
 

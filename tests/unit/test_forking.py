@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -18,7 +18,6 @@ import pytest
 import torch
 
 import forked
-from faults import Pause, failpoints
 from paceline.links.forking import forked_from_here
 from paceline.links.processes import Process, end, module_command, output, start
 from processes import DEADLINE_S
@@ -27,20 +26,20 @@ Forked = Callable[..., CompletedProcess[str]]
 
 
 @pytest.fixture
-def fork(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forked]:
+def fork(monkeypatch: pytest.MonkeyPatch) -> Forked:
     """Run a function in a process that is forked from here; return its end and what it said."""
 
     def begin(function: Callable[..., None], *arguments: str) -> CompletedProcess[str]:
         monkeypatch.setattr(forked, "run", function)
-        return output(module_command("forked", *arguments), DEADLINE_S)
+        with forked_from_here():
+            return output(module_command("forked", *arguments), DEADLINE_S)
 
-    with forked_from_here():
-        yield begin
+    return begin
 
 
 @pytest.fixture
 def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Process]:
-    """Start a process that does nothing until it is ended."""
+    """Start a process that does nothing until it is ended; in `forked_from_here`."""
     monkeypatch.setattr(forked, "run", signal.pause)
     return lambda: start(module_command("forked"))
 
@@ -134,26 +133,21 @@ def test_its_first_thread_is_its_main_one_which_alone_may_handle_signals(fork: F
     assert fork(run).stdout == "told\nTrue 1\n"
 
 
-def test_a_start_returns_when_the_fork_has_let_go_of_the_handlers_of_signals(
-    begin: Callable[[], Process], tmp_path: Path
+def test_a_fork_has_no_handler_of_the_program_and_may_be_started_by_any_thread(
+    begin: Callable[[], Process],
 ) -> None:
     before = signal.signal(signal.SIGTERM, lambda *_: None)
-    pause, started = Pause(tmp_path / "pause"), list[Process]()
+    started = list[Process]()
     try:
         with forked_from_here():
             thread = threading.Thread(target=lambda: started.append(begin()))
-            with failpoints(pause.at("fork.began")):
-                thread.start()
-                pause.reached()
-            thread.join(0.1)
-            assert not started
-            pause.go_on()
+            thread.start()
             thread.join()
             # The kernel would end a process together with the thread that forked it.
             assert not started[0].wait(0.1)
             started[0].send(signal.SIGTERM)
             assert started[0].wait(DEADLINE_S)
-            assert started[0].poll() == 128 + signal.SIGTERM  # not the handler of the program
+            assert started[0].poll() == 128 + signal.SIGTERM
             end(started)
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -216,6 +210,27 @@ def test_a_large_tensor_is_shared_and_not_copied(fork: Forked) -> None:
         print(sum(held.values()))
 
     assert int(fork(run).stdout) < nbytes / 2
+
+
+def test_each_thread_has_the_objects_of_its_own_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two recipes may be trained at once, and one ends before the other."""
+    entered, over = threading.Event(), threading.Event()
+
+    def other() -> None:
+        monkeypatch.setattr(forked, "run", lambda: print("of the other"))
+        with forked_from_here():
+            entered.set()
+            over.wait(DEADLINE_S)
+
+    monkeypatch.setattr(forked, "run", lambda: print("of this one"))
+    with forked_from_here():
+        thread = threading.Thread(target=other)
+        thread.start()
+        entered.wait(DEADLINE_S)
+        said = output(module_command("forked"), DEADLINE_S).stdout
+        over.set()
+        thread.join()
+        assert [said, output(module_command("forked"), DEADLINE_S).stdout] == ["of this one\n"] * 2
 
 
 def test_none_outlives_the_context(begin: Callable[[], Process]) -> None:

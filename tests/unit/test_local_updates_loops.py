@@ -14,42 +14,16 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp._common_utils import TrainingState
-from torch.distributed.tensor import DTensor
-from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import paceline
+from rounds import adamw, inner_step, loss_of, net, trainable, vector
 
 NUM_STEPS, SYNC_EVERY = 9, 4
 Step = Callable[[int], None]
 # A model, its optimizers, and a function that takes the inner step of a number.
 Loop = tuple[nn.Module, list[Optimizer], Step]
-
-
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def loss_of(model: nn.Module, worker: int, step: int) -> Tensor:
-    rng = torch.Generator().manual_seed(1000 * worker + step)
-    inputs, targets = torch.randn(4, 6, generator=rng), torch.randn(4, 3, generator=rng)
-    return mse_loss(model(inputs), targets)
-
-
-def trainable(model: nn.Module) -> list[nn.Parameter]:
-    return [one for one in model.parameters() if one.requires_grad]
-
-
-def adamw(model: nn.Module) -> Optimizer:
-    return torch.optim.AdamW(trainable(model), 0.01)
-
-
-def vector(model: nn.Module) -> Tensor:
-    """All trainable values; those of a sharded model together."""
-    whole = [one.full_tensor() if isinstance(one, DTensor) else one for one in trainable(model)]
-    return torch.cat([one.detach().reshape(-1) for one in whole])
 
 
 # --- loops, each with the model in DistributedDataParallel between the workers or without ------
@@ -59,16 +33,55 @@ def wrapped(model: nn.Module, wrap: bool) -> nn.Module:
     return DistributedDataParallel(model) if wrap else model
 
 
-def plain(worker: int, wrap: bool) -> Loop:
-    model = wrapped(net(), wrap)
+def stepping(
+    model: nn.Module,
+    worker: int,
+    take: Callable[[Optimizer], Any] = lambda optimizer: optimizer.step,
+) -> Loop:
+    """The usual step, of an optimizer of which `take` makes what steps."""
     optimizer = adamw(model)
+    own = take(optimizer)
 
     def step(number: int) -> None:
         optimizer.zero_grad()
         loss_of(model, worker, number).backward()
-        optimizer.step()
+        own()
 
     return model, [optimizer], step
+
+
+def plain(worker: int, wrap: bool) -> Loop:
+    return stepping(wrapped(net(), wrap), worker)
+
+
+def scheduled(worker: int, wrap: bool) -> Loop:
+    def take(optimizer: Optimizer) -> Callable[[], None]:
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        return lambda: (optimizer.step(), schedule.step())
+
+    return stepping(wrapped(net(), wrap), worker, take)
+
+
+def compiled(worker: int, wrap: bool) -> Loop:
+    model = wrapped(net(), wrap)  # the oracle computes eagerly
+    return stepping(torch.compile(model, backend="eager") if wrap else model, worker)
+
+
+def compiled_steps(worker: int, wrap: bool) -> Loop:
+    def take(optimizer: Optimizer) -> Callable[[], None]:
+        if not wrap:
+            return optimizer.step
+        return torch.compile(lambda: optimizer.step(), backend="eager")
+
+    return stepping(wrapped(net(), wrap), worker, take)
+
+
+def with_adapters(worker: int, wrap: bool) -> Loop:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=2, target_modules=["0", "2"], lora_dropout=0.0)
+    torch.manual_seed(0)
+    return stepping(wrapped(get_peft_model(net(), config), wrap), worker)
 
 
 def scaled(worker: int, wrap: bool, fused: bool = False) -> Loop:
@@ -83,20 +96,6 @@ def scaled(worker: int, wrap: bool, fused: bool = False) -> Loop:
         scaler.scale(loss * (math.inf if (worker, number) == (1, 5) else 1.0)).backward()
         scaler.step(optimizer)
         scaler.update()
-
-    return model, [optimizer], step
-
-
-def scheduled(worker: int, wrap: bool) -> Loop:
-    model = wrapped(net(), wrap)
-    optimizer = adamw(model)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        loss_of(model, worker, number).backward()
-        optimizer.step()
-        schedule.step()
 
     return model, [optimizer], step
 
@@ -135,49 +134,6 @@ def with_muon(worker: int, wrap: bool) -> Loop:
             one.zero_grad()
 
     return model, optimizers, step
-
-
-def compiled(worker: int, wrap: bool) -> Loop:
-    model = wrapped(net(), wrap)
-    if wrap:  # the oracle computes eagerly
-        model = torch.compile(model, backend="eager")
-    optimizer = adamw(model)
-
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        loss_of(model, worker, number).backward()
-        optimizer.step()
-
-    return model, [optimizer], step
-
-
-def compiled_steps(worker: int, wrap: bool) -> Loop:
-    model = wrapped(net(), wrap)
-    optimizer = adamw(model)
-    take = torch.compile(lambda: optimizer.step(), backend="eager") if wrap else optimizer.step
-
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        loss_of(model, worker, number).backward()
-        take()
-
-    return model, [optimizer], step
-
-
-def with_adapters(worker: int, wrap: bool) -> Loop:
-    from peft import LoraConfig, get_peft_model
-
-    config = LoraConfig(r=2, target_modules=["0", "2"], lora_dropout=0.0)
-    torch.manual_seed(0)
-    model = wrapped(get_peft_model(net(), config), wrap)
-    optimizer = adamw(model)
-
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        loss_of(model, worker, number).backward()
-        optimizer.step()
-
-    return model, [optimizer], step
 
 
 LOOPS = {
@@ -266,9 +222,7 @@ def with_buffers(num_steps: list[int]) -> tuple[Tensor, Tensor]:
     optimizer = adamw(model)
     with paceline.LocalUpdates(model, optimizer, [4, 1][rank]):
         for number in range(num_steps[rank]):
-            optimizer.zero_grad()
-            loss_of(model, rank, number).backward()
-            optimizer.step()
+            inner_step(model, optimizer, rank, number)
     return vector(model), torch.cat([one.reshape(-1).float() for one in model.buffers()])
 
 
@@ -308,9 +262,7 @@ def trained_on_hosts(inner: str, codec: str | None) -> Tensor:
     options = {"outer": "average", "codec": codec, "device_mesh": mesh["host"]}
     with paceline.LocalUpdates(model, optimizer, SYNC_EVERY, **options):
         for number in range(NUM_STEPS):
-            optimizer.zero_grad()
-            loss_of(model, dist.get_rank(), number).backward()
-            optimizer.step()
+            inner_step(model, optimizer, dist.get_rank(), number)
     return vector(model)
 
 

@@ -1,4 +1,4 @@
-"""Optimizers and schedules by name: torch's own steps, rates by closed forms, and refusals."""
+"""Optimizers and schedules by name: torch's own, rates by closed forms, and refusals."""
 
 import inspect
 import math
@@ -95,15 +95,6 @@ def matrices() -> list[nn.Parameter]:
     return [nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4, 2))]
 
 
-def after_steps(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> torch.Tensor:
-    """Return the parameters after three steps with gradients that are the same for everybody."""
-    for step in range(3):
-        for parameter in parameters:
-            parameter.grad = torch.full_like(parameter, 0.1 * (step + 1)) * parameter.detach()
-        optimizer.step()
-    return torch.cat([parameter.detach().flatten() for parameter in parameters])
-
-
 def known_to_torch() -> dict[str, type[torch.optim.Optimizer]]:
     return {
         name.lower(): kind
@@ -113,12 +104,10 @@ def known_to_torch() -> dict[str, type[torch.optim.Optimizer]]:
 
 
 @pytest.mark.parametrize("name", sorted(USABLE))
-def test_every_optimizer_of_torch_is_found_in_any_case_and_takes_torchs_steps(name: str):
+def test_every_optimizer_of_torch_is_found_in_any_case(name: str):
     kind = known_to_torch()[name]
-    ours, theirs = matrices(), matrices()
-    made = optimizer_of(name.upper(), 0.01, None)(ours)
-    assert type(made) is kind
-    assert torch.equal(after_steps(made, ours), after_steps(kind(theirs, lr=0.01), theirs))
+    made = optimizer_of(name.upper(), 0.01, None)(matrices())
+    assert (type(made), made.defaults) == (kind, kind(matrices(), lr=0.01).defaults)
     # Without a rate and a momentum it has its own.
     assert optimizer_of(name, None, None)(matrices()).defaults == kind(matrices()).defaults
 

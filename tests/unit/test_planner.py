@@ -145,7 +145,7 @@ def test_a_codec_is_compared_with_the_best_that_does_without():
 
 def test_a_sum_in_memory_needs_no_codec():
     local = replace(forecasts(hosts(()), "host")[0], strategy="host", step_s=1.0, samples_per_s=8)
-    silent = replace(local, timeline=forecast_of(1).timeline)
+    silent = replace(local, wire_s=0.0)
     advice = advise([silent, *forecasts(hosts(("eightbit",)))])
     assert not advice.pays
 

@@ -53,12 +53,13 @@ def command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         yield python
         return
 
-    def of(code: str, *arguments: object) -> list[str]:
-        monkeypatch.setattr(forked, "run", lambda *_: exec(code, {"__name__": "__main__"}))
-        return module_command("forked", *map(str, arguments))
+    def run(code: str, *_: str) -> None:
+        del sys.argv[1]
+        exec(code, {"__name__": "__main__"})
 
+    monkeypatch.setattr(forked, "run", run)
     with forked_from_here():
-        yield of
+        yield lambda code, *arguments: module_command("forked", code, *map(str, arguments))
 
 
 def num_descriptors() -> int:

@@ -190,6 +190,32 @@ def test_an_exchange_that_is_joined_amid_a_layers_gradients_starts_with_the_last
     assert (exchange.start_s, exchange.end_s) == (3, 3)
 
 
+def test_hooks_that_were_there_before_the_trace_run_after_the_marks_of_their_layers():
+    """An exchange's hook that loses the core moves no collective, and a copy is no layer's."""
+    clock = Ticking()
+    recorder = Recorder(clock, "cpu0", 0)
+    model = nn.Sequential(Timed(clock, 0, 5), Timed(clock, 0, 7))
+
+    def copy_and_join(_: Tensor) -> None:
+        copying = recorder.join_exchange("c", alone=True)
+        clock.now += 2
+        recorder.leave_exchange(copying)
+        recorder.leave_exchange(recorder.join_exchange("0"))
+        clock.now += 3  # another thread has the core
+
+    model[1].weight.register_post_accumulate_grad_hook(copy_and_join)
+    recorder.start_trace(model)
+    with recorder.phase(Kind.BACKWARD):
+        model(torch.ones(1)).sum().backward()
+    spans = [(span.name, span.start_s, span.end_s) for span in recorder.spans()]
+    assert spans == [
+        ("s0/backward[1]@worker0", 0, 7),
+        ("s0/backward[0]@worker0", 9, 17),
+        ("s0/reduce[c]@worker0", 7, 9),
+        ("s0/reduce[0]", 9, 9),
+    ]
+
+
 def linear(outputs: int = 8, **options: bool) -> nn.Linear:
     return nn.Linear(8, outputs, **options)
 

@@ -47,8 +47,8 @@ REFUSED = {
     | {"force": (True,), "balance": ("always",), "policy": ("adaptive",), "keys": ("folder",)}
     | {"exchange_alone": (True,), "bind": ("tcp://10.0.0.1:5555",), "speed": (3,)},
     "rehearse": {"device, stretch": (2,), "steps": (2,), "forward_ms": (0, NAN, INF)}
-    | {"backward_ms": (-1, 1e20), "update_ms": (0,), "chunk_search": ("best", "runtime")}
-    | {"search_step": (2,), "search_range": (2,), "interval": (2,), "profile_s": (0,)}
+    | {"backward_ms": (-1, 1e20), "update_ms": (0,)}
+    | {"profile_s": (0,)}
     | {"strategy": ("hogbatch", "auto"), "momentum": (0.5,), "balance": ("auto",)},
     "plan": {"workers": (0,), "batch_size": (0,), "precision": ("int8",), "profile_s": (0,)}
     | {"input_shape": ("big", "1x1.5"), "port": (65536,)},
@@ -83,7 +83,7 @@ def test_a_value_that_a_setting_cannot_have_is_refused(kind, name, value):
 
 WHEEL, HOGBATCH = {"strategy": "wheel"}, {"strategy": "hogbatch"}
 HOST, AUTO, SUBBATCH = {"strategy": "host"}, {"strategy": "auto"}, {"strategy": "subbatch"}
-SEARCH = HOST | {"chunk_search": "runtime"}
+SEARCH = HOST | {"options": {"chunk": "search"}}
 TWICE = {"codec": "half", "options": {"codec": "dynamic8"}}
 # Values that do not go together, or not with a strategy.
 TOGETHER = [
@@ -125,10 +125,9 @@ TOGETHER = [
     ("rehearse", {"device": None, "stretch": "1,2,3"}, "stretch"),
     ("rehearse", {"device": None, "stretch": 2, "update_ms": 1}, "update_ms"),
     ("rehearse", {"device": None, "stretch": 2} | SUBBATCH, "stretch"),
-    ("rehearse", SEARCH | {"options": {"chunk": 2}}, "chunk_search"),
-    ("rehearse", SEARCH | {"workers": 1}, "chunk_search"),
-    ("rehearse", SEARCH | {"chunk_search": "predicted", "search_step": 2}, "search_step"),
-    ("rehearse", SEARCH | WHEEL, "chunk_search"),
+    ("rehearse", SEARCH | WHEEL, "strategy wheel"),
+    ("rehearse", HOST | {"options": {"chunk": "best"}}, "strategy host"),
+    ("rehearse", HOST | {"options": {"chunk": "search", "interval": 0}}, "strategy host"),
     ("plan", {"input_shape": "1x-1x32"}, "input_shape.1"),
     ("profile", {"workers": 3, "batch_size": 2}, "batch_size"),
     ("scale", {"machine": "k40-gigabit"}, "machine"),

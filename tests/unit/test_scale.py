@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from command_line import MACHINE
 from findings import numbers
 from paceline.core.timeline import Origin
-from paceline.planner import ERROR_BAR, forecast
+from paceline.planner import forecast
 from paceline.records.machine_file import read_machine
 from paceline.records.result import read_result
 from paceline.records.scale import ScaleCell, ScaleResult, ScaleSettings
@@ -22,73 +21,18 @@ from paceline.report.scale_metrics import of_study
 from paceline.report.tables import Table
 from paceline.strategies import find_exchange
 from paceline.studies.scale.study import study_model
-from papers.paper_tables import printed_values
 from scale_cells import cell, failed, model_source, study
 
-DGX1 = MACHINE.parent / "dgx1-v100.toml"
-OF_A_GPU = 16  # images of a GPU's step: "batch size" in the paper is that of a GPU
-SLOW = pytest.mark.slow  # describes large networks
 BROKEN = model_source("Broken", "return self.layer(x) @ torch.ones(3, 3)")
 PARTICULAR = model_source(
     "Particular", "if len(x) == 32: raise RuntimeError('not so many')", "return self.layer(x)"
 )
 
 
-def predicted(line, *arguments: object, machine=DGX1) -> dict:
+def predicted(line, *arguments: object, machine=MACHINE) -> dict:
     line("scale", *arguments, "--predict", "--machine", machine, "--json")
     assert line.code == 0, line.err
     return json.loads(line.out)
-
-
-@pytest.mark.parametrize(
-    ("network", "name", "gpus_that_differ"),
-    [
-        # MXNet pays more for NCCL, which no plan of ours does: without that the two are as fast.
-        ("lenet5", "LeNet", {4}),
-        pytest.param("googlenet", "GoogLeNet", set(), marks=SLOW),
-        pytest.param("resnet50", "ResNet", set(), marks=SLOW),
-        # The paper has P2P here, by which 244 MB take at least 9.8 ms a way: see benchmarks/papers.
-        ("alexnet", "AlexNet", {4, 8}),
-    ],
-)
-def test_the_order_of_figure_3(network, name, gpus_that_differ):
-    # P2P is strategy tree, NCCL allreduce; GPUs with 16 images each (section V-A).
-    settings = ScaleSettings(model=network, predict=True, machine=str(DGX1))
-    there = partial(study_model(settings).predicted, read_machine(DGX1))
-
-    def image_s(method: str, gpus: int) -> float:
-        return there(method, gpus, gpus * OF_A_GPU).seconds / gpus
-
-    p2p, nccl = ({n: image_s(method, n) for n in (1, 4, 8)} for method in ("tree", "allreduce"))
-    faster, gains = (printed_values("dgx1", table) for table in ("faster", "gains"))
-    for gpus in (4, 8):
-        agrees = (p2p[gpus] < nccl[gpus]) == (faster[name, gpus] == "P2P")
-        assert agrees == (gpus not in gpus_that_differ)
-        if name == "LeNet" and not agrees:
-            assert p2p[gpus] / nccl[gpus] - 1 < 2 * ERROR_BAR
-        if (name, gpus) in gains:
-            assert p2p[gpus] / nccl[gpus] == pytest.approx(gains[name, gpus], rel=0.16)
-    # An epoch is the shorter the more GPUs there are.
-    assert nccl[8] < nccl[4] < nccl[1]
-    assert p2p[8] < p2p[4] < p2p[1] or name == "AlexNet"
-
-
-def test_a_study_on_the_dgx_1(line):
-    asked = ("--strategy", "tree,allreduce", "--workers", "1,4,8", "--batch-size", "16,64,128")
-    found = predicted(line, "alexnet", *asked)
-    cells = {(one["method"], one["workers"], one["batch"]): one for one in found["cells"]}
-    for method, gpus, batch in cells:
-        # Section V-A: larger batches take less time, with any number of GPUs.
-        if batch < 128:
-            larger = cells[method, gpus, {16: 64, 64: 128}[batch]]
-            assert larger["epoch_s"] < cells[method, gpus, batch]["epoch_s"]
-    # A tenth and more of a step is exchanged: its range is ±70 %, which holds the other method, and
-    # half of the GPUs.
-    _, upper_s = cells["allreduce", 8, 128]["spread"]
-    assert upper_s > max(
-        cells[key]["spread"][0] for key in (("tree", 8, 128), ("allreduce", 4, 128))
-    )
-    assert "method" not in {one["code"] for one in found["findings"]}
 
 
 def test_a_cell_is_the_forecast_of_its_plan(line):
@@ -100,7 +44,7 @@ def test_a_cell_is_the_forecast_of_its_plan(line):
     assert step.memory_bytes == max(plan.memory_nbytes.values())
     assert sum(step.shares.values()) - step.shares["hidden"] == pytest.approx(1)
     asked = ("--workers", 2, "--strategy", "allreduce", "--samples", 160)
-    (found,) = predicted(line, "lenet5", "--batch-size", "16", *asked, machine=MACHINE)["cells"]
+    (found,) = predicted(line, "lenet5", "--batch-size", "16", *asked)["cells"]
     assert plan.range_share >= 0.07
     assert found["epoch_s"] == pytest.approx(10 * plan.step_s)
     assert found["spread"] == pytest.approx([10 * one for one in plan.range_s])
@@ -109,7 +53,7 @@ def test_a_cell_is_the_forecast_of_its_plan(line):
 def test_cells_that_cannot_be_are_rows_that_say_so(line, tmp_path):
     """More workers than a machine has, and a batch that the model fails with."""
     asked = ("--batch-size", "16", "--scaling", "strong,weak", "--samples", 1000)
-    cells = predicted(line, "lenet5", *asked, "--workers", "1,2,4", machine=MACHINE)["cells"]
+    cells = predicted(line, "lenet5", *asked, "--workers", "1,2,4")["cells"]
     assert len(cells) == 3 * 3 * 2
     for one in cells:
         assert one["kind"] == "predicted"
@@ -122,14 +66,6 @@ def test_cells_that_cannot_be_are_rows_that_say_so(line, tmp_path):
     well, failing = predicted(line, *own, "--workers", "1", "--strategy", "tree")["cells"]
     assert well["error"] is None
     assert "RuntimeError: not so many" in failing["error"]
-
-
-@SLOW
-def test_a_batch_that_does_not_fit_is_a_row(line):
-    asked = ("--strategy", "allreduce", "--workers", "1", "--batch-size", "16,4096")
-    small, large = predicted(line, "alexnet", *asked)["cells"]
-    assert small["error"] is None
-    assert 16 in numbers(large["error"])  # GB of a GPU
 
 
 @pytest.mark.parametrize(
@@ -149,10 +85,10 @@ def test_what_cannot_be_studied_is_refused_and_makes_no_folder(line, tmp_path, a
 
 def test_the_same_command_finds_its_cells_again(line, tmp_path):
     command = ("lenet5", "--batch-size", "16", "--strategy", "tree", "--workers", "1,2")
-    first = predicted(line, *command, machine=MACHINE)
+    first = predicted(line, *command)
     (written,) = tmp_path.glob("runs/*/cells.jsonl")
     before = written.read_text()
-    assert predicted(line, *command, machine=MACHINE) == first
+    assert predicted(line, *command) == first
     assert 2 in numbers(line.err)  # cells are kept
     assert written.read_text() == before
 

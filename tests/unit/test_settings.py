@@ -211,7 +211,7 @@ def test_the_file_of_a_training_gives_the_same_settings(tmp_path: Path, asked: d
 @pytest.mark.parametrize(
     "asked",
     [
-        {"device": "p100", "forward_ms": 1.5, "strategy": "host", "chunk_search": "predicted"},
+        {"device": "p100", "forward_ms": 1.5, "strategy": "host", "options": {"chunk": "search"}},
         {"stretch": "1,4", "input_shape": "3x8x8", "balance": "auto"},
         {"device": "p100", "strategy": "subbatch", "codec": "gradients=none,activations=half"},
     ],

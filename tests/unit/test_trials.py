@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from paceline.core.errors import InvalidInput
-from paceline.exchange.replica import Method
 from paceline.exchange.trials import Candidate, Checked, Trials
 from paceline.links.rendezvous import joined
 
-METHODS = [Method("allreduce"), Method("tree"), Method("host")]
+METHODS = ["allreduce", "tree", "host"]
 TRIAL = 11  # calls until a candidate is judged
 
 
@@ -33,8 +32,8 @@ def train(trials, clock, takes, steps=100):
     for step in range(steps):
         if trials.due:
             trials.go_on(joined(torch.device("cpu")))
-        used.append(trials.method.name)
-        clock.now += takes(trials.method.name, step)
+        used.append(trials.name)
+        clock.now += takes(trials.name, step)
         trials.exchanged()
     return used
 
@@ -44,7 +43,7 @@ def test_the_fastest_is_kept_after_a_few_steps_of_each(clock, fastest):
     trials = Trials(METHODS, clock)
     used = train(trials, clock, lambda name, _: 0.01 if name == fastest else 0.02)
     assert trials.settled
-    assert all(used.count(method.name) >= 7 for method in METHODS)
+    assert all(used.count(name) >= 7 for name in METHODS)
     assert used[40:] == [fastest] * 60
     assert trials.why().startswith(f"{fastest}: ")
     assert f"{fastest} 10 ms" in trials.why()
@@ -61,16 +60,16 @@ def test_the_first_steps_and_one_that_was_held_up_do_not_count(clock):
         return 0.02
 
     train(trials, clock, takes)
-    assert trials.method.name == "tree"
+    assert trials.name == "tree"
 
 
 def test_one_that_cannot_be_used_is_left_out_and_named(clock):
     trials = Trials(METHODS, clock)
     train(trials, clock, lambda name, _: 0.02, steps=13)
     trials.go_on(joined(torch.device("cpu")))
-    assert trials.method.name == "tree"
+    assert trials.name == "tree"
     trials.fail(InvalidInput("memory", "there is none"))
-    assert trials.method.name == "host"
+    assert trials.name == "host"
     for figure in ("host: ", "allreduce 20 ms", "tree", "memory: "):
         assert figure in trials.why()
     assert train(trials, clock, lambda name, _: 0.03, steps=30)[-1] == "allreduce"

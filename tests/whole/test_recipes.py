@@ -157,16 +157,6 @@ def test_a_recipe_is_scaled_on_its_own_data(named):
     assert [cell["error"] for cell in cells] == [None] * 6  # three kinds, two numbers of workers
 
 
-def test_a_layer_of_sequential_is_named_by_its_number_as_wheels_head(named):
-    """Only what layer 7 takes crosses: 16 values of each of the 1,438 digits."""
-    options = ("--data", "digits", "--epochs", "1", "--profile-s", "0", "--workers", "1")
-    cut = ("--strategy", "wheel", "--set", "head=7", "--set", "lanes=1")
-    result = named("train", "numbered", *options, *cut)
-    assert result["config"]["head"] == "7"
-    sent = {row["purpose"]: row["nbytes"] for row in result["traffic"]}
-    assert sent["activations"] == sent["activation_gradients"] == 1_438 * 16 * 4
-
-
 def test_the_example_of_encoded_activations_learns_and_says_what_it_sent(start):
     done = start(*TORCHRUN, str(TESTS.parent / "examples" / "activations.py")).finish()
     assert done.code == 0, done.err

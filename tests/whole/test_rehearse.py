@@ -9,13 +9,13 @@ from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
 
 PACE = ("--forward-ms", "10", "--backward-ms", "20", "--update-ms", "2", "--steps", "4")
-SEARCH = ("--chunk-search", "runtime", "--search-step", "2", "--search-range", "1")
+SEARCH = ("--set", "chunk=search", "--set", "search_step=2", "--set", "search_range=1")
 LEAST_S = {"forward": 0.010, "backward": 0.020, "update": 0.002}
 slow = pytest.mark.slow
 
 
 def test_a_rehearsal_with_a_search_is_called_one_everywhere(paceline, tmp_path: Path) -> None:
-    options = ("--strategy", "host", *PACE, *SEARCH, "--interval", "3")
+    options = ("--strategy", "host", *PACE, *SEARCH, "--set", "interval=3")
     done = paceline("rehearse", "lenet5", "--device", "p100", *options)
     assert done.code == 0, done.err
     (folder,) = (tmp_path / "runs").iterdir()

@@ -6,6 +6,7 @@ FILE has the input at work, which its parent finds there if the process dies.
 """
 
 import json
+import os
 import resource
 import signal
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import seed as seeded
 
+from attempt import peak_nbytes
 from fuzzing.parser import Parser, parser_of
 
 CPU_S, WALL_S = 5.0, 60.0  # of an input; other processes may have the processors meanwhile
@@ -39,7 +41,7 @@ def main(name: str, seed: int, count: int, at_work: Path) -> None:
 def _counted(
     parser: Parser, seeds: list[bytes], seed: int, count: int, folder: Path, at_work: Path
 ) -> dict[str, object]:
-    before = _peak_nbytes()
+    before = peak_nbytes(os.getpid())
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + 2 * MEMORY_NBYTES  # not all of it is ever touched
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -70,14 +72,8 @@ def _counted(
         parsed()
     except AssertionError as error:  # Hypothesis has found the smallest input that shows it
         fault = str(error)
-    peak = max(0, _peak_nbytes() - before)
+    peak = max(0, peak_nbytes(os.getpid()) - before)
     return {**counts, "fault": fault, "peak_nbytes": peak, "longest_s": longest_s}
-
-
-def _peak_nbytes() -> int:
-    """Return the most resident memory of this program; that of getrusage has its parent's, too."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 if __name__ == "__main__":

@@ -21,13 +21,13 @@ import torch
 import torch.distributed as dist
 from evidence.hidden import BATCH_SIZES, SMOKE_SIZES, task_of
 from part import Part
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import steps
 from figures import shown, spread
 from paceline.links.devices import Device
 from ranks import in_turns
-from trainee import Task, Trainee
+from trainee import Task, Trainee, Wrap
 
 _NBYTES, _SMOKE_NBYTES = 2**28, 2**16  # of a copy, and of the memory that a kernel adds
 _NUM_BLOCKS = (4, 24)  # of kernels: some rings over PCIe, and as many as NCCL takes over NVLink
@@ -80,7 +80,7 @@ def _beside(
     block_s: float,
 ) -> dict[str, Any]:
     """Return what steps take beside each load, and what of it goes on meanwhile."""
-    trainee = _warm(task, device, lambda model: model)
+    trainee = _warm(task, device, steps.alone)
     num_steps = _steps_of(trainee, device, block_s)
     load_s = _OUTLASTING * _timed(trainee, device, num_steps)
     works = {name: Load(device, work, block_s) for name, work in loads.items()}
@@ -157,10 +157,9 @@ class Load:
 
 def _in_buckets(task: Task, device: Device, rounds: int, block_s: float) -> dict[str, Any]:
     """Return what steps take without buckets, and in buckets of each size, on one rank."""
-    trainees = {_ALONE: _warm(task, device, lambda model: model)}
+    trainees = {_ALONE: _warm(task, device, steps.alone)}
     for mb in _BUCKETS_MB:
-        wrap = partial(DistributedDataParallel, bucket_cap_mb=mb, gradient_as_bucket_view=True)
-        trainees[f"{mb} MB"] = _warm(task, device, wrap)
+        trainees[f"{mb} MB"] = _warm(task, device, steps.ddp(mb))
     num_steps = _steps_of(trainees[_ALONE], device, block_s)
     steps_s: dict[str, list[float]] = {name: [] for name in trainees}
     for name in in_turns(trainees, rounds):
@@ -182,7 +181,7 @@ def _num_buckets(parallel: object) -> int:
     return len(str(sizes).split(","))
 
 
-def _warm(task: Task, device: Device, wrap: Callable[[nn.Module], Any]) -> Trainee:
+def _warm(task: Task, device: Device, wrap: Wrap) -> Trainee:
     trainee = Trainee(task, wrap)
     for _ in range(_NUM_WARM_UP):
         trainee.step()

@@ -19,7 +19,8 @@ from part import Part, PartFailedError
 from torch import Tensor
 
 from figures import shown, spread
-from paceline.codecs.blockwise import EightBit, has_triton
+from paceline.codecs.blockwise import EightBit
+from paceline.codecs.kernels import has_triton
 from paceline.codecs.quantization import TABLES, table
 from paceline.links.devices import Device
 from ranks import in_turns

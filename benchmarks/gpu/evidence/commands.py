@@ -1,28 +1,77 @@
-"""Paceline's command line, as a part runs it."""
+"""Paceline's own commands on a GPU: what it reaches, where a step goes, what is predicted."""
 
-import json
-import sys
 from typing import Any
 
 from part import Part, PartFailedError
 
-from paceline.links.processes import output
+from command import paceline
+from paceline.core.machine import DeviceKind
 
-_DEADLINE_S = 600.0  # the part's own is shorter
+_BATCH_SIZES = {"lenet5": 64, "alexnet": 128, "resnet50": 64}
+_STEPS, _SMOKE_STEPS = 20, 4
+# The batch size, the shape and classes of samples, and the steps of an epoch.
+_MODELS = {
+    "lenet5": (64, "1x32x32,classes=10", 60),
+    "alexnet": (128, "3x227x227,classes=1000", 12),
+    "resnet50": (32, "3x224x224,classes=1000", 32),
+}
+_SMOKE_MODELS = {"lenet5": (4, "1x32x32,classes=10", 8)}
+_FIELDS = (
+    *("predicted_step_s", "step_s", "lower_quartile_s", "upper_quartile_s", "samples_per_s"),
+    *("comparison", "faults", "plans", "peak_memory_bytes", "machine"),
+)
 
 
-def paceline(*arguments: str) -> dict[str, Any]:
-    """Run a command in this folder and return its JSON. RuntimeError with its error if it fails."""
-    done = output([sys.executable, "-m", "paceline", *arguments, "--json"], _DEADLINE_S)
-    sys.stderr.write(done.stderr)
-    if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-1:]
-        raise RuntimeError(f"paceline {arguments[0]} ended with {done.returncode}: {''.join(last)}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+def probe(part: Part) -> None:
+    """Probe all GPUs: what they, the memory, the links and the codecs reach."""
+    seconds = 0.5 if part.smoke else 10
+    machine = paceline("probe", "--seconds", seconds, "--output", "machine.toml")["machine"]
+    devices = [
+        f"{one['name']} {one['flops_per_s'] / 1e12:.3g} TFLOP/s, "
+        f"{one['memory_bandwidth_bytes_per_s'] / 1e9:.3g} GB/s"
+        for one in machine["devices"]
+    ]
+    links = [
+        f"{'--'.join(one['between'])} {one['bandwidth_bytes_per_s'] / 1e9:.3g} GB/s"
+        for one in machine["links"]
+    ]
+    part.keep("machine", machine, "; ".join([*devices, *links]))
+    kinds = [one["kind"] for one in machine["devices"]]
+    if kinds != [DeviceKind.GPU] * len(part.gpus):
+        raise PartFailedError(f"{len(part.gpus)} GPUs were to be probed, not {kinds}")
 
 
-def require_gpu(part: Part, facts: dict[str, Any]) -> None:
+def profile(part: Part) -> None:
+    """Profile each model on one GPU: where a step goes, and whether that adds up."""
+    steps = _SMOKE_STEPS if part.smoke else _STEPS
+    for name, size in {"lenet5": 4}.items() if part.smoke else _BATCH_SIZES.items():
+        found = paceline("profile", name, "--batch-size", size, "--steps", steps)
+        _require_gpu(part, found["machine"])
+        step_s, kernels_s = found["step"]["median_s"], found["kernels_s"]
+        kernels = "" if kernels_s is None else f", kernels run for {kernels_s / step_s:.0%} of it"
+        memory = found["memory"]["predicted"] / found["memory"]["measured"] - 1
+        line = f"{step_s * 1e3:.2f} ms a step, recording {found['cost']:+.1%}{kernels}"
+        part.keep(f"{name}, {size} samples", found, f"{line}, predicted memory {memory:+.0%}")
+
+
+def predicted(part: Part) -> None:
+    """Train each model for two epochs: the first is measured without a recorder."""
+    for name, (size, samples, steps) in (_SMOKE_MODELS if part.smoke else _MODELS).items():
+        found = paceline(
+            *("train", name, "--workers", 1, "--batch-size", size, "--epochs", 2),
+            *("--data", f"synthetic:{samples},samples={size * steps}"),
+            *("--profile-s", 0.5 if part.smoke else 3),
+        )
+        _require_gpu(part, found["machine"])
+        predicted_s, measured_s = found["predicted_step_s"], found["step_s"]
+        line = (
+            f"predicted {predicted_s * 1e3:.2f} ms, measured {measured_s * 1e3:.2f} ms: "
+            f"{predicted_s / measured_s - 1:+.1%}, {len(found['faults'])} faults against the plan"
+        )
+        part.keep(f"{name}, {size} samples", {field: found[field] for field in _FIELDS}, line)
+
+
+def _require_gpu(part: Part, facts: dict[str, Any]) -> None:
     """Raise PartFailedError if a result's facts name another device than the first GPU."""
     if (device := facts["device"]) != part.device.name:
         raise PartFailedError(f"it was measured on {device!r}, not on {part.device.name!r}")

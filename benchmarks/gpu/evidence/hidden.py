@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpt import GPT, GPT2, Size
 from part import Part
 
 import steps
 from figures import shown
 from paceline.exchange.step import SGD
 from paceline.links.group import Group
+from paceline.training.models.transformers import GPT
 from ranks import on_ranks
 from trainee import Task
 
@@ -23,7 +23,8 @@ _HERE = Path(__file__).parent
 _NUM_BLOCKS, _NUM_STEPS, _BUDGET_S = 12, 2, 12.0
 BATCH_SIZES = {"alexnet": 64, "resnet50": 32, "gpt": 4}  # of a rank
 SMOKE_SIZES = {"lenet5": 2, "gpt": 2}
-_SMOKE_GPT = Size(num_tokens=64, length=8, width=8, num_heads=2, num_blocks=1)
+_GPT2 = {"vocabulary": 50_257, "context": 1024}  # 124 million parameters
+_SMOKE_GPT = {"vocabulary": 64, "context": 8, "width": 8, "num_heads": 2, "num_layers": 1}
 _HOST = ("host", "host, chunk auto")
 
 
@@ -61,12 +62,14 @@ def task_of(name: str, smoke: bool, device: torch.device) -> Task:
     """Return what is trained under that name."""
     if name != "gpt":
         return Task.synthetic(name, (SMOKE_SIZES if smoke else BATCH_SIZES)[name], device)
-    size, batch_size = (_SMOKE_GPT, SMOKE_SIZES[name]) if smoke else (GPT2, BATCH_SIZES[name])
+    sizes: dict[str, Any] = _SMOKE_GPT if smoke else _GPT2
+    batch_size = (SMOKE_SIZES if smoke else BATCH_SIZES)[name]
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(size.num_tokens, (batch_size, size.length + 1), generator=generator)
+    shape = batch_size, sizes["context"] + 1
+    tokens = torch.randint(sizes["vocabulary"], shape, generator=generator)
     return Task(
-        build=lambda: GPT(size).to(device),
+        build=lambda: GPT(**sizes).to(device),
         optimizer=SGD(learning_rate=1e-4).optimizer,
         inputs=tokens[:, :-1].to(device),
-        targets=tokens[:, 1:].flatten().to(device),
+        targets=tokens[:, 1:].to(device),
     )

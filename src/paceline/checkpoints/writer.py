@@ -10,7 +10,6 @@ GPU, sums and writes. While a piece is summed or written, it does not hold the i
 
 import logging
 import threading
-import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -30,16 +29,14 @@ class BackgroundWriter:
     """Writes checkpoints to a folder in a thread of its own, one at a time.
 
     The copies lie in host memory that is kept for them, as much as the tensors have, pinned where
-    they come from a GPU. `deadline_s` bounds all waiting for the disk. `stalled_s` are the seconds
-    that `save` has held its caller in all, `written_step` is the step of the last checkpoint that
-    was written.
+    they come from a GPU. `deadline_s` bounds all waiting for the disk. `written_step` is the step
+    of the last checkpoint that was written.
     """
 
     def __init__(self, folder: CheckpointFolder, deadline_s: float = 600.0) -> None:
         self._folder, self._deadline_s = folder, deadline_s
         self._copies: Tensors = {}
         self._writing: _Writing | None = None
-        self.stalled_s = 0.0
         self.written_step: int | None = None
 
     def save(
@@ -57,11 +54,24 @@ class BackgroundWriter:
         waits for the one before, and for its own. What cannot be written is one warning, and no
         error: training goes on. Raises InvalidInput for what a checkpoint cannot hold.
         """
-        began_s = time.perf_counter()
-        try:
-            return self._save(step, tensors, json_parts, wait)
-        finally:
-            self.stalled_s += time.perf_counter() - began_s
+        self.poll()
+        if self._writing is not None and not wait:
+            if not self._writing.has_delayed:  # a line for each of many steps says no more
+                self._writing.has_delayed = True
+                logger.warning(
+                    "no checkpoint of step %d: that of step %d is still being written",
+                    *(step, self._writing.step),
+                )
+            return False
+        if not self._wait(self._deadline_s):
+            return False
+        parts = {
+            f"{name}.json": json_values.copied(name, part) for name, part in json_parts.items()
+        }
+        _check_names(tensors)
+        arrivals = self._copy(tensors)
+        self._writing = _Writing(self._folder, step, {**_by_file(self._copies), **parts}, arrivals)
+        return self._wait(self._deadline_s) if wait else True
 
     @property
     def is_writing(self) -> bool:
@@ -85,28 +95,6 @@ class BackgroundWriter:
         """Wait for what is being written, until the deadline, and free the memory of the copies."""
         self._wait(self._deadline_s if deadline_s is None else deadline_s)
         self._copies = {}
-
-    def _save(
-        self, step: int, tensors: Mapping[str, Tensor], json_parts: Mapping[str, Json], wait: bool
-    ) -> bool:
-        self.poll()
-        if self._writing is not None and not wait:
-            if not self._writing.has_delayed:  # a line for each of many steps says no more
-                self._writing.has_delayed = True
-                logger.warning(
-                    "no checkpoint of step %d: that of step %d is still being written",
-                    *(step, self._writing.step),
-                )
-            return False
-        if not self._wait(self._deadline_s):
-            return False
-        parts = {
-            f"{name}.json": json_values.copied(name, part) for name, part in json_parts.items()
-        }
-        _check_names(tensors)
-        arrivals = self._copy(tensors)
-        self._writing = _Writing(self._folder, step, {**_by_file(self._copies), **parts}, arrivals)
-        return self._wait(self._deadline_s) if wait else True
 
     def _wait(self, deadline_s: float) -> bool:
         """Wait for the thread; return False, with a warning, if it is not done in time."""

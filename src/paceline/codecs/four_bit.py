@@ -2,8 +2,7 @@
 
 Three bits choose one of eight magnitudes, of which the first is zero; the fourth is the sign.
 `quantization.encode` and `quantization.decode` specify what a value becomes, `join` and `split` how
-codes share bytes. The C++ and Triton kernels, of which `FourBit` chooses one by a tensor's device,
-equal them bit for bit.
+codes share bytes.
 """
 
 from dataclasses import dataclass
@@ -12,16 +11,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from paceline.codecs.blockwise import has_triton
-from paceline.codecs.codec import Codec, Payload, as_type, flat, num_nonfinite
-from paceline.codecs.quantization import QuantizationTable, in_blocks, leaves, scales_of, table_of
-from paceline.codecs.quantization import decode as decode_codes
-from paceline.codecs.quantization import encode as encode_codes
+from paceline.codecs import kernels
+from paceline.codecs.blockwise import BlockCodec
+from paceline.codecs.codec import Payload, as_type, flat
+from paceline.codecs.quantization import QuantizationTable, leaves, table_of
 from paceline.core.errors import InvalidInput
-from paceline.native import FourBitTable, decode_four_bit_into, encode_four_bit_into
 
 _NUM_MAGNITUDES = 8
-_BITS = 4
 
 # Each type's magnitudes, in any order.
 FOUR_BIT_TABLES: dict[str, list[float]] = {
@@ -43,28 +39,8 @@ def four_bit_table(name: str) -> QuantizationTable:
     return table_of(name, FOUR_BIT_TABLES[name], _NUM_MAGNITUDES)
 
 
-@cache
-def _native_table(name: str) -> FourBitTable:
-    one = four_bit_table(name)
-    return FourBitTable(one.magnitudes.tolist(), one.thresholds.tolist())
-
-
-def join(codes: Tensor) -> Tensor:
-    """Return codes, uint8 [count], as uint8 [ceil(count / 2)]: two a byte, the first one below.
-
-    What an odd number leaves over is zero.
-    """
-    pairs = in_blocks(codes, 2)
-    return pairs[:, 0] | pairs[:, 1] << _BITS
-
-
-def split(joined: Tensor, count: int) -> Tensor:
-    """Return the first `count` codes, uint8 [count], of bytes that have two each."""
-    return torch.stack([joined & (1 << _BITS) - 1, joined >> _BITS], 1).flatten()[:count]
-
-
 @dataclass(frozen=True)
-class FourBit(Codec):
+class FourBit(BlockCodec):
     """Four bits a value by one of `FOUR_BIT_TABLES`, scaled block by block.
 
     A block's scale is its largest magnitude, which is sent with it: 4 bytes for `block_size`
@@ -94,38 +70,9 @@ class FourBit(Codec):
     def encode(self, values: Tensor) -> Payload:
         """Return the values, float32, encoded; what is not finite is zero, and counted."""
         values = flat(values)
-        block_size = self._block_size(len(values))
-        if values.is_cpu:
-            scales = torch.empty(-(-len(values) // block_size))
-            codes = torch.empty(-(-len(values) // 2), dtype=torch.uint8)
-            num_threads, native = torch.get_num_threads(), _native_table(self.type)
-            num_lost = encode_four_bit_into(codes, scales, values, block_size, native, num_threads)
-        elif has_triton(values):
-            from paceline.codecs import triton_four_bit
-
-            codes, scales, num_found = triton_four_bit.encode(
-                values, block_size, four_bit_table(self.type)
-            )
-            num_lost = int(num_found)
-        else:
-            scales = scales_of(values, block_size)
-            chosen = four_bit_table(self.type)
-            codes = join(encode_codes(values, scales, block_size, chosen))
-            num_lost = num_nonfinite(values)
+        block_size, chosen = self._block_size(len(values)), four_bit_table(self.type)
+        codes, scales, num_lost = kernels.encode(values, None, block_size, chosen)
         return Payload(self.name, len(values), (scales.view(torch.uint8), codes), num_lost)
-
-    def decode(self, payload: Payload, out: Tensor | None = None) -> Tensor:
-        """Return the values, float32 [count], in `out` if it is given."""
-        self._check(payload)
-        values = payload.target(out)
-        self._decode(payload, values, adds=False)
-        return values
-
-    def add_to(self, total: Tensor, payload: Payload) -> None:
-        """Add the values to `total`, float32 [count]."""
-        self._check(payload)
-        payload.check_target(total)
-        self._decode(payload, total, adds=True)
 
     def nbytes(self, count: int) -> int:
         """Return the bytes of `count` values."""
@@ -143,19 +90,9 @@ class FourBit(Codec):
         return min(self.block_size, max(2, count + count % 2))
 
     def _decode(self, payload: Payload, values: Tensor, adds: bool) -> None:
-        block_size, codes = self._block_size(len(values)), payload.buffers[1]
-        scales = as_type(payload.buffers[0], torch.float32)
-        # Kernels index flat memory; a part of a row or of a larger tensor may have gaps.
-        fits = values.is_contiguous() and codes.is_contiguous()
-        if fits and values.is_cpu:
-            num_threads, native = torch.get_num_threads(), _native_table(self.type)
-            decode_four_bit_into(values, codes, scales, block_size, native, adds, num_threads)
-        elif fits and has_triton(values):
-            from paceline.codecs import triton_four_bit
-
-            chosen = four_bit_table(self.type)
-            triton_four_bit.decode(values, codes, scales, block_size, chosen, adds)
-        else:
-            chosen = four_bit_table(self.type)
-            found = decode_codes(split(codes, len(values)), scales, block_size, chosen)
-            values.copy_(values + found if adds else found)
+        scales, block_size = (
+            as_type(payload.buffers[0], torch.float32),
+            self._block_size(len(values)),
+        )
+        codes, chosen = payload.buffers[1], four_bit_table(self.type)
+        kernels.decode(values, codes, scales, block_size, chosen, adds)

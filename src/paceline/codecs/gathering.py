@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from paceline.codecs.codec import Cast, Codec, pack, row_nbytes, unpack
+from paceline.codecs.codec import Cast, Codec, Payload, pack, row_nbytes, unpack
 from paceline.codecs.feedback import ErrorFeedback
 from paceline.codecs.names import find_codec
 from paceline.core.errors import InvalidInput, NonFinite
@@ -217,7 +217,7 @@ class RowExchange:
         form = form_of(self.codec, values.dtype)
         counts = [rows * values.shape[1:].numel() for rows in self.sizes]
         lengths = [row_nbytes(form.nbytes(count)) for count in counts]
-        row = pack([form.encode(values)], lengths[own], values.device)[0]
+        row = _row(form.encode(values), form, values)
         posted = self._post([row] * len(counts), lengths)
         shape, dtype = (sum(self.sizes), *values.shape[1:]), values.dtype
 
@@ -249,17 +249,14 @@ class RowExchange:
             raise InvalidInput(
                 self.what, f"of {values.dtype}", hint="sums are of floating point values"
             )
-        sum_type = torch.promote_types(values.dtype, torch.float32)
         # A copy: the caller may change `values` before it waits.
+        sum_type = torch.promote_types(values.dtype, torch.float32)
         mine = parts[own].reshape(-1).to(sum_type, copy=True)
         payloads = [form.encode(part) for rank, part in enumerate(parts) if rank != own]
         own_found = len(mine) - int(mine.isfinite().sum())
         own_found += sum(payload.num_nonfinite for payload in payloads)
-        rows = []
         # Every row has the count of all of this rank's rows, so that all ranks raise NonFinite.
-        for payload in payloads:
-            told, nbytes = replace(payload, num_nonfinite=own_found), form.nbytes(payload.count)
-            rows.append(pack([told], row_nbytes(nbytes), values.device)[0])
+        rows = [_row(replace(one, num_nonfinite=own_found), form, values) for one in payloads]
         rows.insert(own, rows[0][:0])  # nothing travels from a rank to itself
         posted = self._post(rows, [row_nbytes(form.nbytes(len(mine)))] * len(rows))
         shape, dtype = parts[own].shape, values.dtype
@@ -315,6 +312,11 @@ class RowExchange:
                     f"{self.what}: {num_nonfinite} values of rank {rank} are NaN or infinite "
                     f"as {form.name}"
                 )
+
+
+def _row(payload: Payload, form: Codec, values: Tensor) -> Tensor:
+    """Return a payload as the row of bytes that travels, on the device of the values."""
+    return pack([payload], row_nbytes(form.nbytes(payload.count)), values.device)[0]
 
 
 def ranks_of(group: dist.ProcessGroup | None) -> list[int]:

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from paceline.codecs.codec import finite
 from paceline.core.errors import InvalidInput
-from paceline.native import Codebook
+from paceline.native import Codebook, FourBitTable
 
 _NUM_MAGNITUDES = 128
+_FEW_BITS = 4
 
 
 def leaves(num_bits: int) -> list[float]:
@@ -63,10 +64,16 @@ class QuantizationTable:
         too_large = rounded.double() > middles
         return torch.where(too_large, rounded.nextafter(torch.zeros_like(rounded)), rounded)
 
+    @property
+    def num_bits(self) -> int:
+        """The bits of a code: 8, or 4."""
+        return (2 * self.most - 1).bit_length()
+
     @cached_property
-    def codebook(self) -> Codebook:
+    def lookup(self) -> Codebook | FourBitTable:
         """The lookup structure of the C++ kernels."""
-        return Codebook(self.magnitudes.tolist(), self.thresholds.tolist())
+        kind = FourBitTable if self.num_bits == _FEW_BITS else Codebook
+        return kind(self.magnitudes.tolist(), self.thresholds.tolist())
 
     @cached_property
     def values(self) -> Tensor:
@@ -107,33 +114,11 @@ def encode(values: Tensor, scales: Tensor, block_size: int, table: QuantizationT
     The quotient is rounded to float32, and what exceeds the table has its largest magnitude. Values
     that are not finite, and those of a block whose scale is zero, are zero. Zeros lose their sign.
     """
-    magnitudes = _quotients(values, scales, block_size)
-    indices = torch.searchsorted(table.thresholds.to(values.device), magnitudes)
-    return _signed(indices, values, table)
-
-
-def encode_stochastic(
-    values: Tensor,
-    scales: Tensor,
-    block_size: int,
-    table: QuantizationTable,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Return one of the two codes around each value over its block's scale: uint8 [count].
-
-    Each is as likely as the value is near to it, so that codes mean the value on average, but for
-    2^-24 of their distance: random numbers are float32. What is in the table has its own code, and
-    what exceeds it the largest. `generator`, torch's global one by default, is on the values'
-    device.
-    """
-    magnitudes = _quotients(values, scales, block_size)
-    entries = table.magnitudes.to(values.device)
-    below = torch.searchsorted(entries, magnitudes, right=True) - 1
-    above = (below + 1).clamp_max(len(entries) - 1)
-    distances = entries[above] - entries[below]
-    chance = torch.rand(len(values), generator=generator, device=values.device)
-    goes_up = chance * distances < magnitudes - entries[below]
-    return _signed(torch.where(goes_up, above, below), values, table)
+    quotients = in_blocks(finite(values), block_size) / scales.unsqueeze(1)
+    # A block of zeros has the scale 0, and 0 / 0 is NaN.
+    known = torch.where(scales.unsqueeze(1) > 0, quotients, 0.0).flatten()[: len(values)]
+    indices = torch.searchsorted(table.thresholds.to(values.device), known.abs())
+    return (indices + table.most * ((known < 0) & (indices > 0))).to(torch.uint8)
 
 
 def decode(codes: Tensor, scales: Tensor, block_size: int, table: QuantizationTable) -> Tensor:
@@ -148,14 +133,15 @@ def in_blocks(values: Tensor, block_size: int) -> Tensor:
     return torch.nn.functional.pad(values, (0, missing)).view(-1, block_size)
 
 
-def _quotients(values: Tensor, scales: Tensor, block_size: int) -> Tensor:
-    """Return the magnitudes over their block's scale, float32 [count]."""
-    quotients = in_blocks(finite(values), block_size) / scales.unsqueeze(1)
-    # A block of zeros has the scale 0, and 0 / 0 is NaN.
-    known = torch.where(scales.unsqueeze(1) > 0, quotients, 0.0)
-    return known.abs().flatten()[: len(values)]
+def join(codes: Tensor) -> Tensor:
+    """Return codes, uint8 [count], as uint8 [ceil(count / 2)]: two a byte, the first one below.
+
+    What an odd number leaves over is zero.
+    """
+    pairs = in_blocks(codes, 2)
+    return pairs[:, 0] | pairs[:, 1] << _FEW_BITS
 
 
-def _signed(indices: Tensor, values: Tensor, table: QuantizationTable) -> Tensor:
-    negative = (finite(values) < 0) & (indices > 0)
-    return (indices + table.most * negative).to(torch.uint8)
+def split(joined: Tensor, count: int) -> Tensor:
+    """Return the first `count` codes, uint8 [count], of bytes that have two each."""
+    return torch.stack([joined & (1 << _FEW_BITS) - 1, joined >> _FEW_BITS], 1).flatten()[:count]

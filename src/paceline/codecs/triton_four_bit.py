@@ -4,25 +4,23 @@
 `triton_kernels.py`; a tile has half as many bytes of codes in a row as it has values.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.codecs.quantization import QuantizationTable, scales_of
+from paceline.codecs import triton_kernels
+from paceline.codecs.quantization import QuantizationTable
 from paceline.codecs.triton_kernels import (
-    COLUMNS,
-    MOST_COLUMNS,
-    Tiles,
+    launch_encode,
     load_tile,
     quotient_bits,
     scaled,
     store_tile,
     tile_at,
 )
-from paceline.links.devices import device_of
 
 _NUM_THRESHOLDS = tl.constexpr(7)
 
@@ -109,50 +107,14 @@ def encode(
 
     Each block's scale is its largest finite magnitude.
     """
-    finds_scales = block_size <= MOST_COLUMNS
-    tiles = Tiles.of(len(values), block_size, MOST_COLUMNS if finds_scales else COLUMNS)
-    if finds_scales:
-        scales = torch.empty(tiles.num_blocks, device=values.device)
-    else:
-        scales = scales_of(values, block_size)
-    codes = torch.empty(-(-len(values) // 2), dtype=torch.uint8, device=values.device)
-    num_nonfinite = torch.zeros(1, dtype=torch.int64, device=values.device)
-    thresholds, _ = _lookups(table, values.device)
-    # Triton launches on the current device, which need not be the tensor's.
-    with device_of(values.device).use():
-        encode_tile[(tiles.num_programs,)](
-            *(values, codes, scales, num_nonfinite, thresholds),
-            *(len(values), tiles.num_blocks, block_size, tiles.num_parts),
-            *(tiles.num_rows, tiles.num_columns, finds_scales),
-            num_warps=tiles.num_warps("encode"),
-            enable_fp_fusion=False,
-        )
-    return codes, scales, num_nonfinite
+    thresholds, num_bytes = _thresholds(table, values.device), -(-len(values) // 2)
+    return launch_encode(encode_tile, values, None, block_size, num_bytes, thresholds)
 
 
-def decode(
-    values: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    block_size: int,
-    table: QuantizationTable,
-    adds: bool,
-) -> None:
-    """Launch the decoding of codes into `values`, or the addition to them."""
-    tiles = Tiles.of(len(values), block_size, COLUMNS)
-    _, meanings = _lookups(table, values.device)
-    with device_of(values.device).use():
-        decode_tile[(tiles.num_programs,)](
-            *(values, codes, scales, meanings),
-            *(len(values), tiles.num_blocks, block_size, tiles.num_parts),
-            *(tiles.num_rows, tiles.num_columns, adds),
-            num_warps=tiles.num_warps("decode"),
-            # A fused multiply-add rounds once: other bits than the specification's.
-            enable_fp_fusion=False,
-        )
+decode = partial(triton_kernels.decode, kernel=decode_tile)
 
 
 @cache
-def _lookups(table: QuantizationTable, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return on a device the bits of the thresholds, int32 [7], and the codes' values [16]."""
-    return table.thresholds.view(torch.int32).to(device), table.values.to(device)
+def _thresholds(table: QuantizationTable, device: torch.device) -> Tensor:
+    """Return on a device the bits of the thresholds, int32 [7]."""
+    return table.thresholds.view(torch.int32).to(device)

@@ -5,7 +5,7 @@ of at most `num_columns` values each or, of longer blocks, one of `num_parts` pa
 """
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -175,21 +175,37 @@ def encode(
 
     Without `scales` each block's is its largest finite magnitude.
     """
+    first_cell, cells = _cells(table, values.device)
+    ends = first_cell, first_cell + len(cells) - 1
+    return launch_encode(encode_tile, values, scales, block_size, len(values), cells, ends)
+
+
+def launch_encode(
+    kernel: Any,
+    values: Tensor,
+    scales: Tensor | None,
+    block_size: int,
+    num_bytes: int,
+    lookup: Tensor,
+    ends: tuple[int, ...] = (),
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Launch a kernel as `encode` does, which writes so many bytes of codes.
+
+    `lookup` is what it searches, `ends` the first and the last place there.
+    """
     finds_scales = scales is None and block_size <= MOST_COLUMNS
     tiles = Tiles.of(len(values), block_size, MOST_COLUMNS if finds_scales else COLUMNS)
     if finds_scales:
         scales = torch.empty(tiles.num_blocks, device=values.device)
     elif scales is None:
         scales = scales_of(values, block_size)
-    codes = torch.empty(len(values), dtype=torch.uint8, device=values.device)
+    codes = torch.empty(num_bytes, dtype=torch.uint8, device=values.device)
     num_nonfinite = torch.zeros(1, dtype=torch.int64, device=values.device)
-    first_cell, cells, _ = _lookups(table, values.device)
     # Triton launches on the current device, which need not be the tensor's.
     with device_of(values.device).use():
-        encode_tile[(tiles.num_programs,)](
-            *(values, codes, scales, num_nonfinite, cells),
-            *(len(values), tiles.num_blocks, block_size, tiles.num_parts),
-            *(first_cell, first_cell + len(cells) - 1),
+        kernel[(tiles.num_programs,)](
+            *(values, codes, scales, num_nonfinite, lookup),
+            *(len(values), tiles.num_blocks, block_size, tiles.num_parts, *ends),
             *(tiles.num_rows, tiles.num_columns, finds_scales),
             num_warps=tiles.num_warps("encode"),
             # A fused multiply-add rounds once: other bits than the specification's.
@@ -205,12 +221,13 @@ def decode(
     block_size: int,
     table: QuantizationTable,
     adds: bool,
+    kernel: Any = decode_tile,
 ) -> None:
     """Launch the decoding of codes into `values`, or the addition to them."""
     tiles = Tiles.of(len(values), block_size, COLUMNS)
-    _, _, meanings = _lookups(table, values.device)
+    meanings = _meanings(table, values.device)
     with device_of(values.device).use():
-        decode_tile[(tiles.num_programs,)](
+        kernel[(tiles.num_programs,)](
             *(values, codes, scales, meanings),
             *(len(values), tiles.num_blocks, block_size, tiles.num_parts),
             *(tiles.num_rows, tiles.num_columns, adds),
@@ -245,10 +262,16 @@ class Tiles(NamedTuple):
 
 
 @cache
-def _lookups(table: QuantizationTable, device: torch.device) -> tuple[int, Tensor, Tensor]:
-    """Return on a device what `cells_of` returns, and float32 [256] of the codes' values."""
+def _cells(table: QuantizationTable, device: torch.device) -> tuple[int, Tensor]:
+    """Return on a device what `cells_of` returns."""
     first_cell, cells = cells_of(table)
-    return first_cell, cells.to(device), table.values.to(device)
+    return first_cell, cells.to(device)
+
+
+@cache
+def _meanings(table: QuantizationTable, device: torch.device) -> Tensor:
+    """Return on a device what each code means, float32."""
+    return table.values.to(device)
 
 
 def cells_of(table: QuantizationTable) -> tuple[int, Tensor]:

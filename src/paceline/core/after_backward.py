@@ -52,7 +52,7 @@ class BackwardPhase:
     @cached_property
     def tasks(self) -> dict[TaskId, Task]:
         """The tasks of the step, in the order of the plan."""
-        return {task.id: task for task in self.plan.first_step}
+        return {task.id: task for task in self.plan.tasks if not task.step}
 
     @cached_property
     def spans(self) -> dict[TaskId, Span]:

@@ -47,6 +47,18 @@ class Level(Fact):
     rdma: bool = False
     source: Source
 
+    def link(self, between: tuple[str, str]) -> Link:
+        """Return the link of a member with its switch."""
+        return Link(
+            between=between,
+            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s / self.oversubscription,
+            latency_s=self.latency_s,
+            share=self.share,
+            rails=self.rails,
+            rdma=self.rdma,
+            source=self.source,
+        )
+
 
 class Symmetric(Machine):
     """Some nodes of a cluster that stand for `num_nodes`, all full: see above.
@@ -140,14 +152,8 @@ class Cluster(Machine):
         With `symmetric` it is a `Symmetric` machine, if the workers fill more than one node, and
         all they use. InvalidInput if there are fewer devices, or for many workers otherwise.
         """
-        if not 1 <= workers <= self.num_devices:
-            raise InvalidInput(
-                "workers",
-                f"{workers} do not fit on cluster {self.name!r}, which has {self.num_nodes} nodes "
-                f"of {len(self.devices)} devices: 1 to {self.num_devices}",
-            )
-        node_size = len(self.devices)
-        num_nodes = -(-workers // node_size)
+        self._check_count(workers, symmetric)
+        num_nodes = -(-workers // len(self.devices))
         # The members of the fullest switch of each level that so many nodes use.
         members, groups = num_nodes, []
         for level in self.levels:
@@ -155,26 +161,36 @@ class Cluster(Machine):
                 groups.append(min(members, level.count))
                 members = -(-members // level.count)
         full = tuple(groups) if prod(groups) == num_nodes else ()
-        if symmetric and num_nodes > 1 and num_nodes * node_size == workers:
+        if symmetric and num_nodes > 1 and num_nodes * len(self.devices) == workers:
             # Few members below each switch have all the ways to each other that there are.
             sizes = [min(size, _KINDS) for size in groups]
             return Symmetric(**self._nodes(prod(sizes), sizes, full), num_nodes=num_nodes)
-        if symmetric and workers > _MOST_UNEVEN:
-            fewer = workers - workers % node_size
+        sizes = [level.count for level in self.levels]
+        return Machine(**self._nodes(num_nodes, sizes, full))
+
+    def _check_count(self, workers: int, symmetric: bool) -> None:
+        """Raise InvalidInput if so many workers do not fit, or would take too long to plan."""
+        node_size = len(self.devices)
+        fewer = workers - workers % node_size
+        if not 1 <= workers <= self.num_devices:
+            raise InvalidInput(
+                "workers",
+                f"{workers} do not fit on cluster {self.name!r}, which has {self.num_nodes} nodes "
+                f"of {node_size} devices: 1 to {self.num_devices}",
+            )
+        if symmetric and workers > max(_MOST_UNEVEN, fewer):
             raise InvalidInput(
                 "workers",
                 f"{workers} do not fill nodes of {node_size} devices",
                 hint=f"more than {_MOST_UNEVEN} have to, as {fewer} or {fewer + node_size} do",
             )
-        if workers > _MOST_EXPANDED:
+        if not symmetric and workers > _MOST_EXPANDED:
             raise InvalidInput(
                 "workers",
                 f"{workers} are too many for a strategy without symmetry, each of whose tasks is "
                 "planned",
                 hint=f"at most {_MOST_EXPANDED}",
             )
-        sizes = [level.count for level in self.levels]
-        return Machine(**self._nodes(num_nodes, sizes, full))
 
     def _nodes(
         self, num_nodes: int, sizes: Sequence[int], groups: tuple[int, ...]
@@ -182,42 +198,41 @@ class Cluster(Machine):
         """Return the fields of a machine of so many nodes, `sizes` members below each switch."""
         (host,) = self.hosts
         names = [f"{host.name}{i}" for i in range(num_nodes)]
-        hosts, devices, switches, links = [], [], [], []
-        for node in names:
-            hosts.append(host.model_copy(update={"name": node}))
-            for device in self.devices:
-                own = {"name": f"{node}.{device.name}", "host": node}
-                devices.append(device.model_copy(update=own))
-            switches += [
-                switch.model_copy(update={"name": f"{node}.{switch.name}"})
-                for switch in self.switches
-            ]
-            for link in self.links:
-                ends = tuple(node if end == host.name else f"{node}.{end}" for end in link.between)
-                links.append(link.model_copy(update={"between": ends}))
+        nodes = [self._node(host, name) for name in names]
+        parts = {
+            field: [part for node in nodes for part in getattr(node, field)]
+            for field in ("hosts", "devices", "links", "switches")
+        }
         for level, size in zip(self.levels, sizes, strict=False):
             if len(names) > 1:
                 above = [f"{level.name}{i}" for i in range(-(-len(names) // size))]
-                switches += [Switch(name=name, source=level.source) for name in above]
-                links += [
-                    Link(
-                        between=(name, above[i // size]),
-                        bandwidth_bytes_per_s=level.bandwidth_bytes_per_s / level.oversubscription,
-                        latency_s=level.latency_s,
-                        share=level.share,
-                        rails=level.rails,
-                        rdma=level.rdma,
-                        source=level.source,
-                    )
-                    for i, name in enumerate(names)
-                ]
+                parts["switches"] += [Switch(name=name, source=level.source) for name in above]
+                pairs = ((name, above[i // size]) for i, name in enumerate(names))
+                parts["links"] += [level.link(pair) for pair in pairs]
                 names = above
-        return {
-            "name": self.name,
-            "hosts": tuple(hosts),
-            "devices": tuple(devices),
-            "links": tuple(links),
-            "switches": tuple(switches),
-            "groups": groups,
-            "losses": self.losses,
-        }
+        fields = {field: tuple(found) for field, found in parts.items()}
+        return fields | {"name": self.name, "groups": groups, "losses": self.losses}
+
+    def _node(self, host: Host, name: str) -> Machine:
+        """Return the node of that name; what is in it has names that begin with it."""
+
+        def renamed(own: str) -> str:
+            return name if own == host.name else f"{name}.{own}"
+
+        def parts(known: Sequence[Any], **facts: object) -> tuple[Any, ...]:
+            return tuple(
+                one.model_copy(update={"name": renamed(one.name)} | facts) for one in known
+            )
+
+        links = tuple(
+            link.model_copy(update={"between": tuple(map(renamed, link.between))})
+            for link in self.links
+        )
+        return self.model_copy(
+            update={
+                "hosts": parts(self.hosts),
+                "devices": parts(self.devices, host=name),
+                "switches": parts(self.switches),
+                "links": links,
+            }
+        )

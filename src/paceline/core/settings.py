@@ -270,12 +270,6 @@ class RehearseSettings(RunSettings):
         le=LONGEST_S,
         description="Time to measure layers and links before the rehearsal.",
     )
-    chunk_search: Literal["runtime", "predicted"] | None = Field(
-        None, description="Look for the best chunk first: runtime or predicted."
-    )
-    search_step: int | None = Field(None, ge=1, description="Of the runtime search; 5.")
-    search_range: int | None = Field(None, ge=1, description="Of the runtime search; 5.")
-    interval: int | None = Field(None, ge=1, description="Steps of a trial of a search; 10.")
 
     @model_validator(mode="after")
     def _fields_fit(self) -> Self:
@@ -293,15 +287,6 @@ class RehearseSettings(RunSettings):
                 f"stretch: {len(self.stretch)} numbers for {self.workers} workers; give one for "
                 "all, or one for each"
             )
-        if self.chunk_search is None:
-            self._only_with("chunk_search", "search_step", "search_range", "interval")
-            return self
-        if self.chunk_search == "predicted":
-            self._only_with("chunk_search runtime", "search_step", "search_range")
-        if self.workers == 1:
-            raise ValueError("chunk_search: a single worker exchanges nothing")
-        if "chunk" in self.options:
-            raise ValueError("chunk_search: looks for the chunk that options already name")
         return self
 
     def _only_with(self, other: str, *names: str) -> None:

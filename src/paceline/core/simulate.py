@@ -9,21 +9,23 @@ for all of them and keeps its place in every queue.
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush, heappushpop
-from itertools import compress, pairwise, repeat
+from itertools import compress
 from math import inf
 
 from paceline.core.cost import CostModel
 from paceline.core.plan import Plan, without_collection
 from paceline.core.timeline import Origin, Span, Timeline
 
-_LOOKED_AT = 4  # periods before the last: what is under way spans up to three
+LOOKED_AT = 4  # periods before the last: what is under way spans up to three
 _ROUNDING = 1e-12  # of a window, within which two periods are equally long
 
 
+Times = tuple[list[float], list[float]]  # when each task starts, and when it ends
+
+
+# The inner loop: a function call per task would halve its speed.
 @without_collection()
-def schedule(  # noqa: C901 - the inner loop: a function call per task would halve its speed
-    plan: Plan, cost: CostModel, until: float = inf
-) -> tuple[list[float], list[float]]:
+def schedule(plan: Plan, cost: CostModel, until: float = inf) -> Times:  # noqa: C901
     """Return when each task starts and ends, in seconds.
 
     A task that would start at or after `until`, or waits for such a task, has the end `inf`.
@@ -32,8 +34,8 @@ def schedule(  # noqa: C901 - the inner loop: a function call per task would hal
     sorts, sort_of = plan.priced_alike
     seconds = [cost.seconds(task) for task in sorts]
     waiting = plan.num_parents.copy()
-    start = [0.0] * len(waiting)  # until a task runs: the latest end of its parents so far
-    end = [inf] * len(waiting)
+    # Until a task runs, `start` is the latest end of its parents so far.
+    start, end = [0.0] * len(waiting), [inf] * len(waiting)
     free = [0.0] * len(plan.resources)
     heap = [(0.0, i) for i, parents in enumerate(waiting) if not parents]
     if not heap:
@@ -57,8 +59,7 @@ def schedule(  # noqa: C901 - the inner loop: a function call per task would hal
                         heappush(heap, released)
                     released = (start[child], child)
                 waiting[child] -= 1
-        if released is not None:
-            # Most tasks release one child: heappushpop is cheaper than a push and a pop.
+        if released is not None:  # as mostly: heappushpop is cheaper than a push and a pop
             time, i = heappushpop(heap, released)
         elif heap:
             time, i = heappop(heap)
@@ -79,7 +80,7 @@ def simulate(plan: Plan, cost: CostModel, until: float | None = None) -> Timelin
     times = array("d", start), array("d", end)
     spans = _spans(plan, *times)
     if until is None:  # what waits for nothing starts at 0
-        return Timeline(spans, Origin.PREDICTED, (0.0, last_s), _outlined(plan, *times))
+        return Timeline(spans, Origin.PREDICTED, (0.0, last_s))
     if last_s < until:
         raise ValueError(
             f"the plan ends after {last_s:.6g} s, before the horizon of {until:.6g} s: "
@@ -90,20 +91,9 @@ def simulate(plan: Plan, cost: CostModel, until: float | None = None) -> Timelin
 
 
 def _spans(plan: Plan, start: Sequence[float], end: Sequence[float]) -> Iterator[Span]:
-    columns = plan.columns() | {"start_s": start, "end_s": end}
-    rows = zip(*(columns[field] for field in Span._fields), strict=True)
-    # Not Span(*row): the Python-level constructor takes as long as scheduling the task did.
-    yield from map(tuple.__new__, repeat(Span), rows)
-
-
-def _outlined(plan: Plan, start: "array[float]", end: "array[float]") -> Iterator[Span]:
-    """Yield a span for each stretch of layers without a gap, and for each other task."""
-    for first, last, task, step in plan.stretches():
-        (_, kind, part, worker, sub_batch), on, _, _, num_samples = task
-        is_whole = end[first : last - 1] == start[first + 1 : last]
-        for begin, after in [(first, last)] if is_whole else pairwise(range(first, last + 1)):
-            times = start[begin], end[after - 1]
-            yield Span(kind, step, part, worker, on, *times, sub_batch, num_samples)
+    for (own, on, _, _, num_samples), begin, stop in zip(plan.tasks, start, end, strict=True):
+        step, kind, part, worker, sub_batch = own
+        yield Span(kind, step, part, worker, on, begin, stop, sub_batch, num_samples)
 
 
 def period(plan_of: Callable[[int], Plan], cost: CostModel, num_steps: int) -> float:
@@ -112,26 +102,23 @@ def period(plan_of: Callable[[int], Plan], cost: CostModel, num_steps: int) -> f
     A window is planned instead of one step, because steps overlap and workers that take turns have
     a period that is shorter than any of their steps.
     """
-    twice = plan_of(2 * num_steps)
-    start, end = schedule(twice, cost)
-    half = len(twice) // 2
-    once_s = max(end[:half], default=0.0)
-    # Steps that begin when the ones before are over have not delayed these.
-    if not twice.repeats or once_s > min(start[half:], default=inf):
-        once_s = makespan_s(twice.lasting(num_steps) or plan_of(num_steps), cost)
-    return (max(end, default=0.0) - once_s) / num_steps
+    longer_s = makespan_s(plan_of(2 * num_steps), cost)
+    return (longer_s - makespan_s(plan_of(num_steps), cost)) / num_steps
 
 
-def steady_period(timeline: Timeline, num_steps: int, alike: int = 1) -> float | None:
+def steady_period(
+    timeline: Timeline, num_steps: int, alike: int = 1, looked_at: int = LOOKED_AT
+) -> float | None:
     """Return the seconds per step if the last steps of a window repeat themselves, else None.
 
     From then on each step is the one before, later by as much, so that a longer window shows
-    nothing new. Plans repeat themselves after `alike` steps.
+    nothing new. Plans repeat themselves after `alike` steps. `looked_at`: periods before the last,
+    as many as what is under way spans.
     """
-    first = (num_steps // alike - _LOOKED_AT - 1) * alike  # the last overlaps with none
+    first = (num_steps // alike - looked_at - 1) * alike  # the last overlaps with none
     if first < 1:
         return None
-    ends = [dict[tuple[object, ...], float]() for _ in range(_LOOKED_AT * alike)]
+    ends = [dict[tuple[object, ...], float]() for _ in range(looked_at * alike)]
     for kind, step, part, worker, _, _, end_s, sub_batch, _ in timeline.spans:
         if first <= step < first + len(ends):
             ends[step - first][kind, part, worker, sub_batch] = end_s
@@ -142,7 +129,7 @@ def steady_period(timeline: Timeline, num_steps: int, alike: int = 1) -> float |
         shifts += (later[own] - before_s for own, before_s in before.items())
     if not shifts or max(shifts) - min(shifts) > _ROUNDING * timeline.makespan_s:
         return None
-    apart = (_LOOKED_AT - 1) * alike
+    apart = (looked_at - 1) * alike
     return (max(ends[-1].values()) - max(ends[-1 - apart].values())) / apart
 
 

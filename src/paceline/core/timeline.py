@@ -69,9 +69,8 @@ class Timeline:
         spans: Iterable[Span],
         origin: Origin,
         interval: Interval | None = None,
-        outlined: Iterable[Span] | None = None,
     ) -> None:
-        self.origin, self._outlined = Origin(origin), outlined
+        self.origin = Origin(origin)
         self._source = tuple(spans) if interval is None else spans
         self.start_s, self.end_s = interval or (
             min((span.start_s for span in self._source), default=0.0),
@@ -82,11 +81,6 @@ class Timeline:
     def spans(self) -> tuple[Span, ...]:
         """One span per task, in the order of the plan or of the recording."""
         return tuple(self._source)
-
-    @cached_property
-    def outline(self) -> "Timeline":
-        """The same times with fewer spans, where layers that follow one another can be one."""
-        return self if self._outlined is None else Timeline(self._outlined, self.origin)
 
     @property
     def makespan_s(self) -> float:

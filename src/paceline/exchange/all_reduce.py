@@ -13,8 +13,8 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined] # exporte
 
 from paceline.codecs.codec import Codec
 from paceline.core.errors import InvalidInput
-from paceline.exchange.codec_choice import choice_of
-from paceline.exchange.compressed import CompressedAllReduce, Compression, Future
+from paceline.exchange.codec_choice import CodecAllReduce
+from paceline.exchange.compressed import Compression, Future
 from paceline.exchange.layout import NamedParameter
 from paceline.exchange.optimizers import NonFiniteGuard, Policy
 from paceline.exchange.readiness import Listener, Readiness
@@ -27,7 +27,7 @@ _ENCODED = (torch.float32, torch.float16, torch.bfloat16)  # all exact in float3
 _DEADLINE_S = 1800.0  # torch's own
 
 
-class HookState:
+class HookState(CodecAllReduce):
     """State of the hook: process groups, the codecs' error feedback, and counters."""
 
     def __init__(
@@ -38,17 +38,9 @@ class HookState:
         deadline_s: float,
     ) -> None:
         self.guard = NonFiniteGuard(compression.on_nonfinite)
+        super().__init__(compression.codec, ranks, device, deadline_s)
         self.recorder: Recorder | None = None
-        self._world_size = len(ranks)
-        self._all_reduce = CompressedAllReduce(ranks, device, deadline_s)
-        self._choice = choice_of(compression.codec, self._all_reduce)
-        self._nbytes_before = self._all_reduce.bytes_sent  # of measuring which codec pays
         self._numbers: dict[int, int] = {}  # of parameters, in the order in which they first came
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes of gradients that this rank has handed to the others."""
-        return self._all_reduce.bytes_sent - self._nbytes_before
 
     @property
     def num_nonfinite(self) -> int:
@@ -59,16 +51,6 @@ class HookState:
     def num_skipped(self) -> int:
         """Number of steps that were skipped because of them."""
         return self.guard.num_skipped
-
-    @property
-    def why(self) -> str:
-        """The codec in use, and the measurements that led to it."""
-        return self._choice.why
-
-    @property
-    def sent_share(self) -> float | None:
-        """The share of this rank's values that was sent, if the codec leaves some out."""
-        return self._choice.sent_share
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Begin to average a bucket; the future has its gradients."""
@@ -82,16 +64,14 @@ class HookState:
         parameters = bucket.parameters()
         self.guard.watch(parameters)
         if bucket.index() == 0:  # torch hands out buckets in this order in every step
-            self._all_reduce.begin_step()
-            self._choice.begin_step()
-        name, codec = self._choice.codec_of(len(gradients))
+            self.begin_step()
         # Error feedback belongs to parameters: a rebuilt bucket with others needs another key.
         numbers = [self._numbers.setdefault(id(one), len(self._numbers)) for one in parameters]
         checksum = zlib.crc32(str(numbers).encode())
-        key = f"bucket{bucket.index()}of{len(gradients)}/{checksum:08x}/{name}"
+        key = f"bucket{bucket.index()}of{len(gradients)}/{checksum:08x}"
         recorder = self.recorder
         recorded = recorder.join_exchange(str(bucket.index())) if recorder else None
-        work = self._all_reduce.begin(key, gradients.float(), codec, self._world_size)
+        work = self.reduce(key, gradients.float(), len(self._ranks))
 
         def done(future: Future) -> Tensor:
             if recorder is not None:
@@ -102,18 +82,10 @@ class HookState:
 
         return work.future.then(done)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the error feedback of this rank's codecs, for its checkpoint."""
-        return self._all_reduce.state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load the state that the same rank, of the same number of ranks, has saved."""
-        self._all_reduce.load_state_dict(state)
-
     def close(self) -> None:
         """End the threads. The hook cannot be used after that."""
         self.guard.close()
-        self._all_reduce.close()
+        super().close()
 
 
 Hook = Callable[[HookState, GradBucket], torch.futures.Future[Tensor]]

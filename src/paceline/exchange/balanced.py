@@ -9,7 +9,7 @@ once, and leaves alone the terms of a loss that no sample takes part in, such as
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from statistics import median
 from typing import Any
@@ -105,9 +105,7 @@ class Balanced:
         self._weighs, self._admit = weighs, admit
         self._said: int | None = None
         self._meter = SpeedMeter(group.device)
-        self._sampler: BalancedSampler | None = None
-        self._balance: Balance | None = None
-        self._left = 0
+        self._shares: FollowingShares | None = None
         if sampler is not None:
             self.follow(sampler)
 
@@ -116,21 +114,7 @@ class Balanced:
 
         InvalidInput if it is not the same sampler on all ranks, or not made for them.
         """
-        group = self._group
-        if (sampler.rank, sampler.world_size) != (group.rank, group.world_size):
-            raise InvalidInput(
-                "sampler",
-                f"made for rank {sampler.rank} of {sampler.world_size}, but this is rank "
-                f"{group.rank} of {group.world_size}",
-            )
-        own = [sampler.num_samples, sampler.batch_size, sampler.seed, list(sampler.most)]
-        if any(row != own for row in group.gather(own)):
-            raise InvalidInput(
-                "sampler", "samples, batch size, seed and most must be the same on all ranks"
-            )
-        self._sampler = sampler
-        self._balance = Balance(sampler.batch_size, sampler.world_size, sampler.most)
-        self._left = _NUM_WARM_UP + self._balance.interval
+        self._shares = FollowingShares(sampler, self._group, self._meter, self._admit)
 
     def samples(self, number: int) -> None:
         """Set the number of this rank's samples in the next forward pass."""
@@ -154,40 +138,21 @@ class Balanced:
                 "a checkpoint around the whole model hides what is to be weighted",
                 hint="put checkpoints inside of it",
             )
-        if self._module.training and self._balance is not None:
-            self._agree(self._balance)
+        if self._module.training and self._shares is not None:
+            self._shares.step()
         own = _num_samples(args, kwargs) if self._said is None else self._said
         self._said = None
-        count = SampleCount(own, self._group)
+        one = _Pass(SampleCount(own, self._group), own, self._meter, weighs=self._weighs)
         # In evaluation there may be no backward pass, which is where ranks wait for the sum.
         if self._weighs and self._module.training:
-            count.begin()
-        marks: list[Any] = []
-
-        def mark(*_: object) -> None:
-            marks.append(self._meter.clock.mark())
-
-        def left(module: nn.Module, inputs: Any, outputs: Any) -> None:
-            tensors = [one for one in tree_leaves(outputs) if isinstance(one, Tensor)]
-            leaves = [one for one in tensors if one.requires_grad]
-            if not leaves:
-                raise InvalidInput(
-                    "balance",
-                    "the module's outputs hold no tensor with a gradient to be weighted",
-                    hint="return tensors, or tuples, lists and dictionaries of them",
-                )
-            # Scaling waits for the others, and so comes before the clock of backward starts.
-            for leaf in leaves if self._weighs else ():
-                leaf.register_hook(count.scaled)
-            self._meter.watch(leaves, own, marks)
-
+            one.count.begin()
         # On the module and not around the replica, which may wait for other ranks before the
         # module's forward pass. Ours come first (prepend): at the end of backward our callback must
         # record the time before the replica's waits for the exchange.
         handles = [
-            self._module.register_forward_pre_hook(mark, prepend=True),
-            self._module.register_forward_hook(left, prepend=True),
-            self._module.register_forward_hook(mark),
+            self._module.register_forward_pre_hook(one.mark, prepend=True),
+            self._module.register_forward_hook(one.left, prepend=True),
+            self._module.register_forward_hook(one.mark),
         ]
         try:
             with _statistics_kept(self._module, own):
@@ -196,30 +161,57 @@ class Balanced:
             for handle in handles:
                 handle.remove()
 
-    def _agree(self, balance: Balance) -> None:
+    def shared(self, statistics: Statistics) -> Statistics:
+        """Return these statistics with the shares, where batches follow the ranks' speeds."""
+        if self._shares is None:
+            return statistics
+        balance = self._shares.balance
+        return replace(statistics, shares=balance.shares, samples_per_s=balance.samples_per_s)
+
+
+class FollowingShares:
+    """A sampler's shares that follow the ranks' speeds: every few steps all agree on new ones.
+
+    All ranks make it together. InvalidInput if it is not the same sampler on all ranks, or not made
+    for them.
+    """
+
+    def __init__(
+        self, sampler: BalancedSampler, group: Group, meter: "SpeedMeter", admit: Admit
+    ) -> None:
+        if (sampler.rank, sampler.world_size) != (group.rank, group.world_size):
+            raise InvalidInput(
+                "sampler",
+                f"made for rank {sampler.rank} of {sampler.world_size}, but this is rank "
+                f"{group.rank} of {group.world_size}",
+            )
+        own = [sampler.num_samples, sampler.batch_size, sampler.seed, list(sampler.most)]
+        if any(row != own for row in group.gather(own)):
+            raise InvalidInput(
+                "sampler", "samples, batch size, seed and most must be the same on all ranks"
+            )
+        self._sampler, self._group, self._meter, self._admit = sampler, group, meter, admit
+        self.balance = Balance(sampler.batch_size, sampler.world_size, sampler.most)
+        self._left = _NUM_WARM_UP + self.balance.interval
+
+    def step(self) -> None:
+        """Count a step, before which all ranks may agree on new shares."""
         self._left -= 1
         if self._left >= 0:
             return
-        assert self._sampler is not None
-        rows = self._group.gather([self._meter.seconds_per_sample(), self._sampler.drawn])
+        sampler, balance = self._sampler, self.balance
+        rows = self._group.gather([self._meter.seconds_per_sample(), sampler.drawn])
         known_before = None not in balance.samples_per_s
         # All ranks record the same rows, and so compute the same shares.
         shares = balance.record([seconds for seconds, _ in rows])
         speeds = [speed for speed in balance.samples_per_s if speed is not None]
         if not known_before and len(speeds) == self._group.world_size:
-            for rank in self._admit(speeds, self._sampler):
+            for rank in self._admit(speeds, sampler):
                 shares = balance.exclude(rank)
-        if shares != self._sampler.shares:
+        if shares != sampler.shares:
             epoch, step = max(place for _, place in rows)
-            self._sampler.update(shares, (epoch, step))
+            sampler.update(shares, (epoch, step))
         self._left = balance.interval - 1
-
-    def shared(self, statistics: Statistics) -> Statistics:
-        """Return these statistics with the shares, where batches follow the ranks' speeds."""
-        if self._balance is None:
-            return statistics
-        shares, samples_per_s = self._balance.shares, self._balance.samples_per_s
-        return replace(statistics, shares=shares, samples_per_s=samples_per_s)
 
 
 class SpeedMeter:
@@ -262,6 +254,36 @@ class SpeedMeter:
             seconds.append((left - entered + ended - reached) / num_samples)
         # Never zero: shares are in proportion to its inverse.
         return max(median(seconds), 1e-12) if seconds else None
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One forward pass of a module: its marks in time, and hooks that weight its gradients."""
+
+    count: SampleCount
+    num_samples: int
+    meter: SpeedMeter
+    weighs: bool
+    marks: list[Any] = field(default_factory=list)
+
+    def mark(self, *_: object) -> None:
+        """Mark that the pass enters or leaves the module."""
+        self.marks.append(self.meter.clock.mark())
+
+    def left(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        """Weight the gradients of the outputs, and measure the backward pass from there."""
+        tensors = [one for one in tree_leaves(outputs) if isinstance(one, Tensor)]
+        leaves = [one for one in tensors if one.requires_grad]
+        if not leaves:
+            raise InvalidInput(
+                "balance",
+                "the module's outputs hold no tensor with a gradient to be weighted",
+                hint="return tensors, or tuples, lists and dictionaries of them",
+            )
+        # Scaling waits for the others, and so comes before the clock of backward starts.
+        for leaf in leaves if self.weighs else ():
+            leaf.register_hook(self.count.scaled)
+        self.meter.watch(leaves, self.num_samples, self.marks)
 
 
 @contextmanager

@@ -134,11 +134,6 @@ class Saver:
         self._met, self._next_meeting = num_steps, num_steps + _FIRST_MEETING
         self._num_steps = num_steps
 
-    @property
-    def stalled_s(self) -> float:
-        """The seconds in which training has waited for checkpoints."""
-        return 0.0 if self._writer is None else self._writer.stalled_s
-
     def after(self, num_steps: int, gather: Callable[[int], State]) -> None:
         """Save the state if that is due after this step. Raises Interrupted if the run is to stop.
 

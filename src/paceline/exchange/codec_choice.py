@@ -1,12 +1,13 @@
 """The choice of a codec for each exchange: the requested one, or whichever is faster."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from paceline.codecs.codec import Cast, Codec
 from paceline.codecs.feedback import ErrorFeedback
@@ -15,7 +16,7 @@ from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
 from paceline.core.link_fit import ExchangeSample, LinearTime, line_through
 from paceline.core.wire_format import AUTO, wire_format
-from paceline.exchange.compressed import CompressedAllReduce
+from paceline.exchange.compressed import CompressedAllReduce, Work
 
 Factory = Callable[[], Codec]
 
@@ -135,17 +136,43 @@ class AutoCodec(CodecChoice):
         return line_through((ExchangeSample(_SIZES[0], small), ExchangeSample(_SIZES[1], large)))
 
 
-def choice_of(codec: str | Codec, all_reduce: CompressedAllReduce) -> CodecChoice:
-    """Return the choice of codecs for an exchange. All ranks call it together.
+class CodecAllReduce(CompressedAllReduce):
+    """An all-reduce that encodes values by one codec, or by "auto" those that are faster so.
 
-    Closes the all-reduce and raises InvalidInput if ranks have been given different codecs.
+    The ranks create it together. Raises InvalidInput if they have been given different codecs.
     """
-    try:
-        all_reduce.check_same(name_of(codec))
-        return AutoCodec(all_reduce) if codec == AUTO else CodecChoice(factory_of(codec))
-    except InvalidInput:
-        all_reduce.close()  # its threads would wait for work for ever
-        raise
+
+    def __init__(
+        self, codec: str | Codec, ranks: Sequence[int], device: torch.device, deadline_s: float
+    ) -> None:
+        super().__init__(ranks, device, deadline_s)
+        try:
+            self.check_same(name_of(codec))
+            self._choice = AutoCodec(self) if codec == AUTO else CodecChoice(factory_of(codec))
+        except InvalidInput:
+            self.close()  # its threads would wait for work for ever
+            raise
+        self._bytes_sent = [0, 0]  # without those of measuring which codec pays
+
+    @property
+    def why(self) -> str:
+        """The codec in use, and the measurements that led to it."""
+        return self._choice.why
+
+    @property
+    def sent_share(self) -> float | None:
+        """The share of this rank's values that was sent, if the codec leaves some out."""
+        return self._choice.sent_share
+
+    def begin_step(self) -> None:
+        """Begin a step: drop error feedback that is used no more, and choose anew."""
+        super().begin_step()
+        self._choice.begin_step()
+
+    def reduce(self, key: str, values: Tensor, divisor: float = 1.0) -> Work:
+        """Begin what `begin` does, by the codec for so many values."""
+        name, codec = self._choice.codec_of(len(values))
+        return self.begin(f"{key}/{name}", values, codec, divisor)
 
 
 def name_of(codec: str | Codec) -> str:

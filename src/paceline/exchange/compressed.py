@@ -3,14 +3,13 @@
 Values are cut into pieces, and `encoded_pieces` says how each of them travels.
 """
 
-import atexit
-import queue
 import threading
 import zlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future as Call
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -22,11 +21,8 @@ from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import PIECE, check_codec
 from paceline.exchange.encoded_pieces import EncodedPiece, encoded_piece
 from paceline.exchange.optimizers import Policy
+from paceline.links.call_thread import CallThread, finish_stream
 from paceline.links.devices import Event, device_of
-
-# A thread that waits in a collective for a lost rank does not end by itself.
-_GOODBYE_S = 5.0
-
 
 Future = torch.futures.Future[Tensor]
 
@@ -65,45 +61,16 @@ class Work:
     num_nonfinite: int = 0
     _failing: threading.Lock = field(default_factory=threading.Lock)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Set the error of the future; both threads may fail at the same time."""
         with self._failing:
             if not self.future.done():
                 self.future.set_exception(error)  # type: ignore[arg-type] # declared as a result
 
-
-# The arguments of calls; None ends the thread.
-Calls = queue.SimpleQueue[tuple[Any, ...] | None]
-
-
-def run_calls(
-    calls: Calls,
-    device: torch.device,
-    call: Callable[..., None],
-    fail: Callable[[Any, Exception], None],
-) -> None:
-    """Make the calls one after another, on a stream of this thread's own, until one is None.
-
-    `fail` is told the first argument of a call that has failed, and of all after it: the next
-    collective would match another of the other ranks.
-    """
-    own, failure = device_of(device), None
-    with own.use(own.new_stream() if own.is_asynchronous else None):
-        for arguments in iter(calls.get, None):
-            try:
-                if failure is not None:
-                    raise failure
-                call(*arguments)
-            except Exception as error:
-                failure = error
-                fail(arguments[0], error)
-
-
-def finish_stream(device: torch.device) -> None:
-    """Synchronise in this thread, so that no other thread must order its streams after ours."""
-    own = device_of(device)
-    if own.is_asynchronous:
-        own.current_stream().synchronize()
+    def failed_with(self, call: Call[None]) -> None:
+        """Fail if a call for it has failed."""
+        if (error := call.exception()) is not None:
+            self.fail(error)
 
 
 class CompressedAllReduce:
@@ -135,20 +102,8 @@ class CompressedAllReduce:
         self._errors: dict[str, Tensor] = {}
         self._used: set[str] = set()
         self._is_void = False  # the step: some values of it are not finite
-        self._scattering: Calls = queue.SimpleQueue()
-        self._gathering: Calls = queue.SimpleQueue()
-        self._threads = [
-            # Daemons: one that waits for a lost rank must not keep the process alive.
-            threading.Thread(target=self._run, args=phase, name=name, daemon=True)
-            for name, phase in (
-                ("scatter", (self._scattering, self._scatter, self._gathering)),
-                ("gather", (self._gathering, self._gather, None)),
-            )
-        ]
-        for thread in self._threads:
-            thread.start()
-        # A daemon thread that is killed inside torch at interpreter exit aborts the process.
-        atexit.register(self.close)
+        self._scattering = CallThread("scatter", self.device)
+        self._gathering = CallThread("gather", self.device)
 
     def begin_step(self) -> None:
         """Begin a step: drop the error feedback of keys that the last step did not use.
@@ -177,7 +132,7 @@ class CompressedAllReduce:
             future = Future(devices=[own.torch_device])
         self._used.add(key)
         work = Work(key, values, codec, divisor, future, ready)
-        self._scattering.put((work,))
+        self._scattering.submit(partial(self._scatter, work)).add_done_callback(work.failed_with)
         return work
 
     def check_same(self, codec: str) -> None:
@@ -215,15 +170,8 @@ class CompressedAllReduce:
 
     def close(self) -> None:
         """End the threads when their work is done; a thread that waits for a lost rank is left."""
-        atexit.unregister(self.close)
-        self._scattering.put(None)
-        for thread in self._threads:
-            thread.join(_GOODBYE_S)
-
-    def _run(self, calls: Calls, call: Callable[..., None], following: Calls | None) -> None:
-        run_calls(calls, self.device, call, Work.fail)
-        if following is not None:
-            following.put(None)  # after all pieces: the gather thread ends last
+        self._scattering.close()
+        self._gathering.close()
 
     def _scatter(self, work: Work) -> None:
         if work.ready is not None:
@@ -234,7 +182,8 @@ class CompressedAllReduce:
             piece = encoded_piece(values, codecs, self._rank, work.divisor)
             self._bytes_sent[0] += piece.scatter(self._groups[0])
             finish_stream(self.device)
-            self._gathering.put((work, piece, number == len(pieces) - 1))
+            gather = partial(self._gather, work, piece, number == len(pieces) - 1)
+            self._gathering.submit(gather).add_done_callback(work.failed_with)
 
     def _gather(self, work: Work, piece: EncodedPiece, is_last: bool) -> None:
         if work.future.done():

@@ -253,7 +253,7 @@ class ElasticWorkers:
             "all_closing_since": self._all_closing_since,
             "digest": self._averaging.digest,
             "outer": self._outer.state_dict(),
-            "inner": inner.to_dict(),
+            "inner": vars(inner),
         }
 
     def _load_state(self, state: dict[str, Any]) -> None:
@@ -267,7 +267,7 @@ class ElasticWorkers:
         self._averaging.digest = state["digest"]
         self._forget_feedback()
         self._all_closing_since = state["all_closing_since"]
-        self._taken = InnerState.from_dict(state["inner"])
+        self._taken = InnerState(**state["inner"])
         number = state["number"]
         fragment = number % self._num_fragments
         self._given = Contribution(

@@ -4,13 +4,11 @@ main thread             [encode, post 0][encode, post 1][compute ...        ]
 communication thread                    [wait, decode 0][wait, decode 1]
 """
 
-import atexit
-import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -18,14 +16,12 @@ from torch import Tensor
 
 from paceline.codecs.gathering import Pending
 from paceline.core.errors import InvalidInput, NonFinite
-from paceline.exchange.codec_choice import CodecChoice, choice_of
-from paceline.exchange.compressed import Calls, CompressedAllReduce, finish_stream, run_calls
+from paceline.exchange.codec_choice import CodecAllReduce
 from paceline.exchange.layout import Chunk, Layout
 from paceline.exchange.replica import Exchange, Statistics
+from paceline.links.call_thread import CallThread, finish_stream
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
-
-_CLOSE_S = 5.0
 
 
 class CommunicationThread:
@@ -42,19 +38,14 @@ class CommunicationThread:
         # A group of its own, whose messages cannot be taken for those of other collectives.
         self.process_group: dist.ProcessGroup | None = None
         self.is_synchronous = False
-        self._calls: Calls = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread: CallThread | None = None
         if group.world_size == 1:
             return
         self.process_group = dist.new_group(
             timeout=timedelta(seconds=group.deadline_s),
             backend="gloo" if group.device.type == "cpu" else None,
         )
-        calls = (self._calls, group.device, self._finish, Future.set_exception)
-        self._thread = threading.Thread(target=run_calls, args=calls, name="paceline", daemon=True)
-        self._thread.start()
-        # A thread that the interpreter ends within torch takes the process down with it.
-        atexit.register(self.close)
+        self._thread = CallThread("paceline", group.device)
 
     def begin(
         self,
@@ -66,30 +57,30 @@ class CommunicationThread:
         `on_done` is called with the seconds at which it began and ended, by this host's clock,
         before the future is set.
         """
-        future: Future[Tensor] = Future()
         started = time.monotonic()
         begun = post()
         if self._thread is None:
+            future: Future[Tensor] = Future()
             future.set_result(begun.wait())
             return future
-        self._calls.put((future, begun, lambda: on_done(started, time.monotonic())))
+        future = self._thread.submit(partial(self._finish, begun, started, on_done))
         if self.is_synchronous:
             future.exception()  # waits; the error is raised where the values are asked for
         return future
 
     def close(self) -> None:
         """End the thread after what has begun; one that waits for a lost rank is left behind."""
-        atexit.unregister(self.close)
         if self._thread is not None:
-            self._calls.put(None)
-            self._thread.join(_CLOSE_S)
+            self._thread.close()
             self._thread = None
 
-    def _finish(self, future: Future[Tensor], begun: Pending, on_done: Callable[[], None]) -> None:
+    def _finish(
+        self, begun: Pending, started_s: float, on_done: Callable[[float, float], None]
+    ) -> Tensor:
         values = begun.wait()
         finish_stream(self._device)
-        on_done()
-        future.set_result(values)
+        on_done(started_s, time.monotonic())
+        return values
 
 
 def begin_sum(values: Tensor, group: dist.ProcessGroup | None) -> Pending:
@@ -122,20 +113,18 @@ class LayerGradients(Exchange):
         self._thread, self._group = thread, group
         self._running: list[tuple[Chunk, Future[Tensor]]] = []
         self._postponed: list[Chunk] = []
-        self._num_steps = self._nbytes = self._nbytes_before = 0
-        self._compression: tuple[CompressedAllReduce, CodecChoice] | None = None
+        self._num_steps = self._nbytes = 0
+        self._encoded: CodecAllReduce | None = None
         if codec is not None:
             ranks = range(group.world_size)
-            all_reduce = CompressedAllReduce(ranks, group.device, group.deadline_s)
-            self._compression = all_reduce, choice_of(codec, all_reduce)
-            self._nbytes_before = all_reduce.bytes_sent  # to choose the codec
+            self._encoded = CodecAllReduce(codec, ranks, group.device, group.deadline_s)
 
     def open(self, layout: Layout) -> None:
         """Check that the gradients are of one type, so that a message can hold a layer's."""
         kinds = list(dict.fromkeys(slot.parameter.dtype for slot in layout.slots))
-        encodable = self._compression is None or kinds[0] == torch.float32
+        encodable = self._encoded is None or kinds[0] == torch.float32
         if len(kinds) > 1 or kinds[0].is_complex or not encodable:
-            wanted = "float32 for a codec" if self._compression else "one real type"
+            wanted = "float32 for a codec" if self._encoded else "one real type"
             raise InvalidInput(
                 "body",
                 f"has parameters of {', '.join(map(str, kinds))}",
@@ -145,9 +134,8 @@ class LayerGradients(Exchange):
     def begin(self) -> None:
         """Begin a step."""
         self._running, self._postponed = [], []
-        if self._compression is not None:
-            for part in self._compression:
-                part.begin_step()
+        if self._encoded is not None:
+            self._encoded.begin_step()
 
     def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
         """Begin to average a layer; if the thread is synchronous, after backward."""
@@ -170,7 +158,7 @@ class LayerGradients(Exchange):
             if recorder is not None:
                 recorder.leave_exchange(joined)
 
-        if self._compression is None:
+        if self._encoded is None:
             changed = [float(touched[slot.index]) for slot in chunk.slots]
             values = torch.cat([*gradients, gradients[0].new_tensor(changed)])
             self._nbytes += 2 * (self._group.world_size - 1) * values.nbytes
@@ -181,11 +169,9 @@ class LayerGradients(Exchange):
 
     def _post(self, layer: str, values: Tensor) -> Pending:
         """Begin to sum the values or, encoded, to average them; NonFinite comes on all ranks."""
-        if self._compression is None:
+        if self._encoded is None:
             return begin_sum(values, self._thread.process_group)
-        all_reduce, choice = self._compression
-        name, codec = choice.codec_of(len(values))
-        work = all_reduce.begin(f"{layer}/{name}", values, codec, self._group.world_size)
+        work = self._encoded.reduce(layer, values, self._group.world_size)
 
         def finish() -> Tensor:
             means = work.future.wait()
@@ -208,7 +194,7 @@ class LayerGradients(Exchange):
             sizes = [slot.parameter.numel() for slot in chunk.slots]
             found = future.result()
             changed = [1.0] * len(sizes)
-            if self._compression is None:
+            if self._encoded is None:
                 changed = found[sum(sizes) :].tolist()
                 found = found[: sum(sizes)].div_(self._group.world_size)
             for slot, mean, times in zip(chunk.slots, found.split(sizes), changed, strict=True):
@@ -233,25 +219,25 @@ class LayerGradients(Exchange):
     @property
     def bytes_sent(self) -> int:
         """The bytes that this rank has sent: in a ring of n ranks 2 (n - 1) / n of each."""
-        encoded = self._compression[0].bytes_sent - self._nbytes_before if self._compression else 0
+        encoded = self._encoded.bytes_sent if self._encoded else 0
         return encoded + self._nbytes // self._group.world_size
 
     def statistics(self) -> Statistics:
         """Return the statistics of the exchange so far."""
         sent = self.bytes_sent
-        share = self._compression[1].sent_share if self._compression else None
+        share = self._encoded.sent_share if self._encoded else None
         return Statistics(self.name, self._num_steps, sent, sent, None, None, sent_share=share)
 
     def state(self) -> dict[str, Tensor]:
         """Return the error feedback of this rank's codecs, for its checkpoint."""
-        return self._compression[0].state_dict() if self._compression else {}
+        return self._encoded.state_dict() if self._encoded else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Go on with the error feedback of a checkpoint."""
-        if self._compression is not None:
-            self._compression[0].load_state_dict(state)
+        if self._encoded is not None:
+            self._encoded.load_state_dict(state)
 
     def close(self) -> None:
         """Close the compressed all-reduce."""
-        if self._compression is not None:
-            self._compression[0].close()
+        if self._encoded is not None:
+            self._encoded.close()

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import isfinite
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -22,13 +21,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import default_pg_timeout
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.codecs.codec import Codec
 from paceline.core.errors import InvalidInput
-from paceline.core.rounds import OuterStep, rounds_of
+from paceline.core.rounds import rounds_of
 from paceline.exchange.averaging import Averaged, Averaging, Contribution
+from paceline.exchange.elastic import ElasticWorkers
 from paceline.exchange.inner_steps import InnerSteps
 from paceline.exchange.outer import (
     OptimizerFactory,
@@ -42,8 +41,8 @@ from paceline.exchange.peer_state import InnerState
 from paceline.exchange.readiness import weakly
 from paceline.exchange.replica import Statistics
 from paceline.exchange.round_place import RoundPlace
-from paceline.exchange.running_exchange import ExchangeLog, ExchangeTimes, RunningExchange
-from paceline.exchange.workers import FixedWorkers, Settings, Workers, meet, settings_of
+from paceline.exchange.running_exchange import NO_EXCHANGE, ExchangeLog, RunningExchange
+from paceline.exchange.workers import FixedWorkers, Replicas, Settings, Workers, meet, settings_of
 
 if TYPE_CHECKING:
     from torchft import Manager
@@ -123,9 +122,9 @@ class LocalUpdates:
         self.weight = weight
         self._model, self._fragments = model, fragments_of(model, fragments)
         self._steps = InnerSteps(model, optimizer)
-        self._place, self._log = RoundPlace(self._rounds), ExchangeLog()
+        self._place, self.log = RoundPlace(self._rounds), ExchangeLog()
         self._running: RunningExchange | None = None
-        self._suspended: list[DistributedDataParallel] = []
+        self._suspended = Replicas([])
         settings = settings_of(self._rounds, codec, outer, self._fragments)
         # "auto" follows the first worker's rounds, where those of others may differ.
         self._chosen_by = sync_every, None if num_steps is None else num_steps / sync_every
@@ -152,9 +151,7 @@ class LocalUpdates:
         """Return this object."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, _: object, __: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         """Exchange what is left and end; after an exception only end."""
         if kind is None:
             self.close()
@@ -191,13 +188,9 @@ class LocalUpdates:
     def statistics(self) -> Statistics:
         """Return the traffic and time of the exchanges so far, on this worker."""
         sent, received = self._averaging.nbytes_sent, self._averaging.nbytes_received
-        times = self._log.exposed_s, max(0.0, self._log.took_s - self._log.exposed_s)
+        times = self.log.exposed_s, max(0.0, self.log.took_s - self.log.exposed_s)
         share = self._averaging.sent_share
         return Statistics("local", self._steps.count, sent, received, *times, sent_share=share)
-
-    def times(self) -> tuple[ExchangeTimes, ...]:
-        """Return when what happened in the last exchanges on this worker."""
-        return tuple(self._log.latest)
 
     def own_parameters(self) -> list[Tensor]:
         """Return copies of this worker's own parameters, a vector for each fragment."""
@@ -241,9 +234,7 @@ class LocalUpdates:
                 "worker": (self._workers.rank, self._workers.count),
                 "weights": list(self._place.weights),
                 "feedback": self._averaging.feedback(),
-                "due": None if running is None else running.due,
-                "sent": [] if running is None else running.sent,
-                "buffers": [] if running is None else running.given.buffers,
+                **(NO_EXCHANGE if running is None else running.state()),
             },
         }
 
@@ -267,10 +258,7 @@ class LocalUpdates:
         if own["due"] is not None:
             number = self._place.num_exchanges - 1
             fragment = number % self._rounds.fragments
-            given = Contribution(number, fragment, 0.0, torch.empty(0), own["buffers"], False)
-            self._running = RunningExchange.done(given, own["due"], own["sent"])
-
-    # --- inner steps ---------------------------------------------------------------------------
+            self._running = RunningExchange.of_state(own, number, fragment)
 
     def _after_step(self) -> None:
         """Send and load what is due after an inner step."""
@@ -295,8 +283,6 @@ class LocalUpdates:
                 hint="pass the optimizer that trains them",
             )
 
-    # --- exchanges -----------------------------------------------------------------------------
-
     def _send(self, due: int, *, is_closing: bool = False) -> None:
         """Start the exchange of the next fragment."""
         place, sent_s = self._place, time.monotonic()
@@ -313,14 +299,11 @@ class LocalUpdates:
     def _step(self, found: Averaged) -> None:
         """Take the outer step; in the exchange's thread."""
         if found.mean is not None:
-            self._outer.step(found.given.fragment, found.mean, self._outer_step())
+            sync_every, num_rounds = self._chosen_by
+            rounds = replace(self._rounds, sync_every=sync_every, fragments=1, delay=0)
+            step = rounds.outer_step(self._workers.count, num_rounds)
+            self._outer.step(found.given.fragment, found.mean, step)
         self._averaging.step_taken(found.given.fragment)
-
-    def _outer_step(self) -> OuterStep:
-        """Return the outer step of the workers that have taken part in the last exchange."""
-        sync_every, num_rounds = self._chosen_by
-        rounds = replace(self._rounds, sync_every=sync_every, fragments=1, delay=0)
-        return rounds.outer_step(self._workers.count, num_rounds)
 
     def _wait(self, exchange: RunningExchange) -> Averaged:
         """Wait until an exchange is done; ends all if it has failed."""
@@ -352,7 +335,7 @@ class LocalUpdates:
         with torch.no_grad():
             for buffer, group in zip(self._model.buffers(), given.buffers, strict=False):
                 buffer.copy_(group)
-        self._log.add(exchange, loading_s)
+        self.log.add(exchange, loading_s)
 
     def _exchange_now(self, *, is_closing: bool = True) -> Averaged:
         """Exchange the next fragment, and wait for the result."""
@@ -377,12 +360,8 @@ class LocalUpdates:
         self._place.go_on_after(given.number)
         given.buffers[:] = given.buffers or taken.buffers
 
-    # --- beginning and end ---------------------------------------------------------------------
-
     def _elastic(self, manager: "Manager", settings: Settings, deadline_s: float | None) -> Workers:
         """Return the workers of a manager's quorums."""
-        from paceline.exchange.elastic import ElasticWorkers
-
         _, num_rounds = self._chosen_by
         try:
             return ElasticWorkers(
@@ -401,9 +380,7 @@ class LocalUpdates:
 
     def _begin(self) -> None:
         """Exchange after steps from now on, and end with the process."""
-        for replica in self._suspended:
-            # The first forward pass would otherwise wait for all workers, to broadcast buffers.
-            replica.require_backward_grad_sync = replica.require_forward_param_sync = False
+        self._suspended.suspend()
         self._steps.call_after(self._after_step)
         # A daemon thread that is killed inside torch at interpreter exit aborts the process.
         self._at_exit = weakly(self.abort)
@@ -416,8 +393,7 @@ class LocalUpdates:
         self._is_open = False
         atexit.unregister(self._at_exit)
         self._steps.remove()
-        for replica in self._suspended:
-            replica.require_backward_grad_sync = True
+        self._suspended.resume()
         running, self._running = self._running, None
         if running is not None:
             running.end(self._workers.abort, _GOODBYE_S)

@@ -60,9 +60,8 @@ class Learned:
 class Trained:
     """The epochs of a training, this rank's traced spans, and its steps' seconds.
 
-    `offset`: the offset of this rank's clock when the spans were recorded. `stalled_s`: the seconds
-    in which training waited for checkpoints. `sent_share`: the part of this rank's values that a
-    codec has sent, where it leaves some out.
+    `offset`: the offset of this rank's clock when the spans were recorded. `sent_share`: the part
+    of this rank's values that a codec has sent, where it leaves some out.
     """
 
     epochs: tuple[Epoch, ...]
@@ -70,7 +69,6 @@ class Trained:
     spans: tuple[Span, ...]
     offset: ClockOffset
     step_seconds: tuple[float, ...]
-    stalled_s: float = 0.0
     sent_share: float | None = None
 
 
@@ -158,7 +156,6 @@ class _Loop:
             self._spans,
             self._offset,
             tuple(self._seconds),
-            0.0 if self._saver is None else self._saver.stalled_s,
         )
 
     def _epoch(self, number: int, first_step: int) -> None:

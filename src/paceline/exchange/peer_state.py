@@ -5,9 +5,9 @@ StepLock           | held by the loop              | free: another thread may co
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +15,15 @@ from torch.optim import Optimizer
 
 from paceline.checkpoints.json_values import Json
 from paceline.checkpoints.state import load_optimizer_state, optimizer_state
-from paceline.checkpoints.tensor_file import Tensors
 from paceline.core.errors import WorkerLost
 from paceline.exchange.inner_steps import StepHooks
 
 
 @dataclass(frozen=True)
 class InnerState:
-    """A worker's inner state, in host memory: of each optimizer its tensors and plain values."""
+    """A worker's inner state, in host memory: of each optimizer `tensors` and plain `values`."""
 
-    optimizers: list[tuple[Tensors, Json]]
+    optimizers: list[dict[str, Json]]
     buffers: list[Tensor]
     num_steps: int
 
@@ -37,24 +36,14 @@ class InnerState:
         copies = []
         for one in optimizers:
             tensors, values = optimizer_state(one, model.named_parameters())
-            copies.append(({name: _copied(tensor) for name, tensor in tensors.items()}, values))
+            copied = {name: _copied(tensor) for name, tensor in tensors.items()}
+            copies.append({"tensors": copied, "values": values})
         return cls(copies, [_copied(one) for one in model.buffers()], num_steps)
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """Make the state of what `to_dict` has returned."""
-        optimizers = [(one["tensors"], one["values"]) for one in fields["optimizers"]]
-        return cls(optimizers, fields["buffers"], fields["num_steps"])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the state as dicts and lists of tensors and plain values."""
-        rows = [{"tensors": tensors, "values": values} for tensors, values in self.optimizers]
-        return {"optimizers": rows, "buffers": self.buffers, "num_steps": self.num_steps}
 
     def load_into(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         """Load the state of the optimizers; InvalidInput if they are of another kind."""
-        for one, (tensors, values) in zip(optimizers, self.optimizers, strict=True):
-            load_optimizer_state(one, model.named_parameters(), tensors, values)
+        for one, state in zip(optimizers, self.optimizers, strict=True):
+            load_optimizer_state(one, model.named_parameters(), **state)
 
 
 class StepLock:

@@ -4,7 +4,7 @@ torchft's own transports unpickle what a peer sends. This one opens no port, and
 JSON and tensors:
 
 length     int64                   of the header
-header     JSON                    the values, and of each tensor its place, type and shape
+header     JSON                    the values, and of each tensor its name, type and shape
 tensors    bytes, one by one
 """
 
@@ -17,10 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.checkpoints.json_values import Json, dumps, loads
-from paceline.checkpoints.tensor_file import check_can_be_saved
+from paceline.checkpoints.nested import apart, together
+from paceline.checkpoints.tensor_file import Tensors, check_can_be_saved
 from paceline.core.errors import InvalidInput
+from paceline.links.tensor_messages import bytes_of, empty_of, spec_of
 
-_Path = tuple[Any, ...]  # keys of dicts and places in lists, from the outside in
 _MAX_HEADER_NBYTES = 1 << 28
 
 
@@ -42,15 +43,17 @@ class PeerTransport:
     ) -> None:
         """Send a state to each of the ranks, one after another."""
         del step, timeout
-        found: list[tuple[_Path, Tensor]] = []
-        values = _without_tensors(state_dict, (), found)
-        rows = [(path, str(one.dtype), tuple(one.shape)) for path, one in found]
-        header = torch.frombuffer(bytearray(dumps("state", (values, rows))), dtype=torch.uint8)
+        values, found = apart(state_dict)
+        tensors = {name: one.detach().to("cpu").contiguous() for name, one in found.items()}
+        for name, one in tensors.items():
+            check_can_be_saved(name, one)
+        text = bytearray(dumps("state", (values, spec_of(tensors))))
+        header = torch.frombuffer(text, dtype=torch.uint8)
         for rank in dst_ranks:
             self._send(torch.tensor([len(header)]), rank)
             self._send(header, rank)
-            for _, tensor in found:
-                self._send(_bytes_of(tensor), rank)
+            for tensor in tensors.values():
+                self._send(bytes_of(tensor), rank)
 
     def recv_checkpoint(
         self, src_rank: int, metadata: str, step: int, timeout: timedelta
@@ -61,14 +64,14 @@ class PeerTransport:
         if not 0 < length <= _MAX_HEADER_NBYTES:
             raise InvalidInput("state", f"worker {src_rank} sends a header of {length:,} bytes")
         header = self._received(torch.empty(length, dtype=torch.uint8), src_rank)
-        state: dict[str, Any]
+        tensors: Tensors = {}
         try:
-            state, rows = loads(header.numpy().tobytes())
-            for path, dtype, shape in rows:
-                tensor = torch.empty(shape, dtype=_dtype(dtype))
-                self._received(_bytes_of(tensor), src_rank)
-                _put(state, path, tensor)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+            values, rows = loads(header.numpy().tobytes())
+            for name, dtype, shape in rows:
+                tensors[name] = empty_of(dtype, shape)
+                self._received(bytes_of(tensors[name]), src_rank)
+            state: dict[str, Any] = together(values, tensors)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise InvalidInput("state", f"worker {src_rank} sends none: {error}") from None
         return state
 
@@ -90,33 +93,3 @@ class PeerTransport:
             assert work is not None
             work.wait()
         return tensor
-
-
-def _without_tensors(value: Json, path: _Path, found: list[tuple[_Path, Tensor]]) -> Json:
-    """Return the value with None for each tensor in its dicts and lists, which go to `found`."""
-    if isinstance(value, Tensor):
-        check_can_be_saved("/".join(map(str, path)), value)
-        found.append((path, value.detach().to("cpu").contiguous()))
-        return None
-    if isinstance(value, dict):
-        return {key: _without_tensors(one, (*path, key), found) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_without_tensors(one, (*path, place), found) for place, one in enumerate(value)]
-    return value
-
-
-def _put(state: Any, path: _Path, tensor: Tensor) -> None:
-    for key in path[:-1]:
-        state = state[key]
-    state[path[-1]] = tensor
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"there is no type {name!r}")
-    return found

@@ -11,7 +11,7 @@ plan with all computation at zero seconds predicts the measured time.
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
@@ -28,6 +28,7 @@ from paceline.core.machine import Machine
 from paceline.core.plan import COMPUTE, Kind, Plan, PriceKey, Task
 from paceline.core.simulate import makespan_s
 from paceline.core.strategy import Prober, Strategy, Window
+from paceline.core.timeline import Span
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.exchange.replica import Probe
 from paceline.exchange.step import Learning, Share, train_step
@@ -113,15 +114,12 @@ def profile(
     they do in training, so that ranks arrive at an exchange as unevenly, and caches and cores are
     in the same state.
     """
-    recorder = Recorder(clock_for(group.device), "", group.rank)
-    copied = copy.deepcopy(model).train()
-    optimizer = optimizer_of(copied)
-    batches = timing.endless(source)
-    probes, clock = Probes.of(workload, group, probers), clock_for(group.device)
-    works: list[timing.Work] = [
-        partial(train_step, copied, optimizer, batches, recorder, learning),
-        *probes.works,
-    ]
+    clock, copied = clock_for(group.device), copy.deepcopy(model).train()
+    recorder = Recorder(clock, "", group.rank)
+    optimizer, batches = optimizer_of(copied), timing.endless(source)
+    step = partial(train_step, copied, optimizer, batches, recorder, learning)
+    probes = Probes.of(workload, group, probers)
+    works: list[timing.Work] = [step, *probes.works]
 
     def rounds(number: int) -> Rounds:
         # One row a round: the seconds of a step and of each exchange.
@@ -137,15 +135,19 @@ def profile(
     recorder.stop_trace()
     lost_beside = probes.lost_beside(group)
     probes.close()
-    parts = timing.median_durations(recorder.spans(), lambda span: (span.kind, span.part))
-    # The scale removes what tracing adds to each layer.
-    scale = _straggling(rows) * median(row[0] for row in rows[group.rank]) / sum(parts.values())
-    parts = {key: scale * part_s for key, part_s in parts.items()}
-    machine, durations = _of_ranks(parts, workload, group)
+    step_s = _straggling(rows) * median(row[0] for row in rows[group.rank])
+    machine, durations = _of_ranks(_parts_of(recorder.spans(), step_s), workload, group)
     exchanges = probes.measured([[row[1:] for row in rank] for rank in rows], machine)
     losses = Losses.none("contained in the profile", unrest_of(rows))
     machine = machine.model_copy(update={"losses": losses})
     return Profile(machine, durations, exchanges, lost_beside)
+
+
+def _parts_of(spans: Iterable[Span], step_s: float) -> dict[Key, float]:
+    """Return the seconds of each part of a step, without what tracing adds to each layer."""
+    parts = timing.median_durations(spans, lambda span: (span.kind, span.part))
+    scale = step_s / sum(parts.values())
+    return {key: scale * part_s for key, part_s in parts.items()}
 
 
 def _straggling(rows: Sequence[Sequence[Sequence[float]]]) -> float:
@@ -258,7 +260,7 @@ def _num_small(prober: Prober, layers: Workload, group: Group) -> tuple[int, int
     Within a host all of a step: what waking threads takes is paid once for all chunks. Between
     hosts each chunk takes its time on the way, and one is measured by itself.
     """
-    chunk: int | None = getattr(prober.config, "chunk", None)
+    chunk: int | None = getattr(prober.config, "first_chunk", None)
     if chunk is None or len({(one.boot_id, one.pid_namespace) for one in group.members}) > 1:
         return 1, 1
     return len(layers.layers), -(-len(layers.layers) // chunk)

@@ -53,37 +53,47 @@ NONE = Statistics("none", 0, 0, 0, 0.0, 0.0)  # of a rank with nobody to exchang
 
 
 class ModelReplica(Protocol):
-    """A module that is called as before, and whose gradients are those of all ranks' samples."""
+    """A module that is called as before, and whose gradients are those of all ranks' samples.
+
+    What is here is that of a replica whose exchange remembers and records nothing.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward pass."""
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which gradients are added up on this rank, and not exchanged."""
+        return nullcontext()
 
     def prepare(self, run: Callable[[], None]) -> None:
         """Call `run`, a pass whose gradients nobody uses, if the next exchange depends on one.
 
         Torch's reducer sums in the order of its buckets, which it makes anew after its first pass.
         """
+        return
 
     def exchange_state(self) -> dict[str, Tensor]:
         """Return what the exchange remembers on this rank, such as error feedback."""
+        return {}
 
     def load_exchange_state(self, state: dict[str, Tensor]) -> None:
         """Take over what the same rank, of as many, has remembered."""
+        return
 
     def statistics(self) -> Statistics:
         """Return the traffic and time of the exchange so far, and which one it is."""
+        return NONE
 
     def record(self, recorder: Recorder | None) -> None:
         """Record all exchanges from now on; None ends that."""
+        return
 
     def close(self) -> None:
         """Free the resources of the exchange; the module stays usable, and trains alone."""
+        return
 
 
-class SingleReplica:
+class SingleReplica(ModelReplica):
     """The replica of a single rank, which has no other to exchange with."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -92,30 +102,6 @@ class SingleReplica:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward pass."""
         return self._module(*args, **kwargs)
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Return a context in which nothing is different."""
-        return nullcontext()
-
-    def prepare(self, run: Callable[[], None]) -> None:
-        """Do nothing: there is no exchange."""
-
-    def exchange_state(self) -> dict[str, Tensor]:
-        """Return nothing: there is no exchange."""
-        return {}
-
-    def load_exchange_state(self, state: dict[str, Tensor]) -> None:
-        """Do nothing: there is no exchange."""
-
-    def statistics(self) -> Statistics:
-        """Return that there is no exchange."""
-        return NONE
-
-    def record(self, recorder: Recorder | None) -> None:
-        """Do nothing: there is no exchange."""
-
-    def close(self) -> None:
-        """Do nothing: there are no resources."""
 
 
 class Exchange(Protocol):

@@ -36,7 +36,7 @@ from paceline.record.recorder import Recorder
 from paceline.training.models.paced import Stretched
 
 SLACK_S = 1e-3  # hooks of one gradient run one after another, and each takes its mark
-_INTERVAL = 10  # steps of a trial of a chunk search, or between two looks at balanced shares
+_INTERVAL = 10  # steps between two looks at balanced shares
 _MOST_ROUNDS = 10
 _PERIOD_STEPS = 8  # as planner.forecast looks at
 Replicate = Callable[..., ModelReplica]  # (module, config, group, *, tuner=...)
@@ -122,8 +122,7 @@ class ReplicaRunner:
 
     def train(self, config: Any) -> Outcome:
         """Train or rehearse with this configuration, or with the chunk that a search finds."""
-        session, settings = self._session, self._session.settings
-        tuner = self._tuner(settings, config) if isinstance(settings, RehearseSettings) else None
+        session, tuner = self._session, self._tuner(config)
         tuning = {} if tuner is None else {"tuner": tuner}
         return self.train_as(
             session.strategy,
@@ -152,13 +151,13 @@ class ReplicaRunner:
             replica = Balanced(replica, setup.model, group, setup.sampler, weighs=False)
         if isinstance(session.settings, RehearseSettings):
             self._settle(replica, recorder, tuner)
+        trained = self._trained(replica, recorder, config)
         trials: tuple[ChunkTrial, ...] = ()
         if tuner is not None:
             chosen, tried = group.gather([tuner.chunk, tuner.trials])[0]
             predicted = self._predicted(strategy, config, [chunk for chunk, _, _ in tried])
             trials = tuple(ChunkTrial(chunk, predicted[chunk], own) for chunk, _, own in tried)
             config = replace(config, chunk=chosen)
-        trained = self._trained(replica, recorder, config)
         if stretched is not None:
             stretched.remove()
         machine, _ = self.calibrated(strategy, config)
@@ -202,17 +201,17 @@ class ReplicaRunner:
                     break
         recorder.step_ends()  # forgets them
 
-    def _tuner(self, settings: RehearseSettings, config: Any) -> ChunkTuner | None:
-        num_layers = len(self.workload.layers)
-        interval = settings.interval or _INTERVAL
-        if settings.chunk_search == "runtime":
-            given = {"step": settings.search_step, "range": settings.search_range}
-            sizes = {name: value for name, value in given.items() if value is not None}
-            return RuntimeSearch(num_layers, interval=interval, **sizes)
-        if settings.chunk_search != "predicted":
+    def _tuner(self, config: Any) -> ChunkTuner | None:
+        """Return the search for the chunk that the configuration asks for, if it does."""
+        num_layers, chunk = len(self.workload.layers), getattr(config, "chunk", None)
+        if not isinstance(chunk, str) or self._session.group.world_size == 1:
             return None
+        if chunk == "search":
+            return RuntimeSearch(
+                num_layers, config.search_step, config.search_range, config.interval
+            )
         predicted = self._predicted(self._session.strategy, config, candidates(num_layers))
-        return PredictedSearch(predicted, interval)
+        return PredictedSearch(predicted, config.interval)
 
     def _predicted(
         self, strategy: Strategy, config: Any, chunks: Sequence[int]

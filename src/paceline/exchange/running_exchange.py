@@ -3,14 +3,16 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 from paceline.exchange.averaging import Averaged, Contribution
 
 _KEPT_TIMES = 256  # of exchanges
+NO_EXCHANGE: dict[str, Any] = {"due": None, "sent": [], "buffers": []}  # the state of none
 
 
 class ExchangeTimes(NamedTuple):
@@ -52,10 +54,15 @@ class RunningExchange:
         self._error: BaseException | None = None
         self.exposed_s = 0.0  # in which the loop has waited for it
 
+    def state(self) -> dict[str, Any]:
+        """Return what the loop needs of it once it is done, as plain values and tensors."""
+        return {"due": self.due, "sent": self.sent, "buffers": self.given.buffers}
+
     @classmethod
-    def done(cls, given: Contribution, due: int, sent: Sequence[Tensor]) -> Self:
-        """Return one that was done before, of a state that is loaded."""
-        made = cls(given, due, time.monotonic(), sent)
+    def of_state(cls, state: Mapping[str, Any], number: int, fragment: int) -> Self:
+        """Return one that was done before, of such a state."""
+        given = Contribution(number, fragment, 0.0, torch.empty(0), state["buffers"], False)
+        made = cls(given, state["due"], time.monotonic(), state["sent"])
         made._result = Averaged(given, None, 0.0, (), (), all_closing=False)
         return made
 

@@ -117,12 +117,25 @@ def _real(settings: TrainSettings, group: Group) -> TrainingSetup:
     )
     size = -(-settings.batch_size // (group.world_size * settings.accumulate))
     workload = describe(model, recipe.example(size), settings.model)
+    workload = replace(workload, num_accumulated=settings.accumulate - 1)
+    return trained_setup(settings, recipe, batches, workload, model.to(group.device), group.device)
+
+
+def trained_setup(
+    settings: TrainSettings,
+    recipe: Recipe,
+    batches: ShardedBatches | BalancedSampler,
+    workload: Workload,
+    model: nn.Module,
+    device: torch.device,
+) -> TrainingSetup:
+    """Return the steps by which a recipe's model, or a rank's part of it, is trained."""
     steps = epoch_steps(len(batches), settings)
     optimizer, schedule = learning_by(recipe, settings, sum(steps))
     return TrainingSetup(
-        model=model.to(group.device),
-        workload=replace(workload, num_accumulated=settings.accumulate - 1),
-        source=epochs_of(batches, recipe.samples, group.device),
+        model=model,
+        workload=workload,
+        source=epochs_of(batches, recipe.samples, device),
         epoch_steps=steps,
         samples_per_step=len(recipe.samples) / len(batches),
         optimizer=optimizer,

@@ -6,7 +6,7 @@ step    0 .. 5    6 .. 12       13 .. 18  19 .. 25       26 .. 31  32 .. 38
         settle    are measured  settle    are measured   settle    are measured
         allreduce               tree                     host                    the fastest
 
-`Checked` begins with the one that was predicted to be the fastest:
+`PredictedTrials` begin with the one that was predicted to be the fastest:
 
 steps   0 .. 2    3 .. 14           15 .. 17   18 .. 29
 settle    are measured      settle     are measured
@@ -14,7 +14,7 @@ first candidate             the next one, if the first was much slower than pred
 and that one was predicted to be faster than it turned out
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from statistics import median
@@ -25,28 +25,27 @@ from torch import Tensor
 
 from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
-from paceline.exchange.replica import Method, ModelReplica, Statistics
+from paceline.exchange.replica import ModelReplica, Statistics
 from paceline.links.clock import Clock
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 
-_NUM_SETTLING = 6  # in which torch makes its buckets, and host learns when its layers are ready
-_NUM_MEASURED = 6
-_NUM_CHECKED_SETTLING = 2  # in which torch makes its buckets, and caches fill
-_NUM_CHECKED = 8
-
 
 class Trials:
-    """Uses the methods one after another, and then the one with the shortest steps.
+    """Uses exchanges of these names one after another, and then the one with the shortest steps.
 
-    The slowest rank's time of a step counts. All ranks take the same decisions.
+    The slowest rank's time of a step counts. All ranks take the same decisions. `name`: of the one
+    to use now. `seconds`: of a step, by name.
     """
 
-    def __init__(self, methods: Sequence[Method], clock: Clock) -> None:
-        self._methods, self._clock = tuple(methods), clock
-        self.method = self._methods[0]  # the one to use now
+    num_settling = 6  # in which torch makes its buckets, and host learns when its layers are ready
+    num_measured = 6
+
+    def __init__(self, names: Iterable[str], clock: Clock) -> None:
+        self._names, self._clock = tuple(names), clock
+        self.name = self._names[0]
         self._marks: list[Any] = []
-        self._seconds: dict[str, float] = {}  # of a step, by the method's name
+        self.seconds: dict[str, float] = {}
         self._chunks: dict[str, int] = {}  # layers in a chunk while that was measured
         self._failed: dict[str, str] = {}
         self.settled = False
@@ -54,7 +53,7 @@ class Trials:
     @property
     def due(self) -> bool:
         """True if enough steps were measured to go on."""
-        return not self.settled and len(self._marks) > _NUM_SETTLING + _NUM_MEASURED
+        return not self.settled and len(self._marks) > self.num_settling + self.num_measured
 
     def exchanged(self) -> None:
         """Record the end of a backward pass whose gradients were exchanged."""
@@ -62,30 +61,34 @@ class Trials:
             self._marks.append(self._clock.mark())
 
     def go_on(self, group: Group, chunk: int | None = None) -> None:
-        """Finish measuring this method and choose the next; all ranks call it together.
+        """Finish measuring this one and choose the next; all ranks call it together.
 
-        `chunk`: the number of layers that were exchanged together, if the method has chunks.
+        `chunk`: the number of layers that were exchanged together, if it has chunks.
         """
-        ends = self._clock.seconds(self._marks[_NUM_SETTLING:])
+        ends = self._clock.seconds(self._marks[self.num_settling :])
         own_s = median(end - start for start, end in pairwise(ends))
         # The slowest rank determines when a step ends.
-        self._seconds[self.method.name] = max(group.gather(own_s))
+        self.seconds[self.name] = max(group.gather(own_s))
         if chunk is not None:
-            self._chunks[self.method.name] = chunk
-        self._next()
+            self._chunks[self.name] = chunk
+        self._use(self._untried())
 
     def fail(self, error: InvalidInput) -> None:
-        """Go on without this method: it cannot be used here, on any rank."""
-        self._failed[self.method.name] = str(error)
-        self._next()
+        """Go on without this one: it cannot be used here, on any rank."""
+        self._failed[self.name] = str(error)
+        self._use(self._untried())
 
-    def _next(self) -> None:
-        self._marks = []
-        tried = self._seconds.keys() | self._failed.keys()
-        left = [one for one in self._methods if one.name not in tried]
-        self.settled = not left
-        measured = [one for one in self._methods if one.name in self._seconds]
-        self.method = left[0] if left else min(measured, key=lambda one: self._seconds[one.name])
+    def settle(self) -> None:
+        """Try no other one from now on."""
+        self._use([])
+
+    def _untried(self) -> list[str]:
+        return [one for one in self._names if one not in self.seconds | self._failed]
+
+    def _use(self, left: Sequence[str]) -> None:
+        self._marks, self.settled = [], not left
+        fastest = min(self.seconds, key=self.seconds.__getitem__, default=self.name)
+        self.name = left[0] if left else fastest
 
     def why(self, chunk: int | None = None, is_searched: bool = False) -> str:
         """Return the method in use, and the measurements that led to it.
@@ -93,13 +96,13 @@ class Trials:
         `chunk`: the number of layers that are exchanged together now, which a search has chosen
         since, or is trying if it `is_searched`.
         """
-        figures = [self._figure(name) for name in self._seconds]
+        figures = [self._figure(name) for name in self.seconds]
         problems = [f"{name} cannot be used: {why}" for name, why in self._failed.items()]
         told = "; ".join([*sorted(figures), *problems])
         if not self.settled:
-            return f"{self.method.name}: being tried" + (f"; {told}" if told else "")
-        reason = f"{self.method.name}: the fastest of those measured, by the step: {told}"
-        measured = self._chunks.get(self.method.name)
+            return f"{self.name}: being tried" + (f"; {told}" if told else "")
+        reason = f"{self.name}: the fastest of those measured, by the step: {told}"
+        measured = self._chunks.get(self.name)
         if chunk is None or measured is None or chunk == measured:
             return reason
         now = "now trying chunks" if is_searched else "since then in chunks"
@@ -108,7 +111,7 @@ class Trials:
     def _figure(self, name: str) -> str:
         chunk = self._chunks.get(name)
         chunks = "" if chunk is None else f" in chunks of {_layers(chunk)}"
-        return f"{name} {duration(self._seconds[name])}{chunks}"
+        return f"{name} {duration(self.seconds[name])}{chunks}"
 
 
 class Candidate(NamedTuple):
@@ -119,14 +122,34 @@ class Candidate(NamedTuple):
     make: Callable[[], ModelReplica]
 
 
-class Checked:
-    """Uses the first candidate, and tries the next if steps take longer than predicted.
+class PredictedTrials(Trials):
+    """Uses the first exchange, and tries the next if steps take longer than `predicted`.
 
-    They do if they exceed the prediction by more than the share `tolerance`; a candidate is tried
-    only if it was predicted to be faster than that. In the end the one with the shortest steps is
-    used. `on_decision` is called with the reason of each change. All ranks change together, by the
-    times of the slowest rank, and never after `num_steps`. `clock` is that of the device, which may
-    be far behind the host. A step that `accumulates` micro-batches begins with its `no_sync`.
+    They do if they exceed the prediction by more than the share `tolerance`; another one is tried
+    only if it was predicted to be faster than that.
+    """
+
+    num_settling = 2  # in which torch makes its buckets, and caches fill
+    num_measured = 8
+
+    def __init__(self, predicted: Mapping[str, float], clock: Clock, tolerance: float) -> None:
+        super().__init__(predicted, clock)
+        self._predicted, self._tolerance = predicted, tolerance
+        self.settled = len(predicted) == 1
+
+    def _untried(self) -> list[str]:
+        first, fastest_s = self._names[0], min(self.seconds.values())
+        if self.name == first and fastest_s <= (1 + self._tolerance) * self._predicted[first]:
+            return []
+        return [one for one in super()._untried() if self._predicted[one] < fastest_s]
+
+
+class Checked:
+    """A replica by the candidate that `PredictedTrials` use now.
+
+    `on_decision` is called with the reason of each change. All ranks change together, and never
+    after `num_steps`. `clock` is that of the device, which may be far behind the host. A step that
+    `accumulates` micro-batches begins with its `no_sync`.
     """
 
     def __init__(
@@ -139,15 +162,14 @@ class Checked:
         on_decision: Callable[[str], None],
         accumulates: bool = False,
     ) -> None:
-        self._candidates, self._group, self._tolerance = candidates, group, tolerance
-        self._clock = clock
-        self._last_step, self._on_decision = num_steps, on_decision
+        self._candidates = {one.name: one for one in candidates}
+        predicted = {one.name: one.predicted_s for one in candidates}
+        self._trials = PredictedTrials(predicted, clock, tolerance)
+        self._group, self._last_step, self._on_decision = group, num_steps, on_decision
         self._recorder: Recorder | None = None
         self._use(candidates[0])
-        self._measured: dict[str, float] = {}  # seconds of a step, by the candidate's name
         self._num_steps = 0
         self._accumulates = accumulates
-        self._settled = len(candidates) == 1
         self.num_searched = 0
 
     @property
@@ -192,51 +214,40 @@ class Checked:
         self._replica.close()
 
     def _begin_step(self) -> None:
-        if self._settled:
+        trials = self._trials
+        if trials.settled:
             return
-        self._starts.append(self._clock.mark())
+        trials.exchanged()
         self._num_steps += 1
-        if len(self._starts) > _NUM_CHECKED_SETTLING + _NUM_CHECKED:
-            self._judge()
-        elif self._num_steps > self._last_step:
-            self._settle()
+        num_left = self._last_step - self._num_steps
+        if trials.due:
+            trials.go_on(self._group)
+            num_left -= trials.num_settling + trials.num_measured + 1  # of another trial
+        if num_left < 0:
+            trials.settle()
+        self._follow()
 
-    def _judge(self) -> None:
-        starts = self._clock.seconds(self._starts[_NUM_CHECKED_SETTLING:])
-        own = median(end - start for start, end in pairwise(starts))
-        now, first = self._used, self._candidates[0]
-        self._measured[now.name] = max(self._group.gather(own))
-        fastest_s = min(self._measured.values())
-        was_right = fastest_s <= (1 + self._tolerance) * first.predicted_s
-        left = [one for one in self._candidates if one.name not in self._measured]
-        faster = [one for one in left if one.predicted_s < fastest_s]
-        room = self._last_step - self._num_steps > _NUM_CHECKED_SETTLING + _NUM_CHECKED
-        if (now is first and was_right) or not faster or not room:
-            self._settle()
-            return
-        other = faster[0]
-        self._on_decision(
-            f"auto: {now.name} takes {duration(self._measured[now.name])} a step, and not "
-            f"{duration(now.predicted_s)} as predicted; trying {other.name}, predicted to take "
-            f"{duration(other.predicted_s)}"
-        )
-        self._replica.close()  # before the other is made: they hook the same gradients
-        self._use(other)
-
-    def _settle(self) -> None:
-        self._settled = True
-        measured = [one for one in self._candidates if one.name in self._measured]
-        best = min(measured, key=lambda one: self._measured[one.name], default=self._used)
-        if len(measured) > 1:
+    def _follow(self) -> None:
+        """Use what the trials use now, and say why."""
+        trials, before, used = self._trials, self._used, self._candidates[self._trials.name]
+        seconds = trials.seconds
+        if trials.settled and len(seconds) > 1:
             self.num_searched = self._num_steps - 1
-            took = [f"{name} {duration(took_s)}" for name, took_s in self._measured.items()]
-            self._on_decision(f"auto: {best.name} from now on; measured {', '.join(took)}")
-        if best is not self._used:
-            self._replica.close()
-            self._use(best)
+            took = [f"{name} {duration(took_s)}" for name, took_s in seconds.items()]
+            self._on_decision(f"auto: {used.name} from now on; measured {', '.join(took)}")
+        if used is before:
+            return
+        if not trials.settled:
+            self._on_decision(
+                f"auto: {before.name} takes {duration(seconds[before.name])} a step, and not "
+                f"{duration(before.predicted_s)} as predicted; trying {used.name}, predicted to "
+                f"take {duration(used.predicted_s)}"
+            )
+        self._replica.close()  # before the other is made: they hook the same gradients
+        self._use(used)
 
     def _use(self, candidate: Candidate) -> None:
-        self._used, self._starts = candidate, list[Any]()
+        self._used = candidate
         self._replica = candidate.make()
         if self._recorder is not None:
             self._replica.record(self._recorder)

@@ -100,11 +100,21 @@ def check_same_settings(own: Settings, other: Settings, here: str, there: str) -
             )
 
 
-class Meeting(NamedTuple):
-    """A fixed group of workers, and the modules between them, which exchange no gradients now."""
+class Replicas(NamedTuple):
+    """The modules that would exchange gradients between the workers."""
 
-    group: Group
-    replicas: list[DistributedDataParallel]
+    modules: list[DistributedDataParallel]
+
+    def suspend(self) -> None:
+        """Let them exchange nothing."""
+        for one in self.modules:
+            # The first forward pass would otherwise wait for all workers, to broadcast buffers.
+            one.require_backward_grad_sync = one.require_forward_param_sync = False
+
+    def resume(self) -> None:
+        """Let them exchange gradients again."""
+        for one in self.modules:
+            one.require_backward_grad_sync = True
 
 
 def meet(
@@ -113,8 +123,8 @@ def meet(
     process_group: dist.ProcessGroup | None,
     device_mesh: DeviceMesh | None,
     deadline_s: float | None,
-) -> Meeting:
-    """Meet the other workers; all have the same settings and parameters afterwards.
+) -> tuple[Group, Replicas]:
+    """Meet the other workers, and return them; all have the same settings and parameters then.
 
     InvalidInput if settings differ, or something else than replicas is between the workers.
     """
@@ -125,7 +135,7 @@ def meet(
     for worker, row in enumerate(group.gather(settings)):
         check_same_settings(settings, row, f"worker {group.rank}", f"worker {worker}")
     _begin_equal([*trained, *model.buffers()], group)
-    return Meeting(group, replicas)
+    return group, Replicas(replicas)
 
 
 @torch.no_grad()

@@ -118,6 +118,7 @@ class DataParallel(Synchronized):
         compression = None if codec is None else Compression(codec, on_nonfinite)
         of_torch = sorted(OF_TORCH_ALONE.keys() & given.keys())
         candidates = _methods(exchange, chunk, compression, bool(of_torch))
+        self._candidates = {one.name: one for one in candidates}
         self._trials: Trials | None = None
         self._next: tuple[Method, Reducer | TorchAllReduce] | None = None
         self._tries = len(candidates) > 1
@@ -128,7 +129,7 @@ class DataParallel(Synchronized):
         if self._is_alone:
             self._why = "none: a single rank has nobody to exchange gradients with"
         elif self._tries:
-            self._trials = Trials(candidates, clock_for(self.device))
+            self._trials = Trials(self._candidates, clock_for(self.device))
 
     def _start(self) -> None:
         rank = 0 if self._is_alone else dist.get_rank(self.process_group)
@@ -177,13 +178,14 @@ class DataParallel(Synchronized):
         used = self._gradients
         trials.go_on(self._join(), used.chunk if isinstance(used, Reducer) else None)
         # Create the reducer of the method that is tried next, or that has won.
-        while self._next is None and not (trials.settled and self._method is trials.method):
+        while self._next is None and not (trials.settled and self._method.name == trials.name):
             try:
+                method = self._candidates[trials.name]
                 self._tries = not trials.settled
                 parameters = self._build_params_for_reducer()
-                prepared = self._create_reducer(trials.method, *parameters)
+                prepared = self._create_reducer(method, *parameters)
                 prepared.open()
-                self._next = trials.method, prepared
+                self._next = method, prepared
             except InvalidInput as error:  # on all ranks
                 trials.fail(error)
         if self._next is None and isinstance(self._gradients, TorchAllReduce):
@@ -295,8 +297,8 @@ class DataParallel(Synchronized):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**super().__getstate__(), "_why": self.why}
-        for name in ("_recorder", "_steps", "_balanced", "_trials", "_next"):
-            del state[name]
+        for name in ("_recorder", "_steps", "_balanced", "_candidates", "_trials", "_next"):
+            state.pop(name, None)  # a copy tries no candidates, and has none
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ import select
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -126,45 +125,34 @@ class Arena:
         held: bool | None = None,
         threads: int = 1,
     ) -> None:
-        if min(slot_nbytes, max_chunks) < 1 or num_flags < 0 or threads not in (0, 1):
-            raise ValueError("an arena has a slot, a chunk, flags, and 0 or 1 threads")
         place = find_local_ranks(group)
         self.members, self.leaders = place.members, place.leaders
         self.local_rank = place.members.index(group.rank)
         sizes = (len(place.members), slot_nbytes, max_chunks, num_flags)
-        if held is None:
-            held = len(place.leaders) > 1
+        held = len(place.leaders) > 1 if held is None else held
         fd = share(group, place, arena_nbytes(*sizes))
-        native, peers, problem = None, None, None
+        native, problem = None, None
+        # Spinning takes no core from others. In a held arena it would: there a thread waits for
+        # each chunk while its rank computes.
+        own_core = place.num_cores >= len(place.members) and not held
+        two_cores = place.num_cores >= 2 * len(place.members)
+        scale = 1 / group.world_size if scale is None else scale
         try:
-            peers = PeerProcesses(place, group.rank)
-            native = NativeArena(
-                fd,
-                self.local_rank,
-                *sizes,
-                1 / group.world_size if scale is None else scale,
-                held,
-                # own_core: spinning takes no core from others. In a held arena it would: there a
-                # thread waits for each chunk while its rank computes.
-                place.num_cores >= len(place.members) and not held,
-                place.num_cores >= 2 * len(place.members),
-                threads > 0,
-            )
+            self._peers = PeerProcesses(place, group.rank)
+            how = held, own_core, two_cores, threads > 0
+            native = NativeArena(fd, self.local_rank, *sizes, scale, *how)
         except (OSError, RuntimeError) as error:
             problem = f"shared memory: worker {group.rank} cannot map it: {error}"
         # All ranks have mapped the memory by now: without a descriptor, kill -9 cannot leak it.
         problems = [text for text in group.gather(problem) if text is not None]
         os.close(fd)
-        if native is None or peers is None or problems:
+        if native is None or problems:
             raise InvalidInput.of(problems[0])
         self.slots = tuple(torch.from_numpy(native.slot(i)) for i in range(len(place.members)))
         self.slot = self.slots[self.local_rank]
         self.flags = torch.from_numpy(native.flags()).permute(1, 2, 0)
         self._native: NativeArena | None = native
-        self._peers, self._deadline_s = peers, deadline_s
-        self._num_chunks = 0
-        self._step, self._is_open, self._is_committed = 0, False, False
-        self._posted: set[int] = set()
+        self._deadline_s, self._step, self._is_open = deadline_s, 0, False
         self._discarded: StepDiscarded | None = None
 
     def shared_result(self, step: int) -> Tensor:
@@ -189,29 +177,19 @@ class Arena:
     def set_chunks(self, chunks: Sequence[Sequence[Segment]]) -> None:
         """Set the segments of each chunk: the same on all ranks, and not within a step.
 
-        ValueError if segments overlap, leave the slot or begin within an element.
+        None overlap: two threads at once would sum them. ValueError if one leaves the slot, or
+        begins within an element.
         """
-        if self._is_open:
-            raise RuntimeError(f"the chunks cannot change within step {self._step}")
-        # Overlapping segments would be summed by two threads at once.
-        whole = [segment for chunk in chunks for segment in chunk]
-        ends = sorted((s.offset, s.offset + s.count * s.dtype.itemsize) for s in whole if s.count)
-        if any(end > start for (_, end), (start, _) in pairwise(ends)):
-            raise ValueError("segments overlap")
-        for dtype in {segment.dtype for segment in whole} - set(_DTYPES):
-            raise ValueError(f"values of type {dtype} cannot be summed")
         self._opened().set_chunks(
             [[(s.offset, s.count, _DTYPES[s.dtype]) for s in chunk] for chunk in chunks]
         )
-        self._num_chunks = len(chunks)
 
     def begin(self, step: int) -> None:
         """Begin a step. Steps are numbered from 1, on all ranks alike, and only grow."""
         if self._is_open or step <= self._step:
             raise RuntimeError(f"step {step} cannot begin in or after step {self._step}")
         self._opened().begin(step)
-        self._step, self._is_open, self._is_committed = step, True, False
-        self._posted.clear()
+        self._step, self._is_open = step, True
         self._discarded = None
 
     def copy_in(self, sources: Sequence[tuple[int, Tensor]]) -> None:
@@ -229,28 +207,20 @@ class Arena:
         self._opened().copy_out(step % 2, offset, address, nbytes)
 
     def post(self, chunk: int) -> None:
-        """Mark this rank's gradients of a chunk as complete in its slot."""
+        """Mark this rank's gradients of a chunk as complete in its slot, once a step."""
         self._check_open()
-        if not 0 <= chunk < self._num_chunks or chunk in self._posted:
-            raise ValueError(f"chunk {chunk} is not one, or was posted before")
-        self._posted.add(chunk)
         self._opened().post(chunk)
 
-    def publish(self, chunk: int) -> None:
-        """Mark a chunk as summed over all machines; only on the first rank of a held arena."""
+    def publish(self) -> None:
+        """Mark one more chunk as summed over all machines; on the first rank of a held arena."""
         self._check_open()
-        if not 0 <= chunk < self._num_chunks or self.local_rank != 0:
-            raise ValueError(f"chunk {chunk} is not one, or this is not the first rank")
         self._opened().publish()
 
     def commit(self) -> None:
         """Mark this rank's backward pass as complete; all its chunks must be posted."""
         self._check_open()
-        if len(self._posted) != self._num_chunks or self._is_committed:
-            raise RuntimeError(f"step {self._step} is committed, or has chunks not yet posted")
         if self._opened().is_discarded(self._step):
             raise self._leave_discarded()
-        self._is_committed = True
         self._opened().commit()
 
     def wait_chunk(self, chunk: int) -> None:
@@ -267,13 +237,12 @@ class Arena:
     def discard(self) -> None:
         """Discard the step on all ranks, because this rank's backward pass has failed.
 
-        Waits until no rank works on it any more. Does nothing if the step is discarded already.
+        Not after `commit`: others may use the sums then. Waits until no rank works on it any more.
+        Does nothing if the step is discarded already.
         """
         if self._discarded is not None:
             return
         self._check_open()
-        if self._is_committed:
-            raise RuntimeError(f"step {self._step} is committed: others may already use it")
         self._opened().discard()
         self._leave_discarded()
 

@@ -3,16 +3,17 @@
     with forked_from_here():                       # from now on
         start(module_command("paceline.x", "y"))   # has `paceline.x.main` run in a fork
 
-A thread of its own does the forking, and nothing else:
+A fork server (`links.forkserver`) forks them, which is a fork of this process itself:
 
-    any thread ──► thread that forks ──os.fork──► the same thread, alone, in the new process
+    a thread of its own ──os.fork──► the server, that thread alone ──os.fork──► a process a start
 
 For OpenMP a process may be forked only by a thread that has not computed in parallel: the others it
 would wait for in the fork for ever. In the fork that thread is the main one, which gets signals.
 The kernel ends a fork together with the thread that made it, so the thread stays until the end.
 
-Memory is shared until it is written to. Descriptors are not: sockets, pipes and what else belongs
-to this process are taken away from a fork, and a file that is only read gets a position of its own.
+Processes have the objects of the moment at which the context began. Memory is shared until it is
+written to. Descriptors are not: sockets, pipes and what else belongs to this process are taken away
+from a fork, and a file that is only read gets a position of its own.
 """
 
 import ctypes
@@ -21,180 +22,90 @@ import gc
 import importlib
 import io
 import os
-import select
 import signal
+import socket
 import stat
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NoReturn, TextIO
 
 from paceline.core.errors import InvalidInput
-from paceline.links.failpoints import reach
-from paceline.links.forkserver import ForkRequest, become
+from paceline.links import processes
+from paceline.links.forkserver import OF_WORKERS, ForkRequest, ForkServer, become, listen
 from paceline.links.signals import SIGNALS
 from paceline.native import die_with_parent
 
 _OPEN = Path("/proc/self/fd")
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}  # see mallopt(3)
 _MOST_INT = 2**31 - 1
-_READY_S = 60.0
 _CHECK_S = 60.0  # for a GPU's driver on a busy machine
-
-
-class Fork:
-    """A process that was forked from this one: as a subprocess.Popen in what is asked of it."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        """Return the exit code, negative for a signal; None while it runs."""
-        return self._wait(os.WNOHANG)
-
-    def wait(self) -> int | None:
-        """Wait for its end, and return the exit code."""
-        return self._wait(0)
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal, if it runs."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def _wait(self, options: int) -> int | None:
-        if self.returncode is None:
-            try:
-                found, status = os.waitpid(self.pid, options)
-            except ChildProcessError:  # the program waits for all its children: the code is lost
-                found, status = self.pid, 0
-            if found and self.returncode is None:  # a handler of a signal may have been faster
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
-
-
-class _ForkingThread:
-    """The thread that forks for this process."""
-
-    def __init__(self) -> None:
-        self.of = os.getpid()
-        self._requests: SimpleQueue[tuple[Callable[[], None], SimpleQueue[int | OSError]] | None]
-        self._requests = SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="paceline forks", daemon=True)
-        self._thread.start()
-
-    def fork(self, run: Callable[[], None]) -> Fork:
-        """Fork a process that runs this, and then ends. Raises OSError if there can be no more."""
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # there may be none, or one of the user's
-                stream.flush()
-        answer: SimpleQueue[int | OSError] = SimpleQueue()
-        self._requests.put((run, answer))
-        found = answer.get()
-        if isinstance(found, OSError):
-            raise found
-        return Fork(found)
-
-    def close(self) -> None:
-        """End the thread, and with it what it has forked."""
-        self._requests.put(None)
-        self._thread.join()
-
-    def _serve(self) -> None:
-        # A signal waits until a fork has let go of the handlers of this program.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        while (request := self._requests.get()) is not None:
-            run, answer = request
-            try:
-                answer.put(self._fork(run, before))
-            except OSError as error:
-                answer.put(error)
-
-    def _fork(self, run: Callable[[], None], mask: Iterable[int]) -> int:
-        """Fork, and return the number of the new process once it would end with this thread."""
-        readable, writable = os.pipe()
-        try:
-            with warnings.catch_warnings():  # Python warns of forks of processes with threads
-                warnings.simplefilter("ignore", DeprecationWarning)
-                pid = os.fork()
-            if pid == 0:
-                _run(run, self.of, mask, writable)
-            os.close(writable)
-            writable = -1
-            # It is so also if the process has ended, but not if a hook of the program hangs there.
-            if not _is_readable(readable, _READY_S):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                raise OSError(f"a process that was forked was not ready within {_READY_S:g} s")
-            return pid
-        finally:
-            os.close(readable)
-            if writable >= 0:
-                os.close(writable)
-
-
-class _Forking:
-    """Whether processes are forked from here, how many have asked for it, and the thread."""
-
-    def __init__(self) -> None:
-        self.num_users = 0
-        self.lock = threading.Lock()
-        self.thread: _ForkingThread | None = None
-
-
-_forking = _Forking()
 
 
 @contextmanager
 def forked_from_here() -> Iterator[None]:
     """Have processes of this package forked from this one meanwhile.
 
-    None of them outlives it. Raises InvalidInput if what they compute with does not survive a fork.
+    None of them outlives it. Raises InvalidInput if what they compute with does not survive a fork,
+    OSError if there can be no more processes.
     """
-    with _forking.lock:
-        _forking.num_users += 1
+    address, listener = listen()
+    with listener:
+        server = _Server(listener)
+    entry = threading.get_ident(), address
+    processes.servers_from_here.append(entry)
     try:
         _check()
         yield
     finally:
-        with _forking.lock:
-            _forking.num_users -= 1
-            if not _forking.num_users and _forking.thread is not None:
-                thread, _forking.thread = _forking.thread, None
-                thread.close()
+        processes.servers_from_here.remove(entry)
+        server.close()
 
 
-def is_forking() -> bool:
-    """Return True if processes of this package are forked from this one."""
-    return _forking.num_users > 0
+class _Server:
+    """A fork of this process that forks others, and the thread with which all of them end."""
 
+    def __init__(self, listener: socket.socket) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # there may be none, or one of the user's
+                stream.flush()
+        self._listener, self._of = listener, os.getpid()
+        self._forked = SimpleQueue[int | OSError]()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._fork, name="paceline forks", daemon=True)
+        self._thread.start()
+        found = self._forked.get()
+        if isinstance(found, OSError):
+            raise found
+        self._pid = found
 
-def fork(
-    module: str, arguments: list[str], environment: Mapping[str, str], fds: Mapping[int, int]
-) -> Fork:
-    """Fork a process that runs a module's `main`.
+    def _fork(self) -> None:
+        # A signal waits until the fork has let go of the handlers of this program.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            with warnings.catch_warnings():  # Python warns of forks of processes with threads
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+        except OSError as error:
+            self._forked.put(error)
+            return
+        if pid == 0:
+            _serve(self._listener, self._of, before)
+        self._forked.put(pid)
+        self._is_over.wait()
 
-    `fds` are descriptors of this process under the numbers that they shall have in the other.
-    Raises OSError if there can be no more processes.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    command, folder = [module, *arguments], str(Path.cwd())
-    own = list(fds.values())
-    request = ForkRequest(command, dict(environment), folder, cores, list(fds), own)
-    return _thread().fork(partial(_run_module, request))
-
-
-def _thread() -> _ForkingThread:
-    # A fork that forks again has the object, but not the thread.
-    if _forking.thread is None or _forking.thread.of != os.getpid():
-        _forking.thread = _ForkingThread()
-    return _forking.thread
+    def close(self) -> None:
+        """Kill the server, with which the kernel ends what it has forked."""
+        with suppress(ProcessLookupError, ChildProcessError):  # the program waits for all children
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        self._is_over.set()
+        self._thread.join()
 
 
 def _check() -> None:
@@ -202,12 +113,11 @@ def _check() -> None:
 
     if not num_gpus():  # cores alone can always be computed with
         return
-    tried = _thread().fork(_exit_unless_able)
-    pidfd = os.pidfd_open(tried.pid)
-    has_ended = _is_readable(pidfd, _CHECK_S)
-    os.close(pidfd)
-    tried.send_signal(signal.SIGKILL)
-    if tried.wait() or not has_ended:
+    try:
+        code = processes.output(processes.module_command(__name__), _CHECK_S).returncode
+    except TimeoutError:
+        code = 1
+    if code:
         raise InvalidInput(
             "model",
             "a recipe's workers are forked from this program, which has used a GPU, or gone "
@@ -216,28 +126,22 @@ def _check() -> None:
         )
 
 
-def _is_readable(fd: int, within_s: float) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(within_s * 1e3))
-
-
-def _exit_unless_able() -> None:
+def main() -> None:
+    """End this fork with code 1 unless it can compute on all of its devices."""
     from paceline.links.devices import can_compute_in_fork
 
     if not can_compute_in_fork():
         sys.exit(1)
 
 
-def _run(run: Callable[[], None], parent: int, mask: Iterable[int], ready: int) -> NoReturn:
-    """Run this in a fork to its end, as Python runs a program, and end the process.
+def _serve(listener: socket.socket, parent: int, mask: Iterable[int]) -> NoReturn:
+    """Fork what is asked for; in a fork, run that as Python runs a program, and end the process.
 
-    `mask`: the signals that are blocked. `ready` is written to when it handles the others.
-    Nothing that the forked program would do at its end is done, and nothing of it is freed.
+    `mask`: the signals that are blocked in the program. Nothing that it would do at its end is
+    done, and nothing of it is freed.
     """
     code: object = 1
     try:
-        reach("fork.began")
         die_with_parent(parent)
         gc.freeze()  # a collection would write to, and so copy, all of it
         for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
@@ -246,8 +150,8 @@ def _run(run: Callable[[], None], parent: int, mask: Iterable[int], ready: int) 
         signal.set_wakeup_fd(-1)
         # Those that end a run wait until this is one of its processes.
         signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, *SIGNALS})
-        os.write(ready, b"!")
-        run()
+        _let_go([listener.fileno()])
+        _run_module(ForkServer(listener).serve())
         code = 0
     except SystemExit as error:
         code = error.code or 0
@@ -264,13 +168,12 @@ def _run(run: Callable[[], None], parent: int, mask: Iterable[int], ready: int) 
 
 def _run_module(request: ForkRequest) -> None:
     """Become the process that was asked for, and run its module."""
-    request.received = [os.dup(fd) for fd in request.received]
     _let_go(request.received)
     become(request)
     sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
     _keep_memory()
-    sys.argv = request.command
-    importlib.import_module(request.command[0]).main()
+    sys.argv = request.command[1 + len(OF_WORKERS) :]
+    importlib.import_module(sys.argv[0]).main()
 
 
 def _stream(fd: int, mode: str) -> TextIO:

@@ -106,7 +106,7 @@ def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
     `environment` is the one with which this process was started.
     """
     retitle([sys.executable, "-m", "paceline.links.forkserver"])
-    request = _ForkServer(listener, environment).serve()
+    request = ForkServer(listener, environment).serve()
     # sklearn sets KMP_INIT_AT_FORK when it is imported: what is imported here has to see that too.
     by_imports = {name: os.environ[name] for name in os.environ.keys() - environment.keys()}
     by_imports.pop(_NVML_CHECK, None)
@@ -122,11 +122,16 @@ def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
     run(request.command)
 
 
-class _ForkServer:
-    """The loop of a fork server. `forked` is the request that a child has to carry out."""
+class ForkServer:
+    """The loop of a fork server. `forked` is the request that a child has to carry out.
 
-    def __init__(self, listener: socket.socket, environment: Mapping[str, str]) -> None:
-        self._read_once = _read_once(environment)
+    `environment`: that in which libraries were loaded; None: who asks takes them as they are.
+    """
+
+    def __init__(
+        self, listener: socket.socket, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._read_once = None if environment is None else _read_once(environment)
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._pids: dict[socket.socket, int] = {}
@@ -176,14 +181,19 @@ class _ForkServer:
             self._fork(connection, request)
 
     def _fork(self, connection: socket.socket, request: ForkRequest) -> None:
-        differing = self._read_once ^ _read_once(request.environment)
-        if differing:
-            names = ", ".join(sorted({name for name, _ in differing}))
-            self._answer(connection, {"refused": f"it has another {names}"})
+        server, pid, refused = os.getpid(), -1, ""
+        if self._read_once is not None:
+            differing = self._read_once ^ _read_once(request.environment)
+            refused = ", ".join(sorted({f"it has another {name}" for name, _ in differing}))
+        if not refused:
+            try:
+                pid = os.fork()
+            except OSError as error:
+                refused = str(error)
+        if refused:
+            self._answer(connection, {"refused": refused})
             _close(request.received)
             return
-        server = os.getpid()
-        pid = os.fork()
         if pid == 0:
             die_with_parent(server)
             self.forked = request

@@ -23,13 +23,14 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import IO
 
-from paceline.links import forking, signals
+from paceline.links import signals
 from paceline.links.forkserver import ADDRESS, MAX_NBYTES, OF_WORKERS, ForkRequest, run_module
 from paceline.native import die_with_parent
 
@@ -40,6 +41,8 @@ TERMINATION_S = 2.0  # for a process to end its own children and write what it k
 _ANSWER_S = 120.0  # for the fork server to import its modules on a busy machine
 PARENT = "PACELINE_LAUNCHER"
 _RUN = [sys.executable, *OF_WORKERS]
+# Fork servers that are forks of this process (`links.forking`), each with the thread that made it.
+servers_from_here: list[tuple[int, str]] = []
 
 
 def is_started_by_parent() -> bool:
@@ -50,7 +53,7 @@ def is_started_by_parent() -> bool:
 class Process:
     """A process that was started here; it is readable for a selector once it has ended."""
 
-    def __init__(self, child: subprocess.Popen[bytes] | forking.Fork) -> None:
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
         self.pid = child.pid
         self._child = child
         self._pidfd = os.pidfd_open(child.pid)
@@ -162,12 +165,12 @@ def start(
     with Path(os.devnull).open() as nothing:
         fds = {0: nothing.fileno(), 1: _number(stdout, 1), 2: _number(stderr, 2)}
         fds |= {fd: fd for fd in pass_fds}
-        if forking.is_forking() and command[: len(_RUN)] == _RUN:
-            module, *arguments = command[len(_RUN) :]
-            return Process(forking.fork(module, arguments, whole, fds))
+        if servers_from_here and command[: len(_RUN)] == _RUN:
+            own = [one for thread, one in servers_from_here if thread == threading.get_ident()]
+            return fork(command, whole, fds, own[-1] if own else servers_from_here[-1][1])
         if ADDRESS in os.environ and is_python:
             with suppress(OSError):  # else the ordinary way
-                return fork(command, whole, fds)
+                return fork(command, whole, fds, os.environ[ADDRESS])
     with signals_held(command):
         child = subprocess.Popen(  # noqa: S603 - a command of our own
             command,
@@ -195,9 +198,12 @@ def _number(file: int | IO[bytes] | None, default: int) -> int:
 
 
 def fork(
-    command: Sequence[str], environment: Mapping[str, str], fds: Mapping[int, int]
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    fds: Mapping[int, int],
+    address: str,
 ) -> ForkedProcess:
-    """Have the server fork a process for the command line of a Python program.
+    """Have the server at an address fork a process for the command line of a Python program.
 
     `fds` are descriptors of this process under the numbers that they shall have in the other.
     Raises OSError if there is no server, or it cannot.
@@ -206,7 +212,7 @@ def fork(
     request = ForkRequest(list(command), dict(environment), str(Path.cwd()), cores, list(fds))
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        connection.connect("\0" + os.environ[ADDRESS])
+        connection.connect("\0" + address)
         socket.send_fds(connection, [json.dumps(vars(request)).encode()], list(fds.values()))
         _await_readable(connection, _ANSWER_S)
         answer = json.loads(connection.recv(MAX_NBYTES, socket.MSG_DONTWAIT) or "{}")

@@ -106,16 +106,7 @@ def joined(
         timeout = _timeout_of(process_group, device)
         deadline_s = timeout.total_seconds()
     rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
-    member = myself(rank, device)
-    control = process_group
-    # Values in host memory need gloo: nccl would make the host wait for the GPU.
-    if dist.get_backend(process_group) != "gloo":
-        control = dist.new_group(
-            dist.get_process_group_ranks(process_group),
-            backend="gloo",
-            timeout=timeout,
-            use_local_synchronization=process_group is not None,
-        )
+    member, control = myself(rank, device), _gloo_beside(process_group, timeout)
     unknown = Group(
         rank, world_size, device, (member,) * world_size, None, control, deadline_s, process_group
     )
@@ -125,6 +116,21 @@ def joined(
     near = [one for one in members if (one.boot_id, one.pid_namespace) == here[2:4]]
     let_forks_go_of(one.pid for one in near)
     return replace(unknown, members=members)
+
+
+def _gloo_beside(
+    process_group: dist.ProcessGroup | None, timeout: timedelta | None
+) -> dist.ProcessGroup | None:
+    """Return a group for values in host memory: nccl would make the host wait for the GPU."""
+    if dist.get_backend(process_group) == "gloo":
+        return process_group
+    made: dist.ProcessGroup | None = dist.new_group(
+        dist.get_process_group_ranks(process_group),
+        backend="gloo",
+        timeout=timeout,
+        use_local_synchronization=process_group is not None,
+    )
+    return made
 
 
 def with_own_connections(group: Group) -> Group:

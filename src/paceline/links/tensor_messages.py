@@ -9,24 +9,24 @@ from torch import Tensor
 from paceline.links.group import Group
 
 Tensors = dict[str, Tensor]
-_Spec = list[tuple[str, str, list[int]]]  # name, type, shape
+Spec = list[tuple[str, str, list[int]]]  # name, type, shape
 
 
 def gather_tensors(tensors: Mapping[str, Tensor], group: Group) -> list[Tensors]:
     """Return every rank's tensors on rank 0, in host memory and in rank order; [] on the others."""
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    specs: list[_Spec] = group.gather(_spec(own))
+    specs: list[Spec] = group.gather(spec_of(own))
     if group.rank != 0:
         with group.naming_lost_ranks():
             for tensor in own.values():
-                dist.send(_bytes(tensor), group=group.control, group_dst=0)
+                dist.send(bytes_of(tensor), group=group.control, group_dst=0)
         return []
     found = [own]
     for rank, spec in enumerate(specs[1:], 1):
-        received = {name: _empty(dtype, shape) for name, dtype, shape in spec}
+        received = {name: empty_of(dtype, shape) for name, dtype, shape in spec}
         with group.naming_lost_ranks():
             for tensor in received.values():
-                dist.recv(_bytes(tensor), group=group.control, group_src=rank)
+                dist.recv(bytes_of(tensor), group=group.control, group_src=rank)
         found.append(received)
     return found
 
@@ -34,27 +34,29 @@ def gather_tensors(tensors: Mapping[str, Tensor], group: Group) -> list[Tensors]
 def broadcast_tensors(tensors: Mapping[str, Tensor], group: Group) -> Tensors:
     """Return rank 0's tensors on all ranks, in host memory; the others' arguments do not count."""
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    spec: _Spec = group.gather(_spec(own) if group.rank == 0 else [])[0]
+    spec: Spec = group.gather(spec_of(own) if group.rank == 0 else [])[0]
     if group.rank != 0:
-        own = {name: _empty(dtype, shape) for name, dtype, shape in spec}
+        own = {name: empty_of(dtype, shape) for name, dtype, shape in spec}
     if group.world_size > 1:
         with group.naming_lost_ranks():
             for name, _, _ in spec:
-                dist.broadcast(_bytes(own[name]), group=group.control, group_src=0)
+                dist.broadcast(bytes_of(own[name]), group=group.control, group_src=0)
     return own
 
 
-def _spec(tensors: Tensors) -> _Spec:
+def spec_of(tensors: Tensors) -> Spec:
+    """Return what a receiver has to know of tensors before they come."""
     return [
         (name, str(one.dtype).removeprefix("torch."), list(one.shape))
         for name, one in tensors.items()
     ]
 
 
-def _empty(dtype: str, shape: list[int]) -> Tensor:
+def empty_of(dtype: str, shape: list[int]) -> Tensor:
+    """Return memory for a tensor of a spec."""
     return torch.empty(shape, dtype=getattr(torch, dtype))
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    # As bytes, for gloo does not send all types.
+def bytes_of(tensor: Tensor) -> Tensor:
+    """Return a tensor as bytes, for gloo does not send all types."""
     return tensor.reshape(-1).view(torch.uint8)

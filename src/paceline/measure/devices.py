@@ -66,7 +66,7 @@ class DeviceFigures(BaseModel, frozen=True):
 def measure_device(sampler: Sampler, device: torch.device) -> DeviceFigures:
     """Measure this rank's device, while the other ranks do the same."""
     # A GPU would need little work so briefly that its launches were measured.
-    is_large = device_of(device).memory is not None
+    is_large = device_of(device).memory_nbytes() is not None
     num_images, num_rows, numel = (64, 2048, 1 << 26) if is_large else (8, 256, 1 << 24)
     value = torch.ones(1, device=device)
 

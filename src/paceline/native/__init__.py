@@ -1,7 +1,8 @@
 """The C++ part of Paceline: shared-memory sums, codecs, casts, and steps of dense networks.
 
 `Arena` sums gradients for `links/arena.py`, and so for the exchange of strategy `host`; all other
-exchanges are torch.distributed's. `codecs/` calls what ends in `_into`, for tensors on the CPU.
+exchanges are torch.distributed's. `codecs/` calls `Codebook`, `FourBitTable` and `cast_into`, for
+tensors on the CPU.
 `sum_into` is the arena's sum of two tensors, by which tests compare it with torch.
 """
 
@@ -17,11 +18,7 @@ from paceline.native._native import (
     Status,
     arena_nbytes,
     cast_into,
-    decode_four_bit_into,
-    decode_into,
     die_with_parent,
-    encode_four_bit_into,
-    encode_into,
     instruction_sets,
     sum_into,
 )
@@ -38,11 +35,7 @@ __all__ = [
     "Status",
     "arena_nbytes",
     "cast_into",
-    "decode_four_bit_into",
-    "decode_into",
     "die_with_parent",
-    "encode_four_bit_into",
-    "encode_into",
     "instruction_sets",
     "sum_into",
 ]

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "kernels.hpp"
 #include "layout.hpp"
 #include "mapping.hpp"
-#include "sum.hpp"
 
 namespace paceline {
 

@@ -1,50 +1,39 @@
-// Values in blocks, and threads that share the blocks out.
+// Kernels on many values: blocks of them, which several threads share out.
 
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
-#include <thread>
-#include <vector>
+#include <cstdint>
 
-#include "default_arithmetic.hpp"
+#include "kernels.hpp"
 
 namespace paceline {
 
-// Values that are encoded in blocks.
+// Values that are encoded in blocks. All but the last have a whole number of bytes.
 struct Blocks {
     std::size_t count;
     std::size_t block_size;
-};
 
-namespace {
+    std::size_t num() const { return (count + block_size - 1) / block_size; }
+};
 
 // Fewer values are encoded before a second thread has begun.
 constexpr std::size_t worth_a_thread = std::size_t{1} << 18;
 
-template <class Each>
-void for_blocks(Blocks blocks, std::size_t first, std::size_t end, const Each& each) {
-    const DefaultArithmetic arithmetic;
-    for (std::size_t block = first; block < end; ++block) {
-        const std::size_t begin = block * blocks.block_size;
-        each(block, begin, std::min(blocks.block_size, blocks.count - begin));
-    }
-}
+// Round values to float16 or bfloat16; see CastKernel. Throws std::invalid_argument for another
+// type.
+std::size_t cast(const Kernels& kernels, DType dtype, const float* values, std::size_t count,
+                 std::uint16_t* rounded, std::size_t num_threads);
 
-// Call each(thread, block, first value, number of values) for all blocks.
-template <class Each>
-void share_out(Blocks blocks, std::size_t num_threads, const Each& each) {
-    const std::size_t num_blocks = (blocks.count + blocks.block_size - 1) / blocks.block_size;
-    const std::size_t most = std::max<std::size_t>(1, blocks.count / worth_a_thread);
-    const std::size_t used = std::clamp<std::size_t>(num_threads, 1, most);
-    const auto part = [&](std::size_t thread) {
-        for_blocks(blocks, num_blocks * thread / used, num_blocks * (thread + 1) / used,
-                   [&](auto... place) { each(thread, place...); });
-    };
-    std::vector<std::jthread> others;
-    for (std::size_t thread = 1; thread < used; ++thread) others.emplace_back(part, thread);
-    part(0);
-}
+// Return how many values are not finite. A block's scale is what stands in `scales`, or what is
+// written there: its largest magnitude.
+template <class Table>
+std::size_t encode(const Kernels& kernels, const Table& table, Blocks blocks, const float* values,
+                   float* scales, bool finds_scales, std::uint8_t* codes, std::size_t num_threads);
 
-}  // namespace
+// Write, or add, the values of codes.
+template <class Table>
+void decode(const Kernels& kernels, const Table& table, Blocks blocks, const std::uint8_t* codes,
+            const float* scales, float* values, bool adds, std::size_t num_threads);
+
 }  // namespace paceline

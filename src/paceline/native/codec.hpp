@@ -1,4 +1,5 @@
-// Eight bits a value by a table of 128 magnitudes; codecs/blockwise.py specifies every bit.
+// Float32 rounded to 16-bit types, and codes of eight and of four bits by tables of magnitudes.
+// codecs/codec.py, codecs/blockwise.py and codecs/four_bit.py specify every bit.
 
 #pragma once
 
@@ -7,15 +8,24 @@
 #include <cstdint>
 #include <vector>
 
-#include "sum.hpp"
-
 namespace paceline {
 
-constexpr std::size_t num_magnitudes = 128;
+// Round values to nearest even; write zero for those that are not finite in the type, and return
+// how many they are.
+using CastKernel = std::size_t (*)(const float* values, std::size_t count, std::uint16_t* rounded);
 
-// A table, prepared for finding the nearest magnitude with one load and one comparison: the upper
-// 16 bits of a float32 choose an entry, and no more than one threshold has the same upper bits.
+// Return the largest finite magnitude; add to `num_nonfinite` how many are not finite.
+using AbsmaxKernel = float (*)(const float* values, std::size_t count, std::size_t& num_nonfinite);
+
+constexpr std::size_t num_magnitudes = 128;
+constexpr std::size_t num_four_bit_magnitudes = 8;
+
+// A table of eight bits, prepared for finding the nearest magnitude with one load and one
+// comparison: the upper 16 bits of a float32 choose an entry, and no more than one threshold has
+// the same upper bits.
 struct Codebook {
+    static constexpr std::size_t values_per_byte = 1;
+
     // Magnitudes and thresholds ascend; thresholds[i] lies between magnitudes[i] and the next.
     // Throws std::invalid_argument if they do not, or if two thresholds share their upper bits.
     Codebook(const std::vector<float>& magnitudes, const std::vector<float>& thresholds);
@@ -29,30 +39,28 @@ struct Codebook {
     std::array<std::uint32_t, num_magnitudes> tree;
 };
 
-struct CodecKernels {
-    // Return the largest finite magnitude; add to `num_nonfinite` how many are not finite.
-    float (*absmax)(const float* values, std::size_t count, std::size_t& num_nonfinite);
-    void (*encode)(const Codebook& book, const float* values, float scale, std::size_t count,
-                   std::uint8_t* codes);
-    void (*decode)(const Codebook& book, const std::uint8_t* codes, float scale, std::size_t count,
-                   float* values);
-    // Add what `decode` gives to `total`.
-    void (*add)(const Codebook& book, const std::uint8_t* codes, float scale, std::size_t count,
-                float* total);
+// A table of four bits. Values 2i and 2i + 1 are in the lower and the upper half of byte i; the
+// upper half that an odd number of values leaves over is zero.
+struct FourBitTable {
+    static constexpr std::size_t values_per_byte = 2;
+
+    // As for a Codebook, of eight magnitudes.
+    FourBitTable(const std::vector<float>& magnitudes, const std::vector<float>& thresholds);
+
+    std::array<float, num_four_bit_magnitudes> magnitudes;
+    std::array<std::int32_t, num_four_bit_magnitudes - 1> thresholds;  // their bits
 };
 
-// The kernels for an instruction set, or nullptr if this processor or build does not have it.
-const CodecKernels* codec_kernels_of(InstructionSet set);
-
-struct Blocks;
-
-// Return how many values are not finite. A block's scale is what stands in `scales`, or what is
-// written there: its largest magnitude.
-std::size_t encode(const CodecKernels& kernels, const Codebook& book, Blocks blocks,
-                   const float* values, float* scales, bool finds_scales, std::uint8_t* codes,
-                   std::size_t num_threads);
-void decode(const CodecKernels& kernels, const Codebook& book, Blocks blocks,
-            const std::uint8_t* codes, const float* scales, float* values, bool adds,
-            std::size_t num_threads);
+// Kernels for the values of one block.
+template <class Table>
+struct CodecKernels {
+    void (*encode)(const Table& table, const float* values, float scale, std::size_t count,
+                   std::uint8_t* codes);
+    void (*decode)(const Table& table, const std::uint8_t* codes, float scale, std::size_t count,
+                   float* values);
+    // Add what `decode` gives to `total`.
+    void (*add)(const Table& table, const std::uint8_t* codes, float scale, std::size_t count,
+                float* total);
+};
 
 }  // namespace paceline

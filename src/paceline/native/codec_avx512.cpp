@@ -2,27 +2,11 @@
 
 #include <immintrin.h>
 
-#include "codec_plain.hpp"
+#include "codec_lanes.hpp"
 
 namespace paceline {
 namespace {
 
-constexpr std::size_t width = 16;
-
-float absmax(const float* values, std::size_t count, std::size_t& num_nonfinite) {
-    const __m512i infinity = _mm512_set1_epi32(static_cast<int>(infinity_bits));
-    const __m512i no_sign = _mm512_set1_epi32(static_cast<int>(~sign_bit));
-    __m512i largest = _mm512_setzero_si512();
-    std::size_t i = 0;
-    for (; i + width <= count; i += width) {
-        const __m512i magnitude = _mm512_and_si512(_mm512_loadu_si512(values + i), no_sign);
-        const __mmask16 finite = _mm512_cmplt_epi32_mask(magnitude, infinity);
-        num_nonfinite += width - static_cast<std::size_t>(_mm_popcnt_u32(finite));
-        largest = _mm512_mask_max_epi32(largest, finite, largest, magnitude);
-    }
-    const float rest = absmax_plain(values + i, count - i, num_nonfinite);
-    return std::max(rest, float_of(static_cast<std::uint32_t>(_mm512_reduce_max_epi32(largest))));
-}
 
 // The thresholds in registers: many processors make a gather of single loads, and then these steps
 // are faster.
@@ -62,16 +46,16 @@ void encode(const Codebook& book, const float* values, float scale, std::size_t 
         return;
     }
     const Thresholds thresholds(book);
-    const __m512i infinity = _mm512_set1_epi32(static_cast<int>(infinity_bits));
-    const __m512i no_sign = _mm512_set1_epi32(static_cast<int>(~sign_bit));
-    const __m512i sign = _mm512_set1_epi32(static_cast<int>(sign_bit));
+    const __m512i largest = _mm512_set1_epi32(largest_finite);
+    const __m512i without_sign = _mm512_set1_epi32(no_sign);
+    const __m512i sign = _mm512_set1_epi32(~no_sign);
     const __m512i negative = _mm512_set1_epi32(num_magnitudes);
     const __m512 divisor = _mm512_set1_ps(scale);
     std::size_t i = 0;
     for (; i + width <= count; i += width) {
         const __m512i all = _mm512_loadu_si512(values + i);
-        const __m512i magnitude = _mm512_and_si512(all, no_sign);
-        const __mmask16 finite = _mm512_cmplt_epi32_mask(magnitude, infinity);
+        const __m512i magnitude = _mm512_and_si512(all, without_sign);
+        const __mmask16 finite = _mm512_cmple_epi32_mask(magnitude, largest);
         const __m512 quotient = _mm512_maskz_div_ps(finite, _mm512_castsi512_ps(magnitude), divisor);
         const __m512i index = thresholds.below(_mm512_castps_si512(quotient));
         const __mmask16 nonzero = _mm512_test_epi32_mask(index, index);
@@ -79,7 +63,7 @@ void encode(const Codebook& book, const float* values, float scale, std::size_t 
         const __m512i code = _mm512_mask_or_epi32(index, signs, index, negative);
         _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + i), _mm512_cvtepi32_epi8(code));
     }
-    encode_plain(book, values + i, scale, count - i, codes + i);
+    lanes::encode(book, values + i, scale, count - i, codes + i);
 }
 
 // The magnitudes in registers: four pairs of them, of which a code's bits 5 and 6 choose one.
@@ -117,7 +101,7 @@ void decode(const Codebook& book, const std::uint8_t* codes, float scale, std::s
     for (; i + width <= count; i += width) {
         _mm512_storeu_ps(values + i, _mm512_mul_ps(magnitudes.of(codes + i), factor));
     }
-    decode_plain(book, codes + i, scale, count - i, values + i);
+    lanes::decode<false>(book, codes + i, scale, count - i, values + i);
 }
 
 void add(const Codebook& book, const std::uint8_t* codes, float scale, std::size_t count,
@@ -129,12 +113,12 @@ void add(const Codebook& book, const std::uint8_t* codes, float scale, std::size
         const __m512 value = _mm512_mul_ps(magnitudes.of(codes + i), factor);
         _mm512_storeu_ps(total + i, _mm512_add_ps(_mm512_loadu_ps(total + i), value));
     }
-    add_plain(book, codes + i, scale, count - i, total + i);
+    lanes::decode<true>(book, codes + i, scale, count - i, total + i);
 }
 
 }  // namespace
 
-extern const CodecKernels avx512_codec_kernels;
-const CodecKernels avx512_codec_kernels = {absmax, encode, decode, add};
+extern const CodecKernels<Codebook> avx512_codec_kernels;
+const CodecKernels<Codebook> avx512_codec_kernels = {encode, decode, add};
 
 }  // namespace paceline

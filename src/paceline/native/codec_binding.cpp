@@ -1,4 +1,4 @@
-// The codec kernels, for Python. Sizes are checked here: what lies below trusts its caller.
+// Casts and codes, for Python. Sizes are checked here: what lies below trusts its caller.
 
 #include <cstdint>
 #include <string>
@@ -10,7 +10,6 @@
 #include <nanobind/stl/vector.h>
 
 #include "blocks.hpp"
-#include "codec.hpp"
 
 namespace nb = nanobind;
 
@@ -19,51 +18,81 @@ namespace {
 using namespace paceline;
 
 template <class T>
-using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Array = nb::ndarray<nb::pytorch, T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = Array<float>;
 using Codes = Array<std::uint8_t>;
 
-Blocks blocks_of(const Floats& values, const Codes& codes, const Floats& scales,
-                 std::size_t block_size) {
-    const std::size_t count = values.size();
-    if (block_size == 0) throw nb::value_error("a block has at least one value");
-    if (codes.size() != count || scales.size() != (count + block_size - 1) / block_size) {
-        throw nb::value_error("values, codes and scales do not fit together");
+std::size_t cast_into(const Codes& rounded, const Floats& values, DType dtype,
+                      std::size_t num_threads, const std::string& instruction_set) {
+    const bool is_aligned = reinterpret_cast<std::uintptr_t>(rounded.data()) % 2 == 0;
+    if (rounded.size() != 2 * values.size() || !is_aligned) {
+        throw nb::value_error("two aligned bytes are needed for each value");
     }
-    return {count, block_size};
+    const Kernels& kernels = kernels_named(instruction_set);
+    const nb::gil_scoped_release released;
+    auto* target = reinterpret_cast<std::uint16_t*>(rounded.data());
+    return cast(kernels, dtype, values.data(), values.size(), target, num_threads);
 }
 
-std::size_t encode_into(const Codes& codes, const Floats& scales, const Floats& values,
-                        std::size_t block_size, const Codebook& book, bool finds_scales,
+template <class Table>
+Blocks blocks_of(const Floats& values, const Codes& codes, const Floats& scales,
+                 std::size_t block_size) {
+    if (block_size == 0) throw nb::value_error("a block has at least one value");
+    constexpr std::size_t per_byte = Table::values_per_byte;
+    const Blocks blocks{values.size(), block_size};
+    // The values of a byte would be those of two blocks.
+    if (block_size % per_byte != 0 && blocks.num() > 1) {
+        throw nb::value_error("a block has an even number of values");
+    }
+    const std::size_t num_bytes = (values.size() + per_byte - 1) / per_byte;
+    if (codes.size() != num_bytes || scales.size() != blocks.num()) {
+        throw nb::value_error("values, codes and scales do not fit together");
+    }
+    return blocks;
+}
+
+template <class Table>
+std::size_t encode_into(const Table& table, const Codes& codes, const Floats& scales,
+                        const Floats& values, std::size_t block_size, bool finds_scales,
                         std::size_t num_threads, const std::string& instruction_set) {
-    const Blocks blocks = blocks_of(values, codes, scales, block_size);
-    const CodecKernels& kernels = *codec_kernels_of(instruction_set_named(instruction_set));
+    const Blocks blocks = blocks_of<Table>(values, codes, scales, block_size);
+    const Kernels& kernels = kernels_named(instruction_set);
     const nb::gil_scoped_release released;
-    return encode(kernels, book, blocks, values.data(), scales.data(), finds_scales, codes.data(),
+    return encode(kernels, table, blocks, values.data(), scales.data(), finds_scales, codes.data(),
                   num_threads);
 }
 
-void decode_into(const Floats& values, const Codes& codes, const Floats& scales,
-                 std::size_t block_size, const Codebook& book, bool adds, std::size_t num_threads,
+template <class Table>
+void decode_into(const Table& table, const Floats& values, const Codes& codes, const Floats& scales,
+                 std::size_t block_size, bool adds, std::size_t num_threads,
                  const std::string& instruction_set) {
-    const Blocks blocks = blocks_of(values, codes, scales, block_size);
-    const CodecKernels& kernels = *codec_kernels_of(instruction_set_named(instruction_set));
+    const Blocks blocks = blocks_of<Table>(values, codes, scales, block_size);
+    const Kernels& kernels = kernels_named(instruction_set);
     const nb::gil_scoped_release released;
-    decode(kernels, book, blocks, codes.data(), scales.data(), values.data(), adds, num_threads);
+    decode(kernels, table, blocks, codes.data(), scales.data(), values.data(), adds, num_threads);
+}
+
+template <class Table>
+void bind_table(nb::module_& m, const char* name) {
+    nb::class_<Table>(m, name)
+        .def(nb::init<const std::vector<float>&, const std::vector<float>&>(),
+             nb::arg("magnitudes"), nb::arg("thresholds"))
+        .def("encode_into", &encode_into<Table>, nb::arg("codes"), nb::arg("scales"),
+             nb::arg("values"), nb::arg("block_size"), nb::arg("finds_scales"),
+             nb::arg("num_threads"), nb::arg("instruction_set") = "fastest",
+             "Encode float32 values, and return how many are not finite.")
+        .def("decode_into", &decode_into<Table>, nb::arg("values"), nb::arg("codes"),
+             nb::arg("scales"), nb::arg("block_size"), nb::arg("adds"), nb::arg("num_threads"),
+             nb::arg("instruction_set") = "fastest",
+             "Write, or add, the values of the codes to float32 values.");
 }
 
 }  // namespace
 
 void bind_codec(nb::module_& m) {
-    nb::class_<Codebook>(m, "Codebook")
-        .def(nb::init<const std::vector<float>&, const std::vector<float>&>(),
-             nb::arg("magnitudes"), nb::arg("thresholds"));
-    m.def("encode_into", &encode_into, nb::arg("codes"), nb::arg("scales"), nb::arg("values"),
-          nb::arg("block_size"), nb::arg("book"), nb::arg("finds_scales"), nb::arg("num_threads"),
-          nb::arg("instruction_set") = "fastest",
-          "Encode float32 values, and return how many are not finite.");
-    m.def("decode_into", &decode_into, nb::arg("values"), nb::arg("codes"), nb::arg("scales"),
-          nb::arg("block_size"), nb::arg("book"), nb::arg("adds"), nb::arg("num_threads"),
-          nb::arg("instruction_set") = "fastest",
-          "Write, or add, the values of the codes to float32 values.");
+    m.def("cast_into", &cast_into, nb::arg("rounded"), nb::arg("values"), nb::arg("dtype"),
+          nb::arg("num_threads"), nb::arg("instruction_set") = "fastest",
+          "Round float32 values to a 16-bit type, and return how many are not finite in it.");
+    bind_table<Codebook>(m, "Codebook");
+    bind_table<FourBitTable>(m, "FourBitTable");
 }

@@ -6,21 +6,9 @@
 #include <stdexcept>
 #include <utility>
 
-#include "dense_plain.hpp"
+#include "kernels.hpp"
 
 namespace paceline {
-
-#if defined(PACELINE_X86_KERNELS)
-extern const DenseKernels dense_avx2, dense_avx512;
-#endif
-
-const DenseKernels& fastest_dense_kernels() {
-#if defined(PACELINE_X86_KERNELS)
-    if (__builtin_cpu_supports("avx512f")) return dense_avx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return dense_avx2;
-#endif
-    return dense_kernels;
-}
 
 DenseChain::DenseChain(std::vector<DenseLayer> layers, const float* inputs,
                        const std::int64_t* classes, std::size_t num_samples)
@@ -79,7 +67,7 @@ double DenseChain::loss(const std::int64_t* rows) {
 
 double DenseChain::forward(const std::int64_t* rows, std::size_t count) {
     constexpr double none = std::numeric_limits<double>::quiet_NaN();
-    const DenseKernels& kernels = fastest_dense_kernels();
+    const DenseKernels& kernels = fastest_kernels().dense;
     const auto num_classes = static_cast<std::int64_t>(layers_.back().outputs);
     const std::size_t features = layers_.front().inputs;
     count_ = count;
@@ -103,7 +91,7 @@ double DenseChain::forward(const std::int64_t* rows, std::size_t count) {
 }
 
 void DenseChain::backward() {
-    const DenseKernels& kernels = fastest_dense_kernels();
+    const DenseKernels& kernels = fastest_kernels().dense;
     for (std::size_t i = layers_.size() - 1; i > 0; --i) {
         std::vector<float>& gradients = gradients_[i - 1];
         const std::vector<float>& values = values_[i];
@@ -121,7 +109,7 @@ void DenseChain::backward() {
 }
 
 void DenseChain::step(float rate, float momentum) {
-    const DenseKernels& kernels = fastest_dense_kernels();
+    const DenseKernels& kernels = fastest_kernels().dense;
     for (std::size_t i = 0; i < layers_.size(); ++i) {
         row_.resize(std::max(row_.size(), layers_[i].inputs));
         kernels.step(layers_[i], values_[i].data(), gradients_[i].data(), count_, rate, momentum,

@@ -42,9 +42,6 @@ struct DenseKernels {
                  std::size_t count, float rate, float momentum, float* row);
 };
 
-// The fastest kernels that this processor can run.
-const DenseKernels& fastest_dense_kernels();
-
 // The layers, the samples that they are trained on, and one thread's batch in work.
 class DenseChain {
 public:

@@ -20,9 +20,11 @@ namespace {
 
 using namespace paceline;
 
-using Matrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Vector = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Integers = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T, int num_dimensions>
+using Array = nb::ndarray<nb::pytorch, T, nb::ndim<num_dimensions>, nb::c_contig, nb::device::cpu>;
+using Matrix = Array<float, 2>;
+using Vector = Array<float, 1>;
+using Integers = Array<std::int64_t, 1>;
 using Layer = std::tuple<Matrix, std::optional<Vector>, std::optional<Matrix>,
                          std::optional<Vector>, Activation>;
 

@@ -6,8 +6,6 @@ void bind_process(nanobind::module_& m);
 void bind_sum(nanobind::module_& m);
 void bind_arena(nanobind::module_& m);
 void bind_codec(nanobind::module_& m);
-void bind_four_bit(nanobind::module_& m);
-void bind_cast(nanobind::module_& m);
 void bind_dense(nanobind::module_& m);
 
 NB_MODULE(_native, m) {
@@ -17,7 +15,5 @@ NB_MODULE(_native, m) {
     bind_sum(m);
     bind_arena(m);
     bind_codec(m);
-    bind_four_bit(m);
-    bind_cast(m);
     bind_dense(m);
 }

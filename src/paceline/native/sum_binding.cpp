@@ -8,14 +8,14 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "sum.hpp"
+#include "kernels.hpp"
 
 namespace nb = nanobind;
 
 namespace {
 
 using paceline::DType;
-using Array = nb::ndarray<nb::device::cpu, nb::c_contig>;
+using Array = nb::ndarray<nb::pytorch, nb::device::cpu, nb::c_contig>;
 
 DType dtype_of(const Array& array) {
     if (array.dtype() == nb::dtype<float>()) return DType::float32;
@@ -28,8 +28,7 @@ DType dtype_of(const Array& array) {
 
 void sum_into(const Array& result, const std::vector<Array>& sources, double scale,
               const std::string& instruction_set, bool streaming) {
-    const auto& kernels =
-        *paceline::kernels_of(paceline::instruction_set_named(instruction_set));
+    const paceline::Kernels& kernels = paceline::kernels_named(instruction_set);
     const DType dtype = dtype_of(result);
     if (sources.empty()) throw nb::value_error("sum_into takes at least one source");
     std::vector<const void*> addresses;

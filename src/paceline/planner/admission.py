@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline.core.balance import apportion
 from paceline.core.plan import Kind, PriceKey
@@ -66,20 +67,9 @@ def admit(
         raise ValueError(f"speeds and exchange_s: {list(speeds)} samples/s and {exchange_s} s")
     bounds = list(most) if most is not None else [None] * len(speeds)
     fixed = list(fixed_s) if fixed_s is not None else [0.0] * len(speeds)
+    group = _Group(speeds, bounds, fixed, batch_size, exchange_s)
     order = sorted(range(len(speeds)), key=lambda rank: -speeds[rank])
-
-    def rate(ranks: Sequence[int], is_balanced: bool) -> float:
-        """Return the samples a second of these together; 0 if a batch does not fit into them."""
-        own, fit = [speeds[rank] for rank in ranks], [bounds[rank] for rank in ranks]
-        if sum(batch_size if bound is None else bound for bound in fit) < batch_size:
-            return 0.0
-        parts = apportion(batch_size, own if is_balanced else [1.0] * len(own), fit)
-        # All wait for the slowest; one worker alone exchanges nothing.
-        each = zip(ranks, parts, own, strict=True)
-        slowest_s = max(part / speed + fixed[rank] for rank, part, speed in each)
-        return batch_size / (slowest_s + exchange_s * (len(own) > 1))
-
-    rates = [rate(order[: number + 1], balanced) for number in range(len(order))]
+    rates = [group.rate(order[: number + 1], balanced) for number in range(len(order))]
     if not max(rates):
         raise ValueError(f"most: a batch of {batch_size} does not fit into all workers: {bounds}")
     number = next(i + 1 for i, one in enumerate(rates) if one * _GAIN >= max(rates))
@@ -89,10 +79,31 @@ def admit(
         least = max(number, order.index(rank) + 1)
         best = max(range(least, len(order) + 1), key=lambda n: rates[n - 1])
         together = there if rank in there else order[:best]
-        without = rate([one for one in there if one != rank], balanced)
-        equal, even = rate(together, False), rate(together, True)
+        without = group.rate([one for one in there if one != rank], balanced)
+        equal, even = group.rate(together, False), group.rate(together, True)
         verdicts.append(Admission(rank, speed, without, equal, even, balanced, rank in there))
     return tuple(verdicts)
+
+
+class _Group(NamedTuple):
+    """All workers' speeds, bounds and fixed seconds; the batch, and the exchange of a step."""
+
+    speeds: Sequence[float]
+    bounds: Sequence[int | None]
+    fixed_s: Sequence[float]
+    batch_size: int
+    exchange_s: float
+
+    def rate(self, ranks: Sequence[int], is_balanced: bool) -> float:
+        """Return the samples a second of these together; 0 if a batch does not fit into them."""
+        own, fit = [self.speeds[rank] for rank in ranks], [self.bounds[rank] for rank in ranks]
+        if sum(self.batch_size if bound is None else bound for bound in fit) < self.batch_size:
+            return 0.0
+        parts = apportion(self.batch_size, own if is_balanced else [1.0] * len(own), fit)
+        # All wait for the slowest; one worker alone exchanges nothing.
+        each = zip(ranks, parts, own, strict=True)
+        slowest_s = max(part / speed + self.fixed_s[rank] for rank, part, speed in each)
+        return self.batch_size / (slowest_s + self.exchange_s * (len(own) > 1))
 
 
 def admit_profiled(

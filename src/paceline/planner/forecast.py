@@ -1,31 +1,23 @@
 """Forecasts: the predicted seconds of a strategy's step on a machine."""
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain
 from typing import Any
 
-from paceline.core.after_backward import AfterBackward, BackwardPhase
-from paceline.core.compare import Breakdown, breakdown
-from paceline.core.cost import CostModel, Roofline, Slowed, compute_lane
+from paceline.core.after_backward import AfterBackward
+from paceline.core.compare import Breakdown
+from paceline.core.cost import CostModel
 from paceline.core.durations import duration
-from paceline.core.machine import Device, DeviceKind, Machine
-from paceline.core.plan import COMMUNICATION, COMPUTE, Kind, Lane, Plan
-from paceline.core.simulate import makespan_s, simulate, steady_period
+from paceline.core.machine import Machine
 from paceline.core.steps_to_loss import UNKNOWN, StepsToLoss
-from paceline.core.strategy import Strategy, Window, codec_fields
-from paceline.core.timeline import Span, Timeline, intersection, length, union
+from paceline.core.strategy import Strategy, codec_fields
+from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload, replica_nbytes
+from paceline.planner.grouping import Windows
 from paceline.planner.ranges import half_width
+from paceline.planner.steady import Steady, devices_of
 
-_WINDOW = 8  # steps: enough for the first, which starts cold, to drop out of the period
-_SHORT_WINDOW = 2  # for plans so wide that their steps hardly depend on the one before
-_FEWEST_PERIODS = 3  # the first, the last, and one between them
-_MOST_LOOKED_AT = 8  # devices: others are like them
-_MANY_TASKS = 8_000  # of a step
-_COPY_ENGINES = frozenset({Lane.D2H, Lane.H2D})
 _SHOWN_SLOWDOWN = 1.005
 _ASYNCHRONOUS = (
     "not the same training: workers do not wait for each other, and their gradients are of "
@@ -40,7 +32,8 @@ class Forecast:
     """The prediction for one strategy: seconds a step, and the parts of a step's time.
 
     `link_nbytes` are the bytes that a step sends in each direction of each link, `memory_nbytes`
-    what each device needs, and each host that holds anything. `placement` says which devices it
+    what each device needs, and each host that holds anything, `wire_s` the seconds in which the
+    busiest link is in use. `placement` says which devices it
     takes; on their own they would reach `alone_samples_per_s` together. `is_balanced`: the workers'
     parts follow their speeds, and the plan knows it. `notes` are sentences to stand beside `why`.
     Between two updates of a device in the timeline lie `steps_per_update` steps: more than one
@@ -58,6 +51,7 @@ class Forecast:
     samples_per_s: float
     link_nbytes: Mapping[str, float]
     memory_nbytes: Mapping[str, int]
+    wire_s: float
     breakdown: Breakdown
     machine: Machine
     timeline: Timeline
@@ -96,16 +90,10 @@ class Forecast:
         """The bytes that a step sends over the busiest link, in one direction."""
         return max(self.link_nbytes.values(), default=0.0)
 
-    @cached_property
+    @property
     def link_busy(self) -> float:
         """The share of the step in which the busiest link is in use."""
-        links = [
-            sum(span.duration_s for span in track)
-            for resource, track in self.timeline.tracks.items()
-            if resource.lane is Lane.WIRE
-        ]
-        num_steps = self.timeline.num_steps() * self.steps_per_update
-        return max(links, default=0.0) / num_steps / self.step_s
+        return self.wire_s / self.step_s
 
     @property
     def range_share(self) -> float:
@@ -166,110 +154,54 @@ def forecast(
     `samples_per_step` are those of all workers. `balanced`: with parts that follow the workers'
     speeds, if the strategy plans them. InvalidInput if the strategy does not fit.
     """
-    machine = machine.reached
-    model = cost or Roofline.of(machine)
-    planning = strategy.planning
-    is_balanced = balanced and planning.plan_balanced is not None
-    planned = (is_balanced and planning.plan_balanced) or planning.plan
+    windows = Windows(strategy, workload, machine.reached, config, cost, balanced=balanced)
+    return forecast_of(windows, samples_per_step)
 
-    one = planned(workload, machine, config, Window(1))
 
-    def window(num_steps: int) -> Plan:
-        lasting = one.lasting(num_steps)
-        return lasting or planned(workload, machine, config, Window(num_steps))
-
-    per_period, alike = planning.steps_per_period(config), planning.repeats_after(config)
-    num_steps = _window_steps(len(one), per_period, alike)
-    plan = window(num_steps)
-    timeline = simulate(plan, model)
-    slowdown, slowed_by = _slowdown(timeline.outline, machine, strategy, config)
-    if slowdown != 1.0:
-        model = Slowed(model, slowdown)
-        timeline = simulate(plan, model)
-    outline = timeline.outline
-    period_s = steady_period(outline, num_steps, alike)
-    if period_s is None:
-        # The difference of two windows: the first step starts cold, none overlaps with the last.
-        period_s = (makespan_s(window(2 * num_steps), model) - timeline.makespan_s) / num_steps
-    num_taken = num_steps * per_period
-    step_s, notes = _fed(machine, config.workers, samples_per_step, period_s / per_period)
-    parts, per_update = breakdown(outline), 1.0
-    if per_period > 1:
-        per_update = num_taken / outline.num_steps()
-        parts = breakdown(_inner_periods(outline, num_steps)).divided(per_update)
-    learns_as, caveats = _learning(strategy, workload, config)
+def forecast_of(windows: Windows, samples_per_step: float) -> Forecast:
+    """Predict a strategy by its windows of steps."""
+    machine, config, steady = windows.machine, windows.config, Steady.of(windows)
+    step_s, notes = _fed(machine, config.workers, samples_per_step, steady.step_s)
+    learns_as, caveats = _learning(windows)
+    limit = windows.strategy.planning.limit
+    limiting = limit(machine, config, steady.outline) if limit else None
     return Forecast(
-        strategy.name,
+        windows.strategy.name,
         config,
         config.workers,
         step_s,
         samples_per_step / step_s,
-        {link: nbytes / num_taken for link, nbytes in _sent(plan).items()},
-        memory(workload, machine, strategy, config),
-        parts,
+        steady.link_nbytes,
+        memory(windows.workload, machine, windows.strategy, config),
+        steady.wire_s,
+        steady.breakdown,
         machine,
-        timeline,
-        is_balanced=is_balanced,
-        notes=(*notes, *_limits(strategy, machine, config, outline), *caveats),
-        steps_per_update=per_update,
-        slowdown=slowdown,
-        slowed_by=slowed_by,
-        after_backward=_after_backward(strategy, config, BackwardPhase(plan, model, timeline)),
+        steady.timeline,
+        is_balanced=windows.is_balanced,
+        notes=(*notes, *([limiting] if limiting else []), *caveats),
+        steps_per_update=steady.steps_per_update,
+        slowdown=steady.slowdown,
+        slowed_by=steady.slowed_by,
+        after_backward=steady.after_backward,
         is_same_training=not caveats,
         steps_to_loss=learns_as,
     )
 
 
-def _after_backward(strategy: Strategy, config: Any, phase: BackwardPhase) -> AfterBackward | None:
-    """Return what the exchange of several workers leaves, where the strategy says so."""
-    if strategy.planning.after_backward is None or config.workers == 1:
-        return None
-    return strategy.planning.after_backward(phase)
-
-
-def _window_steps(num_tasks: int, per_period: int, alike: int) -> int:
-    """Return the steps of a window, of which each has so many tasks, in whole periods."""
-    num_steps = _SHORT_WINDOW if num_tasks > _MANY_TASKS else _WINDOW
-    if per_period > 1:
-        num_steps = max(num_steps, _FEWEST_PERIODS)
-    return -(-num_steps // alike) * alike
-
-
-def _limits(strategy: Strategy, machine: Machine, config: Any, timeline: Timeline) -> Iterator[str]:
-    """Yield what keeps more workers from gaining, where the strategy says so."""
-    limit = strategy.planning.limit
-    if limit is not None and (sentence := limit(machine, config, timeline)):
-        yield sentence
-
-
-def _learning(
-    strategy: Strategy, workload: Workload, config: Any
-) -> tuple[StepsToLoss | None, tuple[str, ...]]:
+def _learning(windows: Windows) -> tuple[StepsToLoss | None, tuple[str, ...]]:
     """Return the steps to a loss, if known, and what differs from synchronous training."""
-    planning = strategy.planning
+    planning, config = windows.strategy.planning, windows.config
     if planning.steps_to_loss is not None and config.workers > 1:
-        found = planning.steps_to_loss(workload, config)
+        found = planning.steps_to_loss(windows.workload, config)
         return found, (UNKNOWN if found is None else found.sentence,)
     return None, (_ASYNCHRONOUS,) if planning.is_asynchronous and config.workers > 1 else ()
-
-
-def _sent(plan: Plan) -> Mapping[str, float]:
-    """Return the bytes that a plan sends in each direction of each link."""
-    found: dict[str, float] = defaultdict(float)
-    sorts, sort_of = plan.priced_alike
-    for number, times in Counter(sort_of).items():
-        task = sorts[number]
-        for resource in task.on if task.kind in COMMUNICATION else ():
-            if resource.lane is Lane.WIRE:
-                found[resource.owner] += times * task.cost.nbytes
-    return found
 
 
 def _fed(
     machine: Machine, workers: int, samples_per_step: float, step_s: float
 ) -> tuple[float, tuple[str, ...]]:
     """Return the seconds of a step of workers that wait for samples if hosts do not keep up."""
-    devices = _devices_of(machine, workers)
+    devices = devices_of(machine, workers)
     on_host = Counter(device.host for device in devices)
     for host in machine.hosts:
         if host.samples_per_s is not None and on_host[host.name]:
@@ -280,78 +212,6 @@ def _fed(
                 note = f"{host.name} reads {host.samples_per_s:g} samples/s, which is what limits"
                 return step_s, (note,)
     return step_s, ()
-
-
-def _devices_of(machine: Machine, workers: int) -> tuple[Device, ...]:
-    """Return the workers' devices, of which some may serve several workers in turns."""
-    return machine.first_devices(min(workers, machine.num_devices))
-
-
-def _slowdown(
-    timeline: Timeline, machine: Machine, strategy: Strategy, config: Any
-) -> tuple[float, tuple[str, ...]]:
-    """Return by how much longer computation takes than in a timeline without losses, and why."""
-    some = _devices_of(machine, config.workers)[:_MOST_LOOKED_AT]
-    of_all = [one for one in timeline.spans if _is_of_all(one)]
-    shares = [_beside(timeline, device, of_all) for device in some]
-    hidden, copied = (sum(each) / len(shares) for each in zip(*shares, strict=True))
-    num_waiting = 1 if strategy.planning.is_asynchronous else config.workers
-    losses, num_steps = machine.usual_losses, strategy.planning.steps_per_period(config)
-    causes = {
-        "beside exchanges": losses.slowdown(hidden, 1, copied=copied),
-        "waiting for the slowest": losses.slowdown(0.0, num_waiting, num_steps),
-    }
-    slowed_by = tuple(cause for cause, times in causes.items() if times > 1)
-    return losses.slowdown(hidden, num_waiting, num_steps, copied=copied), slowed_by
-
-
-def _is_of_all(span: Span) -> bool:
-    """Return True for what is sent for all workers."""
-    return span.kind is Kind.SEND and span.worker is None
-
-
-def _beside(timeline: Timeline, device: Device, of_all: Sequence[Span]) -> tuple[float, float]:
-    """Return the exchange beside a device's computation, and its copies alone, as shares of that.
-
-    What its host exchanges for it counts, too: the same cores, memory and bus carry the bytes. Sums
-    in the host's memory take nothing from a GPU, which waits for them.
-    """
-    lane = compute_lane(device.name)
-    computing = union(one for one in timeline.tracks.get(lane, ()) if one.kind in COMPUTE)
-    exchanges: list[Span] = []
-    copies: list[Span] = []
-    own_tracks = (track for on, track in timeline.tracks.items() if on.owner == device.name)
-    for one in chain(of_all, *own_tracks):
-        if one.kind in COMPUTE:
-            continue
-        own = {on.lane for on in one.on if on.owner == device.name}
-        if own & _COPY_ENGINES:
-            copies.append(one)
-        elif (own and not _is_summed_for_gpu(one, device)) or _is_of_all(one):
-            exchanges.append(one)
-    whole = length(computing)
-    if not whole:
-        return 0.0, 0.0
-    exchanged = length(intersection(computing, union(exchanges)))
-    either = length(intersection(computing, union([*exchanges, *copies])))
-    return exchanged / whole, (either - exchanged) / whole
-
-
-def _is_summed_for_gpu(span: Span, device: Device) -> bool:
-    return device.kind == DeviceKind.GPU and any(on.lane is Lane.REDUCE for on in span.on)
-
-
-def _inner_periods(timeline: Timeline, num_periods: int) -> Timeline:
-    """Return the spans from the end of the first period to that of the last but one.
-
-    The first starts cold, and beside the end of the last no steps hide its exchange.
-    """
-    updates = [span for span in timeline.spans if span.kind is Kind.STEP]
-    last_of_first = {span.worker: span.start_s for span in updates if span.step == 0}
-    start_s = min(last_of_first.values())
-    end_s = max(span.end_s for span in updates if span.step == num_periods - 2)
-    inner = (one for one in timeline.spans if one.start_s >= start_s and one.end_s <= end_s)
-    return Timeline(inner, timeline.origin)
 
 
 def memory(

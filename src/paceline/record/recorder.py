@@ -8,7 +8,7 @@ where `describe` has it.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -58,11 +58,25 @@ class LayerMarks:
 
         self._hooks.append(layer.module.register_forward_pre_hook(entered))
         for _, parameter in layer.parameters:
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(ready))
+            self._hooks.append(_before_others(parameter, ready))
 
     def seconds(self) -> tuple[Borders, Borders]:
         """Return the borders with their times in seconds; waits for the device."""
         return in_seconds(self.forward, self.clock), in_seconds(self.backward, self.clock)
+
+
+def _before_others(parameter: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
+    """Register a hook on a gradient that runs before the hooks registered earlier.
+
+    The exchange's hook sends the gradient, and may lose its core: a mark after that would be later
+    than the collective's start on another rank.
+    """
+    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)
+    hooks = parameter._post_accumulate_grad_hooks
+    assert hooks is not None
+    for number in [number for number in hooks if number != handle.id]:
+        hooks[number] = hooks.pop(number)  # torch calls them in the order of insertion
+    return handle
 
 
 def in_seconds(borders: Borders, clock: Clock) -> Borders:
@@ -255,10 +269,7 @@ class Recorder:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Record that what runs inside is no layer's, though it comes before the layer's mark.
-
-        A layer's own work ends where the exchange of its gradients begins.
-        """
+        """Record that what runs inside is no layer's, though it comes between two layers' marks."""
         activity = self._begin(Role.PAUSE, Kind.D2H, "")
         yield
         self.leave_exchange(activity)
@@ -297,9 +308,11 @@ class Recorder:
             inside = [c for c in beside if phase.start <= c.start_s and c.end_s <= phase.end]
             between = [*pauses, *((copy.start_s, copy.end_s) for copy in inside)]
             for part, start, end in self._shares(phase, inside):
-                # A layer's own work ended before its gradient's hook copied.
-                within = (first for first, last in between if start <= first and last <= end)
-                end = min(within, default=end)
+                within = [one for one in between if start <= one[0] and one[1] <= end]
+                if phase.kind is Kind.BACKWARD:  # copied by the hooks of the layer before
+                    start = max((last for _, last in within), default=start)
+                else:
+                    end = min((first for first, _ in within), default=end)
                 computed.append(Span(phase.kind, phase.step, part, self._rank, on, start, end))
         parts = [self._span(one, on) for one in by_role[Role.SUB_BATCH]]
         return computed + moves + self._sums + reductions + parts

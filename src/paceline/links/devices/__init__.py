@@ -19,7 +19,6 @@ import torch
 
 from paceline.core.errors import InvalidInput
 from paceline.links.devices.device import Device as Device
-from paceline.links.devices.device import DeviceMemory as DeviceMemory
 from paceline.links.devices.device import Event as Event
 from paceline.links.devices.device import Stream as Stream
 

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity
 
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
-from paceline.links.devices.device import DeviceMemory, Event, Stream
+from paceline.links.devices.device import Event, Stream
 
 _DEVICE_FILES = Path("/dev")
 _FORK_S = 30.0  # for a process that was forked to answer, on a busy machine
@@ -140,52 +140,6 @@ class CudaStream:
         tensor.record_stream(self.stream)
 
 
-class CudaMemory:
-    """The memory of a GPU, as torch's caching allocator counts it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    @property
-    def total_nbytes(self) -> int:
-        """All of the GPU's memory."""
-        return int(torch.cuda.get_device_properties(self._device).total_memory)
-
-    @property
-    def free_nbytes(self) -> int:
-        """Memory that no process has taken."""
-        return int(torch.cuda.mem_get_info(self._device)[0])
-
-    @property
-    def reserved_nbytes(self) -> int:
-        """Memory that this process has taken."""
-        return int(torch.cuda.memory_reserved(self._device))
-
-    @property
-    def allocated_nbytes(self) -> int:
-        """Memory of this process's tensors."""
-        return int(torch.cuda.memory_allocated(self._device))
-
-    @property
-    def peak_reserved_nbytes(self) -> int:
-        """The most memory that this process has taken since `reset_peaks`."""
-        return int(torch.cuda.max_memory_reserved(self._device))
-
-    @property
-    def peak_allocated_nbytes(self) -> int:
-        """The most memory of this process's tensors since `reset_peaks`."""
-        return int(torch.cuda.max_memory_allocated(self._device))
-
-    def reset_peaks(self) -> None:
-        """Count the peaks from now on."""
-        torch.cuda.reset_peak_memory_stats(self._device)
-
-    def limit(self, nbytes: int) -> None:
-        """Refuse this process more than so much memory."""
-        share = min(1.0, nbytes / self.total_nbytes)
-        torch.cuda.set_per_process_memory_fraction(share, self._device)
-
-
 class CudaDevice:
     """A GPU of this process. Making this object does not touch it."""
 
@@ -197,7 +151,6 @@ class CudaDevice:
 
     def __init__(self, device: torch.device) -> None:
         self.torch_device = device
-        self.memory: DeviceMemory | None = CudaMemory(device)
 
     @cached_property
     def name(self) -> str:
@@ -228,6 +181,16 @@ class CudaDevice:
     def synchronize(self) -> None:
         """Wait until all work that is queued in all streams is done."""
         torch.cuda.synchronize(self.torch_device)
+
+    def memory_nbytes(self) -> tuple[int, int] | None:
+        """Return the bytes of the GPU's memory that no process has taken, and all of them."""
+        free, _ = torch.cuda.mem_get_info(self.torch_device)
+        return free, int(torch.cuda.get_device_properties(self.torch_device).total_memory)
+
+    def limit_memory(self, nbytes: int) -> None:
+        """Refuse this process more than so much of the GPU's memory."""
+        total = torch.cuda.get_device_properties(self.torch_device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, nbytes / total), self.torch_device)
 
     def reaches(self, other: torch.device) -> bool:
         """Return True if there is peer access to another GPU."""

@@ -1,4 +1,4 @@
-"""What differs between devices: streams, events, pinned memory, memory counts, random numbers.
+"""What differs between devices: streams, events, memory, random numbers.
 
 A device that is asynchronous has streams, in which work is done one piece after another while the
 host goes on. A thread queues work in its current stream. A stream waits for another at an event.
@@ -52,46 +52,12 @@ class Stream(Protocol):
         """
 
 
-class DeviceMemory(Protocol):
-    """Counts the memory of a device that has its own, as torch's allocator sees it."""
-
-    @property
-    def total_nbytes(self) -> int:
-        """All of the device's memory."""
-
-    @property
-    def free_nbytes(self) -> int:
-        """Memory that no process has taken."""
-
-    @property
-    def reserved_nbytes(self) -> int:
-        """Memory that this process has taken."""
-
-    @property
-    def allocated_nbytes(self) -> int:
-        """Memory of this process's tensors."""
-
-    @property
-    def peak_reserved_nbytes(self) -> int:
-        """The most memory that this process has taken since `reset_peaks`."""
-
-    @property
-    def peak_allocated_nbytes(self) -> int:
-        """The most memory of this process's tensors since `reset_peaks`."""
-
-    def reset_peaks(self) -> None:
-        """Count the peaks from now on."""
-
-    def limit(self, nbytes: int) -> None:
-        """Refuse this process more than so much memory."""
-
-
 class Device(Protocol):
     """A device of this process.
 
-    `backend`: of torch.distributed, for tensors on devices of this
-    kind. `has_triton`: True if Triton's kernels can run here. `memory`: None if tensors lie in the
-    host's memory. `profiled`: what torch.profiler records of it beside the host's calls.
+    `backend`: of torch.distributed, for tensors on devices of this kind. `has_triton`: True if
+    Triton's kernels can run here. `profiled`: what torch.profiler records of it beside the host's
+    calls.
     """
 
     torch_device: torch.device
@@ -99,7 +65,6 @@ class Device(Protocol):
     is_asynchronous: bool
     backend: str
     has_triton: bool
-    memory: DeviceMemory | None
     profiled: tuple[ProfilerActivity, ...]
 
     @property
@@ -117,6 +82,12 @@ class Device(Protocol):
 
     def synchronize(self) -> None:
         """Wait until all work that is queued in all streams is done."""
+
+    def memory_nbytes(self) -> tuple[int, int] | None:
+        """Return the free bytes of its own memory and all of them; None if it has the host's."""
+
+    def limit_memory(self, nbytes: int) -> None:
+        """Refuse this process more than so much of the memory in which tensors lie."""
 
     def reaches(self, other: torch.device) -> bool:
         """Return True if it copies to and from another device of its kind without the host."""

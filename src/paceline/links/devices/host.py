@@ -1,5 +1,6 @@
 """The host's own cores: work is done when the call that asks for it returns."""
 
+import resource
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import NoReturn
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity
 
 from paceline.core.machine import DeviceKind
-from paceline.links.devices.device import DeviceMemory, Stream
+from paceline.links.devices.device import Stream
 
 
 class HostDevice:
@@ -20,7 +21,6 @@ class HostDevice:
     name = "cpu"
     backend = "gloo"
     has_triton = False
-    memory: DeviceMemory | None = None
     profiled: tuple[ProfilerActivity, ...] = ()
 
     def __init__(self, device: torch.device) -> None:
@@ -40,6 +40,15 @@ class HostDevice:
 
     def synchronize(self) -> None:
         """Do nothing: all work is done."""
+
+    def memory_nbytes(self) -> tuple[int, int] | None:
+        """Return None: its memory is the host's."""
+        return None
+
+    def limit_memory(self, nbytes: int) -> None:
+        """Refuse this process more than so much private writable memory."""
+        resource.setrlimit(resource.RLIMIT_DATA, (nbytes, nbytes))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dump when memory runs out
 
     def reaches(self, other: torch.device) -> bool:
         """Return True: its own memory is the only one of this kind."""

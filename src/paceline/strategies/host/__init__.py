@@ -17,8 +17,6 @@ STRATEGY = Strategy(
     ),
     running=Running(module="paceline.strategies.host.run"),
     options=Options(
-        settings=frozenset(
-            {"balance", "codec", "exchange_alone", "force", "port", "stretch", "chunk_search"}
-        )
+        settings=frozenset({"balance", "codec", "exchange_alone", "force", "port", "stretch"})
     ),
 )

@@ -29,9 +29,10 @@ from paceline.core.errors import WorkerLost
 from paceline.core.plan import Kind
 from paceline.exchange.layout import Chunk, Layout
 from paceline.links.arena import Arena
+from paceline.links.call_thread import CallThread
 from paceline.links.devices import Event, device_of
 from paceline.record.recorder import Recorder, noted
-from paceline.strategies.host.transfer import ExchangeTimes, SerialThread, changed_on_any
+from paceline.strategies.host.transfer import ExchangeTimes, changed_on_any
 
 
 class _StepTimes(NamedTuple):
@@ -86,7 +87,9 @@ class DeviceTransfer:
         )
         self._parts = {slot.index: slot.of(self._buffer) for slot in layout.slots}
         self._free = self._device.current_stream().record()  # the buffer: nothing is in it
-        self._poster, self._fetcher = SerialThread("post"), SerialThread("fetch")
+        # They go on after a step that is discarded.
+        self._poster = CallThread("post", goes_on=True)
+        self._fetcher = CallThread("fetch", goes_on=True)
         self._posted: list[Future[None]] = []
         self._fetched: list[Future[None]] = []
         self._gathers: list[tuple[Event, Event]] = []
@@ -205,8 +208,8 @@ class DeviceTransfer:
 
     def close(self) -> None:
         """End the threads, wait until no copy uses the arena, and release its memory."""
-        self._poster.close()
-        self._fetcher.close()
+        self._poster.close(None)
+        self._fetcher.close(None)
         self.count_times()
         self._device.synchronize()
         self._results = []

@@ -20,12 +20,13 @@ from torch import Tensor
 from paceline.core.chunks import ChunkTimes
 from paceline.core.errors import InvalidInput, StepDiscarded
 from paceline.core.plan import Kind
-from paceline.exchange.codec_choice import CodecChoice, choice_of, name_of
-from paceline.exchange.compressed import CompressedAllReduce, Compression
+from paceline.exchange.codec_choice import CodecAllReduce, name_of
+from paceline.exchange.compressed import Compression
 from paceline.exchange.layout import Chunk, Layout, check_same_codec
 from paceline.exchange.optimizers import NonFiniteGuard
 from paceline.exchange.replica import Statistics
 from paceline.links.arena import Arena, Segment
+from paceline.links.call_thread import CallThread
 from paceline.links.devices import device_of
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
@@ -234,7 +235,6 @@ class LeaderAllReduce:
     def __init__(self, arena: Arena, group: Group, compression: Compression | None) -> None:
         self._arena, self._deadline_s = arena, group.deadline_s
         self._chunks: tuple[Chunk, ...] = ()
-        self._error: Exception | None = None
         leaders = [group.global_ranks[leader] for leader in arena.leaders]
         self._leaders = dist.new_group(
             leaders,
@@ -244,14 +244,14 @@ class LeaderAllReduce:
         )
         self._codec = name_of(compression.codec) if compression else None
         check_same_codec(self._codec, group)
-        self._thread: transfer.SerialThread | None = None  # and what follows: of leaders alone
+        self._thread: CallThread | None = None  # and what follows: of leaders alone
         self._exchanged: Future[None] | None = None  # the step that has begun
-        self._compression: tuple[CompressedAllReduce, CodecChoice] | None = None
+        self._encoded: CodecAllReduce | None = None
         if group.rank in arena.leaders:
             if compression is not None:
-                all_reduce = CompressedAllReduce(leaders, torch.device("cpu"), group.deadline_s)
-                self._compression = all_reduce, choice_of(compression.codec, all_reduce)
-            self._thread = transfer.SerialThread("between")
+                cpu, deadline_s = torch.device("cpu"), group.deadline_s
+                self._encoded = CodecAllReduce(compression.codec, leaders, cpu, deadline_s)
+            self._thread = CallThread("between")
 
     @property
     def is_leader(self) -> bool:
@@ -271,7 +271,7 @@ class LeaderAllReduce:
                     )
         self._chunks = chunks
         if self._thread is not None:
-            self._exchanged = self._thread.submit(partial(self._work, step, chunks, recorder))
+            self._exchanged = self._thread.submit(partial(self._exchange, step, chunks, recorder))
 
     def finish(self) -> None:
         """Wait until all chunks of the step are published; raise the thread's error, if any."""
@@ -285,44 +285,34 @@ class LeaderAllReduce:
 
     def state(self) -> dict[str, Tensor]:
         """Return the error feedback of this leader's codecs."""
-        return self._compression[0].state_dict() if self._compression else {}
+        return self._encoded.state_dict() if self._encoded else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Load the error feedback that the same leader has saved."""
-        if self._compression is not None:
-            self._compression[0].load_state_dict(state)
+        if self._encoded is not None:
+            self._encoded.load_state_dict(state)
 
     @property
     def why(self) -> str:
         """The codec in use and the measurements behind it, which only the leader knows."""
-        return self._compression[1].why if self._compression else f"{self._codec}: asked for"
+        return self._encoded.why if self._encoded else f"{self._codec}: asked for"
 
     @property
     def sent_share(self) -> float | None:
         """The share of the values that this leader has sent, if the codec leaves some out."""
-        return self._compression[1].sent_share if self._compression else None
+        return self._encoded.sent_share if self._encoded else None
 
     def close(self) -> None:
         """End the thread."""
         if self._thread is not None:
-            self._thread.close()
-        if self._compression is not None:
-            self._compression[0].close()
-
-    def _work(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
-        # After an error the other leaders may be at another collective: begin none.
-        if self._error is not None:
-            raise self._error
-        try:
-            self._exchange(step, chunks, recorder)
-        except Exception as error:
-            self._error = error
-            raise
+            self._thread.close(None)
+        if self._encoded is not None:
+            self._encoded.close()
 
     def _exchange(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
         result = self._arena.shared_result(step)
-        for part in self._compression or ():
-            part.begin_step()
+        if self._encoded is not None:
+            self._encoded.begin_step()
         pending = []
         for chunk in chunks:
             self._arena.wait_chunk(chunk.number)
@@ -334,28 +324,18 @@ class LeaderAllReduce:
                 dist.all_reduce(changed, dist.ReduceOp.MAX, group=self._leaders)
                 self._arena.flags[self._arena.local_rank, :, step % 2] = changed
             publish = partial(self._publish, chunk, started, recorder)
-            if self._compression is not None:
+            if self._encoded is not None:
                 # One chunk travels while another is decoded.
-                exchanged = self._begin_encoded(chunk, result, *self._compression)
-                pending.append(exchanged.then(publish))
+                sums = _without_gaps(chunk, result)
+                # Errors are fed back to the same values: a chunk of another size has others.
+                work = self._encoded.reduce(f"chunk{chunk.number}of{len(sums)}", sums)
+                pending.append(work.future.then(publish))
                 continue
             for sums in _parts_of(chunk, result):
                 dist.all_reduce(sums, group=self._leaders)
             publish()
         for future in pending:
             future.wait()  # raises what went wrong
-
-    def _begin_encoded(
-        self, chunk: Chunk, result: Tensor, all_reduce: CompressedAllReduce, choice: CodecChoice
-    ) -> torch.futures.Future[Tensor]:
-        # Zero the gaps between the sums: the last decoding wrote there, and would be added to.
-        for slot, following in pairwise(chunk.slots):
-            result[slot.offset + slot.nbytes : following.offset].zero_()
-        [sums] = _parts_of(chunk, result)
-        name, codec = choice.codec_of(len(sums))
-        # Errors are fed back to the same values: a chunk of another size has others.
-        key = f"chunk{chunk.number}of{len(sums)}/{name}"
-        return all_reduce.begin(key, sums, codec).future
 
     def _publish(
         self,
@@ -368,7 +348,7 @@ class LeaderAllReduce:
             exchanged.value()  # raises what went wrong: then the chunk must not be published
         if recorder is not None:
             recorder.add_exchange(Kind.SEND, str(chunk.number), started, time.monotonic())
-        self._arena.publish(chunk.number)
+        self._arena.publish()
 
 
 def _check_one_device(layout: Layout) -> None:
@@ -381,6 +361,14 @@ def _check_one_device(layout: Layout) -> None:
                 f"{first.parameter.device}: host exchanges the gradients of one device a rank",
                 hint="choose exchange='allreduce' for a model on several",
             )
+
+
+def _without_gaps(chunk: Chunk, result: Tensor) -> Tensor:
+    """Return the chunk's sums, with zeros between them: what the last decoding wrote there."""
+    for slot, following in pairwise(chunk.slots):
+        result[slot.offset + slot.nbytes : following.offset].zero_()
+    [sums] = _parts_of(chunk, result)
+    return sums
 
 
 def _parts_of(chunk: Chunk, result: Tensor) -> list[Tensor]:

@@ -42,7 +42,7 @@ def plan(workload: Workload, machine: Machine, config: HostReduce, window: Windo
         between = None
         if machine.peers(memory.hosts).num_ranks > 1:
             between = _between_hosts(workload, memory, config)
-        work = HostStep(work.compute, memory.exchanges(workload, config.chunk, between))
+        work = HostStep(work.compute, memory.exchanges(workload, config.first_chunk, between))
     return Plan.of_steps(work.tasks, window.num_steps)
 
 

@@ -1,9 +1,6 @@
 """Transfers between gradients in a CPU's memory and the arena of its machine."""
 
-import queue
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -124,36 +121,3 @@ class CpuTransfer:
         for slot in self._layout.slots:
             self._clone_if_view(slot)
         self._views, self._own = [], {}
-
-
-class SerialThread:
-    """A thread that runs calls one after another.
-
-    It is a daemon, unlike an executor's: one that waits for a lost rank must not keep the process.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[None], Callable[[], None]] | None]
-        self._calls = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def submit(self, call: Callable[[], None]) -> Future[None]:
-        """Run the call after those before it, whether or not these failed."""
-        future: Future[None] = Future()
-        self._calls.put((future, call))
-        return future
-
-    def close(self) -> None:
-        """End the thread after the calls that it has."""
-        self._calls.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        for future, call in iter(self._calls.get, None):
-            try:
-                call()
-            except Exception as error:
-                future.set_exception(error)
-            else:
-                future.set_result(None)

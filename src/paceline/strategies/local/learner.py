@@ -1,13 +1,16 @@
 """A rank of strategy local: its inner steps, tests of the group's model, and its state."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from paceline.checkpoints.json_values import dumps, loads
+from paceline.checkpoints.nested import apart, together
 from paceline.checkpoints.state import load_optimizer_state, optimizer_state
 from paceline.codecs.stand_ins import stand_ins_for
+from paceline.core.errors import InvalidInput
 from paceline.exchange.checkpoints import State
 from paceline.exchange.learner import WholeModel
 from paceline.exchange.local_updates import LocalUpdates
@@ -20,9 +23,7 @@ from paceline.strategies.local.config import Local
 from paceline.training.data.dataset import IndexedSamples
 
 Tensors = dict[str, Tensor]
-_PART = "local_updates"  # of a checkpoint
-_VECTORS = ("values", "momenta")  # of the outer model
-_COUNTS = ("num_exchanges", "num_steps", "in_round")  # the same on all ranks
+_PART, _VALUES = "local_updates", "values"  # of a checkpoint
 
 
 class LocalReplica(SingleReplica):
@@ -56,7 +57,8 @@ class LocalModel(WholeModel):
     """The learner of a rank that takes inner steps.
 
     A checkpoint has the group's model, which any number of ranks can go on with; and each rank's
-    own parameters and optimizer, with which the same ranks go on bit for bit.
+    own parameters and optimizer, with which the same ranks go on bit for bit. InvalidInput if a
+    round is longer than the run.
     """
 
     def __init__(
@@ -69,7 +71,11 @@ class LocalModel(WholeModel):
         manager: Any = None,
     ) -> None:
         super().__init__(session, setup, recorder, replica)
-        self._num_steps = sum(setup.epoch_steps)
+        self._num_steps = num_steps = sum(setup.epoch_steps)
+        if config.sync_every > num_steps:
+            raise InvalidInput(
+                "sync_every", f"{config.sync_every} steps are more than the {num_steps} of the run"
+            )
         self._loaded: dict[str, Any] = {}
         self._loaded_optimizer: dict[str, Any] = {}
         self.updates = LocalUpdates(
@@ -117,70 +123,40 @@ class LocalModel(WholeModel):
             # Copies: the model has this rank's parameters again when they are written.
             tensors, parts = super()._state()
             tensors = {name: one.clone() for name, one in tensors.items()}
-        state = self.updates.state_dict()
-        for kind in _VECTORS:
-            for i, one in enumerate(state["outer"][kind]):
-                tensors[f"{_PART}/{kind}/{i}"] = one
-        return State(tensors, parts | {_PART: {name: state[name] for name in _COUNTS}})
+        values, found = apart(self.updates.state_dict() | {"own": None})
+        tensors |= {f"{_PART}/{name}": one for name, one in found.items()}
+        return State(tensors, parts | {_PART: values})
 
     def _load(self, state: State) -> None:
         own = state.own_part(_PART)
+        if "tensors" not in own:
+            raise InvalidInput("resume", "another version of Paceline saved the run")
         super()._load(state)
-        vectors = state.file(_PART)
-        outer: dict[str, Any] = {kind: _listed(vectors, f"{kind}/") for kind in _VECTORS}
-        self._loaded = own | {"outer": outer | {"optimizers": []}, "own": None}
+        self._loaded = together(own, state.file(_PART))
         self.updates.load_state_dict(self._loaded)
         self._loaded_optimizer = state.parts["optimizer"]
         self._num_taken = self.updates.num_steps
 
     def own_state(self) -> Tensors:
         """Return the state of this rank alone, between two exchanges."""
-        own = self.updates.state_dict()["own"]
-        due = -1 if own["due"] is None else own["due"]
-        tensors, _ = optimizer_state(self._optimizer, list(self._model.named_parameters()))
-        return {
-            "weights": torch.tensor(own["weights"], dtype=torch.float64),
-            "due": torch.tensor(due),
-            **_named("feedback/", own["feedback"]),
-            **_named("sent/", dict(enumerate(own["sent"]))),
-            **_named("buffers/", dict(enumerate(own["buffers"]))),
-            **_named("parameters/", dict(enumerate(self.updates.own_parameters()))),
-            **_named("own_buffers/", dict(enumerate(self._model.buffers()))),
-            **_named("optimizer/", tensors),
+        optimizer, _ = optimizer_state(self._optimizer, list(self._model.named_parameters()))
+        own = {
+            "updates": self.updates.state_dict()["own"],
+            "parameters": self.updates.own_parameters(),
+            "buffers": list(self._model.buffers()),
+            "optimizer": optimizer,
         }
+        values, tensors = apart(own)
+        text = bytearray(dumps("a worker's state", values))
+        return {_VALUES: torch.frombuffer(text, dtype=torch.uint8), **tensors}
 
     def load_own(self, state: Tensors) -> None:
         """Load the state of this rank alone, saved by a run with as many ranks."""
-        due = int(state["due"])
-        own = {
-            "worker": (self._group.rank, self._group.world_size),
-            "weights": state["weights"].tolist(),
-            "feedback": _without("feedback/", state),
-            "due": None if due < 0 else due,
-            "sent": _listed(state, "sent/"),
-            "buffers": _listed(state, "buffers/"),
-        }
-        self.updates.load_state_dict(self._loaded | {"own": own})
-        self.updates.load_own_parameters(_listed(state, "parameters/"))
+        own = together(loads(state[_VALUES].numpy().tobytes()), state)
+        self.updates.load_state_dict(self._loaded | {"own": own["updates"]})
+        self.updates.load_own_parameters(own["parameters"])
         with torch.no_grad():
-            saved = _listed(state, "own_buffers/")
-            for buffer, one in zip(self._model.buffers(), saved, strict=True):
+            for buffer, one in zip(self._model.buffers(), own["buffers"], strict=True):
                 buffer.copy_(one)
         names = list(self._model.named_parameters())
-        tensors = _without("optimizer/", state)
-        load_optimizer_state(self._optimizer, names, tensors, self._loaded_optimizer)
-
-
-def _named(prefix: str, tensors: Mapping[Any, Tensor]) -> Tensors:
-    return {f"{prefix}{name}": one for name, one in tensors.items()}
-
-
-def _without(prefix: str, tensors: Tensors) -> Tensors:
-    return {
-        name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)
-    }
-
-
-def _listed(tensors: Tensors, prefix: str) -> list[Tensor]:
-    found = _without(prefix, tensors)
-    return [found[str(i)] for i in range(len(found))]
+        load_optimizer_state(self._optimizer, names, own["optimizer"], self._loaded_optimizer)

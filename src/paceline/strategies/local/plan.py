@@ -171,10 +171,11 @@ class _Rounds:
         self.on_host = [num_workers[device.host] for device in self.devices]
         steps = inner_steps_of(machine, self.devices, config, workload, balanced)
         rates = costs.Roofline.of(machine).rates
+        own = [rates[costs.compute_lane(device.name)] for device in self.devices]
+        inner = {rate: inner_step(workload, rate) for rate in dict.fromkeys(own)}
         self.work = [
-            self._work(config, worker, num_steps, inner_step(workload, rates[lane]))
+            self._work(config, worker, num_steps, inner[own[worker]])
             for worker, num_steps in enumerate(steps)
-            for lane in [costs.compute_lane(self.devices[worker].name)]
         ]
         self.exchanges = self._exchanges(config) if config.workers > 1 else []
 

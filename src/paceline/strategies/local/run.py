@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Outcome
 from paceline.core.strategy import Strategy
 from paceline.exchange.compressed import Compression
@@ -54,15 +53,7 @@ class LocalRunner(ReplicaRunner):
         return super().profile(whole)
 
     def train(self, config: Local) -> Outcome:
-        """Train or rehearse with this configuration.
-
-        InvalidInput if a round is longer than the run.
-        """
-        num_steps = sum(self.setup.epoch_steps)
-        if config.sync_every > num_steps:
-            raise InvalidInput(
-                "sync_every", f"{config.sync_every} steps are more than the {num_steps} of the run"
-            )
+        """Train or rehearse with this configuration."""
         self._replica = LocalReplica(self.setup.model)
         return self.train_as(self._session.strategy, config, lambda module: self._replica)
 
@@ -73,7 +64,7 @@ class LocalRunner(ReplicaRunner):
         trained = train(session, self.setup, recorder, replica, model.learner)
         assert self.profiled is not None
         device = self.profiled.machine.devices[session.group.rank]
-        spans = tuple(spans_of(model.updates.times(), config, device, session.group.rank))
+        spans = tuple(spans_of(tuple(model.updates.log.latest), config, device, session.group.rank))
         # The step in which a round ends is longer than the others: their mean is a step's time.
         seconds = _means(trained.step_seconds, config.sync_every)
         offset = clock_offset(session.group)

@@ -143,22 +143,9 @@ def _real(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
         inputs=recipe.example(1),
         rows_per_sample=found.rows_per_sample,
     )
-    steps = setups.epoch_steps(len(batches), settings)
-    optimizer, schedule = setups.learning_by(recipe, settings, sum(steps))
-    check_row_wise(optimizer)
-    return model, setups.TrainingSetup(
-        model=model.module,
-        workload=workload,
-        source=setups.epochs_of(batches, recipe.samples, group.device),
-        epoch_steps=steps,
-        samples_per_step=len(recipe.samples) / len(batches),
-        optimizer=optimizer,
-        learning_rate=settings.learning_rate,
-        learning=setups.learning_of(recipe, settings),
-        schedule=schedule,
-        recipe=recipe,
-        evaluate_every=settings.evaluate_every,
-    )
+    setup = setups.trained_setup(settings, recipe, batches, workload, model.module, group.device)
+    check_row_wise(setup.optimizer)
+    return model, setup
 
 
 def _paced(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:

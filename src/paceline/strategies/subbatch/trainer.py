@@ -122,15 +122,7 @@ class SplitTrainer:
         self.sent, self.sent_of_loss = Sent(), Sent()
         self._learning_rate, self._seed = learning_rate, seed
         self.gradients: LayerGradients | None = None
-        self.replica: ModelReplica = SingleReplica(model.body)
-        if group.world_size > 1:
-            gradients = self.gradients = LayerGradients(
-                "subbatch", self.thread, group, config.gradients
-            )
-            method = Method("subbatch", lambda group, as_views: gradients)
-            self.replica = Synchronized(
-                model.body, method, group=group, gradient_as_bucket_view=True
-            )
+        self.replica = self._replicated()
         self.num_steps = 0
         self._num_sub_batches = config.num_sub_batches(model.batch_size)
         updated = {BODY if updates_each else WHOLE: model.body if updates_each else model.module}
@@ -142,6 +134,16 @@ class SplitTrainer:
             *(model.head, config, learning, self.thread, recorder, self.sent, self.sent_of_loss),
             update=self._update if updates_each else None,
         )
+
+    def _replicated(self) -> ModelReplica:
+        """Return the body as one of the group's replicas, averaging gradients by layers."""
+        body, group = self.model.body, self.group
+        if group.world_size == 1:
+            return SingleReplica(body)
+        gradients = LayerGradients("subbatch", self.thread, group, self.config.gradients)
+        self.gradients = gradients
+        method = Method("subbatch", lambda group, as_views: gradients)
+        return Synchronized(body, method, group=group, gradient_as_bucket_view=True)
 
     @property
     def sent_nbytes(self) -> dict[str, float]:

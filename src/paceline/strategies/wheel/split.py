@@ -93,22 +93,7 @@ def split(workload: Workload, config: Wheel) -> Split:
     cross then, are more bytes than its parameters.
     """
     if config.head is not None:
-        names = [layer.name for layer in workload.layers]
-        if config.head == LOSS and LOSS not in names:
-            return Split.before(workload, len(names))
-        if config.head not in names[1:]:
-            why = "leaves nothing for the body" if config.head in names else "is no layer"
-            raise InvalidInput(
-                "head",
-                f"{config.head!r} {why} of model {workload.name}",
-                hint=(
-                    "choose one of "
-                    f"{', '.join(names[1:]) or 'another model, as this one has a single layer'}"
-                ),
-            )
-        if refusal := refusal_of(workload, config.head):
-            raise InvalidInput.of(refusal)
-        return Split.before(workload, names.index(config.head))
+        return Split.before(workload, _index_of(workload, config.head))
     cuts = [Split.before(workload, first) for first in _possible(workload)]
     best = min(cuts, key=lambda cut: on_the_wire(messages(cut, config)), default=None)
     if best is not None and _saves(best, config):
@@ -122,6 +107,22 @@ def split(workload: Workload, config: Wheel) -> Split:
     if workload.refused_cuts:
         raise InvalidInput.of(workload.refused_cuts[0][1])
     raise InvalidInput.of(_nothing_connected(workload))
+
+
+def _index_of(workload: Workload, head: str) -> int:
+    """Return the index of the layer with which the head begins."""
+    names = [layer.name for layer in workload.layers]
+    if head == LOSS and LOSS not in names:
+        return len(names)
+    if head not in names[1:]:
+        why = "leaves nothing for the body" if head in names else "is no layer"
+        others = ", ".join(names[1:]) or "another model, as this one has a single layer"
+        raise InvalidInput(
+            "head", f"{head!r} {why} of model {workload.name}", hint=f"choose one of {others}"
+        )
+    if refusal := refusal_of(workload, head):
+        raise InvalidInput.of(refusal)
+    return names.index(head)
 
 
 def _saves(parts: Split, config: Wheel) -> bool:

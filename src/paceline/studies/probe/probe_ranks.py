@@ -190,16 +190,14 @@ def _figures(
     rows = group.gather(usable)
     device, several = device_of(group.device), group.world_size > 1
     known, deadline_s = facts(group.device), group.deadline_s
-    if device.memory is not None:
-        memory_nbytes = device.memory.total_nbytes
-    else:  # an equal share of the host's memory
-        memory_nbytes = known["memory_bytes"] // len(place.members)
+    memory = device.memory_nbytes()  # None: it has an equal share of the host's
+    memory_nbytes = memory[1] if memory else known["memory_bytes"] // len(place.members)
     on_gpu, is_first = device.kind == DeviceKind.GPU, group.rank == place.members[0]
     return description.RankFigures(
         hostname=platform.node(),
         cores=len({core for rank in place.members for core in rows[rank]}),
         device_memory_bytes=memory_nbytes,
-        has_own_memory=device.memory is not None,
+        has_own_memory=memory is not None,
         facts=known,
         device=devices.measure_device(on_device, group.device),
         copies=devices.measure_copies(on_host, place),

@@ -4,7 +4,6 @@
 """
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -143,12 +142,7 @@ def try_step(attempt: Attempt) -> dict[str, Any]:
     # Keep synthetic data as small as possible.
     recipe = profiled_recipe(attempt.settings.model_copy(update={"batch_size": 1}))
     base = {"base_nbytes": held_nbytes(device, limited=True)}
-    # Limit the GPU's memory, or private writable memory.
-    if own.memory is not None:
-        own.memory.limit(limit)
-    else:
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dump when memory runs out
+    own.limit_memory(limit)
     try:
         model = new_model(recipe).train().to(device)
         optimizer = optimizer_of(recipe, model)

@@ -27,16 +27,16 @@ def held_nbytes(device: torch.device, *, limited: bool = False) -> int:
 
     `limited`: return the memory that counts against the limit of an attempt.
     """
-    if (memory := device_of(device).memory) is not None:
-        return memory.reserved_nbytes
+    if _has_own_memory(device):
+        return torch.accelerator.memory_reserved(device)
     held = psutil.Process().memory_info()
     return int(held.data if limited else held.rss)
 
 
 def forget_peak(device: torch.device) -> None:
     """Reset the peak, if the kernel allows it."""
-    if (memory := device_of(device).memory) is not None:
-        memory.reset_peaks()
+    if _has_own_memory(device):
+        torch.accelerator.reset_peak_memory_stats(device)
         return
     with suppress(OSError):
         _CLEAR.write_text("5")  # resets VmHWM
@@ -44,8 +44,8 @@ def forget_peak(device: torch.device) -> None:
 
 def peak_nbytes(device: torch.device) -> int:
     """Return the peak memory since the last reset."""
-    if (memory := device_of(device).memory) is not None:
-        return memory.peak_reserved_nbytes
+    if _has_own_memory(device):
+        return torch.accelerator.max_memory_reserved(device)
     rows = _STATUS.read_text().splitlines()
     kib = next((one.split()[1] for one in rows if one.startswith("VmHWM:")), None)
     return memory_bytes() if kib is None else int(kib) * 1024
@@ -53,14 +53,18 @@ def peak_nbytes(device: torch.device) -> int:
 
 def free_nbytes(device: torch.device) -> int:
     """Return the memory available to a new process on the GPU or in this container."""
-    if (memory := device_of(device).memory) is not None:
-        return memory.free_nbytes
+    if (memory := device_of(device).memory_nbytes()) is not None:
+        return memory[0]
     free = available_nbytes()
     # ValueError without a limit: the file contains "max".
     with suppress(OSError, ValueError):
         limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
         free = min(free, max(0, limit - used))
     return free
+
+
+def _has_own_memory(device: torch.device) -> bool:
+    return device_of(device).memory_nbytes() is not None
 
 
 class Tracked(NamedTuple):
@@ -89,11 +93,11 @@ def track(
         if isinstance(tensor, Tensor)
     }
     before = sum(storages.values())
-    if (own := device_of(next(model.parameters()).device).memory) is not None:
-        held = own.allocated_nbytes
-        own.reset_peaks()
+    if _has_own_memory(device := next(model.parameters()).device):
+        held = torch.accelerator.memory_allocated(device)
+        torch.accelerator.reset_peak_memory_stats(device)
         step()
-        return Tracked(before + own.peak_allocated_nbytes - held, {})
+        return Tracked(before + torch.accelerator.max_memory_allocated(device) - held, {})
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         step()
     with TemporaryDirectory() as folder:

@@ -26,8 +26,8 @@ from paceline.links.rendezvous import check_gpus, device_of_rank
 from paceline.links.signals import Stopped
 from paceline.measure.this_machine import facts, memory_bytes
 from paceline.planner import forecast
+from paceline.planner.alternatives import shortage
 from paceline.planner.best_chunk import with_best_chunk
-from paceline.planner.search import shortage
 from paceline.records.config_file import write_config
 from paceline.records.machine_file import KnownDevice, find_device, find_machine
 from paceline.records.result import RunResult

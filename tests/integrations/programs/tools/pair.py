@@ -1,4 +1,7 @@
-"""Cases that two ranks run one after another; each prints what came of it as a line of JSON."""
+"""Cases that two ranks, or a process alone, run one after another.
+
+Each prints what came of it as a line of JSON.
+"""
 
 import json
 import os
@@ -16,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 Case = Callable[[], dict[str, Any]]
 CASES: dict[str, Case] = {}
 NUM_SAMPLES, BATCH = 32, 4
+NUM_RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def case(function: Case) -> Case:
@@ -83,6 +87,15 @@ def wraps(model: nn.Module) -> list[str]:
     while isinstance(model, DistributedDataParallel):
         found.append(type(model).__name__)
         model = model.module
+    return found
+
+
+def told_of(wrapped: nn.Module) -> dict[str, Any]:
+    """The wrappers around a model, and what they have exchanged."""
+    found: dict[str, Any] = {"wraps": wraps(wrapped)}
+    if hasattr(wrapped, "statistics"):
+        statistics = wrapped.statistics()
+        found |= {"exchange": statistics.exchange, "exchanges": statistics.num_steps}
     return found
 
 

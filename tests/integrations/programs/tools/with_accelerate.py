@@ -18,7 +18,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 from paceline.integrations.accelerate import with_paceline
-from pair import Counting, Net, batches, case, cases, distance, main, said_by, sgd, wraps
+from pair import (
+    Counting,
+    Net,
+    batches,
+    case,
+    cases,
+    distance,
+    main,
+    said_by,
+    sgd,
+    told_of,
+    wraps,
+)
 
 
 def accelerator_of(**options: Any) -> Accelerator:
@@ -53,14 +65,10 @@ def beside_ddp(odd: bool = False, **options: Any) -> dict[str, Any]:
         norms.append(trained(accelerator, model, odd))
         models.append((accelerator.unwrap_model(model), model))
     (ours, wrapped), (theirs, _) = models
-    statistics = wrapped.statistics()
     return {
         "worst": distance(ours, theirs),
         "norms": max(abs(one - other) for one, other in zip(*norms, strict=True)),
-        "wraps": wraps(wrapped),
-        "unwrapped": type(ours).__name__,
-        "exchange": statistics.exchange,
-        "exchanges": statistics.num_steps,
+        **told_of(wrapped),
     }
 
 

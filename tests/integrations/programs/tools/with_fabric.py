@@ -10,11 +10,11 @@ from torch import nn
 
 import paceline
 from paceline.integrations.fabric import PacelineStrategy
-from pair import Net, batches, case, cases, distance, main, said_by, sgd, wraps
+from pair import NUM_RANKS, Net, batches, case, cases, distance, main, said_by, sgd, told_of
 
 
 def fabric_of(strategy: object, **options: Any) -> Fabric:
-    fabric = Fabric(strategy=strategy, accelerator="cpu", devices=2, **options)
+    fabric = Fabric(strategy=strategy, accelerator="cpu", devices=NUM_RANKS, **options)
     fabric.launch()
     return fabric
 
@@ -43,13 +43,7 @@ def beside_ddp(strategy: object, ddp: object = "ddp", **options: Any) -> dict[st
     precision = options.pop("precision", None)
     ours, wrapped = trained(fabric_of(strategy, precision=precision), **options)
     theirs, _ = trained(fabric_of(ddp, precision=precision), **options)
-    statistics = wrapped.statistics()
-    return {
-        "worst": distance(ours, theirs),
-        "wraps": wraps(wrapped),
-        "exchange": statistics.exchange,
-        "exchanges": statistics.num_steps,
-    }
+    return {"worst": distance(ours, theirs), **told_of(wrapped)}
 
 
 cases(

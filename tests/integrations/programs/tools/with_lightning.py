@@ -9,7 +9,19 @@ from lightning.pytorch.plugins import FSDPPrecision
 from torch import Tensor, nn
 
 from paceline.integrations.lightning import PacelineStrategy
-from pair import Counting, Net, batches, case, cases, distance, main, said_by, sgd, wraps
+from pair import (
+    NUM_RANKS,
+    Counting,
+    Net,
+    batches,
+    case,
+    cases,
+    distance,
+    main,
+    said_by,
+    sgd,
+    told_of,
+)
 
 
 class Task(lightning.LightningModule):
@@ -35,10 +47,7 @@ class Task(lightning.LightningModule):
     def on_train_end(self) -> None:
         model = self.trainer.strategy.model
         self.kept.append(model)
-        self.noted["wraps"] = wraps(model)
-        if hasattr(model, "statistics"):
-            self.noted["exchange"] = model.statistics().exchange
-            self.noted["exchanges"] = model.statistics().num_steps
+        self.noted = told_of(model)
 
 
 class ByHand(Task):
@@ -71,7 +80,7 @@ class Odd(Task):
 def trainer(strategy: object, **options: Any) -> lightning.Trainer:
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     options = {"max_epochs": 2, "enable_checkpointing": False, **quiet, **options}
-    return lightning.Trainer(strategy=strategy, accelerator="cpu", devices=2, **options)
+    return lightning.Trainer(strategy=strategy, accelerator="cpu", devices=NUM_RANKS, **options)
 
 
 def fitted(strategy: object, kind: type[Task] = Task, **options: Any) -> Task:

@@ -6,7 +6,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from paceline.integrations.transformers import with_paceline
-from pair import case, cases, distance, main, said_by, wraps
+from pair import case, cases, distance, main, said_by, told_of, wraps
 
 NUMBERS, LENGTH = 16, 8
 
@@ -38,13 +38,10 @@ def trainer_of(**options: Any) -> Trainer:
 def beside_ddp(**options: Any) -> dict[str, Any]:
     ours, theirs = with_paceline(trainer_of(**options), exchange="host"), trainer_of(**options)
     losses = [trainer.train().training_loss for trainer in (ours, theirs)]
-    statistics = ours.model_wrapped.statistics()
     return {
         "worst": distance(ours.model, theirs.model),
         "loss": abs(losses[0] - losses[1]),
-        "wraps": wraps(ours.model_wrapped),
-        "exchange": statistics.exchange,
-        "exchanges": statistics.num_steps,
+        **told_of(ours.model_wrapped),
     }
 
 

@@ -1,0 +1,31 @@
+"""Mean errors of values that were encoded and decoded."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+_WAYS = ("absolute", "squared", "relative")
+
+
+@dataclass
+class Errors:
+    """Sums over the values so far."""
+
+    count: int = 0
+    count_nonzero: int = 0
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_WAYS, 0.0))
+
+    def add(self, values: Tensor, coded: Tensor) -> None:
+        """Count values, and what became of them."""
+        errors, sizes = (coded.double() - values).abs(), values.abs().double()
+        nonzero = sizes > 0
+        self.count += len(values)
+        self.count_nonzero += int(nonzero.sum())
+        self.sums["absolute"] += float(errors.sum())
+        self.sums["squared"] += float(errors.square().sum())
+        self.sums["relative"] += float((errors[nonzero] / sizes[nonzero]).sum())
+
+    def means(self) -> dict[str, float]:
+        """Return the mean errors; relative ones are of values that are not zero."""
+        counts = {"relative": self.count_nonzero}
+        return {way: total / counts.get(way, self.count) for way, total in self.sums.items()}

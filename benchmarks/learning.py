@@ -1,0 +1,194 @@
+"""What ranks learn whose values travel encoded, beside float32: tasks, training, and F-tests.
+
+Digits, and a task of CIFAR's shape: which of ten smooth patterns, moved by any number of pixels in
+both directions, lies beneath a weaker one of another class and noise.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from figures import table
+from paceline.codecs.quantization import TABLES
+from paceline.links.group import Group
+from paceline.training.data import ShardedBatches, load
+
+FLOAT32, NUM_RANKS = "float32", 2
+_NUM_SEEDS, _NUM_CLASSES = 5, 10
+_CHANNELS, _SIDE, _COARSE_SIDE = 3, 32, 8
+_OTHER, _NOISE = 0.8, 2.0  # amplitudes beside that of the pattern to be found
+_NUM_TRAIN, _NUM_TEST = 3000, 2000
+Samples = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned; a seed decides the initial weights and the order of samples.
+
+    `widths` are of linear layers with rectifiers between them, from what the body hands on.
+    """
+
+    body: Callable[[], nn.Module]
+    widths: tuple[int, ...]
+    train: Samples
+    test: Samples
+    batch_size: int
+    epochs: int
+    learning_rate: float
+
+    @property
+    def num_parameters(self) -> int:
+        """The parameters of body and linear layers."""
+        head = sum((one + 1) * other for one, other in pairwise(self.widths))
+        return head + sum(one.numel() for one in self.body().parameters())
+
+
+def tasks(*hidden: int) -> dict[str, Task]:
+    """Return the tasks, with linear layers of these widths between the body and the scores."""
+    digits, widths = load("digits"), (64, *hidden, _NUM_CLASSES)
+    shown = digits.train[:], digits.test[:]
+    drawn = moved(_NUM_TRAIN, 1), moved(_NUM_TEST, 2)
+    return {
+        "digits": Task(_perceptron, widths, *shown, 64, 25, 0.1),
+        "3x32x32": Task(_convolutions, widths, *drawn, 64, 20, 0.05),
+    }
+
+
+def _perceptron() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU())
+
+
+def _convolutions() -> nn.Module:
+    layers: list[nn.Module] = []
+    for inputs, outputs, size in ((_CHANNELS, 16, 5), (16, 32, 3), (32, 64, 3)):
+        layers += [nn.Conv2d(inputs, outputs, size, stride=2, padding=size // 2), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def moved(count: int, seed: int) -> Samples:
+    """Return so many samples of the task of CIFAR's shape."""
+    patterns = _patterns()
+    generator = torch.Generator().manual_seed(seed)
+    targets = torch.randint(_NUM_CLASSES, (count,), generator=generator)
+    steps = torch.randint(1, _NUM_CLASSES, (count,), generator=generator)
+    others = (targets + steps) % _NUM_CLASSES
+    moves = torch.randint(_SIDE, (count, 2, 2), generator=generator).tolist()
+    inputs = _NOISE * torch.randn((count, *patterns.shape[1:]), generator=generator)
+    for i, (move, other_move) in enumerate(moves):
+        inputs[i] += patterns[targets[i]].roll(move, (1, 2))
+        inputs[i] += _OTHER * patterns[others[i]].roll(other_move, (1, 2))
+    return inputs / (1 + _OTHER**2 + _NOISE**2) ** 0.5, targets
+
+
+def _patterns() -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.randn((_NUM_CLASSES, _CHANNELS, _COARSE_SIDE, _COARSE_SIDE), generator=generator)
+    patterns = interpolate(coarse, (_SIDE, _SIDE), mode="bilinear")
+    return patterns / patterns.square().mean((1, 2, 3), keepdim=True).sqrt()
+
+
+def fit(
+    task: Task,
+    epochs: int,
+    seed: int,
+    group: Group,
+    parameters: Iterable[nn.Parameter],
+    backward: Callable[[Tensor, Tensor], None],
+) -> None:
+    """Train by SGD with momentum; `backward` makes gradients of a rank's samples."""
+    inputs, targets = task.train
+    batches = ShardedBatches(len(targets), task.batch_size, group.rank, group.world_size, seed)
+    optimizer = torch.optim.SGD(parameters, task.learning_rate, momentum=0.9)
+    schedule = CosineAnnealingLR(optimizer, epochs * len(batches))
+    for epoch in range(epochs):
+        batches.set_epoch(epoch)
+        for rows in batches:
+            backward(inputs[rows], targets[rows])
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+
+
+def accuracies(
+    known: Mapping[str, Task],
+    codecs: Mapping[str, Sequence[str]],
+    quick: bool,
+    trained: Callable[[Task, int, str, int], float],
+) -> dict[str, Any]:
+    """Return the accuracies of all tasks and codecs, one for each seed.
+
+    `trained` takes a task, its epochs, a codec and a seed.
+    """
+    figures = {}
+    for name, task in known.items():
+        seeds, epochs = (range(2), 1) if quick else (range(_NUM_SEEDS), task.epochs)
+        figures[name] = {
+            "batch_size": task.batch_size,
+            "epochs": epochs,
+            "learning_rate": task.learning_rate,
+            "num_parameters": task.num_parameters,
+            "accuracies": {
+                codec: [trained(task, epochs, codec, seed) for seed in seeds]
+                for codec in codecs[name]
+            },
+        }
+    return figures
+
+
+def tested(figures: dict[str, Any]) -> dict[str, Any]:
+    """Return the accuracies of tasks with F-tests: whether codecs may learn as float32 does."""
+    for task in figures.values():
+        own = task["accuracies"]
+        exact = own[FLOAT32]
+        task["tests"] = {
+            codec: _f_test([exact, ours]) for codec, ours in own.items() if codec != FLOAT32
+        }
+        types = [own[name] for name in TABLES if name in own]
+        task["test_of_all_types"] = _f_test([exact, *types]) if types else None
+    return figures
+
+
+def _f_test(groups: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Return a one-way analysis of variance: whether the groups may be of one population."""
+    from scipy.stats import f_oneway
+
+    found = f_oneway(*groups)
+    degrees = [len(groups) - 1, sum(map(len, groups)) - len(groups)]
+    return {"f": float(found.statistic), "p": float(found.pvalue), "degrees": degrees}
+
+
+def text(figures: dict[str, Any]) -> str:
+    """Return the tables."""
+    return "\n\n".join(_of_task(name, task) for name, task in figures.items())
+
+
+def _of_task(name: str, task: dict[str, Any]) -> str:
+    exact = task["accuracies"][FLOAT32]
+    lines = []
+    for codec, own in task["accuracies"].items():
+        test = task["tests"].get(codec)
+        cells = [*(f"{100 * one:.2f}" for one in own), f"{100 * mean(own):.2f}"]
+        cells += [f"{100 * stdev(own):.2f}"]
+        cells += [f"{test['f']:.2f}", f"{test['p']:.2g}"] if test else ["", ""]
+        within = "yes" if min(exact) <= mean(own) <= max(exact) else "no"
+        lines.append([codec, *cells, within])
+    title = (
+        f"{name}: test accuracy in %, {task['num_parameters']:,} parameters, "
+        f"{task['epochs']} epochs, batches of {task['batch_size']} on {NUM_RANKS} ranks, learning "
+        f"rate {task['learning_rate']}"
+    )
+    head = ["codec", *(f"seed {seed}" for seed in range(len(exact)))]
+    head += ["mean", "deviation", "F", "p", "mean within float32's runs"]
+    found, together = table(title, head, lines), task["test_of_all_types"]
+    if not together:
+        return found
+    between, within = together["degrees"]
+    said = f"F({between},{within}) = {together['f']:.2f}, p = {together['p']:.2f}"
+    return f"{found}\n\nfloat32 and the four 8-bit types together: {said}."

@@ -1,0 +1,81 @@
+"""Steps of a GPT on two hosts of one core each: alone, exchanging gradients, and local updates.
+
+A case is a size of `steps_to_loss`, or the built-in gpt-10m, which exchanges gradients alone; with
+a second one only that variant is measured.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import sized_gpt
+import torch
+from steps_to_loss import CASES
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+import paceline
+from paceline.links.group import Group
+from paceline.training.data.batch import Batch
+from steps import alone, buckets, ddp, taken
+from trainee import Task, Trainee
+
+ALONE, BUILT_IN, BATCH_SIZE = "alone", "gpt-10m", 2  # windows of 256 tokens a worker
+SYNC_EVERY, DELAY = 5, 1  # of a round
+_NUM_BLOCKS = 4
+_NUM_STEPS = {BUILT_IN: 2, "0.1m": 10 * SYNC_EVERY, "1m": 3 * SYNC_EVERY, "10m": SYNC_EVERY}
+_CODECS = (None, "dynamic8", "dynamic4")
+
+
+def measure(group: Group, quick: bool, case: str, only: str = "") -> dict[str, Any]:
+    """Return the seconds of a step of each variant, in blocks of rounds that take turns."""
+    task = _task(case, group)
+    wraps = {ALONE: alone, **buckets((1, 25)), "DDP, fp16 hook": ddp(25, fp16_compress_hook)}
+    wraps |= {f"allreduce, {codec}": ddp(25, codec) for codec in _CODECS[1:] if codec}
+    if only:
+        wraps = {only: wraps[only]}
+    others = () if only or case == BUILT_IN else list(_local_updates(task))
+    num_steps = min(SYNC_EVERY, _NUM_STEPS[case]) if quick else _NUM_STEPS[case]
+    num_blocks = 1 if quick else _NUM_BLOCKS
+    found = taken(task, wraps, group, num_blocks, num_steps, others=others)
+    blocks = {
+        name: [sum(block) / len(block) for block in own] for name, own in found.blocks.items()
+    }
+    return {"blocks": blocks, "tokens": int(task.inputs.numel())}
+
+
+def _task(case: str, group: Group) -> Task:
+    if case == BUILT_IN:
+        return Task.synthetic(case, BATCH_SIZE, group.device)
+    known = CASES[case]
+    recipe = getattr(sized_gpt, known.model)()
+    inputs, targets = Batch.of(recipe.samples.__getitems__(range(known.batch_size)))
+    rate = known.learning_rate
+    return Task(
+        recipe.model, lambda model: torch.optim.AdamW(model.parameters(), rate), inputs, targets
+    )
+
+
+def _local_updates(task: Task) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield local updates with each codec, in rounds that are awaited or travel beside a step."""
+    for codec, delay in product(_CODECS, (0, DELAY)):
+        trainee = Trainee(task, alone)
+        model: Any = trainee.parallel
+        updates = paceline.LocalUpdates(
+            model, trainee.optimizer, SYNC_EVERY, codec=codec, delay=delay
+        )
+        yield local_name(codec, is_delayed=delay > 0), _stepping(trainee, updates)
+
+
+def _stepping(trainee: Trainee, updates: paceline.LocalUpdates) -> Callable[[], None]:
+    """Return what takes a step; as long as it is there, so are the updates."""
+
+    def step() -> None:
+        assert updates is not None
+        trainee.step()
+
+    return step
+
+
+def local_name(codec: str | None, *, is_delayed: bool) -> str:
+    """Return the name of local updates that encode like this."""
+    return f"local{', delay' if is_delayed else ''}, {codec or 'float32'}"

@@ -1,0 +1,85 @@
+"""Encode and decode values block by block, by the kernels of their device.
+
+`quantization` specifies what they do, in torch; the C++ and Triton kernels equal it bit for bit.
+Codes of four bits lie two in a byte.
+"""
+
+import os
+import shutil
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from paceline.codecs import quantization
+from paceline.codecs.codec import num_nonfinite
+from paceline.codecs.quantization import QuantizationTable, join, scales_of, split
+from paceline.links.devices import device_of
+
+
+def encode(
+    values: Tensor, scales: Tensor | None, block_size: int, table: QuantizationTable
+) -> tuple[Tensor, Tensor, int]:
+    """Return the codes, the scale of each block, and the number of values that are not finite.
+
+    Without `scales` (8 bits may have them) each block's is its largest finite magnitude.
+    """
+    if values.is_cpu:
+        finds_scales, num_threads = scales is None, torch.get_num_threads()
+        if scales is None:
+            scales = torch.empty(-(-len(values) // block_size))
+        codes = torch.empty(-(-len(values) * table.num_bits // 8), dtype=torch.uint8)
+        num_lost = table.lookup.encode_into(
+            codes, scales, values, block_size, finds_scales, num_threads
+        )
+        return codes, scales, num_lost
+    if has_triton(values):
+        from paceline.codecs import triton_four_bit, triton_kernels
+
+        if table.num_bits == 4:
+            codes, scales, num_found = triton_four_bit.encode(values, block_size, table)
+        else:
+            codes, scales, num_found = triton_kernels.encode(values, scales, block_size, table)
+        return codes, scales, int(num_found)
+    if scales is None:
+        scales = scales_of(values, block_size)
+    codes = quantization.encode(values, scales, block_size, table)
+    return join(codes) if table.num_bits == 4 else codes, scales, num_nonfinite(values)
+
+
+def decode(
+    values: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    block_size: int,
+    table: QuantizationTable,
+    adds: bool,
+) -> None:
+    """Write the values of codes, or add them to what is there."""
+    # Kernels index flat memory; a part of a row or of a larger tensor may have gaps.
+    fits = values.is_contiguous() and codes.is_contiguous()
+    if fits and values.is_cpu:
+        num_threads = torch.get_num_threads()
+        table.lookup.decode_into(values, codes, scales, block_size, adds, num_threads)
+    elif fits and has_triton(values):
+        from paceline.codecs import triton_four_bit, triton_kernels
+
+        kernels = triton_four_bit if table.num_bits == 4 else triton_kernels
+        kernels.decode(values, codes, scales, block_size, table, adds)
+    else:
+        apart = split(codes, len(values)) if table.num_bits == 4 else codes
+        found = quantization.decode(apart, scales, block_size, table)
+        values.copy_(values + found if adds else found)
+
+
+def has_triton(values: Tensor) -> bool:
+    """Return True if the Triton kernels can be used for the values."""
+    return device_of(values.device).has_triton and _triton_compiles()
+
+
+@cache
+def _triton_compiles() -> bool:
+    """Return True if there is Triton, and the C compiler with which it builds its launchers."""
+    compilers = (os.environ.get("CC"), shutil.which("gcc"), shutil.which("clang"))
+    return find_spec("triton") is not None and any(compilers)

@@ -1,0 +1,82 @@
+// Codes of eight bits for vectors of any width, and what codes of four bits share with them.
+
+#pragma once
+
+#include "codec.hpp"
+#include "formats.hpp"
+
+namespace paceline {
+namespace {
+namespace lanes {
+
+// Return the bits of the largest magnitude; `only_finite` leaves out and counts the other values.
+template <bool only_finite>
+std::int32_t largest_of(const float* values, std::size_t count, std::size_t& num_nonfinite) {
+    Integers largest{}, counts{};
+    for_vectors<width>(count, [&](std::size_t i, auto n) {
+        Integers magnitude = load<Integers>(values + i, n) & no_sign;
+        if constexpr (only_finite) {
+            const Integers is_lost = magnitude > largest_finite;
+            counts -= is_lost;
+            magnitude &= ~is_lost;
+        }
+        largest = magnitude > largest ? magnitude : largest;
+    });
+    num_nonfinite += total(counts);
+    std::int32_t most = 0;
+    for (std::size_t i = 0; i < width; ++i) most = largest[i] > most ? largest[i] : most;
+    return most;
+}
+
+inline float absmax(const float* values, std::size_t count, std::size_t& num_nonfinite) {
+    const std::int32_t most = largest_of<false>(values, count, num_nonfinite);
+    // Few blocks have values that are not finite, and are read a second time.
+    return as<float>(most <= largest_finite ? most
+                                            : largest_of<true>(values, count, num_nonfinite));
+}
+
+// The bits of magnitudes divided by the scale, or zero. As integers they ascend as quotients do.
+Integers quotients(Integers values, float scale) {
+    const Integers magnitude = values & no_sign;
+    return as<Integers>(as<Floats>(magnitude) / scale) & ~(magnitude > largest_finite);
+}
+
+// Append the sign to indices that are not zero.
+Integers with_sign(Integers indices, Integers values, int place) {
+    const auto sign = as<Integers>(as<Words>(values) >> 31 << place);
+    return indices == 0 ? indices : indices | sign;
+}
+
+void encode(const Codebook& book, const float* values, float scale, std::size_t count,
+            std::uint8_t* codes) {
+    if (!(scale > 0)) {
+        std::memset(codes, 0, count);
+        return;
+    }
+    const auto first = static_cast<std::int32_t>(book.first);
+    const Integers last = static_cast<std::int32_t>(book.last - book.first) + Integers{};
+    for_vectors<width>(count, [&](std::size_t i, auto n) {
+        const auto all = load<Integers>(values + i, n);
+        const Integers quotient = quotients(all, scale), place = (quotient >> 16) - first;
+        const Integers above = place > 0 ? place : Integers{};
+        const auto entry = gather<Integers>(book.entries.data(), above < last ? above : last);
+        const Integers index = (entry >> 16) - ((quotient & 0xffff) > (entry & 0xffff));
+        store(codes + i, n, bytes_of(as<Words>(with_sign(index, all, 7))));
+    });
+}
+
+// Write, or add, the values of codes.
+template <bool adds>
+void decode(const Codebook& book, const std::uint8_t* codes, float scale, std::size_t count,
+            float* values) {
+    for_vectors<width>(count, [&](std::size_t i, auto n) {
+        const auto code = as<Integers>(widened(load<Bytes>(codes + i, n)));
+        const auto magnitude = gather<Floats>(book.magnitudes.data(), code & 127);
+        const Floats value = as<Floats>(as<Integers>(magnitude) | code >> 7 << 31) * scale;
+        store(values + i, n, adds ? load<Floats>(values + i, n) + value : value);
+    });
+}
+
+}  // namespace lanes
+}  // namespace
+}  // namespace paceline

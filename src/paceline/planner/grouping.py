@@ -1,0 +1,207 @@
+"""Layers between which a strategy does nothing else, planned as one: few tasks in place of many.
+
+layers   a   b   c  |  d  |  e   f       exchanges begin when the gradients of e, d, a are there
+groups   [a to c]      d    [e to f]
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from math import isclose
+from operator import add
+from typing import Any
+
+from paceline.core.cost import CostModel, Roofline
+from paceline.core.errors import InvalidInput
+from paceline.core.machine import Machine
+from paceline.core.plan import COMMUNICATION, Cost, Kind, Plan, Resource, Task, TaskId
+from paceline.core.simulate import makespan_s, period
+from paceline.core.strategy import Strategy, Window
+from paceline.core.workload import Layer, Workload
+
+PASSES = (Kind.FORWARD, Kind.BACKWARD)
+
+
+class LayerCost:
+    """Prices the passes of layers by `model`, each once."""
+
+    def __init__(self, model: CostModel) -> None:
+        self.model = model
+        self._known: dict[tuple[tuple[Resource, ...], Kind, str], float] = {}
+
+    def seconds(self, on: tuple[Resource, ...], kind: Kind, layer: Layer) -> float:
+        """Return the seconds of a layer's forward or backward on these resources."""
+        key = on, kind, layer.name
+        found = self._known.get(key)
+        if found is None:
+            cost = layer.forward if kind is Kind.FORWARD else layer.backward
+            task = Task(TaskId(0, kind, layer.name), on, cost)
+            found = self._known[key] = self.model.seconds(task)
+        return found
+
+
+@dataclass(frozen=True)
+class GroupCost:
+    """Prices a group's pass as the sum of its layers', and everything else by their model.
+
+    `members` are the layers of groups of several, whose names are no layer's.
+    """
+
+    members: dict[str, tuple[Layer, ...]]
+    layers: LayerCost
+
+    def seconds(self, task: Task) -> float:
+        """Return the seconds for which the task holds its resources."""
+        members = self.members.get(task.part, ()) if task.kind in PASSES else ()
+        if not members:
+            return self.layers.model.seconds(task)
+        seconds = sum(self.layers.seconds(task.on, task.kind, layer) for layer in members)
+        if task.cost.num_syncs:
+            alone = task._replace(cost=Cost(num_syncs=task.cost.num_syncs))
+            seconds += self.layers.model.seconds(alone)
+        return seconds
+
+
+def grouped(
+    workload: Workload, groups: Sequence[Sequence[int]], layers: LayerCost
+) -> tuple[Workload, GroupCost]:
+    """Return the workload with a layer for each group, and its prices.
+
+    `groups` number the layers in the order of backward, in which they are joined.
+    """
+    ready, order = workload.in_backward_order, workload.backward_order
+    members = [tuple(ready[i] for i in group) for group in groups]
+    made = list(map(_joined, members))
+    # A group is where its last layer is: what that one hands on is what the group does.
+    last = [max(order[i] for i in group) for group in groups]
+    forward = sorted(range(len(groups)), key=last.__getitem__)
+    backward = sorted(range(len(groups)), key=forward.__getitem__)
+    joined = replace(
+        workload, layers=tuple(made[i] for i in forward), backward_order=tuple(backward)
+    )
+    several = {one.name: own for one, own in zip(made, members, strict=True) if len(own) > 1}
+    return joined, GroupCost(several, layers)
+
+
+def _joined(layers: Sequence[Layer]) -> Layer:
+    """Return the layer that several make, which are given in the order of backward."""
+    if len(layers) == 1:
+        return layers[0]
+    return Layer(
+        f"{layers[-1].name} to {layers[0].name}",
+        tuple(parameter for layer in layers for parameter in layer.parameters),
+        layers[0].activation_nbytes,
+        reduce(add, (layer.forward for layer in layers)),
+        reduce(add, (layer.backward for layer in layers)),
+    )
+
+
+def _groups_of(step: Plan, workload: Workload) -> list[list[int]]:
+    """Return the layers of a step, in the order of backward, as they can be joined.
+
+    One follows another if on all workers it waits for that one alone, which nothing else does.
+    """
+    after: dict[tuple[Kind, str], set[str]] = defaultdict(set)
+    for task, children in zip(step.tasks, step.children, strict=True):
+        # Of a batch of another size the costs are not the layers'.
+        if task.kind in PASSES and task.sub_batch is None and not task.num_samples:
+            after[task.kind, task.part].add(_follower(step, task, children))
+    ready = workload.in_backward_order
+    groups = [[0]]
+    for i in range(1, len(ready)):
+        before, own = ready[i - 1].name, ready[i].name
+        follows = after[Kind.BACKWARD, before] == {own}, after[Kind.FORWARD, own] == {before}
+        if all(follows):
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups
+
+
+def _follower(step: Plan, task: Task, children: Sequence[int]) -> str:
+    """Return the layer whose pass follows a task at once and waits for it alone, or ""."""
+    if len(children) != 1 or step.num_parents[children[0]] != 1:
+        return ""
+    child = step.tasks[children[0]]
+    is_next = (child.kind, child.on, child.sub_batch) == (task.kind, task.on, None)
+    return child.part if is_next else ""
+
+
+def _shares_lanes(step: Plan, layers: Collection[str]) -> bool:
+    """Return True if anything that is exchanged holds what these layers compute on."""
+    passes = (task for task in step.tasks if task.kind in PASSES and task.part in layers)
+    computing = {on for task in passes for on in task.on}
+    exchanges = (task for task in step.tasks if task.kind in COMMUNICATION)
+    return any(not computing.isdisjoint(task.on) for task in exchanges)
+
+
+class Windows:
+    """A strategy's plans of any number of steps, of groups of layers where those take as long.
+
+    `step` is the plan of one step with all layers; `cost` prices the windows, `model` all layers.
+    `is_balanced`: with parts that follow the workers' speeds, if the strategy plans them.
+    InvalidInput if the strategy does not fit.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        workload: Workload,
+        machine: Machine,
+        config: Any,
+        cost: CostModel | None = None,
+        *,
+        balanced: bool = False,
+    ) -> None:
+        self.strategy, self.workload, self.machine = strategy, workload, machine
+        self.config, self.model = config, cost or Roofline.of(self.machine)
+        planning = strategy.planning
+        self.is_balanced = balanced and planning.plan_balanced is not None
+        self._plan_of = (self.is_balanced and planning.plan_balanced) or planning.plan
+        self._grouped, self.cost = workload, self.model
+        self.step = self.of_layers(1)
+        groups = _groups_of(self.step, workload)
+        if len(groups) < len(workload.layers):
+            self._group(groups)
+
+    def _group(self, groups: Sequence[Sequence[int]]) -> None:
+        """Plan these groups from now on, if a step of them takes as long as one of all layers."""
+        ready = self.workload.in_backward_order
+        several = {ready[i].name for group in groups if len(group) > 1 for i in group}
+        # Where steps overlap, what comes between layers may show in a later step only.
+        if self.strategy.planning.is_asynchronous and _shares_lanes(self.step, several):
+            return
+        joined, cost = grouped(self.workload, groups, LayerCost(self.model))
+        try:
+            step = self._plan_of(joined, self.machine, _in_ones(self.config), Window(1))
+        except InvalidInput:  # as of a head that is named, and no group's name
+            return
+        if isclose(makespan_s(step, cost), makespan_s(self.step, self.model)):
+            self._grouped, self.cost = joined, cost
+
+    @property
+    def is_grouped(self) -> bool:
+        """True if groups of layers are planned."""
+        return self._grouped is not self.workload
+
+    def compared_s(self, config: Any) -> float:
+        """Return the seconds of a step of another configuration, to compare with others."""
+        if self.strategy.planning.is_asynchronous:
+            return period(partial(self.of, config=config), self.cost, 1)
+        return makespan_s(self.of(1, config), self.cost)
+
+    def of(self, num_steps: int, config: Any = None) -> Plan:
+        """Return the plan of so many steps, of this configuration or another."""
+        asked = config or self.config
+        asked = _in_ones(asked) if self.is_grouped else asked
+        return self._plan_of(self._grouped, self.machine, asked, Window(num_steps))
+
+    def of_layers(self, num_steps: int) -> Plan:
+        """Return the plan of so many steps with all layers."""
+        return self._plan_of(self.workload, self.machine, self.config, Window(num_steps))
+
+
+def _in_ones(config: Any) -> Any:
+    """Return the configuration that exchanges each group by itself."""
+    return replace(config, chunk=1) if hasattr(config, "chunk") else config
