@@ -25,20 +25,9 @@ _CHILD = import_module(_REMOTE[_STRATEGY.name])
 _NUMBERS = WorkerProcessSettings.model_fields["workers"].description
 # Settings of a training that a hub takes from --config only.
 _LEFT_OUT = (
-    *(
-        "strategy",
-        "codec",
-        "optimizer",
-        "seed",
-        "accumulate",
-        "balance",
-        "clip_norm",
-        "elastic",
-        "evaluate_every",
-        "exchange_alone",
-    ),
-    *("force", "here", "lighthouse", "momentum", "optimizer_options", "precision", "profile_s"),
-    *("restarts", "schedule", "tensorboard", "warmup_steps"),
+    *("accumulate", "balance", "clip_norm", "codec", "elastic", "evaluate_every"),
+    *("exchange_alone", "force", "here", "lighthouse", "optimizer", "optimizer_options"),
+    *("precision", "restarts", "schedule", "strategy", "tensorboard", "warmup_steps"),
 )
 # Parts of the query of --parent, and the settings of a child hub that they are.
 _OF_PARENT = {"worker": "number", "keys": "parent_keys", "gather": "gather"}

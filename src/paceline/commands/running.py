@@ -29,7 +29,7 @@ def train(values: dict[str, Any], *, as_json: Json = False, debug: Debug = False
     _carry_out("train", values, as_json=as_json, debug=debug)
 
 
-@with_options(RehearseSettings, leave_out=("exchange_alone", *_OF_HUBS))
+@with_options(RehearseSettings, leave_out=("exchange_alone",))
 def rehearse(values: dict[str, Any], *, as_json: Json = False, debug: Debug = False) -> None:
     """Rehearse training on devices you need not have: real exchange, layers that only take time."""
     _carry_out("rehearse", values, as_json=as_json, debug=debug)

@@ -1,7 +1,7 @@
 """Read settings from run.toml for `--config`, and write them into the folder of every run.
 
 The fields are those of the command's options. TOML has no null, so the tables `options` and
-`optimizer_options` use the text "null", as does `--set FIELD=null`.
+`optimizer_options` use the text "null", as does `--strategy-option FIELD=null`.
 """
 
 import sys

@@ -3,15 +3,25 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from paceline.core.facts import Bytes
+from paceline.core.facts import parse_bytes
 from paceline.core.outcome import Finding
 from paceline.core.settings import Model, Record, Seconds
 from paceline.records.settings import strategy_config, validated
 from paceline.strategies import find_exchange
 
 SYNTHETIC = "synthetic"  # synthetic samples of the model's input shape
+
+
+def _read_limit(limit: Any) -> Any:
+    """Return "auto", or the bytes of a text such as 8GiB."""
+    if limit is None or limit == "auto":
+        return limit
+    nbytes = parse_bytes(limit)
+    if nbytes <= 0:
+        raise ValueError(f"must be greater than 0 (got {limit})")
+    return nbytes
 
 
 class ProfileSettings(Record):
@@ -31,7 +41,7 @@ class ProfileSettings(Record):
     steps: int = Field(
         20, ge=4, le=100_000, description="Number of steps to time, and of steps to record."
     )
-    largest_batch: Literal["auto"] | Annotated[Bytes, Field(gt=0)] | None = Field(
+    largest_batch: Annotated[float | Literal["auto"] | None, BeforeValidator(_read_limit)] = Field(
         None,
         description="Search for the largest batch that fits in a worker's memory, or in 8GiB.",
     )
