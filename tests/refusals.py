@@ -1,12 +1,16 @@
 """Refusals by their fields, so that no test pins a sentence."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from paceline.commands.options import FLAGS
 from paceline.core.errors import InvalidInput
+
+_SETTINGS = {flag: name for name, flag in FLAGS.items()}
 
 
 @contextmanager
@@ -26,6 +30,14 @@ def refused(field: object, **known: Any) -> Iterator[pytest.ExceptionInfo[Invali
 
 
 def refused_field(err: str) -> str:
-    """Return the field of the one refusal that a command printed: "paceline: FIELD: problem"."""
+    """Return the field of the one refusal that a command printed.
+
+    It is "paceline: FIELD: problem", or "paceline: FIELD must be ..."; an option is its setting.
+    """
     (line,) = {one for one in err.splitlines() if one.startswith("paceline: ")}
-    return line.removeprefix("paceline: ").partition(": ")[0]
+    field = re.split(r": | must | is missing", line.removeprefix("paceline: "), maxsplit=1)[0]
+    return (
+        _SETTINGS.get(field, field.removeprefix("--").replace("-", "_"))
+        if field[0] == "-"
+        else field
+    )

@@ -14,7 +14,7 @@ MODULES = HERE.parent / "resume"  # its recipes are trained in seconds
 DEADLINE_S = 4.0
 _COMMAND = ("-m", "paceline")
 _TRAINED = (
-    *("--batch-size", "24", "--profile-s", "0.2", "--deadline-s", str(DEADLINE_S)),
+    *("--batch-size", "24", "--profile-s", "0.2", "--timeout", str(DEADLINE_S)),
     *("--checkpoint-every", "1s"),
 )
 
@@ -34,13 +34,16 @@ LAUNCHED: Mapping[str, Case] = {
     "tree": Case("with_all", "--strategy tree --workers 2", 100),
     "subbatch": Case("classes", "--strategy subbatch --workers 2", 60),
     "hogbatch": Case(
-        "classes", "--strategy hogbatch --workers cpu:1 --policy hogbatch", 60, "coordinator"
+        "classes",
+        "--strategy hogbatch --workers cpu:1 --strategy-option policy=hogbatch",
+        60,
+        "coordinator",
     ),
-    "wheel": Case("plain", "--strategy wheel --workers 2 --set lanes=1", 40, "hub"),
-    "local": Case("plain", "--strategy local --workers 2 --set sync_every=5", 100),
+    "wheel": Case("plain", "--strategy wheel --workers 2 --strategy-option lanes=1", 40, "hub"),
+    "local": Case("plain", "--strategy local --workers 2 --strategy-option sync_every=5", 100),
 }
 SERVED: Mapping[str, Case] = {
-    "wheel, hub apart": Case("plain", "--strategy wheel --set lanes=1", 60, "hub"),
+    "wheel, hub apart": Case("plain", "--strategy wheel --strategy-option lanes=1", 60, "hub"),
 }
 OWN_LOOP = "a user's loop"
 NAMES = (*LAUNCHED, *SERVED, OWN_LOOP)
@@ -80,8 +83,8 @@ class Trial:
             self.proxies.append(Proxy(port))
             arguments = (
                 *(*_COMMAND, "worker", "--connect", f"tcp://127.0.0.1:{self.proxies[-1].port}"),
-                *("--as", str(number), "--keys", "keys", "--device", "cpu"),
-                *("--threads", "1", "--deadline-s", str(DEADLINE_S)),
+                *("--worker-ids", str(number), "--keys", "keys", "--device", "cpu"),
+                *("--threads", "1", "--timeout", str(DEADLINE_S)),
             )
             self.workers.append(Attempt(arguments, self.folder, f"worker {number}", MODULES))
 
@@ -92,7 +95,7 @@ class Trial:
         generate_keys(self.folder / "keys")
         arguments = (
             *(*_COMMAND, "hub", *self._asked(case), "--workers", str(_SERVED_WORKERS)),
-            *("--bind", "tcp://127.0.0.1:0", "--keys", "keys", "--wait-s", "20"),
+            *("--listen", "tcp://127.0.0.1:0", "--keys", "keys", "--wait", "20"),
         )
         return Attempt(arguments, self.folder, case.lead, MODULES)
 

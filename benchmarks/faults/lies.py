@@ -92,16 +92,17 @@ def run(seed: int, *, lies: bool, epochs: int = _EPOCHS) -> Run:
 
 
 def _hub(seed: int, epochs: int) -> list[str]:
-    settings = f"--set lanes=1 --set head=fc1 --seed {seed} --epochs {epochs} --batch-size 48"
-    times = f"--deadline-s {_DEADLINE_S} --profile-s 0.05 --wait-s 300 --checkpoint-every 1s"
-    place = f"--workers {_NUM_WORKERS} --bind tcp://127.0.0.1:0 --keys keys --output runs"
+    strategy = "--strategy-option lanes=1 --strategy-option head=fc1"
+    settings = f"{strategy} --seed {seed} --epochs {epochs} --batch-size 48"
+    times = f"--timeout {_DEADLINE_S} --profile-s 0.05 --wait 300 --checkpoint-every 1s"
+    place = f"--workers {_NUM_WORKERS} --listen tcp://127.0.0.1:0 --keys keys --output runs"
     words = f"-m paceline hub small:Small --data digits --learning-rate 0.02 {settings} {times}"
     return f"{words} {place}".split()
 
 
 def _worker(port: int, number: int) -> list[str]:
-    place = f"--connect tcp://127.0.0.1:{port} --keys keys --as {number}"
-    return f"-m paceline worker {place} --device cpu --threads 1 --deadline-s 30".split()
+    place = f"--connect tcp://127.0.0.1:{port} --keys keys --worker-ids {number}"
+    return f"-m paceline worker {place} --device cpu --threads 1 --timeout 30".split()
 
 
 def _liars(port: int, workers: list[int], seed: int) -> list[str]:

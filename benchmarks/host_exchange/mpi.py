@@ -41,7 +41,13 @@ def sums(cpus: Sequence[int], count: int, num_times: int) -> list[float]:
     There is a rank on each of the processors, several of which may be the same.
     """
     # Ranks bind themselves: mpirun would not put two of them on one core.
-    launcher = [str(_BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    launcher = [
+        str(_BIN / "mpirun"),
+        "--allow-run-as-root",
+        "--oversubscribe",
+        "--listen-to",
+        "none",
+    ]
     words = [str(_HERE / "mpi_rank.py"), str(count), str(num_times), *map(str, cpus)]
     command = [*launcher, "-n", str(len(cpus)), str(_BIN / "python"), *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)

@@ -44,7 +44,7 @@ def _planned(case: str, codec: str | None) -> float:
     plans = paceline(
         *("plan", f"sized_gpt:{known.model}", "--machine=two-hosts-gigabit", "--workers=2"),
         *("--strategy=local", f"--batch-size={2 * known.batch_size}"),
-        *(f"--set={name}={value}" for name, value in settings.items()),
+        *(f"--strategy-option={name}={value}" for name, value in settings.items()),
         cwd=_HERE,
     )["plans"]
     (own,) = (one for one in plans if one["workers"] == 2 and one["codec"] == codec)

@@ -39,8 +39,8 @@ def _losses(
     seeds: Sequence[int], steps: int, strategy: str, setting: str = "", codec: str = "float32"
 ) -> list[float]:
     """Return the test loss at the end of each run, in nats a byte."""
-    options = ["--strategy", strategy, *(["--set", setting] if setting else [])]
-    options += [] if codec == "float32" else ["--set", f"codec={codec}"]
+    options = ["--strategy", strategy, *(["--strategy-option", setting] if setting else [])]
+    options += [] if codec == "float32" else ["--strategy-option", f"codec={codec}"]
     sizes = ("--workers", 2, "--batch-size", _BATCH_SIZE, "--learning-rate", _LEARNING_RATE)
     return [test_loss("tiny", *options, *sizes, steps=steps, seed=seed) for seed in seeds]
 

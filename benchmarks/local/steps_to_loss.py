@@ -78,7 +78,7 @@ def measure(case: Case, quick: bool) -> dict[str, Any]:
     for codec in case.codecs:
         ways[f"allreduce, {codec}"] = ["--strategy=allreduce", f"--codec={codec}"]
     for shape in case.rounds:
-        settings = [f"--set={name}={value}" for name, value in shape._asdict().items()]
+        settings = [f"--strategy-option={name}={value}" for name, value in shape._asdict().items()]
         ways[shape.name] = ["--strategy=local", *settings]
     seeds = case.seeds[:1] if quick else case.seeds
     lone = [_loss(case, [], 1, case.num_steps // (10 if quick else 1), seed) for seed in seeds]

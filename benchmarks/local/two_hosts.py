@@ -63,7 +63,9 @@ def _local(hosts: TwoHosts, options: dict[str, Any], quick: bool) -> tuple[list[
     every = 4 if quick else _SYNC_EVERY
     own = {**options, "sync_every": every, **({"delay": 1} if quick and options else {})}
     sizes = ("--batch-size", 2 * BATCH_SIZE, "--steps", every * _NUM_ROUNDS)
-    settings = [word for name, value in own.items() for word in ("--set", f"{name}={value}")]
+    settings = [
+        word for name, value in own.items() for word in ("--strategy-option", f"{name}={value}")
+    ]
     result = paceline(
         *("train", BUILT_IN, "--strategy", "local", "--workers", 2, *sizes, *settings),
         *("--checkpoint-every", "never", "--profile-s", 1 if quick else 10),

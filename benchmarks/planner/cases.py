@@ -35,7 +35,7 @@ class Configuration:
     def command(self) -> list[str]:
         """The words after `paceline`."""
         fields = (*self.settings, *([f"codec={self.codec}"] if self.codec else []))
-        options = [word for field in fields for word in ("--set", field)]
+        options = [word for field in fields for word in ("--strategy-option", field)]
         words = [
             *(self.model, "--strategy", self.strategy, *options),
             *("--workers", str(self.workers), "--batch-size", str(self.batch_size)),

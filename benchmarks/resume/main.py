@@ -46,17 +46,22 @@ CASES = {
     "host": Case("with_all", "--strategy host --workers 2", 8),
     "tree": Case("with_all", "--strategy tree --workers 2", 7),
     "allreduce": Case("with_all", "--strategy allreduce --workers 3", 7),
-    "allreduce-onebit": Case("with_all", "--strategy allreduce --workers 2 --set codec=onebit", 7),
-    "subbatch-onebit": Case("classes", "--strategy subbatch --workers 2 --set gradients=onebit", 7),
+    "allreduce-onebit": Case(
+        "with_all", "--strategy allreduce --workers 2 --strategy-option codec=onebit", 7
+    ),
+    "subbatch-onebit": Case(
+        "classes", "--strategy subbatch --workers 2 --strategy-option gradients=onebit", 7
+    ),
     "hogbatch": Case(
         "classes",
-        "--strategy hogbatch --workers cpu:1 --policy hogbatch",
+        "--strategy hogbatch --workers cpu:1 --strategy-option policy=hogbatch",
         7,
         lead="coordinator",
     ),
     "wheel": Case(  # its workers take no steps together: a time
         "plain",
-        "--strategy wheel --workers 1 --set lanes=1 --set staleness=0 --set head=head",
+        "--strategy wheel --workers 1 --strategy-option lanes=1 "
+        "--strategy-option staleness=0 --strategy-option head=head",
         7,
         every="0.2s",
         lead="hub",

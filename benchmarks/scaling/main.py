@@ -33,7 +33,7 @@ def study(network: str, quick: bool) -> dict[str, Any]:
     words = ("scale", f"networks:{network}", "--input-shape", SHAPES[network], "--workers", "1,2")
     folder = _HERE / "runs" / f"{network}{'-quick' * quick}"
     where = ("--steps", steps, "--output", folder)
-    asked = (*words, "--measure", "--predict", *(_QUICK if quick else _FULL), *where)
+    asked = (*words, "--kind", "measured,predicted", *(_QUICK if quick else _FULL), *where)
     found = paceline(*asked, cwd=_HERE)
     return {"images": SHAPES[network], "cells": found["cells"]}
 

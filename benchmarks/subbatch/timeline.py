@@ -29,7 +29,7 @@ def measure(quick: bool) -> dict[str, Any]:
     words = ("train", "alexnet", "--data", f"synthetic:samples={batch * steps}", "--epochs", 1)
     ours = ("--strategy", "subbatch", "--workers", _WORKERS, "--batch-size", batch)
     with TemporaryDirectory() as folder, TwoHosts(_RATE) as hosts:
-        waiting = ("--profile-s", 1, "--deadline-s", 120, "--output", folder)
+        waiting = ("--profile-s", 1, "--timeout", 120, "--output", folder)
         paceline(*words, *ours, *waiting, hosts=hosts, deadline_s=500.0)
         (trace,) = Path(folder).glob("*/trace.json")
         return _head_of(read_timeline(trace, "measured"))

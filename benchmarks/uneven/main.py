@@ -13,9 +13,9 @@ from command import paceline
 from figures import Part, shown, spread, table
 
 _BASELINE = "DDP, equal batches"  # which strategy allreduce is
-_UNEVEN, _AUTO = ("--workers", 2, "--stretch", "1,4"), ("--balance", "auto")
+_UNEVEN, _AUTO = ("--workers", 2, "--slowdown", "1,4"), ("--balance", "auto")
 _VARIANTS: dict[str, tuple[object, ...]] = {
-    "the fast worker alone": ("--workers", 1, "--stretch", 1),
+    "the fast worker alone": ("--workers", 1, "--slowdown", 1),
     _BASELINE: (*_UNEVEN, "--strategy", "allreduce"),
     "allreduce, balanced": (*_UNEVEN, *_AUTO, "--strategy", "allreduce"),
     "host, balanced": (*_UNEVEN, *_AUTO, "--strategy", "host"),
@@ -46,7 +46,7 @@ def measure(case: Case, quick: bool) -> dict[str, Any]:
     words = ("rehearse", model, "--batch-size", case.batch_size, "--steps", steps)
     for _ in range(1 if quick else case.num_rounds):
         for name, options in _VARIANTS.items():
-            result = paceline(*words, "--deadline-s", 120, *options)
+            result = paceline(*words, "--timeout", 120, *options)
             rates[name].append(result["samples_per_s"])
             shares[name] = list(result["shares"] or ())
     middle = median(rates[_BASELINE])

@@ -40,7 +40,7 @@ def measure(quick: bool) -> dict[str, Any]:
 def _words(head: str, workers: int, quick: bool) -> tuple[str, ...]:
     model, head, steps = ("lenet5", _QUICK[head], 8) if quick else ("alexnet", head, 48)
     sizes = ("--batch-size", str(workers * _SAMPLES), "--steps", str(steps))
-    device = ("--device", f"{_MACHINE}/gpu0", "--set", f"head={head}")
+    device = ("--device", f"{_MACHINE}/gpu0", "--strategy-option", f"head={head}")
     return "rehearse", model, "--strategy", "wheel", *device, *sizes
 
 

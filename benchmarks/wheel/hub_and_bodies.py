@@ -38,8 +38,8 @@ def carried_out(
     with TemporaryDirectory() as folder:
         keys = Path(folder) / "keys"
         generate_keys(keys)
-        sizes = ("--workers", str(workers), "--set", f"lanes={lanes}")
-        place = ("--bind", _HUB, "--keys", str(keys), "--output", folder, "--json")
+        sizes = ("--workers", str(workers), "--strategy-option", f"lanes={lanes}")
+        place = ("--listen", _HUB, "--keys", str(keys), "--output", folder, "--json")
         roles: list[list[list[str]]] = [[[*_PACELINE, *words, *sizes, *place]], []]
         for number, host in enumerate(bodies):
             own = range(number * lanes, min((number + 1) * lanes, workers))
@@ -63,14 +63,14 @@ def tree_carried_out(
         keys = Path(folder) / "keys"
         generate_keys(keys)
         number = len(_CHILDREN)
-        sizes = ("--workers", str(number * lanes), "--set", f"child_hubs={number}")
-        means = ("--set", f"lanes={lanes}", "--set", f"gather={gather}")
-        place = ("--bind", _HUB, "--keys", str(keys), "--output", folder, "--json")
+        sizes = ("--workers", str(number * lanes), "--strategy-option", f"child_hubs={number}")
+        means = ("--strategy-option", f"lanes={lanes}", "--strategy-option", f"gather={gather}")
+        place = ("--listen", _HUB, "--keys", str(keys), "--output", folder, "--json")
         roles = [[[*_PACELINE, *words, *sizes, *means, *place]], []]
         for child, address in enumerate(_CHILDREN):
-            parent = ("--connect", _HUB, "--as", str(child), "--parent-keys", str(keys))
-            own = ("--workers", str(lanes), "--set", f"lanes={lanes}", "--gather", str(gather))
-            options = ("--bind", address, "--keys", str(keys), "--deadline-s", "120")
+            parent = ("--parent", f"{_HUB}?worker={child}&keys={keys}&gather={gather}")
+            own = ("--workers", str(lanes), "--strategy-option", f"lanes={lanes}")
+            options = ("--listen", address, "--keys", str(keys), "--timeout", "120")
             roles[child].append([*_PACELINE, "hub", *parent, *own, *options])
             roles[child].append(_body(address, keys, range(lanes)))
         _finished(hosts, roles, deadline_s)
@@ -80,8 +80,8 @@ def tree_carried_out(
 
 
 def _body(hub: str, keys: Path, workers: range) -> list[str]:
-    joining = ("--connect", hub, "--keys", str(keys), "--as", ",".join(map(str, workers)))
-    options = ("--device", "cpu", "--threads", "1", "--deadline-s", "120")
+    joining = ("--connect", hub, "--keys", str(keys), "--worker-ids", ",".join(map(str, workers)))
+    options = ("--device", "cpu", "--threads", "1", "--timeout", "120")
     return [*_PACELINE, "worker", *joining, *options]
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from paceline.commands.app import COMMANDS, loaded
+from paceline.commands.options import flag_of
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.records.profile import ProfileSettings
 from paceline.records.scale import ScaleSettings
@@ -23,10 +24,9 @@ _VERBS: dict[str, type[BaseModel]] = {
     "scale": ScaleSettings,
 }
 _AS_TRAIN = {
-    "hub": "It takes the options of [train](#train), too. `--strategy` is `wheel` or `local`.",
+    "hub": "It takes most options of [train](#train), and its other settings by `--config`.",
 }
-_OF_ALL = ("--config", "--json", "--debug")
-_TABLES = {"options": "--set FIELD=VALUE", "optimizer_options": "--optimizer-set FIELD=VALUE"}
+_OF_ALL = ("--config", "--json", "--debug", "--help-all")
 _DEFAULT = re.compile(r"\s+\[default: (.*)\]$")
 
 
@@ -54,8 +54,8 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "The options of each command, made by `python docs/build/reference.py`."
     yield "Most of `train`, `rehearse`, `plan`, `profile` and `scale` are fields of a record: also"
-    yield "keys of `run.toml`, with `_` in place of `-`, and arguments in Python."
-    yield "One that is written without `--` is a key and an argument only."
+    yield "keys of `run.toml` and arguments in Python."
+    yield "A name without `--` is a key and an argument only."
     yield "Commands with such fields take `--config RUN.TOML`, a file of them that options replace."
     yield "`--json` prints one JSON object, `--debug` the traceback of an error."
     yield "The shell [completes](how-to/which-command.md#completion) commands and options."
@@ -85,10 +85,8 @@ def _of_record(settings: type[BaseModel], command: str) -> Iterator[Option]:
     for name, field in settings.model_fields.items():
         if name == "kind":
             continue
-        flag = "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
-        shown = _TABLES.get(name, flag)
-        is_option = shown.split()[0] in flags
-        yield Option(shown if is_option else name, _default(field), field.description or "")
+        flag = "MODEL" if name == "model" else flag_of(name)
+        yield Option(flag if flag in flags else name, _default(field), field.description or "")
 
 
 def _default(field: FieldInfo) -> str:

@@ -17,7 +17,16 @@ pytestmark = pytest.mark.timeout(600)
 RECIPES = Path(__file__).parents[1] / "small_recipes.py"
 RUN = ("--strategy", "local", "--elastic")
 TRAIN = ("-m", "paceline", "train", "small_recipes:with_dropout", *RUN)
-SIZES = ("--workers", "3", "--batch-size", "24", "--set", "sync_every=5", "--deadline-s", "10")
+SIZES = (
+    "--workers",
+    "3",
+    "--batch-size",
+    "24",
+    "--strategy-option",
+    "sync_every=5",
+    "--timeout",
+    "10",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -101,8 +110,8 @@ def test_a_worker_whose_model_raises_ends_the_run_and_is_not_started_again(start
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        (("--here", "0,3"), "here"),
-        (("--set", "sync_every=9999"), "sync_every"),
+        (("--worker-ids", "0,3"), "here"),
+        (("--strategy-option", "sync_every=9999"), "sync_every"),
         (("--lighthouse", "nowhere"), "lighthouse"),
     ],
 )

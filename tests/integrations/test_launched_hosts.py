@@ -22,7 +22,7 @@ __all__ = ["can_build", "hosts"]  # fixtures
 
 TRAINING = (
     *("lenet5", "--data", "synthetic:1x32x32,classes=10,samples=640", "--batch-size", "32"),
-    *("--steps", "8", "--profile-s", "0.2", "--deadline-s", "120", "--seed", "7"),
+    *("--steps", "8", "--profile-s", "0.2", "--timeout", "120", "--seed", "7"),
     *("--checkpoint-every", "never"),
 )
 GUIDES = Path(__file__).parents[2] / "docs" / "launch"

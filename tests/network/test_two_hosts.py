@@ -70,13 +70,22 @@ def test_a_worker_that_is_cut_off_for_20_s_trains_as_if_it_had_not_been(
 ) -> None:
     paceline = [sys.executable, "-m", "paceline"]
     keys = tmp_path / "keys"
-    assert Started([*paceline, "hub", "--generate-keys", str(keys)], tmp_path).finish().code == 0
+    assert Started([*paceline, "keys", str(keys)], tmp_path).finish().code == 0
     finished = succeeded(on_hosts(1, str(PROGRAMS / "cut_off.py"), str(keys), str(CUT_S)))
     sent = json.loads(finished[1].out)
     assert sent["after"] > 2 * sent["before"]  # it was cut off in mid-training
     home = tmp_path / "uncut"
     home.mkdir()
-    alone = ["--workers", "1", "--set", "lanes=1", "--set", "staleness=0", "--epochs", "6"]
+    alone = [
+        "--workers",
+        "1",
+        "--strategy-option",
+        "lanes=1",
+        "--strategy-option",
+        "staleness=0",
+        "--epochs",
+        "6",
+    ]
     uncut = [*paceline, "train", "lenet5", "--strategy", "wheel", "--profile-s", "0", *alone]
     assert Started(uncut, home).finish().code == 0
     own, other = weights(tmp_path), weights(home)

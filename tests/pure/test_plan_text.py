@@ -67,7 +67,7 @@ def test_two_tables_show_the_fastest_of_each_strategy_with_a_codec_and_without()
         (plan_row(strategy="host", codec="dynamic8", config={"codec": "dynamic8", "chunk": 4}),
          "--strategy host --workers 2 --codec dynamic8"),
         (plan_row(strategy="local", config={"sync_every": 77, "codec": None}),
-         "--strategy local --workers 2 --set sync_every=77"),
+         "--strategy local --workers 2 --strategy-option sync_every=77"),
         (plan_row(is_balanced=True, config={}), "--strategy allreduce --workers 2 --balance auto"),
     ],
 )  # fmt: skip

@@ -192,9 +192,10 @@ def test_bodies_on_a_gpu_and_their_hub_conform_to_their_plan(done):
 @pytest.mark.slow
 def test_a_head_on_a_gpu_learns_alike_from_a_server_in_main_memory(done):
     """With one worker nothing is left to chance; its copies are recorded as planned."""
-    how = ("--strategy", "wheel", "--workers", "1", "--set", "lanes=1", "--epochs", "2")
+    how = ("--strategy", "wheel", "--workers", "1", "--strategy-option", "lanes=1", "--epochs", "2")
     on_device, in_memory = (
-        done(*LENET, *how, *lent, gpus=2) for lent in ((), ("--set", "server_memory=host"))
+        done(*LENET, *how, *lent, gpus=2)
+        for lent in ((), ("--strategy-option", "server_memory=host"))
     )
     assert in_memory["faults"] == on_device["faults"] == []
     assert in_memory["machine"]["device"] == NAME

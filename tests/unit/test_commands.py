@@ -143,7 +143,12 @@ def test_other_ends_have_their_own_exit_codes(line, monkeypatch, error, code, sa
 
 def test_settings_of_a_run_are_those_of_the_command_line(line, requests, monkeypatch):
     Path("mine.toml").write_text('optimizer = "adamw"\nsteps = 30\n[options]\nbucket_mb = 5\n')
-    options = ("--set", "gradient_as_bucket_view=false", "--optimizer-set", "betas=[0.8,0.9]")
+    options = (
+        "--strategy-option",
+        "gradient_as_bucket_view=false",
+        "--optimizer-option",
+        "betas=[0.8,0.9]",
+    )
     line("train", "lenet5", "--config", "mine.toml", "--epochs", 2, *options)
     assert line.code == 0, line.err
     (request,) = requests
@@ -202,13 +207,13 @@ def test_tensorboard_has_to_be_installed(line, monkeypatch):
 
 
 def test_a_hub_that_is_not_there_is_waited_for(line):
-    line("worker", "--connect", "tcp://127.0.0.1:1", "--deadline-s", "0.2", "--device", "cpu")
+    line("worker", "--connect", "tcp://127.0.0.1:1", "--timeout", "0.2", "--device", "cpu")
     assert line.code == 1
     assert "tcp://127.0.0.1:1" in line.err.splitlines()[-1]
 
 
 def test_the_files_of_generated_keys_are_printed(line):
-    names = [Path(path).name for path in line("hub", "--generate-keys", "keys").out.split()]
+    names = [Path(path).name for path in line("keys", "keys").out.split()]
     assert names == ["hub.key", "hub.pub", "worker.key", "worker.pub"]
 
 
@@ -250,7 +255,16 @@ def test_values_arrive_as_settings_read_them() -> None:
     assert called("net") == {"model": "net", "as_json": False}  # and nothing that is not given
     values = called(
         *("net", "--shape", "3x8x8", "--counts", "1,2,4", "--memory", "8GiB", "--workers", "cpu:1"),
-        *("--force", "--folder", "here", "--set", "chunk=2", "--set", "name=a", "--json"),
+        *(
+            "--force",
+            "--folder",
+            "here",
+            "--strategy-option",
+            "chunk=2",
+            "--strategy-option",
+            "name=a",
+            "--json",
+        ),
     )
     assert values.pop("as_json") is True
     read = Wanted.model_validate(values)

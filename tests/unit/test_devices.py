@@ -143,11 +143,20 @@ def test_too_little_pinned_memory_is_refused(monkeypatch, pins):
     "arguments",
     [
         ("train", "lenet5", "--workers", "2"),
-        ("train", "lenet5", "--workers", "4", "--strategy", "wheel", "--set", "lanes=2"),
+        (
+            "train",
+            "lenet5",
+            "--workers",
+            "4",
+            "--strategy",
+            "wheel",
+            "--strategy-option",
+            "lanes=2",
+        ),
         ("plan", "lenet5", "--workers", "2"),
         ("profile", "lenet5", "--workers", "2"),
         ("probe", "--workers", "2"),
-        ("scale", "lenet5", "--workers", "1,2", "--batch-size", "8", "--measure"),
+        ("scale", "lenet5", "--workers", "1,2", "--batch-size", "8"),
     ],
     ids=" ".join,
 )

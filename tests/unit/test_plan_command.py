@@ -41,7 +41,7 @@ def plan(line):
         (("--workers", 2, "--batch-size", 32), {"workers": 2, "batch_size": 32}),
         (("--strategy", "host,tree"), {"strategies": ["host", "tree"]}),
         (
-            ("--strategy", "host", "--set", "chunk=3", "--workers", 2),
+            ("--strategy", "host", "--strategy-option", "chunk=3", "--workers", 2),
             {"strategy": "host", "options": {"chunk": 3}, "workers": 2},
         ),
     ],
@@ -69,7 +69,15 @@ def test_a_codec_is_advised_where_the_link_is_slow(plan):
 
 
 def test_a_plan_of_nothing_is_printed_and_ends_with_code_2(line):
-    asked = ("--strategy", "allreduce", "--workers", 2, "--set", "codec=threshold:0.001", "--json")
+    asked = (
+        "--strategy",
+        "allreduce",
+        "--workers",
+        2,
+        "--strategy-option",
+        "codec=threshold:0.001",
+        "--json",
+    )
     line("plan", "alexnet", "--machine", GIGABIT, *asked)  # the share is not declared
     found = json.loads(line.out)
     assert (line.code, found["plans"], len(found["refused"])) == (2, [], 1)
@@ -85,7 +93,7 @@ def test_a_plan_is_drawn_and_swept(line, plan):
     assert (found["values"][0], found["values"][-1]) == (1e8, pytest.approx(1e10))
     assert found["samples_per_s"].keys() == {"allreduce", "allreduce + codec", "tree"}
     assert {len(one) for one in found["samples_per_s"].values()} == {len(found["values"])}
-    one = ("--strategy", "host", "--set", "chunk=3", "--sweep", "latency=10u:1m")
+    one = ("--strategy", "host", "--strategy-option", "chunk=3", "--sweep", "latency=10u:1m")
     assert plan("lenet5", MACHINE, *one)["samples_per_s"].keys() == {"host"}
     assert line("plan", "lenet5", "--machine", MACHINE, *one).code == 0
 
@@ -96,7 +104,7 @@ def test_the_policy_of_the_docs_is_planned_and_one_that_it_lacks_refused(line):
     Path("policy_of_docs.py").write_text(source)
     asked = ("mlp-64-128-10", "--machine", MACHINE, "--workers", 2, "--strategy", "hogbatch")
     for name, code in (("HalfTheFastest", 0), ("Quarter", 2)):
-        line("plan", *asked, "--set", f"policy=policy_of_docs:{name}")
+        line("plan", *asked, "--strategy-option", f"policy=policy_of_docs:{name}")
         assert line.code == code
 
 

@@ -37,22 +37,27 @@ KINDS = {
 REFUSED = {
     "train": {"model": (3, None), "strategy": ("magic", "hots"), "batch_size": (-1, 0, 1.5)}
     | {"workers": (0, 1.5, "few", "cpu:1,cpu:1", 10**9, "1" * 10), "accumulate": (0, 33)}
-    | {"codec": ("dinamic8", "gradients=half", 3), "port": (-1, 65536), "keep": (0,)}
+    | {"codec": ("dinamic8", "gradients=half", 3), "keep": (0,)}
     | {"profile_s": (0, -1, INF), "deadline_s": (-1, 0, 1e20, NAN), "wait_s": (0, INF)}
     | {"epochs": (0, 1.5, "many"), "steps": (0, 2**63), "seed": (-1, 2**63), "restarts": (-1,)}
     | {"learning_rate": (0, -1, INF, NAN, 1e39), "momentum": (1, -0.1, NAN), "warmup_steps": (-1,)}
     | {"precision": ("float16",), "clip_norm": (0, INF, 1e39), "evaluate_every": (0,)}
     | {"checkpoint_every": ("0", "0s", "5m", "-1s", True), "options": ({"workers": 3}, [1])}
     | {"optimizer_options": ([1], {"eps": INF}, {"betas": [0.9, -INF]}, {"eps": 2**64})}
-    | {"force": (True,), "balance": ("always",), "policy": ("adaptive",), "keys": ("folder",)}
+    | {"force": (True,), "balance": ("always",), "keys": ("folder",)}
     | {"exchange_alone": (True,), "bind": ("tcp://10.0.0.1:5555",), "speed": (3,)},
     "rehearse": {"device, stretch": (2,), "steps": (2,), "forward_ms": (0, NAN, INF)}
     | {"backward_ms": (-1, 1e20), "update_ms": (0,)}
     | {"profile_s": (0,)}
     | {"strategy": ("hogbatch", "auto"), "momentum": (0.5,), "balance": ("auto",)},
     "plan": {"workers": (0,), "batch_size": (0,), "precision": ("int8",), "profile_s": (0,)}
-    | {"input_shape": ("big", "1x1.5"), "port": (65536,)},
-    "profile": {"workers": (0,), "batch_size": (0,), "steps": (3, 100_001), "attempt_s": (0, INF)}
+    | {"input_shape": ("big", "1x1.5")},
+    "profile": {
+        "workers": (0,),
+        "batch_size": (0,),
+        "steps": (3, 100_001),
+        "largest_batch": (0, "8 apples"),
+    }
     | {"memory": (0, "8 GiB/s", "8 GiB"), "strategy": ("wheel", "magic")},
     "scale": {"workers": ("one", (), (1,) * 65), "batch_size": ("16,few",), "scaling.0": ("",)}
     | {"strategy": ("wheel", "host,host"), "steps": (4,), "classes": (1,), "repeats": (0, 1001)}
@@ -101,7 +106,6 @@ TOGETHER = [
     ("train", SUBBATCH | {"options": {"activations": "onebit"}}, "codec"),
     ("train", {"options": {"bucket_mb": 1.5}}, "strategy allreduce"),
     ("train", {"options": {"buckets": 1}}, "strategy allreduce"),
-    ("train", WHEEL | {"port": 7}, "port"),
     ("train", WHEEL | {"keys": "folder"}, "keys"),
     ("train", WHEEL | {"options": {"lanes": 0}}, "strategy wheel"),
     ("train", WHEEL | {"options": {"hub": "a"}}, "options"),
@@ -112,12 +116,9 @@ TOGETHER = [
     ),
     ("train", WHEEL | {"codec": "activations=half,activations=half"}, "codec"),
     ("train", WHEEL | {"codec": "activations=half", "options": {"activations": "none"}}, "codec"),
-    ("train", HOST | {"policy": "adaptive"}, "policy"),
     ("train", HOGBATCH | {"profile_s": 0}, "profile_s"),
     ("train", HOGBATCH | {"workers": "cpu"}, "workers"),
-    ("train", HOGBATCH | {"port": 7}, "port"),
-    ("train", HOGBATCH | {"policy": "fair"}, "strategy hogbatch"),
-    ("train", HOGBATCH | {"policy": "hogwild", "options": {"policy": "adaptive"}}, "policy"),
+    ("train", HOGBATCH | {"options": {"policy": "fair"}}, "strategy hogbatch"),
     ("train", HOGBATCH | {"options": {"threads": 2}}, "options"),
     ("train", HOGBATCH | {"options": {"cpu_batch": [9, 4]}}, "strategy hogbatch"),
     ("rehearse", {"device": None}, "device, stretch"),
@@ -132,7 +133,7 @@ TOGETHER = [
     ("profile", {"workers": 3, "batch_size": 2}, "batch_size"),
     ("scale", {"machine": "k40-gigabit"}, "machine"),
     ("scale", {"overhead": True, "workers": "2"}, "overhead"),
-    ("scale", {"overhead": True, "predict": True}, "overhead"),
+    ("scale", {"overhead": True, "kinds": "predicted"}, "overhead"),
 ]
 
 
@@ -144,11 +145,11 @@ def test_values_that_do_not_go_together_are_refused(kind, fields, field):
 
 # The last values that are within the bounds.
 ACCEPTED = {
-    "train": {"batch_size": 2, "port": 65535, "epochs": 1, "learning_rate": 1e-9, "momentum": 0}
+    "train": {"batch_size": 2, "epochs": 1, "learning_rate": 1e-9, "momentum": 0}
     | {"warmup_steps": 0, "clip_norm": 1e-9, "evaluate_every": 1, "seed": 2**63 - 1, "keep": 1}
     | {"restarts": 0, "accumulate": 32, "steps": 2**63 - 1, "workers": 64},
     "rehearse": {"steps": 3, "workers": 1, "forward_ms": 0.1},
-    "plan": {"workers": 1, "batch_size": 1, "port": 0},
+    "plan": {"workers": 1, "batch_size": 1},
     "profile": {"workers": 1, "batch_size": 1, "steps": 4},
     "scale": {"workers": "1", "steps": 5, "classes": 2, "repeats": 1000, "samples": 1},
     "probe": {"workers": 1, "seconds": 3600},
@@ -204,26 +205,26 @@ LINES = [
     ("output", *LENET5, "--sweep", "bandwidth=1M:2M", "--output", "plans"),
     ("lenet5", *LENET5, "--input-shape", "9x9"),
     ("workers", *TRAIN_WHEEL, "--workers", 60),
-    ("workers", *TRAIN_WHEEL, "--data", TEN, "--workers", 12, "--set", "lanes=12"),
+    ("workers", *TRAIN_WHEEL, "--data", TEN, "--workers", 12, "--strategy-option", "lanes=12"),
     ("workers", *TRAIN_HOGBATCH, "--workers", "cpu:4000"),
     ("workers", *PACED, "--workers", 9999, "--batch-size", 9999),
     ("workers", *PACED_WHEEL, "--workers", 60),
-    ("workers", *WORKER, "--as", "a"),
+    ("workers", *WORKER, "--worker-ids", "a"),
     ("workers", "profile", "lenet5", "--workers", 1000, "--batch-size", 1000),
     # Options of a strategy.
-    ("options", *LENET5, "--set", "codec=half"),
-    ("options", *LENET5, "--strategy", "allreduce,host", "--set", "chunk=1"),
-    ("--set", *TRAIN, "--set", "bucket_mb"),
-    ("--optimizer-set", *TRAIN, "--optimizer-set", "eps"),
+    ("options", *LENET5, "--strategy-option", "codec=half"),
+    ("options", *LENET5, "--strategy", "allreduce,host", "--strategy-option", "chunk=1"),
+    ("options", *TRAIN, "--strategy-option", "bucket_mb"),
+    ("optimizer_options", *TRAIN, "--optimizer-option", "eps"),
     ("optimizer", *TRAIN_HOGBATCH, "--optimizer", "lbfgs"),
-    ("optimizer_options", *TRAIN, "--optimizer", "adamw", "--optimizer-set", "ep=1"),
+    ("optimizer_options", *TRAIN, "--optimizer", "adamw", "--optimizer-option", "ep=1"),
     ("momentum", *TRAIN_HOGBATCH, "--optimizer", "adam", "--momentum", 0.9),
     ("schedule", "train", "gpt", "--schedule", "cosin"),
-    ("head", *TRAIN_WHEEL, "--set", "head=none"),
-    ("head", *PACED_WHEEL, "--set", "head=none"),
-    ("staleness", *TRAIN_WHEEL, "--set", "staleness=0"),
-    ("staleness_decay", *PACED_WHEEL, "--set", "staleness_decay=1"),
-    ("codec", *LENET5, "--strategy", "host", "--set", "codec=threshold:1@2"),
+    ("head", *TRAIN_WHEEL, "--strategy-option", "head=none"),
+    ("head", *PACED_WHEEL, "--strategy-option", "head=none"),
+    ("staleness", *TRAIN_WHEEL, "--strategy-option", "staleness=0"),
+    ("staleness_decay", *PACED_WHEEL, "--strategy-option", "staleness_decay=1"),
+    ("codec", *LENET5, "--strategy", "host", "--strategy-option", "codec=threshold:1@2"),
     ("codec", *TRAIN_WHEEL, "--codec", "activations=onebit"),
     ("codec", *TRAIN_WHEEL, "--codec", "activation_gradients=auto"),
     ("codec", *TRAIN_WHEEL, "--codec", "gradients=threshold:0.1"),
@@ -232,9 +233,9 @@ LINES = [
     ("device", "rehearse", "lenet5", "--device", f"{MACHINE}:gpu"),
     ("device", *WORKER, "--device", "tpu"),
     ("bind", *HUB),
-    ("bind", *HUB, "--bind", "tcp://10.9.9.9:5555"),
-    ("bind", *PACED_WHEEL, "--bind", "tcp://0.0.0.0:5555"),
-    ("none/hub.key", *HUB, "--bind", "tcp://127.0.0.1:5555", "--keys", "none"),
+    ("bind", *HUB, "--listen", "tcp://10.9.9.9:5555"),
+    ("bind", *PACED_WHEEL, "--listen", "tcp://0.0.0.0:5555"),
+    ("none/hub.key", *HUB, "--listen", "tcp://127.0.0.1:5555", "--keys", "none"),
     ("none/worker.key", *WORKER, "--keys", "none"),
     ("connect", "worker"),
     ("connect", "worker", "--connect", "tcp://10.9.9.9:5555"),
@@ -244,7 +245,7 @@ LINES = [
     ("strategy", "plan", "lenet5", "--strategy", "host,tree"),
     ("strategy", "hub", "--config", "host.toml"),
     ("elastic", "train", "lenet5", "--elastic"),
-    ("here", "train", "lenet5", "--strategy", "local", "--here", "0"),
+    ("here", "train", "lenet5", "--strategy", "local", "--worker-ids", "0"),
     ("lighthouse", "train", "lenet5", "--strategy", "local", "--lighthouse", "http://h:1"),
     # Files and folders.
     ("train.toml", "plan", "--config", "train.toml"),

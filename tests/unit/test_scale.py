@@ -30,13 +30,13 @@ PARTICULAR = model_source(
 
 
 def predicted(line, *arguments: object, machine=MACHINE) -> dict:
-    line("scale", *arguments, "--predict", "--machine", machine, "--json")
+    line("scale", *arguments, "--kind", "predicted", "--machine", machine, "--json")
     assert line.code == 0, line.err
     return json.loads(line.out)
 
 
 def test_a_cell_is_the_forecast_of_its_plan(line):
-    settings = ScaleSettings(model="lenet5", predict=True, machine=str(MACHINE))
+    settings = ScaleSettings(model="lenet5", kinds=("predicted",), machine=str(MACHINE))
     model, machine = study_model(settings), read_machine(MACHINE)
     strategy = find_exchange("allreduce")
     plan = forecast(model.workload(8), machine, strategy, strategy.config(workers=2), 16)

@@ -39,13 +39,13 @@ POINT, PARTS = Point("tree", 2, 16, "strong"), {"forward": 1.0, "backward": 2.0}
     ("asked", "kinds"),
     [
         ({}, ("measured",)),
-        ({"predict": True}, ("predicted",)),
-        ({"device": "v100", "predict": True}, ("rehearsed", "predicted")),
-        ({"measure": True, "predict": True}, ("measured", "predicted")),
-        ({"measure": True, "device": "v100"}, ("measured", "rehearsed")),
+        ({"kinds": "predicted"}, ("predicted",)),
+        ({"device": "v100"}, ("rehearsed",)),
+        ({"kinds": "measured,predicted"}, ("measured", "predicted")),
+        ({"kinds": "rehearsed,measured", "device": "v100"}, ("rehearsed", "measured")),
     ],
 )
-def test_any_two_kinds_stand_side_by_side(asked, kinds):
+def test_kinds_are_as_asked_or_follow_from_the_device(asked, kinds):
     assert ScaleSettings(model="lenet5", **asked).kinds == kinds
 
 
@@ -67,11 +67,11 @@ def test_scaling_keeps_the_samples_or_the_batch_of_a_worker():
         scaling=st.sampled_from(
             [("strong",), ("weak",), ("strong", "weak"), ("strong-per-worker", "weak")]
         ),
-        predict=st.booleans(),
-        device=st.sampled_from([None, "v100"]),
-    )
+    ),
+    st.sets(st.sampled_from(Origin), min_size=1).map(tuple),
 )
-def test_runs_give_each_cell_once_and_no_step_twice(settings):
+def test_runs_give_each_cell_once_and_no_step_twice(settings, kinds):
+    settings = settings.model_copy(update={"kinds": kinds})
     found = list(runs(settings))
     given_cells = [(point, kind) for run in found for point in run.points for kind in run.kinds]
     wanted = [(point, kind) for point in settings.points for kind in settings.kinds]
@@ -89,7 +89,7 @@ def changed(**fields) -> ScaleSettings:
     ("fields", "samples"),
     [  # one for each class; and few steps where the run predicts
         ({"classes": 10, "batch_size": (1,), "workers": (1,), "steps": 6}, 10),
-        ({"predict": True, "batch_size": (16,), "steps": 50}, 80),
+        ({"kinds": (Origin.PREDICTED,), "batch_size": (16,), "steps": 50}, 80),
     ],
 )
 def test_a_run_has_as_many_synthetic_samples_as_it_needs(fields, samples):

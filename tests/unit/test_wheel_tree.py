@@ -227,25 +227,28 @@ def test_what_does_not_fit_is_refused_and_changes_nothing():
     assert root.version == 0
 
 
-CHILD = ("hub", "--connect", "tcp://127.0.0.1:1", "--bind", "tcp://127.0.0.1:0")
+CHILD = ("hub", "--parent", "tcp://127.0.0.1:1", "--listen", "tcp://127.0.0.1:0")
 REHEARSE = ("rehearse", "lenet5", "--strategy", "wheel", "--device", "p100", "--workers", "4")
-IN_TREE = ("--steps", "6", "--set", "child_hubs=2")
+IN_TREE = ("--steps", "6", "--strategy-option", "child_hubs=2")
 
 
 @pytest.mark.parametrize(
     ("field", "arguments"),
     [
         ("epochs", [*CHILD, "--epochs", "3"]),
-        ("keep", [*CHILD, "--keep", "3"]),
+        ("keep", [*CHILD, "--keep-checkpoints", "3"]),
         ("model", ["hub", "lenet5", *CHILD[1:]]),
-        ("head", [*CHILD, "--set", "head=fc1"]),
-        ("staleness_decay", [*CHILD, "--set", "staleness_decay=1"]),
+        ("head", [*CHILD, "--strategy-option", "head=fc1"]),
+        ("staleness_decay", [*CHILD, "--strategy-option", "staleness_decay=1"]),
         ("bind", [*CHILD[:3]]),
-        ("connect", ["hub", "--connect", "tcp://10.9.9.9:1", *CHILD[3:]]),
-        ("gather", ["hub", "lenet5", *CHILD[3:], "--gather", "2"]),
-        ("as", ["hub", "lenet5", *CHILD[3:], "--as", "1"]),
-        ("steps", [*REHEARSE, *IN_TREE, "--set", "gather=20"]),
-        ("child_hubs", ["train", "lenet5", "--strategy", "wheel", "--set", "child_hubs=2"]),
+        ("connect", ["hub", "--parent", "tcp://10.9.9.9:1", *CHILD[3:]]),
+        ("parent", ["hub", "--parent", "tcp://127.0.0.1:1?wroker=1", *CHILD[3:]]),
+        ("parent", ["hub", "--parent", "tcp://127.0.0.1:1?worker", *CHILD[3:]]),
+        ("steps", [*REHEARSE, *IN_TREE, "--strategy-option", "gather=20"]),
+        (
+            "child_hubs",
+            ["train", "lenet5", "--strategy", "wheel", "--strategy-option", "child_hubs=2"],
+        ),
     ],
 )
 def test_what_a_tree_cannot_do_is_refused(line, field: str, arguments: list[str]):
@@ -255,5 +258,5 @@ def test_what_a_tree_cannot_do_is_refused(line, field: str, arguments: list[str]
 
 
 def test_a_parent_that_is_not_there_is_waited_for_and_named(line):
-    line(*CHILD, "--deadline-s", "0.2")
+    line(*CHILD, "--timeout", "0.2")
     assert (line.code, CHILD[2] in line.err.splitlines()[-1]) == (1, True)

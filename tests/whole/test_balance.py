@@ -17,7 +17,7 @@ def net(num_classes=10):
 
 def test_uneven_workers_are_rehearsed_with_batches_that_follow_their_speeds(outcome, tmp_path):
     (tmp_path / "mine.py").write_text(NET.format(""))
-    options = ("--stretch", "1,8", "--strategy", "host", "--steps", "6", "--batch-size", "600")
+    options = ("--slowdown", "1,8", "--strategy", "host", "--steps", "6", "--batch-size", "600")
     shape = ("--input-shape", "1x8x8", "--balance", "auto")
     result = outcome("rehearse", "mine:net", *options, *shape)
     assert result["settings"]["stretch"] == [1.0, 8.0]

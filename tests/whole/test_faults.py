@@ -31,7 +31,7 @@ def killed_at_step(worker: int) -> dict[str, object]:
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=slow), 1])
 def test_a_killed_worker_ends_the_run_before_any_deadline(start: Start, victim: int) -> None:
     with failpoints(killed_at_step(victim)):
-        run = start(*TRAIN, "--deadline-s", "1000")
+        run = start(*TRAIN, "--timeout", "1000")
     workers = run.workers()
     done = run.finish()
     assert done.code == 1
@@ -48,7 +48,7 @@ def test_under_torchrun_every_other_rank_says_which_one_died(start: Start) -> No
     # gloo does not always notice at once that a peer is gone, and torchrun kills 30 s after
     # SIGTERM: the deadline, after which a rank notices for sure, is shorter.
     with failpoints(killed_at_step(0)):
-        run = start(*TORCHRUN, "3", *TRAIN, "--deadline-s", "15")
+        run = start(*TORCHRUN, "3", *TRAIN, "--timeout", "15")
     assert any(line.startswith("epoch 1/") for line in iter(run.process.stderr.readline, ""))
     ranks = children_of(run.process.pid, "paceline")
     done = run.finish()

@@ -44,10 +44,14 @@ def runs_of(asked: list[str], folder: Path) -> Runs:
 )
 def test_a_run_learns_and_conforms_to_its_plan(outcome, monkeypatch, tmp_path: Path, workers):
     monkeypatch.setenv("PACELINE_SIMULATED_GPUS", str(workers.count("gpu")))
-    policy = ("cpu_gpu", "--set", "cpu_batch=[8,64]") if "gpu" in workers else ("adaptive",)
+    policy = (
+        ("policy=cpu_gpu", "--strategy-option", "cpu_batch=[8,64]")
+        if "gpu" in workers
+        else ("policy=adaptive",)
+    )
     # With force: on a busy machine the slow worker may be found to slow the other one down.
     how = ("--workers", workers, "--force", "--learning-rate", "0.1", "--epochs", "4")
-    result = outcome(*TRAIN, "--policy", *policy, *how)
+    result = outcome(*TRAIN, "--strategy-option", *policy, *how)
     assert result["accuracy"] > 0.85
     assert result["samples_per_s"] > 0
     assert (result["faults"], result["lost"]) == ([], [])
@@ -66,7 +70,12 @@ def test_a_run_learns_and_conforms_to_its_plan(outcome, monkeypatch, tmp_path: P
     "arguments",
     [
         ["--workers", "gpu:0"],  # of which this machine has none
-        ["--workers", "cpu:1,cpu:1@slow=200", "--policy", "hogbatch"],  # slows the other down
+        [
+            "--workers",
+            "cpu:1,cpu:1@slow=200",
+            "--strategy-option",
+            "policy=hogbatch",
+        ],  # slows the other down
     ],
 )
 def test_workers_that_cannot_help_are_refused(paceline, arguments: list[str]):
@@ -144,7 +153,8 @@ def test_a_policy_of_the_users_decides_the_sizes_and_is_compared(paceline, outco
     (tmp_path / "mine.py").write_text(MINE)
     quick = ("--workers", "cpu:1,cpu:1", "--force", "--epochs", "2")
     own, adaptive = (
-        outcome(*TRAIN, *quick, "--policy", policy) for policy in ("mine:Steps", "adaptive")
+        outcome(*TRAIN, *quick, "--strategy-option", f"policy={policy}")
+        for policy in ("mine:Steps", "adaptive")
     )
     assert own["config"]["policy"] == "mine:Steps"
     for worker in own["workers"]:
@@ -156,7 +166,7 @@ def test_a_policy_of_the_users_decides_the_sizes_and_is_compared(paceline, outco
     compared = outcome("compare", *folders, "--page", "both.html")["runs"]
     assert all(sum(side["update_shares"].values()) == pytest.approx(1) for side in compared)
     assert 'id="figure-losses"' in (tmp_path / "both.html").read_text()
-    done = paceline(*TRAIN, *quick, "--policy", "mine:Late")
+    done = paceline(*TRAIN, *quick, "--strategy-option", "policy=mine:Late")
     assert (done.code, refused_field(done.err)) == (2, "policy")
 
 

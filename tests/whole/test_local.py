@@ -12,7 +12,7 @@ from refusals import refused_field
 RECIPES = Path(__file__).parents[1] / "small_recipes.py"
 QUICK = ("--profile-s", "0.2", "--batch-size", "24", "--epochs", "4", "--json")
 TRAIN = ("train", "small_recipes:with_dropout", "--strategy", "local", *QUICK)
-ROUNDS = ("--set", "sync_every=8", "--set", "fragments=2")
+ROUNDS = ("--strategy-option", "sync_every=8", "--strategy-option", "fragments=2")
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,9 @@ def recipes(tmp_path: Path) -> None:
 
 
 def test_a_run_from_the_command_line(paceline, tmp_path: Path) -> None:
-    done = paceline(*TRAIN, "--workers", "2", *ROUNDS, "--set", "delay=2", "--codec", "dynamic4")
+    done = paceline(
+        *TRAIN, "--workers", "2", *ROUNDS, "--strategy-option", "delay=2", "--codec", "dynamic4"
+    )
     assert done.code == 0, done.err
     result = json.loads(done.out)
     assert result["faults"] == []
@@ -57,7 +59,7 @@ REHEARSE = ("rehearse", "lenet5", "--strategy", "local", "--profile-s", "0.2", "
     ],
 )
 def test_a_rehearsal_takes_the_devices_times_and_conforms_to_the_plan(paceline, tmp_path, options):
-    own = [word for option in options for word in ("--set", option)]
+    own = [word for option in options for word in ("--strategy-option", option)]
     done = paceline(*REHEARSE, *PACE, *own)
     assert done.code == 0, done.err
     result = json.loads(done.out)
@@ -73,7 +75,16 @@ def test_a_rehearsal_takes_the_devices_times_and_conforms_to_the_plan(paceline, 
 
 @pytest.mark.slow
 def test_a_worker_that_is_four_times_as_fast_takes_more_samples(paceline) -> None:
-    asked = ("--stretch", "1,4", "--balance", "auto", "--set", "sync_every=20", "--steps", "60")
+    asked = (
+        "--slowdown",
+        "1,4",
+        "--balance",
+        "auto",
+        "--strategy-option",
+        "sync_every=20",
+        "--steps",
+        "60",
+    )
     done = paceline(*REHEARSE, *asked, "--profile-s", "1")
     assert done.code == 0, done.err
     fast, slow = json.loads(done.out)["shares"]
@@ -83,5 +94,5 @@ def test_a_worker_that_is_four_times_as_fast_takes_more_samples(paceline) -> Non
 
 
 def test_rounds_that_are_longer_than_the_run_are_refused(paceline) -> None:
-    done = paceline(*TRAIN, "--workers", "2", "--set", "sync_every=999")
+    done = paceline(*TRAIN, "--workers", "2", "--strategy-option", "sync_every=999")
     assert (done.code, refused_field(done.err)) == (2, "sync_every")

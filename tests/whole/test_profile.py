@@ -78,9 +78,7 @@ def test_a_profile_measures_the_model_and_both_workers(home: Path) -> None:
 
 
 def settings(model: str, **values: object) -> ProfileSettings:
-    return ProfileSettings(
-        model=f"models_of_profile:{model}", data="synthetic:64", largest_batch=True, **values
-    )
+    return ProfileSettings(model=f"models_of_profile:{model}", data="synthetic:64", **values)
 
 
 @pytest.mark.slow
@@ -89,8 +87,8 @@ def settings(model: str, **values: object) -> ProfileSettings:
 )
 def test_an_attempt_is_a_row_whatever_becomes_of_it(home, monkeypatch, model, seconds, named):
     monkeypatch.chdir(home)
-    asked = settings(model, attempt_s=seconds)
-    row = attempted(Attempt(settings=asked, batch_size=4, limit_nbytes=2**32))
+    limits = {"limit_nbytes": 2**32, "deadline_s": seconds}
+    row = attempted(Attempt(settings=settings(model), batch_size=4, **limits))
     assert (row.batch_size, row.fits) == (4, False)
     assert named in row.why
 
@@ -101,7 +99,7 @@ def test_the_search_survives_what_does_not_fit(home, monkeypatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     said: list[str] = []
     with forking():
-        found = find_largest(settings("broad", memory="1GiB"), said.append)
+        found = find_largest(settings("broad", largest_batch="1GiB"), said.append)
     assert found.complete
     assert len(said) == len(found.attempts)
     assert {row.why for row in found.attempts if not row.fits} == {"out of memory"}

@@ -152,7 +152,16 @@ def test_a_recipe_is_profiled_with_its_own_loss_and_optimizer(named):
 
 def test_a_recipe_is_scaled_on_its_own_data(named):
     options = ("--workers", "1,2", "--batch-size", "8", "--strategy", "host", "--repeats", "1")
-    more = ("--measure", "--device", "p100", "--predict", "--profile-s", "0.1", "--steps", "5")
+    more = (
+        "--kind",
+        "measured,rehearsed,predicted",
+        "--device",
+        "p100",
+        "--profile-s",
+        "0.1",
+        "--steps",
+        "5",
+    )
     cells = named("scale", "tokens", *options, *more)["cells"]
     assert [cell["error"] for cell in cells] == [None] * 6  # three kinds, two numbers of workers
 

@@ -9,13 +9,20 @@ from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
 
 PACE = ("--forward-ms", "10", "--backward-ms", "20", "--update-ms", "2", "--steps", "4")
-SEARCH = ("--set", "chunk=search", "--set", "search_step=2", "--set", "search_range=1")
+SEARCH = (
+    "--strategy-option",
+    "chunk=search",
+    "--strategy-option",
+    "search_step=2",
+    "--strategy-option",
+    "search_range=1",
+)
 LEAST_S = {"forward": 0.010, "backward": 0.020, "update": 0.002}
 slow = pytest.mark.slow
 
 
 def test_a_rehearsal_with_a_search_is_called_one_everywhere(paceline, tmp_path: Path) -> None:
-    options = ("--strategy", "host", *PACE, *SEARCH, "--set", "interval=3")
+    options = ("--strategy", "host", *PACE, *SEARCH, "--strategy-option", "interval=3")
     done = paceline("rehearse", "lenet5", "--device", "p100", *options)
     assert done.code == 0, done.err
     (folder,) = (tmp_path / "runs").iterdir()
@@ -68,7 +75,15 @@ DECLARED = f"threshold:0.001@{SHARE}"
     ],
 )
 def test_a_rehearsal_sends_the_declared_share(outcome, strategy, field, within) -> None:
-    own = ("--set", f"{field}={DECLARED}", "--strategy", strategy, *PACE, "--profile-s", "0.3")
+    own = (
+        "--strategy-option",
+        f"{field}={DECLARED}",
+        "--strategy",
+        strategy,
+        *PACE,
+        "--profile-s",
+        "0.3",
+    )
     result = outcome("rehearse", "lenet5", "--device", "p100", *own)
     assert result["faults"] == []
     share = result["sent_share"]
@@ -79,7 +94,7 @@ def test_a_rehearsal_sends_the_declared_share(outcome, strategy, field, within) 
 @slow
 @pytest.mark.parametrize(("strategy", "field"), [("allreduce", "codec"), ("wheel", "gradients")])
 def test_a_training_warns_if_the_declared_share_is_wrong(outcome, strategy, field) -> None:
-    own = ("--strategy", strategy, "--set", f"{field}={DECLARED}", "--profile-s", "0.3")
+    own = ("--strategy", strategy, "--strategy-option", f"{field}={DECLARED}", "--profile-s", "0.3")
     share = outcome("train", "lenet5", *own, "--epochs", "1")["sent_share"]
     assert DECLARED in share["warning"]
     # A network that has learnt little has gradients above a thousandth almost everywhere.

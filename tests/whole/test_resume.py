@@ -83,7 +83,7 @@ def test_a_run_that_loses_a_worker_starts_again_and_says_so(runs: Runs, tmp_path
         if by_torchrun:
             run = runs(*asked, before=(*TORCHRUN, "--max-restarts", "1"))
         else:
-            run = runs(*asked, "--restarts", "1")
+            run = runs(*asked, "--max-restarts", "1")
     first = pause.reached()
     ranks = children_of(run.process.pid, "small_recipes") if by_torchrun else run.workers()
     (second,) = set(ranks) - {first}
@@ -96,14 +96,21 @@ def test_a_run_that_loses_a_worker_starts_again_and_says_so(runs: Runs, tmp_path
     assert len(runs.result["epochs"]) == 2
 
 
-WHEEL = ("--set", "lanes=1", "--set", "staleness=0", "--set", "head=last")
+WHEEL = (
+    "--strategy-option",
+    "lanes=1",
+    "--strategy-option",
+    "staleness=0",
+    "--strategy-option",
+    "head=last",
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "strategy", "workers", "every", "options"),
     [
-        ("classes", "hogbatch", "cpu:1", "37", ("--policy", "hogbatch")),
+        ("classes", "hogbatch", "cpu:1", "37", ("--strategy-option", "policy=hogbatch")),
         ("plain", "wheel", "1", "0.2s", WHEEL),
     ],
 )
@@ -121,13 +128,13 @@ def test_a_run_with_a_hub_goes_on_bit_for_bit(runs, recipe, strategy, workers, e
 
 @pytest.mark.slow
 def test_another_strategy_is_refused_by_what_was_and_not_by_its_settings(runs: Runs) -> None:
-    asked = (*HOST, "--epochs", "2", "--checkpoint-every", "30", "--set", "chunk=1")
+    asked = (*HOST, "--epochs", "2", "--checkpoint-every", "30", "--strategy-option", "chunk=1")
     assert runs(*asked).finish().code == 0
     settings = (runs.folder / "run.toml").read_text()
     for strategy, workers, *options in (
         ("hogbatch", "cpu:1"),
-        ("wheel", "1", "--set", "head=last", "--checkpoint-every", "60s"),
-        ("local", "2", "--set", "sync_every=10"),
+        ("wheel", "1", "--strategy-option", "head=last", "--checkpoint-every", "60s"),
+        ("local", "2", "--strategy-option", "sync_every=10"),
     ):
         done = runs.resume("--strategy", strategy, "--workers", workers, *options)
         assert (done.code, refused_field(done.err)) == (2, "resume")

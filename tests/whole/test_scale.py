@@ -19,7 +19,16 @@ def cells_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_all_kinds_of_cells_stand_side_by_side(paceline, tmp_path: Path) -> None:
-    asked = ("--strategy", "tree", "--workers", "2", "--measure", "--device", "v100", "--predict")
+    asked = (
+        "--strategy",
+        "tree",
+        "--workers",
+        "2",
+        "--kind",
+        "measured,rehearsed,predicted",
+        "--device",
+        "v100",
+    )
     done = paceline("scale", "lenet5", *QUICK, "--json", *asked, "--output", "study")
     assert done.code == 0, done.err
     files = {path.name for path in (tmp_path / "study").iterdir()}
@@ -46,7 +55,7 @@ def test_a_crash_in_one_cell_is_a_row_and_not_the_end(outcome, tmp_path: Path) -
     (tmp_path / "own.py").write_text(CRASHING)
     crashed, well = outcome(
         *("scale", "own:Crashing", "--input-shape", "4", "--strategy", "tree", "--workers", "1"),
-        *("--measure", "--predict", "--machine", "two-core-epyc", *QUICK),
+        *("--kind", "measured,predicted", "--machine", "two-core-epyc", *QUICK),
     )["cells"]
     assert "7" in crashed["error"]
     assert crashed["epoch_s"] is None

@@ -14,7 +14,7 @@ from processes import Started, children_of, held_port
 pytestmark = pytest.mark.slow  # the quick one is in test_resume.py
 
 PROGRAMS = Path(__file__).parent / "programs"
-LONG = ("--profile-s", "0.2", "--epochs", "1000", "--deadline-s", "60")
+LONG = ("--profile-s", "0.2", "--epochs", "1000", "--timeout", "60")
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 MODULES = ("runs.launching", "hogbatch.worker", "wheel.worker")
 Start = Callable[..., Started]

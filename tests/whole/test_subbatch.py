@@ -58,8 +58,11 @@ IN_CODES = ("--codec", ",".join(f"{purpose}={codec}" for purpose, codec in CODEC
 @pytest.mark.parametrize(
     ("options", "config"),
     [
-        ((*IN_CODES, "--set", "updates=sub-batch"), {**CODECS, "updates": "sub-batch"}),
-        (("--set", "sub_batch=65", "--set", "updates=sub-batch"), {"sub_batch": 65}),
+        ((*IN_CODES, "--strategy-option", "updates=sub-batch"), {**CODECS, "updates": "sub-batch"}),
+        (
+            ("--strategy-option", "sub_batch=65", "--strategy-option", "updates=sub-batch"),
+            {"sub_batch": 65},
+        ),
     ],
 )
 def test_the_trace_of_a_rehearsal_conforms_to_the_plan(outcome, options, config: dict[str, Any]):

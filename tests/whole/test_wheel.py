@@ -17,7 +17,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 TURNING, LANGUAGE = str(PROGRAMS / "turning.py"), str(PROGRAMS / "language.py")
 TRAIN = ("-m", "paceline", "train", "lenet5", "--strategy", "wheel", "--profile-s", "0.05")
 HUB = ("-m", "paceline", "hub", "lenet5", "--epochs", "3")
-ONE = ("--workers", "1", "--set", "lanes=1", "--set", "staleness=0")
+ONE = ("--workers", "1", "--strategy-option", "lanes=1", "--strategy-option", "staleness=0")
 KILLED = {"at": "checkpoint.written", "do": "SIGKILL"}  # the hub, which alone writes any
 
 
@@ -86,7 +86,16 @@ def test_bfloat16_is_that_of_autocast_in_one_piece(start):
 
 def test_a_run_from_the_command_line(start, tmp_path: Path):
     codec = "gradients=dynamic8,activations=dynamic8,activation_gradients=half,parameters=bfloat16"
-    arguments = ("--workers", "2", "--set", "lanes=2", "--codec", codec, "--epochs", "2")
+    arguments = (
+        "--workers",
+        "2",
+        "--strategy-option",
+        "lanes=2",
+        "--codec",
+        codec,
+        "--epochs",
+        "2",
+    )
     result = result_of(start(*TRAIN, *arguments, "--json"))
     assert result["epochs"][-1]["score"] > 0.8
     assert all(row["nbytes"] == row["planned_nbytes"] for row in result["traffic"])
@@ -101,22 +110,22 @@ def test_a_run_from_the_command_line(start, tmp_path: Path):
 
 
 def joined(start, address: str, *more: str) -> Started:
-    own = ("--connect", address, "--as", "0", "--threads", "1", "--device", "cpu")
+    own = ("--connect", address, "--worker-ids", "0", "--threads", "1", "--device", "cpu")
     return start("-m", "paceline", "worker", *own, *more)
 
 
 def test_a_hub_that_was_killed_goes_on_from_its_checkpoint(start, paceline, tmp_path: Path):
-    assert paceline("hub", "--generate-keys", "keys").code == 0
+    assert paceline("keys", "keys").code == 0
     keys, kept = ("--keys", "keys"), ("--checkpoint-every", "0.05s")
     with failpoints(KILLED):
-        bind = ("--bind", "tcp://127.0.0.1:0", "--profile-s", "0")
+        bind = ("--listen", "tcp://127.0.0.1:0", "--profile-s", "0")
         hub = start(*HUB, *ONE, *keys, *kept, *bind)
         address = address_of(hub)
         worker = joined(start, address, *keys)
         hub.process.wait()
     (folder,) = (tmp_path / "runs").iterdir()
     # Model, data and so on are those of that run, which says them itself.
-    result = result_of(start(*HUB[:3], "--resume", str(folder), "--bind", address, "--json"))
+    result = result_of(start(*HUB[:3], "--resume", str(folder), "--listen", address, "--json"))
     assert worker.finish().code == 0
     assert (result["updates"]["count"], len(result["epochs"])) == (3 * 23, 3)
     whole = result_of(start(*TRAIN, *ONE, "--epochs", "3", "--output", "whole", "--json"))
@@ -128,7 +137,7 @@ def test_a_hub_that_was_killed_goes_on_from_its_checkpoint(start, paceline, tmp_
 
 @pytest.mark.slow
 def test_a_worker_measures_again_for_a_hub_that_was_started_again(start, tmp_path: Path):
-    pause, hub = Pause(tmp_path / "pause"), (*HUB, *ONE, "--profile-s", "0.1", "--bind")
+    pause, hub = Pause(tmp_path / "pause"), (*HUB, *ONE, "--profile-s", "0.1", "--listen")
     first = start(*hub, "tcp://127.0.0.1:0")
     address = address_of(first)
     with failpoints(pause.at("worker.profiling", visit=1)):
@@ -149,7 +158,9 @@ def test_a_killed_body_is_missed_by_nobody(start, killed: tuple[int, ...]):
     """Until no worker is left."""
     armed = [{"at": "worker.pushed", "worker": n, "step": 9, "do": "SIGKILL"} for n in killed]
     with failpoints(*armed):
-        run = start(*TRAIN, "--workers", "4", "--set", "lanes=2", "--epochs", "2", "--json")
+        run = start(
+            *TRAIN, "--workers", "4", "--strategy-option", "lanes=2", "--epochs", "2", "--json"
+        )
         done = run.finish()
     assert "Traceback" not in done.err
     if len(killed) == 2:

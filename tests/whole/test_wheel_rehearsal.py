@@ -18,14 +18,14 @@ REHEARSE = (
     *("--forward-ms", "10", "--backward-ms", "20", "--update-ms", "2", "--steps", str(STEPS)),
     *("--profile-s", "0.05", "--json"),
 )
-IN_LANES = ("--workers", str(WORKERS), "--set", f"lanes={LANES}")
-IN_TREE = ("--batch-size", "48", "--workers", "4", "--set", "child_hubs=2")
+IN_LANES = ("--workers", str(WORKERS), "--strategy-option", f"lanes={LANES}")
+IN_TREE = ("--batch-size", "48", "--workers", "4", "--strategy-option", "child_hubs=2")
 # Bodies need 2 of them a step on their device, heads and updates 4 on the hub's; and so both sides
 # cannot be below their shares of all that is to be computed.
 LEAST_S = (LANES * (FORWARD_S + BACKWARD_S) + LANES * UPDATE_S) / (1 + LANES / WORKERS)
 SHARE = 0.02  # of the body's gradients
 BODY = 6 * 25 + 6 + 16 * 6 * 25 + 16  # values: two convolutions
-SENT = ("--set", f"gradients=threshold:0.5@{SHARE}")
+SENT = ("--strategy-option", f"gradients=threshold:0.5@{SHARE}")
 
 
 def test_a_rehearsal_takes_the_devices_times_and_sends_the_declared_share(start, tmp_path: Path):
@@ -54,7 +54,7 @@ def test_a_rehearsal_takes_the_devices_times_and_sends_the_declared_share(start,
 
 
 def test_a_tree_in_step_sends_the_bytes_of_its_plan(start):
-    in_step = ("--set", "lanes=1", "--set", "staleness=0")
+    in_step = ("--strategy-option", "lanes=1", "--strategy-option", "staleness=0")
     result = result_of(start(*REHEARSE, *IN_TREE, *in_step, *SENT))
     assert (result["origin"], result["lost"], result["faults"]) == ("rehearsed", [], None)
     # Every child sends the mean of its two workers' gradients once a step, and fetches the
@@ -79,12 +79,12 @@ def test_a_tree_in_step_sends_the_bytes_of_its_plan(start):
 
 
 def test_hubs_of_elsewhere_rehearse_what_the_root_has_declared(start):
-    bind = ("--bind", "tcp://127.0.0.1:0", "--run", "stage")
-    tree = ("--workers", "2", "--set", "child_hubs=1", "--set", "lanes=2")
+    bind = ("--listen", "tcp://127.0.0.1:0", "--run-name", "stage")
+    tree = ("--workers", "2", "--strategy-option", "child_hubs=1", "--strategy-option", "lanes=2")
     root = start(*REHEARSE, *tree, *bind)
-    joining = ("-m", "paceline", "hub", "--connect", address_of(root), *bind)
+    joining = ("-m", "paceline", "hub", "--parent", address_of(root), *bind)
     child = start(*joining, "--json")
-    own = ("--run", "stage", "--device", "cpu", "--threads", "1", "--as", "0,1")
+    own = ("--run-name", "stage", "--device", "cpu", "--threads", "1", "--worker-ids", "0,1")
     worker = start("-m", "paceline", "worker", "--connect", address_of(child), *own)
     result, below = result_of(root), result_of(child)
     assert worker.finish().code == 0

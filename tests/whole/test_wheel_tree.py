@@ -21,9 +21,18 @@ import turning
 pytestmark = pytest.mark.slow
 
 EPOCHS, STEPS = 3, 30  # of an epoch
-ALONE = ("--workers", "1", "--set", "lanes=1", "--set", "staleness=0")
+ALONE = ("--workers", "1", "--strategy-option", "lanes=1", "--strategy-option", "staleness=0")
 ROOT = (
-    *("-m", "paceline", "hub", "turning:Normed", "--set", "head=fc1", "--seed", str(turning.SEED)),
+    *(
+        "-m",
+        "paceline",
+        "hub",
+        "turning:Normed",
+        "--strategy-option",
+        "head=fc1",
+        "--seed",
+        str(turning.SEED),
+    ),
     *("--batch-size", str(turning.BATCH), "--momentum", "0.5", "--profile-s", "0", "--json"),
 )
 CHILD = ("-m", "paceline", "hub", "--json")
@@ -55,8 +64,8 @@ def in_one_piece() -> tuple[dict[str, torch.Tensor], list[float]]:
 
 
 def test_one_child_with_one_worker_trains_as_if_there_were_no_tree(start, tmp_path: Path):
-    root = start(*ROOT, *ALONE, "--epochs", str(EPOCHS), "--bind", ANY)
-    child = start(*CHILD, *ALONE, "--connect", address_of(root), "--bind", ANY)
+    root = start(*ROOT, *ALONE, "--epochs", str(EPOCHS), "--listen", ANY)
+    child = start(*CHILD, *ALONE, "--parent", address_of(root), "--listen", ANY)
     worker = worker_of(start, address_of(child), "--lanes", "1")
     result, below = result_of(root), result_of(child)
     assert worker.finish().code == 0
@@ -81,13 +90,13 @@ def test_one_child_with_one_worker_trains_as_if_there_were_no_tree(start, tmp_pa
 def test_a_killed_root_goes_on_from_its_checkpoint_and_its_child_with_it(start, tmp_path: Path):
     kept = ("--epochs", str(EPOCHS), "--checkpoint-every", "0.05s")
     with failpoints({"at": "checkpoint.written", "do": "SIGKILL"}):
-        root = start(*ROOT, *ALONE, *kept, "--bind", ANY)
+        root = start(*ROOT, *ALONE, *kept, "--listen", ANY)
     address = address_of(root)
-    child = start(*CHILD, *ALONE, "--connect", address, "--bind", ANY)
+    child = start(*CHILD, *ALONE, "--parent", address, "--listen", ANY)
     worker = worker_of(start, address_of(child), "--lanes", "1")
     root.process.wait()
     (folder,) = (tmp_path / "runs").iterdir()
-    again = start(*ROOT, *ALONE, *kept, "--bind", address, "--resume", str(folder))
+    again = start(*ROOT, *ALONE, *kept, "--listen", address, "--resume", str(folder))
     result = result_of(again)
     assert [one.finish().code for one in (child, worker)] == [0, 0]
     own, (other, _) = model_of(tmp_path, result), in_one_piece()
@@ -98,18 +107,19 @@ def test_a_killed_root_goes_on_from_its_checkpoint_and_its_child_with_it(start, 
 
 
 def test_a_killed_child_is_missed_by_nobody_and_goes_on_when_it_is_back(start):
-    root = start(*ROOT, "--epochs", "1000", "--learning-rate", "0.02", "--bind", ANY)
+    root = start(*ROOT, "--epochs", "1000", "--learning-rate", "0.02", "--listen", ANY)
     address = address_of(root)
-    joining = ("--connect", address, "--deadline-s", "5", "--gather", "3", "--as")
+    joining = ("--timeout", "5", "--parent")
+    zero, one = (f"{address}?gather=3&worker={number}" for number in (0, 1))
     with failpoints({"at": "hub.updated", "visit": 30, "do": "SIGKILL"}):
-        killed = start(*CHILD, *joining, "0", "--bind", ANY)
-    other = start(*CHILD, *joining, "1", "--bind", ANY)
+        killed = start(*CHILD, *joining, zero, "--listen", ANY)
+    other = start(*CHILD, *joining, one, "--listen", ANY)
     addresses = [address_of(child) for child in (killed, other)]
     workers = [worker_of(start, one) for one in addresses]
     killed.process.wait()
     assert until(root, "worker 0 ")
     until(root, "epoch ")  # the other one goes on
-    back = start(*CHILD, *joining, "0", "--bind", addresses[0])
+    back = start(*CHILD, *joining, "0", "--listen", addresses[0])
     assert "goes on with the others" in until(root, "worker 0 ")
     until(root, "epoch ")
     learnt = re.search(r"accuracy ([0-9.]+)%", until(root, "epoch "))

@@ -242,7 +242,7 @@ def _journal(data: bytes, folder: Path) -> object:
 
 
 def _option(data: bytes, folder: Path) -> object:
-    return fields_of([os.fsdecode(data)], "--set")
+    return fields_of([os.fsdecode(data)], "--strategy-option")
 
 
 def _option_seeds(folder: Path) -> list[bytes]:

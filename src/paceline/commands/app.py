@@ -75,11 +75,15 @@ COMMANDS = {
     ),
     "hub": Command(
         *("remote", _MACHINES, "Serve workers of other machines."),
-        "hub lenet5 --bind tcp://10.0.0.1:5555 --keys keys --workers 2",
+        "hub lenet5 --listen tcp://10.0.0.1:5555 --keys keys --workers 2",
     ),
     "worker": Command(
         *("remote", _MACHINES, "Work for a hub, on one device."),
         "worker --connect tcp://10.0.0.1:5555 --keys keys",
+    ),
+    "keys": Command(
+        *("remote", _MACHINES, "Write new keys for a hub and its workers."),
+        "keys keys",
     ),
 }
 
@@ -124,7 +128,20 @@ def _show_version(wanted: bool) -> None:
 def start(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            metavar="",
+            help="Print the version.",
+        ),
+    ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug", metavar="", help="Show the traceback of an error, after any command, too."
+        ),
     ] = False,
 ) -> None:
     """Train PyTorch models in parallel on uneven hardware, and predict the gain beforehand."""
@@ -155,7 +172,14 @@ def run() -> int:
     except WorkersFailed as error:
         return error.exit_code if error.is_said else _fail(str(error), error.exit_code)
     except PacelineError as error:
-        return _fail(str(error), 2 if isinstance(error, InvalidInput) else 1)
+        if not isinstance(error, InvalidInput):
+            return _fail(str(error), 1)
+        from paceline.commands.options import flag_of
+
+        setting, dot, key = error.field.partition(".")
+        flag = flag_of(setting)
+        is_typed = any(word.partition("=")[0] == flag for word in sys.argv)
+        return _fail(error.told(f"{flag}{dot}{key}") if is_typed else str(error), 2)
     except Exception as error:
         from paceline.core.error_lines import told
 

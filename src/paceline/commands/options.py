@@ -5,13 +5,13 @@ import json
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import from_json
+from typer.core import TyperOption
 
 from paceline.core.errors import InvalidInput
 from paceline.core.reading import check_numbers
@@ -21,45 +21,84 @@ from paceline.records.config_file import merged, read_config
 from paceline.strategies import STRATEGIES
 
 Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel="Output")
-]
-Debug = Annotated[
     bool,
-    typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel="Output"),
+    typer.Option("--json", metavar="", help="Print one JSON object.", rich_help_panel="Output"),
 ]
+# Shown once, in the help of `paceline`.
+Debug = Annotated[bool, typer.Option("--debug", hidden=True, metavar="")]
 Config = Annotated[
     Path | None,
     typer.Option(
         "--config",
         metavar="RUN.TOML",
-        help="A file with these settings, as in each run's folder; options replace its values.",
+        help="File of settings, such as a run's run.toml; options replace its values.",
+        hidden=True,
     ),
 ]
-# Repeatable options FIELD=VALUE, by the setting that they fill.
-_TABLES = {
-    "options": ("--set", "A field of the strategy's configuration."),
-    "optimizer_options": ("--optimizer-set", "A field of the optimizer, as weight_decay=0.1."),
+# Flags that are not the name of their setting.
+FLAGS = {
+    "options": "--strategy-option",
+    "optimizer_options": "--optimizer-option",
+    "deadline_s": "--timeout",
+    "wait_s": "--wait",
+    "kinds": "--kind",
+    "bind": "--listen",
+    "keep": "--keep-checkpoints",
+    "restarts": "--max-restarts",
+    "run": "--run-name",
+    "stretch": "--slowdown",
+    "here": "--worker-ids",
 }
-_SIMPLE = (bool, int, float, Path)
-# Panels of the help; options that are in none of them come first.
+_TABLES = ("options", "optimizer_options")  # repeatable, FIELD=VALUE
+# Panels of the help, in their order; options that are in none of them come first.
 _PANELS = {
-    "Model and data": ("data", "input_shape", "samples", "classes", "seed"),
-    "Workers": (
-        *("strategy", "options", "workers", "batch_size", "accumulate", "balance", "force"),
-        "scaling",
+    "Model and data": ("data", "batch_size", "input_shape", "samples", "seed"),
+    "Strategy": (
+        *("strategy", "options", "workers", "codec", "balance", "force", "scaling", "elastic"),
+        *("lighthouse", "here"),
     ),
-    "Learning": (
-        *("epochs", "optimizer", "optimizer_options", "learning_rate", "momentum", "schedule"),
-        *("warmup_steps", "precision", "clip_norm", "evaluate_every"),
+    "Optimization": (
+        *("epochs", "steps", "optimizer", "optimizer_options", "learning_rate", "momentum"),
+        *("schedule", "warmup_steps", "precision", "accumulate", "clip_norm", "evaluate_every"),
     ),
-    "Pace of a rehearsal": ("device", "stretch", "forward_ms", "backward_ms", "update_ms"),
-    "Going on": ("checkpoint_every", "keep", "resume", "restarts"),
-    "Times and connections": ("profile_s", "deadline_s", "wait_s", "port", "bind", "keys", "run"),
+    "Checkpoints": ("checkpoint_every", "keep", "resume", "restarts"),
+    "Timeouts and ports": ("profile_s", "deadline_s", "wait_s", "bind", "keys", "run"),
+    "Emulated device": ("device", "stretch", "forward_ms", "backward_ms", "update_ms"),
     "Output": ("output", "tensorboard"),
 }
 _PANEL_OF = {name: panel for panel, names in _PANELS.items() for name in names}
-_OF_SOME = "Only with strategy {}"
-_FEW = 2  # strategies named in a panel
+# Settings that --help shows; --help-all shows the others, too.
+_FIRST = frozenset(
+    (
+        *("data", "batch_size", "strategy", "options", "workers", "epochs", "steps", "optimizer"),
+        *("learning_rate", "resume", "output", "machine", "measured", "device"),
+        *("stretch", "bind", "keys", "kinds", "repeats", "largest_batch"),
+        *("input_shape", "connect", "codec"),
+    )
+)
+_METAVARS = {
+    "data": "DATA",
+    "input_shape": "SHAPE",
+    "strategy": f"[{'|'.join(list(STRATEGIES)[:2])}|…]",
+    "workers": "INT|LIST",
+    "machine": "FILE|NAME",
+    "device": "DEVICE",
+    "bind": "URL",
+    "connect": "URL",
+    "options": "FIELD=VALUE",
+    "optimizer_options": "FIELD=VALUE",
+    "lighthouse": "URL",
+    "here": "INT,…",
+    "stretch": "FLOAT,…",
+    "codec": "CODEC",
+    "kinds": "[measured|rehearsed|predicted],…",
+    "scaling": "[strong|strong-per-worker|weak],…",
+    "checkpoint_every": "STEPS|TIME|never",
+    "measured": "RATE",
+    "largest_batch": "auto|BYTES",
+}
+_SUFFIXES = {"_s": "SECONDS", "_ms": "MS"}
+_TYPES = {bool: "", int: "INT", float: "FLOAT", Path: "PATH", str: "NAME"}
 
 
 def with_options(
@@ -73,7 +112,8 @@ def with_options(
 
     The command is called with `values`, the fields given as options or in the --config file, and
     with its own keyword-only parameters. The field `model` becomes the argument; tables become
-    repeatable options such as --set. Fields in `leave_out` get no option. `strategy` provides the
+    repeatable options such as --strategy-option. Fields in `leave_out` get no option. `strategy`
+    provides the
     defaults in the help, if the command has only one strategy.
     """
 
@@ -83,19 +123,20 @@ def with_options(
         known = [strategy] if strategy else list(STRATEGIES.values())
         strategies = known if issubclass(settings, RunSettings) else []
         parameters = [
-            _parameter(name, field, strategies)
-            for name, field in settings.model_fields.items()
+            _parameter(name, settings.model_fields[name], strategies)
+            for name in _by_panel(settings)
             if name not in skipped
         ]
         names = {parameter.name for parameter in parameters}
         kind = inspect.Parameter.KEYWORD_ONLY
-        parameters.append(inspect.Parameter("config", kind, annotation=Config, default=None))
+        own += [inspect.Parameter("config", kind, annotation=Config, default=None)]
+        own += [inspect.Parameter("help_all", kind, annotation=_HelpAll, default=False)]
         parameters += [one.replace(kind=kind) for one in own]
 
-        def called(config: Path | None, **arguments: Any) -> None:
+        def called(config: Path | None, help_all: bool, **arguments: Any) -> None:
             values = {name: arguments.pop(name) for name in names}
             for name in values.keys() & _TABLES:
-                values[name] = fields_of(values[name], _TABLES[name][0]) or None
+                values[name] = fields_of(values[name], FLAGS[name]) or None
             values = {name: value for name, value in values.items() if value is not None}
             if config is not None:
                 values = merged(values, read_config(config, settings))
@@ -113,50 +154,80 @@ def with_options(
     return decorate
 
 
+def _show_all(context: typer.Context, is_asked: bool) -> None:
+    """Print the help with the options that --help leaves out."""
+    if is_asked and not context.resilient_parsing:
+        for parameter in context.command.params:
+            if isinstance(parameter, TyperOption) and parameter.help:
+                parameter.hidden = False
+        context.command.format_help(context, context.make_formatter())
+        raise typer.Exit
+
+
+_HelpAll = Annotated[
+    bool,
+    typer.Option(
+        "--help-all", callback=_show_all, is_eager=True, metavar="", help="Show all options."
+    ),
+]
+
+
+def _by_panel(settings: type[BaseModel]) -> list[str]:
+    """Return the fields in the order of the panels: the model, fields of no panel, the others."""
+    order = ["model", None, *_PANELS]
+    return sorted(
+        settings.model_fields,
+        key=lambda name: order.index(name if name == "model" else _PANEL_OF.get(name)),
+    )
+
+
 def _parameter(name: str, field: FieldInfo, strategies: list[Strategy]) -> inspect.Parameter:
     """Return typer's parameter for a field."""
-    annotation: Any
-    if name in _TABLES:
-        flag, text = _TABLES[name]
-        annotation = Annotated[
-            list[str] | None,
-            typer.Option(
-                flag, metavar="FIELD=VALUE", help=text, rich_help_panel=_panel(name, strategies)
-            ),
-        ]
-    elif name == "model":
-        annotation = Annotated[str | None, typer.Argument(help=_plain(field.description))]
-    else:
-        # Help shows the default, but typer gets None, so that only given options are passed on:
-        # strategies have their own defaults.
-        text = f"{field.description}{_shown_default(name, field, strategies)}"
-        option = typer.Option(
-            f"--{name.replace('_', '-')}",
-            help=_plain(text),
-            show_default=False,
-            rich_help_panel=_panel(name, strategies),
-            autocompletion=_strategy_names if name == "strategy" else None,
-        )
-        annotation = Annotated[_option_type(field.annotation) | None, option]
     kind = inspect.Parameter.KEYWORD_ONLY
+    if name == "model":
+        argument = typer.Argument(help=_plain(field.description), metavar="MODEL")
+        annotation: Any = Annotated[str | None, argument]
+        return inspect.Parameter(name, kind, annotation=annotation, default=None)
+    option_type = list[str] if name in _TABLES else bool if field.annotation is bool else str
+    choices = (*STRATEGIES, "auto") if name == "strategy" else _choices(field.annotation)
+
+    def completed(incomplete: str) -> list[str]:
+        return [one for one in choices if one.startswith(incomplete)]
+
+    # Pydantic parses the value. Help shows the default, but typer gets None, so that only given
+    # options are passed on: strategies have their own defaults.
+    option = typer.Option(
+        flag_of(name),
+        metavar=_metavar(name, field),
+        help=_plain(f"{field.description}{_shown_default(name, field, strategies)}"),
+        show_default=False,
+        hidden=name not in _FIRST,
+        rich_help_panel=_PANEL_OF.get(name, "Options"),
+        autocompletion=completed if choices else None,
+    )
+    annotation = Annotated[option_type | None, option]
     return inspect.Parameter(name, kind, annotation=annotation, default=None)
 
 
-def _panel(name: str, strategies: list[Strategy]) -> str:
-    """Return the help panel of an option."""
-    knowing = [one.name for one in strategies if name in one.options.settings]
-    if len(strategies) > 1 and knowing and len(knowing) <= _FEW:
-        return _OF_SOME.format(" or ".join(knowing))
-    return _PANEL_OF.get(name, "Options")
+def flag_of(name: str) -> str:
+    """Return the option that sets a field."""
+    return FLAGS.get(name, f"--{name.replace('_', '-')}")
+
+
+def _metavar(name: str, field: FieldInfo) -> str:
+    """Return the form of an option's value: its choices, its unit or its type."""
+    if name in _METAVARS:
+        return _METAVARS[name]
+    if choices := _choices(field.annotation):
+        return f"[{'|'.join(choices)}]"
+    units = (unit for suffix, unit in _SUFFIXES.items() if name.endswith(suffix))
+    types = (text for kind, text in _TYPES.items() if _is_of(kind, field.annotation))
+    return next(units, next(types))
 
 
 def _plain(text: str | None) -> str:
     """Escape rich markup."""
     return (text or "").replace("[", "\\[")
-
-
-def _strategy_names(incomplete: str) -> list[str]:
-    return [name for name in (*STRATEGIES, "auto") if name.startswith(incomplete)]
 
 
 def _shown_default(name: str, field: FieldInfo, strategies: list[Strategy]) -> str:
@@ -172,18 +243,16 @@ def _shown_default(name: str, field: FieldInfo, strategies: list[Strategy]) -> s
     return f"  [default: {'; '.join(more)}]" if more else ""
 
 
-def _option_type(annotation: Any) -> Any:
-    """Return typer's type for a field: str if pydantic parses the value."""
-    if get_origin(annotation) is Annotated:
-        if any(isinstance(one, BeforeValidator) for one in annotation.__metadata__):
-            return str
-        return _option_type(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        kinds = {_option_type(one) for one in get_args(annotation) if one is not type(None)}
-        return kinds.pop() if len(kinds) == 1 else str
+def _choices(annotation: Any) -> tuple[str, ...]:
+    """Return the values of a Literal, alone or in a union with None."""
     if get_origin(annotation) is Literal:
-        return str
-    return annotation if annotation in _SIMPLE else str
+        return get_args(annotation)
+    return next(filter(None, map(_choices, get_args(annotation))), ())
+
+
+def _is_of(kind: type, annotation: Any) -> bool:
+    """Return whether a field has values of a type."""
+    return annotation is kind or any(_is_of(kind, one) for one in get_args(annotation))
 
 
 def fields_of(options: list[str] | None, flag: str) -> dict[str, Any]:

@@ -1,14 +1,16 @@
-"""The commands `hub` and `worker`, for workers on other machines."""
+"""The commands `hub`, `worker` and `keys`, for workers on other machines."""
 
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import parse_qsl
 
 import typer
 
 from paceline.commands.options import Debug, Json, print_json, with_options
 from paceline.core.errors import InvalidInput
+from paceline.core.names import not_known
 from paceline.core.settings import TrainSettings
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.strategies import STRATEGIES
@@ -20,52 +22,41 @@ _REMOTE = {
 }
 _STRATEGY = STRATEGIES[next(iter(_REMOTE))]
 _CHILD = import_module(_REMOTE[_STRATEGY.name])
-_CHILD_HELP = {name: one.description for name, one in _CHILD.ChildSettings.model_fields.items()}
 _NUMBERS = WorkerProcessSettings.model_fields["workers"].description
-_NOT_OF_HUB = ("policy", "port")
+# Settings of a training that a hub takes from --config only.
+_LEFT_OUT = (
+    *("accumulate", "balance", "clip_norm", "codec", "elastic", "evaluate_every"),
+    *("exchange_alone", "force", "here", "lighthouse", "optimizer", "optimizer_options"),
+    *("precision", "restarts", "schedule", "strategy", "tensorboard", "warmup_steps"),
+)
+# Parts of the query of --parent, and the settings of a child hub that they are.
+_OF_PARENT = {"worker": "number", "keys": "parent_keys", "gather": "gather"}
 
 
-@with_options(TrainSettings, leave_out=_NOT_OF_HUB, required=False, strategy=_STRATEGY)
+@with_options(TrainSettings, leave_out=_LEFT_OUT, required=False, strategy=_STRATEGY)
 def hub(
     values: dict[str, Any],
     *,
-    strategy: Annotated[
+    parent: Annotated[
         str | None,
-        typer.Option(help=f"{' or '.join(_REMOTE)}; {_STRATEGY.name} by default."),
+        typer.Option(
+            metavar="URL",
+            help="Hub of which this one is a worker: tcp://10.0.0.1:5555?worker=0&keys=FOLDER.",
+        ),
     ] = None,
-    generate_keys: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write new keys there, and end.")
-    ] = None,
-    connect: Annotated[str | None, typer.Option(help=_CHILD_HELP["connect"])] = None,
-    number: Annotated[int | None, typer.Option("--as", help=_CHILD_HELP["number"])] = None,
-    gather: Annotated[int | None, typer.Option(help=_CHILD_HELP["gather"])] = None,
-    parent_keys: Annotated[Path | None, typer.Option(help=_CHILD_HELP["parent_keys"])] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Serve workers of other machines, which join by `paceline worker`."""
     from paceline.runs import launching
 
-    if generate_keys is not None:
-        from paceline.rpc import keys
-
-        written = [str(path) for path in keys.generate_keys(generate_keys)]
-        print_json({"written": written}) if as_json else typer.echo("\n".join(written))
+    if parent is not None:
+        if values.pop("strategy", _STRATEGY.name) != _STRATEGY.name:
+            raise InvalidInput("parent", f"only a hub of {_STRATEGY.name} is a worker of another")
+        _serve_parent({**values, **_parent(parent)}, as_json)
         return
-    known = {"as": number, "gather": gather, "parent_keys": parent_keys}
-    own = {name: value for name, value in known.items() if value is not None}
-    if strategy is not None:
-        values["strategy"] = strategy
-    if connect is not None:
-        named = values.pop("strategy", _STRATEGY.name)
-        if named != _STRATEGY.name:
-            raise InvalidInput("connect", f"a hub of {named} is no worker of another")
-        _serve_parent({**values, **own, "connect": connect}, as_json)
-        return
-    for name in own:
-        raise InvalidInput(name, "goes only with connect, for a child hub")
     if not {"model", "resume"} & values.keys():
-        raise InvalidInput("model", "name what to train, or a folder by --generate-keys")
+        raise InvalidInput("model", "a hub needs a model to train", hint="name one, or --resume")
     if "bind" not in values:
         raise InvalidInput("bind", "name the address that workers reach, as tcp://10.0.0.1:5555")
     given = values if "resume" in values else {"strategy": _STRATEGY.name, **values}
@@ -75,6 +66,19 @@ def hub(
     launching.carry_out(launching.requested("train", given, as_json=as_json, debug=debug))
 
 
+def _parent(url: str) -> dict[str, Any]:
+    """Return the settings of a child hub in the URL of its parent."""
+    address, _, query = url.partition("?")
+    try:
+        parts = parse_qsl(query, strict_parsing=True) if query else []
+    except ValueError:
+        raise InvalidInput("parent", f"{query!r} is not of the form worker=0&keys=FOLDER") from None
+    for name, _ in parts:
+        if name not in _OF_PARENT:
+            raise not_known("parent", name, list(_OF_PARENT))
+    return {"connect": address} | {_OF_PARENT[name]: value for name, value in parts}
+
+
 def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
     from paceline.records.settings import validated, without_shorthands
     from paceline.report.format import nbytes
@@ -82,12 +86,11 @@ def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
     from paceline.runs.progress import TerminalProgress
 
     for name in values:
-        if name not in (*_CHILD_HELP, "as", "codec"):
-            raise InvalidInput(name, "is the root hub's to say", hint="leave it out with connect")
+        if name not in (*_CHILD.ChildSettings.model_fields, "codec"):
+            raise InvalidInput(name, "the root hub decides it", hint="leave it out with --parent")
     if "bind" not in values:
         raise InvalidInput("bind", "name the address that workers reach, as tcp://10.0.1.1:5555")
     values = without_shorthands(values, _STRATEGY)
-    values["number"] = values.pop("as", 0)
     settings = validated(_CHILD.ChildSettings, values)
     log_to_stderr()
     out, err = console(), console(stderr=True)
@@ -109,10 +112,12 @@ def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
 def worker(
     values: dict[str, Any],
     *,
-    numbers: Annotated[str | None, typer.Option("--as", help=_NUMBERS)] = None,
+    numbers: Annotated[
+        str | None, typer.Option("--worker-ids", metavar="INT,…", help=_NUMBERS)
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """Work for a hub, on one device. The hub says on what, and with which strategy."""
+    """Work for a hub, on one device. The hub sends the model, the data and the strategy."""
     from paceline.records.settings import validated
     from paceline.report.terminal import log_to_stderr
     from paceline.runs.working import work
@@ -121,3 +126,15 @@ def worker(
         values["workers"] = numbers
     log_to_stderr()
     work(validated(WorkerProcessSettings, values))
+
+
+def keys(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that gets the keys.")],
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write new keys for a hub and its workers, which encrypt and authenticate what they send."""
+    from paceline.rpc.keys import generate_keys
+
+    written = [str(path) for path in generate_keys(folder)]
+    print_json({"written": written}) if as_json else typer.echo("\n".join(written))

@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from paceline.report.plan_text import Form
 
 # Modules to import once for all workers; the second loads torch's compiler.
+_OF_HUBS = ("bind", "keys", "run", "wait_s")
 _IMPORTED = ("paceline.runs.launching", "paceline.exchange.synchronized")
 
 
-@with_options(TrainSettings, leave_out=("bind", "keys", "run", "wait_s"))
+@with_options(TrainSettings, leave_out=("exchange_alone", *_OF_HUBS))
 def train(values: dict[str, Any], *, as_json: Json = False, debug: Debug = False) -> None:
     """Profile, plan and train a model, and write its result, trace and report."""
     _carry_out("train", values, as_json=as_json, debug=debug)
 
 
-@with_options(RehearseSettings)
+@with_options(RehearseSettings, leave_out=("exchange_alone",))
 def rehearse(values: dict[str, Any], *, as_json: Json = False, debug: Debug = False) -> None:
     """Rehearse training on devices you need not have: real exchange, layers that only take time."""
     _carry_out("rehearse", values, as_json=as_json, debug=debug)
@@ -55,14 +56,19 @@ def plan(
     *,
     explain: Annotated[
         bool,
-        typer.Option("--explain", help="Say why each plan takes as long, and draw the best one."),
+        typer.Option(
+            *("--explain",), metavar="", help="Show the parts of each plan, and draw the best one."
+        ),
     ] = False,
     sweep: Annotated[
         str | None,
-        typer.Option(metavar="bandwidth=FROM:TO", help="Of links, as 100M:10G; or latency=10u:1m."),
+        typer.Option(
+            metavar="bandwidth=FROM:TO",
+            help="Plan for a range of bandwidths or latencies of links, such as latency=10u:1m.",
+        ),
     ] = None,
     as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the tables as Markdown.")
+        bool, typer.Option("--markdown", metavar="", help="Print the tables as Markdown.")
     ] = False,
     as_json: Json = False,
     debug: Debug = False,

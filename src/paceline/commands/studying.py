@@ -19,14 +19,21 @@ _STEP_BY_STEP = 2  # the largest number of runs whose steps can be compared
 
 def probe(
     output: Annotated[
-        Path | None, typer.Option(help="The file to write; without it, HOSTNAME.toml here.")
+        Path | None, typer.Option(metavar="PATH", help="File to write; by default HOSTNAME.toml.")
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(help="Devices to measure: GPUs, or the cores shared out; all GPUs, or 2."),
+        typer.Option(
+            metavar="INT",
+            help="Number of devices to measure; by default all GPUs, or 2 CPU workers.",
+        ),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 10.0,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    seconds: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Approximate time to measure.")
+    ] = 10.0,
+    force: Annotated[
+        bool, typer.Option("--force", metavar="", help="Replace an existing file.")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -59,7 +66,9 @@ def scale(
     *,
     output: Annotated[
         Path | None,
-        typer.Option(help="The folder of the study; one that was interrupted is gone on with."),
+        typer.Option(
+            metavar="PATH", help="Folder of the study; an interrupted one continues there."
+        ),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -89,11 +98,17 @@ def scale(
 
 def compare(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of runs; of one, it is compared with its plan.")
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER...",
+            help="Folders of runs; a single run is compared with its prediction.",
+        ),
     ],
     page: Annotated[
         Path | None,
-        typer.Option(help="The file of a page with the runs' losses, updates and utilisation."),
+        typer.Option(
+            metavar="PATH", help="HTML file that gets the runs' losses, updates and utilization."
+        ),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -176,9 +191,10 @@ def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a run.")],
     rehearsal: Annotated[
-        Path | None, typer.Option(help="The folder of a rehearsal of it, to be shown beside it.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of a rehearsal to show next to it."),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,

@@ -8,6 +8,7 @@ from signal import SIGINT
 from typing import Self
 
 _NOT_GIVEN = object()
+_OBLIGATIONS = ("must ", "is missing")  # problems that continue the field as a sentence
 _MOST_TEXT = 4000  # of an error
 _MOST_SHOWN = 200  # of a value in it
 
@@ -27,7 +28,7 @@ class InvalidInput(PacelineError):
 
     `field` names the setting, the file or the value, `problem` what is wrong with it. `got` is the
     value that was given, where `problem` says which it has to be; `hint` is what to do instead.
-    Shown as "field: problem, not got; hint".
+    Shown as "field: problem (got 1); hint", or "field must be at least 2 (got 1); hint".
     """
 
     def __init__(
@@ -37,9 +38,14 @@ class InvalidInput(PacelineError):
             last_line = field.strip().rpartition("\n")[2]
             field, _, problem = last_line.rpartition("InvalidInput: ")[2].partition(": ")
         self.field, self.problem, self.got, self.hint = field, problem, got, hint
-        shown_got = "" if got is _NOT_GIVEN else f", not {got!r}"
-        ending = f"; {hint}" if hint else ""
-        super().__init__(": ".join(filter(None, (field, problem))) + shown_got + ending)
+        super().__init__(self.told(field))
+
+    def told(self, field: str) -> str:
+        """Return the message, with another name for the field."""
+        got = "" if self.got is _NOT_GIVEN else f" (got {self.got!r})"
+        between = " " if self.problem.startswith(_OBLIGATIONS) else ": "
+        hint = f"; {self.hint}" if self.hint else ""
+        return between.join(filter(None, (field, self.problem))) + got + hint
 
     @classmethod
     def of(cls, message: str) -> Self:

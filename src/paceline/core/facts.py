@@ -68,9 +68,8 @@ def _parser(units: dict[str, float], example: str) -> Callable[[object], float]:
 
 
 _MOST = 1e30  # of anything: products with bytes and operations are finite
-Bytes = Annotated[
-    float, BeforeValidator(_parser(_BYTES, "24 GiB")), Field(le=_MOST, examples=["24 GiB"])
-]
+parse_bytes = _parser(_BYTES, "24 GiB")
+Bytes = Annotated[float, BeforeValidator(parse_bytes), Field(le=_MOST, examples=["24 GiB"])]
 BytesPerSecond = Annotated[
     float,
     BeforeValidator(_parser(_BYTES_PER_S, "1 Gbit/s")),

@@ -6,6 +6,7 @@ who has it: `paceline.links.files` by the kind of file, `paceline.rpc` by the la
 
 import re
 import tomllib
+from contextlib import suppress
 from math import isfinite
 from typing import Any, TypeVar
 
@@ -20,6 +21,23 @@ _MOST_TOML_DEPTH = 32
 LARGEST_INTEGER = 2**63 - 1
 LARGEST_NUMBER = 1e40  # beyond float32; products and quotients of several are finite still
 _T = TypeVar("_T")
+# Problems by pydantic's types of errors; others keep pydantic's message.
+_PROBLEMS = {
+    "missing": "is missing",
+    "extra_forbidden": "is not known",
+    "unexpected_keyword_argument": "is not known",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "enum": "must be {expected}",
+    "finite_number": "must be a finite number",
+    "bool_parsing": "must be true or false",
+    "string_type": "must be text",
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "must be an integer"),
+    **dict.fromkeys(("float_parsing", "float_type"), "must be a number"),
+}
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 # A dotted key of many parts: the parser of Python takes the square of their number in time.
@@ -83,10 +101,26 @@ def first_fault(error: ValidationError, name: str = "") -> str:
     """
     fault = fault_of(error)
     field = ".".join(str(part) for part in (name, *fault["loc"]) if part != "")
-    message = fault["msg"].removeprefix("Value error, ")
-    is_told = fault["type"] in ("missing", "value_error", "json_invalid")
-    given = "" if is_told else f", not {shown(fault['input'])}"
-    return f"{field}: {message}{given}" if field else message
+    if (known := _PROBLEMS.get(fault["type"])) is not None:
+        problem = known.format(**{key: _plain(one) for key, one in fault.get("ctx", {}).items()})
+    else:
+        problem = fault["msg"].removeprefix("Value error, ")
+    is_told = fault["type"] in ("missing", "value_error", "json_invalid", *_UNKNOWN)
+    given = "" if is_told else f" (got {_as_typed(fault['input'])})"
+    return f"{field}: {problem}{given}" if field else problem
+
+
+def _plain(bound: object) -> object:
+    return int(bound) if isinstance(bound, float) and bound.is_integer() else bound
+
+
+def _as_typed(value: object) -> str:
+    """Return a value as in a message; the text of a number has no quotes."""
+    if isinstance(value, str) and value.isprintable():
+        with suppress(ValueError):
+            float(value)
+            return value
+    return shown(value)
 
 
 def check_numbers(

@@ -17,10 +17,8 @@ Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 Milliseconds = Annotated[float, Field(gt=0, le=1e3 * LONGEST_S)]
 Shape = tuple[Annotated[int, Field(ge=1)], ...]
 DATA = (
-    "digits; synthetic:3x224x224,classes=10,samples=512, each part optional; images:FOLDER, with a "
-    "folder for each class; libsvm:PATH. For language models: text, the source text of Python's "
-    "standard library; text:PATH, a file or a folder; tokens:PATH.npy; masked-text, for masked "
-    "language models. By default the model's own: digits for images, text for gpt."
+    "Training data: digits, text, masked-text, images:FOLDER, text:PATH, tokens:PATH.npy, "
+    "libsvm:PATH or synthetic:SHAPE."
 )
 
 
@@ -55,15 +53,13 @@ def _each(stretch: Any) -> Any:
     return (stretch,) if isinstance(stretch, int | float) else stretch
 
 
-Model = Annotated[str, Field(description="A built-in name, or package.module:factory.")]
-Port = Annotated[
-    int,
-    Field(ge=0, lt=65536, description="The loopback port where ranks meet; 0 takes a free one."),
+Model = Annotated[
+    str, Field(description="Built-in model, or package.module:factory of a model of yours.")
 ]
 InputShape = Annotated[
     Shape | None,
     BeforeValidator(read_shape),
-    Field(description="Of one sample, such as 3x224x224; for a model of your own."),
+    Field(description="Shape of one sample for a model of yours, such as 3x224x224."),
 ]
 
 
@@ -76,49 +72,54 @@ class RunSettings(Record):
 
     model: Model
     strategy: str = Field(
-        "allreduce", description="How the workers share the work; train knows auto, too."
+        "allreduce",
+        description=(
+            "Strategy by which the workers train; auto takes the one predicted to be fastest."
+        ),
     )
-    options: dict[str, Any] = Field({}, description="Fields of the strategy's configuration.")
+    options: dict[str, Any] = Field(
+        {}, description="Field of the strategy's configuration, such as chunk=4MiB."
+    )
     workers: int | str = Field(
-        2, description="Worker processes; a strategy may take a list: cpu:1,cpu:2@slow=16,gpu:0."
+        2, description="Number of workers, or a list of devices: cpu:1,cpu:2@slow=16,gpu:0."
     )
-    batch_size: int = Field(64, ge=1, description="Samples of a step, over all workers.")
-    policy: str | None = Field(None, description="The same as --set policy=POLICY.")
+    batch_size: int = Field(64, ge=1, description="Samples in a step, over all workers.")
     codec: str | None = Field(
         None,
-        description="How gradients travel, as dynamic8; of wheel and subbatch all that travels, as "
-        "activations=dynamic8,gradients=half. The same as --set.",
+        description=(
+            "Codec of gradients, such as dynamic8; for wheel gradients=half,activations=dynamic8."
+        ),
     )
     balance: Literal["auto"] | None = Field(
-        None, description="auto: the workers' parts of a batch follow their speeds."
+        None, description="Give each worker a share of the batch in proportion to its speed."
     )
     exchange_alone: bool = Field(
-        False, description="One worker exchanges with itself, so that its method's own cost shows."
+        False,
+        description="Let one worker exchange with itself, which shows the exchange's own cost.",
     )
     profile_s: float = Field(
-        4.0, ge=0, le=LONGEST_S, description="How long to profile before planning."
+        4.0, ge=0, le=LONGEST_S, description="Time to profile before planning."
     )
-    deadline_s: Seconds = Field(30.0, description="How long a worker may not answer.")
-    wait_s: Seconds = Field(600.0, description="How long a hub waits for workers.")
-    port: Port = 0
-    bind: str | None = Field(
-        None, description="The address of a hub for workers of other machines: tcp://10.0.0.1:5555."
+    deadline_s: Seconds = Field(
+        30.0, description="Time without an answer after which a worker is lost."
     )
-    keys: Path | None = Field(
-        None, description="The folder of keys that paceline hub --generate-keys has written."
+    wait_s: Seconds = Field(600.0, description="Time to wait for workers to join.")
+    bind: str | None = Field(None, description="Address of the hub, such as tcp://10.0.0.1:5555.")
+    keys: Path | None = Field(None, description="Folder of keys that `paceline keys` has written.")
+    run: str | None = Field(
+        None, description="Name of the run, the same for the hub and its workers."
     )
-    run: str | None = Field(None, description="The name that hub and workers give their run.")
-    output: Path = Field(Path("runs"), description="Where the folder of the run is made.")
+    output: Path = Field(Path("runs"), description="Folder that gets the folder of the run.")
 
     @model_validator(mode="after")
     def _batch_fits_workers(self) -> Self:
         longest = len(str(_MOST_WORKERS)) if str(self.workers).isdecimal() else _LONGEST_LIST
         if len(str(self.workers)) > longest:
-            raise ValueError(f"workers: {shown(self.workers)} are more than {_MOST_WORKERS:,}")
-        if isinstance(self.workers, int) and self.workers < 1:
             raise ValueError(
-                f"workers: Input should be greater than or equal to 1, not {self.workers}"
+                f"workers: must be at most {_MOST_WORKERS:,} (got {shown(self.workers)})"
             )
+        if isinstance(self.workers, int) and self.workers < 1:
+            raise ValueError(f"workers: must be at least 1 (got {self.workers})")
         if isinstance(self.workers, int) and self.batch_size < self.workers:
             raise ValueError(
                 f"batch_size: {self.batch_size} samples cannot be shared by {self.workers} workers"
@@ -139,69 +140,82 @@ class TrainSettings(RunSettings):
     kind: Literal["train"] = "train"
     data: str | None = Field(None, description=DATA)
     epochs: int = Field(3, ge=1, description="Passes over the training samples.")
-    steps: int | None = Field(None, ge=1, lt=2**63, description="Of the run, instead of epochs.")
+    steps: int | None = Field(
+        None, ge=1, lt=2**63, description="Number of steps to train, instead of epochs."
+    )
     optimizer: str | None = Field(
         None,
-        description="One of torch.optim, such as adamw, or package.module:factory; sgd, or adamw "
-        "for gpt and vit.",
+        description=(
+            "Optimizer of torch.optim or package.module:factory; by default adamw for "
+            "gpt and vit, sgd otherwise."
+        ),
     )
-    optimizer_options: dict[str, Any] = Field({}, description="Fields of the optimizer.")
+    optimizer_options: dict[str, Any] = Field(
+        {}, description="Argument of the optimizer, such as weight_decay=0.1."
+    )
     learning_rate: float | None = Field(
         None,
         gt=0,
         le=LARGEST_FLOAT32,
-        description="For batches of the batch size. With sgd 0.05, 0.001 for alexnet; with adamw "
-        "0.001 for gpt and vit, 0.0006 for gpt2; otherwise that of the optimizer.",
+        description="Learning rate at the batch size; by default the model's usual one.",
     )
     momentum: float | None = Field(
-        None, ge=0, lt=1, description="Of an optimizer that has one; 0.9 for sgd."
+        None, ge=0, lt=1, description="Momentum of an optimizer that has one; 0.9 for sgd."
     )
     schedule: str | None = Field(
         None,
-        description="Of the learning rate: constant, cosine or linear (both to 0), or "
-        "package.module:factory; constant.",
+        description="Learning rate schedule: constant, cosine, linear or package.module:factory.",
     )
     warmup_steps: int = Field(
-        0, ge=0, lt=2**63, description="Over which the learning rate rises at first, linearly."
+        0,
+        ge=0,
+        lt=2**63,
+        description="Steps in which the learning rate rises linearly to its full value.",
     )
     precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Of forward and backward: bfloat16 is torch's autocast."
+        "float32", description="Precision of forward and backward; bfloat16 is torch's autocast."
     )
     accumulate: int = Field(
-        1, ge=1, description="Micro-batches into which each worker's part of a step is cut."
+        1, ge=1, description="Number of micro-batches in each worker's part of a step."
     )
     clip_norm: float | None = Field(
-        None, gt=0, le=LARGEST_FLOAT32, description="The largest norm that all gradients may have."
+        None, gt=0, le=LARGEST_FLOAT32, description="Largest norm of all gradients together."
     )
     evaluate_every: int | None = Field(
-        None, ge=1, description="Steps after which the model is tested, beside each epoch's end."
+        None, ge=1, description="Steps between evaluations, besides the one after each epoch."
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="Of the weights, the split and the order.")
-    force: bool = Field(False, description="Take workers that do not help, too.")
+    seed: int = Field(
+        0,
+        ge=0,
+        lt=2**63,
+        description="Seed of the weights, of the split and of the order of samples.",
+    )
+    force: bool = Field(
+        False, description="Keep workers that would slow the training; goes with --balance."
+    )
     checkpoint_every: Annotated[str, BeforeValidator(_read_interval)] = Field(
-        "300s", description="When checkpoints are written: 500 (steps), 60s, 5min, 1h or never."
+        "300s", description="Interval of checkpoints: 500 (steps), 60s, 5min, 1h or never."
     )
-    keep: int = Field(2, ge=1, description="The number of checkpoints that are kept.")
+    keep: int = Field(2, ge=1, description="Number of checkpoints to keep.")
     resume: Path | None = Field(
         None,
-        description="The folder of a run to go on with; what is not given is as it was there.",
+        description="Folder of a run to continue, with its settings where no option replaces them.",
     )
     restarts: int = Field(
-        0, ge=0, description="How often a run that loses a worker begins again at a checkpoint."
+        0, ge=0, description="Number of times to restart at a checkpoint after a worker is lost."
     )
     elastic: bool = Field(
-        False, description="Workers may be lost, and come back or join meanwhile; an extra."
+        False, description="Let workers leave and join during a run of strategy local."
     )
     lighthouse: str | None = Field(
         None,
-        description="Where elastic workers find each other, as http://10.0.0.1:29510; by default "
-        "all are of this machine.",
+        description="URL of torchft's lighthouse for elastic workers on several machines.",
     )
     here: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_each)] = Field(
-        None, description="The numbers of the elastic workers of this machine, as 2,3; else all."
+        None, description="Numbers of the elastic workers on this machine, such as 2,3."
     )
     tensorboard: Path | None = Field(
-        None, description="Where a folder for TensorBoard is made; an extra."
+        None, description="Folder that gets TensorBoard's event files."
     )
 
     @property
@@ -233,18 +247,28 @@ class RehearseSettings(RunSettings):
     kind: Literal["rehearse"] = "rehearse"
     device: str | None = Field(
         None,
-        description="Whose time layers take: a device of a machine file, or FILE.toml:NAME.",
+        description="Device whose times the layers take: its name, or FILE.toml:NAME.",
     )
     stretch: Annotated[
         tuple[Annotated[float, Field(ge=1, le=LONGEST_S)], ...] | None, BeforeValidator(_each)
-    ] = Field(None, description="Or compute here, each layer slowed 4 times; or 1,4 by worker.")
-    forward_ms: Milliseconds | None = Field(None, description="What all layers take together.")
-    backward_ms: Milliseconds | None = Field(None, description="What all layers take together.")
-    update_ms: Milliseconds | None = Field(None, description="What the update takes.")
+    ] = Field(
+        None,
+        description="Factor by which layers computed here are slowed, such as 4, or 1,4 by worker.",
+    )
+    forward_ms: Milliseconds | None = Field(
+        None, description="Forward time of all layers together."
+    )
+    backward_ms: Milliseconds | None = Field(
+        None, description="Backward time of all layers together."
+    )
+    update_ms: Milliseconds | None = Field(None, description="Time of the update.")
     input_shape: InputShape = None
-    steps: int = Field(20, ge=3, description="How many are measured.")
+    steps: int = Field(20, ge=3, description="Number of steps to time.")
     profile_s: float = Field(
-        2.0, ge=0, le=LONGEST_S, description="How long to measure before the rehearsal."
+        2.0,
+        ge=0,
+        le=LONGEST_S,
+        description="Time to measure layers and links before the rehearsal.",
     )
 
     @model_validator(mode="after")

@@ -187,7 +187,7 @@ def _chosen(best: Any, config: Any) -> str:
     """Return the options by which a configuration becomes the best one; codecs are named apart."""
     names = (one.name for one in fields(best) if one.name not in codec_fields(best))
     changed = [name for name in names if getattr(best, name) != getattr(config, name)]
-    return " ".join(f"--set {name}={getattr(best, name)}" for name in changed)
+    return " ".join(f"--strategy-option {name}={getattr(best, name)}" for name in changed)
 
 
 def shortage(machine: Machine, needed: Mapping[str, int]) -> str | None:

@@ -1,7 +1,7 @@
 """Read settings from run.toml for `--config`, and write them into the folder of every run.
 
 The fields are those of the command's options. TOML has no null, so the tables `options` and
-`optimizer_options` use the text "null", as does `--set FIELD=null`.
+`optimizer_options` use the text "null", as does `--strategy-option FIELD=null`.
 """
 
 import sys
@@ -54,14 +54,13 @@ def read_config(path: Path, kind: type[BaseModel]) -> dict[str, Any]:
 def merged(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the given settings over those in `below`.
 
-    Tables are merged by their keys. A shorthand (`policy`, `codec`) replaces the options that it
-    stands for, and `epochs` replaces `steps`.
+    Tables are merged by their keys. The shorthand `codec` replaces the options that it stands
+    for, and `epochs` replaces `steps`.
     """
     below = {name: value for name, value in below.items() if _INSTEAD.get(name) not in given}
     if isinstance(below.get("options"), dict):
-        shorthands = {"policy"} if "policy" in given else set[str]()
         parts = str(given["codec"]).split(",") if "codec" in given else []
-        shorthands |= {part.partition("=")[0].strip() for part in parts}
+        shorthands = {part.partition("=")[0].strip() for part in parts}
         kept = {key: one for key, one in below["options"].items() if key not in shorthands}
         below["options"] = kept
     tables = {

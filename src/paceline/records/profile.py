@@ -3,15 +3,25 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from paceline.core.facts import Bytes
+from paceline.core.facts import parse_bytes
 from paceline.core.outcome import Finding
-from paceline.core.settings import Model, Port, Record, Seconds
+from paceline.core.settings import Model, Record, Seconds
 from paceline.records.settings import strategy_config, validated
 from paceline.strategies import find_exchange
 
 SYNTHETIC = "synthetic"  # synthetic samples of the model's input shape
+
+
+def _read_limit(limit: Any) -> Any:
+    """Return "auto", or the bytes of a text such as 8GiB."""
+    if limit is None or limit == "auto":
+        return limit
+    nbytes = parse_bytes(limit)
+    if nbytes <= 0:
+        raise ValueError(f"must be greater than 0 (got {limit})")
+    return nbytes
 
 
 class ProfileSettings(Record):
@@ -20,34 +30,34 @@ class ProfileSettings(Record):
     kind: Literal["profile"] = "profile"
     model: Model
     data: str | None = Field(
-        None, description="As for train; by default synthetic ones, for token models text."
+        None, description="Samples, as for train; by default random ones, text for language models."
     )
-    batch_size: int = Field(64, ge=1, description="Samples of a step, over all workers.")
-    workers: int = Field(1, ge=1, description="Worker processes.")
-    strategy: str = Field("allreduce", description="How workers exchange gradients.")
-    options: dict[str, Any] = Field({}, description="Fields of the strategy's configuration.")
+    batch_size: int = Field(64, ge=1, description="Samples in a step, over all workers.")
+    workers: int = Field(1, ge=1, description="Number of worker processes.")
+    strategy: str = Field("allreduce", description="Strategy by which workers exchange gradients.")
+    options: dict[str, Any] = Field(
+        {}, description="Field of the strategy's configuration, such as chunk=4MiB."
+    )
     steps: int = Field(
-        20, ge=4, le=100_000, description="How many are measured as they are, and as many recorded."
+        20, ge=4, le=100_000, description="Number of steps to time, and of steps to record."
     )
-    largest_batch: bool = Field(False, description="Search for the largest batch that fits.")
-    memory: Annotated[Bytes, Field(gt=0)] | None = Field(
-        None, description="The bytes that a worker may have in that search, as 8GiB."
+    largest_batch: Annotated[float | Literal["auto"] | None, BeforeValidator(_read_limit)] = Field(
+        None,
+        description="Search for the largest batch that fits in a worker's memory, or in 8GiB.",
     )
-    attempt_s: Seconds = Field(120.0, description="How long an attempt of that search may take.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Of the weights and the data.")
-    deadline_s: Seconds = Field(30.0, description="How long a worker may not answer.")
-    port: Port = 0
-    output: Path = Field(Path("runs"), description="Where the folder of the run is made.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the weights and the data.")
+    deadline_s: Seconds = Field(
+        30.0, description="Time without an answer after which a worker is lost."
+    )
+    output: Path = Field(Path("runs"), description="Folder that gets the folder of the profile.")
 
     @model_validator(mode="after")
-    def _memory_bounds_the_search(self) -> Self:
+    def _batch_fits_workers(self) -> Self:
         size = self.batch_size
         if size < self.workers:
             raise ValueError(
                 f"batch_size: {size} samples cannot be shared by {self.workers} workers"
             )
-        if self.memory is not None and not self.largest_batch:
-            raise ValueError("memory: goes only with largest_batch, whose search it bounds")
         return self
 
 

@@ -14,6 +14,7 @@ from paceline.strategies import EXCHANGES, find_exchange
 
 Scaling = Literal["strong", "strong-per-worker", "weak"]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Kind = Literal[Origin.MEASURED, Origin.REHEARSED, Origin.PREDICTED]
 Part = Literal["computation", "the link", "synchronisation"]
 _Count = Annotated[int, Field(ge=1, le=2**31)]
 _MOST = 64  # most values of a setting
@@ -64,50 +65,52 @@ _Names = Annotated[
 class ScaleSettings(Record):
     """The settings of `paceline scale`.
 
-    Cells are measured unless `device` or `predict` is given; `measure` adds measured cells to
-    those.
+    Without `kinds`, cells are measured, or rehearsed if a device is given.
     """
 
     kind: Literal["scale"] = "scale"
     model: Model
-    workers: _Counts = Field((1, 2), description="How many workers, such as 1,2,4.")
+    workers: _Counts = Field((1, 2), description="Numbers of workers, such as 1,2,4.")
     batch_size: _Counts = Field(
-        (16, 32, 64), description="Samples of a step: of all workers (strong), of each (otherwise)."
+        (16, 32, 64),
+        description="Batch sizes: over all workers with strong scaling, of each otherwise.",
     )
-    strategy: _Names = Field(tuple(EXCHANGES), description="The methods, such as allreduce,tree.")
+    strategy: _Names = Field(
+        tuple(EXCHANGES), description="Strategies to compare, such as allreduce,tree."
+    )
     scaling: Annotated[tuple[Scaling, ...], Field(min_length=1), BeforeValidator(read_list)] = (
         Field(
             ("strong",),
-            description="strong: workers share a batch; strong-per-worker: each has a batch of its "
-            "own; weak: the samples of an epoch grow with the workers, too.",
+            description="Whether batches are shared (strong) or of each worker.",
         )
     )
     overhead: bool = Field(
         False,
-        description="One worker exchanges with itself, so that each method's own cost shows.",
+        description="Let one worker exchange with itself, which shows each strategy's own cost.",
     )
-    measure: bool = Field(
-        False, description="Train on this machine; the default without device and predict."
+    kinds: Annotated[tuple[Kind, ...], BeforeValidator(read_list)] = Field(
+        (),
+        description="Kinds of cells; by default measured, or rehearsed with --device.",
     )
     device: str | None = Field(
-        None, description="Rehearse: the device whose time layers take, as for paceline rehearse."
+        None, description="Device whose times the layers take in a rehearsal."
     )
-    predict: bool = Field(False, description="Predict.")
     machine: str | None = Field(
-        None, description="For which machine to predict: a file or its name; or from profiles."
+        None, description="Machine file or name of a machine to predict for; by default profiles."
     )
     repeats: int = Field(3, ge=1, le=1000, description="Repetitions of each cell.")
     steps: int = Field(20, ge=5, description="Steps of a repetition.")
     samples: int = Field(
-        262_144, ge=1, le=2**53, description="Of an epoch; with weak scaling of each worker's."
+        262_144,
+        ge=1,
+        le=2**53,
+        description="Samples of an epoch; with weak scaling those of each worker.",
     )
     input_shape: InputShape = None
-    classes: int = Field(10, ge=2, description="Of the random samples that are trained on.")
-    profile_s: Seconds = Field(1.0, description="How long to profile before planning.")
-    deadline_s: Seconds = Field(
-        600.0, description="How long a repetition may take before it is given up."
-    )
-    seed: int = Field(0, ge=0, lt=2**63, description="Of the weights and the samples.")
+    classes: int = Field(10, ge=2, description="Classes of the random samples.")
+    profile_s: Seconds = Field(1.0, description="Time to profile before planning.")
+    deadline_s: Seconds = Field(600.0, description="Longest time of a repetition.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the weights and the samples.")
 
     @field_validator("strategy")
     @classmethod
@@ -118,7 +121,15 @@ class ScaleSettings(Record):
                 raise ValueError(f"{name!r} is not one of Paceline's own, which alone are compared")
         return names
 
-    @field_validator("workers", "batch_size", "strategy", "scaling")
+    @model_validator(mode="before")
+    @classmethod
+    def _kinds_are_complete(cls, values: Any) -> Any:
+        if isinstance(values, dict) and not values.get("kinds"):
+            usual = Origin.MEASURED if values.get("device") is None else Origin.REHEARSED
+            return {**values, "kinds": (usual,)}
+        return values
+
+    @field_validator("workers", "batch_size", "strategy", "scaling", "kinds")
     @classmethod
     def _each_once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
         twice = [value for value in values if values.count(value) > 1]
@@ -128,20 +139,15 @@ class ScaleSettings(Record):
 
     @model_validator(mode="after")
     def _machine_is_predicted(self) -> Self:
-        if self.machine is not None and not self.predict:
-            raise ValueError("machine: goes only with predict")
+        if self.machine is not None and Origin.PREDICTED not in self.kinds:
+            raise ValueError("machine: goes only with kind predicted")
+        if (self.device is None) == (Origin.REHEARSED in self.kinds):
+            raise ValueError("device: is that of rehearsed cells; give both, or neither")
         if self.overhead and 1 not in self.workers:
             raise ValueError("overhead: is that of one worker, which workers do not name")
         if self.overhead and self.kinds == (Origin.PREDICTED,):
             raise ValueError("overhead: is measured or rehearsed; a plan of one worker has none")
         return self
-
-    @property
-    def kinds(self) -> tuple[Origin, ...]:
-        """The kinds of cells to produce."""
-        asked = {Origin.REHEARSED: self.device is not None, Origin.PREDICTED: self.predict}
-        measured = self.measure or not any(asked.values())
-        return tuple(kind for kind in Origin if asked.get(kind, measured))
 
     @property
     def trains(self) -> bool:

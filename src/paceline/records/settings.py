@@ -16,7 +16,6 @@ from paceline.core.settings import (
     DATA,
     InputShape,
     Model,
-    Port,
     Record,
     RehearseSettings,
     RunSettings,
@@ -30,7 +29,6 @@ from paceline.strategies import EXCHANGES, STRATEGIES, find_runnable
 
 AUTO = "auto"  # selects the strategy predicted to be fastest
 _MOST_DIGITS = 9  # most digits of a number of workers
-_SHORTHANDS = ("policy", "codec")  # deepest nesting of options
 _Validated = TypeVar("_Validated")
 
 
@@ -40,33 +38,32 @@ class PlanSettings(Record):
     kind: Literal["plan"] = "plan"
     model: Model
     machine: str | None = Field(
-        None, description="A machine file or its name; without one this machine is profiled."
+        None,
+        description="Machine file or name of a machine; without one, this machine is profiled.",
     )
     strategy: Annotated[tuple[str, ...] | None, BeforeValidator(read_list)] = Field(
-        None, description="Only these, such as allreduce,host; or package.module:record."
+        None, description="Strategies to plan, such as allreduce,host; by default all."
     )
-    options: dict[str, Any] = Field({}, description="Fields of that strategy's configuration.")
+    options: dict[str, Any] = Field(
+        {}, description="Field of the strategy's configuration, such as chunk=4MiB."
+    )
     data: str | None = Field(None, description=DATA)
     workers: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Only this number of workers; here 2, or as many as torchrun started."
+        None, description="Number of workers to plan for; by default all numbers."
     )
-    batch_size: int = Field(64, ge=1, description="Samples of a step, over all workers.")
+    batch_size: int = Field(64, ge=1, description="Samples in a step, over all workers.")
     input_shape: InputShape = None
-    precision: Precision = Field(
-        "float32", description="Of forward and backward, as by torch's autocast."
-    )
+    precision: Precision = Field("float32", description="Precision of forward and backward.")
     measured: str | None = Field(
         None,
-        description="What one of the machine's devices makes alone, as 350/s, or 350/s@128 in "
-        "batches of 128.",
+        description="Measured rate of one device, such as 350/s, or 350/s@128 at batch 128.",
     )
     profile: Path | None = Field(
-        None, description="What `paceline profile` found on one of the machine's devices."
+        None, description="Profile of the model on one device, from `paceline profile`."
     )
-    profile_s: Seconds = Field(4.0, description="How long to profile before planning.")
-    port: Port = 0
+    profile_s: Seconds = Field(4.0, description="Time to profile before planning.")
     output: Path | None = Field(
-        None, description="Where a folder with the plan and its report is made."
+        None, description="Folder that gets a folder with the plan and its report."
     )
 
 
@@ -123,7 +120,7 @@ def _check(settings: RunSettings) -> None:
         configuration(settings)
     running = strategy_of(settings).running if is_named else None
     if settings.profile_s == 0 and not (running and running.may_skip_profile):
-        raise InvalidInput("profile_s", "Input should be greater than 0, not 0")
+        raise InvalidInput("profile_s", "must be greater than 0", got=0)
 
 
 def strategy_of(settings: RunSettings) -> Strategy:
@@ -180,19 +177,20 @@ def _of_strategy(given: dict[str, Any], kind: type[RunSettings]) -> dict[str, An
 
 
 def without_shorthands(given: Mapping[str, Any], strategy: Strategy) -> dict[str, Any]:
-    """Replace the shorthands `policy` and `codec` by options."""
+    """Replace the shorthand `codec` by options."""
     options = given.get("options", {})
     if not isinstance(options, dict):
         return dict(given)  # pydantic reports the error
-    for name in [one for one in _SHORTHANDS if one in given]:
-        if not isinstance(given[name], str):
-            raise InvalidInput(name, "Input should be a valid string", got=given[name])
-        for field, value in _written_out(name, given[name], strategy).items():
-            if options.get(field, value) != value:
-                what = repr(value) if field == name else f"{field} is {value!r}"
-                raise InvalidInput(name, f"{what}, but options say {options[field]!r}")
-            options = options | {field: value}
-    others = {name: value for name, value in given.items() if name not in _SHORTHANDS}
+    others = {name: value for name, value in given.items() if name != "codec"}
+    if "codec" not in given:
+        return others | {"options": options}
+    if not isinstance(given["codec"], str):
+        raise InvalidInput("codec", "must be text", got=given["codec"])
+    for field, value in _codecs(given["codec"], strategy).items():
+        if options.get(field, value) != value:
+            what = repr(value) if field == "codec" else f"{field} is {value!r}"
+            raise InvalidInput("codec", f"{what}, but options say {options[field]!r}")
+        options = options | {field: value}
     return others | {"options": options}
 
 
@@ -253,12 +251,11 @@ def useful_settings(settings: RunSettings) -> dict[str, Any]:
     }
 
 
-def _written_out(name: str, text: str, strategy: Strategy) -> dict[str, Any]:
-    if name != "codec":
-        return {name: text}
+def _codecs(text: str, strategy: Strategy) -> dict[str, Any]:
+    """Return the codec of each kind of tensor, by the strategy's field for it."""
     fields = codec_fields(strategy.config())
     if fields == ("codec",):
-        return {name: None if text == "none" else text}
+        return {"codec": None if text == "none" else text}
     options: dict[str, Any] = {}
     for part in text.split(","):
         purpose, equals, codec = (word.strip() for word in part.partition("="))

@@ -242,7 +242,7 @@ RULES = (
         "codec",
         "sent_as_is",
         0.5,
-        "Of the bytes that travel {share} are {purpose}. Try --set {purpose}=dynamic8.",
+        "Of the bytes that travel {share} are {purpose}. Try --strategy-option {purpose}=dynamic8.",
     ),
     Rule(
         "fact",

@@ -9,7 +9,7 @@ from paceline.core.settings import Record
 from paceline.records.result import RunResult
 from paceline.report.format import Quantity, duration, nbytes, number, share
 
-_INDIFFERENT = {"output", "port", "tensorboard"}  # settings that do not affect a run's results
+_INDIFFERENT = {"output", "tensorboard"}  # settings that do not affect a run's results
 _ALIKE = ("model", "batch_size", "data")  # required to compare seconds per step
 _HARDLY = 0.02
 _SHOWN: dict[str, Callable[[float], Quantity]] = {

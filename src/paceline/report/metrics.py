@@ -175,7 +175,7 @@ def _one_more_each(result: RunResult) -> str | None:
     workers = (lanes + 1) * len(result.utilisation)
     if workers > result.settings.batch_size:
         return None
-    return f"--workers {workers} --set lanes={lanes + 1}"
+    return f"--workers {workers} --strategy-option lanes={lanes + 1}"
 
 
 def of_profile(result: ProfileResult) -> Metrics:

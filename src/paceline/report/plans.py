@@ -102,7 +102,9 @@ def command(plan: PlanRow, result: PlanResult) -> str:
     usual = asdict(strategy.config(workers=plan.workers)) if strategy else {}
     for name, value in plan.config.items():
         if name not in _FOUND_BY_TRAINING and value is not None and value != usual.get(name):
-            words.append(f"--codec {value}" if name == "codec" else f"--set {name}={value}")
+            words.append(
+                f"--codec {value}" if name == "codec" else f"--strategy-option {name}={value}"
+            )
     return " ".join([*words, *(["--balance auto"] if plan.is_balanced else [])])
 
 

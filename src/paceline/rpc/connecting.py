@@ -12,8 +12,8 @@ from pydantic import BeforeValidator, Field
 from paceline.core.settings import Record, Seconds
 
 RUN = "paceline"  # the name of a run that nobody has named
-_KEYS = "The folder of keys that --generate-keys has written."
-_RUN = "The name that hub and workers give their run."
+_KEYS = "Folder of keys that `paceline keys` has written."
+_RUN = "Name of the run, the same for the hub and its workers."
 
 
 def _numbers(text: Any) -> Any:
@@ -35,10 +35,12 @@ Numbers = Annotated[tuple[int, ...], BeforeValidator(_numbers)]
 class ConnectingWorkers(Record, ABC):
     """The settings of a process that is one or more workers of a hub."""
 
-    connect: str = Field(description="Where the hub listens: tcp://10.0.0.1:5555.")
+    connect: str = Field(description="Address of the hub, such as tcp://10.0.0.1:5555.")
     keys: Path | None = Field(None, description=_KEYS)
     run: str = Field(RUN, description=_RUN)
-    deadline_s: Seconds = Field(60.0, description="How long the hub may be away.")
+    deadline_s: Seconds = Field(
+        60.0, description="Time without an answer after which the hub is lost."
+    )
 
     @property
     @abstractmethod
@@ -50,11 +52,14 @@ class WorkerProcessSettings(ConnectingWorkers):
     """The settings of `paceline worker`, and of the processes that a hub starts itself."""
 
     workers: Numbers | None = Field(
-        None, description="Numbers of the workers that share the device, as 0,1; all its lanes."
+        None,
+        description="Numbers of the workers on this device, such as 0,1; by default all lanes.",
     )
-    lanes: int = Field(2, ge=1, description="Or how many there are, from 0 up.")
-    device: str | None = Field(None, description="cpu, or cuda:0; a GPU if there is one.")
-    threads: int = Field(0, ge=0, description="Of a CPU; 0 leaves them.")
+    lanes: int = Field(2, ge=1, description="Number of workers on this device.")
+    device: str | None = Field(
+        None, description="Device: cpu or cuda:0; by default a GPU if there is one."
+    )
+    threads: int = Field(0, ge=0, description="Threads of a CPU; 0 leaves the number to torch.")
 
     @property
     def numbers(self) -> tuple[int, ...]:

@@ -112,7 +112,7 @@ def _read(path: Path, *, is_secret: bool = False) -> bytes:
     try:
         key = read_file(path, _MOST_NBYTES).strip()
     except InvalidInput as error:
-        hint = "`paceline hub --generate-keys` writes one"
+        hint = "`paceline keys` writes one"
         raise InvalidInput(str(path), error.problem, hint=hint) from None
     if not _Z85.fullmatch(key):
         raise InvalidInput(str(path), "is no key, which is one line of 40 characters in Z85")
@@ -184,10 +184,7 @@ def _check_plain(text: str, host: str, has_keys: bool, option: str) -> None:
         raise InvalidInput(
             option,
             f"{text} can be reached from other machines and needs keys",
-            hint=(
-                "write them with `paceline hub --generate-keys FOLDER` and give the folder with "
-                "--keys"
-            ),
+            hint=("write them with `paceline keys FOLDER` and give the folder with --keys"),
         )
 
 

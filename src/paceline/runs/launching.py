@@ -138,7 +138,7 @@ def carry_out(request: RunRequest) -> Path:
 
         def attempt(request: RunRequest) -> None:
             command = module_command("paceline.runs.launching", request.model_dump_json())
-            launch(command, num_workers, settings.port)
+            launch(command, num_workers)
 
         return folder_of(with_restarts(attempt, request))
     # The session runs in this process, which starts the workers itself.

@@ -136,7 +136,7 @@ def slow_parts(found: Machine) -> Iterator[Slow]:
                 f"network {name} has {bit_per_s / 1e9:g} Gbit/s",
                 "between two machines, gradients of 100 million parameters take at least "
                 f"{_EXAMPLE_BITS / bit_per_s:.2g} s a step",
-                "--set codec=dynamic8 sends a quarter, --strategy local once in many steps",
+                "--codec dynamic8 sends a quarter, --strategy local once in many steps",
             )
 
 

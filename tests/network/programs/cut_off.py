@@ -16,7 +16,17 @@ ADDRESS = f"tcp://{os.environ['MASTER_ADDR']}:{PORT}"
 INTERFACE = os.environ["GLOO_SOCKET_IFNAME"]
 ALONE = {name: value for name, value in os.environ.items() if "RANK" not in name}  # no torchrun
 PACELINE = [sys.executable, "-m", "paceline"]
-RUN = ["lenet5", "--workers", "1", "--set", "lanes=1", "--set", "staleness=0", "--epochs", "6"]
+RUN = [
+    "lenet5",
+    "--workers",
+    "1",
+    "--strategy-option",
+    "lanes=1",
+    "--strategy-option",
+    "staleness=0",
+    "--epochs",
+    "6",
+]
 
 
 def sent_nbytes() -> int:
@@ -31,13 +41,13 @@ def link(state: str) -> None:
 
 
 def hub(keys: str) -> int:
-    words = ["--bind", ADDRESS, "--keys", keys, "--profile-s", "0", "--deadline-s", "60"]
+    words = ["--listen", ADDRESS, "--keys", keys, "--profile-s", "0", "--timeout", "60"]
     return subprocess.run([*PACELINE, "hub", *RUN, *words], env=ALONE, check=False).returncode
 
 
 def worker(keys: str, seconds: float) -> int:
-    words = ["--connect", ADDRESS, "--as", "0", "--keys", keys, *("--threads", "1")]
-    words += ["--deadline-s", "60"]
+    words = ["--connect", ADDRESS, "--worker-ids", "0", "--keys", keys, *("--threads", "1")]
+    words += ["--timeout", "60"]
     with subprocess.Popen([*PACELINE, "worker", *words], env=ALONE) as body:
         while sent_nbytes() < BEFORE_NBYTES and body.poll() is None:
             time.sleep(0.01)

@@ -14,10 +14,27 @@ done = Path("second host is done")
 program = Path(sys.executable).with_name("torchft_lighthouse")
 lighthouse = None
 if number == "0":
-    lighthouse = subprocess.Popen([program, "--bind", LIGHTHOUSE, "--min_replicas", "2"], env=own)
+    lighthouse = subprocess.Popen([program, "--listen", LIGHTHOUSE, "--min_replicas", "2"], env=own)
 train = [sys.executable, "-m", "paceline", "train", "small_recipes:with_dropout", "--json"]
-train += ["--strategy", "local", "--set", "sync_every=5", "--workers", "2", "--batch-size", "16"]
-train += ["--elastic", "--lighthouse", f"http://{LIGHTHOUSE}", "--here", number, "--steps", "40"]
+train += [
+    "--strategy",
+    "local",
+    "--strategy-option",
+    "sync_every=5",
+    "--workers",
+    "2",
+    "--batch-size",
+    "16",
+]
+train += [
+    "--elastic",
+    "--lighthouse",
+    f"http://{LIGHTHOUSE}",
+    "--worker-ids",
+    number,
+    "--steps",
+    "40",
+]
 code = subprocess.run([*train, "--output", f"runs{number}"], env=own, check=False).returncode
 if lighthouse is None:
     done.touch()

@@ -9,7 +9,5 @@ STRATEGY = Strategy(
     config=AllReduce,
     planning=Planning(plan=plan.plan, calibrate=plan.calibrate, symmetric=True),
     running=Running(module="paceline.strategies.allreduce.run"),
-    options=Options(
-        settings=frozenset({"balance", "codec", "exchange_alone", "force", "port", "stretch"})
-    ),
+    options=Options(settings=frozenset({"balance", "codec", "exchange_alone", "force", "stretch"})),
 )

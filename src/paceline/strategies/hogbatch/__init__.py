@@ -21,10 +21,10 @@ STRATEGY = Strategy(
         is_rehearsed=False,
     ),
     options=Options(
-        settings=frozenset({"force", "policy"}),
+        settings=frozenset({"force"}),
         refused_settings={
             "accumulate": "every batch is an update of its own, and no step waits for several; "
-            "have smaller ones by batch_size, by policy, or by --set cpu_batch=[1,16]",
+            "have smaller ones by batch_size, by policy, or by --strategy-option cpu_batch=[1,16]",
             "evaluate_every": "workers take no steps together, after which a model could be "
             "tested; it is tested after each epoch",
         },

@@ -16,7 +16,5 @@ STRATEGY = Strategy(
         after_backward=after_backward,
     ),
     running=Running(module="paceline.strategies.host.run"),
-    options=Options(
-        settings=frozenset({"balance", "codec", "exchange_alone", "force", "port", "stretch"})
-    ),
+    options=Options(settings=frozenset({"balance", "codec", "exchange_alone", "force", "stretch"})),
 )

@@ -17,7 +17,7 @@ STRATEGY = Strategy(
     ),
     running=Running(module="paceline.strategies.subbatch.run"),
     options=Options(
-        settings=frozenset({"port", "codec"}),
+        settings=frozenset({"codec"}),
         refused_settings={
             "accumulate": "its head works on samples of all workers in sub-batches of one step; "
             "take a smaller batch_size, or strategy allreduce or host"

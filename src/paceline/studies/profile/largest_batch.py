@@ -30,6 +30,7 @@ from paceline.training.recipes.recipe import built, new_model
 _FINENESS = 16  # the search ends when the next attempt would be less than 1/16 larger
 _FEW, _MOST = 2, 2**24  # batch norm needs two samples
 _SHARE_OF_FREE = 0.9  # leave the rest to other processes
+_LONGEST_ATTEMPT_S = 120.0
 _OUT_OF_MEMORY = ("memory", "bad_alloc", "bad allocation")
 
 
@@ -71,11 +72,12 @@ def largest(fits: Callable[[int], bool], first: int, most: int) -> tuple[int, bo
 
 
 class Attempt(Record):
-    """A batch size to try in a process limited to `limit_nbytes`."""
+    """A batch size to try in a process limited to `limit_nbytes` and `deadline_s`."""
 
     settings: ProfileSettings
     batch_size: int
     limit_nbytes: int
+    deadline_s: float = _LONGEST_ATTEMPT_S
 
 
 def find_largest(settings: ProfileSettings, report: Callable[[str], None]) -> LargestBatch:
@@ -84,7 +86,8 @@ def find_largest(settings: ProfileSettings, report: Callable[[str], None]) -> La
     A batch does not fit if its process is killed or fails with any error.
     """
     device = device_of_rank()
-    limit = int(settings.memory or _SHARE_OF_FREE * free_nbytes(device))
+    given = settings.largest_batch
+    limit = int(given if isinstance(given, float) else _SHARE_OF_FREE * free_nbytes(device))
     recipe = profiled_recipe(settings)
     workload = describe(built(recipe, settings.seed), recipe.example(_FEW))
     attempt = Attempt(settings=settings, batch_size=_FEW, limit_nbytes=limit)
@@ -97,7 +100,7 @@ def find_largest(settings: ProfileSettings, report: Callable[[str], None]) -> La
         return rows[-1]
 
     def fits(batch_size: int) -> bool:
-        if tried(batch_size).seconds >= settings.attempt_s:
+        if tried(batch_size).seconds >= attempt.deadline_s:
             raise GaveUp
         return rows[-1].fits
 
@@ -115,11 +118,10 @@ def find_largest(settings: ProfileSettings, report: Callable[[str], None]) -> La
 
 def attempted(attempt: Attempt) -> AttemptRow:
     """Try a batch in a child process, and wait for the process to end."""
-    deadline_s = attempt.settings.attempt_s
     command = module_command("paceline.studies.profile.largest_batch", attempt.model_dump_json())
     started = time.monotonic()
     try:
-        done = output(command, deadline_s, termination_s=0)
+        done = output(command, attempt.deadline_s, termination_s=0)
         # The model may print, too; the answer is the last line.
         lines = done.stdout.strip().splitlines() if done.returncode >= 0 else []
         answer = read_record(_ANSWER, lines[-1].encode(), "the answer")
@@ -128,7 +130,7 @@ def attempted(attempt: Attempt) -> AttemptRow:
         why = f"{reason(done.returncode).removeprefix('was ')}, as for want of memory"
         row = {"fits": False, "why": why}
     except TimeoutError:
-        row = {"fits": False, "why": f"not done after {deadline_s:g} s, the deadline"}
+        row = {"fits": False, "why": f"not done after {attempt.deadline_s:g} s, the deadline"}
     seconds = time.monotonic() - started
     return AttemptRow(batch_size=attempt.batch_size, seconds=seconds, **row)
 

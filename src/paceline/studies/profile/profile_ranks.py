@@ -68,7 +68,7 @@ def profile_model(
     module = "paceline.studies.profile.profile_ranks"
     command = module_command(module, request.model_dump_json())
     os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
-    launch(command, settings.workers, settings.port)
+    launch(command, settings.workers)
     folder = settings.output / request.run_id
     result = read_result(folder)
     assert isinstance(result, profile.ProfileResult), "the workers write a profile"

@@ -64,7 +64,7 @@ def runs(settings: ScaleSettings) -> Iterator[StudyRun]:
         steps.setdefault((point.method, point.workers, point.batch_size), []).append(point)
     # A training or rehearsal also predicts its step.
     kinds, sources = settings.kinds, list[tuple[Source, tuple[Origin, ...]]]()
-    unpredicted = settings.predict and settings.machine is None
+    unpredicted = Origin.PREDICTED in settings.kinds and settings.machine is None
     source: Source
     for source in ("train", "rehearse"):
         if TIMED[source] in kinds:
