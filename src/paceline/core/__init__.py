@@ -1,1 +1,1 @@
-"""Workloads, machines, plans and timelines: pure Python, without torch and without I/O."""
+"""Workloads, machines, plans and timelines, in pure Python without torch or I/O."""

@@ -1,12 +1,12 @@
-"""What an exchange leaves to be done after backward (Le et al. 2018, section 3.2).
+"""Communication that an exchange leaves after backward (Le et al. 2018, section 3.2).
 
     T_BP    backward of one worker alone                                         (definition 3.1)
     T_BP^i  from the start of backward until all workers have the result of i    (definition 3.2)
     T       the largest T_BP^i: backward with the exchange of strategy `host`    (definition 3.3)
     T'      backward, and the exchange of strategy `tree` after it               (definition 3.4)
 
-The exchange for which T - T_BP is smaller is the faster one. The paper adds up times as if no copy
-had to wait for another; here they are those of a simulated step, in which they do.
+The exchange with the smaller T - T_BP is faster. The paper adds up times as if no copy waited for
+another; here they come from a simulated step, in which copies wait.
 """
 
 from dataclasses import dataclass, replace
@@ -19,11 +19,11 @@ from paceline.core.timeline import Span, Timeline, intersection, length, union
 
 @dataclass(frozen=True)
 class AfterBackward:
-    """Seconds of backward with a strategy's exchange, and the strategy's reason for them.
+    """Seconds of backward with a strategy's exchange, and the reason.
 
-    `backward_s` is T_BP, `sync_s` what synchronising a GPU with its host adds to it (the sum of all
-    t_as), `left_s` what is left of the exchange when backward is over, and `total_s` T or T'.
-    `because` is a clause that tells where the time goes.
+    `backward_s`: T_BP. `sync_s`: time added by synchronising a GPU with its host (the sum of all
+    t_as). `left_s`: exchange left when backward ends. `total_s`: T or T'. `because`: a clause that
+    explains the times.
     """
 
     backward_s: float
@@ -34,7 +34,7 @@ class AfterBackward:
 
     @property
     def overhead_s(self) -> float:
-        """What the exchange adds to backward: T_O, or T'_O."""
+        """Time that the exchange adds to backward: T_O, or T'_O."""
         return self.total_s - self.backward_s
 
 
@@ -42,7 +42,7 @@ class AfterBackward:
 class BackwardPhase:
     """The first step of a simulated plan, from the start of backward to the weight update.
 
-    Of backward it is that of the worker that ends it last; the exchange is that of all workers.
+    Backward is that of the worker that finishes last; the exchange covers all workers.
     """
 
     plan: Plan
@@ -56,7 +56,7 @@ class BackwardPhase:
 
     @cached_property
     def spans(self) -> dict[TaskId, Span]:
-        """When each task of the step ran."""
+        """The span of each task of the step."""
         return {span.id: span for span in self.timeline.spans if span.step == 0}
 
     @cached_property
@@ -69,38 +69,38 @@ class BackwardPhase:
 
     @property
     def start_s(self) -> float:
-        """When backward starts."""
+        """Start of backward."""
         return self._backward[0].start_s
 
     @property
     def end_s(self) -> float:
-        """When backward ends."""
+        """End of backward."""
         return self._backward[-1].end_s
 
     @cached_property
     def exchange(self) -> list[Span]:
-        """All that is copied, summed, encoded and sent."""
+        """All copies, sums, encodings and messages."""
         return [span for span in self.spans.values() if span.kind in COMMUNICATION]
 
     @property
     def exchange_s(self) -> float:
-        """Seconds in which anything is exchanged."""
+        """Seconds during which any exchange runs."""
         return length(union(self.exchange))
 
     @property
     def hidden_s(self) -> float:
-        """Those of `exchange_s` before the end of backward."""
+        """The part of `exchange_s` before the end of backward."""
         return length(intersection(union(self.exchange), [(self.start_s, self.end_s)]))
 
     @cached_property
     def last_update(self) -> Task:
-        """The weight update that starts last."""
+        """The last weight update to start."""
         updates = (task for task in self.tasks.values() if task.kind is Kind.STEP)
         return max(updates, key=lambda task: self.spans[task.id].start_s)
 
     @cached_property
     def sync_s(self) -> float:
-        """What synchronisations add to backward."""
+        """Seconds that synchronisations add to backward."""
         synced = (self.tasks[span.id] for span in self._backward)
         return sum(self._sync_s(task) for task in synced if task.cost.num_syncs)
 
@@ -109,7 +109,7 @@ class BackwardPhase:
         return self.cost.seconds(task) - self.cost.seconds(alone)
 
     def explained(self, because: str) -> AfterBackward:
-        """Return its times with a strategy's reason for them."""
+        """Return the times with a strategy's explanation."""
         backward_s = sum(span.duration_s for span in self._backward) - self.sync_s
         update_s = self.spans[self.last_update.id].start_s
         left_s, total_s = update_s - self.end_s, update_s - self.start_s

@@ -1,4 +1,4 @@
-"""Shares of a batch for workers of different speed: in whole samples, from measured seconds."""
+"""Divide a batch among workers of different speed, from measured times."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -8,14 +8,13 @@ from math import isfinite
 def apportion(
     num_samples: int, speeds: Sequence[float], most: Sequence[int | None] | None = None
 ) -> tuple[int, ...]:
-    """Return the samples of each worker, so that the last one ends as early as possible.
+    """Return the samples of each worker that minimise the time of the slowest one.
 
-    `speeds` are in proportion to samples a second; `most` bounds what a worker can take (None: it
-    is not bounded). The parts sum to `num_samples`. Each is the worker's proportion, rounded: to
-    the divisors of D'Hondt, because the largest remainder would give the hundredth part of a
-    hundred samples to a worker that needs longer for it than all others for the rest. A faster
-    worker never gets less than a slower one with the same bound. ValueError if speeds are negative
-    or not finite, or if the workers cannot take so many.
+    `speeds`: proportional to samples per second; `most`: limit of each worker (None: no limit). The
+    parts sum to `num_samples`, and are proportional up to rounding by the method of D'Hondt: the
+    largest remainder could give one of a hundred samples to a worker that takes longer for it than
+    all others for the rest. A faster worker never gets less than a slower one with the same limit.
+    Raises ValueError for speeds that are negative or not finite, or if the limits are too small.
     """
     if not all(isfinite(speed) and speed >= 0 for speed in speeds):
         raise ValueError(f"speeds: must be finite and 0 or more, not {list(speeds)}")
@@ -26,7 +25,7 @@ def apportion(
     ]
     if sum(able) < num_samples:
         raise ValueError(f"most: {num_samples} samples are more than workers take: {able}")
-    # What is faster than its bound allows gets the bound, and the others share what is left.
+    # Workers above their limit get the limit, and the others share the rest.
     full: set[int] = set()
     while True:
         others = [rank for rank, speed in enumerate(exact) if speed and rank not in full]
@@ -39,7 +38,7 @@ def apportion(
     parts = [able[rank] if rank in full else 0 for rank in range(len(exact))]
     for rank in others:
         parts[rank] = int(left * exact[rank] / total)
-    # Rounding down leaves fewer samples than there are workers.
+    # Rounding down leaves fewer samples than workers.
     for _ in range(num_samples - sum(parts)):
         able_to = [rank for rank, part in enumerate(parts) if part < able[rank]]
         parts[min(able_to, key=lambda rank: (parts[rank] + 1) / exact[rank])] += 1
@@ -48,18 +47,18 @@ def apportion(
 
 _FIRST_INTERVAL = 4
 _LONGEST_INTERVAL = 64
-_REGAINED = 0.99  # of the seconds that an idle rank is believed to need, each time
+_REGAINED = 0.99  # factor for an idle rank's assumed seconds in each round
 
 
 class Balance:
-    """A search for the shares of a batch with which all ranks end at the same time.
+    """Searches for shares of a batch with which all ranks finish at the same time.
 
-    It begins with equal shares. `most` bounds each rank's: by its memory. After `interval` steps
-    `record` takes what each rank needed for a sample, and changes the shares only if the slowest
-    rank would be done earlier by more than the part `tolerance`: noise shuffles no batches. With
-    fixed costs a rank's seconds per sample depend on its share, and so it takes a few rounds: in
-    each the shares come nearer, from one side. A rank without samples shows no time: it is believed
-    to get a little faster each time, and so is tried again one day.
+    Shares are equal at first; `most` limits each rank's share by its memory. Every `interval` steps
+    `record` receives each rank's seconds per sample, and changes the shares only if the slowest
+    rank would finish earlier by more than `tolerance`, so that noise does not change batches. With
+    fixed costs a rank's seconds per sample depend on its share, so the shares converge in a few
+    rounds. A rank without samples is assumed to become a little faster each round, so that it is
+    tried again.
     """
 
     def __init__(
@@ -80,24 +79,24 @@ class Balance:
 
     @property
     def samples_per_s(self) -> tuple[float | None, ...]:
-        """The estimated speed of each rank; None where nothing was measured yet."""
+        """The estimated speed of each rank; None before a measurement."""
         return tuple(None if seconds is None else 1 / seconds for seconds in self._seconds)
 
     def record(self, seconds: Sequence[float | None]) -> tuple[int, ...]:
         """Record each rank's seconds per sample (None if it had none), and return the shares.
 
-        `interval` says after how many steps to record again: it grows while nothing changes.
+        `interval` is the number of steps until the next call; it grows while nothing changes.
         """
         if any(one is not None and one <= 0 for one in seconds):
             raise ValueError(f"seconds: a sample takes more than none, not {list(seconds)}")
         for rank, new in enumerate(seconds):
             old = self._seconds[rank]
-            # A rank without samples is believed to get faster, so that it is tried again.
+            # Assume that a rank without samples gets faster, so that it is tried again.
             self._seconds[rank] = new if new is not None else old and _REGAINED * old
         return self._judge()
 
     def exclude(self, rank: int) -> tuple[int, ...]:
-        """Give a rank no samples any more, and return the shares."""
+        """Exclude a rank from all further batches, and return the shares."""
         self._excluded.add(rank)
         return self._judge()
 
@@ -105,7 +104,7 @@ class Balance:
         known = [seconds for seconds in self._seconds if seconds is not None]
         if not known:
             return self.shares
-        # One of which nothing is known is tried: as if it were the fastest.
+        # Assume that an unmeasured rank is the fastest, so that it is tried.
         believed = [min(known) if seconds is None else seconds for seconds in self._seconds]
         speeds = [
             0.0 if rank in self._excluded else 1 / seconds for rank, seconds in enumerate(believed)

@@ -1,8 +1,8 @@
-"""Chunks: layers whose gradients are exchanged together, and searches for their best size.
+"""Chunks of layers whose gradients are exchanged together, and searches for the best size.
 
-Searches run while training goes on, from the steps' times (Le et al. 2018, sections 4.1 and 4.2). A
-chunk of as many layers as there are, or more, is the same as chunks of one: a search tries sizes
-below the number of layers.
+Searches run during training and use step times (Le et al. 2018, sections 4.1 and 4.2). A chunk of
+all layers or more is equivalent to chunks of one layer, so a search tries sizes below the number of
+layers.
 """
 
 from abc import ABC, abstractmethod
@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 
 def chunks(num_layers: int, size: int) -> list[range]:
-    """Group layers into chunks of `size`; the last of the backward phase stay alone.
+    """Group layers into chunks of `size`; the last layers of backward are chunks of one.
 
-    Layers are numbered as their gradients become ready, from 0. If `size` divides the number of
-    layers, the last `size` of them are chunks of one, else those that remain: what is exchanged
-    last hides behind nothing, and should be small. ValueError if either number is below 1.
+    Layers are numbered from 0 in the order of gradient readiness. The remainder, or the last `size`
+    layers if `size` divides their number, become chunks of one: nothing hides the last exchange, so
+    it should be small. Raises ValueError if either number is below 1.
     """
     if num_layers < 1 or size < 1:
         raise ValueError(f"chunks: {num_layers} layers in chunks of {size}; both must be positive")
@@ -26,13 +26,13 @@ def chunks(num_layers: int, size: int) -> list[range]:
     return together + [range(i, i + 1) for i in range(whole * size, num_layers)]
 
 
-_STRIDE = 3  # from one far candidate to the next
+_STRIDE = 3  # step between far candidates
 
 
 class Trial(NamedTuple):
-    """A chunk size that was in use for an interval: seconds per step, predicted and measured.
+    """A chunk size tried for an interval: predicted and measured seconds per step.
 
-    `predicted_s` is None where nothing was predicted.
+    `predicted_s` is None without a prediction.
     """
 
     chunk: int
@@ -41,9 +41,9 @@ class Trial(NamedTuple):
 
 
 class ChunkTimes(NamedTuple):
-    """When all ranks had delivered a chunk of `nbytes` of gradients, and when its sum was there.
+    """The times when all ranks had delivered a chunk, and when its sum was ready.
 
-    Both in seconds of one clock, the chunks in the order of backward.
+    In seconds of one clock; chunks are in the order of backward.
     """
 
     nbytes: int
@@ -52,10 +52,9 @@ class ChunkTimes(NamedTuple):
 
 
 class ChunkTuner(ABC):
-    """A search for the chunk size; after each `interval` steps it may choose another one.
+    """A search for the best chunk size, which may change after each `interval` steps.
 
-    `chunk` is the size to use now, and the result if `done`. `trials` are the sizes measured so
-    far, in that order.
+    `chunk`: current size, and the result once `done`. `trials`: sizes measured so far, in order.
     """
 
     def __init__(self, interval: int, chunk: int = 1) -> None:
@@ -66,9 +65,9 @@ class ChunkTuner(ABC):
         self._seconds: list[float] = []
 
     def record(self, seconds: float, times: Sequence[ChunkTimes] = ()) -> None:
-        """Record the seconds of a step with `chunk`, and the times of its chunks if known.
+        """Record the seconds of a step with `chunk`, and its chunks' times, if known.
 
-        Once done, nothing changes any more.
+        Does nothing once done.
         """
         if self.done:
             return
@@ -79,14 +78,14 @@ class ChunkTuner(ABC):
 
     @abstractmethod
     def _judge(self, seconds: Sequence[float]) -> None:
-        """Judge the interval that was recorded with `chunk`, and choose the next size."""
+        """Evaluate the finished interval, and choose the next size."""
 
 
 class RuntimeSearch(ChunkTuner):
     """Algorithm 1 of Le et al. 2018 (section 4.2), with the paper's names and line numbers.
 
-    It tries 1, 2, ... `step`, then on in steps of `step`, and ends when the chunk size exceeds the
-    best by `step` times `range`. Trials are mean seconds. `num_layers` are those of the model.
+    It tries 1, 2, ... `step`, then multiples of `step`, and ends when the size exceeds the best one
+    by `step` times `range`. Trials record mean seconds. `num_layers`: layers of the model.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class RuntimeSearch(ChunkTuner):
         self._best_chunk, self._lapse_min = 1, inf
 
     def _judge(self, seconds: Sequence[float]) -> None:
-        """Lines 8 to 24. The last interval is run, but not looked at: line 8 comes before 13."""
+        """Lines 8 to 24. The last interval is not evaluated, because line 8 comes before 13."""
         if self.chunk < self._best_chunk + self._step * self._range:
             lapse = fsum(seconds)
             self.trials += (Trial(self.chunk, None, lapse / self.interval),)
@@ -113,20 +112,19 @@ class RuntimeSearch(ChunkTuner):
                 self._lapse_min = lapse
                 self._best_chunk = self.chunk
             self.chunk += 1 if self.chunk < self._step else self._step
-            # The paper sets no bound, and would go on measuring what is the same as chunks of one.
+            # The paper sets no limit, and would continue to measure sizes equivalent to 1.
             if self.chunk < self._num_layers:
                 return
         self.chunk, self.done = self._best_chunk, True
 
 
 class PredictedSearch(ChunkTuner):
-    """Measures the size that is predicted to be best, some far from it, and the best's neighbours.
+    """Measures the best predicted size, some distant sizes, and neighbours of the best.
 
-    `predicted` gives seconds per step for each candidate size. The first to be measured are the
-    best of them and every third above and below it, in the order of their predictions: a
-    prediction that is wrong in its whole shape must not hide what is fast. From the fastest, by the
-    median of its interval, the search climbs: a neighbour is the next smaller or larger candidate,
-    and it ends when neither is faster. What it returns was the fastest of all its trials.
+    `predicted`: seconds per step of each candidate. It first measures the best candidate and every
+    third one above and below it, in the order of their predictions, so that a wrong prediction does
+    not hide a fast size. From the fastest, by the median of its interval, it moves to the next
+    smaller or larger candidate until neither is faster. The result is the fastest of all trials.
     """
 
     def __init__(self, predicted: Mapping[int, float], interval: int = 10) -> None:
@@ -142,7 +140,7 @@ class PredictedSearch(ChunkTuner):
         super().__init__(interval, self._best)
 
     def _judge(self, seconds: Sequence[float]) -> None:
-        # The median, because a step that the machine held up says nothing about the size.
+        # The median ignores steps delayed by other programs.
         measured_s = self._measured[self.chunk] = median(seconds)
         self.trials += (Trial(self.chunk, self._predicted[self.chunk], measured_s),)
         if measured_s < self._measured[self._best]:
@@ -158,12 +156,11 @@ class PredictedSearch(ChunkTuner):
 
 
 class LearnedSearch(PredictedSearch):
-    """Predicts from real steps, and then measures as `PredictedSearch` does.
+    """Predicts sizes from real steps, and then measures like `PredictedSearch`.
 
-    For the first intervals every layer is a chunk of its own. When they are ready, and what
-    exchanging takes for the bytes of each, then predict a step of any other size: chunks follow one
-    another, and a step takes longer by as much as the last sum comes later. Until that is known
-    `trials` are empty.
+    In the first intervals every layer is one chunk. Their ready times, and the exchange time by
+    bytes, then predict the step of any other size: chunks are exchanged one after another, and a
+    step takes longer by the delay of the last sum. `trials` is empty until then.
     """
 
     def __init__(self, num_layers: int, interval: int = 10, learning: int = 3) -> None:
@@ -179,7 +176,7 @@ class LearnedSearch(PredictedSearch):
         self.done = num_layers == 1
 
     def record(self, seconds: float, times: Sequence[ChunkTimes] = ()) -> None:
-        """Record the seconds of a step with `chunk`, and the times of its chunks."""
+        """Record the seconds of a step with `chunk`, and its chunks' times."""
         if self._is_learning and times:
             self._times.append(times)
         super().record(seconds)
@@ -190,17 +187,17 @@ class LearnedSearch(PredictedSearch):
             return
         self._is_learning = False
         predicted = predict(median(seconds), self._times, self._sizes_to_predict)
-        # From here on it is the search of these predictions, and has tried nothing yet.
+        # Continue as a search of these predictions, with no trials yet.
         super().__init__(predicted, self._after)
 
 
 def predict(
     step_s: float, steps: Sequence[Sequence[ChunkTimes]], sizes: Sequence[int]
 ) -> dict[int, float]:
-    """Return the seconds of a step for each chunk size.
+    """Predict the seconds of a step for each chunk size.
 
-    That is predicted from steps in which layers were exchanged one by one, and which took `step_s`;
-    without any all sizes are alike.
+    Based on steps of `step_s` in which layers were exchanged one by one; without such steps all
+    sizes are equal.
     """
     if not steps:
         return dict.fromkeys(sizes, step_s)
@@ -211,11 +208,11 @@ def predict(
         )
         for column in zip(*steps, strict=True)
     ]
-    exchanges: list[tuple[float, float]] = []  # the bytes of a chunk, and seconds of its exchange
+    exchanges: list[tuple[float, float]] = []  # bytes of a chunk, and seconds of its exchange
     for step in steps:
         before = 0.0
         for one in step:
-            # A chunk that was ready while the one before was being summed began when that was done.
+            # A chunk's exchange starts when it is ready and the previous exchange is done.
             exchanges.append((one.nbytes, one.summed_s - max(one.ready_s, before)))
             before = one.summed_s
     all_nbytes, all_s = zip(*exchanges, strict=True)
@@ -236,9 +233,9 @@ def predict(
 
 
 def candidates(num_layers: int) -> tuple[int, ...]:
-    """Return the chunk sizes worth predicting: 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that differ.
+    """Return the distinct chunk sizes worth predicting: 1, 2, 3, 4, 6, 8, 12, 16, 24, ...
 
-    Each is at most twice the one before: the time of a step changes little between two of them.
+    Each is at most twice the previous one, because step times change little in between.
     """
     if num_layers < 1:
         raise ValueError(f"candidates: a model has 1 layer or more, not {num_layers}")

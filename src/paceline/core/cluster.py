@@ -1,4 +1,4 @@
-r"""Clusters of equal nodes: declared by one node and levels of switches, planned by symmetry.
+r"""Clusters of equal nodes, declared by a node and levels of switches, planned by symmetry.
 
     level 1            switch                    switch
                  /       |       \          /       |       \
@@ -6,9 +6,9 @@ r"""Clusters of equal nodes: declared by one node and levels of switches, planne
               / | \    / | \   / | \      / | \   / | \   / | \
     nodes     n n n    n n n   n n n      n n n   n n n   n n n
 
-Where all nodes are full, each does in a step what any other does, at the same time. So the tasks of
-one stand for those of all, and what is exchanged between them is priced on a small model: it has
-every kind of way that the cluster has, and the cluster's number of ranks.
+If all nodes are full, each one does the same in a step at the same time. So one node's tasks
+represent all nodes, and exchanges are priced on a small model with every kind of route in the
+cluster, and the cluster's number of ranks.
 """
 
 from collections.abc import Sequence
@@ -23,18 +23,18 @@ from paceline.core.facts import BytesPerSecond, Fact, Name, Seconds, Source
 from paceline.core.machine import Device, Flow, Host, Machine, RingPeers, Station, Switch
 from paceline.core.network import Hop, Link
 
-# Workers whose every task is planned, in about 5 s; fewer of strategies that plan many chunk sizes.
+# Largest number of workers planned one by one, in about 5 s; less if many chunks are tried.
 _MOST_EXPANDED, _MOST_UNEVEN = 512, 128
-_KINDS = 2  # members below a switch that have the ways to each other that all members have
+_KINDS = 2  # members below a switch that cover all kinds of routes
 
 
 class Level(Fact):
     """Switches that join `count` members each: nodes on the first level, then switches.
 
-    Each member has one link to its switch, through which all nodes below the member go:
-    `bandwidth_bytes_per_s` in each direction, divided by `oversubscription`, which is how many
-    times more the members can send than the switches pass on. `share`, `latency_s`, `rails` and
-    `rdma` are those of this link.
+    Each member has one link to its switch, shared by all nodes below the member: its rate is
+    `bandwidth_bytes_per_s` in each direction, divided by `oversubscription`, the ratio of the rate
+    that members can send to the rate that switches forward. `share`, `latency_s`, `rails` and
+    `rdma` describe this link.
     """
 
     name: Name
@@ -61,21 +61,21 @@ class Level(Fact):
 
 
 class Symmetric(Machine):
-    """Some nodes of a cluster that stand for `num_nodes`, all full: see above.
+    """Some nodes of a cluster that represent all `num_nodes` full nodes.
 
-    The workers of a plan are the devices of the first host. `groups` are those of the cluster.
+    The workers of a plan are the first host's devices. `groups` are the cluster's.
     """
 
     num_nodes: Annotated[int, Field(ge=1)]
 
     @property
     def num_hosts(self) -> int:
-        """The number of hosts that the first one stands for, itself among them."""
+        """The number of hosts that the first one represents, including itself."""
         return self.num_nodes
 
     @property
     def num_devices(self) -> int:
-        """The number of devices that those of the first host stand for."""
+        """The number of devices that the first host's devices represent."""
         return self.num_nodes * len(self._representatives)
 
     @cached_property
@@ -84,7 +84,7 @@ class Symmetric(Machine):
         return tuple(device for device in self.devices if device.host == first)
 
     def first_devices(self, workers: int) -> tuple[Device, ...]:
-        """Return the devices of the first host; InvalidInput if they stand for others."""
+        """Return the devices of the first host; InvalidInput if they represent others."""
         if workers != self.num_devices:
             raise InvalidInput(
                 "workers",
@@ -94,18 +94,18 @@ class Symmetric(Machine):
         return self._representatives
 
     def peers(self, stations: Sequence[Station]) -> RingPeers:
-        """Return the devices, or the hosts, of the model, and how many there are in all.
+        """Return the model's devices or hosts, and their total number in the cluster.
 
-        `stations` are all devices of the first host, or that host.
+        `stations`: all devices of the first host, or the host itself.
         """
         alike = self.hosts if isinstance(stations[0], Host) else self.devices
         return RingPeers(tuple(alike), self.num_nodes * len(stations))
 
     def flow(self, level: int) -> Flow:
-        """Return the way to the next host of the level's ring; all below a switch share its link.
+        """Return the route to the next host in the level's ring; a switch's nodes share its link.
 
-        On the way up and down again the n-th link is that of a switch of so many nodes, if not of
-        the node itself.
+        The n-th link on the way up and down belongs to a switch with that many nodes, or to the
+        node.
         """
         apart = prod(min(size, _KINDS) for size in self.groups[:level])
         route = self.route(self.hosts[0], self.hosts[apart])
@@ -115,9 +115,9 @@ class Symmetric(Machine):
 
 
 class Cluster(Machine):
-    """Equal nodes below levels of switches, the first level next to the nodes.
+    """Equal nodes below levels of switches; the first level is next to the nodes.
 
-    As a machine it is one of its nodes; `for_workers` gives more of it. Nodes are filled in order.
+    As a machine it is one node; `for_workers` returns more nodes. Nodes are filled in order.
     """
 
     levels: Annotated[tuple[Level, ...], Field(min_length=1)]
@@ -138,7 +138,7 @@ class Cluster(Machine):
 
     @property
     def num_nodes(self) -> int:
-        """The number of nodes of the cluster."""
+        """The number of nodes."""
         return prod(level.count for level in self.levels)
 
     @property
@@ -147,14 +147,14 @@ class Cluster(Machine):
         return self.num_nodes * len(self.devices)
 
     def for_workers(self, workers: int, symmetric: bool = False) -> Machine:
-        """Return the part of the cluster that so many workers fill, each device of which is there.
+        """Return the machine of the nodes that `workers` workers fill.
 
-        With `symmetric` it is a `Symmetric` machine, if the workers fill more than one node, and
-        all they use. InvalidInput if there are fewer devices, or for many workers otherwise.
+        With `symmetric` it is a `Symmetric` machine if the workers fill more than one node
+        completely. InvalidInput if there are too few devices, or too many workers to plan singly.
         """
         self._check_count(workers, symmetric)
         num_nodes = -(-workers // len(self.devices))
-        # The members of the fullest switch of each level that so many nodes use.
+        # Members of the fullest switch on each level used by these nodes.
         members, groups = num_nodes, []
         for level in self.levels:
             if members > 1:
@@ -162,7 +162,7 @@ class Cluster(Machine):
                 members = -(-members // level.count)
         full = tuple(groups) if prod(groups) == num_nodes else ()
         if symmetric and num_nodes > 1 and num_nodes * len(self.devices) == workers:
-            # Few members below each switch have all the ways to each other that there are.
+            # A few members below each switch cover all kinds of routes.
             sizes = [min(size, _KINDS) for size in groups]
             return Symmetric(**self._nodes(prod(sizes), sizes, full), num_nodes=num_nodes)
         sizes = [level.count for level in self.levels]
@@ -195,7 +195,7 @@ class Cluster(Machine):
     def _nodes(
         self, num_nodes: int, sizes: Sequence[int], groups: tuple[int, ...]
     ) -> dict[str, Any]:
-        """Return the fields of a machine of so many nodes, `sizes` members below each switch."""
+        """Return the fields of a machine with `sizes` members below each switch."""
         (host,) = self.hosts
         names = [f"{host.name}{i}" for i in range(num_nodes)]
         nodes = [self._node(host, name) for name in names]

@@ -1,13 +1,13 @@
-"""An all-reduce in a plan: one task as it is or, encoded, three sorts of tasks for each piece.
+"""Plan an all-reduce: one task or, with a codec, three kinds of tasks for each piece.
 
     worker0 compute   [encode 0.0][encode 0.1]           [decode 0.0]           [decode 0.1]
     exchange                      [reduce 0.0           ][reduce 0.1           ]
     worker1 compute   [encode 0.0][encode 0.1]           [decode 0.0]           [decode 0.1]
 
-Of n ranks each encodes the others' shards of a piece, decodes and adds what it gets for its own,
-encodes that sum, and decodes the sums of all: a piece is encoded once and decoded 2 - 1 / n times.
-By a codec that must not encode sums each encodes the whole piece for all others, and decodes and
-adds all n: nothing travels back (exchange/encoded_pieces.py).
+Each of n ranks encodes the other ranks' shards of a piece, decodes and adds the values received for
+its own shard, encodes that sum, and decodes all sums: a piece is encoded once and decoded 2 - 1 / n
+times. With a codec that must not encode sums, each rank encodes the whole piece for all others, and
+decodes and adds all n; nothing is sent back (exchange/encoded_pieces.py).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from paceline.core.workload import Workload
 
 
 class CodecTimes(NamedTuple):
-    """Seconds of an exchange without a codec, and with it."""
+    """Seconds of an exchange without and with a codec."""
 
     plain_s: float
     encoded_s: float
@@ -65,15 +65,15 @@ def codec_times(
 
 
 def num_decoded(count: int, world_size: int, wire_format: WireFormat) -> float:
-    """Return the number of values a rank decodes: its shard of all others, and all sums.
+    """Return the number of values that a rank decodes: its shard from all others, and all sums.
 
-    Of a codec that encodes no sums: all values of all ranks.
+    If the codec does not encode sums: all values of all ranks.
     """
     return (2 - 1 / world_size if wire_format.encodes_sums else world_size) * count
 
 
 class CodecWorker(NamedTuple):
-    """A worker that encodes and decodes, and the resources it holds meanwhile."""
+    """A worker that encodes and decodes, and the resources that it holds."""
 
     worker: int
     encode_on: tuple[Resource, ...]
@@ -82,7 +82,7 @@ class CodecWorker(NamedTuple):
 
 @dataclass(frozen=True)
 class Coding:
-    """The codec of an exchange and its workers; if `chosen`, it is used only where it pays."""
+    """The codec of an exchange and its workers; `chosen`: use it only if it pays."""
 
     wire_format: WireFormat
     speed: CodecSpeed
@@ -91,9 +91,9 @@ class Coding:
 
     @classmethod
     def by(cls, codec: str, stations: Mapping[int, Station]) -> "Coding":
-        """Return the codec as these workers use it, each on the cores or the GPU of its station.
+        """Return the coding of these workers, each on its station's cores or GPU.
 
-        InvalidInput if the codec's bytes, or a station's speed with it, are not known.
+        InvalidInput if the codec's size, or a station's speed with it, is unknown.
         """
         known = wire_format(codec)
         speeds = [codec_speed(station, known) for station in stations.values()]
@@ -113,7 +113,7 @@ class Coding:
         return cls(known, slowest, coders, codec == AUTO)
 
     def encodes(self, ring: Ring, nbytes: int, count: int) -> bool:
-        """Return True if `count` gradients of `nbytes` are encoded."""
+        """Return whether `count` gradients of `nbytes` are encoded."""
         if not self.chosen or self.speed.is_within_links:
             return True
         latency_s = ring.seconds(0)
@@ -124,7 +124,7 @@ class Coding:
 
 
 class CollectivePiece(NamedTuple):
-    """Values that are exchanged together, and what it costs each coder to encode and decode."""
+    """Values exchanged together, and each coder's costs to encode and decode them."""
 
     part: str
     transfer: Transfer
@@ -133,14 +133,14 @@ class CollectivePiece(NamedTuple):
 
 
 def _agreed(transfer: Transfer) -> Transfer:
-    """Return a transfer before each half of which ranks agree, by a small one, on their bytes."""
+    """Add a small transfer to each half, in which ranks agree on sizes."""
     more = Cost(num_calls=2 * transfer.cost.num_calls)
     return transfer._replace(cost=transfer.cost + more)
 
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective of all ranks; without coders values travel as they are."""
+    """A collective of all ranks; without coders values are not encoded."""
 
     kind: Kind
     pieces: tuple[CollectivePiece, ...]
@@ -151,9 +151,9 @@ class Collective:
     def over(
         cls, ring: Ring, kind: Kind, part: str, nbytes: int, count: int, coding: Coding | None
     ) -> "Collective":
-        """Return the all-reduce of `count` gradients of `nbytes`, encoded by `coding` or as is.
+        """Plan the all-reduce of `count` gradients of `nbytes`, encoded by `coding`, if given.
 
-        Where links were measured with the codec, the wire takes all the time there is.
+        If links were measured with the codec, the wire's time includes encoding and decoding.
         """
         if coding is None or not coding.encodes(ring, nbytes, count):
             return cls(kind, (CollectivePiece(part, ring.reduction(nbytes), Cost(), Cost()),), ())
@@ -174,10 +174,10 @@ class Collective:
         return cls(kind, tuple(made), () if within_links else coding.coders)
 
     def encodes(self, step: int, number: int, ready: TaskId) -> Iterator[Task]:
-        """Yield the encoding tasks of the coder of that number, which wait for `ready`.
+        """Yield one coder's encoding tasks, which wait for `ready`.
 
-        They have to stand before what computes then: an encoding thread gets its share of the cores
-        at once, and not after the next layer.
+        They must come before concurrent computation in the plan: an encoding thread gets its share
+        of the cores immediately, not after the next layer.
         """
         if self.coders:
             coder = self.coders[number]
@@ -188,17 +188,17 @@ class Collective:
     def tasks(
         self, step: int, ready: Sequence[TaskId], last: tuple[TaskId, ...] = ()
     ) -> Iterator[Task]:
-        """Yield the transfers, and what is decoded.
+        """Yield the transfer and decoding tasks.
 
-        The first transfer waits for `last`. Each waits for what the ranks encode of its piece or,
-        where nothing is encoded, for `ready`.
+        The first transfer waits for `last`. Each waits until all ranks have encoded its piece or,
+        without a codec, for `ready`.
         """
         before = tuple(dict.fromkeys(ready))
         decoded: tuple[tuple[TaskId, ...], ...] = ((),) * len(self.coders)
         for piece in self.pieces:
             sent = self._id(step, self.kind, piece)
             if self.coders:
-                # The bytes of a piece are there when every rank has encoded its part.
+                # a piece can be sent when every rank has encoded its part
                 before = self._ids(step, Kind.ENCODE, piece)
             yield Task(sent, *piece.transfer, (*last, *before))
             last = (sent,)
@@ -220,7 +220,7 @@ class Collective:
         return self._id(step, self.kind, self.pieces[-1])
 
     def result(self, step: int, number: int) -> TaskId:
-        """Return the task after which the ring's rank of that number has the result."""
+        """Return the task after which a rank of the ring has the result."""
         if not self.coders:
             return self.sent(step)
         return self._id(step, Kind.DECODE, self.pieces[-1], self.coders[number].worker)
@@ -232,7 +232,7 @@ def coding_of(
     devices: Sequence[Device],
     element_sizes: Collection[int],
 ) -> Coding | None:
-    """Return the codec of all devices; InvalidInput if values are not of these sizes in bytes."""
+    """Return the coding of all devices; InvalidInput for values of unsupported sizes."""
     if codec is None:
         return None
     check_encodable(workload, element_sizes)
@@ -240,7 +240,7 @@ def coding_of(
 
 
 def check_encodable(workload: Workload, element_sizes: Collection[int]) -> None:
-    """Raise InvalidInput for gradients of other sizes than these bytes, which are not encoded."""
+    """Raise InvalidInput for gradients whose element sizes the codec does not support."""
     for layer in workload.layers:
         for parameter in layer.parameters:
             if parameter.element_size not in element_sizes:

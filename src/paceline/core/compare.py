@@ -1,4 +1,4 @@
-"""The parts of a step's time, predicted beside measured, and conformity to a plan."""
+"""Compare the parts of predicted and measured steps, and check a timeline against its plan."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -15,9 +15,9 @@ _OF_HOSTS = (Lane.REDUCE, Lane.CORE)
 class Breakdown:
     """Seconds per step of one device, or the mean of all devices.
 
-    `train_s` are steps that a worker takes by itself, whose parts are not told apart. `exposed_s`
-    is communication during which the device computes nothing; `hidden_s` runs beside its
-    computation; `idle_s` is neither. All but `hidden_s` add up to the step.
+    `train_s`: local steps of a worker, not divided into parts. `exposed_s`: communication during
+    which the device does not compute; `hidden_s`: communication during computation; `idle_s`:
+    neither. All parts except `hidden_s` add up to the step.
     """
 
     load_s: float
@@ -31,49 +31,49 @@ class Breakdown:
 
     @property
     def communication_s(self) -> float:
-        """Communication, hidden or not."""
+        """Communication, hidden and exposed."""
         return self.hidden_s + self.exposed_s
 
     @property
     def passes_s(self) -> float:
-        """Forward and backward, and steps that a worker takes by itself."""
+        """Forward, backward and local steps."""
         return self.forward_s + self.backward_s + self.train_s
 
     @property
     def compute_s(self) -> float:
-        """Loading, steps that a worker takes by itself, and weight update."""
+        """Loading, forward, backward, local steps and weight update."""
         return self.load_s + self.passes_s + self.update_s
 
     @property
     def step_s(self) -> float:
-        """The step, which all parts but the hidden one add up to."""
+        """The step: the sum of all parts except hidden communication."""
         return self.compute_s + self.exposed_s + self.idle_s
 
     @property
     def seconds(self) -> dict[str, float]:
-        """The fields by the quantities that they hold, such as "forward".
+        """The fields by quantity, such as "forward".
 
-        "train" is among them only if a worker takes steps by itself.
+        Includes "train" only if a worker takes local steps.
         """
         held = {name.removesuffix("_s"): value for name, value in vars(self).items()}
         return {name: value for name, value in held.items() if value or name != "train"}
 
     def divided(self, by: float) -> "Breakdown":
-        """Return the breakdown of each of so many equal steps that this one consists of."""
+        """Return the breakdown of one of `by` equal steps."""
         return Breakdown(*(value / by for value in vars(self).values()))
 
 
 def breakdown_by_device(timeline: Timeline) -> dict[str, Breakdown]:
     """Return each device's breakdown per step.
 
-    A device computes, and is no host: a host's memory and cores are held beside its devices.
+    Hosts are not devices, although their memory and cores are resources, too.
     """
     devices = dict.fromkeys(
         resource.owner
         for resource, track in timeline.tracks.items()
         if resource.lane not in _OF_HOSTS and any(span.kind in COMPUTE for span in track)
     )
-    # A span that holds several lanes of an owner counts once.
+    # count a span that holds several lanes of an owner once
     spans: dict[str, dict[int, Span]] = defaultdict(dict)
     for resource, track in timeline.tracks.items():
         spans[resource.owner].update((id(span), span) for span in track)
@@ -81,7 +81,7 @@ def breakdown_by_device(timeline: Timeline) -> dict[str, Breakdown]:
 
 
 def breakdown(timeline: Timeline) -> Breakdown:
-    """Return the mean over the devices. ValueError if nothing was computed."""
+    """Return the mean over the devices; ValueError without any computation."""
     parts = list(breakdown_by_device(timeline).values())
     if not parts:
         raise ValueError("the timeline has no computation")
@@ -90,7 +90,7 @@ def breakdown(timeline: Timeline) -> Breakdown:
 
 
 def _of_device(timeline: Timeline, device: str, spans: Iterable[Span]) -> Breakdown:
-    """Return the breakdown of the device over the steps that `Timeline.steps_of` gives."""
+    """Return a device's breakdown over the steps of `Timeline.steps_of`."""
     steps, of_kind = timeline.steps_of(device), defaultdict[Kind, list[Span]](list)
     for span in spans:
         of_kind[span.kind].append(span)
@@ -117,9 +117,9 @@ def _of_device(timeline: Timeline, device: str, spans: Iterable[Span]) -> Breakd
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One quantity in seconds per step, on both sides.
+    """One quantity in seconds per step in both timelines.
 
-    `error` is the difference as a share of the right; None if that is zero.
+    `error`: difference relative to the right value; None if that is zero.
     """
 
     quantity: str
@@ -130,9 +130,9 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two timelines side by side: the step first, then where its time goes.
+    """Comparison of two timelines: the step, then its parts.
 
-    `left` and `right` say what they are, such as "predicted".
+    `left` and `right` name the timelines, such as "predicted".
     """
 
     left: str
@@ -141,7 +141,7 @@ class Comparison:
 
 
 def compare(left: Timeline, right: Timeline) -> Comparison:
-    """Lay the typical steps of two timelines side by side, usually predicted and measured."""
+    """Compare the typical steps of two timelines, usually predicted and measured."""
     one, other = breakdown(left).seconds, breakdown(right).seconds
     pairs = {"step": (left.typical_step_s(), right.typical_step_s())}
     pairs |= {name: (one.get(name, 0.0), other.get(name, 0.0)) for name in one | other}
@@ -153,12 +153,11 @@ def compare(left: Timeline, right: Timeline) -> Comparison:
 
 
 def conform(plan: Plan, timeline: Timeline, slack_s: float = 0.0) -> list[str]:
-    """Return all ways in which a timeline breaks its plan; an empty list is conformity.
+    """Return all violations of a plan by a timeline; [] means that it conforms.
 
-    The rules: the same tasks, no child before its parents end, no overlap on a resource. What the
-    cores of hosts do with messages is planned, and nobody records it. `slack_s` is how far clocks
-    may disagree: marks of one process lie microseconds apart, and the offset of another machine's
-    clock is only known to its error.
+    Rules: the same tasks, no child before its parents end, no overlap on a resource. Message
+    handling by host cores is planned but not recorded. `slack_s`: tolerance for clock differences:
+    marks of one process are microseconds apart, and clock offsets between machines have an error.
     """
     spans = {span.id: span for span in timeline.spans}
     planned = {task.id for task in plan.tasks}

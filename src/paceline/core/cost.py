@@ -1,4 +1,4 @@
-"""Cost models: the seconds that tasks take, and those of each layer on a device."""
+"""Cost models: seconds of tasks, and of layers on a device."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from paceline.core.workload import Workload
 
 
 class CostModel(Protocol):
-    """Prices tasks by their kind, part, resources and cost: tasks equal in these cost the same."""
+    """Prices a task by its kind, part, resources and cost only."""
 
     def seconds(self, task: Task) -> float:
         """Return the seconds for which the task holds its resources."""
@@ -22,9 +22,9 @@ class CostModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """The speed of a resource: flops and bytes in parallel, each call's latency before them.
+    """Speed of a resource: flops and bytes in parallel, plus a latency for each call.
 
-    Each synchronisation with the host follows them.
+    Synchronisations with the host follow.
     """
 
     flops_per_s: float = inf
@@ -33,11 +33,11 @@ class Rate:
     sync_latency_s: float = 0.0
 
     def work_s(self, cost: Cost) -> float:
-        """Return the seconds of the flops and the bytes."""
+        """Return the seconds of flops and bytes."""
         return max(cost.flops / self.flops_per_s, cost.nbytes / self.nbytes_per_s)
 
     def latency_s(self, cost: Cost) -> float:
-        """Return the seconds of the calls and the synchronisations."""
+        """Return the seconds of calls and synchronisations."""
         return cost.num_calls * self.call_latency_s + cost.num_syncs * self.sync_latency_s
 
 
@@ -47,7 +47,7 @@ def compute_lane(device: str) -> Resource:
 
 
 def exchange_lane(owner: str) -> Resource:
-    """Return the lane on which a device's, or a host's, exchanges follow one another."""
+    """Return the lane that serialises the exchanges of a device or host."""
     return Resource(owner, Lane.EXCHANGE)
 
 
@@ -57,21 +57,21 @@ def link_lane(source: str, target: str) -> Resource:
 
 
 def message_lane(host: Host) -> Resource:
-    """Return the lane on which the messages of a host's hubs follow one another."""
+    """Return the lane that serialises the messages of a host's hubs."""
     return Resource(host.name, Lane.MESSAGES)
 
 
 def copy_lanes(device: Device) -> tuple[Resource, ...]:
-    """Return the resources that a device holds while it only copies or adds.
+    """Return the resources that a device holds while it copies or adds.
 
-    Cores then are as fast as their host's memory, and not as they are in layers.
+    Cores are then limited by their host's memory bandwidth.
     """
     lane = compute_lane(device.name)
     return (lane,) if device.kind == DeviceKind.GPU else (lane, Resource(device.name, Lane.MEMORY))
 
 
 def lone_core(host: Host) -> tuple[Resource, ...]:
-    """Return the only core of a host, on which all of its processes take turns; else nothing."""
+    """Return the core of a single-core host, shared by all processes; otherwise none."""
     return (_core(host, 0),) if host.cores == 1 else ()
 
 
@@ -80,10 +80,10 @@ def _core(host: Host, number: int) -> Resource:
 
 
 def computing_on(device: Device, host: Host, devices: Sequence[Device]) -> tuple[Resource, ...]:
-    """Return the resources that a device of the host holds while it computes.
+    """Return the resources that a device holds while it computes.
 
-    Of `devices` those on the host's cores share them, if there are more of them than cores; a lone
-    core has messages to handle, too.
+    CPU devices share the host's cores if there are fewer cores than devices; a single core also
+    handles messages.
     """
     lane = compute_lane(device.name)
     on_cores = [one.name for one in devices if one.host == host.name and one.kind == DeviceKind.CPU]
@@ -95,15 +95,15 @@ def computing_on(device: Device, host: Host, devices: Sequence[Device]) -> tuple
 
 
 def core_lanes(devices: Sequence[Device]) -> list[Resource]:
-    """Return the compute lanes of those devices that are CPU cores."""
+    """Return the compute lanes of CPU devices."""
     return [compute_lane(device.name) for device in devices if device.kind == DeviceKind.CPU]
 
 
 def codec_lanes(station: Station, kernel: Kernel, kind: Kind) -> tuple[Resource, ...]:
-    """Return the resources of a device, or a host of GPUs, while it encodes or decodes.
+    """Return the resources held by a device, or a host with GPUs, to encode or decode.
 
-    What a device encodes with is what it computes with. `Cost.flops` are the values, and
-    `Cost.num_calls` the pieces.
+    A device encodes with its compute resources. `Cost.flops` counts values, `Cost.num_calls`
+    pieces.
     """
     lane = Resource(station.name, Lane(f"{kind} {kernel}"))
     return (compute_lane(station.name), lane) if isinstance(station, Device) else (lane,)
@@ -111,13 +111,12 @@ def codec_lanes(station: Station, kernel: Kernel, kind: Kind) -> tuple[Resource,
 
 @dataclass(frozen=True)
 class Roofline:
-    """A task takes as long as the slower of its arithmetic and its traffic, plus its latencies.
+    """Prices a task by the slower of arithmetic and traffic, plus latencies.
 
-    Of all links that a transfer holds, the slowest sets the pace of its bytes, and each message
-    pays all their latencies. Of other resources, which work side by side, the slowest counts. A
-    resource without a rate is only held. So is a device beside a link, a memory or a codec: the
-    bytes are those on the wire, or of a copy or a sum, and not the traffic of a layer. Raises
-    ValueError for a task that holds no resource with a rate.
+    The slowest link of a transfer limits its bytes, and each message pays the latencies of all
+    links. Of other resources, which work in parallel, the slowest counts. A resource without a rate
+    is only held; so is a device together with a link, memory or codec, because the bytes are then
+    on the wire or in a copy, not a layer's traffic. Raises ValueError for a task without any rate.
     """
 
     rates: Mapping[Resource, Rate]
@@ -140,7 +139,7 @@ class Roofline:
                 device.call_latency_s,
                 device.call_latency_s if device.sync_latency_s is None else device.sync_latency_s,
             )
-            for lane in memory:  # of a GPU none: it copies in its own
+            for lane in memory:  # a GPU copies within its own memory
                 nbytes_per_s = machine.host_of(device).memory_bandwidth_bytes_per_s
                 rates[lane] = Rate(nbytes_per_s=nbytes_per_s)
         stations: list[Station] = [*machine.hosts, *machine.devices]
@@ -167,41 +166,40 @@ class Roofline:
         rates, is_on_wire = found
         if not rates:
             raise ValueError(f"{task.name}: none of {[str(r) for r in on]} has a rate")
-        if len(rates) == 1:  # as for most tasks: the sums below take three times as long
+        if len(rates) == 1:  # fast path for most tasks
             return rates[0].work_s(cost) + rates[0].latency_s(cost)
         if is_on_wire:
-            # Hops pipeline the bytes of a message: the slowest sets the pace, latencies add up.
+            # Hops pipeline a message's bytes: the slowest one limits, latencies add up.
             work_s = max(rate.work_s(cost) for rate in rates)
             return work_s + sum(rate.latency_s(cost) for rate in rates)
         return max(rate.work_s(cost) + rate.latency_s(cost) for rate in rates)
 
     @cached_property
     def _paces(self) -> dict[tuple[Resource, ...], tuple[tuple[Rate, ...], bool]]:
-        """What `_pace` found: a plan has thousands of tasks, and few sets of resources."""
+        """Cached results of `_pace`: a plan has thousands of tasks but few sets of resources."""
         return {}
 
     def _pace(self, on: tuple[Resource, ...]) -> tuple[tuple[Rate, ...], bool]:
-        """Return the rates that set the pace of tasks on these resources; True if of links."""
+        """Return the rates that limit tasks on these resources, and whether they are links."""
         held = [resource for resource in on if resource in self.rates]
         links = tuple(self.rates[resource] for resource in held if resource.lane is Lane.WIRE)
-        # Beside a memory or a codec a device is only held: the bytes are not those of a layer.
+        # With a memory or codec a device is only held: the bytes are not a layer's traffic.
         beside = [resource for resource in held if resource.lane is not Lane.COMPUTE]
         return links or tuple(self.rates[resource] for resource in beside or held), bool(links)
 
 
 @dataclass(frozen=True)
 class ProfiledCost:
-    """Prices from a profile, in seconds.
+    """Prices tasks from a profile.
 
-    What was not measured is priced by `otherwise`. So are synchronisations, which are the plan's
-    addition to the work that was measured.
+    `otherwise` prices unmeasured tasks, and synchronisations, which the plan adds to measured work.
     """
 
     durations: Mapping[PriceKey, float]
     otherwise: CostModel = field(default_factory=lambda: Roofline({}))
 
     def seconds(self, task: Task) -> float:
-        """Return the measured time of this work on this device."""
+        """Return the measured seconds of the task's work on its device."""
         measured = self.durations.get(task.price_key)
         if measured is None:
             return self.otherwise.seconds(task)
@@ -213,7 +211,7 @@ class ProfiledCost:
 
 @dataclass(frozen=True)
 class Slowed:
-    """Prices by which computation takes `factor` times as long as by `model`."""
+    """Prices computation at `factor` times the seconds of `model`."""
 
     model: CostModel
     factor: float
@@ -225,7 +223,7 @@ class Slowed:
 
 
 class Totals(NamedTuple):
-    """Seconds of a step's phases, as papers and profiles give them; None where unknown."""
+    """Seconds of a step's phases; None if unknown."""
 
     forward_s: float | None = None
     backward_s: float | None = None
@@ -236,7 +234,7 @@ UNSCALED = Totals()
 
 
 class LayerTimes(NamedTuple):
-    """Seconds of each layer, both ways in forward order, and of the weight update."""
+    """Seconds of each layer's forward and backward, in forward order, and of the update."""
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
@@ -244,11 +242,11 @@ class LayerTimes(NamedTuple):
 
 
 def layer_times(workload: Workload, rate: Rate, totals: Totals = UNSCALED) -> LayerTimes:
-    """Return the seconds of each layer on a device of that rate, priced as `Roofline` does.
+    """Price each layer on a device with the given rate, like `Roofline`.
 
-    Where a phase has a total, its layers keep their proportions and are scaled to it. A device's
-    rate is `Roofline.of(machine).rates[compute_lane(device.name)]`. ValueError for a negative
-    total, and for a phase that costs nothing but should take time.
+    If a phase has a total, its layers are scaled to it. A device's rate is
+    `Roofline.of(machine).rates[compute_lane(device.name)]`. Raises ValueError for a negative total,
+    and for a positive total of a phase without cost.
     """
     lane = compute_lane(workload.name)
     roofline = Roofline({lane: rate})
@@ -275,14 +273,14 @@ def layer_times(workload: Workload, rate: Rate, totals: Totals = UNSCALED) -> La
 
 
 def update_cost(workload: Workload) -> Cost:
-    """Return the work of a weight update: momentum SGD reads three values and writes two."""
+    """Return the cost of a momentum SGD update, which reads three values and writes two."""
     num_tensors = sum(len(layer.parameters) for layer in workload.layers)
     return Cost(4 * workload.num_parameters, 5 * workload.gradient_nbytes, 2 * num_tensors)
 
 
 @dataclass(frozen=True)
 class PacedDevice:
-    """The device that a rehearsal's layers are paced as, with totals of phases if they are known.
+    """The device that a rehearsal emulates, with the phases' totals, if known.
 
     `label` names it as in "paced as k40-gigabit/gpu0".
     """
@@ -293,5 +291,5 @@ class PacedDevice:
     totals: Totals = UNSCALED
 
     def times(self, workload: Workload) -> LayerTimes:
-        """Return the seconds of each layer of a worker's part of a step on the device."""
+        """Return the seconds of each layer on the device for a worker's share of a step."""
         return layer_times(workload, self.rate, self.totals)

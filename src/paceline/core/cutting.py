@@ -1,4 +1,4 @@
-"""Try where a model can be cut in two, for strategies that split it into a body and a head."""
+"""Find a layer at which a model can be cut into body and head."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,8 +11,8 @@ from paceline.core.workload import Workload
 
 
 def _as_name(value: object) -> object:
-    """Return the number of a layer of `nn.Sequential` as its name; other values as they are."""
-    if isinstance(value, float):  # 7.1 and 7.10 are two layers, and one number
+    """Convert an index in `nn.Sequential` to a layer's name."""
+    if isinstance(value, float):  # 7.1 and 7.10 would be the same float
         raise InvalidInput(
             "head", f"""a layer's name such as {value} needs quotes, as head='"{value}"'"""
         )
@@ -21,19 +21,21 @@ def _as_name(value: object) -> object:
 
 LOSS = "loss"  # the name of a head without layers
 LayerName = Annotated[str, BeforeValidator(_as_name)]
-# Returns a strategy's choice of the head's first layer; InvalidInput if no layer will do.
+# Returns the head's first layer by a strategy's criteria; InvalidInput if there is none.
 FirstOf = Callable[[Workload, Any], str]
-Attempt = Callable[[str], object]  # cuts the model before a layer; InvalidInput if it cannot be
+Attempt = Callable[
+    [str], object
+]  # Cuts the model before a layer; InvalidInput if that is impossible.
 
 
 def with_refused_cuts(
     workload: Workload, config: Any, first_of: FirstOf, attempt: Attempt
 ) -> Workload:
-    """Return the workload with the cuts that were tried and refused before one was possible.
+    """Try cuts until one is possible, and return the workload with the refused ones.
 
-    `first_of(workload, config)` chooses no layer that `workload.refused_cuts` names. `config.head`
-    is the layer that a user has named, or None. Raises InvalidInput if no layer will do; if the
-    named one will not, it says which does.
+    `first_of(workload, config)` chooses a layer that is not in `workload.refused_cuts`.
+    `config.head`: layer given by the user, or None. Raises InvalidInput if no layer is possible; if
+    only the user's layer is not, the error names a possible one.
     """
     try:
         return _tried(workload, config, first_of, attempt)
@@ -45,7 +47,7 @@ def with_refused_cuts(
 
 
 def refusal_of(workload: Workload, first: str) -> str | None:
-    """Return why the model could not be cut before a layer, or None if that is not known."""
+    """Return why the model could not be cut before a layer; None if it was not tried."""
     return dict(workload.refused_cuts).get(first)
 
 

@@ -1,4 +1,4 @@
-"""The data, optimizer and schedule of a training for which nobody names them, by its model."""
+"""Default data, optimizer and schedule of a training, by model."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,17 +11,17 @@ _SGD, _SGD_RATE, _SGD_MOMENTUM = "sgd", 0.05, 0.9
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """What a model is usually trained on, and with which optimizer and rate."""
+    """A model's default data, optimizer and learning rate."""
 
     data: str = "digits"
     optimizer: str = _SGD
     learning_rate: float = _SGD_RATE
 
 
-# The first row with which a built-in name begins; others have `Usual()`.
+# By prefix of a built-in name; the first match counts, others use `Usual()`.
 _BY_PREFIX = (
-    ("alexnet", Usual(learning_rate=0.001)),  # from its initial weights it runs away at 0.05
-    # Brown et al. 2020, table 2.1: for the model of GPT-2's smallest size.
+    ("alexnet", Usual(learning_rate=0.001)),  # diverges at 0.05
+    # Brown et al. 2020, table 2.1, for the smallest model.
     ("gpt2", Usual("text", "adamw", 6e-4)),
     ("gpt", Usual("text", "adamw", 1e-3)),
     ("vit", Usual("digits", "adamw", 1e-3)),
@@ -29,19 +29,19 @@ _BY_PREFIX = (
 
 
 def usual_for(model: str) -> Usual:
-    """Return what a model of that name is usually trained with.
+    """Return the defaults of a model.
 
-    A model of the user's, package.module:factory, is trained like an image classifier.
+    A user's package.module:factory gets the defaults of an image classifier.
     """
     known = () if ":" in model else _BY_PREFIX
     return next((usual for name, usual in known if model.startswith(name)), Usual())
 
 
 def completed(settings: TrainSettings) -> TrainSettings:
-    """Return the settings with the usual data, optimizer, rate, momentum and schedule.
+    """Fill in the default data, optimizer, rate, momentum and schedule.
 
-    Only what is None is replaced. A rate and a momentum belong to an optimizer: where another than
-    the model's usual one is given, they stay None, which stands for that optimizer's own.
+    Only None is replaced. With an optimizer other than the model's default, rate and momentum stay
+    None, which selects that optimizer's own defaults.
     """
     usual = usual_for(settings.model)
     optimizer = settings.optimizer or usual.optimizer

@@ -1,6 +1,6 @@
-"""Durations as sentences of plans and decisions name them."""
+"""Format durations for messages."""
 
 
 def duration(seconds: float) -> str:
-    """Return seconds with three digits, from a second up with two decimals: "4.12 ms", "1.75 s"."""
+    """Format seconds with three digits, or two decimals from 1 s on: "4.12 ms", "1.75 s"."""
     return f"{seconds:.2f} s" if seconds >= 0.9995 else f"{1e3 * seconds:.3g} ms"

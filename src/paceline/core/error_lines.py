@@ -1,10 +1,10 @@
-"""What failed, in one line: the user's own code by file and line, full memory, full disks.
+"""Describe an error in one line: the user's file and line, out of memory, disk full.
 
     ValueError: no such mode (worker 1, at mine.py:12)
     worker 1 is out of memory at mine.py:12: CUDA out of memory. Tried to allocate 2.00 GiB ...
     output: no space left on device: runs/report.html (worker 0); make room, or write elsewhere
 
-Without torch, whose errors are known by their names and words.
+Does not import torch; its errors are recognised by name and text.
 """
 
 import errno
@@ -28,7 +28,7 @@ _LESS_MEMORY = "a smaller --batch-size, or --accumulate, takes less"
 
 
 def told(error: BaseException, worker: str | int | None = None) -> str:
-    """Return in one line what failed, and whose it was; `worker` is the one that says so."""
+    """Describe an error in one line, with the place in the user's code; `worker` reports it."""
     if isinstance(error, PacelineError):
         return str(error)
     who = "this process" if worker is None else f"worker {worker}"
@@ -48,23 +48,23 @@ def told(error: BaseException, worker: str | int | None = None) -> str:
 
 
 def blamed(error: BaseException) -> str:
-    """Return the error's first line, and where the user's own code has raised it, if it has.
+    """Return the error's first line, with the place in the user's code, if it was raised there.
 
-    As in "ValueError: no such mode (at mine.py:12)".
+    For example "ValueError: no such mode (at mine.py:12)".
     """
     place = place_of(error)
     return first_line(error) + ("" if place is None else f" (at {place})")
 
 
 def exit_code(error: BaseException) -> int:
-    """Return 2 if the input is to blame, 1 for another error."""
+    """Return exit code 2 for invalid input, otherwise 1."""
     return 2 if isinstance(error, InvalidInput) else 1
 
 
 def place_of(error: BaseException) -> str | None:
-    """Return FILE:LINE of the user's code that raised the error, or called what raised it.
+    """Return FILE:LINE of the innermost user code in the error's traceback.
 
-    None if there is no such code, or if it has called Paceline's, which then is to blame.
+    None without such code, or if it called Paceline, which then is responsible.
     """
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -85,7 +85,7 @@ def _is_full_memory(error: BaseException) -> bool:
 
 
 def _from_here(name: str) -> str:
-    """Return the path of a file, shortened where it lies below the current folder."""
+    """Return a file's path, relative if it is below the current folder."""
     path = Path(name)
     try:
         return str(path.relative_to(Path.cwd()))

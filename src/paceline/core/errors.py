@@ -1,7 +1,7 @@
-"""The errors that a user can cause or must know of.
+"""Errors that a user can cause or needs to know about.
 
-Everything else is a bug and keeps its traceback. The command line prints one of these as a single
-line and ends with exit code 2, or 1 if the input is not to blame.
+All other errors are bugs and keep their traceback. The command line prints these errors as one line
+and exits with code 2 for invalid input, otherwise 1.
 """
 
 from signal import SIGINT
@@ -9,14 +9,14 @@ from typing import Self
 
 _NOT_GIVEN = object()
 _OBLIGATIONS = ("must ", "is missing")  # problems that continue the field as a sentence
-_MOST_TEXT = 4000  # of an error
-_MOST_SHOWN = 200  # of a value in it
+_MOST_TEXT = 4000  # most characters of an error
+_MOST_SHOWN = 200  # most characters of a value in an error
 
 
 class PacelineError(Exception):
-    """Base of all errors that say in one line what was wrong, where, and what would be right.
+    """Base of all errors that explain in one line what is wrong, where, and how to fix it.
 
-    Whatever a file or a peer has put into the message, it is one line that a terminal can show.
+    Text from files or peers is made printable and limited to one line.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -24,17 +24,19 @@ class PacelineError(Exception):
 
 
 class InvalidInput(PacelineError):
-    """A file, an option or a model that cannot be used as given.
+    """A file, option or model is not usable as given.
 
-    `field` names the setting, the file or the value, `problem` what is wrong with it. `got` is the
-    value that was given, where `problem` says which it has to be; `hint` is what to do instead.
+    `field`: the setting, file or value. `problem`: what is wrong, or what is expected. `got`: the
+    given value. `hint`: what to do instead.
     Shown as "field: problem (got 1); hint", or "field must be at least 2 (got 1); hint".
     """
 
     def __init__(
         self, field: str, problem: str = "", *, got: object = _NOT_GIVEN, hint: str = ""
     ) -> None:
-        if not problem:  # torch raises the error of a DataLoader's process by its traceback alone
+        if (
+            not problem
+        ):  # torch re-raises errors of DataLoader processes with only the traceback text
             last_line = field.strip().rpartition("\n")[2]
             field, _, problem = last_line.rpartition("InvalidInput: ")[2].partition(": ")
         self.field, self.problem, self.got, self.hint = field, problem, got, hint
@@ -49,19 +51,19 @@ class InvalidInput(PacelineError):
 
     @classmethod
     def of(cls, message: str) -> Self:
-        """Make the error of its text, as another process has sent it."""
+        """Restore the error from its text, as sent by another process."""
         field, colon, problem = message.partition(": ")
         return cls(field, problem) if colon else cls("", message)
 
 
 class WorkerLost(PacelineError):
-    """A worker ended, or stopped answering, before the run was done."""
+    """A worker ended or stopped answering before the end of the run."""
 
 
 class WorkersFailed(PacelineError):
     """The workers ended with an error or by a signal: `reason`, if known.
 
-    They have said it themselves if it `is_said`.
+    `is_said`: the workers have already printed the error.
     """
 
     def __init__(self, exit_code: int, reason: str | None = None, *, is_said: bool = True) -> None:
@@ -70,7 +72,7 @@ class WorkersFailed(PacelineError):
 
 
 class Interrupted(PacelineError):
-    """The run was asked to stop, by the signal `number`, and saved after `num_steps`."""
+    """The run was stopped by signal `number`, and saved after `num_steps` steps."""
 
     def __init__(self, message: str, num_steps: int, number: int = SIGINT) -> None:
         super().__init__(message)
@@ -78,21 +80,21 @@ class Interrupted(PacelineError):
 
 
 class StepDiscarded(PacelineError):
-    """A step whose backward pass failed on some rank: its gradients are discarded on all."""
+    """Backward failed on some rank, so all ranks discard the step's gradients."""
 
 
 class NonFinite(PacelineError):
-    """Gradients that are NaN or infinite on some rank, which no codec carries."""
+    """Gradients are NaN or infinite on some rank, which codecs cannot represent."""
 
 
 class CheckpointNotWritten(PacelineError):
-    """A checkpoint that could not be written, as without space; those before it are still there."""
+    """A checkpoint could not be written, for example on a full disk; earlier ones remain."""
 
 
 def printable(text: str, most: int) -> str:
-    """Return a text on one line: ends of lines as spaces, and other control characters escaped.
+    """Convert a text to one line: line ends become spaces, other control characters are escaped.
 
-    Of a longer one the first `most` characters are there, and "...".
+    A text longer than `most` characters is cut and ends in "...".
     """
     if len(text) > most:
         text = text[:most] + "..."
@@ -103,14 +105,14 @@ def printable(text: str, most: int) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as Python writes it, cut to a length that an error can hold."""
+    """Return the repr of a value, shortened for an error."""
     try:
         return printable(repr(value), _MOST_SHOWN)
-    except ValueError:  # Python writes no integer of more than 4,300 digits
+    except ValueError:  # Python refuses to print integers with more than 4,300 digits
         return f"a {type(value).__name__} that is too long to be shown"
 
 
 def first_line(error: BaseException) -> str:
-    """Return the error's type and the first line of its text, as in "KeyError: 'x'"."""
+    """Return the error's type and the first line of its text: "KeyError: 'x'"."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Facts about hardware, and their quantities with units: "1 Gbit/s", "24 GiB", "50 us"."""
+"""Hardware facts, and quantities with units: "1 Gbit/s", "24 GiB", "50 us"."""
 
 import re
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Source = Annotated[
 
 
 class Fact(BaseModel, frozen=True, extra="forbid"):
-    """A fact about a machine: immutable, and without unknown fields."""
+    """Base of immutable records about a machine; unknown fields are errors."""
 
 
 _QUANTITY = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)")
@@ -40,9 +40,9 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def parse_quantity(text: object, units: dict[str, float], example: str) -> float:
-    """Return the quantity in base units; plain numbers are in base units already.
+    """Parse a quantity into base units; plain numbers are in base units.
 
-    Raises ValueError, which says what is wrong and shows a valid example.
+    Raises ValueError with a valid example.
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
         return float(text)
@@ -67,7 +67,7 @@ def _parser(units: dict[str, float], example: str) -> Callable[[object], float]:
     return lambda text: parse_quantity(text, units, example)
 
 
-_MOST = 1e30  # of anything: products with bytes and operations are finite
+_MOST = 1e30  # keeps products with bytes and operations finite
 parse_bytes = _parser(_BYTES, "24 GiB")
 Bytes = Annotated[float, BeforeValidator(parse_bytes), Field(le=_MOST, examples=["24 GiB"])]
 BytesPerSecond = Annotated[

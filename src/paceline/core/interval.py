@@ -1,10 +1,10 @@
-"""How often something is done: every so many steps, or every so many seconds."""
+"""An interval in steps or seconds."""
 
 import re
 from dataclasses import dataclass
 from typing import Self
 
-LONGEST_S = 1e9  # beyond it, clocks and timeouts overflow
+LONGEST_S = 1e9  # larger values overflow clocks and timeouts
 NEVER = "never"
 _SECONDS_OF = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _STEPS = re.compile("[0-9]{1,18}")
@@ -13,7 +13,7 @@ _TIME = re.compile(rf"([0-9]{{1,18}}(?:\.[0-9]{{1,18}})?) ?({'|'.join(_SECONDS_O
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A number of `steps`, or a number of `seconds`: one of them is given, and is above 0."""
+    """An interval of `steps` or of `seconds`; exactly one is set, and above 0."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -28,7 +28,7 @@ class Interval:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Return the interval of a text: 500 steps, 60s, 5min, 1h; None for never.
+        """Parse an interval: 500 (steps), 60s, 5min or 1h; None for never.
 
         Raises ValueError for any other text, and for a length of 0.
         """

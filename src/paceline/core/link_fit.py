@@ -1,4 +1,4 @@
-"""Link fit: latency and bandwidth of links on which planned exchanges match measured ones."""
+"""Fit link latency and bandwidth so that planned exchanges match measured ones."""
 
 from collections.abc import Iterable, Sequence
 from math import inf
@@ -11,34 +11,34 @@ from paceline.core.wire_format import wire_format
 
 _PROFILED = "measured by the profile of this run"
 _WITHIN_LINKS = CodecSpeed(encode_values_per_s=inf, decode_values_per_s=inf)
-_FLOAT32_NBYTES = 4  # what is measured
+_FLOAT32_NBYTES = 4  # source of the fitted links
 
 
 class ExchangeSample(NamedTuple):
-    """An exchange of so many bytes of gradients took so many seconds, from the first to the last.
+    """A measured exchange: bytes of gradients, and seconds from first to last.
 
-    All ranks came to it at the same time, and computed nothing meanwhile.
+    All ranks started together, and did not compute meanwhile.
     """
 
     nbytes: int
     seconds: float
 
 
-ExchangeSamples = tuple[ExchangeSample, ExchangeSample]  # a small exchange and a large one
+ExchangeSamples = tuple[ExchangeSample, ExchangeSample]  # a small and a large exchange
 
 
 class LinearTime(NamedTuple):
-    """Seconds of an exchange by its bytes: a latency, and a pace (alpha and beta)."""
+    """Seconds of an exchange by bytes: latency plus seconds per byte (alpha and beta)."""
 
     latency_s: float
     seconds_per_byte: float
 
 
 def line_through(measured: ExchangeSamples) -> LinearTime:
-    """Return the line on which a small and a large exchange lie.
+    """Fit a line to a small and a large exchange.
 
-    The latency is what remains of the small one when its bytes are paid. Noise can make the large
-    one the faster, or the small one too fast; then its own speed is a bound, and the latency zero.
+    The latency is the small exchange's time minus its bytes' time. If noise makes the large one
+    faster, or the small one too fast, the large one's rate is used with zero latency.
     """
     small, large = measured
     difference_s = max(large.seconds - small.seconds, 0.01 * large.seconds)
@@ -47,10 +47,10 @@ def line_through(measured: ExchangeSamples) -> LinearTime:
 
 
 def linked(machine: Machine, pairs: Iterable[Sequence[Station]], each: LinearTime) -> Machine:
-    """Return the machine with equal links, one between the places of each pair of stations.
+    """Return the machine with equal links between all pairs of stations.
 
-    A message of n bytes over any of them takes `each.latency_s + n * each.seconds_per_byte`. Where
-    there is one host, the cores of its ranks carry its messages.
+    A message of n bytes takes `each.latency_s + n * each.seconds_per_byte`. On a single host the
+    ranks' cores transfer the messages.
     """
     places = ([place_of(end) for end in pair] for pair in pairs)
     links = tuple(
@@ -67,7 +67,7 @@ def linked(machine: Machine, pairs: Iterable[Sequence[Station]], each: LinearTim
 
 
 def in_ring(machine: Machine, measured: ExchangeSamples, config: object = None) -> Machine:
-    """Return the machine whose devices are joined in a ring as fast as the measured exchanges."""
+    """Return the machine with a ring of links fitted to the measured exchanges."""
     return linked_in_ring(machine, machine.devices, line_through(measured))
 
 
@@ -79,14 +79,14 @@ def linked_in_ring(
     *,
     at_once: bool = False,
 ) -> Machine:
-    """Return the machine with equal links on which a ring all-reduce of all stations takes `whole`.
+    """Return the machine with equal links on which a ring all-reduce takes `whole`.
 
-    There are two or more stations. With a codec it takes as long encoded, by which it was measured:
-    what encoding and decoding take is within the links then. `at_once`: the plan takes all rings
-    that the links form (`Ring.at_once`), here both directions of one.
+    Requires two or more stations. If measured with a codec, the links' times include encoding and
+    decoding. `at_once`: the plan uses all rings that the links form (`Ring.at_once`), here both
+    directions of one.
     """
     pairs = neighbours(stations)
-    # On links of one byte a second, the bytes of the busiest are seconds.
+    # On links of one byte per second, the busiest link's bytes are seconds.
     unit_machine = linked(machine, pairs, LinearTime(0.0, 1.0))
     ring = (Ring.at_once if at_once else Ring.over)(unit_machine, stations, ())
     known = None if codec is None else wire_format(codec)

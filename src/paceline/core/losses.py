@@ -1,8 +1,8 @@
-"""Losses: what keeps real steps from the time that a plan of undisturbed tasks gives them.
+"""Losses: why real steps take longer than a plan of undisturbed tasks.
 
-A plan lets computing and exchanging go on side by side at their full speeds, and equal devices take
-equal times. Neither is so. What it costs is said by a machine, contained in the times of a profile,
-or taken from publications.
+A plan assumes that computation and communication overlap at full speed, and that equal devices take
+equal times. The real losses are given by a machine file, contained in a profile, or taken from
+publications.
 """
 
 from math import sqrt
@@ -15,23 +15,22 @@ from paceline.core.facts import Fact, Source
 
 _Share = Annotated[float, Field(ge=0, lt=1)]
 _NORMAL = NormalDist()
-BUSY = 0.15  # unrest beyond which other programs run beside a profile, which then takes longer
+BUSY = 0.15  # unrest that shows other programs; a profile then takes more steps
 
 
 def unrest_between(lower: float, middle: float, upper: float) -> float:
-    """Return how far quartiles lie from their median, over that."""
+    """Return half the distance between the quartiles, relative to the median."""
     return (upper - lower) / (2 * middle) if middle else 0.0
 
 
 class Losses(Fact):
-    """The shares of time that a plan of undisturbed tasks does not know of.
+    """Relative losses that a plan of undisturbed tasks ignores.
 
-    `beside_exchange`: by so much of the time for which a device exchanges beside its computation,
-    that takes longer: collectives take its processors and its memory's bandwidth. `beside_copies`:
-    the same of copies by a GPU's own engines, which take less; None: as much.
-    `spread`: the standard deviation of a worker's computation of a step over its mean; workers that
-    exchange in each step wait for the slowest. `unrest`: how far from their median the quartiles of
-    a profile's steps lie, over that: what else ran meanwhile widens the range of predictions.
+    `beside_exchange`: computation takes longer by this share of the concurrent exchange, because
+    collectives use processors and memory bandwidth. `beside_copies`: the same for a GPU's copy
+    engines, which use less; None: equal. `spread`: standard deviation of a worker's computation
+    relative to its mean; synchronous workers wait for the slowest. `unrest`: relative spread of a
+    profile's steps (`unrest_between`), which widens the range of predictions.
     """
 
     beside_exchange: _Share
@@ -42,17 +41,17 @@ class Losses(Fact):
 
     @classmethod
     def none(cls, source: str, unrest: float = 0.0) -> Self:
-        """Return no losses: of a machine whose figures were measured with them."""
+        """Return zero losses, for a machine whose measured figures include them."""
         return cls(beside_exchange=0.0, spread=0.0, unrest=unrest, source=source)
 
     def slowdown(
         self, hidden: float, num_workers: int, num_steps: int = 1, *, copied: float = 0.0
     ) -> float:
-        """Return by how much longer computation takes than undisturbed.
+        """Return the factor by which computation takes longer than undisturbed.
 
-        `hidden`: the exchange beside it, as a share of it, and `copied` that by a GPU's engines
-        alone. Workers wait for each other after `num_steps` steps, whose spread is less by the root
-        of their number.
+        `hidden`: concurrent exchange relative to computation; `copied`: the part by a GPU's copy
+        engines. Workers wait for each other every `num_steps` steps, which reduces the spread by
+        the square root of that number.
         """
         waiting = self.spread / sqrt(num_steps) * largest_of(num_workers)
         by_copies = self.beside_exchange if self.beside_copies is None else self.beside_copies
@@ -60,7 +59,7 @@ class Losses(Fact):
 
 
 def largest_of(count: int) -> float:
-    """Return the expected largest of so many normal numbers with mean 0 and deviation 1 (Blom)."""
+    """Return the expected maximum of `count` standard normal numbers (Blom)."""
     return _NORMAL.inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
 
 
@@ -71,11 +70,11 @@ _PUBLISHED = (
     "the published tables in benchmarks/scaling_tables; "
     "beside copies: 9.0 and 7.6 % on one H100, benchmarks/gpu"
 )
-# Of cores that compute and carry TCP's bytes: two hosts at 1 Gbit/s, 1.2 s more of processor time
-# for 2.2 s of exchange in plain steps of AlexNet, and 0.3 s for 0.55 s with dynamic8.
+# Cores that also process TCP traffic. Two hosts at 1 Gbit/s, AlexNet: 1.2 s of processor time for
+# 2.2 s of exchange in plain steps, and 0.3 s for 0.55 s with dynamic8.
 CORES_BETWEEN_HOSTS = Losses(
     beside_exchange=0.55, spread=0.03, source="measured: processor time of steps, benchmarks/codecs"
 )
-# Of an exchange between hosts less is lost beside it: adapters and not kernels carry the bytes.
+# Exchanges between hosts cost less, because network adapters transfer the bytes.
 WITHIN_A_HOST = Losses(beside_exchange=0.85, beside_copies=0.09, spread=0.03, source=_PUBLISHED)
 BETWEEN_HOSTS = Losses(beside_exchange=0.4, beside_copies=0.09, spread=0.03, source=_PUBLISHED)

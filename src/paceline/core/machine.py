@@ -1,4 +1,4 @@
-"""A machine: its hosts, devices and switches, and the links between them."""
+"""A machine: hosts, devices, switches, and the links between them."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -26,12 +26,11 @@ from paceline.core.wire_format import Kernel, WireFormat
 
 
 class CodecSpeed(Fact):
-    """Values a second of codecs with one kernel, by all cores of a device together.
+    """Values per second of a codec kernel, with all cores of a device.
 
-    Decoding counts values that are added to others too, at what both reach on average. `latency_s`
-    is paid for each piece that is encoded, and again when it is decoded: for buffers, and for
-    threads that hand it on. Where both speeds are infinite, links were measured with the codec, and
-    their times contain it.
+    The decoding rate averages decoding with and without adding. `latency_s` is paid for each piece
+    when encoding and when decoding, for buffers and threads. Infinite rates mean that links were
+    measured with the codec, so that their times include it.
     """
 
     encode_values_per_s: Annotated[ValuesPerSecond, Field(gt=0)]
@@ -40,20 +39,19 @@ class CodecSpeed(Fact):
 
     @property
     def is_within_links(self) -> bool:
-        """True if the times of links contain those of encoding and decoding."""
+        """Whether the links' times include encoding and decoding."""
         return self.encode_values_per_s == self.decode_values_per_s == inf
 
 
 class Host(Fact):
     """A computer: its cores and its memory.
 
-    `memory_bandwidth_bytes_per_s` is what copies and sums in memory reach, reads and writes both
-    counted. `reduce_latency_s` is paid for each sum that the host makes of its ranks' gradients:
-    from when the last of them is there, through all signals, until the ranks know of the result.
-    `codecs` is how fast its cores are at what it has summed for GPUs. `samples_per_s`: how many
-    samples they read and decode, beside what devices compute; None: as many as are needed.
-    `message_bytes_per_s` is what a hub and workers on this host send and receive together, to and
-    from others: their cores encrypt, check and copy it. None: they keep up with all links.
+    `memory_bandwidth_bytes_per_s`: rate of copies and sums in memory, counting reads and writes.
+    `reduce_latency_s`: latency of each sum of the ranks' gradients, from the last rank's arrival
+    until all ranks know of the result. `codecs`: speed of the cores for sums of GPU gradients.
+    `samples_per_s`: samples that the cores read and decode; None: no limit. `message_bytes_per_s`:
+    total rate at which a hub and workers on this host send and receive, limited by encryption,
+    checks and copies; None: no limit.
     """
 
     name: Annotated[Name, Field(examples=["host0"])]
@@ -71,20 +69,20 @@ class Host(Fact):
 
 
 class DeviceKind(StrEnum):
-    """The kind of a device: the cores of a host, or a GPU."""
+    """The kind of a device: CPU cores or a GPU."""
 
     CPU = "cpu"
     GPU = "gpu"
 
 
 class Device(Fact):
-    """The device of one worker: a GPU, or the cores of a host that it is pinned to.
+    """The device of one worker: a GPU, or the cores that it is pinned to.
 
-    `flops_per_s` and `memory_bandwidth_bytes_per_s` are what layers reach, not what a data sheet
-    promises; `call_latency_s` is paid once for each operation. `sync_latency_s` is what a GPU loses
-    each time that backward has to tell its host how far it is, by default as much as for a call.
-    `half_flops_per_s`: with values of two bytes, on tensor cores where there are any.
-    `codecs` is how fast it encodes and decodes gradients, by the kernel that does it.
+    `flops_per_s` and `memory_bandwidth_bytes_per_s`: rates that layers reach, below data-sheet
+    values. `call_latency_s`: latency of each operation. `sync_latency_s`: latency of each
+    synchronisation of a GPU with its host during backward; by default that of a call.
+    `half_flops_per_s`: rate with two-byte values, on tensor cores if available. `codecs`: speeds of
+    encoding and decoding by kernel.
     """
 
     name: Name
@@ -104,7 +102,7 @@ class Device(Fact):
 
 
 class Switch(Fact):
-    """A point where links meet, and nothing is computed."""
+    """A node that connects links and computes nothing."""
 
     name: Name
     source: Source
@@ -114,19 +112,19 @@ Station = Device | Host
 
 
 def place_of(station: Station) -> str:
-    """Return the name under which links know a host or a device."""
+    """Return the name of a host's or device's end of links: a CPU device's host, or itself."""
     if isinstance(station, Device) and station.kind == DeviceKind.CPU:
         return station.host
     return station.name
 
 
-_CAST_NBYTES = 6  # that are read and written for each value
+_CAST_NBYTES = 6  # bytes read and written for each value
 
 
 def codec_speed(station: Station, wire_format: WireFormat) -> CodecSpeed:
-    """Return the speed of a device or host with a codec; raises InvalidInput if it is unknown.
+    """Return the speed of a device or host with a codec; InvalidInput if unknown.
 
-    A GPU casts as fast as it copies, unless it says otherwise.
+    A GPU casts at memory bandwidth by default.
     """
     kernel = wire_format.kernel
     if kernel not in station.codecs:
@@ -147,13 +145,13 @@ def codec_speed(station: Station, wire_format: WireFormat) -> CodecSpeed:
     return station.codecs[kernel]
 
 
-_MOST_LISTED = 12  # names in a message
+_MOST_LISTED = 12  # most names in a message
 
 
 class RingPeers(NamedTuple):
-    """All `num_ranks` of a ring; its routes are those between neighbours of `stations`.
+    """The ranks of a ring; its routes connect neighbouring `stations`.
 
-    A route that many pairs of neighbours have alike may stand there once.
+    Equal routes of many pairs of neighbours may be included once.
     """
 
     stations: tuple[Station, ...]
@@ -161,18 +159,18 @@ class RingPeers(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """A route, and the number of messages on each of its hops at once."""
+    """A route, and the number of concurrent messages on each of its hops."""
 
     route: tuple[Hop, ...]
     load: Mapping[Hop, int]
 
 
 class Machine(Fact):
-    """The hosts, devices and links of a plan. The order of devices is that of the ranks.
+    """The hosts, devices and links of a plan; devices are in rank order.
 
-    `groups` says how many hosts, in their order, form a group, how many groups a larger one, and so
-    on: hierarchical exchanges go group by group. Their product is the number of hosts. `losses`
-    are what a plan's steps lose in reality, where the file says none as published for others.
+    `groups`: number of consecutive hosts in a group, of groups in a larger group, and so on, for
+    hierarchical exchanges; their product is the number of hosts. `losses`: losses of real steps; by
+    default those published for similar machines.
     """
 
     name: Annotated[Name, Field(examples=["my-machine"])]
@@ -214,20 +212,20 @@ class Machine(Fact):
         return self
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with other fields; what was derived from the old ones is not taken over."""
+        """Return a copy with other fields, without the cached properties."""
         copied = super().model_copy(update=update, deep=deep)
         for name in copied.__dict__.keys() - type(self).model_fields.keys():
             del copied.__dict__[name]
         return copied
 
     def with_each(self, parts: Literal["hosts", "devices", "links"], **facts: object) -> Self:
-        """Return the machine with these facts of each of its hosts, devices or links replaced."""
+        """Return the machine with fields of all its hosts, devices or links replaced."""
         changed = tuple(part.model_copy(update=facts) for part in getattr(self, parts))
         return self.model_copy(update={parts: changed})
 
     @cached_property
     def reached(self) -> Self:
-        """The machine with links as fast as exchanges find them."""
+        """The machine with links at the rates that exchanges reach."""
         links = tuple(link.reached for link in self.links)
         if links == self.links:
             return self
@@ -235,7 +233,7 @@ class Machine(Fact):
 
     @property
     def usual_losses(self) -> Losses:
-        """The losses that the machine states, or those published of others like it."""
+        """The machine's losses, or those published for similar machines."""
         if self.losses is not None:
             return self.losses
         if self.num_hosts == 1:
@@ -250,19 +248,18 @@ class Machine(Fact):
 
     @property
     def num_devices(self) -> int:
-        """The number of devices: the most workers that have one each."""
+        """The number of devices."""
         return len(self.devices)
 
     def for_workers(self, workers: int, symmetric: bool = False) -> "Machine":
-        """Return the machine on which so many workers are planned: this one.
+        """Return the machine on which a number of workers is planned: this one.
 
-        Of a declared cluster it is a part, or, for a strategy whose plans are `symmetric`, what
-        stands for all of it.
+        For a cluster it is a part or, for a `symmetric` strategy, a representative model.
         """
         return self
 
     def first_devices(self, workers: int) -> tuple[Device, ...]:
-        """Return the devices of so many workers; InvalidInput if there are fewer."""
+        """Return the first devices, one for each worker; InvalidInput if there are too few."""
         if len(self.devices) < workers:
             raise InvalidInput(
                 "workers",
@@ -272,14 +269,14 @@ class Machine(Fact):
         return self.devices[:workers]
 
     def peers(self, stations: Sequence[Station]) -> RingPeers:
-        """Return all stations that these stand for: themselves."""
+        """Return all stations that these represent: themselves."""
         return RingPeers(tuple(stations), len(stations))
 
     def flow(self, level: int) -> Flow:
-        """Return the way from the first host to the next one of its ring in the groups of a level.
+        """Return the route from the first host to the next one in its ring on a level.
 
-        Each host sends to the next one of its own ring at once: to the host that stands where it
-        stands, in the next group of its larger group. InvalidInput if the two are not linked.
+        All hosts send concurrently to the host at the same position in the next group of their
+        larger group. InvalidInput if they are not linked.
         """
         hosts, size, apart = self.hosts, self.groups[level], prod(self.groups[:level])
         load: Counter[Hop] = Counter()
@@ -298,14 +295,14 @@ class Machine(Fact):
 
     @cached_property
     def network(self) -> Network:
-        """The links, and the routes over them."""
+        """The network of the links."""
         return Network(self.links, {switch.name for switch in self.switches})
 
     def route(self, source: Station, target: Station) -> tuple[Hop, ...]:
-        """Return the route with the fewest hops, the wider one where two are equal.
+        """Return the route with the fewest hops; among those, the widest.
 
-        The cores of a host stand where their host stands; two of them use the host's link with
-        itself. InvalidInput if there is no route.
+        CPU devices are located at their host; two of one host use its loopback link. InvalidInput
+        if there is no route.
         """
         start, goal = place_of(source), place_of(target)
         if start != goal:

@@ -1,4 +1,4 @@
-"""Names that are not known, and the nearest of those that are."""
+"""Errors for unknown names, with the most similar known name."""
 
 from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
@@ -7,20 +7,20 @@ from paceline.core.errors import InvalidInput, shown
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question that names the closest of the known names; a full stop if none is."""
+    """Return "; did you mean ...?" with the most similar name, or a full stop."""
     names = list(known)
     close = get_close_matches(name.lower(), {one.lower() for one in names}, n=1)
     if not close:
         return "."
-    alike = (one for one in names if one.lower() == close[0])  # but for capitals
+    alike = (one for one in names if one.lower() == close[0])  # compare without case
     nearest = max(alike, key=lambda one: SequenceMatcher(None, name, one).ratio())
     return f"; did you mean {nearest!r}?"
 
 
 def not_known(what: str, name: str, known: Iterable[str], also: str = "") -> InvalidInput:
-    """Return the error for a name that is none of the known ones, with the nearest of them.
+    """Return the error for an unknown name, with the most similar known one.
 
-    `what` is the field or the kind of thing that has the name; `also` what else may stand there.
+    `what`: the field or kind of the name; `also`: other allowed values.
     """
     names = list(known)
     question = did_you_mean(name, names)

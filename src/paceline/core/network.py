@@ -1,4 +1,4 @@
-"""Links between places, by their names, and the routes over them."""
+"""Links between named places, and the routes over them."""
 
 import heapq
 import itertools
@@ -13,12 +13,11 @@ from paceline.core.facts import BytesPerSecond, Fact, Name, Seconds, Source
 class Link(Fact):
     """A full-duplex connection: `bandwidth_bytes_per_s` in each direction.
 
-    `share` of it is what exchanges reach. `rails`: so many of them lie side by side between a host
-    and a switch or another host, one for each of its network adapters; rings of GPUs take all of
-    them, any other message one. `rdma`: adapters read and write the GPUs' memory (GPUDirect RDMA).
-    Between a host and itself it is what processes on that host exchange messages through. There the
-    processors carry the bytes, so that `uses_cores` says whether the ranks' devices are busy
-    meanwhile. Between a switch and itself it is what all messages share that pass the switch.
+    `share`: part of the bandwidth that exchanges reach. `rails`: number of parallel links between a
+    host and a switch or host, one for each network adapter; rings of GPUs use all of them, other
+    messages use one. `rdma`: adapters access the GPUs' memory (GPUDirect RDMA). A link from a host
+    to itself carries messages between its processes; `uses_cores`: whether that occupies the ranks'
+    devices. A link from a switch to itself is shared by all messages through the switch.
     """
 
     between: Annotated[tuple[Name, Name], Field(examples=[["gpu0", "host0"]])]
@@ -35,11 +34,11 @@ class Link(Fact):
 
     @property
     def name(self) -> str:
-        """The two ends, joined."""
+        """The link's name, made of its two ends."""
         return "--".join(self.between)
 
     def check_has_no_adapters(self) -> None:
-        """Raise ValueError if a link that no adapter of a host ends says something of adapters."""
+        """Raise ValueError if a link without a host's network adapter sets `rails` or `rdma`."""
         if self.rails > 1 or self.rdma:
             raise ValueError(
                 f"links.{self.name}.{'rails' if self.rails > 1 else 'rdma'}: network adapters join "
@@ -48,7 +47,7 @@ class Link(Fact):
 
     @property
     def reached(self) -> "Link":
-        """The link with what exchanges reach of it."""
+        """The link with the bandwidth that exchanges reach."""
         if self.share == 1.0:
             return self
         found = self.share * self.bandwidth_bytes_per_s
@@ -56,7 +55,7 @@ class Link(Fact):
 
 
 class Hop(NamedTuple):
-    """A link taken in one direction."""
+    """One direction of a link."""
 
     source: str
     target: str
@@ -64,10 +63,10 @@ class Hop(NamedTuple):
 
 
 class Network:
-    """Links by their ends. A route is searched once, however many messages take it."""
+    """Links by their ends, with cached routes."""
 
     def __init__(self, links: Iterable[Link], switches: Collection[str] = ()) -> None:
-        self.within: dict[str, Link] = {}  # of a place with itself
+        self.within: dict[str, Link] = {}  # links from a place to itself
         self._switches = switches
         self._hops: dict[str, list[Hop]] = {}
         self._routes: dict[tuple[str, str], tuple[Hop, ...] | None] = {}
@@ -81,19 +80,19 @@ class Network:
 
     @property
     def linked(self) -> Collection[str]:
-        """The places that have a link with another one."""
+        """The places linked with another place."""
         return self._hops.keys()
 
     def route(self, start: str, goal: str) -> tuple[Hop, ...] | None:
-        """Return the route of the fewest hops between two places, the widest of these, or None.
+        """Return the widest of the routes with the fewest hops between two places, or None.
 
-        Of as few hops those through switches alone come first: devices that a switch joins do not
-        send through a host. What a switch has for all its messages is no hop to be counted.
+        Routes through switches only are preferred: devices at a switch do not send through a host.
+        A switch's shared link does not count as a hop.
         """
         if (start, goal) in self._routes:
             return self._routes[start, goal]
         heap: list[tuple[int, int, float, int, str, tuple[Hop, ...]]] = [(0, 0, 0.0, 0, start, ())]
-        sequence = itertools.count(1)  # so that equally good routes keep the order of the links
+        sequence = itertools.count(1)  # equally good routes keep the order of links
         visited: set[str] = set()
         found = None
         while heap:
@@ -116,12 +115,12 @@ class Network:
         return found
 
     def _shared(self, place: str) -> tuple[Hop, ...]:
-        """Return the hop that all messages through a switch share, if its file has such a link."""
+        """Return the hop that all messages through a switch share, if there is one."""
         link = self.within.get(place) if place in self._switches else None
         return () if link is None else (Hop(place, place, link),)
 
     def reached_from(self, start: str) -> set[str]:
-        """Return all places that can be reached, and the start itself."""
+        """Return all reachable places, including the start."""
         reached, waiting = {start}, [start]
         while waiting:
             for hop in self._hops.get(waiting.pop(), ()):

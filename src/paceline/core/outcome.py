@@ -1,7 +1,7 @@
-"""The outcome of a run or a rehearsal, whatever strategy it had: what result.json is made of.
+"""The outcome of a run or rehearsal with any strategy, as saved in result.json.
 
-Every strategy fills in the fields that it knows; reports show the sections of the fields that are
-filled in, and never ask which strategy it was.
+Each strategy sets the fields that it knows; reports show sections for the fields that are set, and
+do not depend on the strategy.
 """
 
 from collections.abc import Mapping
@@ -15,15 +15,15 @@ from paceline.core.timeline import Timeline
 from paceline.core.wire_format import threshold_of
 
 _SHARES = ("accuracy", "precision@1")
-SHARE_FACTOR = 1.25  # of a declared share and the measured one: as much as bytes on the wire
-Points = tuple[tuple[float, int], ...]  # seconds of training, and a number
+SHARE_FACTOR = 1.25  # tolerated ratio of declared and measured share
+Points = tuple[tuple[float, int], ...]  # seconds of training, and a value
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """The mean training loss, and the loss and score on the test samples, of one epoch.
+    """An epoch's mean training loss, test loss and test score.
 
-    `test_loss` is None without test samples, `score` where the recipe has none.
+    `test_loss` is None without test samples, `score` without a score in the recipe.
     """
 
     number: int
@@ -35,7 +35,7 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The loss and the score on the test samples after so many steps of the run."""
+    """Test loss and score after a number of steps."""
 
     num_steps: int
     test_loss: float | None
@@ -44,9 +44,9 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that were sent for one purpose, as counted, and as planned by the formula.
+    """Bytes sent for one purpose, as counted and as planned.
 
-    `travels` is False for what stays within one process.
+    `travels` is False for data that stays within a process.
     """
 
     purpose: str
@@ -57,9 +57,9 @@ class Traffic:
 
 @dataclass(frozen=True)
 class SentShare:
-    """The share of the values that a codec was declared to send, and that it has sent.
+    """The declared and actual share of values sent by a codec.
 
-    `warning`: a line, if one is more than `SHARE_FACTOR` times the other.
+    `warning`: set if they differ by more than a factor of `SHARE_FACTOR`.
     """
 
     codec: str
@@ -69,7 +69,7 @@ class SentShare:
 
     @classmethod
     def of(cls, codec: str | None, measured: float | None) -> "SentShare | None":
-        """Return the check of a codec by its name; None if either share is not known."""
+        """Check a codec's share; None if either share is unknown."""
         threshold = None if codec is None else threshold_of(codec)
         if codec is None or measured is None or threshold is None or threshold.share is None:
             return None
@@ -84,10 +84,10 @@ class SentShare:
 
 @dataclass(frozen=True)
 class SplitHead:
-    """A head whose layers are shared by the workers: its layers and the bytes of its state.
+    """A head split across workers: its layers and the bytes of its state.
 
-    The state is parameters, gradients and what the optimizer keeps of them: of the whole head, and
-    of each rank's part.
+    The state is parameters, gradients and optimizer state, of the whole head and of each rank's
+    part.
     """
 
     layers: tuple[str, ...]
@@ -96,7 +96,7 @@ class SplitHead:
 
     @property
     def saved_nbytes(self) -> int:
-        """The bytes that the rank with the largest part has less than a whole head."""
+        """The bytes that the rank with the largest part saves."""
         return self.state_nbytes - max(self.own_state_nbytes)
 
 
@@ -104,8 +104,8 @@ class SplitHead:
 class Updates:
     """Updates of a shared model by asynchronous workers.
 
-    `by_worker`: how many each made. `staleness`: for each worker, how many of its batches missed so
-    many updates of others. `gaps`: by how many updates the first worker was ahead of the last.
+    `by_worker`: updates of each worker. `staleness`: for each worker, number of batches by number
+    of missed updates. `gaps`: lead of the fastest worker over the slowest, in updates.
     """
 
     count: int
@@ -117,10 +117,10 @@ class Updates:
 
 @dataclass(frozen=True)
 class UnevenWorker:
-    """A worker of an uneven run: what was asked for, what it reached alone, and its share.
+    """A worker of an uneven run: its setting, its speed alone, and its share.
 
-    `tried_samples_per_s`: its speed in the trial before the training, None if there was none.
-    `updates_share`: its part of all updates; `predicted_share`: the plan's.
+    `tried_samples_per_s`: speed in the trial before training, None without a trial.
+    `updates_share`: share of all updates; `predicted_share`: share in the plan.
     """
 
     name: str
@@ -134,7 +134,7 @@ class UnevenWorker:
 
 @dataclass(frozen=True)
 class ChunkTrial:
-    """A chunk size that a search has tried: its layers, and seconds a step."""
+    """A chunk size tried by a search, with seconds per step."""
 
     chunk: int
     predicted_s: float
@@ -142,21 +142,20 @@ class ChunkTrial:
 
 
 def is_share(score: str) -> bool:
-    """Return True if the score of that name is a share of the samples."""
+    """Return whether a score is a share of the samples."""
     return score in _SHARES
 
 
 class RunMetrics(Record):
-    """What is known of a run when it is over, and saved in result.json as it is.
+    """Metrics of a finished run, saved in result.json.
 
-    `samples_per_s` is that of the untraced steps, `tokens_per_s` where samples are tokens;
-    `evaluations` are those within epochs and after them, if any were asked for; `trained_s`:
-    seconds of training without tests. `decisions`: why a configuration was chosen on the way.
-    `faults`: where the traced steps depart from the plan, None if none were traced. `lost`: workers
-    that ended before the run, and why. `peak_memory_bytes` by worker; `shares`: the samples of each
-    worker in a batch, where batches are balanced. `wire_nbytes`: all bytes sent and received with
-    headers. `sent_share`: the check of a codec whose name declares it. `utilisation`: by device,
-    the share of the time in which it computed.
+    `samples_per_s`: throughput of the untraced steps; `tokens_per_s`: for token samples.
+    `evaluations`: requested tests within and after epochs. `trained_s`: seconds of training without
+    tests. `decisions`: reasons for changes of configuration during the run. `faults`: violations of
+    the plan by traced steps; None without traced steps. `lost`: workers that ended early, and why.
+    `peak_memory_bytes`: by worker. `shares`: samples of each worker in a balanced batch.
+    `wire_nbytes`: all bytes sent and received, with headers. `sent_share`: check of a codec with a
+    declared share. `utilisation`: share of the time in which each device computed.
     """
 
     samples_per_s: float
@@ -184,12 +183,11 @@ class RunMetrics(Record):
 
 
 class Outcome(RunMetrics, arbitrary_types_allowed=True):
-    """The outcome of a run: its metrics, and what its result is computed from.
+    """The outcome of a run: metrics, timelines and configuration.
 
-    `timeline`: the traced steps of all workers; `predicted`: the same steps as planned, if they can
-    be. `step_seconds`: durations of the untraced steps. `config`: the strategy's configuration
-    that was used in the end. `device`: what the workers computed on, where this is not the device
-    of the session's group.
+    `timeline`: traced steps of all workers; `predicted`: the same steps as planned, if possible.
+    `step_seconds`: durations of the untraced steps. `config`: the strategy's final configuration.
+    `device`: device of the workers, if it differs from the session's.
     """
 
     timeline: Timeline
@@ -200,9 +198,9 @@ class Outcome(RunMetrics, arbitrary_types_allowed=True):
 
 
 class Finding(Record):
-    """What a result shows: a metric beyond its threshold, in a sentence that says what to do.
+    """A metric above its threshold, with a message that recommends an action.
 
-    `code` names the rule that found it, whatever the sentence says.
+    `code` identifies the rule.
     """
 
     code: str

@@ -1,6 +1,6 @@
-"""What fields of the records that peers send may hold, beside `paceline.core.reading`.
+"""Limits of fields in records from peers, in addition to `paceline.core.reading`.
 
-What does not fit is the peer's fault: InvalidInput, one line.
+Violations raise InvalidInput.
 """
 
 from typing import Annotated
@@ -11,17 +11,17 @@ from paceline.core.errors import InvalidInput
 from paceline.core.plan import Resource
 from paceline.core.timeline import Span
 
-MOST_SPANS = 200_000  # that a worker may tell of
-# Seconds of anything on one machine's clock: a century.
+MOST_SPANS = 200_000  # most spans from a worker
+# Longest time on one machine's clock: a century.
 Seconds = Annotated[float, Field(ge=0, le=3.2e9, allow_inf_nan=False)]
 PerSecond = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
-# FailFast: an error for each of so many would take more memory than the message.
+# FailFast: errors for all spans would use more memory than the message.
 Spans = Annotated[list[Span], FailFast(), Field(max_length=MOST_SPANS)]
 _MOST_RESOURCES, _LONGEST_NAME = 16, 200
 
 
 def check_spans(spans: list[Span], worker: int, what: str) -> None:
-    """Raise InvalidInput for spans of others, or that end before they begin, or never."""
+    """Raise InvalidInput for another worker's spans, and for invalid times."""
     for span in spans:
         if span.worker != worker:
             raise InvalidInput(what, f"a span of worker {span.worker}")

@@ -1,4 +1,4 @@
-"""Tasks and plans: what one window of training does, on which resources, and in which order."""
+"""Tasks and plans: the work of a window of steps, with resources and order."""
 
 import gc
 from collections import defaultdict
@@ -13,9 +13,9 @@ from paceline.core.workload import Cost as Cost
 
 
 class Kind(StrEnum):
-    """The kind of work that a task does.
+    """The kind of a task's work.
 
-    `TRAIN` are steps that a worker takes by itself: load, forward, backward and update together.
+    `TRAIN`: local steps of a worker, with load, forward, backward and update together.
     """
 
     LOAD = "load"
@@ -30,32 +30,32 @@ class Kind(StrEnum):
     REDUCE = "reduce"
     STEP = "step"
 
-    # That of enum is a Python function: tasks are found by kinds and lanes millions of times.
+    # Enum's hash is a Python function, and tasks are looked up millions of times.
     __hash__ = str.__hash__
 
 
 COMPUTE = frozenset({Kind.LOAD, Kind.FORWARD, Kind.BACKWARD, Kind.TRAIN, Kind.STEP})
 COMMUNICATION = frozenset(Kind) - COMPUTE
-# The part of a forward that is the forward and backward of all micro-batches before the last one.
+# Part name of the forward and backward of all micro-batches before the last one.
 ACCUMULATED = "earlier micro-batches"
 
 
 class Lane(StrEnum):
-    """A part of a device, host or link that does one task at a time."""
+    """A part of a device, host or link that executes one task at a time."""
 
     COMPUTE = "compute"
-    CORE = "core"  # of a host that has fewer than devices that compute on them
-    MEMORY = "memory"  # of a CPU device, held while it copies or adds
+    CORE = "core"  # cores of a host with fewer cores than CPU devices
+    MEMORY = "memory"  # memory of a CPU device, while it copies or adds
     EXCHANGE = "exchange"
     UPLOAD = "upload"  # to a parameter server
     DOWNLOAD = "download"
     D2H = "d2h"  # copy engines of a GPU
     H2D = "h2d"
     REDUCE = "reduce"  # sums in a host's memory
-    NETWORK = "network"  # of a device that waits for what its host exchanges
+    NETWORK = "network"  # a device that waits for its host's exchange
     WIRE = "wire"  # one direction of a link
-    MESSAGES = "messages"  # of a host: what its cores do to send and receive a hub's
-    ISSUE = "issue"  # the thread that issues kernels
+    MESSAGES = "messages"  # a host's handling of a hub's messages
+    ISSUE = "issue"  # the thread that launches kernels
     ENCODE_EIGHTBIT = "encode eightbit"
     DECODE_EIGHTBIT = "decode eightbit"
     ENCODE_FOURBIT = "encode fourbit"
@@ -67,7 +67,7 @@ class Lane(StrEnum):
     ENCODE_THRESHOLD = "encode threshold"
     DECODE_THRESHOLD = "decode threshold"
 
-    __hash__ = str.__hash__  # as of kinds
+    __hash__ = str.__hash__  # as for Kind
 
 
 class Resource(NamedTuple):
@@ -81,10 +81,10 @@ class Resource(NamedTuple):
 
 
 class TaskId(NamedTuple):
-    """The identity of a task: the same in the plan and in every recording.
+    """Identity of a task, the same in the plan and in every recording.
 
-    `worker` is None for a collective, which all ranks record under one identity. `part` is the
-    layer, bucket, chunk or message; `sub_batch` the number of the sub-batch of a split layer.
+    `worker` is None for a collective, which all ranks record under one identity. `part`: layer,
+    bucket, chunk or message. `sub_batch`: number of the sub-batch of a split layer.
     """
 
     step: int
@@ -95,7 +95,7 @@ class TaskId(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The identity as people read it, such as "s0/d2h[3]@worker0"."""
+        """The identity as text, such as "s0/d2h[3]@worker0"."""
         number = "" if self.sub_batch is None else f"/{self.sub_batch}"
         inside = f"[{self.part}{number}]" if self.part or number else ""
         where = "" if self.worker is None else f"@worker{self.worker}"
@@ -103,7 +103,7 @@ class TaskId(NamedTuple):
 
 
 class PriceKey(NamedTuple):
-    """The key of a measured duration: the owner of a task's first resource, and the work."""
+    """Key of a measured duration: the owner of a task's first resource, and the work."""
 
     owner: str
     kind: Kind
@@ -114,9 +114,8 @@ class PriceKey(NamedTuple):
 class Task(NamedTuple):
     """A piece of work that holds all of `on` while it runs, and starts when all `after` ended.
 
-    Its kind, step, part, worker and sub-batch are fields of its identity, which the tasks that wait
-    for it hold, too: a wide plan has millions. `num_samples` is the size of an asynchronous
-    worker's batch; 0 where the plan does not say.
+    Kind, step, part, worker and sub-batch are fields of its identity, which is shared with waiting
+    tasks to save memory. `num_samples`: batch size of an asynchronous worker; 0 if not planned.
     """
 
     id: TaskId
@@ -132,12 +131,12 @@ class Task(NamedTuple):
 
     @property
     def step(self) -> int:
-        """The step that it belongs to."""
+        """The step of the task."""
         return self.id.step
 
     @property
     def part(self) -> str:
-        """The layer, bucket, chunk or message that it works on."""
+        """The layer, bucket, chunk or message."""
         return self.id.part
 
     @property
@@ -147,7 +146,7 @@ class Task(NamedTuple):
 
     @property
     def sub_batch(self) -> int | None:
-        """The number of the sub-batch, if it works on one."""
+        """The number of the sub-batch, if any."""
         return self.id.sub_batch
 
     @property
@@ -157,19 +156,18 @@ class Task(NamedTuple):
 
     @property
     def price_key(self) -> PriceKey:
-        """The key of its measured duration."""
+        """The key of the task's measured duration."""
         return PriceKey(self.on[0].owner, self.id.kind, self.id.part, self.id.sub_batch)
 
 
 class Plan:
-    """A validated tuple of tasks, in issue order.
+    """A validated sequence of tasks, in issue order.
 
-    Tasks may only wait for earlier ones, so that a plan is acyclic by construction. Raises
-    ValueError for an identity that stands twice, an unknown or later one in `after`, and a task on
-    nothing.
+    Tasks may only wait for earlier ones, so a plan is acyclic by construction. Raises ValueError
+    for a duplicate identity, an unknown or later one in `after`, and a task without resources.
 
-    The scheduler works on integer arrays: `children` are the places of the tasks that wait for each
-    task, `num_parents` counts what it waits for itself, `held` numbers the resources it holds.
+    The scheduler uses integer arrays: `children`: indices of the tasks that wait for each task;
+    `num_parents`: number of tasks that it waits for; `held`: indices of its resources.
     """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
@@ -180,13 +178,13 @@ class Plan:
     def _link(self) -> None:
         """Check the tasks, and number what each waits for."""
         place: dict[TaskId, int] = {}
-        # Most tasks of a wide plan have one child or none: a tuple of those is smaller than a list.
+        # Most tasks of a wide plan have at most one child: tuples are smaller than lists.
         self.children: list[list[int] | tuple[int, ...]] = []
         self.num_parents: list[int] = []
         last = None
         for i, (own, on, _, after, _) in enumerate(self.tasks):
             for before in after:
-                # Most tasks wait for the last one, whose identity need not be hashed for it.
+                # Most tasks wait for the previous one, which needs no hash lookup.
                 parent = i - 1 if before is last else place.get(before)
                 if parent is None:
                     raise ValueError(
@@ -222,10 +220,10 @@ class Plan:
 
     @cached_property
     def priced_alike(self) -> tuple[list[Task], list[int]]:
-        """One task of each sort, and for each task the index of its sort.
+        """One task of each kind with the same price, and each task's index among them.
 
-        No cost model can tell two tasks of a sort apart. A window repeats its steps, so that there
-        are few sorts, however long it is: all but a task's step and worker is looked up by sort.
+        Cost models price all tasks of a kind equally. Steps repeat, so there are few kinds in a
+        window of any length.
         """
         numbers: dict[tuple[object, ...], int] = defaultdict(count().__next__)
         # A cost is told by its identity: steps share their layers' costs, and hashing one in Python
@@ -239,13 +237,13 @@ class Plan:
 
     @cached_property
     def resources(self) -> tuple[Resource, ...]:
-        """All resources, in the order of their first use."""
+        """All resources in order of first use."""
         sorts, _ = self.priced_alike
         return tuple(dict.fromkeys(resource for task in sorts for resource in task.on))
 
     @cached_property
     def held(self) -> list[tuple[int, ...]]:
-        """For each task the indices into `resources` that it holds."""
+        """The indices into `resources` of each task."""
         sorts, sort_of = self.priced_alike
         number = {resource: i for i, resource in enumerate(self.resources)}
         of_sort = [tuple(number[resource] for resource in task.on) for task in sorts]
@@ -254,9 +252,9 @@ class Plan:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Pause the cyclic garbage collector: it takes two thirds of the time of building a plan.
+    """Pause the garbage collector, which takes two thirds of the time to build a plan.
 
-    Tasks are tuples without cycles, but each ten thousand of them it looks at all.
+    Tasks have no cycles, but the collector scans all of them repeatedly.
     """
     was_enabled = gc.isenabled()
     gc.disable()

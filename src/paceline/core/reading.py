@@ -1,7 +1,7 @@
-"""Read JSON and TOML from outside, a file's or a peer's: bounded in depth and numbers.
+"""Read JSON and TOML from files and peers, with limits on depth and numbers.
 
-What comes is a validated record, or InvalidInput in one line. How long a text may be is bounded by
-who has it: `paceline.links.files` by the kind of file, `paceline.rpc` by the largest message.
+Returns validated records, or raises InvalidInput. The length is limited by the caller:
+`paceline.links.files` by kind of file, `paceline.rpc` by the largest message.
 """
 
 import re
@@ -16,10 +16,10 @@ from pydantic_core import ErrorDetails, from_json
 from paceline.core.errors import InvalidInput, shown
 
 Text = bytes | bytearray | memoryview
-MOST_DEPTH = 200  # of JSON, as of pydantic's own parser
+MOST_DEPTH = 200  # nesting of JSON, as in pydantic's parser
 _MOST_TOML_DEPTH = 32
 LARGEST_INTEGER = 2**63 - 1
-LARGEST_NUMBER = 1e40  # beyond float32; products and quotients of several are finite still
+LARGEST_NUMBER = 1e40  # above float32; products and quotients stay finite
 _T = TypeVar("_T")
 # Problems by pydantic's types of errors; others keep pydantic's message.
 _PROBLEMS = {
@@ -40,13 +40,13 @@ _PROBLEMS = {
 }
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
-# A dotted key of many parts: the parser of Python takes the square of their number in time.
+# tomllib needs quadratic time for dotted keys
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _DOTTED = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{_MOST_TOML_DEPTH}}}")
 
 
 def read_json(data: Text, what: str) -> Any:
-    """Return the value of JSON; NaN, infinity and numbers beyond reason are no JSON."""
+    """Parse JSON; NaN, infinity and huge numbers are errors."""
     try:
         found = from_json(bytes(data), allow_inf_nan=False)
     except ValueError as error:
@@ -56,7 +56,7 @@ def read_json(data: Text, what: str) -> Any:
 
 
 def read_toml(data: Text, what: str, *, largest: float = LARGEST_NUMBER) -> dict[str, Any]:
-    """Return the table of a TOML text; `largest` may be infinite, which TOML has."""
+    """Parse TOML; `largest` may be infinity, which TOML supports."""
     try:
         text = bytes(data).decode("utf-8")
         if (match := _DOTTED.search(text)) is not None:
@@ -71,7 +71,7 @@ def read_toml(data: Text, what: str, *, largest: float = LARGEST_NUMBER) -> dict
 
 
 def read_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
-    """Return the record in JSON; InvalidInput names the first field that is wrong."""
+    """Parse and validate a JSON record; InvalidInput names the first invalid field."""
     try:
         return kind.validate_json(bytes(data))
     except ValidationError as error:
@@ -79,13 +79,13 @@ def read_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
 
 
 def read_finite_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
-    """Return the record in JSON, all of whose numbers are finite and within reason."""
+    """Parse and validate a JSON record whose numbers must all be finite and not huge."""
     read_json(data, what)
     return read_record(kind, data, what)
 
 
 def fault_of(error: ValidationError) -> ErrorDetails:
-    """Return the first fault; of a table that lacks a field, rather the one that it misspells."""
+    """Return the first error; prefer a misspelt field to a missing one."""
     first, *others = error.errors(include_url=False)
     if first["type"] != "missing":
         return first
@@ -95,9 +95,9 @@ def fault_of(error: ValidationError) -> ErrorDetails:
 
 
 def first_fault(error: ValidationError, name: str = "") -> str:
-    """Return the field that is wrong, its value, and what would be right.
+    """Return the invalid field, its value, and what is expected.
 
-    `name` is that of the field which was validated, where that was one alone.
+    `name`: the field, if a single one was validated.
     """
     fault = fault_of(error)
     field = ".".join(str(part) for part in (name, *fault["loc"]) if part != "")
@@ -126,7 +126,7 @@ def _as_typed(value: object) -> str:
 def check_numbers(
     value: Any, what: str, *, largest: float = LARGEST_NUMBER, most_depth: int = MOST_DEPTH
 ) -> None:
-    """Raise InvalidInput for a number that is not finite or beyond reason, and for great depth."""
+    """Raise InvalidInput for a number that is not finite or is huge, and for deep nesting."""
     level, depth = [value], 0
     while level:
         for one in level:
@@ -152,7 +152,7 @@ def check_numbers(
 
 
 def _place(whole: Any, wanted: object) -> str:
-    """Return where in a value a number of it stands, as "links.0.latency_s: "."""
+    """Return the path of a number in a value, as "links.0.latency_s: "."""
     waiting: list[tuple[tuple[str, ...], Any]] = [((), whole)]
     while waiting:
         path, one = waiting.pop()

@@ -1,12 +1,12 @@
-"""The rings that GPUs of one host can form at once over direct links, as NCCL lays them.
+"""Find the rings that GPUs of a host can form concurrently over direct links, like NCCL.
 
-On a DGX-1 with V100 two rings take both of the double links, and a third one the single links:
+On a DGX-1 with V100, two rings use the double links, and a third one the single links:
 
     0 - 1 - 3 - 5 - 7 - 6 - 4 - 2 -      twice
     0 - 3 - 2 - 1 - 7 - 4 - 5 - 6 -      once
 
-Each is used in both directions, so that six rings exchange at once, over each GPU's six links; NCCL
-says of a DGX-1 with P100, of four links a GPU, that it has four (Jeaugey, NCCL 2.0, GTC 2017).
+Each is used in both directions, so six rings use each GPU's six links; for a DGX-1 with P100, which
+has four links per GPU, NCCL reports four rings (Jeaugey, NCCL 2.0, GTC 2017).
 """
 
 from collections import Counter, defaultdict
@@ -17,19 +17,19 @@ from math import floor
 
 from paceline.core.machine import Device, DeviceKind, Machine, Station
 
-_MOST_RANKS = 8  # of a host without switches between its GPUs
-_FEWEST_RANKS = 3  # two neighbours have one way only
-_MOST_TRIED = 30  # rings that are tried in each place before fewer are taken
+_MOST_RANKS = 8  # most GPUs of a host without switches
+_FEWEST_RANKS = 3  # two GPUs form no ring
+_MOST_TRIED = 30  # rings tried at each position before fewer are used
 _ROUNDING = 1e-6
 _Pair = frozenset[int]
 _Order = tuple[int, ...]
 
 
 def rings_at_once(machine: Machine, stations: Sequence[Station]) -> list[tuple[Station, ...]]:
-    """Return the orders of the rings that the stations form at once over direct links.
+    """Return the orders of the stations in concurrent rings over direct links.
 
-    None of them if the stations are not GPUs, or their direct links form no ring. A link counts as
-    often as it is as wide as the narrowest; each ring stands there in both directions.
+    Empty if the stations are not GPUs, or their links form no ring. A link counts as a multiple of
+    the narrowest one; each ring is included in both directions.
     """
     on_gpus = all(isinstance(one, Device) and one.kind == DeviceKind.GPU for one in stations)
     if not on_gpus or not _FEWEST_RANKS <= len(stations) <= _MOST_RANKS:
@@ -53,10 +53,10 @@ def rings_at_once(machine: Machine, stations: Sequence[Station]) -> list[tuple[S
 
 @lru_cache(maxsize=64)
 def _disjoint(num_ranks: int, counts: frozenset[tuple[_Pair, int]]) -> tuple[_Order, ...]:
-    """Return as many rings over all ranks as are found that share no link."""
+    """Return the most rings over all ranks that share no link."""
     spare = dict(counts)
     ends = (sum(n for pair, n in spare.items() if rank in pair) for rank in range(num_ranks))
-    most = min(ends) // 2  # a ring takes two links of each rank
+    most = min(ends) // 2  # a ring uses two links of each rank
 
     def extended(chosen: tuple[_Order, ...], spare: Mapping[_Pair, int]) -> tuple[_Order, ...]:
         best = chosen
@@ -73,7 +73,7 @@ def _disjoint(num_ranks: int, counts: frozenset[tuple[_Pair, int]]) -> tuple[_Or
 
 
 def _orders(path: _Order, num_ranks: int, spare: Mapping[_Pair, int]) -> Iterator[_Order]:
-    """Yield the rings over all ranks that begin with a path, each in one direction."""
+    """Yield the rings over all ranks that start with a path, each in one direction."""
     if len(path) == num_ranks:
         closing = frozenset((path[-1], path[0]))
         if spare.get(closing, 0) > 0 and path[1] < path[-1]:

@@ -1,11 +1,11 @@
-"""Rounds of inner steps: how often workers exchange what, and how the mean becomes an outer step.
+"""Rounds of local updates: when workers exchange which fragment, and the outer step.
 
     inner steps     1 2 3 ............ H/2 ............... H  1 2 ...
     fragment 0                         sent ..... loaded
     fragment 1                                            sent ..... loaded
                                        |- delay -|        |- delay -|
 
-DiLoCo (arXiv 2311.08105), with fragments that take turns (Streaming DiLoCo, arXiv 2501.18512).
+DiLoCo (arXiv 2311.08105), with fragments in turn (Streaming DiLoCo, arXiv 2501.18512).
 """
 
 from math import log2
@@ -24,17 +24,17 @@ Outer = Literal["auto", "average", "nesterov"]
 
 
 class OuterStep(NamedTuple):
-    """SGD with Nesterov's momentum on the mean outer gradient; (1, 0) is the plain average."""
+    """SGD with Nesterov momentum on the mean outer gradient; (1, 0) is plain averaging."""
 
     learning_rate: float
     momentum: float
 
 
 AVERAGE = OuterStep(1.0, 0.0)
-_OFTEN = 2  # inner steps of a round, after which a mean is better than momentum
+_OFTEN = 2  # from so many inner steps per round on, averaging is better than momentum
 _FEW_ROUNDS, _OF_FEW = 100, OuterStep(0.9, 0.4)
 _MANY_ROUNDS, _OF_MANY = 5000, OuterStep(0.6, 0.9)
-# By which the rate rises with twice as many workers: 0.6 for two and 0.8 for eight were the best of
+# Increase of the rate for twice as many workers: 0.6 for two and 0.8 for eight were best in
 # DiLoCo's scaling laws (arXiv 2503.09799).
 _RATE_PER_DOUBLING = 0.1
 
@@ -43,13 +43,12 @@ _RATE_PER_DOUBLING = 0.1
 class Rounds:
     """The exchanges of a round, and the outer step after each.
 
-    `sync_every`: inner steps of a round, on average over the workers. `fragments`: groups of
-    layers that are exchanged in turn, each once a round. `delay`: inner steps that a worker takes
-    while a fragment travels. `mixing`: the worker's own part of the parameters after an exchange;
-    the rest is the group's. By default the worker adds what the exchange has changed, and keeps
-    what it has learned meanwhile. `codec`: encodes outer gradients. `outer`: "average", "nesterov",
-    or "auto" for what suits the number of rounds (`outer_step`). `outer_learning_rate` and
-    `outer_momentum` go before what `outer` chooses.
+    `sync_every`: inner steps of a round, averaged over the workers. `fragments`: groups of layers,
+    exchanged in turn once per round. `delay`: inner steps that a worker takes while a fragment is
+    exchanged. `mixing`: weight of the worker's own parameters after an exchange; by default the
+    worker adds the group's change and keeps its own steps. `codec`: encodes outer gradients.
+    `outer`: "average", "nesterov", or "auto" by the number of rounds (`outer_step`).
+    `outer_learning_rate` and `outer_momentum` override the choice of `outer`.
     """
 
     sync_every: Annotated[int, Field(ge=1, lt=2**31)] = 100
@@ -78,11 +77,11 @@ class Rounds:
         return self
 
     def sent_after(self, fragment: int) -> int:
-        """Return the inner step of a round after which a fragment is sent."""
+        """Return the inner step after which a fragment is sent."""
         return (fragment + 1) * self.sync_every // self.fragments
 
     def outer_step(self, workers: int, num_rounds: float | None) -> OuterStep:
-        """Return the outer step of so many workers in a run of so many rounds, if that is known."""
+        """Return the outer step for a number of workers and, if known, of rounds."""
         meets_often = self.outer == "auto" and (workers == 1 or self.sync_every <= _OFTEN)
         if self.outer == "average" or meets_often:
             chosen = AVERAGE
@@ -96,7 +95,7 @@ class Rounds:
 
 
 def rounds_of(**settings: Any) -> Rounds:
-    """Return rounds of these settings; InvalidInput names the first that is wrong."""
+    """Build rounds from settings; InvalidInput names the first invalid one."""
     try:
         return Rounds(**settings)
     except ValidationError as error:
@@ -105,9 +104,9 @@ def rounds_of(**settings: Any) -> Rounds:
 
 
 def _nesterov(workers: int, num_rounds: float | None) -> OuterStep:
-    """Return the step with momentum that suits so many rounds, as measured (benchmarks/local).
+    """Return the momentum step for a number of rounds, as measured in benchmarks/local.
 
-    In tens of rounds little momentum is best; that of DiLoCo was found for thousands, and costs
+    Little momentum is best for tens of rounds; DiLoCo's value was found for thousands, and costs
     much loss in fewer.
     """
     doublings = log2(max(1.0, (num_rounds or 0.0) / _FEW_ROUNDS))

@@ -1,6 +1,6 @@
-"""The settings of a run: read by every strategy, and checked against it in `records.settings`.
+"""The settings of a run, validated against its strategy in `records.settings`.
 
-Descriptions of the fields are the help texts of the command line, whose options are made from them.
+Field descriptions are the help texts of the command line's options.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from paceline.core.errors import shown
 from paceline.core.interval import LONGEST_S, Interval
 
 LARGEST_FLOAT32 = 3.4e38
-_MOST_WORKERS, _LONGEST_LIST = 10**6, 100_000  # characters of a list of workers
+_MOST_WORKERS, _LONGEST_LIST = 10**6, 100_000  # most characters of a list of workers
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 Milliseconds = Annotated[float, Field(gt=0, le=1e3 * LONGEST_S)]
 Shape = tuple[Annotated[int, Field(ge=1)], ...]
@@ -23,7 +23,7 @@ DATA = (
 
 
 def read_shape(shape: Any) -> Any:
-    """Return the sizes of a shape that is written as 3x224x224."""
+    """Parse a shape such as 3x224x224."""
     if not isinstance(shape, str):
         return shape
     try:
@@ -33,12 +33,12 @@ def read_shape(shape: Any) -> Any:
 
 
 def read_list(values: Any) -> Any:
-    """Return the words of a list that is written as 1,2,4."""
+    """Parse a comma-separated list."""
     return tuple(part.strip() for part in values.split(",")) if isinstance(values, str) else values
 
 
 def _read_interval(every: Any) -> Any:
-    """Return the text of an interval, which may be a number of steps."""
+    """Accept a number of steps as the text of an interval."""
     if isinstance(every, int) and not isinstance(every, bool):
         every = str(every)
     if isinstance(every, str):
@@ -47,7 +47,7 @@ def _read_interval(every: Any) -> Any:
 
 
 def _each(stretch: Any) -> Any:
-    """Return one factor a worker for a number (4), or for a text that lists them (1,4)."""
+    """Parse factors: a number (4), or a list by worker (1,4)."""
     if isinstance(stretch, str):
         return tuple(stretch.split(","))
     return (stretch,) if isinstance(stretch, int | float) else stretch
@@ -64,11 +64,11 @@ InputShape = Annotated[
 
 
 class Record(BaseModel, frozen=True, extra="forbid"):
-    """Settings or a result: immutable, and without unknown fields."""
+    """Base of settings and results: immutable; unknown fields are errors."""
 
 
 class RunSettings(Record):
-    """The settings that training and rehearsing have in common."""
+    """Settings common to training and rehearsing."""
 
     model: Model
     strategy: str = Field(
@@ -134,7 +134,7 @@ class RunSettings(Record):
 class TrainSettings(RunSettings):
     """The settings of `paceline train`.
 
-    None stands for what suits the model, or is the recipe's own (`paceline.core.defaults`).
+    None selects the model's or recipe's default (`paceline.core.defaults`).
     """
 
     kind: Literal["train"] = "train"
@@ -220,7 +220,7 @@ class TrainSettings(RunSettings):
 
     @property
     def checkpoint_interval(self) -> Interval | None:
-        """The time or the steps between two checkpoints; None if there are none."""
+        """The interval between checkpoints; None for no checkpoints."""
         return Interval.parse(self.checkpoint_every)
 
     @model_validator(mode="after")
@@ -295,7 +295,7 @@ class RehearseSettings(RunSettings):
                 raise ValueError(f"{name}: goes only with {other}")
 
     def stretch_of(self, rank: int) -> float:
-        """Return the factor by which a worker is slower than this machine; 1 if it is paced."""
+        """Return a worker's slow-down factor; 1 for a paced one."""
         if self.stretch is None:
             return 1.0
         return self.stretch[rank if len(self.stretch) > 1 else 0]

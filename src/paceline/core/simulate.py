@@ -1,9 +1,8 @@
-"""The list scheduler: a heap on (time, issue order), integer arrays, deterministic ties.
+"""List scheduler: a heap of (time, issue order), integer arrays, deterministic ties.
 
-A task becomes ready when the last of its parents ends. Each resource serves ready tasks in the
-order in which they became ready, and ties in the order in which the plan lists them: first in,
-first out, as a CUDA stream, a socket or a thread does. A task that needs several resources waits
-for all of them and keeps its place in every queue.
+A task becomes ready when its last parent ends. Each resource serves ready tasks first in, first
+out, like a CUDA stream, a socket or a thread; ties are served in plan order. A task that needs
+several resources waits for all of them and keeps its place in every queue.
 """
 
 from array import array
@@ -16,8 +15,8 @@ from paceline.core.cost import CostModel
 from paceline.core.plan import Plan, without_collection
 from paceline.core.timeline import Origin, Span, Timeline
 
-LOOKED_AT = 4  # periods before the last: what is under way spans up to three
-_ROUNDING = 1e-12  # of a window, within which two periods are equally long
+LOOKED_AT = 4  # periods compared with the last one: concurrent work spans up to three
+_ROUNDING = 1e-12  # tolerance for equal periods, relative to the window
 
 
 Times = tuple[list[float], list[float]]  # when each task starts, and when it ends
@@ -26,9 +25,9 @@ Times = tuple[list[float], list[float]]  # when each task starts, and when it en
 # The inner loop: a function call per task would halve its speed.
 @without_collection()
 def schedule(plan: Plan, cost: CostModel, until: float = inf) -> Times:  # noqa: C901
-    """Return when each task starts and ends, in seconds.
+    """Compute each task's start and end in seconds.
 
-    A task that would start at or after `until`, or waits for such a task, has the end `inf`.
+    A task that would start at or after `until`, or waits for such a task, ends at `inf`.
     """
     held, children = plan.held, plan.children
     sorts, sort_of = plan.priced_alike
@@ -68,18 +67,18 @@ def schedule(plan: Plan, cost: CostModel, until: float = inf) -> Times:  # noqa:
 
 
 def simulate(plan: Plan, cost: CostModel, until: float | None = None) -> Timeline:
-    """Price the plan, schedule it, and return the predicted timeline.
+    """Price and schedule a plan, and return the predicted timeline.
 
-    With `until` (seconds) only the tasks that ended by then are in the timeline: asynchronous
-    strategies have no last round to wait for. Raises ValueError if the plan ends before that
-    horizon, because a count of what was done by then would be too low.
+    With `until` (seconds) the timeline contains only the tasks that ended by then, for asynchronous
+    strategies without a last round. Raises ValueError if the plan ends before that horizon, because
+    the number of tasks would be too low.
     """
     start, end = schedule(plan, cost, inf if until is None else until)
     last_s = max(end, default=0.0)
-    # Kept as arrays, because lists keep an object of 32 bytes for each time.
+    # arrays use less memory than lists of floats
     times = array("d", start), array("d", end)
     spans = _spans(plan, *times)
-    if until is None:  # what waits for nothing starts at 0
+    if until is None:  # tasks without parents start at 0
         return Timeline(spans, Origin.PREDICTED, (0.0, last_s))
     if last_s < until:
         raise ValueError(
@@ -97,10 +96,10 @@ def _spans(plan: Plan, start: Sequence[float], end: Sequence[float]) -> Iterator
 
 
 def period(plan_of: Callable[[int], Plan], cost: CostModel, num_steps: int) -> float:
-    """Return the seconds per step in the steady state: (makespan(2k) - makespan(k)) / k.
+    """Return the seconds per step in steady state: (makespan(2k) - makespan(k)) / k.
 
-    A window is planned instead of one step, because steps overlap and workers that take turns have
-    a period that is shorter than any of their steps.
+    A single step is not enough, because steps overlap, and alternating workers have a period
+    shorter than any of their steps.
     """
     longer_s = makespan_s(plan_of(2 * num_steps), cost)
     return (longer_s - makespan_s(plan_of(num_steps), cost)) / num_steps
@@ -109,13 +108,12 @@ def period(plan_of: Callable[[int], Plan], cost: CostModel, num_steps: int) -> f
 def steady_period(
     timeline: Timeline, num_steps: int, alike: int = 1, looked_at: int = LOOKED_AT
 ) -> float | None:
-    """Return the seconds per step if the last steps of a window repeat themselves, else None.
+    """Return the seconds per step if a window's last steps repeat, otherwise None.
 
-    From then on each step is the one before, later by as much, so that a longer window shows
-    nothing new. Plans repeat themselves after `alike` steps. `looked_at`: periods before the last,
-    as many as what is under way spans.
+    A longer window would then only repeat these steps. Plans repeat after `alike` steps.
+    `looked_at`: periods before the last, as many as what is under way spans.
     """
-    first = (num_steps // alike - looked_at - 1) * alike  # the last overlaps with none
+    first = (num_steps // alike - looked_at - 1) * alike  # the last step overlaps with no later one
     if first < 1:
         return None
     ends = [dict[tuple[object, ...], float]() for _ in range(looked_at * alike)]
@@ -134,6 +132,6 @@ def steady_period(
 
 
 def makespan_s(plan: Plan, cost: CostModel) -> float:
-    """Return from the first start to the last end, as of the plan's timeline."""
+    """Return the makespan of the plan's timeline."""
     _, end = schedule(plan, cost)
     return max(end, default=0.0)

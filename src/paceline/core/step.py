@@ -1,14 +1,14 @@
-"""Steps of synchronous data-parallel training: the computation, and an exchange in host memory.
+"""Steps of synchronous training: computation, and an exchange in host memory.
 
     gpu0 compute   load fwd1 fwd2 fwd3 | bwd3  bwd2  bwd1                |  step
     gpu0 d2h                                 [d2h 0][d2h 1] [d2h 2]
     host reduce                                     [sum 0][sum 1] [sum 2]
     gpu0 h2d                                               [h2d 0][h2d 1] [h2d 2]
 
-`ComputeStep` has the first line, which all strategies have in common; `HostStep` has all four. A
-chunk is some layers in the order of backward. It is copied to the host when the last of them has
-been computed; each host sums it when all copies are there. The exchange between several hosts' sums
-is the strategy's (`Between`). A worker on cores copies by itself, and reads the result in place.
+`ComputeStep` is the first line, common to all strategies; `HostStep` is all four. A chunk is a
+group of layers in the order of backward. It is copied to the host after its last layer's backward;
+each host sums it when all copies have arrived. The strategy exchanges the sums between hosts
+(`Between`). A CPU worker copies by itself, and reads the result in place.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ from paceline.core.workload import Layer, Workload
 
 @dataclass(frozen=True)
 class ComputeStep:
-    """The computation of a step: load, forward, backward and update of each worker."""
+    """The computation of a step: each worker's load, forward, backward and update."""
 
     workload: Workload
     devices: tuple[Device, ...]
@@ -39,17 +39,17 @@ class ComputeStep:
 
     @cached_property
     def load(self) -> Cost:
-        """The cost of loading a batch, which is read and written once."""
+        """The cost of loading a batch: one read and one write."""
         num_micro_batches = 1 + self.workload.num_accumulated
         return Cost(nbytes=2 * self.workload.input_nbytes * num_micro_batches, num_calls=1)
 
     @cached_property
     def update(self) -> Cost:
-        """The cost of updating all parameters of the model."""
+        """The cost of updating all parameters."""
         return update_cost(self.workload)
 
     def tasks(self, step: int, worker: int) -> Iterator[Task]:
-        """Yield one worker's load, forward and backward, after its update of the step before."""
+        """Yield a worker's load, forward and backward, after its previous update."""
         on = (compute_lane(self.devices[worker].name),)
         done = TaskId(step, Kind.LOAD, "", worker)
         updated = (TaskId(step - 1, Kind.STEP, "", worker),) if step else ()
@@ -72,7 +72,7 @@ class ComputeStep:
         return TaskId(step, Kind.BACKWARD, last, worker)
 
     def step_task(self, step: int, worker: int, after: tuple[TaskId, ...]) -> Task:
-        """Return one worker's weight update."""
+        """Return a worker's weight update."""
         on = (compute_lane(self.devices[worker].name),)
         return Task(TaskId(step, Kind.STEP, "", worker), on, self.update, after)
 
@@ -81,21 +81,21 @@ class Between(Protocol):
     """The exchange of a chunk's sums between hosts."""
 
     def tasks(self, step: int, summed: TaskId) -> Iterator[Task]:
-        """Yield the tasks, which wait for `summed`: the sum on all hosts."""
+        """Yield the tasks, which wait for all hosts' sums, `summed`."""
         ...
 
     def result(self, step: int, place: int) -> TaskId:
-        """Return the task after which the host of that number has the result."""
+        """Return the task after which a host has the result."""
         ...
 
 
 @dataclass(frozen=True)
 class ChunkExchange:
-    """The exchange of one chunk: resources and costs for all, and for each worker.
+    """The exchange of one chunk, with the resources and costs of each worker.
 
-    `last_layer` is the one whose gradients complete it, `synced` the cost of its backward with the
-    synchronisation that a GPU needs (Le et al. 2018, step B-4-1), `places` the number of each
-    worker's host. `d2h` and `h2d` copy to the host's memory and back, for each worker.
+    `last_layer`: layer whose gradients complete the chunk. `synced`: cost of its backward with a
+    GPU's synchronisation (Le et al. 2018, step B-4-1). `places`: number of each worker's host.
+    `d2h`, `h2d`: each worker's copies to the host's memory and back.
     """
 
     chunk: str
@@ -108,7 +108,7 @@ class ChunkExchange:
     h2d: tuple[Transfer | None, ...]
 
     def tasks(self, step: int) -> Iterator[Task]:
-        """Yield the sum, its way to the other hosts, and to the GPUs."""
+        """Yield the sum, its exchange between hosts, and the copies to GPUs."""
         after = tuple(TaskId(step, Kind.D2H, self.chunk, i) for i in range(len(self.d2h)))
         summed = TaskId(step, Kind.REDUCE, self.chunk)
         yield Task(summed, *self.reduce, after)
@@ -133,7 +133,7 @@ class ChunkExchange:
 
 @dataclass(frozen=True)
 class HostStep:
-    """A step with exchanges in host memory; without exchanges, one worker's."""
+    """A step with exchanges in host memory; without exchanges for a single worker."""
 
     compute: ComputeStep
     exchanges: tuple[ChunkExchange, ...]
@@ -150,7 +150,7 @@ class HostStep:
                 exchange = completed[own.part]
                 on_gpu = device.kind == DeviceKind.GPU
                 yield task._replace(cost=exchange.synced) if on_gpu else task
-                # The copy to the host stands where a hook of backward begins it.
+                # A backward hook starts the copy to the host, so it is listed there.
                 copied = TaskId(step, Kind.D2H, exchange.chunk, worker)
                 yield Task(copied, *exchange.d2h[worker], (task.id,))
         for exchange in self.exchanges:
@@ -163,7 +163,7 @@ class HostStep:
 
 @dataclass(frozen=True)
 class HostMemory:
-    """The hosts of some workers, and the ways to and from their memory."""
+    """The workers' hosts, and the resources of copies to and from their memory."""
 
     machine: Machine
     devices: tuple[Device, ...]
@@ -184,14 +184,14 @@ class HostMemory:
         size: int,
         between: Callable[[str, Sequence[Layer]], Between] | None,
     ) -> tuple[ChunkExchange, ...]:
-        """Return the exchanges of chunks of `size` layers, in the order of backward.
+        """Return the exchanges of chunks of `size` layers in the order of backward.
 
-        `between` returns the exchange between hosts of the chunk with this name and these layers.
-        InvalidInput if a GPU is not linked to its host.
+        `between(name, layers)` returns a chunk's exchange between hosts. InvalidInput if a GPU is
+        not linked to its host.
         """
         place = {host.name: i for i, host in enumerate(self.hosts)}
         ready, sum_on, made = workload.in_backward_order, self._held_by_sums(), []
-        # Hosts sum at the same time, n gradients read and one written: wait for the most ranks.
+        # Hosts sum concurrently, reading n gradients and writing one: the most ranks count.
         most = max(self.num_ranks.values())
         for i, numbers in enumerate(chunks(len(ready), size)):
             layers = [ready[number] for number in numbers]
@@ -212,9 +212,9 @@ class HostMemory:
         return tuple(made)
 
     def _copies(self, device: Device, nbytes: int) -> tuple[Transfer, Transfer | None]:
-        """Return a copy to the host, and back; cores read the result where it lies."""
+        """Return copies to the host and back; cores read the result in place."""
         if device.kind == DeviceKind.CPU:
-            # Each byte is read and written, and all ranks of a host share its memory's bandwidth.
+            # Copies read and write each byte; a host's ranks share its memory bandwidth.
             traffic = 2 * nbytes * self.num_ranks[device.host]
             return Transfer(copy_lanes(device), Cost(nbytes=traffic)), None
         cost = Cost(nbytes=nbytes, num_calls=1)
@@ -223,7 +223,7 @@ class HostMemory:
 
     @cached_property
     def _ways(self) -> dict[str, tuple[tuple[Resource, ...], tuple[Resource, ...]]]:
-        """What copies of each GPU to its host hold, and back, by the GPU's name."""
+        """Resources of copies from each GPU to its host and back, by GPU."""
         machine, found = self.machine, {}
         for device in self.devices:
             if device.kind == DeviceKind.GPU:
@@ -237,7 +237,7 @@ class HostMemory:
 
     def _held_by_sums(self) -> tuple[Resource, ...]:
         on: list[Resource] = [Resource(host.name, Lane.REDUCE) for host in self.hosts]
-        # A rank reduces one chunk at a time: its thread waits for the sum of the one before.
+        # A rank reduces one chunk at a time.
         on += [exchange_lane(device.name) for device in self.devices]
         for host in self.hosts:
             link = self.machine.network.within.get(host.name)

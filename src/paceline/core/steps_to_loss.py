@@ -1,13 +1,13 @@
-"""Steps that a way of training needs to a loss, beside synchronous training of as large batches."""
+"""Steps that a strategy needs to a loss, relative to synchronous training."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class StepsToLoss:
-    """Steps to the loss that synchronous training ends with, as times its own; as measured.
+    """Measured number of steps to synchronous training's final loss, relative to its own.
 
-    From the `low` to the `high` of all runs that are near; `measured_on` names their models.
+    `low`, `high`: range over similar runs; `measured_on`: their models.
     """
 
     median: float
@@ -17,7 +17,7 @@ class StepsToLoss:
 
     @property
     def sentence(self) -> str:
-        """The figure with its range, and what it is of."""
+        """The ratio with its range and models, as a sentence."""
         if self.low == self.high:
             between = f"{self.median:.2f}"
         else:

@@ -1,4 +1,4 @@
-"""A strategy: a record of how it is planned, how it is run, and which options it takes."""
+"""The record that defines a strategy: planning, running, options."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from paceline.core.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The number of steps that a plan covers."""
+    """Number of steps in a plan."""
 
     num_steps: int
 
@@ -29,10 +29,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A kind of process that a run consists of, and how many of it there are.
+    """A kind of process in a run, and the number of such processes.
 
-    `leads`: the process that was asked to train does this itself and starts the others. A strategy
-    without such a role has equal ranks, which a launcher or torchrun starts.
+    `leads`: the calling process has this role and starts the others. A strategy without such a role
+    has equal ranks, started by a launcher or torchrun.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Role:
 
 
 class PricedMachine(NamedTuple):
-    """A profiled machine, and the costs of a strategy's tasks on it."""
+    """A profiled machine, and the cost model of a strategy's tasks on it."""
 
     machine: Machine
     cost: ProfiledCost
 
 
 def number_of(workers: int | str) -> int:
-    """Return the number of workers that a setting asks for; InvalidInput if it is no number."""
+    """Return the number of workers in a setting; InvalidInput if it is not a number."""
     try:
         return int(workers)
     except ValueError:
@@ -60,78 +60,78 @@ PlanOf = Callable[[Workload, Machine, Any, Window], Plan]
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """How a strategy is predicted: its plan, and what the planner may vary and expect."""
+    """How a strategy is planned, and what the planner may vary."""
 
     plan: PlanOf
-    """Returns the tasks of a window of steps: of one worker's part of a step, a machine, a config.
+    """Plans a window of steps from a worker's workload, a machine and a config.
 
-    In a step each of `config.workers` workers trains on one batch, or whoever is free on as many
-    samples. Raises InvalidInput if the strategy does not fit.
+    In a step `config.workers` workers train on one batch each, or free workers on as many samples.
+    Raises InvalidInput if the strategy does not fit.
     """
 
     plan_balanced: PlanOf | None = None
-    """The same with parts that follow the workers' speeds (`--balance auto`), if that differs."""
+    """The plan with balanced shares (`--balance auto`), if it differs."""
 
     memory: Callable[[Workload, Machine, Any], Mapping[str, int]] | None = None
-    """Returns the bytes that each device and host needs, by name; by default a replica each."""
+    """Returns the bytes of each device and host, by name; by default one replica per device."""
 
     calibrate: Callable[..., Machine] | None = in_ring
-    """Gives a profiled machine links that make this strategy's exchange as fast as measured.
+    """Fits a profiled machine's links to this strategy's measured exchanges.
 
-    Called with the machine, which has one device a worker and no links, the `ExchangeSamples` and
-    the config. By default in a ring. None: its exchange cannot be measured by itself.
+    Arguments: the machine, with one device per worker and no links; the `ExchangeSamples`; the
+    config. By default the links form a ring. None: the exchange cannot be measured separately.
     """
 
     steps_per_period: Callable[[Any], int] = lambda config: 1
-    """Returns how many steps workers take between two exchanges: these are a step of the plan."""
+    """Returns the number of local steps between exchanges, which form one step of the plan."""
 
     repeats_after: Callable[[Any], int] = lambda config: 1
-    """Returns the number of steps after which the plan's steps are alike again."""
+    """Returns the number of steps after which the plan repeats."""
 
     variants: Callable[[int], Iterable[Any]] | None = None
-    """Returns the configs of so many workers to forecast; by default the config as it comes."""
+    """Returns the configs to forecast for a number of workers; by default one."""
 
     sizes: Callable[[Workload, Any], Iterable[Any]] | None = None
-    """Returns configs of other exchange sizes, largest first, or placements; a search takes one."""
+    """Returns configs with other exchange sizes, largest first, or placements, to search."""
 
     trial: str | None = None
-    """The module that tries where a model can be cut: `with_possible_cut`; None cuts no model."""
+    """Module whose `with_possible_cut` finds a cut of the model; None if no cut is needed."""
 
     symmetric: bool = False
-    """Plans tasks of one node for all equal nodes, so that any number of workers can be planned."""
+    """Plans one node for all equal nodes, so that any number of workers can be planned."""
 
     shares_devices: bool = False
-    """Lets several workers alternate on a device, so that there may be more than devices."""
+    """Allows several workers to alternate on a device, so workers may outnumber devices."""
 
     is_asynchronous: bool = False
-    """Does not let workers wait for the slowest of them."""
+    """Workers do not wait for the slowest one."""
 
     steps_to_loss: Callable[[Workload, Any], StepsToLoss | None] | None = None
-    """Returns the steps to synchronous training's loss, None if unknown; by default as many."""
+    """Returns the steps to synchronous training's loss, None if unknown; by default equal."""
 
     after_backward: Callable[[BackwardPhase], AfterBackward] | None = None
-    """Returns what several workers' exchange leaves after backward, and why."""
+    """Returns the communication left after backward, with the reason."""
 
     limit: Callable[[Machine, Any, Timeline], str | None] | None = None
-    """Returns a sentence on what keeps more workers from gaining, or None."""
+    """Returns a sentence about what limits further workers, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """How a strategy trains: its module, and the processes of a run."""
+    """How a strategy runs: its module and processes."""
 
     module: str
-    """Has `start(session)` (`paceline.exchange.session.Start`); imported late, as it needs torch.
+    """Module with `start(session)` (`paceline.exchange.session.Start`), imported lazily.
 
-    A strategy of replicas takes `start` from `paceline.exchange.replicas`, and has
+    A strategy of replicas uses `start` of `paceline.exchange.replicas`, and defines
     `replica(module, config, group)`.
     """
 
     roles: Callable[[Any], tuple[Role, ...]] = lambda config: (Role("rank", config.workers),)
-    """Returns the processes of a run; by default equal ranks."""
+    """Returns the roles of a run's processes; by default equal ranks."""
 
     remote: str | None = None
-    """The module by which other machines take part; None: only ranks do.
+    """Module for workers on other machines; None if only ranks take part.
 
     `WORKING` names the module whose `take_part(settings, clients)` works for a hub (`paceline
     worker`), `SERVING` that of a hub that is a worker of another (`paceline hub --connect`), whose
@@ -141,78 +141,78 @@ class Running:
     ends_together: bool = True
     """False if a rank may return from an exchange before its last bytes are sent.
 
-    A measurement then waits for all ranks before it begins the next exchange.
+    Measurements then synchronise all ranks before the next exchange.
     """
 
     may_skip_profile: bool = False
-    """Trains without a forecast where `profile_s` is 0."""
+    """Trains without a forecast if `profile_s` is 0."""
 
     is_rehearsed: bool = True
-    """Takes the steps of a rehearsal with the same runner."""
+    """Supports rehearsals with the same runner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a strategy makes of a run's settings."""
+    """How a strategy treats a run's settings."""
 
     settings: frozenset[str] = frozenset()
-    """The optional settings that it understands; others are refused."""
+    """Optional settings that it supports; others are refused."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that differ with it where nobody gives them."""
+    """Its own defaults of settings."""
 
     refused_settings: Mapping[str, str] = field(default_factory=dict)
-    """Settings that it cannot follow, with the reason and what would do."""
+    """Unsupported settings, with the reason and an alternative."""
 
     refused_options: Mapping[str, str] = field(default_factory=dict)
-    """Fields of the config that a plan may name and a run may not, with the reason."""
+    """Fields of the config that only plans support, with the reason."""
 
     count_workers: Callable[[int | str], int] = number_of
-    """Reads the setting `workers`, where that may be more than a number."""
+    """Parses the setting `workers`, if it may be more than a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A way of training in parallel."""
+    """A strategy of parallel training."""
 
     name: str
-    """What `--strategy` calls it."""
+    """Name for `--strategy`."""
 
     config: type
-    """A dataclass of its configuration, with defaults and a field `workers`."""
+    """Configuration dataclass with defaults and a field `workers`."""
 
     planning: Planning
-    """How it is predicted."""
+    """How it is planned."""
 
     running: Running | None = None
-    """How it trains; None: it can be planned only, and is looked at on clusters."""
+    """How it runs; None: it can only be planned, on clusters."""
 
     options: Options = Options()
-    """What it makes of a run's settings."""
+    """How it treats a run's settings."""
 
     def runner(self) -> Any:
-        """Import the module that runs it; InvalidInput if it can be planned only."""
+        """Import the module that runs it; InvalidInput if it can only be planned."""
         if self.running is None:
             raise InvalidInput("strategy", f"{self.name!r} can be planned, but not run here")
         return import_module(self.running.module)
 
     @property
     def is_led(self) -> bool:
-        """True if the process that was asked to train takes part itself, as hub or coordinator."""
+        """Whether the calling process takes part, as hub or coordinator."""
         roles = self.running.roles(self.config()) if self.running else ()
         return any(role.leads for role in roles)
 
     @property
     def is_rehearsed(self) -> bool:
-        """True if it can be rehearsed."""
+        """Whether it can be rehearsed."""
         return self.running is not None and self.running.is_rehearsed
 
 
 class Prober(NamedTuple):
-    """A strategy with a configuration, and a factory of probes of its exchange.
+    """A configured strategy, and a factory of probes for its exchange.
 
-    A probe (`paceline.exchange.replica.Probe`) exchanges gradients of layers whose parameters have
-    these bytes, in that order of layers.
+    A probe (`paceline.exchange.replica.Probe`) exchanges gradients of layers with the given bytes,
+    in order.
     """
 
     strategy: Strategy
@@ -224,11 +224,11 @@ _CODEC_FIELDS = ("codec", "activations", "activation_gradients", "parameters", "
 
 
 def codec_fields(config: Any) -> tuple[str, ...]:
-    """Return the fields of a strategy's configuration that name codecs."""
+    """Return the configuration fields that name codecs."""
     return tuple(field for field in _CODEC_FIELDS if hasattr(config, field))
 
 
 def gradient_codec(config: Any) -> str | None:
-    """Return the codec by which a strategy's gradients travel, if any."""
+    """Return the codec of a strategy's gradients, if any."""
     named = (getattr(config, field, None) for field in ("codec", "gradients"))
     return next((codec for codec in named if codec is not None), None)

@@ -1,4 +1,4 @@
-"""Spans and timelines: when each task ran, or would run, and on which resources."""
+"""Spans and timelines: when each task ran or would run, and on which resources."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from paceline.core.plan import Kind, Resource, TaskId
 
 
 class Origin(StrEnum):
-    """The origin of a timeline, the most real one first: training, rehearsal, simulation."""
+    """The origin of a timeline: training, rehearsal or simulation, most real first."""
 
     MEASURED = "measured"
     REHEARSED = "rehearsed"
@@ -21,7 +21,7 @@ class Origin(StrEnum):
 
 
 class Span(NamedTuple):
-    """A task that ran from `start_s` to `end_s`; its other fields are those of the task."""
+    """A task that ran from `start_s` to `end_s`; the other fields are the task's."""
 
     kind: Kind
     step: int
@@ -35,21 +35,21 @@ class Span(NamedTuple):
 
     @property
     def id(self) -> TaskId:
-        """The identity of the task that ran."""
+        """The identity of the task."""
         return TaskId(self.step, self.kind, self.part, self.worker, self.sub_batch)
 
     @property
     def name(self) -> str:
-        """The name that is made from its identity."""
+        """The identity as text."""
         return self.id.name
 
     def moved(self, by_s: float) -> "Span":
-        """Return the span, so many seconds later."""
+        """Return the span shifted by some seconds."""
         return self._replace(start_s=self.start_s + by_s, end_s=self.end_s + by_s)
 
     @property
     def duration_s(self) -> float:
-        """Seconds from start to end."""
+        """The duration in seconds."""
         return self.end_s - self.start_s
 
 
@@ -58,10 +58,10 @@ Interval = tuple[float, float]
 
 
 class Timeline:
-    """The spans of a window, predicted, rehearsed or measured: one type for the three.
+    """The spans of a window, predicted, rehearsed or measured.
 
-    With the `interval` from the first start to the last end, the spans are taken on first use: a
-    planner that asks a thousand simulations for their makespan should not pay for a million spans.
+    If the `interval` from first start to last end is given, spans are created on first use: a
+    planner needs only the makespan of most simulations.
     """
 
     def __init__(
@@ -79,17 +79,17 @@ class Timeline:
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
-        """One span per task, in the order of the plan or of the recording."""
+        """One span per task, in the order of the plan or recording."""
         return tuple(self._source)
 
     @property
     def makespan_s(self) -> float:
-        """From the first start to the last end."""
+        """Seconds from the first start to the last end."""
         return self.end_s - self.start_s
 
     @cached_property
     def tracks(self) -> dict[Resource, tuple[Span, ...]]:
-        """The spans of each resource, by start."""
+        """The spans of each resource, sorted by start."""
         tracks: dict[Resource, list[Span]] = defaultdict(list)
         for span in self.spans:
             for resource in span.on:
@@ -98,7 +98,7 @@ class Timeline:
 
     @property
     def utilisation(self) -> dict[Resource, float]:
-        """The share of the makespan during which each resource is held."""
+        """The share of the makespan in which each resource is held."""
         if not self.makespan_s:
             return dict.fromkeys(self.tracks, 0.0)
         return {
@@ -107,14 +107,14 @@ class Timeline:
         }
 
     def period_s(self) -> float:
-        """Return the mean time between weight updates of a device.
+        """Return the mean time between a device's weight updates.
 
-        ValueError if no device updates twice: one step has a makespan, but no period.
+        ValueError if no device updates twice.
         """
         return self._mean_step_s(self.steps())
 
     def typical_step_s(self) -> float:
-        """Return the mean duration of the typical steps; ValueError if no device updates twice."""
+        """Return the mean duration of typical steps; ValueError if no device updates twice."""
         return self._mean_step_s(self.typical_steps)
 
     def _mean_step_s(self, steps_of: Mapping[str, list[Interval]]) -> float:
@@ -124,10 +124,10 @@ class Timeline:
 
     @cached_property
     def typical_steps(self) -> dict[str, list[Interval]]:
-        """For each device that updates twice or more, its typical steps, from update to update.
+        """The typical steps of each device with two or more updates, from update to update.
 
-        Of a measured timeline these are the middle half by duration: a step in which the machine
-        did something else does not count. In a predicted one nothing happens by accident.
+        In a measured timeline these are the middle half by duration, which excludes steps disturbed
+        by other programs; in a predicted one, all steps.
         """
         if self.origin is Origin.PREDICTED:
             return self.steps()
@@ -141,8 +141,8 @@ class Timeline:
     def steps_of(self, device: str) -> list[Interval]:
         """Return a device's typical steps.
 
-        Where a server updates the weights for others, their steps are those of the device that
-        updates most often. Without two updates the whole timeline is one step.
+        A device without updates, because a server updates the weights, has the steps of the device
+        that updates most often. Without two updates the whole timeline is one step.
         """
         steps = self.typical_steps.get(device)
         if steps is None and device not in self._update_ends:
@@ -150,11 +150,11 @@ class Timeline:
         return steps or [(self.start_s, self.end_s)]
 
     def num_steps(self) -> int:
-        """Return the number of weight updates of the device that made the most."""
+        """Return the largest number of weight updates of a device."""
         return max((len(ends) for ends in self._update_ends.values()), default=0)
 
     def steps(self) -> dict[str, list[Interval]]:
-        """Return the steps of each device that updates twice or more, from update to update."""
+        """Return the steps of each device with two or more updates."""
         return {
             owner: list(pairwise(ends))
             for owner, ends in self._update_ends.items()
@@ -171,7 +171,7 @@ class Timeline:
 
 
 def union(spans: Iterable[Span]) -> list[Interval]:
-    """Return the times during which at least one of the spans runs, as disjoint intervals."""
+    """Return the disjoint intervals during which at least one span runs."""
     result: list[Interval] = []
     for span in sorted(spans, key=_by_time):
         if result and span.start_s <= result[-1][1]:
@@ -182,7 +182,7 @@ def union(spans: Iterable[Span]) -> list[Interval]:
 
 
 def intersection(left: list[Interval], right: list[Interval]) -> Iterator[Interval]:
-    """Yield the times that lie in both, each given as sorted disjoint intervals."""
+    """Yield the intersection of two sequences of sorted disjoint intervals."""
     i = j = 0
     while i < len(left) and j < len(right):
         start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])

@@ -1,4 +1,4 @@
-"""Transfers: a message, a ring all-reduce, and exchanges between hosts that go group by group."""
+"""Plan transfers: messages, ring all-reduces, and hierarchical exchanges between hosts."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,21 +15,21 @@ from paceline.core.ring_search import rings_at_once
 
 
 class Transfer(NamedTuple):
-    """The resources that a transfer holds, and its cost."""
+    """The resources and cost of a transfer."""
 
     on: tuple[Resource, ...]
     cost: Cost
 
 
 def lanes_of(route: Sequence[Hop]) -> tuple[Resource, ...]:
-    """Return the directions of links that a message on this route holds."""
+    """Return the link lanes that a message on a route holds."""
     return tuple(link_lane(hop.source, hop.target) for hop in route)
 
 
 def handling(one: Host, other: Host, nbytes: int) -> tuple[Transfer, ...]:
-    """Return what the cores of two hosts do while a message is on its way, where it is known.
+    """Return the CPU work of sending and receiving a message, if the hosts define its rate.
 
-    What passes within a host holds `message_lanes` for as long as it takes.
+    Messages within a host hold `message_lanes` for their whole duration.
     """
     return tuple(
         Transfer((message_lane(host), *lone_core(host)), Cost(nbytes=nbytes))
@@ -39,16 +39,16 @@ def handling(one: Host, other: Host, nbytes: int) -> tuple[Transfer, ...]:
 
 
 def message_lanes(one: Host, other: Host) -> tuple[Resource, ...]:
-    """Return what a message holds beside its way: the cores of the host that it does not leave."""
+    """Return the additional resources of a message within a host: its cores."""
     return (message_lane(one), *lone_core(one)) if one == other else ()
 
 
 def message_tasks(
     sent: TaskId, ways: Sequence[Transfer], after: tuple[TaskId, ...]
 ) -> tuple[Task, ...]:
-    """Return the tasks of a message: it is sent by the first way, and handled by the others.
+    """Return the tasks of a message: sending, and handling by cores.
 
-    It has arrived when all of them are done.
+    It has arrived when all tasks are done.
     """
     handled = (sent._replace(part=f"{sent.part} on {on[0].owner}") for on, _ in ways[1:])
     ids = (sent, *handled)
@@ -58,20 +58,19 @@ def message_tasks(
 class _Route(NamedTuple):
     hops: tuple[Hop, ...]
     latency_s: float
-    seconds_per_byte: float  # on the hop that is slowest where messages share hops
+    seconds_per_byte: float  # on the slowest hop, counting shared hops
 
 
 @dataclass(frozen=True)
 class Ring:
-    """A ring all-reduce: each of n ranks sends 2 (n - 1) / n of the bytes to the next one.
+    """Ring all-reduce: each of n ranks sends 2 (n - 1) / n of the bytes to the next one.
 
-    Hops that take the same link in the same direction share it. The slowest route between two
-    neighbours sets the pace of all: that of a large bucket by its most loaded link, that of a small
-    one by its latencies. Where direct links between GPUs allow several rings at once
-    (`core.ring_search`), or rails between hosts do, each has its share of the bytes: `load` is how
-    often a hop carries what a rank sends, below one if only some of the rings take it. `held` are
-    the exchange lanes of the plan's stations, which may stand for more of the `num_ranks`; `cores`
-    are the lanes that it holds where a link uses them.
+    Hops over the same link in the same direction share it. The slowest route between neighbours
+    limits all: for a large bucket by its most loaded link, for a small one by its latencies. If
+    direct links between GPUs (`core.ring_search`) or rails between hosts allow several rings, each
+    carries a share of the bytes. `load`: times that a hop carries a rank's bytes, below one if only
+    some rings use it. `held`: exchange lanes of the plan's stations, which may represent more of
+    the `num_ranks`. `cores`: additional lanes if a link uses cores.
     """
 
     num_ranks: int
@@ -84,7 +83,7 @@ class Ring:
     def over(
         cls, machine: Machine, stations: Sequence[Station], cores: Sequence[Resource]
     ) -> "Ring":
-        """Return the ring over two or more stations; InvalidInput if they are not linked."""
+        """Build the ring over two or more stations; InvalidInput if they are not linked."""
         routes = [machine.route(*pair) for pair in neighbours(machine.peers(stations).stations)]
         return cls._along(machine, stations, routes, _times(routes), cores)
 
@@ -92,14 +91,14 @@ class Ring:
     def at_once(
         cls, machine: Machine, stations: Sequence[Station], cores: Sequence[Resource]
     ) -> "Ring":
-        """Return the rings that GPUs form at once: over direct links of a host, or over all rails.
+        """Build the concurrent rings of GPUs over direct links of a host, or over all rails.
 
-        Where there are neither, and of cores, it is the one as listed.
+        Without either, and for cores, it is the single ring in the listed order.
         """
         if not all(isinstance(one, Device) and one.kind is DeviceKind.GPU for one in stations):
             return cls.over(machine, stations, cores)
         peers = machine.peers(stations)
-        # Of stations that stand for more, the rings would leave out the ways to the others.
+        # With representative stations, the rings would omit routes to the others.
         orders = rings_at_once(machine, stations) if peers.num_ranks == len(stations) else []
         if orders:
             routes = [machine.route(*pair) for order in orders for pair in neighbours(order)]
@@ -122,22 +121,22 @@ class Ring:
         return cls(machine.peers(stations).num_ranks, tuple(routes), load, held, tuple(cores))
 
     def reduction(self, nbytes: float) -> Transfer:
-        """Return the resources of an all-reduce of `nbytes`, and its cost on the slowest route."""
+        """Return an all-reduce of `nbytes`, priced on the slowest route."""
         n = self.num_ranks
         hops = max(self._route_kinds, key=lambda kind: self._seconds_on(kind, nbytes)).hops
         slowest = max(hops, key=self._seconds_per_byte)
         on = lanes_of(hops) + self.held + (self.cores if slowest.link.uses_cores else ())
-        # A cost knows no shared hops: give the bytes that take as long on the route alone.
+        # A cost ignores shared hops, so use the bytes that take as long on the route alone.
         narrowest = min(hop.link.bandwidth_bytes_per_s for hop in hops)
         sent = 2 * (n - 1) / n * nbytes
         alone = sent * self.load[slowest] * (narrowest / slowest.link.bandwidth_bytes_per_s)
         return Transfer(on, Cost(nbytes=alone, num_calls=2 * (n - 1)))
 
     def gathering(self, nbytes: float) -> Transfer:
-        """Return the resources and the cost of handing `nbytes` of every rank to all others.
+        """Return an all-gather of `nbytes` from every rank.
 
-        Each sends n - 1 times as many bytes in n - 1 messages: half of an all-reduce of n times as
-        many.
+        Each rank sends n - 1 times the bytes in n - 1 messages: half of an all-reduce of n times
+        the bytes.
         """
         on, both_ways = self.reduction(self.num_ranks * nbytes)
         return Transfer(on, Cost(nbytes=both_ways.nbytes / 2, num_calls=both_ways.num_calls // 2))
@@ -148,7 +147,7 @@ class Ring:
 
     @cached_property
     def _route_kinds(self) -> tuple[_Route, ...]:
-        """The first route of each kind: large rings have few kinds, and are priced many times."""
+        """One route of each kind: large rings have few kinds, and are priced often."""
         kinds: dict[tuple[float, float], _Route] = {}
         for hops in self.routes:
             latency_s = sum(hop.link.latency_s for hop in hops)
@@ -165,15 +164,15 @@ class Ring:
 
 
 def _times(routes: Iterable[tuple[Hop, ...]]) -> Counter[Hop]:
-    """Return how often each hop is on the routes."""
+    """Count the routes over each hop."""
     return Counter(hop for route in routes for hop in route)
 
 
 def _of_gpus(machine: Machine, one: Station, other: Station) -> tuple[Hop, ...]:
-    """Return the way between two GPUs, without their links with their hosts if those do not count.
+    """Return the route between two GPUs, without their host links if RDMA bypasses them.
 
-    Between hosts an adapter with RDMA is at the GPU's PCI Express switch: with one InfiniBand EDR
-    12 GB/s pass where two GPUs exchange 8 (nccl issue 307), with HDR 24 for 16 (issue 412). Over
+    An RDMA adapter is attached to the GPU's PCI Express switch: one InfiniBand EDR reaches 12 GB/s
+    where two GPUs exchange 8 (nccl issue 307), HDR 24 where they exchange 16 (issue 412). With
     several rails each GPU's link carries a part.
     """
     route = machine.route(one, other)
@@ -188,14 +187,14 @@ def neighbours(stations: Sequence[Station]) -> list[tuple[Station, Station]]:
     return list(zip(stations, (*stations[1:], stations[0]), strict=True))
 
 
-UPDATE_TRAFFIC = 5  # bytes for each byte updated: momentum SGD reads three values and writes two
+UPDATE_TRAFFIC = 5  # bytes per updated byte: momentum SGD reads three values and writes two
 
 
 def rings(machine: Machine, hosts: Sequence[Host], devices: Sequence[Device]) -> tuple[Ring, ...]:
-    """Return the rings that the hosts form in groups of each level, the smallest groups first.
+    """Return the rings between hosts on each level, the smallest groups first.
 
-    Hosts that fill no equal groups form one ring. `devices` are theirs, which wait for what their
-    hosts exchange. InvalidInput if hosts are not linked.
+    Hosts without equal groups form one ring. `devices` wait for their hosts' exchange. InvalidInput
+    if hosts are not linked.
     """
     on_cores = tuple(core_lanes(devices))
     held = tuple(exchange_lane(host.name) for host in hosts)
@@ -207,27 +206,26 @@ def rings(machine: Machine, hosts: Sequence[Host], devices: Sequence[Device]) ->
 
 
 def waiting(devices: Sequence[Device]) -> tuple[Resource, ...]:
-    """Return the lanes on which devices wait for what their hosts exchange: they are not idle."""
+    """Return the lanes on which devices wait for their hosts' exchange."""
     return tuple(Resource(device.name, Lane.NETWORK) for device in devices)
 
 
 @dataclass(frozen=True)
 class Shares:
-    """The exchange of a chunk of `nbytes` between hosts, through rings level by level.
+    """Exchange of a chunk of `nbytes` between hosts, by rings level by level.
 
-    Hosts below one switch exchange first, then larger groups. Each of n ends with an nth part,
-    summed over the group. It takes that part to the next larger groups, where its like in each
-    other group has the same part. On the way back each hands out what it has.
+    Hosts below one switch exchange first, then larger groups. Each of n hosts ends with an nth
+    part, summed over the group, which it exchanges with the hosts at the same position in other
+    groups. On the way back each host distributes its part.
 
         host, groups of n, then m     out 0       out 1              in 1               in 0
         bytes that a host sends       (n-1)/n     (m-1)/m of 1/n     (m-1)/m of 1/n     (n-1)/n
 
-    With `servers` each host is a parameter server of its share on every level: shares go to their
-    servers, and come back from them, by direct messages, all at once; servers add them, and those
-    of the highest level update their share of the parameters, which comes back in place of
-    gradients. Without levels it is the exchange of one host with itself. Where only `num_servers`
-    of the n hosts of one level are servers, each serves n / `num_servers` times as much, and as
-    much goes over its link: the incast of parameter servers.
+    With `servers` each host is a parameter server of its share on every level: shares are sent to
+    their servers and back by direct, concurrent messages; servers add them, and those of the
+    highest level update their share of the parameters, which is returned instead of gradients.
+    Without levels one host exchanges with itself. With only `num_servers` of the n hosts of a
+    level, each serves n / `num_servers` times as much over its link (incast).
     """
 
     chunk: str
@@ -238,7 +236,7 @@ class Shares:
     num_servers: int
 
     def tasks(self, step: int, summed: TaskId) -> Iterator[Task]:
-        """Yield the way out, the update if servers make it, and the way back."""
+        """Yield the way out, the servers' update, if any, and the way back."""
         before = summed
         for kind, part, on, cost in self._stages:
             task = Task(TaskId(step, kind, f"{self.chunk}.{part}"), on, cost, (before,))
@@ -246,17 +244,17 @@ class Shares:
             before = task.id
 
     def result(self, step: int, place: int) -> TaskId:
-        """Return the last task, after which all hosts have the result."""
+        """Return the task after which all hosts have the result."""
         kind, part = (Kind.SEND, "in0") if self.levels else (Kind.REDUCE, "update")
         return TaskId(step, kind, f"{self.chunk}.{part}")
 
     @cached_property
     def _stages(self) -> list[tuple[Kind, str, tuple[Resource, ...], Cost]]:
-        """The kind, part, resources and cost of all tasks, which follow one another."""
+        """Kind, part, resources and cost of all tasks, in sequence."""
         memories = tuple(Resource(host.name, Lane.REDUCE) for host in self.hosts)
         there, back = [], []
         num_shares = 1
-        # One server of few is the busiest; with as many servers as hosts all are.
+        # few servers are the bottleneck; otherwise all hosts are equally busy
         busier = prod(ring.num_ranks for ring in self.levels) / self.num_servers
         for level, ring in enumerate(self.levels):
             nbytes = self.nbytes / num_shares

@@ -1,4 +1,4 @@
-"""Wire formats of codecs: the bytes that encoded values take, and what travels."""
+"""Wire formats of codecs: sizes of encoded values, and purposes of messages."""
 
 import math
 from dataclasses import dataclass
@@ -8,22 +8,22 @@ from typing import Literal, NamedTuple
 from paceline.core.errors import InvalidInput
 from paceline.core.names import not_known
 
-# Values of a piece: pieces are pipelined, so that one is decoded while the next is on the wire.
+# Values per piece; one piece is decoded while the next is on the wire.
 PIECE = 1 << 22
 
 AUTO = "auto"
-_AUTO_FORMAT = "dynamic8"  # what "auto" encodes with, where it does
+_AUTO_FORMAT = "dynamic8"  # the codec that "auto" uses if it pays
 _BLOCK = 1024
 _THRESHOLD = "threshold:"
-FEEDBACK = "+feedback"  # after the name of a codec that has error feedback only where asked for
+FEEDBACK = "+feedback"  # suffix that adds error feedback to a codec
 
 Kernel = Literal["eightbit", "fourbit", "cast", "onebit", "threshold"]
 
 
 class Purpose(StrEnum):
-    """The purpose of values that are communicated: the seven of Du et al. 2017, figure 2.
+    """The purpose of communicated values (seven in Du et al. 2017, figure 2).
 
-    `PARAMETERS` and `GRADIENTS` are those of the body where a model is cut into body and head.
+    `PARAMETERS` and `GRADIENTS` belong to the body if a model is cut into body and head.
     """
 
     LABELS = "labels"
@@ -37,12 +37,12 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True)
 class WireFormat:
-    """Values of `value_bits` each, and so many bytes more for each block of them.
+    """The size of encoded values: bits per value, and bytes per block.
 
-    `kernel` is what encodes and decodes: codecs of one kernel are equally fast. `encodes_sums`: if
-    an all-reduce encodes sums, too; otherwise every rank gets what all others have encoded.
-    `remembers`: if what a codec loses is added to the next values of the same tensor.
-    Where only some values are sent, `share` of them take these bits, after `header_nbytes`.
+    `kernel`: the code that encodes and decodes; codecs of a kernel are equally fast.
+    `encodes_sums`: whether an all-reduce encodes sums, too; otherwise every rank receives all other
+    ranks' encoded values. `remembers`: whether encoding errors are added to the tensor's next
+    values. If only some values are sent, `share` of them have these bits, after `header_nbytes`.
     """
 
     name: str
@@ -55,27 +55,27 @@ class WireFormat:
     header_nbytes: int = 0
 
     def nbytes(self, count: int) -> int:
-        """Return the bytes of `count` values."""
+        """Return the size of `count` values in bytes."""
         sent = count if self.share is None else round(count * self.share)
         blocks_nbytes = self.block_nbytes * -(-count // _BLOCK)
         return self.header_nbytes + math.ceil(sent * self.value_bits / 8) + blocks_nbytes
 
     def sent_share(self, count: int, nbytes: int, times: int = 1) -> float | None:
-        """Return the share of `times` x `count` values that so many bytes in all have sent.
+        """Return the share of `times` x `count` values sent in `nbytes`.
 
-        None for a format that sends all values, or if there were none.
+        None for a format that sends all values, or without values.
         """
         if self.share is None or not count * times:
             return None
         return 8 * (nbytes - times * self.header_nbytes) / self.value_bits / (count * times)
 
     def sharded_nbytes(self, count: int, num_shards: int) -> int:
-        """Return the bytes of `count` values of which each shard is encoded on its own."""
+        """Return the size of `count` values with separately encoded shards."""
         return num_shards * self.nbytes(-(-count // num_shards))
 
     @property
     def nbytes_per_value(self) -> float:
-        """Bytes of a value, and its part of what is sent for its block."""
+        """Bytes per value, including its part of the block's bytes."""
         share = 1.0 if self.share is None else self.share
         return share * self.value_bits / 8 + self.block_nbytes / _BLOCK
 
@@ -96,10 +96,10 @@ WIRE_FORMATS = {
 
 
 class Threshold(NamedTuple):
-    """What "threshold:TAU" or "threshold:TAU@SHARE" says.
+    """Parsed "threshold:TAU" or "threshold:TAU@SHARE".
 
-    Values above `tau` in magnitude are sent. `share` is the part of all values that they are
-    declared to be, over 0 and up to 1; None if nobody says.
+    Values above `tau` in magnitude are sent. `share`: declared share of these values, above 0 and
+    up to 1; None if not declared.
     """
 
     tau: float
@@ -107,14 +107,14 @@ class Threshold(NamedTuple):
 
 
 def check_codec(name: str) -> str:
-    """Return the name; InvalidInput lists the known ones if it is none of them."""
+    """Validate a codec's name; InvalidInput lists the known names."""
     if name in WIRE_FORMATS or name == AUTO or threshold_of(name) is not None:
         return name
     raise not_known("codec", name, [*WIRE_FORMATS, f"{_THRESHOLD}TAU@SHARE", AUTO])
 
 
 def threshold_of(name: str) -> Threshold | None:
-    """Return what the name of a threshold says, None for another; InvalidInput if not numbers."""
+    """Parse the name of a threshold codec; None for others, InvalidInput for invalid numbers."""
     if not name.startswith(_THRESHOLD):
         return None
     text, at, declared = name.removeprefix(_THRESHOLD).partition("@")
@@ -130,7 +130,7 @@ def threshold_of(name: str) -> Threshold | None:
 
 
 def _number(text: str) -> float:
-    """Return the number in a text, or NaN."""
+    """Parse a number, or return NaN."""
     try:
         return float(text)
     except ValueError:
@@ -138,14 +138,14 @@ def _number(text: str) -> float:
 
 
 def remembers(name: str) -> bool:
-    """Return True if a codec adds what it loses to the next values of the same tensor."""
+    """Return whether a codec has error feedback."""
     return threshold_of(name) is not None or (name in WIRE_FORMATS and WIRE_FORMATS[name].remembers)
 
 
 def wire_format(name: str) -> WireFormat:
-    """Return the format of a codec, and of "auto" that of what it encodes, where it does.
+    """Return the format of a codec; for "auto", of the codec that it may use.
 
-    InvalidInput if the bytes depend on the values, and nobody has declared how many are sent.
+    InvalidInput if the size depends on the values and no share is declared.
     """
     known = _AUTO_FORMAT if check_codec(name) == AUTO else name
     threshold = threshold_of(known)
@@ -157,7 +157,7 @@ def wire_format(name: str) -> WireFormat:
             f"nobody knows beforehand how many bytes {name!r} takes: declare the share of the "
             f"values that it sends, such as {name}@0.01",
         )
-    word_nbytes = 4  # the place of a value and its sign; and, once, tau
+    word_nbytes = 4  # index and sign of a value; tau once
     return WireFormat(
         *(name, "threshold", 8 * word_nbytes),
         remembers=True,

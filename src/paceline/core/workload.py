@@ -1,4 +1,4 @@
-"""Workloads: parameters, activations and arithmetic of each layer, and the memory they need."""
+"""Workloads: each layer's parameters, activations and arithmetic, and memory needs."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from math import prod
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Work, never time: what has to be computed and moved. Cost models turn it into seconds.
+    """Work to compute and move, independent of a device; cost models convert it to seconds.
 
-    On a device `nbytes` is memory traffic and `num_calls` the kernels launched; on a link they are
-    bytes on the wire and messages sent one after another (the beta and alpha of that model).
-    `num_syncs` is how often a GPU has to tell its host how far it is.
+    On a device `nbytes` is memory traffic and `num_calls` counts kernels; on a link they are bytes
+    on the wire and sequential messages (beta and alpha). `num_syncs`: synchronisations of a GPU
+    with its host.
     """
 
     flops: float = 0.0
@@ -49,21 +49,21 @@ class Parameter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor, and of its gradient."""
+        """Bytes of the tensor, equal to those of its gradient."""
         return self.numel * self.element_size
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A module with parameters of its own, and the parameterless operations that follow it.
+    """A module with its own parameters, and the parameterless operations that follow it.
 
-    The grouping is the one that a backward pass shows: the gradients of a layer are ready when all
-    operations after it, and itself, have been differentiated. A parameter shared by several layers
-    belongs to the first. `parameters` stand in the order in which their gradients become ready.
-    Costs, `activation_nbytes` (what the layer hands on), `kept_nbytes` (what it keeps until
-    backward reads it) and `working_nbytes` (what is alive in its backward beside what is kept and
-    the gradients of parameters) are those of the whole micro-batch; the last two are None if they
-    are not known. `kind` is the class of the module, such as "Linear"; "" if that is not known.
+    The grouping follows backward: a layer's gradients are ready after the backward of all
+    operations that follow it, and its own. A parameter shared by several layers belongs to the
+    first. `parameters` are in the order of gradient readiness. Costs and bytes are for the whole
+    micro-batch: `activation_nbytes`: output of the layer; `kept_nbytes`: kept for backward;
+    `working_nbytes`: additional memory during its backward, besides kept tensors and parameters'
+    gradients; the last two are None if unknown. `kind`: class of the module, such as "Linear"; ""
+    if unknown.
     """
 
     name: str
@@ -77,12 +77,12 @@ class Layer:
 
     @property
     def num_parameters(self) -> int:
-        """Trainable values."""
+        """Number of trainable values."""
         return sum(parameter.numel for parameter in self.parameters)
 
     @property
     def gradient_nbytes(self) -> int:
-        """Bytes of all gradients of the layer."""
+        """Bytes of the layer's gradients."""
         return sum(parameter.nbytes for parameter in self.parameters)
 
 
@@ -90,13 +90,11 @@ class Layer:
 class Workload:
     """One training step of one worker on a micro-batch.
 
-    `layers` stand in forward order. `backward_order` lists their indices in the order in which
-    their gradients become ready; it is the reverse for a chain, and whatever autograd does for a
-    network with branches. `input_nbytes` is what a micro-batch loads. `num_accumulated` equal
-    micro-batches come before it in the step, whose gradients are added up and not exchanged.
-    `target_nbytes`: of what the loss compares the outputs with; None: a class number a sample.
-    `refused_cuts`: layers before which the model could not be cut in two when that was tried, each
-    with the reason.
+    `layers` are in forward order. `backward_order`: their indices in the order of gradient
+    readiness: reversed for a chain, autograd's order for branches. `input_nbytes`: inputs of a
+    micro-batch. `num_accumulated`: equal micro-batches earlier in the step, whose gradients are
+    accumulated without an exchange. `target_nbytes`: targets of the loss; None: a class number per
+    sample. `refused_cuts`: layers before which the model cannot be cut, with the reason.
     """
 
     name: str
@@ -119,12 +117,12 @@ class Workload:
 
     @cached_property
     def num_parameters(self) -> int:
-        """Trainable values of the whole model."""
+        """Number of trainable values of the model."""
         return sum(layer.num_parameters for layer in self.layers)
 
     @cached_property
     def gradient_nbytes(self) -> int:
-        """Bytes of all gradients: what a float32 exchange has to move at the least."""
+        """Bytes of all gradients."""
         return sum(layer.gradient_nbytes for layer in self.layers)
 
     @cached_property
@@ -138,7 +136,7 @@ class Workload:
 
     @cached_property
     def in_backward_order(self) -> tuple[Layer, ...]:
-        """The layers as their gradients become ready."""
+        """The layers in the order of gradient readiness."""
         return tuple(self.layers[i] for i in self.backward_order)
 
 
@@ -150,46 +148,45 @@ class Workload:
 # The work is that of the layer whose backward runs: gradients of activations, and what operations
 # need for a moment.
 
-# Values kept for each parameter: itself, its gradient, and the optimizer's momentum.
+# Values stored per parameter: itself, gradient and momentum.
 _COPIES = 3
-_TOO_MANY_SAMPLES = 2**41  # that these fit, too, means that a model keeps nothing of a sample
+_TOO_MANY_SAMPLES = 2**41  # if this many fit, memory does not depend on the batch
 
 
 def state_nbytes(layers: Sequence[Layer]) -> int:
-    """Return the bytes of the layers' parameters, gradients and momentum."""
+    """Return the bytes of parameters, gradients and momentum."""
     return _COPIES * sum(layer.gradient_nbytes for layer in layers)
 
 
 def kept_nbytes(layers: Sequence[Layer]) -> int:
-    """Return the bytes that forward leaves for backward: the feature maps.
+    """Return the bytes of feature maps that forward keeps for backward.
 
-    Layers of which that is not known keep what they hand on.
+    Layers with unknown kept bytes are assumed to keep their output.
     """
     return sum(map(_kept, layers))
 
 
 def feature_nbytes(layers: Sequence[Layer]) -> int:
-    """Return the most bytes that a step of the layers needs, but for parameters' copies.
+    """Return the peak bytes of a step, except parameters, gradients and momentum.
 
-    Backward is taken to go through the layers in reverse.
+    Assumes that backward visits the layers in reverse.
     """
     return _peak_nbytes(layers[::-1], layers, gradients=False)
 
 
 def replica_nbytes(workload: Workload) -> int:
-    """Return the most bytes that one whole replica needs at once to train on a micro-batch."""
+    """Return the peak bytes of a replica that trains on a micro-batch."""
     gradients = workload.gradient_nbytes
     peak = _peak_nbytes(workload.in_backward_order, workload.layers, gradients=True)
     return (_COPIES - 1) * gradients + max(peak, gradients) + workload.input_nbytes
 
 
 def _peak_nbytes(ready: Sequence[Layer], layers: Sequence[Layer], *, gradients: bool) -> int:
-    """Return the most bytes alive in any layer's backward, which goes in the order of `ready`.
+    """Return the peak bytes over the layers' backward, in the order `ready`.
 
-    `layers` stand in forward order. With `gradients`, those of the parameters count that are there
-    by then.
+    `layers` are in forward order. `gradients`: include the parameters' gradients computed by then.
     """
-    # Where it is unknown what a layer works with, take the gradients of its input and its output.
+    # If working memory is unknown, assume gradients of the layer's input and output.
     sizes = [layer.activation_nbytes for layer in layers]
     pair = max(map(sum, zip(sizes, [0, *sizes], strict=False)), default=0)
     held, made, peak = kept_nbytes(ready), 0, 0
@@ -206,9 +203,9 @@ def _kept(layer: Layer) -> int:
 
 
 def largest_batch(workload: Workload, nbytes: float) -> int:
-    """Return the most samples with which a replica is predicted to fit, 0 if it never does.
+    """Return the largest batch with which a replica fits; 0 if none fits.
 
-    What a workload keeps and works with is taken to grow with its samples.
+    Assumes that kept and working bytes are proportional to the samples.
     """
 
     def needed(batch_size: int) -> int:
@@ -222,5 +219,5 @@ def largest_batch(workload: Workload, nbytes: float) -> int:
         inputs = round(factor * workload.input_nbytes)
         return replica_nbytes(replace(workload, layers=tuple(layers), input_nbytes=inputs))
 
-    # The place of `nbytes` among the needs of 1, 2, ... samples is the number that fit.
+    # The position of `nbytes` among the needs of 1, 2, ... samples is the number that fits.
     return bisect_right(range(1, _TOO_MANY_SAMPLES), nbytes, key=needed)

@@ -1,1 +1,1 @@
-"""From gradients that become ready during backward to their mean over all ranks."""
+"""Exchange gradients and parameters between replicas."""

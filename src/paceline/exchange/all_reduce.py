@@ -1,4 +1,4 @@
-"""Torch's own reducer: hooks that encode or record its buckets, and the count of what it sends."""
+"""Hooks that encode, record and count the buckets of torch's own reducer."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import _register_comm_hook
 from torch.autograd import Variable
-from torch.distributed import GradBucket  # type: ignore[attr-defined] # exported, but not declared
+from torch.distributed import GradBucket  # type: ignore[attr-defined] # exported but not declared
 
 from paceline.codecs.codec import Codec
 from paceline.core.errors import InvalidInput
@@ -23,12 +23,12 @@ from paceline.links.devices import current_gpu
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 
-_ENCODED = (torch.float32, torch.float16, torch.bfloat16)  # all exact in float32
-_DEADLINE_S = 1800.0  # torch's own
+_ENCODED = (torch.float32, torch.float16, torch.bfloat16)  # types that are exact in float32
+_DEADLINE_S = 1800.0  # torch's default bucket size
 
 
 class HookState(CodecAllReduce):
-    """State of the hook: process groups, the codecs' error feedback, and counters."""
+    """State of the hook: process groups, error feedback and counters."""
 
     def __init__(
         self,
@@ -40,20 +40,20 @@ class HookState(CodecAllReduce):
         self.guard = NonFiniteGuard(compression.on_nonfinite)
         super().__init__(compression.codec, ranks, device, deadline_s)
         self.recorder: Recorder | None = None
-        self._numbers: dict[int, int] = {}  # of parameters, in the order in which they first came
+        self._numbers: dict[int, int] = {}  # parameters in the order of their first bucket
 
     @property
     def num_nonfinite(self) -> int:
-        """Number of NaN or infinite values so far, over all ranks."""
+        """Number of NaN and infinite values so far, over all ranks."""
         return self.guard.num_nonfinite
 
     @property
     def num_skipped(self) -> int:
-        """Number of steps that were skipped because of them."""
+        """Number of steps skipped because of them."""
         return self.guard.num_skipped
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Begin to average a bucket; the future has its gradients."""
+        """Start to average a bucket; the future returns its gradients."""
         gradients = bucket.buffer()
         if gradients.dtype not in _ENCODED:
             raise InvalidInput(
@@ -63,9 +63,9 @@ class HookState(CodecAllReduce):
             )
         parameters = bucket.parameters()
         self.guard.watch(parameters)
-        if bucket.index() == 0:  # torch hands out buckets in this order in every step
+        if bucket.index() == 0:  # torch's order of buckets in every step
             self.begin_step()
-        # Error feedback belongs to parameters: a rebuilt bucket with others needs another key.
+        # Error feedback belongs to parameters, so a rebuilt bucket needs another key.
         numbers = [self._numbers.setdefault(id(one), len(self._numbers)) for one in parameters]
         checksum = zlib.crc32(str(numbers).encode())
         key = f"bucket{bucket.index()}of{len(gradients)}/{checksum:08x}"
@@ -83,7 +83,7 @@ class HookState(CodecAllReduce):
         return work.future.then(done)
 
     def close(self) -> None:
-        """End the threads. The hook cannot be used after that."""
+        """End the threads; the hook is unusable afterwards."""
         self.guard.close()
         super().close()
 
@@ -97,22 +97,21 @@ def ddp_hook(
     process_group: dist.ProcessGroup | None = None,
     deadline_s: float = _DEADLINE_S,
 ) -> tuple[HookState, Hook]:
-    """Return a state and a hook for `register_comm_hook(*ddp_hook("dynamic8"))`.
+    """Return state and hook for `register_comm_hook(*ddp_hook("dynamic8"))`.
 
-    All ranks must call it together, with the same codec: a name, a codec, or "auto", which encodes
-    with dynamic8 what is faster so, and nothing if steps are not. `process_group` is
-    that of the DistributedDataParallel, of backend gloo or nccl. Raises InvalidInput for what does
-    not fit. A step with values that are not finite, on any rank, is one that no rank takes: a
-    GradScaler skips it; otherwise the optimizer raises NonFinite, or by `on_nonfinite="skip"`
-    changes nothing. The state counts them.
+    All ranks must call it together with the same codec: a name, a codec, or "auto", which uses
+    dynamic8 where it makes steps faster. `process_group`: the DistributedDataParallel's, of backend
+    gloo or nccl. Raises InvalidInput for unsupported arguments. If a value is not finite on any
+    rank, no rank takes the step: a GradScaler skips it; otherwise the optimizer raises NonFinite,
+    or does nothing with `on_nonfinite="skip"`. The state counts such values and steps.
 
-    What codecs with error feedback remember belongs to a bucket; torch makes its buckets anew after
-    the first step, whose errors are dropped.
+    Error feedback belongs to a bucket; torch rebuilds its buckets after the first step, whose
+    errors are dropped.
     """
     if not dist.is_initialized():
         raise InvalidInput("ddp_hook", "call torch.distributed.init_process_group before")
     ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-    # nccl alone, or beside gloo for values in host memory
+    # nccl alone, or with gloo for host memory
     has_nccl = "nccl" in dist.get_backend_config(process_group)
     device = current_gpu() if has_nccl else torch.device("cpu")
     state = HookState(Compression(codec, on_nonfinite), ranks, device, deadline_s)
@@ -120,9 +119,9 @@ def ddp_hook(
 
 
 class TorchAllReduce(Listener):
-    """Counts what DistributedDataParallel's reducer exchanges, and encodes or records its buckets.
+    """Counts, encodes or records the exchanges of DistributedDataParallel's reducer.
 
-    `on_exchanged` is called after each exchange; that costs a hook for each parameter.
+    `on_exchanged` is called after each exchange, which requires a hook on each parameter.
     """
 
     def __init__(
@@ -150,13 +149,13 @@ class TorchAllReduce(Listener):
         self._readiness.expect([None] * num_parameters)
 
     def settle(self, settle: Callable[[], None]) -> None:
-        """Call `settle` once, when the next backward pass whose gradients are exchanged is over."""
+        """Call `settle` once, after the next backward pass with an exchange."""
         self._settle = settle
         if self._readiness is None:
             self._watch()
 
     def register(self, reducer: Any, recorder: Recorder | None) -> None:
-        """Register a hook that encodes or records the reducer's buckets, if one is needed."""
+        """Register a hook on the reducer, if it must encode or record."""
         self._recorder = recorder
         if self._compression is not None:
             _register_comm_hook(reducer, self, TorchAllReduce._encoded)
@@ -170,7 +169,7 @@ class TorchAllReduce(Listener):
         return self._hook.exchange(bucket)
 
     def open(self) -> None:
-        """Create the encoding hook's state, on all ranks together; else the first bucket does.
+        """Create the encoding hook's state, collectively; otherwise the first bucket does.
 
         InvalidInput if ranks have different codecs.
         """
@@ -181,17 +180,17 @@ class TorchAllReduce(Listener):
 
     @property
     def pending(self) -> bool:
-        """True if a forward pass still waits for its backward pass, where that is watched."""
+        """Whether a watched forward pass has had no backward pass yet."""
         return self._readiness is not None and self._readiness.pending
 
     def forwarded(self, outputs: Sequence[Tensor], synchronize: bool) -> None:
-        """Count a forward pass that can be differentiated."""
+        """Count a differentiable forward pass."""
         self._num_steps += synchronize
         if self._readiness is not None:
             self._readiness.forwarded(outputs, synchronize)
 
     def unwatch(self) -> None:
-        """Stop calling `on_exchanged`, and remove its hooks."""
+        """Remove `on_exchanged` and its hooks."""
         if self._readiness is not None:
             self._readiness.close()
             self._readiness = None
@@ -201,13 +200,13 @@ class TorchAllReduce(Listener):
         return {} if self._hook is None else self._hook.state_dict()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load the error feedback that the same rank, of as many, has saved; all ranks together."""
+        """Load error feedback saved by the same rank of as many, collectively."""
         self.open()
         if self._hook is not None:
             self._hook.load_state_dict(state)
 
     def statistics(self) -> Statistics:
-        """Return the bytes that a ring sends, 2 (n - 1) / n of all; times cannot be seen here."""
+        """Return the bytes that a ring sends, 2 (n - 1) / n of all; times are unknown."""
         hook, steps = self._hook, self._num_steps
         if hook is None:
             n = self._join().world_size
@@ -218,17 +217,17 @@ class TorchAllReduce(Listener):
         return Statistics(*known, sent_share=hook.sent_share)
 
     def close(self) -> None:
-        """End the threads of the codec, and remove our hooks."""
+        """End the codec's threads, and remove the hooks."""
         self.unwatch()
         if self._hook is not None:
             self._hook.close()
 
     def ended(self, missing: Sequence[int]) -> None:
-        """Report an exchange, which ends before this backward pass returns."""
+        """Report an exchange that ends before this backward pass returns."""
         assert self._readiness is not None
         settle, self._settle = self._settle, None
         if settle is not None and all(self._readiness.came):
-            # After torch's own callback, with which its exchange ends, whichever was queued first.
+            # Queue after torch's own callback, which ends the exchange.
             Variable._execution_engine.queue_callback(settle)
         if self._on_exchanged is not None:
             self._on_exchanged()
@@ -237,7 +236,7 @@ class TorchAllReduce(Listener):
 
 
 def _recorded(recorded: tuple[Recorder, Group], bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Average the bucket as DistributedDataParallel does without a hook, to the last bit."""
+    """Average the bucket bit-identically to DistributedDataParallel without a hook."""
     recorder, group = recorded
     exchange = recorder.join_exchange(str(bucket.index()))
 
@@ -246,7 +245,7 @@ def _recorded(recorded: tuple[Recorder, Group], bucket: GradBucket) -> torch.fut
         averaged: Tensor = future.value()[0]
         return averaged
 
-    # Not torch's allreduce_hook, which divides: by 3 that is not a product with a third.
+    # torch's allreduce_hook divides, which differs from multiplying by 1/3.
     values = bucket.buffer().mul_(1.0 / group.world_size)
     work = dist.all_reduce(values, group=group.process_group, async_op=True)
     assert work is not None

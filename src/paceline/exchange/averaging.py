@@ -1,8 +1,8 @@
-"""One exchange of outer gradients between workers: who takes part, the mean, and equal replicas.
+"""Average outer gradients between workers, and keep their outer models equal.
 
-headers    all-gather     steps since the last exchange, NaN or not, hash of the outer model
-repair     broadcast      the first worker's outer model, if another one has other bits
-mean       all-reduce     float32 values, or pieces by a codec (`encoded_pieces`)
+headers    all-gather     steps since the last exchange, finite or not, hash of the outer model
+repair     broadcast      the first worker's outer model, if hashes differ
+mean       all-reduce     float32 values, or pieces encoded by a codec (`encoded_pieces`)
 """
 
 import logging
@@ -26,14 +26,15 @@ from paceline.links.failpoints import reach
 from paceline.links.group import Group
 
 logger = logging.getLogger(__name__)
-_Key = tuple[int, int, int]  # fragment, piece, shard: each has error feedback of its own
+_Key = tuple[int, int, int]  # key of error feedback: fragment, piece, shard
 
 
 class Contribution(NamedTuple):
-    """A worker's part in an exchange: the parameters of the fragment whose turn it is.
+    """A worker's contribution to an exchange: its parameters of one fragment.
 
-    `number`: of the exchange. `weight`: inner steps, or samples, since the fragment was sent last.
-    `buffers`: the model's, where a round ends. `is_closing`: True if the worker trains no more.
+    `number`: of the exchange. `weight`: inner steps or samples since the fragment's last exchange.
+    `buffers`: the model's, at the end of a round. `is_closing`: whether the worker has finished
+    training.
     """
 
     number: int
@@ -48,10 +49,10 @@ class Contribution(NamedTuple):
 class Averaged:
     """The result of an exchange.
 
-    `given`: this worker's part in it. `mean`: the mean outer gradient, None if nobody has trained.
-    `weight`: the sum of the workers' weights. `left_out`: workers whose parameters were NaN or
-    infinite. `repaired`: workers whose outer model had other bits. `taken`: the inner state of a
-    peer, if this worker was behind or is new.
+    `given`: this worker's contribution. `mean`: mean outer gradient, None if no worker has trained.
+    `weight`: sum of the workers' weights. `left_out`: workers with NaN or infinite parameters.
+    `repaired`: workers whose outer model differed. `taken`: a peer's inner state, if this worker
+    was behind or is new.
     """
 
     given: Contribution
@@ -63,7 +64,7 @@ class Averaged:
     taken: InnerState | None = None
 
     def warn(self, number: int) -> None:
-        """Log which workers were left out or repaired, after so many exchanges."""
+        """Log the workers that were left out or repaired."""
         for worker in self.left_out:
             logger.warning(
                 "exchange %d: the parameters of worker %d were NaN or infinite; it was left out "
@@ -80,9 +81,9 @@ class Averaged:
 
 
 class Averaging:
-    """Averages the outer gradients of a group's workers, encoded by codecs like `codec`.
+    """Averages the outer gradients of a group's workers, encoded by `codec`.
 
-    InvalidInput if there is a codec and the model is float64, which codecs would round.
+    Raises InvalidInput for a codec with a float64 model.
     """
 
     def __init__(self, outer: OuterModel, codec: str | Codec | None) -> None:
@@ -91,14 +92,14 @@ class Averaging:
         self._outer = outer
         self._make_codec = None if codec is None else factory_of(codec)
         self._codecs: dict[_Key, Codec] = {}
-        self.digest = ""  # of the outer model after its last step, sent with the next header
-        self.stand_ins: list[Tensor] = []  # for outer gradients, by fragment, in a rehearsal
+        self.digest = ""  # hash of the outer model, for the next header
+        self.stand_ins: list[Tensor] = []  # outer gradients of a rehearsal, by fragment
         self.nbytes_sent = self.nbytes_received = 0
 
     def run(self, given: Contribution, group: Group) -> Averaged:
-        """Exchange a fragment with all workers of the group, which call it together.
+        """Exchange a fragment with all workers of the group, collectively.
 
-        InvalidInput if all parameters are NaN or infinite, or workers are at different exchanges.
+        InvalidInput if all workers' parameters are not finite, or their exchanges differ.
         """
         is_fit = is_finite(given.own)
         weight = given.weight if is_fit else 0.0
@@ -121,7 +122,9 @@ class Averaging:
         repaired = tuple(rank for rank, one in enumerate(digests) if one != digests[0])
         if repaired:
             if group.rank in repaired:
-                self.digest = uuid.uuid4().hex  # equal to no other until the whole model has come
+                self.digest = (
+                    uuid.uuid4().hex
+                )  # differs from all others until the model is received
             group.broadcast(self._outer.tensors())
         group.broadcast(given.buffers)
         total = sum(weights)
@@ -134,7 +137,7 @@ class Averaging:
         return Averaged(given, mean, total, left_out, repaired, all(closing))
 
     def step_taken(self, fragment: int) -> None:
-        """Remember the outer model's hash after its step, which the next header carries."""
+        """Hash the outer model after its step, for the next header."""
         self.digest = self._outer.digest(fragment)
 
     def _mean(self, fragment: int, own: Tensor, share: float, group: Group) -> Tensor:
@@ -145,7 +148,7 @@ class Averaging:
                 gradient.copy_(self.stand_ins[fragment])
             if share != 1.0:
                 gradient *= share
-        else:  # a product would keep NaN
+        else:  # a product with zero would keep NaN
             gradient = own.zero_()
         size = group.world_size
         if size == 1:
@@ -174,7 +177,7 @@ class Averaging:
 
     @property
     def sent_share(self) -> float | None:
-        """The share of the values that was sent, by a codec that leaves some out."""
+        """The share of values sent, for a codec that omits some."""
         found = next(iter(self._codecs.values()), None)
         return found.sent_share if isinstance(found, ErrorFeedback) else None
 
@@ -185,7 +188,7 @@ class Averaging:
         return self._codecs[key]
 
     def feedback(self) -> dict[str, Tensor]:
-        """Return the codecs' error feedback, by FRAGMENT/PIECE/SHARD."""
+        """Return the error feedback by FRAGMENT/PIECE/SHARD."""
         return {
             "/".join(map(str, key)): error
             for key, codec in self._codecs.items()
@@ -194,7 +197,7 @@ class Averaging:
         }
 
     def load_feedback(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback, saved by this worker of a group of the same size."""
+        """Load error feedback saved by the same worker of a group of this size."""
         self._codecs.clear()
         for key, error in state.items():
             fragment, piece, shard = map(int, key.split("/"))

@@ -1,9 +1,9 @@
-"""Unequal batches: gradients weighted by samples, and shares that follow the ranks' speeds.
+"""Unequal batches: weight gradients by samples, and adapt shares to the ranks' speeds.
 
-Each rank's loss is the mean over its own n samples, and the exchange averages W ranks' gradients.
-The mean over all N samples is that average if each rank's gradient is first scaled by n W / N. It
-is scaled where it enters the module, at its outputs: that costs nothing, reaches each parameter
-once, and leaves alone the terms of a loss that no sample takes part in, such as weight decay.
+Each rank's loss is the mean over its n samples, and the exchange averages the gradients of W ranks.
+This average is the mean over all N samples if each rank's gradient is scaled by n W / N. The
+gradient is scaled at the module's outputs, which costs nothing, affects each parameter once, and
+does not affect loss terms without samples, such as weight decay.
 """
 
 from collections import deque
@@ -30,11 +30,11 @@ from paceline.links.group import Group
 from paceline.training.data.sampler import BalancedSampler
 
 _MOST_PASSES = 256
-_NUM_WARM_UP = 2  # passes in which caches fill and buckets are made
+_NUM_WARM_UP = 2  # warm-up passes
 
 
 class SampleCount:
-    """The ranks' samples in one forward pass, added up while the pass goes on."""
+    """Sums the ranks' samples of a forward pass during the pass."""
 
     def __init__(self, own: int, group: Group) -> None:
         self._own, self._group = own, group
@@ -43,13 +43,13 @@ class SampleCount:
         self._weight: float | None = None
 
     def begin(self) -> None:
-        """Start the all-reduce of the numbers; all ranks must."""
+        """Start the all-reduce of the counts, collectively."""
         if self._work is None and self._group.world_size > 1:
             with self._group.naming_lost_ranks():
                 self._work = dist.all_reduce(self._total, group=self._group.control, async_op=True)
 
     def scaled(self, gradient: Tensor) -> Tensor | None:
-        """Return the weighted gradient of an output; waits for the other ranks' numbers."""
+        """Return the weighted gradient of an output; waits for all counts."""
         if self._weight is None:
             self.begin()
             if self._work is not None:
@@ -59,12 +59,12 @@ class SampleCount:
             self._weight = self._own * self._group.world_size / total if total else 0.0
         if self._weight == 1:
             return None
-        # The mean loss of no samples may be NaN, which a product with zero would keep.
+        # The mean loss of no samples may be NaN, and a product with zero keeps NaN.
         return gradient * self._weight if self._weight else torch.zeros_like(gradient)
 
 
 def _num_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the rows of the first tensor among a module's arguments."""
+    """Return the number of rows of the first tensor argument."""
     first = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
     if first is None or not first.ndim:
         raise InvalidInput(
@@ -79,13 +79,13 @@ Admit = Callable[[Sequence[float], BalancedSampler], Sequence[int]]
 
 
 class Balanced:
-    """Runs a `replica` of `module`; weights gradients by samples, and balances the batches.
+    """Runs a replica of a module, weights gradients by samples, and balances batches.
 
-    The result is that of one process on the whole batch, if each rank's loss is a mean over its
-    samples. With a `sampler`, each rank measures the seconds in which it computes, not those in
-    which it waits; every few steps all agree on new shares and update the sampler. `weighs`: False
-    if the caller's losses are weighted already. `admit` gets the ranks' speeds in samples per
-    second, once all are known, and the sampler; the ranks that it returns get no samples.
+    Gradients equal those of one process with the whole batch, if each rank's loss is a mean over
+    its samples. With a `sampler`, each rank measures its computing time without waiting; every few
+    steps all ranks agree on new shares and update the sampler. `weighs`: False if the caller's
+    losses are already weighted. `admit(speeds, sampler)` is called once all speeds, in samples per
+    second, are known, and returns the ranks that get no samples.
     """
 
     def __init__(
@@ -110,14 +110,14 @@ class Balanced:
             self.follow(sampler)
 
     def follow(self, sampler: BalancedSampler) -> None:
-        """Update this sampler's shares from now on. All ranks must call it together.
+        """Adapt a sampler's shares from now on, collectively.
 
-        InvalidInput if it is not the same sampler on all ranks, or not made for them.
+        InvalidInput if the ranks' samplers differ or do not fit the ranks.
         """
         self._shares = FollowingShares(sampler, self._group, self._meter, self._admit)
 
     def samples(self, number: int) -> None:
-        """Set the number of this rank's samples in the next forward pass."""
+        """Set this rank's number of samples in the next forward pass."""
         if number < 0:
             raise InvalidInput("samples", "must be 0 or more", got=number)
         self._said = number
@@ -129,7 +129,7 @@ class Balanced:
     def run(
         self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run a forward pass of the module; InvalidInput if its samples cannot be counted."""
+        """Run the module's forward pass; InvalidInput if its samples cannot be counted."""
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         if in_backward():
@@ -143,7 +143,7 @@ class Balanced:
         own = _num_samples(args, kwargs) if self._said is None else self._said
         self._said = None
         one = _Pass(SampleCount(own, self._group), own, self._meter, weighs=self._weighs)
-        # In evaluation there may be no backward pass, which is where ranks wait for the sum.
+        # without a backward pass, as in evaluation, nothing would wait for the sum
         if self._weighs and self._module.training:
             one.count.begin()
         # On the module and not around the replica, which may wait for other ranks before the
@@ -162,7 +162,7 @@ class Balanced:
                 handle.remove()
 
     def shared(self, statistics: Statistics) -> Statistics:
-        """Return these statistics with the shares, where batches follow the ranks' speeds."""
+        """Add the shares to statistics, if batches are balanced."""
         if self._shares is None:
             return statistics
         balance = self._shares.balance
@@ -170,10 +170,9 @@ class Balanced:
 
 
 class FollowingShares:
-    """A sampler's shares that follow the ranks' speeds: every few steps all agree on new ones.
+    """Adapts a sampler's shares to the ranks' speeds every few steps.
 
-    All ranks make it together. InvalidInput if it is not the same sampler on all ranks, or not made
-    for them.
+    Created collectively. Raises InvalidInput if the ranks' samplers differ or do not fit the ranks.
     """
 
     def __init__(
@@ -195,14 +194,14 @@ class FollowingShares:
         self._left = _NUM_WARM_UP + self.balance.interval
 
     def step(self) -> None:
-        """Count a step, before which all ranks may agree on new shares."""
+        """Count a step; first agree on new shares if they are due."""
         self._left -= 1
         if self._left >= 0:
             return
         sampler, balance = self._sampler, self.balance
         rows = self._group.gather([self._meter.seconds_per_sample(), sampler.drawn])
         known_before = None not in balance.samples_per_s
-        # All ranks record the same rows, and so compute the same shares.
+        # all ranks record the same rows, so they compute the same shares
         shares = balance.record([seconds for seconds, _ in rows])
         speeds = [speed for speed in balance.samples_per_s if speed is not None]
         if not known_before and len(speeds) == self._group.world_size:
@@ -215,18 +214,20 @@ class FollowingShares:
 
 
 class SpeedMeter:
-    """This rank's seconds per sample in forward and backward, without waiting for others."""
+    """Measures this rank's seconds per sample in forward and backward, without waits."""
 
     def __init__(self, device: torch.device) -> None:
         self.clock = clock_for(device)
-        self._passes = deque[tuple[int, list[Any]]](maxlen=_MOST_PASSES)  # samples, four marks
+        self._passes = deque[tuple[int, list[Any]]](
+            maxlen=_MOST_PASSES
+        )  # samples and four marks of each pass
         self._num_warm_up = _NUM_WARM_UP
 
     def watch(self, outputs: Sequence[Tensor], num_samples: int, marks: list[Any]) -> None:
-        """Record when a backward pass reaches these outputs, and when its computation ends."""
+        """Mark when backward reaches the outputs, and when its computation ends."""
 
         def reached(gradient: Tensor) -> None:
-            if len(marks) == 2:  # the first output, in the first backward pass
+            if len(marks) == 2:  # first output of the first backward pass
                 marks.append(self.clock.mark())
                 Variable._execution_engine.queue_callback(ended)
 
@@ -243,22 +244,22 @@ class SpeedMeter:
             output.register_hook(reached)
 
     def seconds_per_sample(self) -> float | None:
-        """Return the median since the last call; None if there were no samples."""
+        """Return the median since the last call; None without samples."""
         passes = list(self._passes)
         self._passes.clear()
-        # At once: the clock of a GPU waits for the device.
+        # all together, because a GPU's clock waits for the device
         times = self.clock.seconds([mark for _, marks in passes for mark in marks])
         seconds = []
         for number, (num_samples, _) in enumerate(passes):
             entered, left, reached, ended = times[4 * number : 4 * number + 4]
             seconds.append((left - entered + ended - reached) / num_samples)
-        # Never zero: shares are in proportion to its inverse.
+        # never zero: shares are proportional to its inverse
         return max(median(seconds), 1e-12) if seconds else None
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """One forward pass of a module: its marks in time, and hooks that weight its gradients."""
+    """Marks of one forward pass, and hooks that weight its gradients."""
 
     count: SampleCount
     num_samples: int
@@ -267,11 +268,11 @@ class _Pass:
     marks: list[Any] = field(default_factory=list)
 
     def mark(self, *_: object) -> None:
-        """Mark that the pass enters or leaves the module."""
+        """Mark the entry or exit of the module."""
         self.marks.append(self.meter.clock.mark())
 
     def left(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        """Weight the gradients of the outputs, and measure the backward pass from there."""
+        """Register hooks on the outputs, to weight gradients and measure backward."""
         tensors = [one for one in tree_leaves(outputs) if isinstance(one, Tensor)]
         leaves = [one for one in tensors if one.requires_grad]
         if not leaves:
@@ -280,7 +281,7 @@ class _Pass:
                 "the module's outputs hold no tensor with a gradient to be weighted",
                 hint="return tensors, or tuples, lists and dictionaries of them",
             )
-        # Scaling waits for the others, and so comes before the clock of backward starts.
+        # Scaling waits for other ranks, so it precedes backward's first mark.
         for leaf in leaves if self.weighs else ():
             leaf.register_hook(self.count.scaled)
         self.meter.watch(leaves, self.num_samples, self.marks)
@@ -288,7 +289,7 @@ class _Pass:
 
 @contextmanager
 def _statistics_kept(module: nn.Module, num_samples: int) -> Iterator[None]:
-    """Leave running statistics alone in a forward pass without samples, which have no mean."""
+    """Keep running statistics unchanged in a forward pass without samples."""
     layers = [] if num_samples else [one for one in module.modules() if isinstance(one, _BatchNorm)]
     training = [layer.training for layer in layers]
     for layer in layers:

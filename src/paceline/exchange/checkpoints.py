@@ -1,15 +1,15 @@
-"""Checkpoints of a run: when they are written, and going on from one.
+"""Write checkpoints of a run, and resume from one.
 
-Those of a synchronous run:
+Files of a synchronous run:
 
     step-00000500/
-        model.safetensors        parameters and buffers          | what all ranks have alike, or of
-        optimizer.safetensors    its state by parameters         | split layers the whole
+        model.safetensors        parameters and buffers          | equal on all ranks; split layers
+        optimizer.safetensors    state by parameter              | are whole
         optimizer.json, schedule.json
         ranks.safetensors        RANK/KEY: random numbers, error feedback
-        progress.json            the place in the data, epochs, what was chosen, for whom it fits
+        progress.json            position in the data, epochs, choices, properties of the run
 
-All ranks write after the same step: they agree on it beforehand.
+Ranks agree in advance on the step after which to write.
 """
 
 import logging
@@ -36,19 +36,19 @@ from paceline.links.tensor_messages import broadcast_tensors, gather_tensors
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINTS = "checkpoints"  # the folder within a run's
-_FIRST_MEETING = 10  # steps after which ranks know how long a step takes
-_NEARLY = 0.9  # of an interval: the next meeting would be later than the rest of it
+CHECKPOINTS = "checkpoints"  # subfolder of a run's folder
+_FIRST_MEETING = 10  # steps before the step time is known
+_NEARLY = 0.9  # share of an interval below which ranks write early
 
 
 class State(NamedTuple):
-    """The state of a run between two steps: tensors by FILE/NAME, and values by the file's name."""
+    """State of a run between two steps: tensors by FILE/NAME, and values by file."""
 
     tensors: Tensors
     parts: dict[str, Any]
 
     def file(self, name: str) -> Tensors:
-        """Return the tensors of a file, or of a part FILE/PART of it, by their names in it."""
+        """Return the tensors of a file, or of FILE/PART, by name."""
         return within(self.tensors, f"{name}/")
 
     def own_part(self, name: str) -> Any:
@@ -60,9 +60,9 @@ class State(NamedTuple):
 
 
 def read_state(settings: TrainSettings, group: Group) -> State | None:
-    """Read the checkpoint that the run goes on from, on all ranks; None if it begins.
+    """Read the checkpoint to resume from on all ranks; None for a new run.
 
-    Rank 0 reads it. Raises InvalidInput on all ranks if there is none, or all are damaged.
+    Rank 0 reads the file. Raises InvalidInput on all ranks if no valid checkpoint exists.
     """
     if settings.resume is None:
         return None
@@ -72,7 +72,7 @@ def read_state(settings: TrainSettings, group: Group) -> State | None:
             found = _read(settings.resume)
         except InvalidInput as problem:
             error = str(problem)
-    # As text: it knows tuples and infinite numbers.
+    # as text, which supports tuples and infinity
     text = json_values.dumps("the state", found.parts if found else {}).decode()
     told = group.gather({"error": error, "parts": text})[0]
     if told["error"] is not None:
@@ -103,13 +103,13 @@ def _read(run: Path) -> State:
 
 
 def interrupted(interruption: Interruption, num_steps: int, folder: Path | None) -> Interrupted:
-    """Return the error of a run that was saved and stops; `folder` is known to rank 0."""
+    """Return the error of a stopped and saved run; only rank 0 needs `folder`."""
     on = "" if folder is None else f"; paceline train --resume {folder} goes on"
     return interruption.stopped(num_steps, on)
 
 
 class Saver:
-    """Writes checkpoints of a run after steps on which all ranks agree, and when it is to stop.
+    """Writes checkpoints after steps that all ranks agree on, and before stopping.
 
     `folder`: the run's.
     """
@@ -135,10 +135,10 @@ class Saver:
         self._num_steps = num_steps
 
     def after(self, num_steps: int, gather: Callable[[int], State]) -> None:
-        """Save the state if that is due after this step. Raises Interrupted if the run is to stop.
+        """Save the state if due after this step; raise Interrupted if the run must stop.
 
-        All ranks call it after each step; a process without others as often as it likes, with steps
-        that may be skipped. `gather(num_steps)` returns the state of all ranks, on rank 0.
+        Ranks call this after each step; a single process may skip steps. `gather(num_steps)`
+        returns the state of all ranks on rank 0.
         """
         reach("step.done", worker=self._group.rank, step=num_steps)
         if self._stop.after(num_steps):
@@ -148,7 +148,7 @@ class Saver:
             self._save(num_steps, gather, wait=False)
 
     def close(self) -> None:
-        """Wait for the checkpoint that is being written."""
+        """Wait until the current checkpoint is written."""
         if self._writer is not None:
             self._writer.close()
 
@@ -165,7 +165,7 @@ class Saver:
             return left_s <= 0
         if num_steps < self._next_meeting:
             return False
-        # Clocks differ: rank 0's decides, now, and when ranks meet again.
+        # Rank 0's clock decides when to save, and when ranks agree next.
         step_s = max(1e-6, (now_s - self._met_s) / (num_steps - self._met))
         is_due = left_s <= (1 - _NEARLY) * self._interval.seconds
         until_s = (self._interval.seconds if is_due else left_s) / 2
@@ -184,9 +184,9 @@ class Saver:
 def with_ranks(
     state: State, own: Mapping[str, Tensor], values: Mapping[str, Any], group: Group
 ) -> State:
-    """Return a state with what each rank has of its own, and its random numbers, on rank 0.
+    """Gather each rank's own values, tensors and random state on rank 0.
 
-    All ranks call it together. `own` are tensors, `values` plain values of this rank.
+    Collective. `own`: tensors, `values`: plain values of this rank.
     """
     random_tensors, random_values = random_state(group.device)
     mine = dict(own) | {f"random/{key}": one for key, one in random_tensors.items()}
@@ -201,7 +201,7 @@ def with_ranks(
 
 
 def of_rank(state: State, group: Group) -> tuple[Tensors, dict[str, Any]] | None:
-    """Return what a rank has saved of its own; None where there were other numbers of ranks."""
+    """Return a rank's own saved tensors; None if the number of ranks was different."""
     rows = state.parts["ranks"]
     if len(rows) != group.world_size:
         return None
@@ -209,7 +209,7 @@ def of_rank(state: State, group: Group) -> tuple[Tensors, dict[str, Any]] | None
 
 
 def restore_random(state: State, group: Group) -> None:
-    """Set the generators as this rank has saved them, if there were as many ranks."""
+    """Restore this rank's random state, if the number of ranks is unchanged."""
     found = of_rank(state, group)
     if found is None:
         return
@@ -218,7 +218,7 @@ def restore_random(state: State, group: Group) -> None:
 
 
 def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise InvalidInput that names the first of a run's properties by which a state differs."""
+    """Raise InvalidInput that names the first differing property of the saved run."""
     for name, value in now.items():
         if saved.get(name) != value:
             raise InvalidInput(
@@ -229,5 +229,5 @@ def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def as_values(records: list[Any]) -> list[dict[str, Any]]:
-    """Return dataclasses as plain values."""
+    """Convert dataclasses to plain values."""
     return [asdict(one) for one in records]

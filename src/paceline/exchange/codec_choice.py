@@ -1,4 +1,4 @@
-"""The choice of a codec for each exchange: the requested one, or whichever is faster."""
+"""Choose the codec of each exchange: the requested one, or whatever is faster."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,20 +20,20 @@ from paceline.exchange.compressed import CompressedAllReduce, Work
 
 Factory = Callable[[], Codec]
 
-_CODEC = wire_format(AUTO).name  # what plans of "auto" encode with, too
+_CODEC = wire_format(AUTO).name  # also used by plans for "auto"
 _FACTORIES: dict[str, Factory] = {
     "plain": partial(Cast, "float32"),
     "encoded": partial(find_codec, _CODEC),
 }
-_SIZES = (1 << 10, 1 << 21)  # values of a small and of a large exchange
+_SIZES = (1 << 10, 1 << 21)  # number of values of a small and a large exchange
 _NUM_MEASURED = 3
-_NUM_SETTLING = 4  # steps in which torch makes its buckets, and caches fill
-_NUM_TRIED = 8  # steps with codecs, and as many without
-_WORTH = 0.98  # of the time without: a smaller gain is noise, and not worth the rounding
+_NUM_SETTLING = 4  # warm-up steps
+_NUM_TRIED = 8  # measured steps with codec, and as many without
+_WORTH = 0.98  # required ratio to the time without codec
 
 
 class CodecChoice:
-    """The codec of each tensor, the same on all ranks: here the one that was asked for."""
+    """Choice of a codec for each tensor, equal on all ranks; here a fixed one."""
 
     def __init__(self, factory: Factory) -> None:
         self._factory, self._first = factory, factory()
@@ -41,11 +41,11 @@ class CodecChoice:
 
     @property
     def sent_share(self) -> float | None:
-        """The share of all values that was sent on this rank, if the codec leaves some out."""
+        """The share of values sent on this rank, for a codec that omits some."""
         return self._first.sent_share if isinstance(self._first, ErrorFeedback) else None
 
     def begin_step(self) -> None:
-        """Begin a step. All ranks call it together."""
+        """Begin a step, collectively."""
 
     def codec_of(self, count: int) -> tuple[str, Factory]:
         """Return the codec for a tensor of so many values, and its name."""
@@ -58,11 +58,11 @@ class CodecChoice:
 
 
 class AutoCodec(CodecChoice):
-    """Codec `dynamic8` for tensors whose exchange it shortens, if it shortens the steps too.
+    """Uses `dynamic8` for tensors whose exchange it shortens, if it also shortens steps.
 
-    A small and a large exchange are measured with and without the codec: a line through both gives
-    the time of any size. An exchange that hides behind backward costs nothing anyway, so steps are
-    then measured both ways, and the codec is switched off for good unless steps are faster.
+    Linear fits to a small and a large exchange, with and without codec, give the time of any size.
+    Because a hidden exchange costs nothing, steps are then measured both ways, and the codec stays
+    off unless steps are faster.
     """
 
     sent_share = None
@@ -77,7 +77,7 @@ class AutoCodec(CodecChoice):
         self._verdict = "dynamic8 where it pays, until steps are tried without"
 
     def begin_step(self) -> None:
-        """Record the duration of the last step; decide once both modes have been measured."""
+        """Record the last step's duration, and decide after both modes are measured."""
         last, self._last_s = self._last_s, time.monotonic()
         self._num_steps += 1
         tried = self._num_steps - _NUM_SETTLING
@@ -87,9 +87,9 @@ class AutoCodec(CodecChoice):
         if tried < 2 * _NUM_TRIED:
             self._mode = "encoded" if tried < _NUM_TRIED else "plain"
             return
-        # Without the first step of a mode, which still finishes buckets of the other.
+        # Skip a mode's first step, which still finishes the other's buckets.
         medians = [median(self._seconds[name][1:]) for name in ("encoded", "plain")]
-        # The slowest rank's times on all ranks: they must choose alike.
+        # Use the slowest rank's times on all ranks, so that they choose equally.
         encoded_s, plain_s = self._all_reduce.agree(medians)
         self._mode = "encoded" if encoded_s < _WORTH * plain_s else "plain"
         outcome = _CODEC if self._mode == "encoded" else "none"
@@ -122,7 +122,7 @@ class AutoCodec(CodecChoice):
         return self._lines[name].latency_s + self._lines[name].seconds_per_byte * count
 
     def _line(self, name: str, factory: Factory) -> LinearTime:
-        """Measure an exchange of each size; the slowest rank's times count."""
+        """Measure an exchange of each size by the slowest rank's time."""
         fastest = []
         for size in _SIZES:
             values = torch.ones(size, device=self._all_reduce.device)
@@ -137,9 +137,9 @@ class AutoCodec(CodecChoice):
 
 
 class CodecAllReduce(CompressedAllReduce):
-    """An all-reduce that encodes values by one codec, or by "auto" those that are faster so.
+    """An all-reduce with a codec, or with "auto", which encodes only where it is faster.
 
-    The ranks create it together. Raises InvalidInput if they have been given different codecs.
+    Created collectively. Raises InvalidInput if the ranks' codecs differ.
     """
 
     def __init__(
@@ -150,22 +150,22 @@ class CodecAllReduce(CompressedAllReduce):
             self.check_same(name_of(codec))
             self._choice = AutoCodec(self) if codec == AUTO else CodecChoice(factory_of(codec))
         except InvalidInput:
-            self.close()  # its threads would wait for work for ever
+            self.close()  # end its threads
             raise
-        self._bytes_sent = [0, 0]  # without those of measuring which codec pays
+        self._bytes_sent = [0, 0]  # not counting the measurements
 
     @property
     def why(self) -> str:
-        """The codec in use, and the measurements that led to it."""
+        """The codec in use, with the measurements."""
         return self._choice.why
 
     @property
     def sent_share(self) -> float | None:
-        """The share of this rank's values that was sent, if the codec leaves some out."""
+        """The share of this rank's values sent, for a codec that omits some."""
         return self._choice.sent_share
 
     def begin_step(self) -> None:
-        """Begin a step: drop error feedback that is used no more, and choose anew."""
+        """Begin a step: drop unused error feedback, and update the choice."""
         super().begin_step()
         self._choice.begin_step()
 
@@ -176,5 +176,5 @@ class CodecAllReduce(CompressedAllReduce):
 
 
 def name_of(codec: str | Codec) -> str:
-    """Return the name that must be the same on all ranks."""
+    """Return the codec's name, which must be equal on all ranks."""
     return AUTO if codec == AUTO else factory_of(codec)().name

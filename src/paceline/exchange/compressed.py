@@ -1,6 +1,6 @@
-"""An all-reduce of values that travel encoded, beside whatever its caller does meanwhile.
+"""An encoded all-reduce that runs in the background.
 
-Values are cut into pieces, and `encoded_pieces` says how each of them travels.
+Values are divided into pieces, which `encoded_pieces` exchanges.
 """
 
 import threading
@@ -31,7 +31,7 @@ Future = torch.futures.Future[Tensor]
 class Compression:
     """A codec for gradients, or its name ("auto": whichever is faster).
 
-    `on_nonfinite` is the policy for NaN and infinite values.
+    `on_nonfinite`: policy for NaN and infinite values.
     """
 
     codec: str | Codec
@@ -46,10 +46,10 @@ class Compression:
 
 @dataclass(eq=False)
 class Work:
-    """One all-reduce, and its future result.
+    """One all-reduce with its future result.
 
-    `future` gets the mean of the values; all NaN if any of them, `num_nonfinite` over all ranks,
-    were not finite.
+    `future` receives the mean, or NaN for all values if any of them (`num_nonfinite` over all
+    ranks) is not finite.
     """
 
     key: str
@@ -62,38 +62,38 @@ class Work:
     _failing: threading.Lock = field(default_factory=threading.Lock)
 
     def fail(self, error: BaseException) -> None:
-        """Set the error of the future; both threads may fail at the same time."""
+        """Set the future's error, which both threads may do concurrently."""
         with self._failing:
             if not self.future.done():
-                self.future.set_exception(error)  # type: ignore[arg-type] # declared as a result
+                self.future.set_exception(error)  # type: ignore[arg-type] # an error is a valid result here
 
     def failed_with(self, call: Call[None]) -> None:
-        """Fail if a call for it has failed."""
+        """Fail if a background call failed."""
         if (error := call.exception()) is not None:
             self.fail(error)
 
 
 class CompressedAllReduce:
-    """Runs all-reduces in order in two threads, of which one scatters and one gathers.
+    """Runs all-reduces in order with a scatter thread and a gather thread.
 
-    The `ranks` create it together and begin the same all-reduces in the same order. Each phase has
-    a process group of its own, so that the scatter of one piece overlaps the gather of another.
-    Error feedback is kept for each `key`. No collective takes longer than `deadline_s`.
+    Ranks create it collectively and begin all-reduces in the same order. Each phase has its own
+    process group, so that the scatter of one piece overlaps with the gather of another. Error
+    feedback is stored by `key`. Collectives time out after `deadline_s`.
     """
 
     def __init__(self, ranks: Sequence[int], device: torch.device, deadline_s: float) -> None:
         own = device_of(device)
         self.device = own.torch_device
-        self._bytes_sent = [0, 0]  # by each thread
+        self._bytes_sent = [0, 0]  # bytes sent by each thread
         self._ranks = list(ranks)
         self._rank = self._ranks.index(dist.get_rank())
         self._groups = [
             dist.new_group(
                 self._ranks,
                 timeout=timedelta(seconds=deadline_s),
-                # Values in host memory can be sent, too, where the default group is nccl.
+                # values in host memory can be sent if the default group is nccl
                 backend="gloo" if own.backend == "gloo" else None,
-                # Otherwise all ranks of the default group would have to call new_group.
+                # otherwise all ranks of the default group would have to call new_group
                 use_local_synchronization=len(self._ranks) < dist.get_world_size(),
             )
             for _ in range(2)
@@ -101,15 +101,14 @@ class CompressedAllReduce:
         self._codecs: dict[tuple[str, int, int], Codec] = {}
         self._errors: dict[str, Tensor] = {}
         self._used: set[str] = set()
-        self._is_void = False  # the step: some values of it are not finite
+        self._is_void = False  # whether some values of the step were not finite
         self._scattering = CallThread("scatter", self.device)
         self._gathering = CallThread("gather", self.device)
 
     def begin_step(self) -> None:
-        """Begin a step: drop the error feedback of keys that the last step did not use.
+        """Begin a step: drop error feedback of keys unused in the last step.
 
-        All of it is dropped if values were not finite: that step is not taken, so its errors must
-        not be added to the next.
+        All error feedback is dropped if values were not finite, because that step is not taken.
         """
         if self._is_void:
             self._codecs, self._is_void = {}, False
@@ -119,16 +118,16 @@ class CompressedAllReduce:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank has handed to the others."""
+        """Bytes sent by this rank."""
         return sum(self._bytes_sent)
 
     def begin(
         self, key: str, values: Tensor, codec: Callable[[], Codec], divisor: float = 1.0
     ) -> Work:
-        """Begin to make the values, float32 and contiguous, their sum over all ranks divided."""
+        """Start to replace contiguous float32 values by their sum over all ranks / `divisor`."""
         ready, future, own = None, Future(), device_of(self.device)
         if own.is_asynchronous:
-            ready = own.current_stream().record()  # the scatter thread has a stream of its own
+            ready = own.current_stream().record()  # the scatter thread uses another stream
             future = Future(devices=[own.torch_device])
         self._used.add(key)
         work = Work(key, values, codec, divisor, future, ready)
@@ -136,7 +135,7 @@ class CompressedAllReduce:
         return work
 
     def check_same(self, codec: str) -> None:
-        """Raise InvalidInput unless all ranks use a codec of that name. All call it together."""
+        """Raise InvalidInput unless all ranks use the same codec; collective."""
         own = torch.tensor([zlib.crc32(codec.encode())], device=self.device)
         found = [torch.zeros_like(own) for _ in self._ranks]
         dist.all_gather(found, own, group=self._groups[0])
@@ -150,13 +149,13 @@ class CompressedAllReduce:
                 )
 
     def agree(self, values: Sequence[float]) -> list[float]:
-        """Return the largest of each over all ranks. All call it together, when nothing is sent."""
+        """Return each value's maximum over all ranks; collective, between all-reduces."""
         largest = torch.tensor(values, dtype=torch.float32, device=self.device)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._groups[0])
         return largest.tolist()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the error feedback of this rank's codecs, for its checkpoint."""
+        """Return this rank's error feedback for a checkpoint."""
         state = dict(self._errors)
         for (key, piece, shard), codec in self._codecs.items():
             for tensor in codec.state_dict().values() if isinstance(codec, ErrorFeedback) else ():
@@ -164,19 +163,19 @@ class CompressedAllReduce:
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load the errors that the same rank, of the same number of ranks, has saved."""
+        """Load error feedback saved by the same rank of as many ranks."""
         self._codecs.clear()
         self._errors = dict(state)
 
     def close(self) -> None:
-        """End the threads when their work is done; a thread that waits for a lost rank is left."""
+        """End the threads after their work; abandon a thread that waits for a lost rank."""
         self._scattering.close()
         self._gathering.close()
 
     def _scatter(self, work: Work) -> None:
         if work.ready is not None:
             device_of(self.device).current_stream().wait(work.ready)
-        pieces = work.values.split(PIECE)  # so that encoding, sending and decoding overlap
+        pieces = work.values.split(PIECE)  # overlap encoding, sending and decoding
         for number, values in enumerate(pieces):
             codecs = [self._codec(work, number, shard) for shard in range(len(self._ranks))]
             piece = encoded_piece(values, codecs, self._rank, work.divisor)
@@ -187,7 +186,7 @@ class CompressedAllReduce:
 
     def _gather(self, work: Work, piece: EncodedPiece, is_last: bool) -> None:
         if work.future.done():
-            return  # the scatter thread has failed it
+            return  # failed by the scatter thread
         nbytes, num_nonfinite = piece.gather(self._groups[1])
         finish_stream(self.device)
         self._bytes_sent[1] += nbytes
@@ -196,12 +195,12 @@ class CompressedAllReduce:
             return
         if work.num_nonfinite:
             self._is_void = True
-            work.values.fill_(torch.nan)  # a GradScaler and NonFiniteGuard look for it
+            work.values.fill_(torch.nan)  # detected by a GradScaler or NonFiniteGuard
             finish_stream(self.device)
         work.future.set_result(work.values)
 
     def _codec(self, work: Work, piece: int, shard: int) -> Codec:
-        """Return the codec of a shard; each has its own, because of error feedback."""
+        """Return a shard's codec; each shard has its own error feedback."""
         place = (work.key, piece, shard)
         if place not in self._codecs:
             codec = self._codecs[place] = work.codec()

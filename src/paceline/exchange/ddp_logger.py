@@ -1,4 +1,4 @@
-"""The facts that DistributedDataParallel keeps of itself, for a module without torch's reducer."""
+"""Logger of DistributedDataParallel for a module without torch's reducer."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ class DDPLogger:
 
     def set_runtime_stats_and_log(self) -> None:
         """Count a forward pass."""
-        self._data["iteration"] += 1  # a forward pass whose gradients are to be exchanged
+        self._data["iteration"] += 1  # a forward pass with an exchange
 
     def set_error_and_log(self, error: str) -> None:
         """Remember the last error."""
@@ -28,7 +28,7 @@ class DDPLogger:
         self._data["static_graph"] = True
 
     def data(self, parallel: DistributedDataParallel) -> dict[str, Any]:
-        """Return the facts of the construction under DistributedDataParallel's names."""
+        """Return the construction data under DistributedDataParallel's names."""
         modules = list(parallel.module.modules())
         parameters = [p for p in parallel.module.parameters() if p.requires_grad]
         group = parallel.process_group

@@ -1,9 +1,9 @@
-"""A thread's training on a few samples of a plain network, in C++ and without the GIL.
+"""Train a plain network on a few samples in C++, without the GIL.
 
-In torch a batch of one sample costs about as much as one of sixteen: forward and backward of each
-layer, and the update of each parameter, are calls of Python and of torch's dispatcher, most of them
-under the GIL, so that the threads of a worker wait for each other. `DenseChain` takes all layers in
-three calls. It knows one kind of network, and only what is exactly that is given to it.
+In torch a batch of one sample takes about as long as one of sixteen: each layer's forward and
+backward and each parameter's update are Python and dispatcher calls, mostly under the GIL, so a
+worker's threads wait for each other. `DenseChain` executes all layers in three calls. It supports
+one kind of network, and is used only for an exact match.
 """
 
 from math import nan
@@ -20,28 +20,28 @@ from paceline.training.data.dataset import IndexedSamples, TensorSamples
 from paceline.training.recipes.classification import class_loss
 
 MOST_SAMPLES = 256
-# Beyond so many samples, or multiplications, torch's matrix products win back what it takes to get
-# to them: 0.8 ms, with two to eight layers.
+# With more samples or multiplications, torch's faster matrix products outweigh its overhead of
+# 0.8 ms, for two to eight layers.
 _FEW_SAMPLES, _MOST_PRODUCTS = 4, 2**21
 
 _ACTIVATIONS = {nn.ReLU: Activation.RELU, nn.Sigmoid: Activation.SIGMOID}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_PLAIN = {"weight_decay": 0, "dampening": 0, "nesterov": False, "maximize": False}  # fields of SGD
-_MOMENTUM = "momentum_buffer"  # in the state of torch's SGD
+_PLAIN = {"weight_decay": 0, "dampening": 0, "nesterov": False, "maximize": False}  # SGD's fields
+_MOMENTUM = "momentum_buffer"  # key in the state of torch's SGD
 _Tensors = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Activation]
 
 
 class DenseLayer(NamedTuple):
-    """A fully-connected layer, and what its outputs go through."""
+    """A linear layer with its activation."""
 
     linear: nn.Linear
     activation: Activation
 
 
 class DenseThread:
-    """One thread's batches of up to `most_samples`, on the model and momenta of torch.
+    """Trains one thread's batches of up to `most_samples` on torch's model and momenta.
 
-    The momenta lie in the optimizer's state, where torch's own steps use them, too.
+    The momenta are in the optimizer's state, shared with torch's own steps.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class DenseThread:
     def of(
         cls, model: nn.Module, samples: IndexedSamples, optimizer: Optimizer, learning: Learning
     ) -> "DenseThread | None":
-        """Return the thread of a network, or None if anything is not what `DenseChain` computes."""
+        """Create the trainer for a network; None if `DenseChain` does not support it."""
         layers = _layers_of(model)
         if layers is None or not _is_plain(layers, samples, learning):
             return None
@@ -69,23 +69,23 @@ class DenseThread:
         group = optimizer.param_groups[0]
         known = [one for layer in layers for one in layer.linear.parameters()]
         is_whole = {id(one) for one in group["params"]} == {id(one) for one in known}
-        is_whole = is_whole and len(group["params"]) == len(known)  # none is tied
+        is_whole = is_whole and len(group["params"]) == len(known)  # no tied parameters
         if not is_whole or any(group[name] != value for name, value in _PLAIN.items()):
             return None
         return cls(layers, samples, optimizer)
 
     def forward(self, rows: Tensor) -> float:
-        """Return the mean loss of these samples; NaN for batches that torch has to look at."""
+        """Return the mean loss; NaN for batches that torch must handle."""
         if not 0 < len(rows) <= self.most_samples:
             return nan
         return self._known_chain().forward(rows)
 
     def backward(self) -> None:
-        """Compute the gradients of that batch."""
+        """Compute the gradients of the last batch."""
         self._known_chain().backward()
 
     def step(self) -> None:
-        """Update the model with these gradients, at the optimizer's learning rate."""
+        """Update the model with the gradients, at the optimizer's learning rate."""
         group = self._optimizer.param_groups[0]
         self._known_chain().step(float(group["lr"]), group["momentum"])
 
@@ -97,7 +97,7 @@ class DenseThread:
         return self._chain
 
     def _tensors(self, layer: DenseLayer) -> _Tensors:
-        """Return the weight and the bias of a layer, their momenta, and the activation."""
+        """Return a layer's weight, bias, their momenta, and the activation."""
         weight, bias = layer.linear.weight, layer.linear.bias
         values = weight.detach(), None if bias is None else bias.detach()
         if not self._optimizer.param_groups[0]["momentum"]:
@@ -106,7 +106,7 @@ class DenseThread:
         return (*values, *momenta, layer.activation)
 
     def _momentum(self, parameter: Tensor) -> Tensor:
-        """Return a parameter's momentum, which is zero before the first step, as in torch."""
+        """Return a parameter's momentum; zero before the first step, as in torch."""
         state = self._optimizer.state[parameter]
         if state.get(_MOMENTUM) is None:
             state[_MOMENTUM] = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
@@ -114,11 +114,11 @@ class DenseThread:
         return momentum
 
     def _forget(self, optimizer: Optimizer) -> None:
-        self._chain = None  # the state has other tensors now
+        self._chain = None  # the state has been replaced
 
 
 def _is_plain(layers: list[DenseLayer], samples: IndexedSamples, learning: Learning) -> bool:
-    """Return True if samples, loss and gradients are those that `DenseChain` knows."""
+    """Return whether `DenseChain` supports samples, loss and gradients."""
     if learning.loss is not class_loss or learning.bfloat16 or learning.clip_norm is not None:
         return False
     if not isinstance(samples, TensorSamples):
@@ -133,14 +133,14 @@ def _is_plain(layers: list[DenseLayer], samples: IndexedSamples, learning: Learn
 
 
 def _steps_alone(optimizer: Optimizer) -> bool:
-    """Return True if its step, with one learning rate, is all that happens in a step."""
+    """Return whether a step consists only of this optimizer with one learning rate."""
     own: dict[str, Any] = optimizer.__dict__
     hooks = own["_optimizer_step_pre_hooks"] or own["_optimizer_step_post_hooks"]
     return len(optimizer.param_groups) == 1 and not hooks and "step" not in own
 
 
 def _layers_of(model: nn.Module) -> list[DenseLayer] | None:
-    """Return the layers of a chain that torch would run exactly so; None for any other model."""
+    """Return the layers of a supported chain; None for any other model."""
     found: list[DenseLayer] = []
     if _has_any_global_hook():
         return None
@@ -164,7 +164,7 @@ def _flattens_samples(leaf: nn.Module) -> bool:
 
 
 def _leaves_of(model: nn.Module) -> list[nn.Module]:
-    """Return the modules that a nest of `nn.Sequential` calls in turn, others as they are."""
+    """Flatten nested `nn.Sequential` modules."""
     runs_its_modules = isinstance(model, nn.Sequential) and all(
         getattr(type(model), name) is getattr(nn.Sequential, name)
         for name in ("forward", "__iter__", "__call__")
@@ -175,13 +175,13 @@ def _leaves_of(model: nn.Module) -> list[nn.Module]:
 
 
 def _is_untouched(module: nn.Module) -> bool:
-    """Return True if nobody has hooked into a module, or replaced its forward."""
+    """Return whether a module has no hooks and its original forward."""
     own: dict[str, Any] = module.__dict__
     return not any(own[name] for name in _HOOKS) and "forward" not in own
 
 
 def _is_learnt(layer: DenseLayer) -> bool:
-    """Return True if all of a layer is trained, in float32 and without hooks."""
+    """Return whether all of a layer's parameters are trainable float32 without hooks."""
     return all(
         one.requires_grad
         and one.dtype == torch.float32

@@ -1,12 +1,12 @@
-"""Elastic workers: torchft determines the members of each exchange.
+"""Elastic exchanges: torchft determines the members of each one.
 
-quorum      who takes part (lighthouse); new and late workers take a peer's state
-exchange    headers and mean, between these
-commit      yes: the outer step is taken        no, or a worker is lost: the same exchange again
+quorum      members by the lighthouse; new and late workers load a peer's state
+exchange    headers and mean between the members
+commit      yes: outer step        no, or a worker is lost: repeat the exchange
 
-A failed exchange is repeated among the remaining workers, with the same contribution. An exchange
-that was not committed changes no state: error feedback is restored before the repetition, and the
-outer step follows the commit.
+A failed exchange is repeated among the remaining workers with the same contribution. Without a
+commit no state changes: error feedback is restored before the repetition, and the outer step
+follows the commit.
 """
 
 import logging
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from torchft import Manager
 
 logger = logging.getLogger(__name__)
-_KEY = "paceline"  # of our state among those that are registered with a manager
-_PAUSE_S = 0.1  # before an exchange is repeated
+_KEY = "paceline"  # key of the state registered with the manager
+_PAUSE_S = 0.1  # pause before an exchange is repeated
 _CPU = torch.device("cpu")
 
 
 class ElasticWorkers:
-    """The workers of a torchft.Manager's quorum, which may be others in each exchange.
+    """The workers of a torchft.Manager's quorum, which may change with each exchange.
 
-    `num_fragments`: of a round. `settings`: a worker that joins must have those of its peers.
-    `inner`: returns a copy of this worker's inner state. An exchange that fails is repeated for
-    `deadline_s` at most. Raises InvalidInput if the manager is not torchft's, or cannot be used.
+    `num_fragments`: of a round. `settings`: must be equal for a joining worker. `inner()` copies
+    this worker's inner state. A failed exchange is repeated for at most `deadline_s`. Raises
+    InvalidInput for an unsuitable manager.
     """
 
     def __init__(
@@ -60,21 +60,21 @@ class ElasticWorkers:
         self._averaging, self._outer = averaging, outer
         self._num_fragments, self._settings, self._inner = num_fragments, settings, inner
         self._deadline_s = deadline_s
-        self.num_final_exchanges = num_fragments  # one more, for those who have missed the last
+        self.num_final_exchanges = num_fragments  # one more, for workers that missed the last one
         self._group: Group | None = None
         self._given: Contribution | None = None
         self._taken: InnerState | None = None
-        self._feedback: dict[str, Tensor] = {}  # before the exchange
+        self._feedback: dict[str, Tensor] = {}  # error feedback before the exchange
         self._is_open = True
-        self._all_closing_since: int | None = None  # the number of an exchange
-        inner()  # refuses an optimizer whose state cannot be sent
+        self._all_closing_since: int | None = None  # number of an exchange
+        inner()  # raises if an optimizer's state cannot be sent
         self._steps = StepLock(optimizers, deadline_s)
         _replace_transport(self._manager, PeerTransport(self._backend))
         self._manager.register_state_dict_fn(_KEY, self._load_state, self._state)
 
     @property
     def rank(self) -> int:
-        """This worker's place among those of the last exchange."""
+        """This worker's rank in the last exchange."""
         return 0 if self._group is None else self._group.rank
 
     @property
@@ -83,9 +83,9 @@ class ElasticWorkers:
         return 1 if self._group is None else self._group.world_size
 
     def exchange(self, given: Contribution) -> Averaged:
-        """Average contributions, again until all who are left have done so.
+        """Average contributions, repeating until all remaining workers have committed.
 
-        Raises WorkerLost if that takes longer than the deadline, or there is no quorum.
+        Raises WorkerLost after the deadline, or without a quorum.
         """
         self._given, self._taken = given, None
         try:
@@ -100,14 +100,14 @@ class ElasticWorkers:
             raise
 
     def abort(self) -> None:
-        """End an exchange that another thread is in, once it has its quorum."""
+        """Abort another thread's exchange, once it has its quorum."""
         self._is_open = False
         if self._group is not None:
             control: Any = self._group.control
             control.abort()
 
     def close(self) -> None:
-        """Remove the hooks; the manager is the caller's to shut down."""
+        """Remove the hooks; the caller shuts down the manager."""
         self._steps.close()
 
     # --- one exchange --------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class ElasticWorkers:
                 return found
             assert self._given is not None
             if self._given.is_closing and self._is_farewell(self._given.number):
-                return self._nothing()  # it has been behind, and has taken all there is
+                return self._nothing()  # this worker was behind, and has loaded the state
             if until is None:
                 until = time.monotonic() + self._deadline_s
             elif time.monotonic() > until:
@@ -129,11 +129,13 @@ class ElasticWorkers:
             time.sleep(_PAUSE_S)
 
     def _attempt(self) -> Averaged | None:
-        """Exchange with the workers of a new quorum; None if that was not committed."""
+        """Exchange with a new quorum; None without a commit."""
         self._meet()
         found = None
         try:
-            if self._manager.errored() is None:  # else connections or a state have failed
+            if (
+                self._manager.errored() is None
+            ):  # otherwise connections or the state transfer failed
                 found = self._averaging.run(self._copied(), self._configured())
         except (RuntimeError, OSError, WorkerLost) as error:
             self._failed(error)
@@ -145,14 +147,14 @@ class ElasticWorkers:
         return replace(found, taken=self._taken)
 
     def _meet(self) -> None:
-        """Wait for a quorum; a worker that is behind then has the state of a peer."""
+        """Wait for a quorum; a worker that is behind then loads a peer's state."""
         try:
             self._manager.start_quorum()
         except (RuntimeError, TimeoutError) as error:
             raise WorkerLost(f"there is no quorum ({first_line(error)})") from error
 
     def _configured(self) -> Group:
-        """Return the quorum's group; error feedback begins anew where shards are others."""
+        """Return the quorum's group; reset error feedback if shards change."""
         backend, before = self._backend(), self._group
         if before is not None and before.control is backend:
             return before
@@ -176,22 +178,22 @@ class ElasticWorkers:
         return self._group
 
     def _copied(self) -> Contribution:
-        """Return a copy of the contribution, which `Averaging` overwrites."""
+        """Copy the contribution, because `Averaging` overwrites it."""
         given = self._given
         assert given is not None
         return given._replace(own=given.own.clone(), buffers=[one.clone() for one in given.buffers])
 
     def _failed(self, error: Exception) -> None:
-        """Have the exchange repeated, by this worker and by those that wait for it."""
+        """Make this worker and waiting peers repeat the exchange."""
         assert self._given is not None
         if not self._is_open:
             raise WorkerLost("the exchange was aborted") from error
         logger.warning("exchange %d is repeated: %s", self._given.number, first_line(error))
-        # A new error: the frames of this one have references to connections.
+        # a new error, because this one's frames reference connections
         self._manager.report_error(WorkerLost(first_line(error)))
 
     def _disconnect(self) -> None:
-        """Close connections, so that the others need not wait for this worker.
+        """Close connections, so that peers do not wait for this worker.
 
         gloo closes them with the last reference to the group.
         """
@@ -200,8 +202,8 @@ class ElasticWorkers:
         process_group.abort()
 
     def _commits(self) -> bool:
-        """Return True if all ranks of this worker have come to the end of the exchange."""
-        for _ in range(2):  # a process that was stopped meanwhile finds its time is up
+        """Return whether all ranks of this worker finished the exchange."""
+        for _ in range(2):  # a stopped process finds that the deadline has passed
             try:
                 is_committed: bool = self._manager.should_commit()
                 return is_committed
@@ -219,7 +221,7 @@ class ElasticWorkers:
             self._all_closing_since = found.given.number
 
     def _is_farewell(self, number: int) -> bool:
-        """Return True for the exchange after the last one that has something to average."""
+        """Return whether this is the exchange after the last one with contributions."""
         since = self._all_closing_since
         return since is not None and number == since + self._num_fragments
 
@@ -228,7 +230,7 @@ class ElasticWorkers:
         return since is not None and number > since + self._num_fragments
 
     def _farewell(self) -> Averaged:
-        """Let workers take the last outer step that have missed it; nobody repeats this."""
+        """Let workers that missed the last outer step take it; never repeated."""
         try:
             return self._attempt() or self._nothing()
         except WorkerLost as error:
@@ -236,14 +238,14 @@ class ElasticWorkers:
             return self._nothing()
 
     def _nothing(self) -> Averaged:
-        """Return the result of an exchange that changes nothing, but for what a peer has sent."""
+        """Return the result of an exchange that only loads a peer's state."""
         assert self._given is not None
         return Averaged(self._given, None, 0.0, (), (), True, self._taken)
 
     # --- the state that a peer takes -----------------------------------------------------------
 
     def _state(self) -> dict[str, Any]:
-        """Return this worker's state for a peer that recovers, in the wait for a quorum."""
+        """Return this worker's state for a recovering peer, called during a quorum."""
         assert self._given is not None
         with self._steps:
             inner = self._inner()
@@ -257,9 +259,9 @@ class ElasticWorkers:
         }
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        """Take a peer's state; what this worker has computed since its last exchange is lost.
+        """Load a peer's state, discarding this worker's steps since its last exchange.
 
-        The inner state is the loop's to load. InvalidInput if it is that of another training.
+        The loop loads the inner state. InvalidInput for the state of another training.
         """
         assert self._given is not None
         check_same_settings(self._settings, state["settings"], "this worker", "its peers")
@@ -289,7 +291,7 @@ class ElasticWorkers:
 
 
 def checked_manager(manager: object) -> "Manager":
-    """Return a manager of torchft with which workers can exchange; else raises InvalidInput."""
+    """Validate a torchft manager; InvalidInput if it is unsuitable."""
     try:
         from torchft import Manager, ProcessGroupGloo
     except ImportError as error:
@@ -316,9 +318,9 @@ def checked_manager(manager: object) -> "Manager":
 
 
 def _replace_transport(manager: "Manager", transport: PeerTransport) -> None:
-    """Close the manager's transport, which unpickles what comes over the network, for ours."""
+    """Replace the manager's transport, which unpickles network data, by Paceline's."""
     before: Any = manager._checkpoint_transport
     before.shutdown()
     if (server := getattr(before, "_server", None)) is not None:
-        server.server_close()  # torchft leaves the port open
+        server.server_close()  # torchft does not close the port
     manager._checkpoint_transport = transport

@@ -1,22 +1,22 @@
-"""How a piece of values travels encoded, to become the sum of all ranks' values.
+"""Sum a piece of values over all ranks with encoded messages.
 
-A codec that encodes sums (`Codec.encodes_sums`) takes `ShardedPiece`; each rank sums one shard:
+A codec that encodes sums (`Codec.encodes_sums`) uses `ShardedPiece`; each rank sums one shard:
 
     values     [shard 0 | shard 1 | shard 2]        on each rank
     scatter     encode, all-to-all                  each shard to the rank that sums it
     gather      decode and add, encode, all-gather  each sum to all ranks, decode
 
-Any other takes `WholePiece`; each rank sums everything:
+Other codecs use `WholePiece`; each rank sums everything:
 
     values     [           whole           ]        on each rank
-    scatter     encode, all-to-all                  what each rank has to all others
-    gather      decode and add, in rank order       nothing travels
+    scatter     encode, all-to-all                  each rank's values to all others
+    gather      decode and add, in rank order       nothing is sent
 
-What travels is a row of bytes: a header, and the buffers of its payload. With b bytes a value each
-of n ranks sends 2 (n - 1) / n * b as shards, and (n - 1) * b as wholes: two ranks send b in both
-cases, and of wholes each value is rounded once. Four bits on shards would round sums as well; sums
-sent in eight bits, or as float32, would make two ranks send 0.75 or 2.25 bytes a value in place of
-0.5. Of three ranks both are 1.0; of more, shards with 8-bit sums would be fewer bytes.
+A message is a row of bytes: a header and the payload's buffers. With b bytes per value each of n
+ranks sends 2 (n - 1) / n * b for shards, and (n - 1) * b for wholes: two ranks send b in both
+cases, and wholes round each value once. Four bits on shards would round sums, too; sums in eight
+bits or float32 would make two ranks send 0.75 or 2.25 bytes per value instead of 0.5. With three
+ranks both send 1.0; with more, shards with 8-bit sums would send less.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from paceline.links.all_to_all import post_pairs
 
 
 class EncodedPiece(Protocol):
-    """Contiguous float32 values that become their sum over all ranks / `divisor`."""
+    """Contiguous float32 values to replace by their sum over all ranks / `divisor`."""
 
     def scatter(self, group: dist.ProcessGroup) -> int:
         """Send this rank's values; return the bytes sent."""
@@ -47,7 +47,7 @@ class EncodedPiece(Protocol):
 def encoded_piece(
     values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float = 1.0
 ) -> EncodedPiece:
-    """Return the piece that suits the codecs: one for each rank, all of one sort."""
+    """Create the piece for codecs of one kind, one for each rank."""
     if codecs[rank].encodes_sums:
         return ShardedPiece(values, codecs, rank, divisor)
     return WholePiece(values, codecs[rank], rank, len(codecs), divisor)
@@ -56,14 +56,14 @@ def encoded_piece(
 class ShardedPiece:
     """A piece of which each rank sums one shard.
 
-    `codecs`: one for each shard; that of a rank's own shard encodes the sum.
+    `codecs`: one for each shard; that of the rank's own shard encodes the sum.
     """
 
     def __init__(
         self, values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float = 1.0
     ) -> None:
         self.values, self._codecs, self._rank, self._divisor = values, codecs, rank, divisor
-        # All ranks compute the same sizes, so that only payloads need to travel.
+        # all ranks compute the same sizes, so sizes need not be sent
         size = -(-len(values) // len(codecs))
         self._shards = [values[size * i : size * (i + 1)] for i in range(len(codecs))]
         self._peers = [other for other in range(len(codecs)) if other != rank]
@@ -90,12 +90,12 @@ class ShardedPiece:
             own /= self._divisor
         sums = codec.encode(own)
         num_nonfinite += sums.num_nonfinite
-        # The others must hear of every value that was not finite, on whichever rank it was.
+        # Tell all ranks the number of non-finite values.
         sums = replace(sums, num_nonfinite=num_nonfinite)
         row = self._rows([sums], group)
         received = _exchanged(row.expand(len(self._peers), -1), self._peers, group)
         sent = len(self._peers) * row.shape[1]
-        # The owner decodes its own sum, too: all ranks must get the same bits.
+        # The owner decodes its own sum, too, so that all ranks get the same bits.
         codec.decode(sums, out=own)
         for row, peer in zip(received, self._peers, strict=True):
             shard, codec = self._shards[peer], self._codecs[peer]
@@ -110,9 +110,9 @@ class ShardedPiece:
 
 
 class WholePiece:
-    """A piece of which each rank sums the whole, from what every rank has encoded of its own.
+    """A piece that each rank sums completely, from every rank's encoded values.
 
-    Values that are not finite count as zero on all ranks, and are counted by all.
+    All ranks treat values that are not finite as zero, and count them.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class WholePiece:
         self._payloads: list[Payload] = []
 
     def scatter(self, group: dist.ProcessGroup) -> int:
-        """Send the values, encoded, to all other ranks; return the bytes sent."""
+        """Send the encoded values to all other ranks; return the bytes sent."""
         own = self._codec.encode(self.values)
         row = _rows([own], self._codec, len(self.values), self.values.device, group)
         received = _exchanged(row.expand(len(self._peers), -1), self._peers, group)
@@ -132,8 +132,8 @@ class WholePiece:
         return len(self._peers) * row.shape[1]
 
     def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
-        """Replace values by the mean of what was decoded; return 0 and the non-finite values."""
-        # In rank order: all ranks must get the same bits. This rank's own values were rounded, too.
+        """Replace values by the mean of decoded values; return 0 and the non-finite count."""
+        # In rank order, with this rank's rounded values, so that all ranks get the same bits.
         first, *others = self._payloads
         self._codec.decode(first, out=self.values)
         for payload in others:
@@ -150,11 +150,11 @@ def _rows(
     device: torch.device,
     group: dist.ProcessGroup,
 ) -> Tensor:
-    """Return a row of bytes for each payload of `count` values at most, as long as other ranks'."""
+    """Return rows of bytes of equal length for payloads of at most `count` values."""
     if codec.fixed_size:
         nbytes = codec.nbytes(count)
     else:
-        # A rank alone scatters nothing.
+        # a single rank scatters nothing
         longest = max((payload.nbytes for payload in payloads), default=0)
         agreed = torch.tensor([longest], device=device)
         dist.all_reduce(agreed, dist.ReduceOp.MAX, group=group)
@@ -163,13 +163,13 @@ def _rows(
 
 
 def _exchanged(sent: Tensor, peers: Sequence[int], group: dist.ProcessGroup) -> Tensor:
-    """Send each peer its row, and return their rows for this rank."""
+    """Exchange rows with all peers."""
     received = torch.empty_like(sent, memory_format=torch.contiguous_format)
     if sent.device.type != "cpu":
         rows = [int(rank in peers) for rank in range(dist.get_world_size(group))]
         dist.all_to_all_single(received, sent.contiguous(), rows, rows, group=group)
         return received
     for work in post_pairs(received, sent, peers, group):
-        assert work is not None  # this rank is one of the group
+        assert work is not None  # this rank is a member
         work.wait()
     return received

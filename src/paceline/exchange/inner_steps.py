@@ -1,4 +1,4 @@
-"""Inner steps of a user's optimizers: hooks around them, their count, and what is no step."""
+"""Hook and count the steps of a user's optimizers."""
 
 import sys
 import weakref
@@ -14,10 +14,10 @@ from paceline.core.errors import InvalidInput
 
 
 class StepHooks:
-    """Calls `before` and `after` around each step of optimizers, with the optimizer.
+    """Calls `before(optimizer)` and `after(optimizer)` around each optimizer step.
 
-    Around the outermost one: the step of a subclass may call that of its base, which torch gives
-    hooks of its own. After a step that raises, the next one begins anew.
+    Only around the outermost step: a subclass's step may call its base class's, which torch hooks,
+    too. A step that raises does not affect the next one.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class StepHooks:
     ) -> None:
         self._before, self._after = before, after
         self._depth = 0
-        self._caller: FrameType | None = None  # torch's function around the outermost step
+        self._caller: FrameType | None = None  # torch's wrapper of the outermost step
         self._handles: list[Any] = []
         for one in optimizers:
             self._handles.append(one.register_step_pre_hook(self._begin))
@@ -56,14 +56,13 @@ class StepHooks:
 
 
 class InnerSteps:
-    """Counts inner steps. `count`: those so far.
+    """Counts inner steps.
 
-    Several optimizers that step in turn take one inner step together. One that steps again while
-    another has not, as after steps that a GradScaler skips, begins the next.
+    Several optimizers that step in turn make one inner step. An optimizer that steps again before
+    another one did, as after skipped steps of a GradScaler, begins the next inner step.
 
-    Raises InvalidInput at once for an optimizer that does not train all of the model, or trains
-    something else; and at a step for a second one on the same gradients, and for parameters that
-    were added meanwhile.
+    Raises InvalidInput immediately if the optimizers do not train exactly the model; and in a step
+    for a second step on the same gradients, or for added parameters.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> None:
@@ -71,17 +70,17 @@ class InnerSteps:
         self.optimizers = _optimizers_of(optimizer)
         self._num_trained = _num_trained(model, self.optimizers)
         self._stepped: set[Optimizer] = set()
-        # Of the last step of each optimizer, with the tensors' versions.
+        # gradients of each optimizer's last step, with tensor versions
         self._gradients: dict[Optimizer, list[tuple[weakref.ref[Tensor], int]]] = {}
-        self._is_complete = False  # since `call_after` was called last
+        self._is_complete = False  # optimizers that stepped since the last inner step
         self._hooks: list[StepHooks] = []
 
     def watch(self) -> None:
-        """Count steps from now on. The optimizers then keep this object alive."""
+        """Count steps from now on; the optimizers keep this object alive."""
         self._hooks.append(StepHooks(self.optimizers, _do_nothing, self._after))
 
     def call_after(self, on_step: Callable[[], None]) -> None:
-        """Call a function after each inner step, and after hooks that were registered before."""
+        """Call a function after each inner step, after earlier hooks."""
 
         def call(_: Optimizer) -> None:
             if self._is_complete:
@@ -96,7 +95,7 @@ class InnerSteps:
             one.remove()
 
     def _after(self, optimizer: Optimizer) -> None:
-        # A fused optimizer skips by itself the steps that a GradScaler would skip.
+        # a fused optimizer itself skips the steps that a GradScaler would skip
         skipped = getattr(optimizer, "found_inf", None)
         if skipped is not None and skipped.item():
             return
@@ -122,7 +121,7 @@ class InnerSteps:
         self._check_gradients(optimizer)
 
     def _check_gradients(self, optimizer: Optimizer) -> None:
-        """Raise InvalidInput if no gradient has changed since this optimizer's last step."""
+        """Raise InvalidInput if no gradient changed since this optimizer's last step."""
         gradients = [one.grad for one in _parameters_of([optimizer])]
         found = [(one, one._version) for one in gradients if one is not None]
         before = [(one(), version) for one, version in self._gradients.get(optimizer, [])]
@@ -136,7 +135,7 @@ class InnerSteps:
 
 
 def _callers_of(frame: FrameType) -> Iterator[FrameType]:
-    """Yield the frames of the functions that wait for this one, the nearest first."""
+    """Yield the calling frames, innermost first."""
     caller = frame.f_back
     while caller is not None:
         yield caller
@@ -148,7 +147,7 @@ def _do_nothing(_: Optimizer) -> None:
 
 
 def _optimizers_of(given: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
-    """Return the optimizers whose steps have hooks: within what Accelerate has wrapped."""
+    """Return the optimizers to hook, without Accelerate's wrappers."""
     found = []
     for one in [given] if isinstance(given, Optimizer) else list(given):
         while isinstance(inner := getattr(one, "optimizer", None), Optimizer):
@@ -166,7 +165,7 @@ def _parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 
 
 def _num_trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> int:
-    """Return the number of the optimizers' parameters: those of the model that are trained."""
+    """Return the number of the optimizers' parameters; they must be the model's trainable ones."""
     named = {one: name for name, one in model.named_parameters() if one.requires_grad}
     given = _parameters_of(optimizers)
     missing = [name for one, name in named.items() if one not in set(given)]

@@ -1,4 +1,4 @@
-"""A thread that waits for the exchanges of a rank, and gradients that it averages layer by layer.
+"""Average gradients layer by layer, with a thread that waits for the exchanges.
 
 main thread             [encode, post 0][encode, post 1][compute ...        ]
 communication thread                    [wait, decode 0][wait, decode 1]
@@ -25,17 +25,17 @@ from paceline.record.recorder import Recorder
 
 
 class CommunicationThread:
-    """Waits for exchanges in the order in which they were begun, beside the computation.
+    """Completes exchanges in order, in parallel with computation.
 
-    All ranks make it together, and begin the same exchanges in the same order. No wait is longer
-    than the group's deadline. After a failure all later exchanges fail, too: this rank's next
-    exchange would meet the last one of the others. If `is_synchronous`, each exchange ends before
-    the next computation begins, as a profile needs it.
+    Ranks create it collectively and begin exchanges in the same order. Waits are limited by the
+    group's deadline. After a failure all later exchanges fail, because they would no longer match
+    those of the other ranks. `is_synchronous`: each exchange ends before the next computation
+    begins, as needed by a profile.
     """
 
     def __init__(self, group: Group) -> None:
         self._device = group.device
-        # A group of its own, whose messages cannot be taken for those of other collectives.
+        # a separate group, so that messages are not mistaken for other collectives'
         self.process_group: dist.ProcessGroup | None = None
         self.is_synchronous = False
         self._thread: CallThread | None = None
@@ -52,10 +52,9 @@ class CommunicationThread:
         post: Callable[[], Pending],
         on_done: Callable[[float, float], None] = lambda *_: None,
     ) -> Future[Tensor]:
-        """Begin an exchange by `post`, in the caller's thread, and return its future values.
+        """Start an exchange by calling `post`, and return its future values.
 
-        `on_done` is called with the seconds at which it began and ended, by this host's clock,
-        before the future is set.
+        `on_done(begin_s, end_s)` is called with this host's clock before the future is set.
         """
         started = time.monotonic()
         begun = post()
@@ -65,11 +64,11 @@ class CommunicationThread:
             return future
         future = self._thread.submit(partial(self._finish, begun, started, on_done))
         if self.is_synchronous:
-            future.exception()  # waits; the error is raised where the values are asked for
+            future.exception()  # waits; errors are raised by the future
         return future
 
     def close(self) -> None:
-        """End the thread after what has begun; one that waits for a lost rank is left behind."""
+        """End the thread after its exchanges; abandon it if it waits for a lost rank."""
         if self._thread is not None:
             self._thread.close()
             self._thread = None
@@ -84,7 +83,7 @@ class CommunicationThread:
 
 
 def begin_sum(values: Tensor, group: dist.ProcessGroup | None) -> Pending:
-    """Begin to sum values over all ranks, in place."""
+    """Start to sum values over all ranks in place."""
     work = dist.all_reduce(values, group=group, async_op=True)
     assert work is not None  # this rank is one of the group
 
@@ -96,11 +95,11 @@ def begin_sum(values: Tensor, group: dist.ProcessGroup | None) -> Pending:
 
 
 class LayerGradients(Exchange):
-    """Averages the body's gradients layer by layer, each as soon as backward has it.
+    """Averages gradients layer by layer during backward.
 
-    `name` is the strategy's, which has parts whose other exchanges use the same thread. Beside its
-    gradients a layer's message has flags of those that have changed on this rank; without a codec,
-    one that has changed on no rank stays as it is on all.
+    `name`: the strategy's, whose other exchanges use the same thread. A layer's message also
+    contains flags of the gradients that changed on this rank; without a codec, a gradient that
+    changed on no rank is not modified.
     """
 
     chunked = True
@@ -120,7 +119,7 @@ class LayerGradients(Exchange):
             self._encoded = CodecAllReduce(codec, ranks, group.device, group.deadline_s)
 
     def open(self, layout: Layout) -> None:
-        """Check that the gradients are of one type, so that a message can hold a layer's."""
+        """Check that all gradients have the same type."""
         kinds = list(dict.fromkeys(slot.parameter.dtype for slot in layout.slots))
         encodable = self._encoded is None or kinds[0] == torch.float32
         if len(kinds) > 1 or kinds[0].is_complex or not encodable:
@@ -138,7 +137,7 @@ class LayerGradients(Exchange):
             self._encoded.begin_step()
 
     def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
-        """Begin to average a layer; if the thread is synchronous, after backward."""
+        """Start to average a layer; with a synchronous thread, after backward."""
         if self._thread.is_synchronous:
             self._postponed.append(chunk)
         else:
@@ -168,7 +167,7 @@ class LayerGradients(Exchange):
         self._running.append((chunk, future))
 
     def _post(self, layer: str, values: Tensor) -> Pending:
-        """Begin to sum the values or, encoded, to average them; NonFinite comes on all ranks."""
+        """Start the sum or the encoded average; all ranks raise NonFinite together."""
         if self._encoded is None:
             return begin_sum(values, self._thread.process_group)
         work = self._encoded.reduce(layer, values, self._group.world_size)
@@ -186,7 +185,7 @@ class LayerGradients(Exchange):
 
     @torch.no_grad()
     def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
-        """Wait until every gradient is the mean over all ranks."""
+        """Wait until all gradients are means."""
         anywhere = [False] * len(touched)
         for chunk in self._postponed:
             self._begin(chunk, touched)
@@ -210,7 +209,7 @@ class LayerGradients(Exchange):
         return anywhere
 
     def discard(self) -> None:
-        """Raise InvalidInput: the others wait for gradients that will not come."""
+        """Raise InvalidInput, because the other ranks wait for missing gradients."""
         raise InvalidInput(
             "strategy",
             f"a backward pass failed on this rank, and {self.name} cannot take a step back",
@@ -218,7 +217,7 @@ class LayerGradients(Exchange):
 
     @property
     def bytes_sent(self) -> int:
-        """The bytes that this rank has sent: in a ring of n ranks 2 (n - 1) / n of each."""
+        """Bytes sent by this rank; a ring of n ranks sends 2 (n - 1) / n of the gradients."""
         encoded = self._encoded.bytes_sent if self._encoded else 0
         return encoded + self._nbytes // self._group.world_size
 
@@ -233,7 +232,7 @@ class LayerGradients(Exchange):
         return self._encoded.state_dict() if self._encoded else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on with the error feedback of a checkpoint."""
+        """Load error feedback from a checkpoint."""
         if self._encoded is not None:
             self._encoded.load_state_dict(state)
 

@@ -1,4 +1,4 @@
-"""Parameters that all ranks have in common, and the places of their gradients in a flat buffer."""
+"""Check that ranks have equal parameters, and lay out gradients in a flat buffer."""
 
 import hashlib
 import json
@@ -18,13 +18,13 @@ from paceline.core.errors import InvalidInput
 from paceline.links.group import Group
 from paceline.training.models.layers import layers_of
 
-# The types that every exchange can sum.
+# types that every exchange supports
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
+_ALIGNMENT = 64  # bytes of a cache line, which gradients do not share
 
 
 class NamedParameter(NamedTuple):
-    """A parameter with its name, and that of the layer that owns it."""
+    """A parameter with its name and its layer's name."""
 
     layer: str
     name: str
@@ -32,7 +32,7 @@ class NamedParameter(NamedTuple):
 
 
 def trainable(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[NamedParameter]:
-    """Return the parameters with the names that they have in the module, in the order of layers."""
+    """Return the trainable parameters with their names, in the order of layers."""
     own = {id(parameter) for parameter in parameters}
     return [
         NamedParameter(layer.name, name, parameter)
@@ -43,7 +43,7 @@ def trainable(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[Nam
 
 
 def check_exchangeable(parameters: Sequence[NamedParameter], device: torch.device) -> None:
-    """Raise InvalidInput for a parameter of an unsupported type, or on another device."""
+    """Raise InvalidInput for a parameter with an unsupported type or device."""
     for _, name, parameter in parameters:
         if parameter.dtype.to_real() not in _TYPES:
             raise InvalidInput(
@@ -60,15 +60,15 @@ def check_exchangeable(parameters: Sequence[NamedParameter], device: torch.devic
 
 
 class ModelsDiffer(InvalidInput, RuntimeError):
-    """Ranks have different models: DistributedDataParallel raises RuntimeError for it."""
+    """Ranks have different models; a RuntimeError as in DistributedDataParallel."""
 
 
 def check_same(
     module: nn.Module, group: Group, ignored: Container[str] = (), with_buffers: bool = True
 ) -> None:
-    """Raise ModelsDiffer on all ranks if their models differ, but for the names in `ignored`.
+    """Raise ModelsDiffer on all ranks if their models differ, except names in `ignored`.
 
-    Compared are name, order, shape, type and strides: of trainable parameters first.
+    Compares name, order, shape, type and strides, trainable parameters first.
     """
     named = [(name, p) for name, p in module.named_parameters() if name not in ignored]
     rows = [_described("trainable parameter", name, p) for name, p in named if p.requires_grad]
@@ -76,7 +76,7 @@ def check_same(
     if with_buffers:
         buffers = [(name, b) for name, b in module.named_buffers() if name not in ignored]
         rows += [_described("buffer", name, buffer) for name, buffer in buffers]
-    # A digest is exchanged first: the rows of a large model, which take long, only for a message.
+    # Compare digests first; exchanging a large model's rows takes long.
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
     if len(set(group.gather(digest))) == 1:
         return
@@ -106,7 +106,7 @@ def _described(kind: str, name: str, tensor: Tensor) -> str:
 
 
 def check_same_codec(codec: str | None, group: Group) -> None:
-    """Raise InvalidInput on all ranks unless they all have a codec of the same name, or none."""
+    """Raise InvalidInput on all ranks unless their codecs' names are equal."""
     names = group.gather(codec)
     for rank, other in enumerate(names):
         if other != names[0]:
@@ -119,7 +119,7 @@ def check_same_codec(codec: str | None, group: Group) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """One parameter's place. `stride`: that of its gradient, the parameter's own if it is dense."""
+    """A parameter's position in the buffer; `stride`: of its gradient."""
 
     index: int
     name: str
@@ -129,7 +129,7 @@ class Slot:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """The type of the values that are summed: of a complex gradient, of its two parts."""
+        """The type of summed values; for complex gradients, of their parts."""
         return self.parameter.dtype.to_real()
 
     @cached_property
@@ -148,15 +148,15 @@ class Slot:
         return torch.empty_like(self.parameter, device="meta").stride()
 
     def of(self, buffer: Tensor) -> Tensor:
-        """Return this gradient's part of a flat buffer of bytes, in the parameter's shape."""
-        # As strided, so that a gradient keeps its layout, as channels_last.
+        """Return the gradient's view of a flat byte buffer, in the parameter's shape."""
+        # strided, to preserve layouts such as channels_last
         flat = buffer[self.offset : self.offset + self.nbytes].view(self.parameter.dtype)
         return flat.as_strided(self.parameter.size(), self.stride)
 
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Gradients that are exchanged together: neighbouring slots."""
+    """Adjacent slots whose gradients are exchanged together."""
 
     number: int
     slots: tuple[Slot, ...]
@@ -169,20 +169,20 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """All slots in the order of readiness, layer by layer."""
+    """All slots in the order of gradient readiness, layer by layer."""
 
     slots: tuple[Slot, ...]
     nbytes: int
 
     @classmethod
     def of(cls, parameters: Sequence[NamedParameter], order: Sequence[int]) -> "Layout":
-        """Return the layout of these parameters taken in that order.
+        """Lay out parameters in the given order.
 
-        A layer stands where its last gradient becomes ready, and its gradients stand together.
+        A layer's gradients are adjacent, at the position of its last ready gradient.
         """
         last = {parameters[index].layer: place for place, index in enumerate(order)}
         slots, offset = [], 0
-        # The sort is stable: within a layer the order stays.
+        # the sort is stable within a layer
         for index in sorted(order, key=lambda index: last[parameters[index].layer]):
             layer, name, parameter = parameters[index]
             slots.append(Slot(index, name, parameter, layer, offset))
@@ -191,7 +191,7 @@ class Layout:
 
     @property
     def num_flags(self) -> int:
-        """Length of an array of flags that is indexed by `slot.index`."""
+        """Length of an array of flags indexed by `slot.index`."""
         return 1 + max(slot.index for slot in self.slots)
 
     @cached_property
@@ -200,7 +200,7 @@ class Layout:
         return tuple(tuple(group) for _, group in groupby(self.slots, attrgetter("layer")))
 
     def chunks(self, size: int) -> tuple[Chunk, ...]:
-        """Return the chunks of `size` layers, as section 4.1 of the paper groups them."""
+        """Return chunks of `size` layers, grouped as in section 4.1 of the paper."""
         return tuple(
             Chunk(number, tuple(slot for layer in layers for slot in self.layers[layer]))
             for number, layers in enumerate(chunks(len(self.layers), size))
@@ -211,11 +211,11 @@ class Layout:
 def exchange_sparse(
     parameters: Sequence[nn.Parameter], touched: Sequence[bool], group: Group
 ) -> None:
-    """Make sparse gradients their mean over all ranks, after backward, by torch's all-reduce.
+    """Average sparse gradients over all ranks after backward with torch's all-reduce.
 
-    A gradient that is `touched` on no rank stays as it is. All ranks call it together.
+    Collective. A gradient `touched` on no rank is not modified.
     """
-    # All ranks must call the same collectives, so agree first on which gradients travel.
+    # agree on the gradients first, because collectives must match
     flags = torch.tensor(touched, dtype=torch.int64)
     dist.all_reduce(flags, dist.ReduceOp.MAX, group=group.control)
     for parameter, changed in zip(parameters, flags.tolist(), strict=True):
@@ -223,7 +223,7 @@ def exchange_sparse(
             continue
         gradient = parameter.grad
         if gradient is None:
-            # No rows of this rank's, but the collective needs all ranks.
+            # no rows on this rank, but it must take part
             places = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)
             rows = parameter.new_empty(0, *parameter.shape[1:])
             gradient = torch.sparse_coo_tensor(places, rows, parameter.shape, is_coalesced=True)

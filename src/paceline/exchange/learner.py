@@ -1,4 +1,4 @@
-"""The steps, the tests and the state of a model that is trained in steps common to all ranks."""
+"""Steps, tests and state of a synchronously trained model."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,18 +33,17 @@ from paceline.training.models.halves import buffers_restored
 from paceline.training.recipes.recipe import NAMELESS, Recipe, scalar_of
 
 _TEST_BATCH = 256
-_TEST_TOKENS = 16384  # of a batch: logits of a language model take much more memory than its input
+_TEST_TOKENS = 16384  # largest test batch, because logits take much more memory than inputs
 
 
 @dataclass(frozen=True)
 class Learner:
-    """The steps and tests of a run, and its state.
+    """Functions for a run's steps, tests and state.
 
-    `traced`: the module whose layers the recorder watches. `step` takes a step, records it, and
-    returns this rank's weighted loss. `test` returns the summed loss and score of this rank's share
-    of the samples. `prepare` runs a pass whose gradients nobody uses, where `ModelReplica.prepare`
-    needs one. `state` returns what all ranks have in common, of split layers the whole, and `load`
-    takes it over; all ranks call either together.
+    `traced`: module whose layers are recorded. `step`: takes and records a step, and returns this
+    rank's weighted loss. `test`: returns the summed loss and score of this rank's share of the
+    samples. `prepare`: runs a pass with unused gradients for `ModelReplica.prepare`. `state` and
+    `load`: save and load the ranks' common state with whole layers, collectively.
     """
 
     traced: nn.Module
@@ -56,7 +55,7 @@ class Learner:
 
 
 class WholeModel:
-    """The learner of a rank that has the whole model."""
+    """The learner of a rank with the whole model."""
 
     def __init__(
         self,
@@ -81,7 +80,7 @@ class WholeModel:
         return train_step(*own, self._setup.learning, self._schedule)
 
     def _test(self, samples: IndexedSamples) -> tuple[float, float]:
-        # Running statistics differ between ranks, so broadcast rank 0's: all test the same model.
+        # Broadcast rank 0's running statistics, so that all ranks test the same model.
         self._group.broadcast(self._model.buffers())
         recipe = self._setup.recipe
         assert recipe is not None
@@ -113,10 +112,10 @@ def learned_state(model: nn.Module, optimizer: Optimizer, schedule: LRScheduler 
 def load_learned_state(
     state: State, model: nn.Module, optimizer: Optimizer, schedule: LRScheduler | None
 ) -> None:
-    """Load what `learned_state` has returned; InvalidInput if it does not fit."""
+    """Load a state of `learned_state`; InvalidInput if it does not fit."""
     own = state.file("optimizer"), state.parts["optimizer"]
     try:
-        check_fits(module_state(model), state.file("model"))  # before anything is changed
+        check_fits(module_state(model), state.file("model"))  # check before changing anything
         load_optimizer_state(optimizer, model.named_parameters(), *own)
         if schedule is not None:
             load_schedule_state(schedule, state.parts.get("schedule"))
@@ -133,9 +132,9 @@ def evaluate(
     recipe: Recipe,
     learning: Learning | None = None,
 ) -> tuple[float, float]:
-    """Return the summed loss and the summed score of this rank's share of the samples.
+    """Return the summed loss and score of this rank's share of the test samples.
 
-    Every sample is tested by exactly one rank. InvalidInput if the loss or the score fails.
+    Each sample is tested by one rank. InvalidInput if the loss or score fails.
     """
     model.eval()
     name = recipe.name or NAMELESS
@@ -157,9 +156,9 @@ def evaluate(
 def tested(
     model: nn.Module, group: Group, recipe: Recipe, learning: Learning
 ) -> tuple[float | None, float | None]:
-    """Return the mean loss and score of a recipe's test samples, tested by this rank alone.
+    """Return the mean loss and score of all test samples, tested by this rank alone.
 
-    None for what the recipe does not have.
+    None for a missing test set or score.
     """
     if (samples := recipe.test_samples) is None:
         return None, None

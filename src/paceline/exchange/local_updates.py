@@ -1,11 +1,11 @@
-"""Local updates in a training loop of the user's own: inner steps, and an exchange every so many.
+"""Local updates in a user's training loop: inner steps, with an exchange at intervals.
 
 loop      step 1 ... step H           | step H+1 ... step H+delay | ...
           optimizer.step -> hook      send                        load
 thread                                [headers, mean, outer step ]
 
-When: `round_place`. The mean: `averaging`. The outer step: `core.rounds` chooses it, `outer` takes
-it and loads the result.
+`round_place` decides when to exchange, `averaging` computes the mean, `core.rounds` chooses the
+outer step, and `outer` takes it and loads the result.
 """
 
 import atexit
@@ -47,46 +47,46 @@ from paceline.exchange.workers import FixedWorkers, Replicas, Settings, Workers,
 if TYPE_CHECKING:
     from torchft import Manager
 
-BEGINNING = -1  # the number of the exchange in which a worker joins a manager's others
-_GOODBYE_S = 5.0  # for a thread that waits for lost workers
+BEGINNING = -1  # number of the exchange in which a worker joins a manager's workers
+_GOODBYE_S = 5.0  # seconds to wait for a thread blocked by lost workers
 
 
 class LocalUpdates:
-    """Lets workers train by themselves, and averages their progress every `sync_every` steps.
+    """Trains workers independently, and averages their progress every `sync_every` steps.
 
         with paceline.LocalUpdates(model, optimizer, sync_every=50, codec="dynamic4"):
             for batch in loader:
                 ...  # loss.backward(); optimizer.step(); optimizer.zero_grad()
 
-    Launched with torchrun, one process a worker. Each step of `optimizer` (of all, if there are
-    several) counts as an inner step; nothing else of the loop changes. Only what is trained
-    travels. After an exchange all workers hold the same outer model, bit for bit: hashes are
-    compared, and a worker that differs takes the first one's. A worker whose parameters are NaN or
-    infinite is left out, takes the group's, and its optimizer begins anew; both are logged.
+    Start one process per worker with torchrun. Each step of `optimizer` (of all optimizers, if
+    several) is an inner step; the loop needs no other change. Only trainable parameters are
+    exchanged. After an exchange all workers have a bit-identical outer model: hashes are compared,
+    and a differing worker copies the first one's. A worker with NaN or infinite parameters is left
+    out, loads the group's parameters, and resets its optimizer; both events are logged.
 
     `sync_every` and `delay` may differ between workers, so that a faster one takes more steps in
-    the same time. `weight`: of an inner step in the mean, such as its samples; it may be set before
-    each step. `fragments`, `delay`, `mixing`, `codec`, `outer_learning_rate`, `outer_momentum`: see
-    `paceline.core.rounds.Rounds`. `outer`: "auto", "average", "nesterov", or a factory that makes
-    torch's optimizer of a list of tensors. `num_steps`: the inner steps of the whole run, by which
-    "auto" chooses.
+    the same time. `weight`: weight of an inner step in the mean, such as its samples; may be set
+    before each step. `fragments`, `delay`, `mixing`, `codec`, `outer_learning_rate`,
+    `outer_momentum`: see `paceline.core.rounds.Rounds`. `outer`: "auto", "average", "nesterov", or
+    a factory of a torch optimizer for a list of tensors. `num_steps`: inner steps of the whole run,
+    used by "auto".
 
-    `process_group` or `device_mesh` (of one dimension): the workers, by default all ranks. Where
-    FSDP2 or DDP joins the processes of a host, pass the group of those with the same local rank. A
-    DistributedDataParallel that joins the workers themselves, as a Trainer makes it, exchanges no
-    gradients until the end.
+    `process_group` or one-dimensional `device_mesh`: the workers, by default all ranks. If FSDP2 or
+    DDP is used within a host, pass the group of processes with the same local rank. A
+    DistributedDataParallel across the workers, as created by a Trainer, exchanges no gradients
+    until the end.
 
-    Parameters that differ at the start become the first worker's. No worker waits longer than
-    `deadline_s` for another (by default the process group's timeout): then WorkerLost.
+    Parameters that differ at the start are replaced by the first worker's. WorkerLost is raised
+    after waiting `deadline_s` for another worker (default: the process group's timeout).
 
-    `manager`, a torchft.Manager in place of a process group: workers may be lost, come back and
-    join. An exchange that fails is repeated with those who are left, for `deadline_s` at most. A
-    worker that is new or was away takes the model, the optimizers' state, buffers and `num_steps`
-    of another one. Make the manager with `use_async_quorum=False` and a torchft.ProcessGroupGloo,
-    and call its `shutdown` afterwards: until then the others wait for this worker.
+    `manager`: a torchft.Manager instead of a process group, so that workers may be lost, return and
+    join. A failed exchange is repeated with the remaining workers for at most `deadline_s`. A new
+    or returning worker loads the model, optimizer state, buffers and `num_steps` of another one.
+    Create the manager with `use_async_quorum=False` and a torchft.ProcessGroupGloo, and call its
+    `shutdown` afterwards, because other workers wait for this one until then.
 
-    `close` (or the end of the `with` block) takes part in exchanges until all workers are done,
-    and exchanges what is left. Raises InvalidInput for what it cannot do.
+    `close`, or the end of the `with` block, takes part in exchanges until all workers have
+    finished, and exchanges the remaining changes. Raises InvalidInput for unsupported arguments.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class LocalUpdates:
         self._running: RunningExchange | None = None
         self._suspended = Replicas([])
         settings = settings_of(self._rounds, codec, outer, self._fragments)
-        # "auto" follows the first worker's rounds, where those of others may differ.
+        # "auto" uses the first worker's rounds.
         self._chosen_by = sync_every, None if num_steps is None else num_steps / sync_every
         if manager is None:
             group, self._suspended = meet(model, settings, process_group, device_mesh, deadline_s)
@@ -136,7 +136,7 @@ class LocalUpdates:
         self._outer = OuterModel(self._fragments, None if isinstance(outer, str) else outer)
         self._averaging = Averaging(self._outer, codec)
         self._is_open = True
-        # Count a step before a peer may read the state after it.
+        # Count the step before a peer can read the new state.
         self._steps.watch()
         if manager is None:
             self._workers: Workers = FixedWorkers(group, self._averaging, fragments)
@@ -152,7 +152,7 @@ class LocalUpdates:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Exchange what is left and end; after an exception only end."""
+        """Exchange the remaining changes and end; after an exception only end."""
         if kind is None:
             self.close()
         else:
@@ -160,18 +160,18 @@ class LocalUpdates:
 
     @property
     def num_steps(self) -> int:
-        """The inner steps of this worker so far."""
+        """Number of inner steps of this worker."""
         return self._steps.count
 
     @property
     def num_exchanges(self) -> int:
-        """The exchanges so far, of all fragments."""
+        """Number of exchanges, of all fragments."""
         return self._place.num_exchanges
 
     def close(self) -> None:
-        """Take part until all workers are done, exchange what is left, and remove the hooks.
+        """Take part until all workers have finished, exchange remaining changes, remove hooks.
 
-        InvalidInput if parameters were trained by steps that were not the optimizer's.
+        InvalidInput if parameters changed without steps of the optimizer.
         """
         if not self._is_open:
             return
@@ -186,14 +186,14 @@ class LocalUpdates:
             self.abort()
 
     def statistics(self) -> Statistics:
-        """Return the traffic and time of the exchanges so far, on this worker."""
+        """Return traffic and time of this worker's exchanges."""
         sent, received = self._averaging.nbytes_sent, self._averaging.nbytes_received
         times = self.log.exposed_s, max(0.0, self.log.took_s - self.log.exposed_s)
         share = self._averaging.sent_share
         return Statistics("local", self._steps.count, sent, received, *times, sent_share=share)
 
     def own_parameters(self) -> list[Tensor]:
-        """Return copies of this worker's own parameters, a vector for each fragment."""
+        """Copy this worker's own parameters, one vector for each fragment."""
         return [flatten(one, self._outer.dtype) for one in self._fragments]
 
     def load_own_parameters(self, vectors: Sequence[Tensor]) -> None:
@@ -202,12 +202,12 @@ class LocalUpdates:
             load_vector(vector, fragment)
 
     def stand_in_for_gradients(self, make: Callable[[Tensor], Tensor]) -> None:
-        """Send what `make` makes of the parameters: in a rehearsal outer gradients are zero."""
+        """Send `make(parameters)` instead of a rehearsal's zero gradients."""
         self._averaging.stand_ins = list(map(make, self._outer.values))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Put the group's parameters into the model meanwhile, as for a test."""
+        """Within the context, load the group's parameters, for example for a test."""
         if self._running is not None:
             self._wait(self._running)
         own = self.own_parameters()
@@ -218,9 +218,9 @@ class LocalUpdates:
             self.load_own_parameters(own)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this worker's state; the model's and the optimizer's are the caller's to save.
+        """Return this worker's state; save the model and optimizer separately.
 
-        It has tensors and plain values only, so that `torch.load` reads it with `weights_only`.
+        Contains only tensors and plain values, for `torch.load` with `weights_only`.
         """
         running = self._running
         if running is not None and self._wait(running).taken is not None:
@@ -239,16 +239,16 @@ class LocalUpdates:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of the same worker, or from another one's on all of them.
+        """Resume from the same worker's state, or from one worker's state on all workers.
 
-        Load the model's and the optimizer's afterwards. InvalidInput if it does not fit.
+        Load model and optimizer afterwards. InvalidInput if the state does not fit.
         """
         self._outer.load_state_dict(state["outer"])
         self._place.load_state_dict(state)
         self._steps.count = state["num_steps"]
         self._running = None
         own = state["own"]
-        # Codecs encode a shard for each worker: errors are of as many.
+        # error feedback depends on the number of workers
         worker = self._workers.rank, self._workers.count
         is_same = own is not None and tuple(own["worker"]) == worker
         self._averaging.load_feedback(own["feedback"] if is_same else {})
@@ -261,7 +261,7 @@ class LocalUpdates:
             self._running = RunningExchange.of_state(own, number, fragment)
 
     def _after_step(self) -> None:
-        """Send and load what is due after an inner step."""
+        """Start and finish the exchanges due after an inner step."""
         if not (isfinite(self.weight) and self.weight >= 0):
             raise InvalidInput("weight", "must be a number of at least 0", got=self.weight)
         self._place.step(self.weight)
@@ -273,7 +273,7 @@ class LocalUpdates:
                 self._load()
 
     def _check_stepped(self) -> None:
-        """Raise InvalidInput if parameters have changed, and the optimizer has never stepped."""
+        """Raise InvalidInput if parameters changed without an optimizer step."""
         if self._steps.count:
             return
         if not all(map(torch.equal, self.own_parameters(), self._outer.values)):
@@ -291,13 +291,15 @@ class LocalUpdates:
         buffers = self._model.buffers() if place.ends_round else ()
         copies = [one.detach().cpu().clone() for one in buffers]
         is_trained_meanwhile = due > self._steps.count and self._rounds.mixing is None
-        sent = [own.clone()] if is_trained_meanwhile else []  # `own` becomes the outer gradient
+        sent = (
+            [own.clone()] if is_trained_meanwhile else []
+        )  # `own` is overwritten by the outer gradient
         given = Contribution(number, fragment, place.send(), own, copies, is_closing)
         self._running = RunningExchange(given, due, sent_s, sent)
         self._running.start(self._workers.exchange, self._step)
 
     def _step(self, found: Averaged) -> None:
-        """Take the outer step; in the exchange's thread."""
+        """Take the outer step in the exchange's thread."""
         if found.mean is not None:
             sync_every, num_rounds = self._chosen_by
             rounds = replace(self._rounds, sync_every=sync_every, fragments=1, delay=0)
@@ -306,7 +308,7 @@ class LocalUpdates:
         self._averaging.step_taken(found.given.fragment)
 
     def _wait(self, exchange: RunningExchange) -> Averaged:
-        """Wait until an exchange is done; ends all if it has failed."""
+        """Wait for an exchange; end everything if it failed."""
         try:
             return exchange.wait()
         except BaseException:
@@ -314,7 +316,7 @@ class LocalUpdates:
             raise
 
     def _load(self, mixing: float | None = None) -> None:
-        """Take the group's parameters of the exchange that runs, when it is done."""
+        """Wait for the running exchange, and load the group's parameters."""
         exchange, self._running = self._running, None
         if exchange is None:
             return
@@ -338,7 +340,7 @@ class LocalUpdates:
         self.log.add(exchange, loading_s)
 
     def _exchange_now(self, *, is_closing: bool = True) -> Averaged:
-        """Exchange the next fragment, and wait for the result."""
+        """Exchange the next fragment and wait for the result."""
         self._send(self._steps.count, is_closing=is_closing)
         assert self._running is not None
         found = self._wait(self._running)
@@ -346,14 +348,14 @@ class LocalUpdates:
         return found
 
     def _begin_anew(self) -> None:
-        """Take all of the group's parameters; what the optimizer has gathered may be NaN, too."""
+        """Load all of the group's parameters, and reset the optimizer, whose state may be NaN."""
         self.load_own_parameters(self._outer.values)
         self._place.forget_weights()
         for optimizer in self._steps.optimizers:
             optimizer.state.clear()
 
     def _take(self, taken: InnerState, given: Contribution) -> None:
-        """Continue from a peer's state, at its place in the round."""
+        """Continue from a peer's state and position in the round."""
         self._begin_anew()
         taken.load_into(self._model, self._steps.optimizers)
         self._steps.count = taken.num_steps
@@ -361,7 +363,7 @@ class LocalUpdates:
         given.buffers[:] = given.buffers or taken.buffers
 
     def _elastic(self, manager: "Manager", settings: Settings, deadline_s: float | None) -> Workers:
-        """Return the workers of a manager's quorums."""
+        """Create the workers of a manager's quorums."""
         _, num_rounds = self._chosen_by
         try:
             return ElasticWorkers(
@@ -379,15 +381,15 @@ class LocalUpdates:
             raise
 
     def _begin(self) -> None:
-        """Exchange after steps from now on, and end with the process."""
+        """Start to exchange after steps, and end with the process."""
         self._suspended.suspend()
         self._steps.call_after(self._after_step)
-        # A daemon thread that is killed inside torch at interpreter exit aborts the process.
+        # a daemon thread killed inside torch at exit aborts the process
         self._at_exit = weakly(self.abort)
         atexit.register(self._at_exit)
 
     def abort(self) -> None:
-        """End without a last exchange: remove the hooks, and end the thread and its group."""
+        """End without a last exchange."""
         if not self._is_open:
             return
         self._is_open = False

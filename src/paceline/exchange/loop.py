@@ -1,4 +1,4 @@
-"""The loop of the synchronous strategies: epochs, their steps, and tests."""
+"""Training loop of synchronous strategies: epochs, steps and tests."""
 
 import logging
 import time
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
-    """A place in the run: an epoch, and how many of its steps are done."""
+    """Position in a run: epoch, and number of its finished steps."""
 
     epoch: int = 0
     step: int = 0
@@ -45,9 +45,9 @@ class Place(NamedTuple):
 
 @dataclass
 class Learned:
-    """What a run has done so far, beside its model: where it is, and what was measured of it.
+    """Progress of a run, except its model: position and measurements.
 
-    `loss` is the sum of this rank's weighted losses of the epoch's steps.
+    `loss`: sum of this rank's weighted losses in the epoch.
     """
 
     place: Place = field(default_factory=Place)
@@ -58,7 +58,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Trained:
-    """The epochs of a training, this rank's traced spans, and its steps' seconds.
+    """Epochs of a training, this rank's traced spans, and step durations.
 
     `offset`: the offset of this rank's clock when the spans were recorded. `sent_share`: the part
     of this rank's values that a codec has sent, where it leaves some out.
@@ -79,15 +79,14 @@ def train(
     replica: ModelReplica,
     learner: Learner | None = None,
 ) -> Trained:
-    """Train the model as `replica` of it exchanges its gradients, and close the replica.
+    """Train a model whose gradients `replica` exchanges, and close the replica.
 
-    A `learner` takes the steps in its own way, with as much of the model as `replica` has.
+    A `learner` may define its own steps.
 
-    The last steps of the second epoch (of the only one, if there is one) are traced, and only for
-    that epoch the replica gets a recorder. `step_seconds` are those of the other epochs, without
-    each one's first steps; of the untraced steps, if there is one epoch. InvalidInput names the
-    learning rate if a loss is not finite. Raises Interrupted after a SIGINT, when the state is
-    saved.
+    The last steps of the second epoch (or of a single epoch) are traced; only in that epoch the
+    replica has a recorder. `step_seconds` cover the other epochs without their first steps, or the
+    untraced steps of a single epoch. InvalidInput names the learning rate if a loss is not finite.
+    Raises Interrupted after SIGINT, once the state is saved.
     """
     if learner is None:
         learner = WholeModel(session, setup, recorder, replica).learner
@@ -102,7 +101,7 @@ def train(
 
 
 class _Loop:
-    """One training: its parts, and what it has measured so far."""
+    """One training: its parts and measurements."""
 
     def __init__(
         self,
@@ -134,7 +133,7 @@ class _Loop:
             )
 
     def run(self) -> None:
-        """Train the epochs that are left."""
+        """Train the remaining epochs."""
         session, epoch_steps = self._session, self._setup.epoch_steps
         session.progress.begin(sum(epoch_steps), "steps")
         if session.resumed is not None:
@@ -147,9 +146,9 @@ class _Loop:
             self._saver.close()
 
     def trained(self) -> Trained:
-        """Return what was measured."""
+        """Return the measurements."""
         learned = self._learned
-        assert self._offset is not None  # an epoch was traced
+        assert self._offset is not None  # only if an epoch was traced
         return Trained(
             tuple(learned.epochs),
             tuple(learned.evaluations),
@@ -159,10 +158,10 @@ class _Loop:
         )
 
     def _epoch(self, number: int, first_step: int) -> None:
-        """Train the steps of an epoch that are left, and test the model."""
+        """Train the remaining steps of an epoch, and test the model."""
         setup, recorder, learned = self._setup, self._recorder, self._learned
         num_steps, is_traced = setup.epoch_steps[number], number == self._traced.epoch
-        # Recording costs time: only the traced epoch has a recorder.
+        # record only in the traced epoch, because recording takes time
         if number in (self._traced.epoch, self._traced.epoch + 1):
             self._replica.record(recorder if is_traced else None)
             if self._num_steps:
@@ -173,7 +172,7 @@ class _Loop:
         learned.place = Place(number, first_step)
         source = setup.source(number, first_step)
         self._total = torch.tensor(before, device=self._session.group.device)
-        paused = set[int]()  # steps before which the model was tested
+        paused = set[int]()  # steps preceded by a test
         for step in range(first_step, num_steps):
             if is_traced and step == self._traced.step:
                 recorder.start_trace(self._learner.traced)
@@ -187,13 +186,13 @@ class _Loop:
             if self._saver is not None:
                 self._saver.after(self._num_steps, self._state)
         recorder.stop_trace()
-        learned.loss = float(self._total)  # waits for the device
+        learned.loss = float(self._total)  # synchronises the device
         self._measure(number, first_step, paused, time.monotonic() - started - tested_s)
         if setup.recipe is not None:
             self._end_epoch(time.monotonic() - started - tested_s)
 
     def _measure(self, number: int, first_step: int, paused: set[int], took_s: float) -> None:
-        """Add the seconds of the epoch's steps, and its spans if it was traced."""
+        """Add the durations of the epoch's steps, and its spans if traced."""
         ends, is_only = self._recorder.step_ends(), self._is_last_left
         num_steps = len(ends)
         if number == self._traced.epoch:
@@ -203,12 +202,12 @@ class _Loop:
         steps = list(enumerate(pairwise(ends), 1))[NUM_WARM_UP - 1 :]
         self._seconds += [end - start for step, (start, end) in steps if step not in paused]
         is_last = number == len(self._setup.epoch_steps) - 1
-        if is_last and num_steps and not self._seconds:  # too few were left of a run that goes on
+        if is_last and num_steps and not self._seconds:  # a resumed run may have too few steps
             self._seconds = [took_s / num_steps]
 
     @property
     def _is_last_left(self) -> bool:
-        """True if the run goes on in its last epoch, or has only one."""
+        """Whether only one epoch is left."""
         return self._first.epoch == len(self._setup.epoch_steps) - 1
 
     def _is_to_test(self, is_within: bool) -> bool:
@@ -217,12 +216,12 @@ class _Loop:
 
     @property
     def _num_steps(self) -> int:
-        """The steps of the run so far."""
+        """Number of steps so far."""
         epoch, step = self._learned.place
         return sum(self._setup.epoch_steps[:epoch]) + step
 
     def _test(self) -> float:
-        """Test the model in the middle of an epoch; return the seconds that it took."""
+        """Test the model within an epoch, and return the duration."""
         started = time.monotonic()
         found = self._tested([0.0])[1]
         self._learned.evaluations.append(found)
@@ -231,7 +230,7 @@ class _Loop:
         return time.monotonic() - started
 
     def _end_epoch(self, took_s: float) -> None:
-        """Test the model after an epoch. InvalidInput if a loss is not finite."""
+        """Test the model after an epoch; InvalidInput if a loss is not finite."""
         setup, learned, group = self._setup, self._learned, self._session.group
         number, num_steps = learned.place
         loss = learned.loss / (num_steps * group.world_size)
@@ -243,12 +242,12 @@ class _Loop:
         self._session.progress.epoch(epoch, score_of(setup.recipe))
 
     def _tested(self, sums: list[float]) -> tuple[float, Evaluation]:
-        """Return the sum of this value over all ranks, and the test of the model as it is."""
+        """Return a value's sum over all ranks, and the current model's test."""
         recipe, group = self._setup.recipe, self._session.group
         assert recipe is not None
         samples = recipe.test_samples
         tested = (0.0, 0.0) if samples is None else self._learner.test(samples)
-        # Each rank has tested its share of the samples.
+        # each rank tests its share of the samples
         rows = group.gather([*sums, *tested])
         value, loss, score = (sum(column) for column in zip(*rows, strict=True))
         if samples is None:
@@ -258,14 +257,14 @@ class _Loop:
         return value, Evaluation(self._num_steps, loss / size, score / size if has_score else None)
 
     def _prepare(self) -> None:
-        """Run a pass of which nothing is left, if the exchange needs one, on all ranks."""
+        """Run a pass without effects, if the exchange needs one, on all ranks."""
         setup, learner = self._setup, self._learner
         setup.model.train()
         share = next(iter(setup.source(0, 0)))
         self._replica.prepare(lambda: learner.prepare(share))
 
     def _state(self, num_steps: int) -> State:
-        """Return the state of all ranks after so many steps of the run, on rank 0."""
+        """Gather the state of all ranks after a number of steps, on rank 0."""
         session, learned, common = self._session, self._learned, self._learner.state()
         sampler, used = self._setup.sampler, self._replica.statistics()
         progress = {
@@ -283,7 +282,7 @@ class _Loop:
         return with_ranks(state, own, {"loss": float(self._total)}, session.group)
 
     def _go_on(self, state: State) -> None:
-        """Take over the place in the run, and what this rank's exchange has remembered."""
+        """Restore the position in the run, and this rank's exchange state."""
         session, setup = self._session, self._setup
         saved = state.parts["progress"]
         if "place" not in saved:
@@ -292,7 +291,7 @@ class _Loop:
             )
         check_same_run(saved["run"], run_of(session, setup))
         own, losses = of_rank(state, session.group), [row["loss"] for row in state.parts["ranks"]]
-        # With another number of ranks, the mean over ranks is that of other parts of the batches.
+        # with a different number of ranks, batches are divided differently
         scale = session.group.world_size / len(losses)
         loss = (sum(losses) * scale if session.group.rank == 0 else 0.0) if own is None else 0.0
         if own is not None:
@@ -315,7 +314,7 @@ class _Loop:
 
 
 def run_of(session: TrainingSession, setup: TrainingSetup) -> dict[str, Any]:
-    """Return what a run must have in common with the one that it goes on from."""
+    """Return the properties that a resumed run must share with the original."""
     settings, recipe = session.settings, setup.recipe
     assert isinstance(settings, TrainSettings)
     assert recipe is not None
@@ -329,10 +328,10 @@ def run_of(session: TrainingSession, setup: TrainingSetup) -> dict[str, Any]:
 
 
 def traced_steps(epoch_steps: Sequence[int], first: Place | None = None) -> Place:
-    """Return the epoch whose last steps are traced, and the first of them.
+    """Return the epoch whose last steps are traced, and the first traced step.
 
-    Of the epochs that a run has left from `first` on it is the second one, if that is long enough;
-    an only one keeps half of its steps to be measured.
+    It is the second of the remaining epochs from `first` on, if long enough; a single epoch keeps
+    half of its steps untraced, for measurements.
     """
     begin = first or Place()
     second = begin.epoch + 1
@@ -352,7 +351,7 @@ def num_untraced(num_steps: int, *, is_only: bool) -> int:
 def epoch_of(
     number: int, train_loss: float, found: Evaluation, seconds: float, rate: float | None = None
 ) -> Epoch:
-    """Return an epoch that was tested; InvalidInput names the rate if a loss is not finite."""
+    """Create a tested epoch; InvalidInput names the learning rate if a loss is not finite."""
     test_loss = train_loss if found.test_loss is None else found.test_loss
     if not (isfinite(train_loss) and isfinite(test_loss)):
         given = "" if rate is None else f"with {rate:g} "

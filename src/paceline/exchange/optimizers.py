@@ -1,4 +1,4 @@
-"""Hooks around the steps of the user's optimizers: for the recorder, and against NaN gradients."""
+"""Hooks around the user's optimizer steps: for recording, and against NaN gradients."""
 
 import weakref
 from collections.abc import Callable, Iterable
@@ -24,17 +24,17 @@ _POLICIES = ("raise", "skip")
 def _hook_steps(
     register: Callable[[Any], RemovableHandle], method: Callable[..., Any]
 ) -> RemovableHandle:
-    """Register a bound method as a hook of all optimizers' steps, as long as its object lives."""
+    """Register a hook for all optimizers' steps: a bound method while its object is alive."""
     handle = register(weakly(method))
-    # Otherwise torch would call the hook for ever.
-    end = weakref.finalize(method.__self__, handle.remove)  # type: ignore[attr-defined] # is bound
-    # At exit, torch's tables of hooks may be gone.
+    # otherwise torch would call the hook forever
+    end = weakref.finalize(method.__self__, handle.remove)  # type: ignore[attr-defined] # bound method
+    # at exit, torch's hook tables may be gone
     end.atexit = False
     return handle
 
 
 class StepRecorder:
-    """Records the steps of a user's own loop, as seen from forward passes and the optimizer."""
+    """Records the steps of a user's loop, observed at forward passes and optimizer steps."""
 
     def __init__(self, recorder: Recorder, module: nn.Module) -> None:
         self._recorder = recorder
@@ -46,7 +46,7 @@ class StepRecorder:
         ]
 
     def begin_forward(self) -> None:
-        """Begin a step, if this is the first forward pass after an update."""
+        """Begin a step at the first forward pass after an update."""
         self._recorder.end_phase()
         if self._updated:
             self._recorder.end_step()
@@ -64,7 +64,7 @@ class StepRecorder:
             self._updated = True
 
     def _updates(self, optimizer: Optimizer) -> bool:
-        # One parameter is enough: this runs in every step of every optimizer of the process.
+        # check one parameter only: this runs in every optimizer step of the process
         first = optimizer.param_groups[0]["params"]
         return bool(first) and id(first[0]) in self._own
 
@@ -75,12 +75,11 @@ class StepRecorder:
 
 
 class NonFiniteGuard:
-    """Keeps optimizers from a step whose gradients no codec could carry.
+    """Prevents optimizer steps with non-finite gradients, which codecs cannot represent.
 
-    Gradients exchanged together with a value that is not finite are NaN on all ranks. A GradScaler
-    sees that, skips the step and lowers its scale. Any other optimizer raises NonFinite before it
-    uses them or, by policy "skip", finds no gradients and so changes nothing. Further optimizers of
-    the same model change nothing either: a step is taken as a whole or not at all.
+    Gradients exchanged together with a non-finite value are NaN on all ranks. A GradScaler detects
+    that, skips the step and lowers its scale. Otherwise the optimizer raises NonFinite or, with
+    policy "skip", does nothing, and neither do other optimizers of the model in this step.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -97,7 +96,7 @@ class NonFiniteGuard:
         self._parameters |= {id(parameter): parameter for parameter in parameters}
 
     def found(self, num_nonfinite: int) -> None:
-        """Record how many values of all ranks were not finite; their gradients are NaN."""
+        """Record the number of non-finite values over all ranks."""
         self.num_nonfinite += num_nonfinite
         self._suspects |= num_nonfinite > 0
 
@@ -108,7 +107,7 @@ class NonFiniteGuard:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Check gradients before a step or, if it has a closure, when that has computed them."""
+        """Check gradients before a step, or after its closure computed them."""
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             self._check(optimizer)
@@ -127,18 +126,18 @@ class NonFiniteGuard:
         if not self._suspects:
             return
         own: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
-        is_nan = _any_nan(own)  # which copies of the parameters in another type may be, too
+        is_nan = _any_nan(own)  # copies of the parameters in another type may be hooked, too
         if not is_nan and not _any_nan(self._parameters.values()):
-            self._suspects = False  # the gradients are those of a later step
+            self._suspects = False  # the gradients belong to a later step
         elif is_nan and getattr(optimizer, "found_inf", None) is not None:
-            return  # a GradScaler has set it: a fused optimizer skips the step by itself
+            return  # set by a GradScaler: a fused optimizer itself skips the step
         elif is_nan and self._policy == "raise":
             raise NonFinite(
                 f"gradients: {self.num_nonfinite} values so far were NaN or infinite on some rank, "
                 "and no codec carries these; on_nonfinite='skip' skips such steps"
             )
         elif is_nan or any(id(parameter) in self._parameters for parameter in own):
-            # By policy "raise", other optimizers must still see their gradients.
+            # with policy "raise", other optimizers must still find their gradients
             dropped = [*own, *(self._parameters.values() if self._policy == "skip" else ())]
             for parameter in dropped:
                 parameter.grad = None
@@ -148,7 +147,7 @@ class NonFiniteGuard:
 
 
 def check_policy(policy: str) -> None:
-    """Raise InvalidInput if there is no such policy."""
+    """Raise InvalidInput for an unknown policy."""
     if policy not in _POLICIES:
         raise InvalidInput(
             "on_nonfinite", f"{policy!r} is not known", hint=f"choose one of {_POLICIES}"
@@ -156,7 +155,7 @@ def check_policy(policy: str) -> None:
 
 
 def _any_nan(parameters: Iterable[Tensor]) -> bool:
-    """Return True if gradients were exchanged together with NaN or infinity: then all are NaN."""
+    """Return whether gradients were exchanged with a non-finite value, and so are all NaN."""
     gradients = [parameter.grad for parameter in parameters]
-    # One value is enough.
+    # one value is enough
     return any(one is not None and bool(one.flatten()[:1].isnan().any()) for one in gradients)

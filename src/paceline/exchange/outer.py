@@ -1,11 +1,11 @@
-"""The outer model: the group's parameters in host memory, and the step on the mean outer gradient.
+"""The outer model: the group's parameters in host memory, and the outer step.
 
     outer gradient of a worker  =  outer parameters - the worker's own
     momentum    =  outer momentum * momentum + mean
     parameters -=  rate * (outer momentum * momentum + mean)             SGD, Nesterov's
 
-Each worker takes the step by itself from the same mean. So every product is rounded before it is
-added: fused, sums would have other bits on other processors.
+Each worker takes the step itself from the same mean. Products are rounded before they are added,
+because fused operations would give different bits on different processors.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,14 +24,14 @@ from paceline.training.models.layers import layers_of
 
 Fragment = tuple[nn.Parameter, ...]
 OptimizerFactory = Callable[[list[Tensor]], Optimizer]
-_FACTOR = 6364136223846793005  # of Knuth's linear congruential generator
-_BLOCK = 1 << 16  # values: what is read and written of so many stays in a core's cache
+_FACTOR = 6364136223846793005  # multiplier of Knuth's linear congruential generator
+_BLOCK = 1 << 16  # values per block, so that reads and writes stay in a core's cache
 
 
 def fragments_of(model: nn.Module, count: int) -> list[Fragment]:
-    """Return the parameters of each fragment: layers `i`, `i + count` and so on, of fragment `i`.
+    """Divide parameters into fragments: fragment `i` has layers `i`, `i + count`, ...
 
-    Raises InvalidInput if there are fewer layers than fragments, or parameters without fractions.
+    Raises InvalidInput for fewer layers than fragments, or integer parameters.
     """
     layers = layers_of(model)
     if count > len(layers):
@@ -51,19 +51,19 @@ def fragments_of(model: nn.Module, count: int) -> list[Fragment]:
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of a tensor: of one that FSDP2 has sharded, its shard."""
+    """Return this rank's part of a tensor: the local shard if FSDP2 sharded it."""
     detached = tensor.detach()
     return detached.to_local() if isinstance(detached, DTensor) else detached
 
 
 def flatten(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
-    """Return a new vector of all values in host memory."""
+    """Copy all values into a new vector in host memory."""
     return torch.cat([local_of(one).reshape(-1).to("cpu", dtype) for one in parameters])
 
 
 @torch.no_grad()
 def load_vector(vector: Tensor, parameters: Iterable[Tensor], mixing: float = 0.0) -> None:
-    """Set parameters to `mixing` times themselves, and the rest of what `flatten` has returned."""
+    """Mix parameters with a vector from `flatten`: `mixing` is their own weight."""
     owned = [local_of(one) for one in parameters]
     parts = vector.split([one.numel() for one in owned])
     for own, part in zip(owned, parts, strict=True):
@@ -75,7 +75,7 @@ def load_vector(vector: Tensor, parameters: Iterable[Tensor], mixing: float = 0.
 
 @torch.no_grad()
 def add_change(before: Tensor, after: Tensor, parameters: Iterable[Tensor]) -> None:
-    """Add the change between two vectors, as `flatten` returns them, to parameters."""
+    """Add the difference of two vectors from `flatten` to parameters."""
     owned = [local_of(one) for one in parameters]
     changes = (after - before).split([one.numel() for one in owned])
     for own, change in zip(owned, changes, strict=True):
@@ -83,15 +83,15 @@ def add_change(before: Tensor, after: Tensor, parameters: Iterable[Tensor]) -> N
 
 
 def is_finite(vector: Tensor) -> bool:
-    """Return False if a value is NaN or infinite."""
+    """Return whether all values are finite."""
     return all(bool(block.isfinite().all()) for block in vector.split(_BLOCK))
 
 
 class OuterModel:
-    """The group's parameters, and the state of the outer optimizer, by fragments as flat vectors.
+    """The group's parameters and outer optimizer state, as one flat vector per fragment.
 
-    They are float64 if any of the model's is, float32 otherwise. `make`: a factory of outer
-    optimizers, each of one vector, in place of the steps above.
+    float64 if any parameter is float64, otherwise float32. `make`: factory of a custom outer
+    optimizer for one vector.
     """
 
     def __init__(self, fragments: Sequence[Fragment], make: OptimizerFactory | None = None) -> None:
@@ -102,11 +102,11 @@ class OuterModel:
         self._optimizers = [make([one]) for one in self.values] if make else []
 
     def gradient(self, fragment: int, own: Tensor) -> Tensor:
-        """Return how far a worker's own parameters are from the group's, in the worker's vector."""
+        """Compute the outer gradient in place of a worker's vector."""
         return torch.sub(self.values[fragment], own, out=own)
 
     def step(self, fragment: int, mean: Tensor, by: OuterStep) -> None:
-        """Take the outer step of a fragment with the mean outer gradient."""
+        """Take a fragment's outer step with the mean outer gradient."""
         if self._optimizers:
             self.values[fragment].grad = mean
             self._optimizers[fragment].step()
@@ -118,9 +118,9 @@ class OuterModel:
             values.sub_((momentum * by.momentum).add_(part).mul_(by.learning_rate))
 
     def digest(self, fragment: int) -> str:
-        """Return a hash of a fragment's parameters and momentum, to compare replicas by.
+        """Return a hash of a fragment's parameters and momentum, to compare workers.
 
-        A cryptographic one would take longer than the outer step.
+        A cryptographic hash would take longer than the outer step.
         """
         found = 0
         for vectors in (self.values, self.momenta):
@@ -130,7 +130,7 @@ class OuterModel:
         return f"{found:x}"
 
     def tensors(self) -> list[Tensor]:
-        """Return all that replicas have in common; the live tensors, in the same order on all."""
+        """Return all tensors that workers share, not copied, in a fixed order."""
         kept = [
             one.state[vector] for one, vector in zip(self._optimizers, self.values, strict=False)
         ]
@@ -138,7 +138,7 @@ class OuterModel:
         return [*self.values, *self.momenta, *of_optimizers]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the vectors by fragments, and the state of a factory's optimizers, as copies."""
+        """Return copies of the vectors by fragment, and of custom optimizers' state."""
         return {
             "values": [one.clone() for one in self.values],
             "momenta": [one.clone() for one in self.momenta],
@@ -146,7 +146,7 @@ class OuterModel:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` has returned; InvalidInput if it is of other fragments."""
+        """Load a `state_dict`; InvalidInput for other fragments."""
         own = {"values": self.values, "momenta": self.momenta}
         for name, vectors in own.items():
             sizes = [kind_of(one) for one in vectors]

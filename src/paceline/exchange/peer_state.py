@@ -1,4 +1,4 @@
-"""The state of a worker that another one takes over: its optimizers', buffers and count of steps.
+"""State that a worker copies from a peer: optimizers, buffers and step count.
 
 optimizer.step()   | pre-hook .......... post-hook |
 StepLock           | held by the loop              | free: another thread may copy the state
@@ -21,7 +21,7 @@ from paceline.exchange.inner_steps import StepHooks
 
 @dataclass(frozen=True)
 class InnerState:
-    """A worker's inner state, in host memory: of each optimizer `tensors` and plain `values`."""
+    """A worker's inner state in host memory: `tensors` and plain `values` of each optimizer."""
 
     optimizers: list[dict[str, Json]]
     buffers: list[Tensor]
@@ -29,9 +29,9 @@ class InnerState:
 
     @classmethod
     def of(cls, model: nn.Module, optimizers: Sequence[Optimizer], num_steps: int) -> Self:
-        """Copy the state of a model's buffers and of its optimizers.
+        """Copy the state of a model's buffers and optimizers.
 
-        Raises InvalidInput for an optimizer whose state cannot be sent.
+        Raises InvalidInput for an optimizer state that cannot be sent.
         """
         copies = []
         for one in optimizers:
@@ -41,15 +41,15 @@ class InnerState:
         return cls(copies, [_copied(one) for one in model.buffers()], num_steps)
 
     def load_into(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        """Load the state of the optimizers; InvalidInput if they are of another kind."""
+        """Load the optimizers' state; InvalidInput for other optimizers."""
         for one, state in zip(optimizers, self.optimizers, strict=True):
             load_optimizer_state(one, model.named_parameters(), **state)
 
 
 class StepLock:
-    """Keeps the state of optimizers from being read in the middle of a step.
+    """Prevents reading optimizer state during a step.
 
-    A step that raises leaves it locked, until the next one has ended.
+    A step that raises leaves it locked until the next step has ended.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], deadline_s: float) -> None:
@@ -64,7 +64,7 @@ class StepLock:
 
     def _begin(self, _: Optimizer) -> None:
         if not self._is_in_step:
-            self._lock.acquire()  # a reader holds it only while it copies
+            self._lock.acquire()  # readers hold it only while copying
         self._is_in_step = True
 
     def _end(self, _: Optimizer) -> None:
@@ -75,7 +75,7 @@ class StepLock:
         """Wait for the end of a step; WorkerLost after the deadline."""
         if not self._lock.acquire(timeout=self._deadline_s):
             raise WorkerLost(f"no step of the optimizer has ended in {self._deadline_s:g} s")
-        for device in self._accelerators:  # the step's kernels may still be running
+        for device in self._accelerators:  # wait for the step's kernels
             torch.accelerator.synchronize(device)
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,7 @@
-"""Sends the state of one worker to others over the process group of the quorum that has just met.
+"""Send a worker's state to others over the quorum's process group.
 
-torchft's own transports unpickle what a peer sends. This one opens no port, and what it receives is
-JSON and tensors:
+torchft's transports unpickle data from peers. This one opens no port, and receives only JSON and
+tensors:
 
 length     int64                   of the header
 header     JSON                    the values, and of each tensor its name, type and shape
@@ -26,16 +26,16 @@ _MAX_HEADER_NBYTES = 1 << 28
 
 
 class PeerTransport:
-    """A torchft.checkpointing.CheckpointTransport; a state is nested dicts and lists.
+    """torchft CheckpointTransport for states of nested dicts and lists.
 
-    `group` returns the process group of the present quorum, whose timeout holds for each tensor.
+    `group()` returns the current quorum's process group; its timeout applies to each tensor.
     """
 
     def __init__(self, group: Callable[[], Any]) -> None:
         self._group = group
 
     def metadata(self) -> str:
-        """Return nothing: peers know each other by their ranks."""
+        """Return "", because peers use ranks."""
         return ""
 
     def send_checkpoint(
@@ -58,7 +58,7 @@ class PeerTransport:
     def recv_checkpoint(
         self, src_rank: int, metadata: str, step: int, timeout: timedelta
     ) -> dict[str, Any]:
-        """Return the state that a rank sends; InvalidInput if it is none."""
+        """Receive a state from a rank; InvalidInput if it is malformed."""
         del metadata, step, timeout
         length = int(self._received(torch.empty(1, dtype=torch.int64), src_rank))
         if not 0 < length <= _MAX_HEADER_NBYTES:
@@ -76,10 +76,10 @@ class PeerTransport:
         return state
 
     def disallow_checkpoint(self) -> None:
-        """Do nothing: a state is copied before it is sent."""
+        """Do nothing, because a state is copied before it is sent."""
 
     def shutdown(self, wait: bool = True) -> None:
-        """Do nothing: the process group is the manager's."""
+        """Do nothing, because the manager owns the process group."""
 
     def _send(self, tensor: Tensor, rank: int) -> None:
         if tensor.numel():

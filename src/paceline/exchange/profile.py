@@ -1,12 +1,12 @@
-"""Measure the times of a model's layers and of the exchanges between ranks, for a plan.
+"""Profile a model's layers and the exchanges between ranks, for a plan.
 
-The profile takes real training steps, on a copy of the model, on all ranks at once: workers that
-share a host slow each other down, so a plan for several needs the speed of each beside the others.
-For a rehearsal the times are changed into those that it gives the layers.
+The profile takes real training steps of a copy of the model on all ranks in parallel, because
+workers on one host slow each other down. For a rehearsal, layer times are replaced by the emulated
+ones.
 
-The layers of an exchange overlap: while one is summed, the next is on its way. The plan models that
-overlap. So the time of all layers is converted to that of a single large exchange, such that the
-plan with all computation at zero seconds predicts the measured time.
+The layers of an exchange overlap: one is summed while the next is sent. The plan models that
+overlap, so the time of all layers is converted to that of a single large exchange, such that the
+plan with zero computation predicts the measured time.
 """
 
 import copy
@@ -44,7 +44,7 @@ from paceline.training.models.paced import QUEUED_S
 _NUM_WARM_UP = 2
 _MOST_ROUNDS, _MOST_TRACED = 400, 100
 _SMALL_NBYTES = 1024
-# More than caches hold: beyond it, twice the bytes take twice as long.
+# exceeds caches, so that larger sizes take proportional time
 _LARGEST_NBYTES = 128 * 2**20
 _NUM_HALVINGS = 24
 _LAYERS = (Kind.FORWARD, Kind.BACKWARD)
@@ -53,11 +53,11 @@ Key = tuple[Kind, str]
 
 @dataclass(frozen=True)
 class Profile:
-    """This machine, the seconds of each part of a step, and of each strategy's exchange.
+    """This machine, with the seconds of each part of a step and of each strategy's exchange.
 
-    The machine has no links yet: the bandwidth of a link depends on how a strategy uses it, so each
-    strategy derives its own from its small and its large exchange (`Planning.calibrate`).
-    `lost_beside` is what computation loses beside each strategy's exchange, on the same cores.
+    The machine has no links: a link's bandwidth depends on its use, so each strategy derives links
+    from its small and large exchange (`Planning.calibrate`). `lost_beside`: computing time lost
+    during each strategy's exchange on the same cores.
     """
 
     machine: Machine
@@ -66,9 +66,9 @@ class Profile:
     lost_beside: Mapping[str, float] = field(default_factory=dict)
 
     def calibrated(self, strategy: Strategy, config: Any = None) -> tuple[Machine, ProfiledCost]:
-        """Return the machine with the strategy's links, and the prices of its plans.
+        """Return the machine with a strategy's links, and the cost model of its plans.
 
-        `config` is the one with which its exchange was measured; None stands for the default one.
+        `config`: configuration of the measured exchange; None for the default.
         """
         machine = self.machine
         calibrate = strategy.planning.calibrate
@@ -80,7 +80,7 @@ class Profile:
         return machine, ProfiledCost(self.durations, Roofline.of(machine))
 
     def slowed(self, times: Mapping[str, float]) -> "Profile":
-        """Return the profile of devices whose layers take so many times as long, by name."""
+        """Return the profile with devices slowed down by factors, by name."""
         durations = {
             key: seconds * (times[key.owner] if key.kind in _LAYERS else 1.0)
             for key, seconds in self.durations.items()
@@ -88,7 +88,7 @@ class Profile:
         return replace(self, durations=durations)
 
     def parts_of_equal(self, batch_size: int) -> dict[str, float]:
-        """Return each device's part of a balanced batch, in parts of an equal batch."""
+        """Return each device's balanced share relative to an equal share."""
         own_s = {device.name: 0.0 for device in self.machine.devices}
         for key, seconds in self.durations.items():
             own_s[key.owner] += seconds if key.kind in _LAYERS else 0.0
@@ -107,12 +107,11 @@ def profile(
     seconds: float,
     probers: Mapping[str, Prober],
 ) -> Profile:
-    """Profile a copy of `model` for about `seconds`, on all ranks together.
+    """Profile a copy of `model` for about `seconds`, collectively.
 
-    `workload` describes one rank's part of a step. Each call of `source` begins an epoch of
-    training data. `probers` make the exchange of each strategy. Steps and exchanges take turns as
-    they do in training, so that ranks arrive at an exchange as unevenly, and caches and cores are
-    in the same state.
+    `workload`: one rank's share of a step. `source()` begins an epoch of training data. `probers`:
+    create each strategy's exchange. Steps and exchanges alternate as in training, so that arrival
+    times at an exchange, caches and cores are realistic.
     """
     clock, copied = clock_for(group.device), copy.deepcopy(model).train()
     recorder = Recorder(clock, "", group.rank)
@@ -122,14 +121,14 @@ def profile(
     works: list[timing.Work] = [step, *probes.works]
 
     def rounds(number: int) -> Rounds:
-        # One row a round: the seconds of a step and of each exchange.
+        # one row per round: seconds of the step and of each exchange
         return list(map(list, zip(*timing.timed(works, clock, number), strict=True)))
 
-    # The fastest warm-up round of each rank: the first one allocates memory and connects.
+    # fastest warm-up round, because the first one allocates and connects
     slowest = max(min(map(sum, rank)) for rank in group.gather(rounds(_NUM_WARM_UP)))
     number = timing.num_rounds(seconds / 2, slowest, timing.FEWEST_ROUNDS, _MOST_ROUNDS)
     rows = rounds_of_all(partial(rounds, number), group)
-    # Traced afterwards, because the hooks of a trace slow down each layer.
+    # trace afterwards, because its hooks slow down layers
     recorder.start_trace(copied)
     rounds(min(number, _MOST_TRACED))
     recorder.stop_trace()
@@ -144,18 +143,18 @@ def profile(
 
 
 def _parts_of(spans: Iterable[Span], step_s: float) -> dict[Key, float]:
-    """Return the seconds of each part of a step, without what tracing adds to each layer."""
+    """Return the seconds of each part of a step, corrected for tracing."""
     parts = timing.median_durations(spans, lambda span: (span.kind, span.part))
     scale = step_s / sum(parts.values())
     return {key: scale * part_s for key, part_s in parts.items()}
 
 
 def _straggling(rows: Sequence[Sequence[Sequence[float]]]) -> float:
-    """Return the slowest rank's step, in the median over rounds, over the slowest median step.
+    """Return the median of the slowest rank's step, relative to the slowest median step.
 
-    Ranks that wait for each other in every step pay for each delay of any of them, in the step or
-    in the exchange that follows. Delays are rare and long, so the median of step and exchange
-    together exceeds the sum of their medians; the difference counts as computing.
+    Synchronous ranks pay for each delay of any rank, in the step or the following exchange. Delays
+    are rare and long, so the median of step plus exchange exceeds the sum of medians; the
+    difference counts as computation.
     """
     typical = max(median(row[0] for row in rank) for rank in rows)
     rounds = list(zip(*rows, strict=True))
@@ -182,9 +181,9 @@ def _of_ranks(
 
 @dataclass(frozen=True)
 class Probes:
-    """For each strategy an exchange of all layers and a small one, ready to be timed.
+    """A full and a small exchange of each strategy, to be timed.
 
-    Of small ones `num_small` are timed together.
+    `num_small` small exchanges are timed together.
     """
 
     workload: Workload
@@ -195,7 +194,7 @@ class Probes:
 
     @classmethod
     def of(cls, workload: Workload, group: Group, probers: Mapping[str, Prober]) -> "Probes":
-        """Make the exchanges of the model's layers; none for a single rank."""
+        """Create the exchanges of the model's layers; none for a single rank."""
         layers = exchanging(workload)
         sizes = [[one.nbytes for one in layer.parameters] for layer in layers.in_backward_order]
         num_small = {name: _num_small(one, layers, group) for name, one in probers.items()}
@@ -210,14 +209,14 @@ class Probes:
 
     @property
     def works(self) -> list[CoreTime]:
-        """All exchanges, the small one of each strategy after that of all layers."""
+        """All exchanges, each strategy's small one after its full one."""
         return [work for pair in self.timed.values() for work in pair]
 
     def lost_beside(self, group: Group) -> dict[str, float]:
-        """Return what a worker's computation loses beside the exchange of each strategy.
+        """Return the share of computation that a worker loses during each strategy's exchange.
 
-        The rank that joins last waits for nobody, so the largest share counts. GPUs lose nothing of
-        their own, and on one host the plans themselves have exchanges hold the cores.
+        The last rank to join does not wait, so the largest share counts. GPUs lose nothing, and on
+        one host exchanges hold the cores in the plan itself.
         """
         places = [(member.boot_id, member.pid_namespace) for member in group.members]
         if group.device.type != "cpu" or len(set(places)) == 1:
@@ -233,9 +232,9 @@ class Probes:
     def measured(
         self, ranks: Sequence[Sequence[Sequence[float]]], machine: Machine
     ) -> dict[str, ExchangeSamples]:
-        """Return the seconds of a small and of a large exchange, given all ranks' rounds.
+        """Return the seconds of a small and a large exchange from all ranks' rounds.
 
-        A rank that joins early also waits for the others, so the shortest time of a round counts.
+        Early ranks also wait, so a round's shortest time counts.
         """
         rounds = zip(*ranks, strict=True)
         shortest = [map(min, zip(*of_ranks, strict=True)) for of_ranks in rounds]
@@ -255,10 +254,10 @@ class Probes:
 
 
 def _num_small(prober: Prober, layers: Workload, group: Group) -> tuple[int, int]:
-    """Return how many small layers are exchanged together, and in how many chunks.
+    """Return the number of small layers exchanged together, and of chunks.
 
-    Within a host all of a step: what waking threads takes is paid once for all chunks. Between
-    hosts each chunk takes its time on the way, and one is measured by itself.
+    Within a host all layers of a step, because waking threads is paid once for all chunks; between
+    hosts a single chunk.
     """
     chunk: int | None = getattr(prober.config, "first_chunk", None)
     if chunk is None or len({(one.boot_id, one.pid_namespace) for one in group.members}) > 1:
@@ -267,9 +266,9 @@ def _num_small(prober: Prober, layers: Workload, group: Group) -> tuple[int, int
 
 
 def exchanging(workload: Workload) -> Workload:
-    """Return the layers that have gradients, with no arithmetic, all shrunk alike if too large.
+    """Return the layers with gradients, without arithmetic, scaled down equally if too large.
 
-    A model with almost no gradients becomes one layer of twice the small exchange's size.
+    A model with almost no gradients becomes one layer of twice the small exchange.
     """
     nbytes = workload.gradient_nbytes
     if nbytes < 2 * _SMALL_NBYTES:
@@ -292,9 +291,9 @@ def exchanging(workload: Workload) -> Workload:
 def single(
     prober: Prober, machine: Machine, layers: Workload, small_s: float, all_s: float
 ) -> ExchangeSamples:
-    """Return a small and a large exchange with which a plan of these layers takes `all_s`.
+    """Return a small and a large exchange with which the plan of the layers takes `all_s`.
 
-    The small one takes `small_s`, unless the latencies of all layers alone exceed `all_s` then.
+    The small one takes `small_s`, unless the latencies of all layers would exceed `all_s`.
     """
 
     def pair(small: float, large: float) -> ExchangeSamples:
@@ -302,7 +301,7 @@ def single(
 
     def takes(small: float, large: float) -> float:
         planning = prober.strategy.planning
-        assert planning.calibrate is not None  # or its exchange would not be measured
+        assert planning.calibrate is not None  # otherwise it has no measured exchange
         measured = pair(small, large)
         found = planning.calibrate(machine, measured, prober.config)
         plan = planning.plan(layers, found, prober.config, Window(1))
@@ -317,7 +316,7 @@ def single(
 
 
 def _argument_of(of: Callable[[float], float], value: float, low: float, high: float) -> float:
-    """Return where a rising function reaches `value`, by bisection between positive bounds."""
+    """Invert an increasing function by bisection between positive bounds."""
     for _ in range(_NUM_HALVINGS):
         middle = (low * high) ** 0.5
         if of(middle) < value:
@@ -329,7 +328,7 @@ def _argument_of(of: Callable[[float], float], value: float, low: float, high: f
 
 @dataclass(frozen=True)
 class _Exchanging:
-    """A cost model in which computation takes no time."""
+    """Cost model with zero computation."""
 
     prices: CostModel
 
@@ -338,16 +337,15 @@ class _Exchanging:
 
 
 def with_idle_cores(machine: Machine) -> Machine:
-    """Return the machine whose layers leave the cores to the exchange, as layers that wait do."""
+    """Return the machine whose layers do not occupy cores, because paced layers sleep."""
     losses = machine.usual_losses.model_copy(update={"beside_exchange": 0.0, "beside_copies": None})
     return machine.with_each("links", uses_cores=False).model_copy(update={"losses": losses})
 
 
 def beside_copies(plan: Plan, cost: ProfiledCost) -> ProfiledCost:
-    """Let copies run beside the layers that follow them, as `models.paced` does.
+    """Let copies overlap with the following layers, as in `models.paced`.
 
-    The rest of these layers begins when the copy ends; a copy that is longer than the queued work
-    delays all of them.
+    A copy longer than the queued work delays the following layers.
     """
     durations = dict(cost.durations)
     copied, behind = defaultdict[str, float](float), defaultdict[str, float](float)

@@ -1,13 +1,12 @@
-"""Readiness of gradients, and the end of a backward pass.
+"""Detect when gradients are ready, and when a backward pass ends.
 
-Autograd calls a hook each time that it has accumulated a gradient. The first backward pass shows
-how often it does so for each parameter: one that several layers share, or a cell that runs many
-times, fires once, but one that lies in two re-entrant checkpoints fires twice, and only then is its
-gradient complete.
+Autograd calls a hook after each accumulation of a gradient. The first backward pass counts the
+calls per parameter: a shared parameter or a recurrent cell fires once, but a parameter in two
+re-entrant checkpoints fires twice, and its gradient is complete only then.
 
-A backward pass is over when autograd runs the callbacks of the graph task that began it. That is
-the one that reaches the module's outputs: the first gradient may become ready in a task nested in
-it, as in a re-entrant checkpoint, whose callbacks run too early.
+A backward pass ends when autograd runs the callbacks of its outermost graph task, the one that
+reaches the module's outputs. The first gradient may become ready in a nested task, as in a
+re-entrant checkpoint, whose callbacks run too early.
 """
 
 import weakref
@@ -24,32 +23,32 @@ from paceline.exchange.layout import NamedParameter
 
 
 class Listener:
-    """Callbacks of a backward pass, which do nothing unless they are overridden."""
+    """Callbacks of a backward pass; by default they do nothing."""
 
     def approaching(self) -> None:
-        """Begin a backward pass: it has reached the outputs, and no parameter yet."""
+        """Prepare for backward, which has reached the outputs and no parameter."""
 
     def began(self) -> None:
-        """Begin a step: the first gradient of a backward pass is ready."""
+        """Begin the exchange of a backward pass, whose first gradient is ready."""
 
     def ready(self, chunk: int) -> None:
-        """Take a chunk whose gradients are all ready."""
+        """Exchange a chunk, whose gradients are all ready."""
 
     def ended(self, missing: Sequence[int]) -> None:
-        """End a backward pass; the chunks `missing` lack some of their gradients."""
+        """Finish backward; chunks in `missing` lack gradients."""
 
 
 class Readiness:
-    """Watches the gradients of `parameters`, and calls `listener`.
+    """Watches gradients of parameters, and calls `listener`.
 
-    Gradients are exchanged, and not only accumulated, if a forward pass has asked for it since the
-    last exchange, as with DistributedDataParallel; or if a backward pass reaches the outputs of
-    such a forward pass once more. `touched`: the gradients that have changed since the last
-    exchange. `order`: the order of readiness in a backward pass before `expect`. `came`: the
-    gradients that became ready since the last forward pass. `began`: True if one did in this pass.
-    `pending`: True if a forward pass has asked for an exchange that has not been made yet.
+    As in DistributedDataParallel, gradients are exchanged and not only accumulated if a forward
+    pass requested it since the last exchange, or if backward reaches the outputs of such a forward
+    pass again. `touched`: gradients that changed since the last exchange. `order`: order of
+    readiness in a backward pass before `expect`. `came`: gradients ready since the last forward
+    pass. `began`: whether a gradient was ready in this pass. `pending`: whether a requested
+    exchange is outstanding.
 
-    The hooks hold neither this object nor the listener, so that both end with their owner.
+    Hooks hold only weak references to this object and the listener.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Readiness:
         self._armed = False
         self.began = False
         self._fired = [0] * len(parameters)
-        # Accumulations of each gradient in a backward pass, as the first pass has counted them.
+        # accumulations of each gradient per backward pass, counted in the first one
         self._expected = [1] * len(parameters)
         self._chunk_of: list[int | None] | None = None
         self._left: list[int] = []
@@ -84,9 +83,9 @@ class Readiness:
         ]
 
     def check_attached(self) -> None:
-        """Raise InvalidInput if a parameter has lost its hook, which torch keeps in C++.
+        """Raise InvalidInput if a parameter lost its hook, which torch stores in C++.
 
-        DistributedDataParallel, which holds on to that, makes loading a state fail then.
+        Loading a state into DistributedDataParallel fails in this case, too.
         """
         for one, tensor in zip(self._named, self._tensors, strict=True):
             if one.parameter._cdata != tensor:
@@ -99,17 +98,17 @@ class Readiness:
 
     @property
     def interrupted(self) -> bool:
-        """True if a backward pass began and never ended: it has failed."""
+        """Whether the last backward pass failed: it began and never ended."""
         return self._armed and not in_backward()
 
     def forwarded(self, outputs: Iterable[Tensor], synchronize: bool) -> None:
-        """Record a forward pass; with `synchronize`, its gradients are to be exchanged."""
+        """Record a forward pass; `synchronize`: exchange its gradients."""
         if not synchronize:
             return
         self.ask()
         reached = weakly(self.reached)
         for output in outputs:
-            # A leaf belongs to the caller and outlives the pass: it would keep the hook.
+            # do not hook a leaf, which belongs to the caller and outlives the pass
             if output.requires_grad and output.grad_fn is not None:
                 output.register_hook(reached)
 
@@ -120,7 +119,7 @@ class Readiness:
             self.came = [False] * len(self.came)
 
     def expect(self, chunk_of: Sequence[int | None]) -> None:
-        """Report chunks from now on; `chunk_of` has the chunk of each parameter, or None."""
+        """Report chunks from now on; `chunk_of`: chunk of each parameter, or None."""
         self._chunk_of = list(chunk_of)
         known = [chunk for chunk in chunk_of if chunk is not None]
         self._whole = [0] * (max(known, default=-1) + 1)
@@ -128,15 +127,15 @@ class Readiness:
             self._whole[chunk] += 1
 
     def exchanged(self) -> None:
-        """Forget which gradients have changed: they are exchanged."""
+        """Mark all gradients as unchanged after an exchange."""
         self.touched = [False] * len(self.touched)
         self._undefined.clear()
         self.pending = False
 
     def removed_gradient(self) -> int | None:
-        """Return a parameter whose gradient was removed since it became ready, if there is one.
+        """Return a parameter whose gradient was removed after it became ready, if any.
 
-        A gradient of an earlier backward pass that the caller has cleared counts as unchanged.
+        A gradient of an earlier backward pass that the caller cleared counts as unchanged.
         """
         for index, one in enumerate(self._named):
             if one.parameter.grad is None and self.touched[index] and index not in self._undefined:
@@ -146,7 +145,7 @@ class Readiness:
         return None
 
     def clear(self) -> None:
-        """Forget the backward pass that is over or has failed."""
+        """Reset after a finished or failed backward pass."""
         self._armed = self.began = False
         self._fired = [0] * len(self._fired)
         self.order = []
@@ -158,9 +157,9 @@ class Readiness:
         self._handles = []
 
     def fired(self, index: int, parameter: Tensor) -> None:
-        """Record that autograd has accumulated a parameter's gradient."""
+        """Record that autograd accumulated a parameter's gradient."""
         defined = self._check(index, parameter)
-        # Without an exchange, too: under no_sync gradients accumulate for a later one.
+        # also without an exchange: under no_sync gradients accumulate for a later one
         self.touched[index] |= defined or self._undefined_is_zero
         if not defined:
             self._undefined.add(index)
@@ -170,14 +169,14 @@ class Readiness:
         if not self._armed:
             self._arm()
         if not self.began:
-            # Before counting: this gradient may complete a chunk.
+            # before counting, because this gradient may complete a chunk
             self.began = True
             self._left = self._whole.copy()
             self._alive_listener.began()
         self._count(index)
 
     def reached(self, gradient: Tensor) -> None:
-        """Record that a backward pass has reached outputs whose gradients are exchanged."""
+        """Record that backward reached outputs whose gradients are exchanged."""
         if not self._armed and self._handles:
             self.pending = True
             self._arm()
@@ -186,12 +185,12 @@ class Readiness:
     @property
     def _alive_listener(self) -> Listener:
         listener = self._listener()
-        assert listener is not None  # it owns this object
+        assert listener is not None  # the listener owns this object
         return listener
 
     def _arm(self) -> None:
         self._armed = True
-        # The callback belongs to the graph task that runs now, and so to its end.
+        # the callback runs at the end of the current graph task
         Variable._execution_engine.queue_callback(self._ended)
 
     def _count(self, index: int) -> None:
@@ -203,7 +202,7 @@ class Readiness:
         chunk, surplus = self._chunk_of[index], self._fired[index] - self._expected[index]
         if chunk is None:
             return
-        # The chunk may already be on its way, read by other threads: too late for a correction.
+        # the chunk may already be sent, so it is too late for a correction
         if surplus > 0 and self._left[chunk] == 0:
             raise InvalidInput(
                 f"parameter {self._named[index].name!r}",
@@ -220,13 +219,13 @@ class Readiness:
                 self._alive_listener.ready(chunk)
 
     def _ended(self) -> None:
-        if not self.began:  # no parameter of this module got a gradient
+        if not self.began:  # no parameter received a gradient
             self.clear()
             return
         if self._chunk_of is None:
             self._expected = [max(1, count) for count in self._fired]
         missing = [chunk for chunk, left in enumerate(self._left) if left]
-        # Whatever `ended` raises, the next backward pass must not find a step half done.
+        # the next backward pass must start clean, even if `ended` raises
         try:
             self._alive_listener.ended(missing)
         finally:
@@ -234,7 +233,7 @@ class Readiness:
             self.clear()
 
     def _check(self, index: int, parameter: Tensor) -> bool:
-        """Return True if there is a gradient: a function may return none for its weights."""
+        """Return whether the parameter has a gradient; autograd functions may return None."""
         gradient = parameter.grad
         if gradient is None:
             if len(parameter._post_accumulate_grad_hooks) > 1:
@@ -255,7 +254,7 @@ class Readiness:
 
 
 def weakly(method: Any, *first: Any) -> Callable[..., Any]:
-    """Return a function that calls a bound method, and does nothing when its object is gone."""
+    """Wrap a bound method with a weak reference to its object."""
     alive, function = weakref.ref(method.__self__), method.__func__
 
     def call(*args: Any) -> Any:
@@ -266,6 +265,6 @@ def weakly(method: Any, *first: Any) -> Callable[..., Any]:
 
 
 def in_backward() -> bool:
-    """Return True if this thread runs inside a backward pass."""
+    """Return whether this thread is in a backward pass."""
     task: int = torch._C._current_graph_task_id()
     return task != -1

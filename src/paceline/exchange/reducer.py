@@ -1,7 +1,7 @@
-"""A reducer for DistributedDataParallel that exchanges gradients by an `Exchange`, not in buckets.
+"""A reducer for DistributedDataParallel that uses an `Exchange` instead of buckets.
 
-DistributedDataParallel in Python runs the module, sends buffers, moves inputs and counts who has
-joined; `self.reducer` does the rest, all that concerns gradients. `Reducer` has its methods.
+DistributedDataParallel's Python code runs the module, sends buffers, moves inputs and handles join;
+`self.reducer` handles gradients. `Reducer` implements the reducer's methods.
 """
 
 import itertools
@@ -21,17 +21,17 @@ from paceline.exchange.replica import NONE, Exchange, Statistics
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 
-_numbers = itertools.count()  # of the models of this process; rank 0's tell them apart
+_numbers = itertools.count()  # identifies models; rank 0's numbers are compared
 
-# The words of DistributedDataParallel, which tools look for in its message.
+# DistributedDataParallel's message, which tools search for
 UNFINISHED = "Expected to have finished reduction in the prior iteration before starting a new one"
 _MOST_NAMED = 32
 
 
 class Unfinished(InvalidInput, RuntimeError):
-    """Some parameter got no gradient: DistributedDataParallel raises RuntimeError for it.
+    """Some parameter received no gradient; a RuntimeError as in DistributedDataParallel.
 
-    The text is torch's, of several lines, as programs may look for it.
+    The text is torch's, because programs may search for it.
     """
 
     def __init__(self, message: str) -> None:
@@ -39,16 +39,15 @@ class Unfinished(InvalidInput, RuntimeError):
 
 
 class Reducer(Listener):
-    """Exchanges the gradients of `parameters` while backward goes on; has DDP's reducer's methods.
+    """Exchanges gradients during backward, with the methods of DDP's reducer.
 
-    The first backward pass is exchanged as a whole, after it is over, and shows in which order
-    gradients become ready: rank 0's order is used on all ranks. `chunk`: a number of layers, or a
-    tuner that searches for it during training from rank 0's times. `sparse`: the indices of
-    parameters with sparse gradients. Unless `find_unused_parameters`, a forward pass raises
-    Unfinished after a backward pass in which some parameter got no gradient.
+    The first backward pass is exchanged after its end, and determines the order of readiness; all
+    ranks use rank 0's order. `chunk`: number of layers, or a tuner that uses rank 0's times.
+    `sparse`: indices of parameters with sparse gradients. Without `find_unused_parameters`, a
+    forward pass raises Unfinished if some parameter received no gradient in the last backward pass.
 
-    All ranks call `open` together; otherwise the first exchange does. `on_exchanged` is called
-    after each exchange.
+    `open` is collective; otherwise the first exchange calls it. `on_exchanged` is called after each
+    exchange.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Reducer(Listener):
         self._on_exchanged = on_exchanged
         self._group: Group | None = None
         self._exchange: Exchange | None = None
-        self._loaded: dict[str, Tensor] = {}  # for the exchange, before it is open
+        self._loaded: dict[str, Tensor] = {}  # a state to load once the exchange is open
         self._recorder: Recorder | None = None
         self._number = -1
         self._layout: Layout | None = None
@@ -87,37 +86,37 @@ class Reducer(Listener):
         )
 
     def open(self) -> None:
-        """Join the other ranks and allocate the exchange. InvalidInput on all ranks, if on any."""
+        """Join the other ranks and allocate the exchange; errors are raised on all ranks."""
         group = self._group = self._join()
         self._number = group.gather(next(_numbers))[0]
         dense = [index for index in range(len(self._named)) if index not in self._sparse]
         layout.check_exchangeable([self._named[index] for index in dense], group.device)
         self._exchange = self._make(group)
         self._exchange.recorder = self._recorder
-        # Gradients become ready in about the reverse of this order; the first pass tells.
+        # roughly the reverse order of readiness, until the first pass
         self._layout = Layout.of(self._named, dense[::-1])
         if dense:
             self._exchange.open(self._layout)
         self._exchange.load_state(self._loaded)
 
-    # Methods that DistributedDataParallel calls.
+    # Methods called by DistributedDataParallel.
 
     def forwarded(self, outputs: Sequence[Tensor], synchronize: bool) -> None:
-        """Record a forward pass that can be differentiated."""
+        """Record a differentiable forward pass."""
         self._readiness.forwarded(outputs, synchronize)
 
     def _do_nothing(self, *_: object) -> None:
-        """Do nothing: there are no buckets, and `statistics` counts every step."""
+        """Do nothing, because there are no buckets and every step is counted."""
 
     prepare_for_forward = _delay_all_reduce = _push_all_rebuilt_params = _do_nothing
     _set_ddp_runtime_logging_sample_rate = _do_nothing
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
-        """Exchange the gradients of the next backward pass: tools ask for it after forward, too."""
+        """Request an exchange of the next backward pass; also called by tools after forward."""
         self._readiness.ask()
 
     def _rebuild_buckets(self) -> bool:
-        """Begin a forward pass: check how the last backward pass ended. There are no buckets."""
+        """Begin a forward pass: check how the last backward pass ended."""
         if self._readiness.interrupted:
             self._discard()
         self._readiness.check_attached()
@@ -157,25 +156,25 @@ class Reducer(Listener):
     def _install_post_backward_futures(self, futures: Sequence[Any]) -> None:
         self._futures = list(futures)
 
-    # Methods that a replica calls.
+    # Methods called by a replica.
 
     @property
     def pending(self) -> bool:
-        """True if a forward pass still waits for its backward pass."""
+        """Whether a forward pass has had no backward pass yet."""
         return self._readiness.pending
 
     def record(self, recorder: Recorder | None) -> None:
-        """Record all exchanges from now on; None ends that."""
+        """Record all exchanges from now on; None stops recording."""
         self._recorder = recorder
         if self._exchange is not None:
             self._exchange.recorder = recorder
 
     def state(self) -> dict[str, Tensor]:
-        """Return what the exchange remembers on this rank."""
+        """Return this rank's exchange state."""
         return self._exchange.state() if self._exchange else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Have the exchange take over what it has remembered, when it is open."""
+        """Load the exchange state, once the exchange is open."""
         if self._exchange is None:
             self._loaded = state
         else:
@@ -183,13 +182,13 @@ class Reducer(Listener):
 
     @property
     def chunk(self) -> int | None:
-        """The number of layers that are exchanged together, None without chunks."""
+        """The number of layers per chunk; None without chunks."""
         is_chunked = self._exchange is not None and self._exchange.chunked
         return self._chunk if is_chunked else None
 
     @property
     def is_searched(self) -> bool:
-        """True while a search tries numbers of layers."""
+        """Whether a chunk search is running."""
         return self._tuner is not None
 
     def statistics(self) -> Statistics:
@@ -204,8 +203,8 @@ class Reducer(Listener):
         self._exchange = None
 
     def shadow(self) -> None:
-        """Take part in an exchange, with no gradients: this rank has no more samples."""
-        # Set this rank's gradients aside: they must not be added up.
+        """Take part in an exchange without gradients, because this rank has no more samples."""
+        # exclude this rank's gradients from the sum
         kept = [one.parameter.grad for one in self._named]
         touched, self._readiness.touched = self._readiness.touched, [False] * len(kept)
         self._forget_gradients()
@@ -221,7 +220,7 @@ class Reducer(Listener):
     # Callbacks of Readiness.
 
     def approaching(self) -> None:
-        """Begin the phase of backward, in a loop that is not ours."""
+        """Begin the recorded backward phase in a user's loop."""
         if self._recorder is not None and self._recorder.idle:
             self._recorder.begin_phase(Kind.BACKWARD)
             self._began_phase = True
@@ -232,7 +231,7 @@ class Reducer(Listener):
             self._opened().begin()
 
     def ready(self, chunk: int) -> None:
-        """Hand a chunk over: all its gradients are ready."""
+        """Exchange a chunk whose gradients are ready."""
         exchange = self._opened()
         for slot in self._chunks[chunk].slots if exchange.chunked else ():
             gradient = slot.parameter.grad
@@ -243,7 +242,7 @@ class Reducer(Listener):
         exchange.ready(self._chunks[chunk], self._readiness.touched)
 
     def ended(self, missing: Sequence[int]) -> None:
-        """Exchange what is missing, and wait for all."""
+        """Exchange the missing chunks, and wait for all."""
         if self._began_phase and self._recorder is not None:
             self._recorder.end_phase()
             self._began_phase = False
@@ -252,13 +251,14 @@ class Reducer(Listener):
             self._opened().begin()
             missing = range(len(self._chunks))
         taken = self._readiness.removed_gradient()
-        for number in missing:  # other ranks wait for every chunk, with gradients or without
+        for number in missing:  # other ranks wait for every chunk, even without gradients
             self.ready(number)
         changed = self._changed_too_late() if taken is None else self._named[taken].name
         try:
             found = self._opened().finish(self._readiness.touched) if self._chunks else ()
         except StepDiscarded:
-            self._forget_gradients()  # else an optimizer would step with this rank's alone
+            # Otherwise an optimizer would step with this rank's gradients alone.
+            self._forget_gradients()
             raise
         if changed is not None:
             raise InvalidInput(
@@ -272,7 +272,7 @@ class Reducer(Listener):
             parameters = [self._named[index].parameter for index in self._sparse]
             layout.exchange_sparse(parameters, touched, self._group)
         self._divide_by_those_left(found)
-        for future in self._futures:  # of a user's hook that communicates the module's buffers
+        for future in self._futures:  # a user's communication hook for buffers
             future.wait()
         self._futures = []
         if self._tuner is not None:
@@ -284,7 +284,7 @@ class Reducer(Listener):
         return self._exchange
 
     def _changed_too_late(self) -> str | None:
-        # Hooks run in the order of their registration: some before ours, and some after it.
+        # hooks run in registration order, before and after this one
         handed, self._handed = self._handed, []
         for slot, before, version in handed:
             gradient = slot.parameter.grad
@@ -307,10 +307,10 @@ class Reducer(Listener):
                 gradient.mul_(scale)
 
     def _agreed_order(self, own: Sequence[int] | None) -> list[int] | None:
-        """Return, on every rank, rank 0's order of readiness; gradients that are missing come last.
+        """Return rank 0's order of readiness on all ranks; missing gradients come last.
 
-        `own` is this rank's order, or None if its backward pass failed; None is returned if it
-        failed on any rank. InvalidInput, on all ranks, if they differentiate different models.
+        `own`: this rank's order, or None if its backward pass failed; returns None if any failed.
+        InvalidInput on all ranks if they run backward on different models.
         """
         assert self._group is not None
         rows = self._group.gather([self._number, None if own is None else list(own)])
@@ -323,13 +323,13 @@ class Reducer(Listener):
         orders = [order for _, order in rows]
         if None in orders:
             return None
-        # A dictionary keeps the order of the keys that came first.
+        # a dictionary preserves the order of first keys
         return list(dict.fromkeys((*orders[0], *range(len(self._named)))))
 
     def _agree(self) -> None:
         if self._exchange is None:
             self.open()
-        # The first pass was not exchanged chunk by chunk, because no rank knew the order yet.
+        # the first pass was exchanged after backward, because the order was unknown
         order = self._agreed_order(self._readiness.order)
         if order is None:
             self._forget_gradients()
@@ -346,7 +346,7 @@ class Reducer(Listener):
         self._chunk = size
         whole = (Chunk(0, self._layout.slots),) if self._layout.slots else ()
         self._chunks = self._layout.chunks(size) if self._opened().chunked and whole else whole
-        # Sparse gradients are in no chunk.
+        # sparse gradients are in no chunk
         chunk_of: list[int | None] = [None] * len(self._named)
         for chunk in self._chunks:
             for slot in chunk.slots:
@@ -361,7 +361,7 @@ class Reducer(Listener):
         self._step_end = now
         if before is None:
             return
-        # The times of one rank decide, so that all change the chunk together.
+        # rank 0's times decide for all ranks
         if self._group.rank == 0:
             tuner.record(now - before, self._opened().times())
         self._until_agreed -= 1
@@ -372,7 +372,7 @@ class Reducer(Listener):
                 self._set_chunk(agreed)
             if done:
                 self._tuner = None
-            self._step_end = time.monotonic()  # the gathering above is no part of a step
+            self._step_end = time.monotonic()  # exclude the gathering above from the step
 
     def _discard(self) -> None:
         began = self._readiness.began
@@ -382,14 +382,14 @@ class Reducer(Listener):
         self._handed = []
         self._forget_gradients()
         if not self._is_arranged:
-            # Other ranks wait in their first exchange for this rank's order: None ends that.
+            # other ranks wait in their first exchange for this rank's order; None aborts it
             self._agreed_order(None)
         else:
-            if not began:  # it failed before the first gradient
+            if not began:  # failed before the first gradient
                 self._opened().begin()
             self._opened().discard()
 
     def _forget_gradients(self) -> None:
-        """Keep gradients of this rank alone from updating what all have in common."""
+        """Remove gradients of this rank alone, so that no optimizer uses them."""
         for one in self._named:
             one.parameter.grad = None

@@ -1,4 +1,4 @@
-"""The interfaces of data parallelism: a replica of a module, an exchange, and its statistics."""
+"""Interfaces of data parallelism: replica, exchange, statistics, probe."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,19 +19,16 @@ from paceline.training.models.paced import PacedSGD
 
 @dataclass(frozen=True)
 class Statistics:
-    """Traffic and time of the exchange of gradients so far, on this rank.
+    """Traffic and time of gradient exchanges so far on this rank.
 
-    `bytes_sent` and `bytes_received` are gradient bytes (parameters too, where a strategy sends
-    them) that this rank handed to the others and got from them. `exposed_s` is the time in which
-    this rank exchanged instead of computing, `hidden_s` that in which the exchange ran beside the
-    backward pass; both are totals over `num_steps`, or None where the exchange cannot be seen from
-    outside. `chunk` is the number of layers exchanged together, where there are chunks. With a
-    `codec` (its name, and why it is this one) `num_nonfinite` gradient values were NaN or infinite
-    so far on any rank (with exchange "host": those that were exchanged together with one), and
-    optimizers have skipped `num_skipped` steps because of them. `sent_share`: the part of this
-    rank's values that a codec has sent, where it leaves some out. Where batches are balanced,
-    `shares` are the samples of each rank in a whole batch, and `samples_per_s` what each computes,
-    as far as it is known.
+    `bytes_sent`, `bytes_received`: gradient bytes exchanged with other ranks, and parameter bytes
+    if a strategy sends them. `exposed_s`: time spent exchanging instead of computing; `hidden_s`:
+    time of exchanges during backward; both are totals over `num_steps`, or None if they cannot be
+    observed. `chunk`: layers per chunk, if there are chunks. `codec`: name and reason.
+    `num_nonfinite`: NaN and infinite gradient values on any rank (with exchange "host": values
+    exchanged together with one); `num_skipped`: steps skipped because of them. `sent_share`: share
+    of this rank's values sent, for a codec that omits some. For balanced batches, `shares`: samples
+    of each rank in a full batch; `samples_per_s`: each rank's speed, if known.
     """
 
     exchange: str
@@ -49,31 +46,32 @@ class Statistics:
     samples_per_s: tuple[float | None, ...] | None = None
 
 
-NONE = Statistics("none", 0, 0, 0, 0.0, 0.0)  # of a rank with nobody to exchange with
+NONE = Statistics("none", 0, 0, 0, 0.0, 0.0)  # statistics of a single rank
 
 
 class ModelReplica(Protocol):
-    """A module that is called as before, and whose gradients are those of all ranks' samples.
+    """A module whose gradients are the means over all ranks.
 
-    What is here is that of a replica whose exchange remembers and records nothing.
+    The defaults suit an exchange without state and recordings.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward pass."""
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Return a context in which gradients are added up on this rank, and not exchanged."""
+        """Return a context in which gradients accumulate on this rank without an exchange."""
         return nullcontext()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """Call `run`, a pass whose gradients nobody uses, if the next exchange depends on one.
+        """Call `run`, a pass with unused gradients, if the exchange needs one.
 
-        Torch's reducer sums in the order of its buckets, which it makes anew after its first pass.
+        torch's reducer rebuilds its buckets, which determine the summation order, after its first
+        pass.
         """
         return
 
     def exchange_state(self) -> dict[str, Tensor]:
-        """Return what the exchange remembers on this rank, such as error feedback."""
+        """Return this rank's exchange state, such as error feedback."""
         return {}
 
     def load_exchange_state(self, state: dict[str, Tensor]) -> None:
@@ -81,7 +79,7 @@ class ModelReplica(Protocol):
         return
 
     def statistics(self) -> Statistics:
-        """Return the traffic and time of the exchange so far, and which one it is."""
+        """Return the statistics of the exchange."""
         return NONE
 
     def record(self, recorder: Recorder | None) -> None:
@@ -89,12 +87,12 @@ class ModelReplica(Protocol):
         return
 
     def close(self) -> None:
-        """Free the resources of the exchange; the module stays usable, and trains alone."""
+        """Free the exchange's resources; the module remains usable without an exchange."""
         return
 
 
 class SingleReplica(ModelReplica):
-    """The replica of a single rank, which has no other to exchange with."""
+    """The replica of a single rank, without an exchange."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -105,11 +103,11 @@ class SingleReplica(ModelReplica):
 
 
 class Exchange(Protocol):
-    """Replaces gradients by their mean. All ranks call all methods but `ready` in the same order.
+    """Replaces gradients by their means. All methods except `ready` are collective.
 
-    An exchange that is `chunked` reads gradients as they become ready, any other after backward.
-    `touched`: for each parameter, True if its gradient has changed on this rank. A gradient that
-    has changed on no rank stays as it is on all.
+    A `chunked` exchange reads gradients when they become ready, others after backward. `touched`:
+    whether each parameter's gradient changed on this rank. A gradient that changed on no rank is
+    not modified.
     """
 
     name: str
@@ -117,32 +115,32 @@ class Exchange(Protocol):
     recorder: Recorder | None
 
     def open(self, layout: Layout) -> None:
-        """Allocate memory and groups for gradients of this layout, on all ranks together."""
+        """Allocate memory and groups for a layout of gradients."""
 
     def arrange(self, layout: Layout, chunks: Sequence[Chunk]) -> None:
-        """Exchange these chunks from the next step on; the layout has the bytes it had before."""
-        return  # without chunks there is nothing to arrange
+        """Use these chunks from the next step on; the layout's size is unchanged."""
+        return  # nothing to do without chunks
 
     def begin(self) -> None:
         """Begin a step."""
         return
 
     def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
-        """Begin to exchange the chunk: this rank's part of it is there."""
-        return  # one that is not `chunked` sends all gradients in `finish`
+        """Start to exchange a chunk whose gradients are ready on this rank."""
+        return  # otherwise `finish` sends all gradients
 
     def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
-        """Wait until gradients that changed on any rank are means; return for each if it did."""
+        """Wait for the means, and return which gradients changed on any rank."""
 
     def times(self) -> Sequence[ChunkTimes]:
-        """Return when each chunk of the last step was ready and exchanged, where that is known."""
+        """Return the times of the last step's chunks, if known."""
         return ()
 
     def discard(self) -> None:
-        """Abandon the step that has begun: this rank's backward pass has failed."""
+        """Abandon the current step, because this rank's backward pass failed."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return what it remembers on this rank from step to step, such as error feedback."""
+        """Return this rank's state, such as error feedback."""
         return {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -156,17 +154,16 @@ class Exchange(Protocol):
         """Free memory, threads and groups."""
 
 
-Chunking = int | Callable[[int], ChunkTuner]  # layers, or a tuner for a model of so many
+Chunking = int | Callable[[int], ChunkTuner]  # number of layers, or factory of a tuner
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way of exchanging gradients, as a strategy offers it.
+    """A strategy's method to exchange gradients.
 
-    `make` returns the exchange for a group; its second argument says whether gradients may be views
-    of the exchange's memory. Without `make`, torch's reducer exchanges them, encoded if there is a
-    `compression`. `chunk`: the number of layers that are exchanged together, or a factory of tuners
-    for a model of so many layers. `is_chunked`: False if `chunk` has no meaning for the exchange.
+    `make(group, as_views)` creates the exchange; `as_views`: whether gradients may be views of its
+    memory. Without `make`, torch's reducer is used, with `compression`, if given. `chunk`: number
+    of layers per chunk, or a factory of tuners. `is_chunked`: False if the exchange has no chunks.
     """
 
     name: str
@@ -178,7 +175,7 @@ class Method:
 
     @property
     def uses_torch_reducer(self) -> bool:
-        """True if gradients travel in the buckets of DistributedDataParallel's own reducer."""
+        """Whether DistributedDataParallel's own reducer is used."""
         return self.make is None
 
 
@@ -186,7 +183,7 @@ _Like = Callable[[Tensor], Tensor]
 
 
 class _Ready(torch.autograd.Function):
-    """Hands out gradients at once, so that a backward pass takes only the time of the exchange."""
+    """Returns gradients immediately, so that backward takes only the exchange's time."""
 
     @staticmethod
     def forward(
@@ -197,20 +194,20 @@ class _Ready(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_after: Tensor) -> tuple[Tensor | None, ...]:
-        # Aliases, if they may be: autograd need not copy these.
+        # aliases, if allowed, which autograd does not copy
         return of_after[0], None, None, *map(ctx.hand_out, ctx.gradients)
 
 
 class _ProbeLayer(nn.Module):
-    """A layer that computes nothing and has its parameters' gradients at once."""
+    """A layer that computes nothing and immediately has its gradients."""
 
     def __init__(self, sizes: Sequence[int], device: torch.device, like: _Like | None) -> None:
         super().__init__()
-        # Values matter only where they decide how many bytes travel: time is bytes and order.
+        # values matter only if they determine the bytes sent
         zeros = [torch.zeros(nbytes // 4, device=device) for nbytes in sizes]
         self.weights = nn.ParameterList(nn.Parameter(one) for one in zeros)
         self.gradients = list(map(like or torch.zeros_like, zeros))
-        # An exchange may write its result there.
+        # an exchange may overwrite it
         self._hand_out = torch.clone if like else Tensor.detach
 
     def forward(self, after: Tensor) -> Tensor:
@@ -219,13 +216,12 @@ class _ProbeLayer(nn.Module):
 
 
 class Probe:
-    """Exchanges the float32 gradients of some layers each time it is called.
+    """Exchanges float32 gradients of some layers on each call, to be timed.
 
-    `sizes` are the bytes of each parameter of each layer, in the order in which layers are ready.
-    `codec` names the one by which they travel. `barrier` is waited at after each exchange, if its
-    ranks do not end together.
+    `sizes`: bytes of each parameter of each layer, in the order of readiness. `codec`: name of the
+    codec. `barrier`: called after each exchange if its ranks do not end together.
 
-    All ranks must make it, call it and close it together.
+    Creation, calls and close are collective.
     """
 
     def __init__(
@@ -241,7 +237,7 @@ class Probe:
         self._module = nn.Sequential(*layers)
         self._replica, self._barrier = replicate(self._module), barrier
         self._scalar = torch.zeros((), device=device)
-        # Exchanges with hooks around optimizer steps must see one.
+        # some exchanges hook optimizer steps
         self._optimizer = PacedSGD(self._module.parameters(), 0.0)
 
     def __call__(self) -> None:

@@ -1,4 +1,4 @@
-"""The runner of every strategy whose ranks each train a replica and exchange all gradients."""
+"""Runner of strategies whose ranks train replicas and exchange all gradients."""
 
 import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,25 +35,25 @@ from paceline.record.merge import gather_timeline
 from paceline.record.recorder import Recorder
 from paceline.training.models.paced import Stretched
 
-SLACK_S = 1e-3  # hooks of one gradient run one after another, and each takes its mark
+SLACK_S = 1e-3  # tolerance in seconds: hooks of one gradient run in sequence, each with its mark
 _INTERVAL = 10  # steps between two looks at balanced shares
 _MOST_ROUNDS = 10
-_PERIOD_STEPS = 8  # as planner.forecast looks at
+_PERIOD_STEPS = 8  # as in planner.forecast
 Replicate = Callable[..., ModelReplica]  # (module, config, group, *, tuner=...)
 
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["ReplicaRunner"]:
-    """Yield the runner of a strategy of replicas; see `paceline.exchange.session.Start`.
+    """Yield the runner of a strategy of replicas (`paceline.exchange.session.Start`).
 
-    The strategy's module `run` has `start`, and a function `replica` (`Replicate`), by which its
-    exchange can also be measured beside those of others.
+    The strategy's module defines `start` and `replica` (`Replicate`), which is also used to measure
+    its exchange.
     """
     yield ReplicaRunner(session, session.strategy.runner().replica)
 
 
 def prober(strategy: Strategy, config: Any, group: Group) -> Prober:
-    """Return a factory of probes of the exchange of a strategy of replicas."""
+    """Return a factory of probes for a strategy's exchange."""
     replica = strategy.runner().replica
     ends_together = strategy.running is None or strategy.running.ends_together
     make = partial(
@@ -67,21 +67,20 @@ def prober(strategy: Strategy, config: Any, group: Group) -> Prober:
 
 
 class ReplicaRunner:
-    """Trains or rehearses this rank's replica together with those of the other ranks."""
+    """Profiles, trains or rehearses this rank's replica."""
 
     def __init__(self, session: TrainingSession, replicate: Replicate) -> None:
         self._session, self._replicate = session, replicate
-        self.setup = setup_of(session)  # this rank's model and its steps
-        self.workload = self.setup.workload  # this rank's part of a step
+        self.setup = setup_of(session)  # this rank's model and steps
+        self.workload = self.setup.workload  # this rank's share of a step
         self.samples_per_step = self.setup.samples_per_step  # over all workers, on average
         self.about = about(session, self.workload)
         self.profiled: Profile | None = None
 
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
-        """Measure the layers, and the exchange of each strategy with its configuration.
+        """Profile the layers, and the exchange of each configured strategy.
 
-        Computing and exchanging take turns, as they do in training, so that rankings of strategies
-        are not those of the moments at which each was measured.
+        Steps and the strategies' exchanges alternate, so that other programs affect all equally.
         """
         session, setup = self._session, self.setup
         found = profile(
@@ -96,7 +95,7 @@ class ReplicaRunner:
         )
         settings = session.settings
         if isinstance(settings, RehearseSettings) and setup.times is None:
-            # Layers are stretched, and those of a balanced batch have parts of it.
+            # slow down layers, and scale them to balanced shares
             devices = enumerate(found.machine.devices)
             found = found.slowed({one.name: settings.stretch_of(rank) for rank, one in devices})
             if settings.balance is not None:
@@ -105,13 +104,13 @@ class ReplicaRunner:
         return found
 
     def measure(self) -> PricedMachine:
-        """Measure the layers and this strategy's exchange."""
+        """Profile the layers and this strategy's exchange."""
         self.profile([(self._session.strategy, self._session.config)])
         return self.calibrated(self._session.strategy, self._session.config)
 
     def calibrated(self, strategy: Strategy, config: Any) -> PricedMachine:
-        """Return the machine and the prices of a strategy that was profiled, with `config`."""
-        assert self.profiled is not None  # nothing is planned that was not measured
+        """Return the machine and cost model of a profiled strategy with `config`."""
+        assert self.profiled is not None  # only profiled strategies are planned
         machine, cost = self.profiled.calibrated(strategy, config)
         if self._session.is_rehearsal:
             machine = with_idle_cores(machine)
@@ -121,7 +120,7 @@ class ReplicaRunner:
         return PricedMachine(machine, cost)
 
     def train(self, config: Any) -> Outcome:
-        """Train or rehearse with this configuration, or with the chunk that a search finds."""
+        """Train or rehearse with a configuration, or with the chunk found by a search."""
         session, tuner = self._session, self._tuner(config)
         tuning = {} if tuner is None else {"tuner": tuner}
         return self.train_as(
@@ -138,12 +137,12 @@ class ReplicaRunner:
         replicate: Callable[[nn.Module], ModelReplica],
         tuner: ChunkTuner | None = None,
     ) -> Outcome:
-        """Train with a replica that `replicate` makes, and record it as a run of `strategy`."""
+        """Train with the replica made by `replicate`, recorded as `strategy`."""
         session, setup, group = self._session, self.setup, self._session.group
         assert self.profiled is not None
         device = self.profiled.machine.devices[group.rank].name
         recorder = Recorder(clock_for(group.device), device, group.rank)
-        # A profile has drawn random numbers before; and ranks must not drop out the same units.
+        # reseed after the profile; ranks must draw different dropout masks
         torch.manual_seed(getattr(session.settings, "seed", 0) + group.rank)
         stretched = None if setup.factor is None else Stretched(setup.model, setup.factor)
         replica = replicate(setup.model)
@@ -172,7 +171,7 @@ class ReplicaRunner:
         )
 
     def _trained(self, replica: ModelReplica, recorder: Recorder, config: Any) -> Trained:
-        """Train in steps that are common to all ranks; a subclass may take others."""
+        """Train in synchronous steps; subclasses may override this."""
         return train(self._session, self.setup, recorder, replica)
 
     def save(self, path: Path) -> None:
@@ -181,7 +180,7 @@ class ReplicaRunner:
             save_model(self.setup.model, str(path))
 
     def _settle(self, replica: ModelReplica, recorder: Recorder, tuner: ChunkTuner | None) -> None:
-        """Take steps until a search is done, and until balanced shares stay the same."""
+        """Take steps until the chunk search is done and balanced shares are stable."""
         setup, group = self.setup, self._session.group
         optimizer, source = setup.optimizer(setup.model), setup.source(0)
 
@@ -190,8 +189,8 @@ class ReplicaRunner:
                 train_step(replica, optimizer, source, recorder, setup.learning)
 
         if tuner is not None:
-            take(1)  # shows in which order gradients become ready
-            while not group.gather(tuner.done)[0]:  # rank 0's times decide
+            take(1)  # determines the order of readiness
+            while not group.gather(tuner.done)[0]:  # rank 0 decides
                 take(tuner.interval)
         if (sampler := setup.sampler) is not None:
             for _ in range(_MOST_ROUNDS):
@@ -199,7 +198,7 @@ class ReplicaRunner:
                 take(_INTERVAL)
                 if sampler.shares == before:
                     break
-        recorder.step_ends()  # forgets them
+        recorder.step_ends()  # drops their recordings
 
     def _tuner(self, config: Any) -> ChunkTuner | None:
         """Return the search for the chunk that the configuration asks for, if it does."""
@@ -216,7 +215,7 @@ class ReplicaRunner:
     def _predicted(
         self, strategy: Strategy, config: Any, chunks: Sequence[int]
     ) -> dict[int, float]:
-        """Return the predicted seconds of a step with each chunk, as rank 0 predicts them."""
+        """Return rank 0's predicted step for each chunk size."""
         group = self._session.group
 
         def step_s(chunk: int) -> float:
@@ -225,7 +224,7 @@ class ReplicaRunner:
             plan = partial(strategy.planning.plan, self.workload, machine, one)
             return period(lambda num_steps: plan(Window(num_steps)), cost, _PERIOD_STEPS)
 
-        # Told one by one: for deep networks all of them may take longer than ranks wait.
+        # broadcast one by one, because all together may exceed the ranks' deadline
         return {
             chunk: group.gather(step_s(chunk) if group.rank == 0 else None)[0] for chunk in chunks
         }
@@ -238,18 +237,18 @@ def outcome_of(
     plan: Callable[[Window], Plan],
     **known: Any,
 ) -> Outcome:
-    """Bring together the outcome of all ranks; `known` are further fields of the `Outcome`."""
+    """Gather the outcome of all ranks; `known`: further fields of `Outcome`."""
     group = session.group
     timeline = gather_timeline(trained.spans, trained.offset, group, session.origin)
-    # By so much the spans of different ranks may seem to be in a wrong order.
+    # tolerance for the order of different ranks' spans
     slack_s = SLACK_S + 2 * max(group.gather(trained.offset.error_s))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    # A run that was killed after its last step has none left.
+    # a run killed after its last step has no steps left
     step_s = median(trained.step_seconds) if trained.step_seconds else None
     samples_per_s = setup.samples_per_step / step_s if step_s else 0.0
     tokens = setup.recipe.tokens_per_sample if setup.recipe else None
     num_traced = 1 + max((span.step for span in timeline.spans), default=-1)
-    # Of a host's workers one exchanges for all.
+    # one worker of a host exchanges for all
     shares = [one for one in group.gather(trained.sent_share) if one is not None]
     codec = gradient_codec(known.get("config"))
     faults: tuple[str, ...] = ()
@@ -271,7 +270,7 @@ def outcome_of(
 
 
 def _planned(timeline: Timeline, group: Group) -> Timeline:
-    """Return the spans that a plan has: a plan of one worker exchanges nothing with itself."""
+    """Return the planned spans: a single worker's plan has no exchange."""
     if not group.exchanges_alone:
         return timeline
     kept = (span for span in timeline.spans if span.kind not in COMMUNICATION)
@@ -279,7 +278,7 @@ def _planned(timeline: Timeline, group: Group) -> Timeline:
 
 
 def about(session: TrainingSession, workload: Workload) -> str:
-    """Return the size of the model, and the time that measuring takes, in one line."""
+    """Describe the model's size and the duration of the profile."""
     settings = session.settings
     size = f"{workload.num_parameters:,} parameters in {len(workload.layers)} layers"
     if session.is_rehearsal:
@@ -291,7 +290,7 @@ def about(session: TrainingSession, workload: Workload) -> str:
 
 
 def devices_of(session: TrainingSession) -> str:
-    """Describe the devices of a rehearsal, as in "paced as k40-gigabit/gpu0"."""
+    """Describe the devices of a rehearsal, such as "paced as k40-gigabit/gpu0"."""
     settings = session.settings
     if session.device is not None:
         return f"paced as {session.device.label}"

@@ -1,4 +1,4 @@
-"""One exchange of local updates that runs in a thread, beside the loop that waits for it later."""
+"""An exchange of local updates in a background thread, and a log of exchanges."""
 
 import threading
 import time
@@ -11,16 +11,20 @@ from torch import Tensor
 
 from paceline.exchange.averaging import Averaged, Contribution
 
-_KEPT_TIMES = 256  # of exchanges
-NO_EXCHANGE: dict[str, Any] = {"due": None, "sent": [], "buffers": []}  # the state of none
+_KEPT_TIMES = 256  # exchanges kept in the log
+NO_EXCHANGE: dict[str, Any] = {
+    "due": None,
+    "sent": [],
+    "buffers": [],
+}  # state without a running exchange
 
 
 class ExchangeTimes(NamedTuple):
-    """When a worker did what in an exchange, in seconds of the host's monotonic clock.
+    """Times of an exchange, in seconds of the host's monotonic clock.
 
-    It trained from `trained_from_s` on, copied the fragment to host memory from `sent_s` to
+    The worker trained from `trained_from_s`, copied the fragment to host memory from `sent_s` to
     `copied_s`, exchanged it from `begun_s` to `averaged_s`, and took the outer step until
-    `stepped_s`. It wanted the group's parameters at `due_s`, and copied them from `loading_s` to
+    `stepped_s`. The group's parameters were due at `due_s`, and loaded from `loading_s` to
     `loaded_s`.
     """
 
@@ -37,10 +41,10 @@ class ExchangeTimes(NamedTuple):
 
 
 class RunningExchange:
-    """An exchange whose result is loaded after the inner step `due`.
+    """An exchange whose result is loaded after inner step `due`.
 
-    `sent_s`: when copying the contribution `given` began. `sent`: the worker's parameters then, as
-    one vector, if it goes on from its own.
+    `sent_s`: start of copying the contribution `given`. `sent`: the worker's parameters then, as
+    one vector, if the worker keeps its own steps.
     """
 
     def __init__(
@@ -52,15 +56,15 @@ class RunningExchange:
         self._thread: threading.Thread | None = None
         self._result: Averaged | None = None
         self._error: BaseException | None = None
-        self.exposed_s = 0.0  # in which the loop has waited for it
+        self.exposed_s = 0.0  # seconds that the loop waited
 
     def state(self) -> dict[str, Any]:
-        """Return what the loop needs of it once it is done, as plain values and tensors."""
+        """Return the finished exchange as plain values and tensors."""
         return {"due": self.due, "sent": self.sent, "buffers": self.given.buffers}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], number: int, fragment: int) -> Self:
-        """Return one that was done before, of such a state."""
+        """Restore a finished exchange from its state."""
         given = Contribution(number, fragment, 0.0, torch.empty(0), state["buffers"], False)
         made = cls(given, state["due"], time.monotonic(), state["sent"])
         made._result = Averaged(given, None, 0.0, (), (), all_closing=False)
@@ -74,8 +78,8 @@ class RunningExchange:
     def start(
         self, average: Callable[[Contribution], Averaged], step: Callable[[Averaged], None]
     ) -> None:
-        """Average and take the outer step in a thread."""
-        # A daemon: one that waits for a lost worker must not keep the process alive.
+        """Start the average and outer step in a thread."""
+        # daemon, so that waiting for a lost worker does not keep the process alive
         self._thread = threading.Thread(
             target=self._run, args=(average, step), name="paceline-local-updates", daemon=True
         )
@@ -95,7 +99,7 @@ class RunningExchange:
             self._error = error
 
     def wait(self) -> Averaged:
-        """Return the result once it is there; raises what the thread has raised."""
+        """Wait for the result; raise the thread's error."""
         self._due_s = time.monotonic()
         if self._result is None and self._error is None:
             assert self._thread is not None
@@ -107,22 +111,22 @@ class RunningExchange:
         return self._result
 
     def end(self, abort: Callable[[], None], deadline_s: float) -> None:
-        """Call `abort` if the thread still runs, and wait for its end for some seconds."""
+        """Abort the thread if it runs, and wait a few seconds for its end."""
         if self._thread is not None and self._thread.is_alive():
             abort()
             self._thread.join(deadline_s)
 
     def times(self, trained_from_s: float, loading_s: float, loaded_s: float) -> ExchangeTimes:
-        """Return the times of the exchange, with those of the loop around it."""
+        """Return the times of the exchange and of the loop around it."""
         own = self._sent_s, self._copied_s, self._begun_s, self._averaged_s, self._stepped_s
         number = self.given.number
         return ExchangeTimes(number, trained_from_s, *own, self._due_s, loading_s, loaded_s)
 
 
 class ExchangeLog:
-    """Times of the last exchanges, and seconds of all.
+    """Times of recent exchanges, and total seconds.
 
-    `took_s`: of exchanges and outer steps. `exposed_s`: those in which the loop has waited.
+    `took_s`: exchanges and outer steps; `exposed_s`: waiting time of the loop.
     """
 
     def __init__(self) -> None:
@@ -131,7 +135,7 @@ class ExchangeLog:
         self._trained_from_s = time.monotonic()
 
     def add(self, exchange: RunningExchange, loading_s: float) -> None:
-        """Add an exchange whose result has just been loaded, from `loading_s` on."""
+        """Add an exchange whose result was loaded from `loading_s` until now."""
         loaded_s = time.monotonic()
         self.took_s += exchange.took_s
         self.exposed_s += exchange.exposed_s

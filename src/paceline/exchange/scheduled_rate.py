@@ -1,4 +1,4 @@
-"""The learning rate of a run: an optimizer's, changed by a schedule with the samples done."""
+"""Learning-rate factor of a schedule by completed samples."""
 
 import warnings
 from collections.abc import Callable
@@ -17,16 +17,16 @@ Schedule = Callable[[Optimizer], LRScheduler | None]
 
 
 class ScheduledRate:
-    """The factor by which a schedule changes the learning rate, by the place in the run's samples.
+    """The schedule's factor of the learning rate by completed samples.
 
-    A step of the schedule is as many samples as a batch size, whatever the workers' batches are.
-    The schedule changes the rate of an optimizer of one parameter that nobody trains; its factor is
-    that of all workers and parameter groups. Raises InvalidInput if the schedule changes anything
-    else, as the momentum, or follows a loss.
+    A step of the schedule is one batch size of samples, independent of the workers' batches. The
+    schedule controls an optimizer of one dummy parameter, whose factor applies to all workers and
+    parameter groups. Raises InvalidInput if the schedule changes other fields, such as the
+    momentum, or depends on a loss.
     """
 
     def __init__(self, make: OptimizerFactory, schedule: Schedule, batch_size: int) -> None:
-        parameter = nn.Parameter(torch.zeros(2, 2))  # some optimizers take matrices only
+        parameter = nn.Parameter(torch.zeros(2, 2))  # some optimizers accept only matrices
         optimizer = make([parameter])
         self._group = next(one for one in optimizer.param_groups if one["params"])
         self._rate, self._batch_size = float(self._group["lr"]), batch_size
@@ -42,14 +42,14 @@ class ScheduledRate:
                 "schedule", "changes a learning rate of 0", hint="give the optimizer one above"
             )
         parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()  # torch warns of a schedule that steps before its optimizer
+        optimizer.step()  # avoids torch's warning about the order of steps
         self._check()
         self._factor = float(self._group["lr"]) / self._rate
 
     def factor(self, num_samples: int) -> float:
-        """Return the factor of a batch before which the run has so many samples.
+        """Return the factor for a batch after a number of completed samples.
 
-        Samples that come back from a lost worker do not set it back.
+        Never goes back for samples returned from a lost worker.
         """
         step = num_samples // self._batch_size
         if step > self._step:
@@ -60,7 +60,7 @@ class ScheduledRate:
         if self._schedule is None:
             return
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch's, to who calls step() with an epoch
+            warnings.simplefilter("ignore")  # torch's warning about step(epoch)
             while self._step < step:
                 self._schedule.step()
                 self._step += 1

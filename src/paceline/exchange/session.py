@@ -1,11 +1,11 @@
-"""A session: what is to be trained, with what strategy, in this process; and what trains it.
+"""A session: recipe, strategy and settings in this process, and the runner interface.
 
     with start(session) as runner:         # `start` is that of `strategy.runner()`
         calibrated = runner.measure()      # how fast this machine is, for the plan
         outcome = runner.train(config)     # or rehearses: the runner is the same
         runner.save(path)
 
-A rehearsal differs by `session.device` alone, whose paced layers take the place of the model's.
+A rehearsal differs only in `session.device`, whose paced layers replace the model's.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from paceline.links.group import Group
 
 
 class ElasticWorker(NamedTuple):
-    """This process as one of the workers that come and go: its number, and its manager."""
+    """This process as an elastic worker: its number and torchft manager."""
 
     number: int
     num_workers: int
@@ -33,32 +33,31 @@ class ElasticWorker(NamedTuple):
 
 
 class Progress:
-    """Receives the progress of a run: a bar in a terminal, a test. This one shows nothing."""
+    """Receives a run's progress; this base class ignores it."""
 
     def begin(self, total: int, unit: str) -> None:
-        """Begin to count so many "steps" or "samples"."""
+        """Start to count a number of "steps" or "samples"."""
 
     def advance(self, count: int = 1) -> None:
         """Count steps or samples."""
 
     def epoch(self, epoch: Epoch, score: str) -> None:
-        """Report an epoch that is over, and the name of its score."""
+        """Report a finished epoch, and its score's name."""
 
     def evaluation(self, found: Evaluation, score: str) -> None:
-        """Report a test within an epoch, and the name of its score."""
+        """Report a test within an epoch, and its score's name."""
 
     def status(self, text: str) -> None:
-        """Show how fast the run is at the moment."""
+        """Show the current throughput."""
 
 
 @dataclass(frozen=True)
 class TrainingSession:
     """A training or a rehearsal in this process.
 
-    `config` is the strategy's configuration. `group`: the ranks that go through the run together;
-    a hub or a coordinator is alone in its group, and starts its workers itself, and so is a worker
-    that is `elastic`. `device`: for a rehearsal whose layers are paced. `resumed`: the state that
-    the run goes on from.
+    `config`: the strategy's configuration. `group`: the synchronous ranks; a hub, coordinator or
+    `elastic` worker is alone in its group. `device`: emulated device of a rehearsal. `resumed`:
+    state to resume from.
     """
 
     settings: TrainSettings | RehearseSettings
@@ -73,7 +72,7 @@ class TrainingSession:
 
     @property
     def speaks(self) -> bool:
-        """True for the process that writes the run's files and shows its progress."""
+        """Whether this process writes the run's files and shows progress."""
         return self.group.rank == 0 and (self.elastic is None or self.elastic.number == 0)
 
     @property
@@ -83,38 +82,38 @@ class TrainingSession:
 
     @property
     def is_rehearsal(self) -> bool:
-        """True if nothing is learnt, and layers only take time."""
+        """Whether this is a rehearsal, in which nothing is learned."""
         return isinstance(self.settings, RehearseSettings)
 
     @property
     def origin(self) -> Origin:
-        """The origin of the timelines that are recorded."""
+        """The origin of recorded timelines."""
         return Origin.REHEARSED if self.is_rehearsal else Origin.MEASURED
 
 
 class Runner(Protocol):
-    """A strategy's part of a session in this process. All ranks call each method together."""
+    """A strategy's part of a session in this process; methods are collective."""
 
     @property
     def workload(self) -> Workload:
-        """Describes one worker's part of a step."""
+        """One worker's share of a step."""
 
     @property
     def samples_per_step(self) -> float:
-        """The samples of a step over all workers, on average over an epoch."""
+        """Mean number of samples of a step over all workers."""
 
     @property
     def about(self) -> str:
-        """Says in one line what is trained, and by whom."""
+        """Description of the model and workers in one line."""
 
     def measure(self) -> PricedMachine | None:
-        """Measure devices and exchanges before the first step; None if that was not asked for."""
+        """Profile devices and exchanges; None if not requested."""
 
     def train(self, config: Any) -> Outcome:
-        """Train, or rehearse, with this configuration, which may name more than the session's."""
+        """Train or rehearse with a configuration, which may extend the session's."""
 
     def save(self, path: Path) -> None:
-        """Write the trained model as safetensors, on the process that speaks for the run."""
+        """Write the trained model as safetensors, on the process that writes files."""
 
 
 Start = Callable[[TrainingSession], AbstractContextManager[Runner]]

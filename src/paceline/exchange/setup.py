@@ -1,4 +1,4 @@
-"""What a rank trains or rehearses: its model, its part of each step, and how it learns."""
+"""Set up a rank's model, steps and optimizer for training or rehearsal."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -31,20 +31,19 @@ from paceline.training.recipes.schedules import checked_schedule, schedule_of
 
 NUM_TRACED = 20
 NUM_WARM_UP = 2
-FEWEST_STEPS = NUM_WARM_UP + 3  # one is measured; two are traced, which show a period
+FEWEST_STEPS = NUM_WARM_UP + 3  # one measured step, and two traced ones, which show a period
 
-# Weights must not run away in steps that learn nothing: NaNs and denormals compute at other speeds.
+# tiny rate, because NaNs and denormals would change the speed of rehearsed steps
 _IDLE_SGD = SGD(learning_rate=1e-6)
 
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """A rank's model, and the steps that are taken with it.
+    """A rank's model and its steps.
 
-    `workload` describes the rank's part of a step. `source(epoch, first_step)` yields this rank's
-    share of each step of an epoch, of which there are `epoch_steps`. `recipe` is what is trained,
-    None if nothing is learnt. `sampler`: the balanced parts of a batch, if they follow the ranks'
-    speeds. `times`: of the layers, where they are paced. `factor`: by how much they are stretched.
+    `workload`: the rank's share of a step. `source(epoch, first_step)` yields this rank's share of
+    each step. `epoch_steps`: steps of each epoch. `recipe`: None in a rehearsal of paced layers.
+    `sampler`: of balanced batches. `times`: of paced layers. `factor`: slow-down of layers.
     """
 
     model: nn.Module
@@ -53,7 +52,7 @@ class TrainingSetup:
     epoch_steps: tuple[int, ...]
     samples_per_step: float
     optimizer: Optimize
-    learning_rate: float | None  # None: the optimizer's own
+    learning_rate: float | None  # None for the optimizer's default
     learning: Learning = OF_CLASSES
     schedule: Callable[[Optimizer], LRScheduler | None] = lambda optimizer: None
     recipe: Recipe | None = None
@@ -64,7 +63,7 @@ class TrainingSetup:
 
 
 def setup_of(session: TrainingSession) -> TrainingSetup:
-    """Build what this rank trains or rehearses; InvalidInput if model, data or workers misfit."""
+    """Set up this rank of a session; InvalidInput if model, data or workers do not fit."""
     codec = gradient_codec(session.config)
     return setup_for(session.settings, session.group, session.device, codec)
 
@@ -75,10 +74,10 @@ def setup_for(
     device: PacedDevice | None,
     codec: str | None = None,
 ) -> TrainingSetup:
-    """Build what a rank of this group trains by these settings, or rehearses as a device.
+    """Set up a rank of a group for training, or for rehearsing a device.
 
-    A rehearsal's gradients are those of which `codec` sends as much as its name declares. Raises
-    InvalidInput if model, data or workers misfit.
+    `codec`: a rehearsal's gradients match its declared share. Raises InvalidInput if model, data or
+    workers do not fit.
     """
     check_world_size(settings.workers, group)
     if isinstance(settings, TrainSettings):
@@ -88,7 +87,7 @@ def setup_for(
     if device is None:
         return _stretched(settings, group, workload)
     times = device.times(workload)
-    # One sample of one class: its loss takes no time, and paced layers do not read it.
+    # a single class, so that the loss takes no time; paced layers ignore the sample
     share = Share(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), 1.0)
     return TrainingSetup(
         model=PacedModel(workload, *times, gradient_like=stand_ins_for(codec)),
@@ -103,7 +102,7 @@ def setup_for(
 
 
 def check_world_size(workers: int | str, group: Group) -> None:
-    """Raise InvalidInput if there are not as many ranks as workers were asked for."""
+    """Raise InvalidInput if the number of ranks differs from the settings."""
     if group.world_size != workers:
         raise InvalidInput("workers", f"{workers} asked for, {group.world_size} started")
 
@@ -129,7 +128,7 @@ def trained_setup(
     model: nn.Module,
     device: torch.device,
 ) -> TrainingSetup:
-    """Return the steps by which a recipe's model, or a rank's part of it, is trained."""
+    """Set up the training steps of a recipe's model, or of a rank's part of it."""
     steps = epoch_steps(len(batches), settings)
     optimizer, schedule = learning_by(recipe, settings, sum(steps))
     return TrainingSetup(
@@ -149,9 +148,9 @@ def trained_setup(
 
 
 def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
-    """Return a factory of the optimizer of some parameters: that of the settings, or the recipe's.
+    """Return the optimizer factory of the settings or the recipe.
 
-    InvalidInput for a rate or a momentum that nobody would use.
+    InvalidInput for a rate or momentum without effect.
     """
     if settings.optimizer is not None or recipe.optimizer is None:
         return optimizer_for(settings)
@@ -166,9 +165,9 @@ def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
 def learning_by(
     recipe: Recipe, settings: TrainSettings, num_steps: int
 ) -> tuple[Optimize, Callable[[Optimizer], LRScheduler | None]]:
-    """Return factories of the optimizer and of its schedule over so many steps.
+    """Return the factories of the optimizer and of its schedule.
 
-    Those of the settings go before the recipe's own.
+    The settings override the recipe.
     """
     make = optimizer_by(recipe, settings)
 
@@ -187,7 +186,7 @@ def learning_by(
 
 
 def learning_of(recipe: Recipe, settings: TrainSettings) -> Learning:
-    """Return how a model learns from a batch by the settings."""
+    """Return the `Learning` of the settings."""
     is_bfloat16 = settings.precision == "bfloat16"
     return Learning(
         recipe.loss, settings.accumulate, settings.clip_norm, is_bfloat16, recipe.name or NAMELESS
@@ -195,9 +194,9 @@ def learning_of(recipe: Recipe, settings: TrainSettings) -> Learning:
 
 
 def epoch_steps(num_steps: int, settings: TrainSettings) -> tuple[int, ...]:
-    """Return the steps of each epoch of the run, the last of which may be cut short.
+    """Return the steps of each epoch; the last epoch may be shorter.
 
-    `num_steps` are those of a whole epoch. InvalidInput if there are too few to be measured.
+    `num_steps`: of a full epoch. InvalidInput for too few steps.
     """
     if settings.steps is None:
         return (num_steps,) * settings.epochs
@@ -210,9 +209,9 @@ def epoch_steps(num_steps: int, settings: TrainSettings) -> tuple[int, ...]:
 def share_batches(
     num_samples: int, batch_size: int, seed: int, group: Group, balanced: bool = False
 ) -> ShardedBatches | BalancedSampler:
-    """Return this rank's share of the training samples; `batch_size` is that of all ranks.
+    """Return the sampler of this rank; `batch_size`: over all ranks.
 
-    InvalidInput if an epoch has too few steps to be measured.
+    InvalidInput if an epoch has too few steps.
     """
     kind = BalancedSampler if balanced else ShardedBatches
     batches = kind(num_samples, batch_size, group.rank, group.world_size, seed)
@@ -228,7 +227,7 @@ def share_batches(
 def epochs_of(
     batches: ShardedBatches | BalancedSampler, samples: IndexedSamples, device: torch.device
 ) -> Callable[..., Iterator[Share]]:
-    """Return a function that begins an epoch and yields this rank's share of each of its steps.
+    """Return a function `(epoch, first_step=0)` that yields this rank's shares of an epoch.
 
     Its arguments are the epoch and the first step, by default 0.
     """
@@ -242,7 +241,7 @@ def epochs_of(
 
 
 def rehearsed_steps(settings: RehearseSettings) -> tuple[int, int]:
-    """Return the steps of the two parts of a rehearsal: those that are timed, and the traced."""
+    """Return the numbers of timed and traced steps of a rehearsal."""
     return NUM_WARM_UP + settings.steps, NUM_WARM_UP + min(settings.steps, NUM_TRACED)
 
 
@@ -280,12 +279,12 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
 
 
 def _random(settings: RehearseSettings, size: int) -> tuple[nn.Module, Batch]:
-    """Return a model without a recipe, and a batch of random inputs and classes."""
+    """Return a model without a recipe, with random inputs and classes."""
     architecture = find(settings.model)
     torch.manual_seed(0)
     model = architecture.build(None).eval()
     shape = settings.input_shape or architecture.input_shape
-    assert shape is not None  # or the workload would not be known
+    assert shape is not None  # guaranteed by the known workload
     if architecture.input_dtype.is_floating_point:
         inputs = torch.randn(size, *shape)
     else:
@@ -304,5 +303,5 @@ def _random(settings: RehearseSettings, size: int) -> tuple[nn.Module, Batch]:
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross entropy of classes, of a sample or of each of its tokens."""
+    """Return the mean cross entropy per sample or token."""
     return cross_entropy(outputs.flatten(0, -2), targets.flatten())

@@ -1,4 +1,4 @@
-"""One step of training: a rank's part of a batch, micro-batch by micro-batch, and the update.
+"""One training step: micro-batches of a rank's share, and the update.
 
 load | forward backward | forward backward ... | forward backward -> exchange | update
      |    the micro-batches before the last    |       the last one           |
@@ -34,15 +34,15 @@ class SGD:
     momentum: float = 0.9
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """Return a new optimizer of the model's parameters."""
+        """Create the optimizer of a model's parameters."""
         return torch.optim.SGD(model.parameters(), self.learning_rate, self.momentum)
 
 
 class Share(NamedTuple):
-    """A rank's part of a step's batch: pytrees of tensors.
+    """A rank's share of a batch: pytrees of tensors.
 
-    `weight` scales the mean loss of this rank's samples, so that the average of all ranks'
-    gradients is the gradient of the mean loss of the whole step, however unequal the parts are.
+    `weight`: factor of this rank's mean loss, so that the mean of all ranks' gradients is that of
+    the whole batch for any shares.
     """
 
     inputs: Any
@@ -51,11 +51,11 @@ class Share(NamedTuple):
 
     @property
     def num_samples(self) -> int:
-        """The rank's samples."""
+        """Number of samples."""
         return len(tree_leaves(self.targets)[0])
 
     def split(self, count: int) -> list["Share"]:
-        """Return the parts of so many micro-batches, whose weights add up to this one's."""
+        """Split into micro-batches whose weights add up to this share's."""
         num_samples = self.num_samples
         count = max(1, min(count, num_samples))
         if count == 1:
@@ -71,7 +71,7 @@ def shares(
     data: Iterable[Any],
     device: torch.device,
 ) -> Iterator[Share]:
-    """Yield this rank's part of each step of an epoch, on `device`."""
+    """Yield this rank's share of each step of an epoch on `device`."""
     for samples, whole in zip(data, batches.global_sizes[batches.first_step :], strict=True):
         batch = Batch.of(samples)
         weight = len(tree_leaves(batch.targets)[0]) * batches.world_size / whole
@@ -80,11 +80,10 @@ def shares(
 
 @dataclass(frozen=True)
 class Learning:
-    """How a model learns from a batch.
+    """Loss and options of a training step.
 
-    `loss` is that of the recipe of this `name`. A rank's part of a step is computed in `accumulate`
-    micro-batches, in bfloat16 where torch.autocast knows how, if `bfloat16`. `clip_norm` bounds the
-    norm of all gradients together.
+    `loss`: the loss of the recipe `name`. `accumulate`: number of micro-batches. `bfloat16`: use
+    torch.autocast. `clip_norm`: maximum total norm of the gradients.
     """
 
     loss: Loss
@@ -94,17 +93,17 @@ class Learning:
     name: str = NAMELESS
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        """Return the context of a forward pass and its loss."""
+        """Return the autocast context of forward and loss."""
         return torch.autocast(device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
 
     def forward(self, model: Callable[..., Any], share: Share) -> Tensor:
-        """Return the weighted loss of a share; without samples, zero with gradients of zero.
+        """Return a share's weighted loss; without samples, zero with zero gradients.
 
-        Raises InvalidInput if the loss fails, or is not one number that depends on the model.
+        Raises InvalidInput if the loss fails, or is not a scalar that depends on the model.
         """
         with self.autocast(tree_leaves(share.inputs)[0].device):
             outputs = call(model, share.inputs)
-            if not share.num_samples:  # they have no mean
+            if not share.num_samples:  # no samples have no mean
                 leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
                 return torch.stack([one.sum() for one in leaves if one.requires_grad]).sum()
             return learnable_loss(self.name, self.loss, outputs, share.targets) * share.weight
@@ -114,7 +113,7 @@ OF_CLASSES = Learning(class_loss)
 
 
 class Model(Protocol):
-    """A model, or a replica of one that exchanges its gradients."""
+    """A model, or a replica that exchanges its gradients."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass."""
@@ -128,11 +127,11 @@ def train_step(
     learning: Learning = OF_CLASSES,
     schedule: LRScheduler | None = None,
 ) -> Tensor:
-    """Load, go forward and backward, update the weights; return the weighted loss."""
+    """Take one training step, and return the weighted loss."""
     with recorder.phase(Kind.LOAD):
         *before, last = next(source).split(learning.accumulate)
     losses = []
-    if learning.accumulate > 1:  # also where this rank has too few samples for more than one
+    if learning.accumulate > 1:  # also if this rank has too few samples for several
         with recorder.phase(Kind.FORWARD, ACCUMULATED), _without_exchange(model):
             for share in before:
                 loss = learning.forward(model, share)
@@ -157,7 +156,7 @@ def train_step(
 
 
 def _without_exchange(model: Any) -> AbstractContextManager[None]:
-    """Return a context in which gradients stay this rank's; a bare model has none that do not."""
+    """Return the `no_sync` context of a replica; for a plain model, a null context."""
     no_sync = getattr(model, "no_sync", nullcontext)
     context: AbstractContextManager[None] = no_sync()
     return context

@@ -1,7 +1,7 @@
-"""A DistributedDataParallel whose gradients need not go through torch's all-reduce.
+"""DistributedDataParallel with a replaceable exchange of gradients.
 
-A subclass, so that isinstance, torch.compile, checkpoints and the tools that people train with
-treat it as one. Only its `reducer` may be one of ours (decision 17).
+A subclass, so that isinstance, torch.compile, checkpoints and training tools treat it as one. Only
+its `reducer` may be replaced (decision 17).
 """
 
 import weakref
@@ -31,7 +31,7 @@ from paceline.links.group import Group
 from paceline.links.rendezvous import joined
 from paceline.record.recorder import Recorder
 
-# Arguments of DistributedDataParallel that only torch's own reducer supports, and the reason.
+# Arguments that only torch's own reducer supports, with the reason.
 OF_TORCH_ALONE = {
     "mixed_precision": "casts parameters in hooks of torch's reducer; use torch.autocast",
     "delay_all_reduce_named_params": "hands gradients to buckets of torch's reducer",
@@ -40,20 +40,19 @@ OF_TORCH_ALONE = {
 
 
 class Synchronized(DistributedDataParallel):
-    """Runs `module`, and gives its parameters the mean gradients of all ranks by `method`.
+    """Runs `module`, and averages its gradients over all ranks by `method`.
 
-    `arguments` are DistributedDataParallel's; `group` is that of a run of ours. No rank waits for
-    another longer than `deadline_s`, by default the process group's timeout. All ranks make it
-    together; a copy, by deepcopy or pickle, meets its peers in its first exchange. Alone, without
-    torch.distributed or as its only rank, it just calls the module. Raises InvalidInput for what
-    the method cannot do.
+    `arguments`: DistributedDataParallel's. `group`: of a Paceline run. `deadline_s`: longest wait
+    for another rank, by default the process group's timeout. Creation is collective; a copy by
+    deepcopy or pickle joins its peers in its first exchange. With a single process it only calls
+    the module. Raises InvalidInput if the method does not support an argument.
     """
 
-    reducer: Any  # torch's, or one of ours
+    reducer: Any  # torch's or Paceline's
     logger: Any
     _gradients: Reducer | TorchAllReduce | None = None
     _reducer_recorder: Recorder | None = None
-    _tries = False  # True if `_exchanged` is called although torch's reducer is in use
+    _tries = False  # whether `_exchanged` is called for torch's reducer, too
 
     def __init__(
         self,
@@ -71,41 +70,41 @@ class Synchronized(DistributedDataParallel):
             mesh, named = arguments.get("device_mesh"), arguments.get("process_group")
             if mesh is not None and named is None and mesh.ndim == 1:
                 named = mesh.get_group(mesh_dim=0)
-            group = joined(device, deadline_s, named)  # None is torch's default group
+            group = joined(device, deadline_s, named)  # None: torch's default group
         self._group: Group | None = group
         self._is_alone = not group.exchanges
         if self._is_alone:
-            arguments["init_sync"] = False  # there is no rank to synchronise with
+            arguments["init_sync"] = False  # single process
             if not dist.is_initialized():
-                # A group of one rank, in which nothing is ever sent.
+                # a group of one rank, without messages
                 arguments["process_group"] = dist.ProcessGroup(HashStore(), 0, 1)
         else:
-            # Before DistributedDataParallel's own collectives, which hang on different models.
+            # before DistributedDataParallel's own collectives, which hang for different models
             self._check(module, arguments, group)
         super().__init__(module, **arguments)
         if self._gradients is not None:
             self._gradients.open()
 
     def _check(self, module: nn.Module, arguments: dict[str, Any], group: Group) -> None:
-        """Raise InvalidInput if ranks have different models, or for what `method` cannot do."""
+        """Raise InvalidInput if models differ, or `method` does not support an argument."""
         for name, why in OF_TORCH_ALONE.items():
-            # One of them is a parameter, whose truth torch refuses to say.
+            # compare with None, because an argument may be a tensor
             if arguments.get(name) is not None and not self._method.uses_torch_reducer:
                 raise InvalidInput(name, why, hint="exchange='allreduce' takes it")
         parameters = list(module.parameters())
-        # DistributedDataParallel refuses these itself.
+        # refused by DistributedDataParallel itself
         refused = any(map(is_lazy, parameters)) or not any(p.requires_grad for p in parameters)
         if arguments.get("init_sync", True) and not refused:
             ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-            # True if rank 0's buffers are broadcast when the module is made parallel.
+            # whether rank 0's buffers are broadcast at construction
             sends_buffers = arguments.get("forward_sync_buffers") is not None
             sends_buffers |= arguments.get("broadcast_buffers") in (None, True)
             check_same(module, group, set(ignored), sends_buffers)
 
-    # Methods that override those of DistributedDataParallel.
+    # Overrides of DistributedDataParallel.
 
     def _ddp_init_helper(self, *arguments: Any) -> None:
-        """Make the reducer: DistributedDataParallel calls this when its parameters are known."""
+        """Create the reducer; called by DistributedDataParallel."""
         ignored = self.parameters_to_ignore
         parameters = [p for name, p in self.module.named_parameters() if name not in ignored]
         self._trainable = [p for p in parameters if p.requires_grad]
@@ -123,12 +122,12 @@ class Synchronized(DistributedDataParallel):
         if isinstance(self._gradients, Reducer):
             self.reducer, self._tuner = self._gradients, self._gradients.tuner
             self._gradients.record(self._reducer_recorder)
-            # Torch's _ddp_init_helper does it, which is not called here.
+            # torch's _ddp_init_helper, which is not called, does this
             self._passing_sync_batchnorm_handle(self.module)
         else:
             self._gradients.register(self.reducer, self._reducer_recorder)
         end = weakref.finalize(self, self._gradients.close)
-        end.atexit = False  # at exit other ranks may be gone, and closing would wait for them
+        end.atexit = False  # at exit, closing could wait for lost ranks
 
     def _create_reducer(
         self, method: Method, parameters: Sequence[nn.Parameter], is_sparse: Sequence[bool]
@@ -137,7 +136,7 @@ class Synchronized(DistributedDataParallel):
         join, exchanged = weakly(self._join), weakly(self._exchanged)
         make, chunk, as_views = method.make, method.chunk, self.gradient_as_bucket_view
         if make is None:
-            # Torch's exchanges are watched only while they must be: it costs a hook a parameter.
+            # watch torch's exchanges only if needed, because it requires a hook per parameter
             watched = exchanged if self._tries else None
             return TorchAllReduce(method, named, join, watched)
         if self._use_python_reducer:
@@ -159,12 +158,12 @@ class Synchronized(DistributedDataParallel):
         )
 
     def _join(self) -> Group:
-        if self._group is None:  # a copy's
+        if self._group is None:  # of a copy
             self._group = joined(self.device, self._deadline_s, self.process_group)
         return self._group
 
     def _exchanged(self) -> None:
-        """Do nothing; a subclass is called after each exchange."""
+        """Do what a subclass has to do after each exchange."""
 
     @torch.compiler.disable(recursive=False)
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -181,10 +180,10 @@ class Synchronized(DistributedDataParallel):
 
     @torch.compiler.disable
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        # A checkpoint runs forward again within backward: that is no new step.
+        # recomputation of a checkpoint in backward is not a new step
         if torch.is_grad_enabled() and not in_backward():
             self._before_forward()
-        # Name a lost rank when buffers cannot be sent, but leave torch's own errors as they are.
+        # name a lost rank if buffers cannot be sent; keep torch's own errors
         names_lost = self._group is not None and not self._method.uses_torch_reducer
         try:
             with self._join().naming_lost_ranks() if names_lost else nullcontext():
@@ -196,10 +195,10 @@ class Synchronized(DistributedDataParallel):
             raise
 
     def _before_forward(self) -> None:
-        """Rebuild the reducer if other parameters are trainable now, or their types have changed.
+        """Rebuild the reducer if trainable parameters or their types changed.
 
-        A reducer of ours may keep parameters that get no gradients. Where all are frozen, as a
-        discriminator's while its generator is trained, there is nothing to exchange either way.
+        A Paceline reducer may keep parameters without gradients. If all are frozen, as a
+        discriminator's during a generator's step, nothing is exchanged.
         """
         has_changed = any(parameter.requires_grad for parameter in self._frozen)
         if isinstance(self._gradients, TorchAllReduce):
@@ -218,10 +217,9 @@ class Synchronized(DistributedDataParallel):
         return super()._post_forward(output)
 
     def _replace_reducer(self, prepared: Reducer | TorchAllReduce | None = None) -> None:
-        """Exchange gradients by `_method`, of the parameters that are trainable now.
+        """Replace the reducer for the currently trainable parameters.
 
-        By what is prepared, or by what the ranks open in their first exchange: only there are they
-        sure to be at the same place.
+        Uses a prepared exchange, or opens one in the first exchange, where ranks are synchronised.
         """
         if self._gradients is not None:
             self._gradients.close()
@@ -229,8 +227,8 @@ class Synchronized(DistributedDataParallel):
         self._rebuild()
 
     def _rebuild(self) -> None:
-        """Rebuild the reducer with the settings and hooks that users have given it."""
-        self.reducer = None  # frees it: two reducers must not have hooks on the same gradients
+        """Rebuild the reducer with the user's settings and hooks."""
+        self.reducer = None  # free the old one first: two reducers must not hook the same gradients
         parameters, sparse = self._build_params_for_reducer()
         names = self._build_debug_param_to_name_mapping(parameters)
         self._ddp_init_helper(parameters, sparse, names, self.static_graph)
@@ -243,11 +241,10 @@ class Synchronized(DistributedDataParallel):
             self._gradients.settle(weakly(self._rebuild_buckets))
 
     def _rebuild_buckets(self) -> None:
-        """Have a new reducer of torch's rebuild its buckets where all ranks are.
+        """Let a new torch reducer rebuild its buckets while ranks are synchronised.
 
-        It would meet the others for that in its next forward pass. DistributedDataParallel's second
-        one all ranks run; a later one, as of an evaluation, may be one rank's alone. Not within
-        join(): a rank without samples expects it in the next forward pass.
+        Otherwise it would do so collectively in its next forward pass, which may be one rank's
+        evaluation. Not within join(): a rank without samples expects it in the next forward pass.
         """
         if self.reducer is not None and not self._join_config.enable:
             self.reducer._rebuild_buckets()
@@ -260,13 +257,13 @@ class Synchronized(DistributedDataParallel):
             raise
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return the hook of a rank that has no samples left while others have."""
+        """Return the join hook for a rank without samples."""
         hook = super().join_hook(**kwargs)
         gradients = self._gradients
         return _JoinHook(self, hook, gradients) if isinstance(gradients, Reducer) else hook
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Register a hook with torch's reducer; InvalidInput if gradients do not go through it."""
+        """Register a hook with torch's reducer; InvalidInput if that is not in use."""
         self._refuse_hooks("register_comm_hook")
         super().register_comm_hook(state, hook)
 
@@ -319,7 +316,7 @@ class Synchronized(DistributedDataParallel):
         super()._load_from_state_dict(state, prefix, *rest)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without groups, hooks and memory, which belong to this process."""
+        """Return the state without this process's groups, hooks and memory."""
         if not self._is_alone:
             self._check_default_group()
         of_process = {"process_group", "reducer", "logger", "_group", "_gradients", "_tuner"}
@@ -327,7 +324,7 @@ class Synchronized(DistributedDataParallel):
         return {name: value for name, value in self.__dict__.items() if name not in of_process}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Create a reducer for the copy, which joins the other ranks in its first exchange."""
+        """Create a reducer for the copy, which joins its peers in its first exchange."""
         self._group = None
         if not state["_is_alone"]:
             super().__setstate__(state)
@@ -336,12 +333,12 @@ class Synchronized(DistributedDataParallel):
         self.process_group = dist.ProcessGroup(HashStore(), 0, 1)
         self._ddp_init_helper()
 
-    # Methods of every `ModelReplica`.
+    # Methods of `ModelReplica`.
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """Call `run`, a pass whose gradients nobody uses, if torch's reducer makes new buckets.
+        """Call `run`, a pass with unused gradients, if torch's reducer rebuilds its buckets.
 
-        From the next pass on it sums in the order in which it goes on then.
+        Afterwards its summation order does not change.
         """
         if not self._is_alone and self._method.uses_torch_reducer:
             state = self.exchange_state()
@@ -360,8 +357,8 @@ class Synchronized(DistributedDataParallel):
     def record(self, recorder: Recorder | None) -> None:
         """Record all exchanges from now on; None ends that.
 
-        Torch's reducer is rebuilt for it: a hook records its collectives, and costs a pass over the
-        gradients, so that it is there only while something is recorded.
+        torch's reducer is rebuilt with a hook that records its collectives; the hook costs a pass
+        over the gradients, so it exists only while recording.
         """
         before, self._reducer_recorder = self._reducer_recorder, recorder
         if isinstance(self._gradients, Reducer):
@@ -374,24 +371,24 @@ class Synchronized(DistributedDataParallel):
         return self._gradients.statistics() if self._gradients else NONE
 
     def close(self) -> None:
-        """Stop exchanging and give back shared memory and threads; the module stays usable."""
+        """Stop exchanging, and free shared memory and threads; the module remains usable."""
         if self._gradients is not None:
             self._gradients.close()
-        # Without a reducer, gradients simply stay this rank's own.
+        # without a reducer, gradients stay local
         self.reducer = self._gradients = None
         self._is_alone = True
 
 
 class _JoinHook(JoinHook):
-    """Lets a rank that has no samples left take part in the exchanges of the others."""
+    """Join hook: takes part in the other ranks' exchanges without samples."""
 
     def __init__(self, parallel: Synchronized, of_torch: JoinHook, reducer: Reducer) -> None:
         self._parallel, self._reducer = parallel, reducer
-        # Copies the model of a rank that had samples until the end.
+        # copies the model of a rank that had samples until the end
         self.post_hook = of_torch.post_hook  # type: ignore[method-assign]
 
     def main_hook(self) -> None:
-        """Take part in the collectives of one forward and backward pass of the other ranks."""
+        """Take part in the collectives of one forward and backward pass."""
         parallel = self._parallel
         parallel._check_and_sync_module_buffers()
         synchronizes = parallel._check_global_requires_backward_grad_sync(is_joined_rank=True)

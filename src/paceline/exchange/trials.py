@@ -1,17 +1,17 @@
-"""The fastest of several exchanges, found by measuring real steps while training goes on.
+"""Find the fastest of several exchanges by measuring training steps.
 
-`Trials` measures all of them; all give the same gradients, so training does not depend on it:
+`Trials` measures all of them; they compute the same gradients, so training is not affected:
 
 step    0 .. 5    6 .. 12       13 .. 18  19 .. 25       26 .. 31  32 .. 38
         settle    are measured  settle    are measured   settle    are measured
         allreduce               tree                     host                    the fastest
 
-`PredictedTrials` begin with the one that was predicted to be the fastest:
+`PredictedTrials` starts with the one predicted to be fastest:
 
 steps   0 .. 2    3 .. 14           15 .. 17   18 .. 29
 settle    are measured      settle     are measured
-first candidate             the next one, if the first was much slower than predicted
-and that one was predicted to be faster than it turned out
+first candidate             next candidate, if the first was much slower than predicted,
+and slower than the next one's prediction
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,13 +32,13 @@ from paceline.record.recorder import Recorder
 
 
 class Trials:
-    """Uses exchanges of these names one after another, and then the one with the shortest steps.
+    """Tries the named exchanges in turn, and then uses the fastest.
 
-    The slowest rank's time of a step counts. All ranks take the same decisions. `name`: of the one
-    to use now. `seconds`: of a step, by name.
+    The slowest rank's step time counts; all ranks decide equally. `name`: current exchange.
+    `seconds`: step time by name.
     """
 
-    num_settling = 6  # in which torch makes its buckets, and host learns when its layers are ready
+    num_settling = 6  # warm-up steps: torch rebuilds buckets, host learns the order of readiness
     num_measured = 6
 
     def __init__(self, names: Iterable[str], clock: Clock) -> None:
@@ -46,40 +46,40 @@ class Trials:
         self.name = self._names[0]
         self._marks: list[Any] = []
         self.seconds: dict[str, float] = {}
-        self._chunks: dict[str, int] = {}  # layers in a chunk while that was measured
+        self._chunks: dict[str, int] = {}  # layers per chunk during the measurement
         self._failed: dict[str, str] = {}
         self.settled = False
 
     @property
     def due(self) -> bool:
-        """True if enough steps were measured to go on."""
+        """Whether enough steps were measured."""
         return not self.settled and len(self._marks) > self.num_settling + self.num_measured
 
     def exchanged(self) -> None:
-        """Record the end of a backward pass whose gradients were exchanged."""
+        """Record the end of a backward pass with an exchange."""
         if not self.settled:
             self._marks.append(self._clock.mark())
 
     def go_on(self, group: Group, chunk: int | None = None) -> None:
-        """Finish measuring this one and choose the next; all ranks call it together.
+        """Finish the current measurement and choose the next exchange, collectively.
 
-        `chunk`: the number of layers that were exchanged together, if it has chunks.
+        `chunk`: layers per chunk, if any.
         """
         ends = self._clock.seconds(self._marks[self.num_settling :])
         own_s = median(end - start for start, end in pairwise(ends))
-        # The slowest rank determines when a step ends.
+        # the slowest rank determines the step
         self.seconds[self.name] = max(group.gather(own_s))
         if chunk is not None:
             self._chunks[self.name] = chunk
         self._use(self._untried())
 
     def fail(self, error: InvalidInput) -> None:
-        """Go on without this one: it cannot be used here, on any rank."""
+        """Drop the current exchange, which cannot be used here."""
         self._failed[self.name] = str(error)
         self._use(self._untried())
 
     def settle(self) -> None:
-        """Try no other one from now on."""
+        """Stop trying."""
         self._use([])
 
     def _untried(self) -> list[str]:
@@ -91,10 +91,9 @@ class Trials:
         self.name = left[0] if left else fastest
 
     def why(self, chunk: int | None = None, is_searched: bool = False) -> str:
-        """Return the method in use, and the measurements that led to it.
+        """Return the exchange in use, with the measurements.
 
-        `chunk`: the number of layers that are exchanged together now, which a search has chosen
-        since, or is trying if it `is_searched`.
+        `chunk`: current layers per chunk; `is_searched`: a search is still running.
         """
         figures = [self._figure(name) for name in self.seconds]
         problems = [f"{name} cannot be used: {why}" for name, why in self._failed.items()]
@@ -115,7 +114,7 @@ class Trials:
 
 
 class Candidate(NamedTuple):
-    """An exchange: its name, the predicted seconds of a step, and a factory of replicas."""
+    """A candidate exchange: name, predicted step, and factory of replicas."""
 
     name: str
     predicted_s: float
@@ -123,13 +122,13 @@ class Candidate(NamedTuple):
 
 
 class PredictedTrials(Trials):
-    """Uses the first exchange, and tries the next if steps take longer than `predicted`.
+    """Uses the first candidate, and tries the next if steps exceed the prediction.
 
-    They do if they exceed the prediction by more than the share `tolerance`; another one is tried
-    only if it was predicted to be faster than that.
+    That is, by more than `tolerance`, and only if the next one was predicted to be faster than the
+    measured steps.
     """
 
-    num_settling = 2  # in which torch makes its buckets, and caches fill
+    num_settling = 2  # warm-up steps
     num_measured = 8
 
     def __init__(self, predicted: Mapping[str, float], clock: Clock, tolerance: float) -> None:
@@ -145,11 +144,11 @@ class PredictedTrials(Trials):
 
 
 class Checked:
-    """A replica by the candidate that `PredictedTrials` use now.
+    """A replica that uses the current candidate of `PredictedTrials`.
 
-    `on_decision` is called with the reason of each change. All ranks change together, and never
-    after `num_steps`. `clock` is that of the device, which may be far behind the host. A step that
-    `accumulates` micro-batches begins with its `no_sync`.
+    `on_decision(reason)` is called for each change. All ranks change together, at the latest after
+    `num_steps`. `clock`: the device's clock, which may lag behind the host. `accumulates`: steps
+    begin with `no_sync` micro-batches.
     """
 
     def __init__(
@@ -174,43 +173,43 @@ class Checked:
 
     @property
     def name(self) -> str:
-        """The candidate in use."""
+        """The current candidate's name."""
         return self._used.name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's forward pass; a step begins with it."""
+        """Run the module's forward pass, which begins a step."""
         if torch.is_grad_enabled() and not self._accumulates:
             self._begin_step()
         return self._replica(*args, **kwargs)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Begin a step; return the context of its micro-batches but the last."""
+        """Begin a step; return the context of all micro-batches except the last."""
         self._begin_step()
         return self._replica.no_sync()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """Have the candidate in use prepare itself."""
+        """Prepare the current candidate."""
         self._replica.prepare(run)
 
     def statistics(self) -> Statistics:
-        """Return the traffic and time of the candidate in use."""
+        """Return the current candidate's statistics."""
         return self._replica.statistics()
 
     def exchange_state(self) -> dict[str, Tensor]:
-        """Return what the candidate in use remembers."""
+        """Return the current candidate's exchange state."""
         return self._replica.exchange_state()
 
     def load_exchange_state(self, state: dict[str, Tensor]) -> None:
-        """Have the candidate in use take over what it has remembered."""
+        """Load the current candidate's exchange state."""
         self._replica.load_exchange_state(state)
 
     def record(self, recorder: Recorder | None) -> None:
-        """Record all exchanges from now on, of whichever candidate."""
+        """Record all exchanges from now on, of any candidate."""
         self._recorder = recorder
         self._replica.record(recorder)
 
     def close(self) -> None:
-        """Free the resources of the candidate in use."""
+        """Free the current candidate's resources."""
         self._replica.close()
 
     def _begin_step(self) -> None:
@@ -222,13 +221,13 @@ class Checked:
         num_left = self._last_step - self._num_steps
         if trials.due:
             trials.go_on(self._group)
-            num_left -= trials.num_settling + trials.num_measured + 1  # of another trial
+            num_left -= trials.num_settling + trials.num_measured + 1  # belongs to another trial
         if num_left < 0:
             trials.settle()
         self._follow()
 
     def _follow(self) -> None:
-        """Use what the trials use now, and say why."""
+        """Switch to the trials' current candidate, and report the reason."""
         trials, before, used = self._trials, self._used, self._candidates[self._trials.name]
         seconds = trials.seconds
         if trials.settled and len(seconds) > 1:
@@ -243,7 +242,7 @@ class Checked:
                 f"{duration(before.predicted_s)} as predicted; trying {used.name}, predicted to "
                 f"take {duration(used.predicted_s)}"
             )
-        self._replica.close()  # before the other is made: they hook the same gradients
+        self._replica.close()  # close first, because both hook the same gradients
         self._use(used)
 
     def _use(self, candidate: Candidate) -> None:
