@@ -40,7 +40,7 @@ def test_an_error_is_one_line_that_a_terminal_can_show(field: str, problem: str)
 
 def test_an_error_shows_its_field_its_problem_the_value_and_the_hint():
     error = InvalidInput("batch_size", "must be at least 1", got=0, hint="leave it out")
-    assert str(error) == "batch_size: must be at least 1, not 0; leave it out"
+    assert str(error) == "batch_size must be at least 1 (got 0); leave it out"
     again = InvalidInput.of(str(error))
     assert (again.field, str(again)) == ("batch_size", str(error))
     assert str(InvalidInput.of("plain")) == "plain"

@@ -20,9 +20,9 @@ _MODULES = {
     ),
     "fuzzing.tensors": (
         *("libsvm", "packed libsvm", "images", "tokens"),
-        *("checkpoint", "checkpoint values", "worker state"),
+        *("checkpoint", "checkpoint values"),
     ),
-    "fuzzing.wire": ("frame", "record", "part", "packet"),
+    "fuzzing.wire": ("frame", "record", "part"),
 }
 FRAMES = _MODULES["fuzzing.wire"]
 NAMES = tuple(name for names in _MODULES.values() for name in names)

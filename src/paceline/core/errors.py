@@ -4,11 +4,14 @@ All other errors are bugs and keep their traceback. The command line prints thes
 and exits with code 2 for invalid input, otherwise 1.
 """
 
+import re
 from signal import SIGINT
 from typing import Self
 
 _NOT_GIVEN = object()
 _OBLIGATIONS = ("must ", "is missing")  # problems that continue the field as a sentence
+# A field, as the message of an error begins with it.
+_FIELD = re.compile(rf"(.+?)(?:: | (?={'|'.join(_OBLIGATIONS)}))")
 _MOST_TEXT = 4000  # most characters of an error
 _MOST_SHOWN = 200  # most characters of a value in an error
 
@@ -52,8 +55,9 @@ class InvalidInput(PacelineError):
     @classmethod
     def of(cls, message: str) -> Self:
         """Restore the error from its text, as sent by another process."""
-        field, colon, problem = message.partition(": ")
-        return cls(field, problem) if colon else cls("", message)
+        if (match := _FIELD.match(message)) is None:
+            return cls("", message)
+        return cls(match[1], message[match.end() :])
 
 
 class WorkerLost(PacelineError):
