@@ -113,8 +113,7 @@ def with_options(
     The command is called with `values`, the fields given as options or in the --config file, and
     with its own keyword-only parameters. The field `model` becomes the argument; tables become
     repeatable options such as --strategy-option. Fields in `leave_out` get no option. `strategy`
-    provides the
-    defaults in the help, if the command has only one strategy.
+    provides the defaults in the help, if the command has only one strategy.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -128,10 +127,6 @@ def with_options(
             if name not in skipped
         ]
         names = {parameter.name for parameter in parameters}
-        kind = inspect.Parameter.KEYWORD_ONLY
-        own += [inspect.Parameter("config", kind, annotation=Config, default=None)]
-        own += [inspect.Parameter("help_all", kind, annotation=_HelpAll, default=False)]
-        parameters += [one.replace(kind=kind) for one in own]
 
         def called(config: Path | None, help_all: bool, **arguments: Any) -> None:
             values = {name: arguments.pop(name) for name in names}
@@ -145,13 +140,24 @@ def with_options(
                 raise typer.TyperException("Missing argument 'model'.")
             command(values, **arguments)
 
-        ordered = sorted(parameters, key=lambda one: one.default is not inspect.Parameter.empty)
-        called.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
-        called.__annotations__ = {one.name: one.annotation for one in ordered}
-        called.__name__, called.__doc__ = command.__name__, command.__doc__
+        _declare(called, command, [*parameters, *own])
         return called
 
     return decorate
+
+
+def _declare(
+    called: Callable[..., None], command: Callable[..., None], parameters: list[inspect.Parameter]
+) -> None:
+    """Give a function a command's name and help, and its parameters with those of all commands."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    config = inspect.Parameter("config", kind, annotation=Config, default=None)
+    help_all = inspect.Parameter("help_all", kind, annotation=_HelpAll, default=False)
+    declared = [one.replace(kind=kind) for one in (*parameters, config, help_all)]
+    declared.sort(key=lambda one: one.default is not inspect.Parameter.empty)
+    called.__signature__ = inspect.Signature(declared)  # type: ignore[attr-defined]
+    called.__annotations__ = {one.name: one.annotation for one in declared}
+    called.__name__, called.__doc__ = command.__name__, command.__doc__
 
 
 def _show_all(context: typer.Context, is_asked: bool) -> None:

@@ -18,8 +18,8 @@ from paceline.records.settings import PlanSettings, validated
 if TYPE_CHECKING:
     from paceline.report.plan_text import Form
 
-# Modules to import once for all workers; the second loads torch's compiler.
 _OF_HUBS = ("bind", "keys", "run", "wait_s")
+# Modules to import once for all workers; the second loads torch's compiler.
 _IMPORTED = ("paceline.runs.launching", "paceline.exchange.synchronized")
 
 
@@ -50,26 +50,31 @@ def _carry_out(
         launching.carry_out(launching.requested(verb, given, **how))
 
 
+Explain = Annotated[
+    bool,
+    typer.Option(
+        "--explain", metavar="", help="Show the parts of each plan, and draw the best one."
+    ),
+]
+Sweep = Annotated[
+    str | None,
+    typer.Option(
+        metavar="bandwidth=FROM:TO",
+        help="Plan for a range of bandwidths or latencies of links, such as latency=10u:1m.",
+    ),
+]
+Markdown = Annotated[
+    bool, typer.Option("--markdown", metavar="", help="Print the tables as Markdown.")
+]
+
+
 @with_options(PlanSettings)
 def plan(
     values: dict[str, Any],
     *,
-    explain: Annotated[
-        bool,
-        typer.Option(
-            *("--explain",), metavar="", help="Show the parts of each plan, and draw the best one."
-        ),
-    ] = False,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="bandwidth=FROM:TO",
-            help="Plan for a range of bandwidths or latencies of links, such as latency=10u:1m.",
-        ),
-    ] = None,
-    as_markdown: Annotated[
-        bool, typer.Option("--markdown", metavar="", help="Print the tables as Markdown.")
-    ] = False,
+    explain: Explain = False,
+    sweep: Sweep = None,
+    as_markdown: Markdown = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
