@@ -14,7 +14,7 @@ done = Path("second host is done")
 program = Path(sys.executable).with_name("torchft_lighthouse")
 lighthouse = None
 if number == "0":
-    lighthouse = subprocess.Popen([program, "--listen", LIGHTHOUSE, "--min_replicas", "2"], env=own)
+    lighthouse = subprocess.Popen([program, "--bind", LIGHTHOUSE, "--min_replicas", "2"], env=own)
 train = [sys.executable, "-m", "paceline", "train", "small_recipes:with_dropout", "--json"]
 train += [
     "--strategy",
