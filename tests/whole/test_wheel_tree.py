@@ -119,7 +119,7 @@ def test_a_killed_child_is_missed_by_nobody_and_goes_on_when_it_is_back(start):
     killed.process.wait()
     assert until(root, "worker 0 ")
     until(root, "epoch ")  # the other one goes on
-    back = start(*CHILD, *joining, "0", "--listen", addresses[0])
+    back = start(*CHILD, *joining, zero, "--listen", addresses[0])
     assert "goes on with the others" in until(root, "worker 0 ")
     until(root, "epoch ")
     learnt = re.search(r"accuracy ([0-9.]+)%", until(root, "epoch "))
