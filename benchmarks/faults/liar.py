@@ -97,7 +97,7 @@ def _lie(task: Task, worker: int, log: TextIO) -> None:
     random = Random(f"{task.seed} {worker}")  # noqa: S311 - no secret
     settings = WorkerProcessSettings(
         connect=task.address,
-        run=_RUN,
+        run_name=_RUN,
         deadline_s=_DEADLINE_S,
         workers=(worker,),
         device="cpu",

@@ -18,14 +18,8 @@ RECIPES = Path(__file__).parents[1] / "small_recipes.py"
 RUN = ("--strategy", "local", "--elastic")
 TRAIN = ("-m", "paceline", "train", "small_recipes:with_dropout", *RUN)
 SIZES = (
-    "--workers",
-    "3",
-    "--batch-size",
-    "24",
-    "--strategy-option",
-    "sync_every=5",
-    "--timeout",
-    "10",
+    *("--workers", "3", "--batch-size", "24", "--timeout", "10"),
+    *("--strategy-option", "sync_every=5"),
 )
 
 
@@ -110,7 +104,7 @@ def test_a_worker_whose_model_raises_ends_the_run_and_is_not_started_again(start
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        (("--worker-ids", "0,3"), "here"),
+        (("--worker-ids", "0,3"), "worker_ids"),
         (("--strategy-option", "sync_every=9999"), "sync_every"),
         (("--lighthouse", "nowhere"), "lighthouse"),
     ],

@@ -77,14 +77,8 @@ def test_a_worker_that_is_cut_off_for_20_s_trains_as_if_it_had_not_been(
     home = tmp_path / "uncut"
     home.mkdir()
     alone = [
-        "--workers",
-        "1",
-        "--strategy-option",
-        "lanes=1",
-        "--strategy-option",
-        "staleness=0",
-        "--epochs",
-        "6",
+        *("--workers", "1", "--strategy-option", "lanes=1", "--strategy-option", "staleness=0"),
+        *("--epochs", "6"),
     ]
     uncut = [*paceline, "train", "lenet5", "--strategy", "wheel", "--profile-s", "0", *alone]
     assert Started(uncut, home).finish().code == 0

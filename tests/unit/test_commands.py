@@ -144,10 +144,8 @@ def test_other_ends_have_their_own_exit_codes(line, monkeypatch, error, code, sa
 def test_settings_of_a_run_are_those_of_the_command_line(line, requests, monkeypatch):
     Path("mine.toml").write_text('optimizer = "adamw"\nsteps = 30\n[options]\nbucket_mb = 5\n')
     options = (
-        "--strategy-option",
-        "gradient_as_bucket_view=false",
-        "--optimizer-option",
-        "betas=[0.8,0.9]",
+        *("--strategy-option", "gradient_as_bucket_view=false"),
+        *("--optimizer-option", "betas=[0.8,0.9]"),
     )
     line("train", "lenet5", "--config", "mine.toml", "--epochs", 2, *options)
     assert line.code == 0, line.err
@@ -256,14 +254,8 @@ def test_values_arrive_as_settings_read_them() -> None:
     values = called(
         *("net", "--shape", "3x8x8", "--counts", "1,2,4", "--memory", "8GiB", "--workers", "cpu:1"),
         *(
-            "--force",
-            "--folder",
-            "here",
-            "--strategy-option",
-            "chunk=2",
-            "--strategy-option",
-            "name=a",
-            "--json",
+            *("--force", "--folder", "here", "--strategy-option", "chunk=2"),
+            *("--strategy-option", "name=a", "--json"),
         ),
     )
     assert values.pop("as_json") is True

@@ -139,20 +139,14 @@ def test_too_little_pinned_memory_is_refused(monkeypatch, pins):
     assert entered == [torch.device("cuda", 1)]
 
 
+WHEEL = ("--strategy", "wheel", "--strategy-option", "lanes=2")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ("train", "lenet5", "--workers", "2"),
-        (
-            "train",
-            "lenet5",
-            "--workers",
-            "4",
-            "--strategy",
-            "wheel",
-            "--strategy-option",
-            "lanes=2",
-        ),
+        ("train", "lenet5", "--workers", "4", *WHEEL),
         ("plan", "lenet5", "--workers", "2"),
         ("profile", "lenet5", "--workers", "2"),
         ("probe", "--workers", "2"),

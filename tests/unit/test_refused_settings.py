@@ -37,16 +37,16 @@ KINDS = {
 REFUSED = {
     "train": {"model": (3, None), "strategy": ("magic", "hots"), "batch_size": (-1, 0, 1.5)}
     | {"workers": (0, 1.5, "few", "cpu:1,cpu:1", 10**9, "1" * 10), "accumulate": (0, 33)}
-    | {"codec": ("dinamic8", "gradients=half", 3), "keep": (0,)}
+    | {"codec": ("dinamic8", "gradients=half", 3), "keep_checkpoints": (0,)}
     | {"profile_s": (0, -1, INF), "deadline_s": (-1, 0, 1e20, NAN), "wait_s": (0, INF)}
-    | {"epochs": (0, 1.5, "many"), "steps": (0, 2**63), "seed": (-1, 2**63), "restarts": (-1,)}
+    | {"epochs": (0, 1.5, "many"), "steps": (0, 2**63), "seed": (-1, 2**63), "max_restarts": (-1,)}
     | {"learning_rate": (0, -1, INF, NAN, 1e39), "momentum": (1, -0.1, NAN), "warmup_steps": (-1,)}
     | {"precision": ("float16",), "clip_norm": (0, INF, 1e39), "evaluate_every": (0,)}
     | {"checkpoint_every": ("0", "0s", "5m", "-1s", True), "options": ({"workers": 3}, [1])}
     | {"optimizer_options": ([1], {"eps": INF}, {"betas": [0.9, -INF]}, {"eps": 2**64})}
     | {"force": (True,), "balance": ("always",), "keys": ("folder",)}
-    | {"exchange_alone": (True,), "bind": ("tcp://10.0.0.1:5555",), "speed": (3,)},
-    "rehearse": {"device, stretch": (2,), "steps": (2,), "forward_ms": (0, NAN, INF)}
+    | {"exchange_alone": (True,), "listen": ("tcp://10.0.0.1:5555",), "speed": (3,)},
+    "rehearse": {"device, slowdown": (2,), "steps": (2,), "forward_ms": (0, NAN, INF)}
     | {"backward_ms": (-1, 1e20), "update_ms": (0,)}
     | {"profile_s": (0,)}
     | {"strategy": ("hogbatch", "auto"), "momentum": (0.5,), "balance": ("auto",)},
@@ -121,11 +121,11 @@ TOGETHER = [
     ("train", HOGBATCH | {"options": {"policy": "fair"}}, "strategy hogbatch"),
     ("train", HOGBATCH | {"options": {"threads": 2}}, "options"),
     ("train", HOGBATCH | {"options": {"cpu_batch": [9, 4]}}, "strategy hogbatch"),
-    ("rehearse", {"device": None}, "device, stretch"),
-    ("rehearse", {"device": None, "stretch": 0.5}, "stretch.0"),
-    ("rehearse", {"device": None, "stretch": "1,2,3"}, "stretch"),
-    ("rehearse", {"device": None, "stretch": 2, "update_ms": 1}, "update_ms"),
-    ("rehearse", {"device": None, "stretch": 2} | SUBBATCH, "stretch"),
+    ("rehearse", {"device": None}, "device, slowdown"),
+    ("rehearse", {"device": None, "slowdown": 0.5}, "slowdown.0"),
+    ("rehearse", {"device": None, "slowdown": "1,2,3"}, "slowdown"),
+    ("rehearse", {"device": None, "slowdown": 2, "update_ms": 1}, "update_ms"),
+    ("rehearse", {"device": None, "slowdown": 2} | SUBBATCH, "slowdown"),
     ("rehearse", SEARCH | WHEEL, "strategy wheel"),
     ("rehearse", HOST | {"options": {"chunk": "best"}}, "strategy host"),
     ("rehearse", HOST | {"options": {"chunk": "search", "interval": 0}}, "strategy host"),
@@ -146,8 +146,14 @@ def test_values_that_do_not_go_together_are_refused(kind, fields, field):
 # The last values that are within the bounds.
 ACCEPTED = {
     "train": {"batch_size": 2, "epochs": 1, "learning_rate": 1e-9, "momentum": 0}
-    | {"warmup_steps": 0, "clip_norm": 1e-9, "evaluate_every": 1, "seed": 2**63 - 1, "keep": 1}
-    | {"restarts": 0, "accumulate": 32, "steps": 2**63 - 1, "workers": 64},
+    | {
+        "warmup_steps": 0,
+        "clip_norm": 1e-9,
+        "evaluate_every": 1,
+        "seed": 2**63 - 1,
+        "keep_checkpoints": 1,
+    }
+    | {"max_restarts": 0, "accumulate": 32, "steps": 2**63 - 1, "workers": 64},
     "rehearse": {"steps": 3, "workers": 1, "forward_ms": 0.1},
     "plan": {"workers": 1, "batch_size": 1},
     "profile": {"workers": 1, "batch_size": 1, "steps": 4},
@@ -167,7 +173,7 @@ ACCEPTED = {
         ("train", HOGBATCH | {"batch_size": 1, "workers": "cpu:1,cpu:1"}),
         ("train", HOGBATCH | {"batch_size": 1, "workers": 3}),
         ("train", WHEEL | {"profile_s": 0}),
-        ("rehearse", {"device": None, "stretch": "1,4"}),
+        ("rehearse", {"device": None, "slowdown": "1,4"}),
     ],
 )
 def test_values_within_the_bounds_are_taken(kind, fields):
@@ -232,9 +238,9 @@ LINES = [
     # Devices and addresses.
     ("device", "rehearse", "lenet5", "--device", f"{MACHINE}:gpu"),
     ("device", *WORKER, "--device", "tpu"),
-    ("bind", *HUB),
-    ("bind", *HUB, "--listen", "tcp://10.9.9.9:5555"),
-    ("bind", *PACED_WHEEL, "--listen", "tcp://0.0.0.0:5555"),
+    ("listen", *HUB),
+    ("listen", *HUB, "--listen", "tcp://10.9.9.9:5555"),
+    ("listen", *PACED_WHEEL, "--listen", "tcp://0.0.0.0:5555"),
     ("none/hub.key", *HUB, "--listen", "tcp://127.0.0.1:5555", "--keys", "none"),
     ("none/worker.key", *WORKER, "--keys", "none"),
     ("connect", "worker"),
@@ -245,7 +251,7 @@ LINES = [
     ("strategy", "plan", "lenet5", "--strategy", "host,tree"),
     ("strategy", "hub", "--config", "host.toml"),
     ("elastic", "train", "lenet5", "--elastic"),
-    ("here", "train", "lenet5", "--strategy", "local", "--worker-ids", "0"),
+    ("worker_ids", "train", "lenet5", "--strategy", "local", "--worker-ids", "0"),
     ("lighthouse", "train", "lenet5", "--strategy", "local", "--lighthouse", "http://h:1"),
     # Files and folders.
     ("train.toml", "plan", "--config", "train.toml"),
@@ -277,7 +283,7 @@ def files(tmp_path_factory) -> Path:
         "bad.toml": "[[hosts]]",
         "empty.toml": "",
         "train.toml": 'model = "lenet5"\nepochs = 3\n',
-        "host.toml": 'model = "lenet5"\nstrategy = "host"\nbind = "tcp://127.0.0.1:0"\n',
+        "host.toml": 'model = "lenet5"\nstrategy = "host"\nlisten = "tcp://127.0.0.1:0"\n',
         "misspelled/run.toml": 'model = "lenet5"\nsnapshots = "kept"\n',
         "old/run.toml": "profile_s = 1.0\n",
         "empty/trace.json": '{"traceEvents": []}',

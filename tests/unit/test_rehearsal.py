@@ -183,7 +183,7 @@ def test_more_workers_started_than_asked_for_are_refused():
         setup_of(session(model="lenet5", device="p100", workers=3))
 
 
-@pytest.mark.parametrize("kind", [{"device": "p100"}, {"stretch": 2}])
+@pytest.mark.parametrize("kind", [{"device": "p100"}, {"slowdown": 2}])
 def test_a_model_of_the_users_own_has_to_be_given_a_shape(kind):
     with refused("torch.nn:Identity"):
         setup_of(session(model="torch.nn:Identity", **kind))
@@ -321,7 +321,7 @@ def rehearsal(**values: object) -> TrainingSetup:
 
 def test_a_recipe_is_stretched_with_its_own_loss_on_its_first_sample() -> None:
     recipe = own_recipes.tokens()
-    setup = rehearsal(model="own_recipes:tokens", stretch=2)
+    setup = rehearsal(model="own_recipes:tokens", slowdown=2)
     share = next(setup.source(0))
     inputs, targets = (one[:1].expand(4, -1) for one in own_recipes.token_data(1).tensors)
     assert torch.equal(share.inputs, inputs)
@@ -331,7 +331,7 @@ def test_a_recipe_is_stretched_with_its_own_loss_on_its_first_sample() -> None:
 
 
 def test_fields_are_parts_of_a_balanced_batch() -> None:
-    setup = rehearsal(model="own_recipes:fields", stretch=(1, 2), balance="auto")
+    setup = rehearsal(model="own_recipes:fields", slowdown=(1, 2), balance="auto")
     share = next(setup.source(0))
     assert share.inputs is share.targets or share.inputs.keys() == share.targets.keys()
     assert {len(leaf) for leaf in share.inputs.values()} == {4}
@@ -340,7 +340,7 @@ def test_fields_are_parts_of_a_balanced_batch() -> None:
 
 @pytest.mark.parametrize(("name", "shape"), [("gpt-1m", (4, 256)), ("lenet5", (4, 1, 32, 32))])
 def test_a_built_in_model_is_stretched_on_random_samples_of_its_kind(name, shape) -> None:
-    setup = rehearsal(model=name, stretch=2)
+    setup = rehearsal(model=name, slowdown=2)
     share = next(setup.source(0))
     assert share.inputs.shape == shape
     assert share.inputs.is_floating_point() == (name == "lenet5")
@@ -355,7 +355,7 @@ def test_a_model_whose_outputs_are_no_classes_needs_a_recipe(tmp_path, monkeypat
     )
     monkeypatch.chdir(tmp_path)
     with refused("model flat_outputs:make"):
-        rehearsal(model="flat_outputs:make", stretch=2, input_shape=(3,))
+        rehearsal(model="flat_outputs:make", slowdown=2, input_shape=(3,))
 
 
 def profile(**values: object) -> ProfileSettings:

@@ -257,7 +257,7 @@ def test_a_hub_never_binds_every_interface_or_without_keys_any_but_loopback_ones
         assert "localhost" not in bind_address(plain, has_keys=False)
     wide = [(f"tcp://{host}:5555", True) for host in ("0.0.0.0", "[::]", "a.name")]
     for text, has_keys in [*wide, ("tcp://10.0.0.1:5555", False)]:
-        with refused("bind"):
+        with refused("listen"):
             bind_address(text, has_keys=has_keys)
     assert connect_address("tcp://localhost:5555", has_keys=False)
     with refused("connect"):

@@ -167,13 +167,18 @@ TRAIN = (
     | {"optimizer_options": {"betas": [0.5, 0.75], "eps": None, "a b": {"x": True}}}
     | {"schedule": "cosine", "warmup_steps": 3, "precision": "bfloat16", "accumulate": 2}
     | {"clip_norm": 0.1, "evaluate_every": 10**9, "seed": 2**63 - 1, "checkpoint_every": "0.05s"}
-    | {"keep": 9, "resume": Path("before"), "restarts": 4, "tensorboard": Path("board")}
+    | {
+        "keep_checkpoints": 9,
+        "resume": Path("before"),
+        "max_restarts": 4,
+        "tensorboard": Path("board"),
+    }
     | {"output": Path("there"), "profile_s": 0.001, "deadline_s": 1e6, "strategy": "allreduce"}
     | {"options": {"bucket_mb": None, "codec": "half"}}
 )
 OF_SOME = {
-    *("kind", "codec", "balance", "force", "exchange_alone", "bind", "keys"),
-    *("run", "wait_s", "steps", "elastic", "lighthouse", "here"),
+    *("kind", "codec", "balance", "force", "exchange_alone", "listen", "keys"),
+    *("run_name", "wait_s", "steps", "elastic", "lighthouse", "worker_ids"),
 }
 
 
@@ -191,9 +196,14 @@ def written(folder: Path, settings_of_run: Any) -> dict[str, Any]:
         {"strategy": "auto", "options": None, "force": True, "balance": "auto"},
         {"strategy": "allreduce", "workers": 1, "exchange_alone": True},
         {"strategy": "wheel", "options": {"staleness": None, "head": "", "lanes": 1}}
-        | {"accumulate": 1, "bind": "tcp://10.0.0.1:5555", "run": "mine", "keys": Path("keys")}
+        | {
+            "accumulate": 1,
+            "listen": "tcp://10.0.0.1:5555",
+            "run_name": "mine",
+            "keys": Path("keys"),
+        }
         | {"wait_s": 0.5},
-        {"strategy": "local", "options": {"sync_every": 5}, "elastic": True, "here": (0, 2)}
+        {"strategy": "local", "options": {"sync_every": 5}, "elastic": True, "worker_ids": (0, 2)}
         | {"lighthouse": "http://10.0.0.1:29510", "accumulate": 1, "codec": "dynamic4"},
         {
             "strategy": "hogbatch",
@@ -216,7 +226,7 @@ def test_the_file_of_a_training_gives_the_same_settings(tmp_path: Path, asked: d
     "asked",
     [
         {"device": "p100", "forward_ms": 1.5, "strategy": "host", "options": {"chunk": "search"}},
-        {"stretch": "1,4", "input_shape": "3x8x8", "balance": "auto"},
+        {"slowdown": "1,4", "input_shape": "3x8x8", "balance": "auto"},
         {"device": "p100", "strategy": "subbatch", "codec": "gradients=none,activations=half"},
     ],
 )
@@ -283,7 +293,7 @@ def test_none_is_a_word_of_toml(tmp_path: Path):
         ({"epochs": 1}, {"epochs": 5, "seed": 3}, {"epochs": 1, "seed": 3}),
         ({"steps": 9}, {"epochs": 5}, {"steps": 9}),
         ({"epochs": 9}, {"steps": 5}, {"epochs": 9}),
-        ({"stretch": "2"}, {"device": "p100"}, {"stretch": "2"}),
+        ({"slowdown": "2"}, {"device": "p100"}, {"slowdown": "2"}),
         ({"options": {"a": 1}}, {"options": {"a": 2, "b": 3}}, {"options": {"a": 1, "b": 3}}),
         (
             {"codec": "gradients=half, activations=none"},

@@ -48,7 +48,7 @@ SPEC = RunSpec(
         update_s=0.0,
     ),
 )
-SETTINGS = Mock(bind="tcp://127.0.0.1:0", keys=None, wait_s=WAIT_S, deadline_s=10.0)
+SETTINGS = Mock(listen="tcp://127.0.0.1:0", keys=None, wait_s=WAIT_S, deadline_s=10.0)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_worker_that_stops_probing_loses_its_turn(hub: Hub, clock: Clock):
 
 def test_a_process_with_workers_that_do_not_share_a_device_is_refused(hub: Hub):
     settings = WorkerProcessSettings(
-        connect=hub.rpc.address, run="trials", workers=(0, 1), device="cpu"
+        connect=hub.rpc.address, run_name="trials", workers=(0, 1), device="cpu"
     )
     with refused("workers"), connected(settings, None) as clients:
         take_part(settings, clients)

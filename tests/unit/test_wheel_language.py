@@ -179,7 +179,7 @@ def test_a_recipe_handed_over_is_for_workers_of_this_machine_if_its_head_is_not_
     spec = jobs_of(steps=7)[0].spec
     assert (spec.head, spec.num_steps, spec.data, spec.precision) == ("lm_head", 7, None, "float32")
     with refused("model"):
-        jobs_of(bind="tcp://127.0.0.1:0")
+        jobs_of(listen="tcp://127.0.0.1:0")
     with refused("wheel"):
         jobs_of(is_tied=True)
 

@@ -236,11 +236,11 @@ IN_TREE = ("--steps", "6", "--strategy-option", "child_hubs=2")
     ("field", "arguments"),
     [
         ("epochs", [*CHILD, "--epochs", "3"]),
-        ("keep", [*CHILD, "--keep-checkpoints", "3"]),
+        ("keep_checkpoints", [*CHILD, "--keep-checkpoints", "3"]),
         ("model", ["hub", "lenet5", *CHILD[1:]]),
         ("head", [*CHILD, "--strategy-option", "head=fc1"]),
         ("staleness_decay", [*CHILD, "--strategy-option", "staleness_decay=1"]),
-        ("bind", [*CHILD[:3]]),
+        ("listen", [*CHILD[:3]]),
         ("connect", ["hub", "--parent", "tcp://10.9.9.9:1", *CHILD[3:]]),
         ("parent", ["hub", "--parent", "tcp://127.0.0.1:1?wroker=1", *CHILD[3:]]),
         ("parent", ["hub", "--parent", "tcp://127.0.0.1:1?worker", *CHILD[3:]]),

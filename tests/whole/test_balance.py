@@ -20,7 +20,7 @@ def test_uneven_workers_are_rehearsed_with_batches_that_follow_their_speeds(outc
     options = ("--slowdown", "1,8", "--strategy", "host", "--steps", "6", "--batch-size", "600")
     shape = ("--input-shape", "1x8x8", "--balance", "auto")
     result = outcome("rehearse", "mine:net", *options, *shape)
-    assert result["settings"]["stretch"] == [1.0, 8.0]
+    assert result["settings"]["slowdown"] == [1.0, 8.0]
     fast, slow = result["shares"]
     assert fast + slow == 600
     assert fast > slow  # other programs of the machine may slow one of the two down

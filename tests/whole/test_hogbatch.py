@@ -71,10 +71,7 @@ def test_a_run_learns_and_conforms_to_its_plan(outcome, monkeypatch, tmp_path: P
     [
         ["--workers", "gpu:0"],  # of which this machine has none
         [
-            "--workers",
-            "cpu:1,cpu:1@slow=200",
-            "--strategy-option",
-            "policy=hogbatch",
+            *("--workers", "cpu:1,cpu:1@slow=200", "--strategy-option", "policy=hogbatch"),
         ],  # slows the other down
     ],
 )

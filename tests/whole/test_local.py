@@ -75,17 +75,8 @@ def test_a_rehearsal_takes_the_devices_times_and_conforms_to_the_plan(paceline, 
 
 @pytest.mark.slow
 def test_a_worker_that_is_four_times_as_fast_takes_more_samples(paceline) -> None:
-    asked = (
-        "--slowdown",
-        "1,4",
-        "--balance",
-        "auto",
-        "--strategy-option",
-        "sync_every=20",
-        "--steps",
-        "60",
-    )
-    done = paceline(*REHEARSE, *asked, "--profile-s", "1")
+    asked = ("--slowdown", "1,4", "--balance", "auto", "--steps", "60", "--profile-s", "1")
+    done = paceline(*REHEARSE, *asked, "--strategy-option", "sync_every=20")
     assert done.code == 0, done.err
     fast, slow = json.loads(done.out)["shares"]
     assert fast + slow == 64

@@ -10,12 +10,8 @@ from paceline.record.trace import read_trace
 
 PACE = ("--forward-ms", "10", "--backward-ms", "20", "--update-ms", "2", "--steps", "4")
 SEARCH = (
-    "--strategy-option",
-    "chunk=search",
-    "--strategy-option",
-    "search_step=2",
-    "--strategy-option",
-    "search_range=1",
+    *("--strategy-option", "chunk=search", "--strategy-option", "search_step=2"),
+    *("--strategy-option", "search_range=1"),
 )
 LEAST_S = {"forward": 0.010, "backward": 0.020, "update": 0.002}
 slow = pytest.mark.slow

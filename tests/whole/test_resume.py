@@ -97,12 +97,8 @@ def test_a_run_that_loses_a_worker_starts_again_and_says_so(runs: Runs, tmp_path
 
 
 WHEEL = (
-    "--strategy-option",
-    "lanes=1",
-    "--strategy-option",
-    "staleness=0",
-    "--strategy-option",
-    "head=last",
+    *("--strategy-option", "lanes=1", "--strategy-option", "staleness=0"),
+    *("--strategy-option", "head=last"),
 )
 
 

@@ -87,11 +87,7 @@ def test_bfloat16_is_that_of_autocast_in_one_piece(start):
 def test_a_run_from_the_command_line(start, tmp_path: Path):
     codec = "gradients=dynamic8,activations=dynamic8,activation_gradients=half,parameters=bfloat16"
     arguments = (
-        "--workers",
-        "2",
-        "--strategy-option",
-        "lanes=2",
-        "--codec",
+        *("--workers", "2", "--strategy-option", "lanes=2", "--codec"),
         codec,
         "--epochs",
         "2",

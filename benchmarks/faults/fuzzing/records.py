@@ -89,7 +89,7 @@ def _rehearsal() -> RunResult:
     return RunResult(
         origin="rehearsed",
         id="20261122-030000-lenet5-abcd",
-        settings=RehearseSettings(model="lenet5", workers=1, stretch=(4.0,), strategy="host"),
+        settings=RehearseSettings(model="lenet5", workers=1, slowdown=(4.0,), strategy="host"),
         strategy="host",
         config={"chunk": 3},
         machine={},

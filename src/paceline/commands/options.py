@@ -42,12 +42,6 @@ FLAGS = {
     "deadline_s": "--timeout",
     "wait_s": "--wait",
     "kinds": "--kind",
-    "bind": "--listen",
-    "keep": "--keep-checkpoints",
-    "restarts": "--max-restarts",
-    "run": "--run-name",
-    "stretch": "--slowdown",
-    "here": "--worker-ids",
 }
 _TABLES = ("options", "optimizer_options")  # repeatable, FIELD=VALUE
 # Panels of the help, in their order; options that are in none of them come first.
@@ -55,15 +49,15 @@ _PANELS = {
     "Model and data": ("data", "batch_size", "input_shape", "samples", "seed"),
     "Strategy": (
         *("strategy", "options", "workers", "codec", "balance", "force", "scaling", "elastic"),
-        *("lighthouse", "here"),
+        *("lighthouse", "worker_ids"),
     ),
     "Optimization": (
         *("epochs", "steps", "optimizer", "optimizer_options", "learning_rate", "momentum"),
         *("schedule", "warmup_steps", "precision", "accumulate", "clip_norm", "evaluate_every"),
     ),
-    "Checkpoints": ("checkpoint_every", "keep", "resume", "restarts"),
-    "Timeouts and ports": ("profile_s", "deadline_s", "wait_s", "bind", "keys", "run"),
-    "Emulated device": ("device", "stretch", "forward_ms", "backward_ms", "update_ms"),
+    "Checkpoints": ("checkpoint_every", "keep_checkpoints", "resume", "max_restarts"),
+    "Timeouts and ports": ("profile_s", "deadline_s", "wait_s", "listen", "keys", "run_name"),
+    "Emulated device": ("device", "slowdown", "forward_ms", "backward_ms", "update_ms"),
     "Output": ("output", "tensorboard"),
 }
 _PANEL_OF = {name: panel for panel, names in _PANELS.items() for name in names}
@@ -72,7 +66,7 @@ _FIRST = frozenset(
     (
         *("data", "batch_size", "strategy", "options", "workers", "epochs", "steps", "optimizer"),
         *("learning_rate", "resume", "output", "machine", "measured", "device"),
-        *("stretch", "bind", "keys", "kinds", "repeats", "largest_batch"),
+        *("slowdown", "listen", "keys", "kinds", "repeats", "largest_batch"),
         *("input_shape", "connect", "codec"),
     )
 )
@@ -83,13 +77,13 @@ _METAVARS = {
     "workers": "INT|LIST",
     "machine": "FILE|NAME",
     "device": "DEVICE",
-    "bind": "URL",
+    "listen": "URL",
     "connect": "URL",
     "options": "FIELD=VALUE",
     "optimizer_options": "FIELD=VALUE",
     "lighthouse": "URL",
-    "here": "INT,…",
-    "stretch": "FLOAT,…",
+    "worker_ids": "INT,…",
+    "slowdown": "FLOAT,…",
     "codec": "CODEC",
     "kinds": "[measured|rehearsed|predicted],…",
     "scaling": "[strong|strong-per-worker|weak],…",

@@ -26,8 +26,8 @@ _NUMBERS = WorkerProcessSettings.model_fields["workers"].description
 # Settings of a training that a hub takes from --config only.
 _LEFT_OUT = (
     *("accumulate", "balance", "clip_norm", "codec", "elastic", "evaluate_every"),
-    *("exchange_alone", "force", "here", "lighthouse", "optimizer", "optimizer_options"),
-    *("precision", "restarts", "schedule", "strategy", "tensorboard", "warmup_steps"),
+    *("exchange_alone", "force", "worker_ids", "lighthouse", "optimizer", "optimizer_options"),
+    *("precision", "max_restarts", "schedule", "strategy", "tensorboard", "warmup_steps"),
 )
 # Parts of the query of --parent, and the settings of a child hub that they are.
 _OF_PARENT = {"worker": "number", "keys": "parent_keys", "gather": "gather"}
@@ -57,8 +57,8 @@ def hub(
         return
     if not {"model", "resume"} & values.keys():
         raise InvalidInput("model", "a hub needs a model to train", hint="name one, or --resume")
-    if "bind" not in values:
-        raise InvalidInput("bind", "name the address that workers reach, as tcp://10.0.0.1:5555")
+    if "listen" not in values:
+        raise InvalidInput("listen", "name the address that workers reach, as tcp://10.0.0.1:5555")
     given = values if "resume" in values else {"strategy": _STRATEGY.name, **values}
     named = given.get("strategy", _STRATEGY.name)
     if named not in _REMOTE:
@@ -88,8 +88,8 @@ def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
     for name in values:
         if name not in (*_CHILD.ChildSettings.model_fields, "codec"):
             raise InvalidInput(name, "the root hub decides it", hint="leave it out with --parent")
-    if "bind" not in values:
-        raise InvalidInput("bind", "name the address that workers reach, as tcp://10.0.1.1:5555")
+    if "listen" not in values:
+        raise InvalidInput("listen", "name the address that workers reach, as tcp://10.0.1.1:5555")
     values = without_shorthands(values, _STRATEGY)
     settings = validated(_CHILD.ChildSettings, values)
     log_to_stderr()

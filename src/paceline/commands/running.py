@@ -18,7 +18,7 @@ from paceline.records.settings import PlanSettings, validated
 if TYPE_CHECKING:
     from paceline.report.plan_text import Form
 
-_OF_HUBS = ("bind", "keys", "run", "wait_s")
+_OF_HUBS = ("listen", "keys", "run_name", "wait_s")
 # Modules to import once for all workers; the second loads torch's compiler.
 _IMPORTED = ("paceline.runs.launching", "paceline.exchange.synchronized")
 

@@ -46,11 +46,11 @@ def _read_interval(every: Any) -> Any:
     return every
 
 
-def _each(stretch: Any) -> Any:
+def _each(values: Any) -> Any:
     """Parse factors: a number (4), or a list by worker (1,4)."""
-    if isinstance(stretch, str):
-        return tuple(stretch.split(","))
-    return (stretch,) if isinstance(stretch, int | float) else stretch
+    if isinstance(values, str):
+        return tuple(values.split(","))
+    return (values,) if isinstance(values, int | float) else values
 
 
 Model = Annotated[
@@ -104,9 +104,9 @@ class RunSettings(Record):
         30.0, description="Time without an answer after which a worker is lost."
     )
     wait_s: Seconds = Field(600.0, description="Time to wait for workers to join.")
-    bind: str | None = Field(None, description="Address of the hub, such as tcp://10.0.0.1:5555.")
+    listen: str | None = Field(None, description="Address of the hub, such as tcp://10.0.0.1:5555.")
     keys: Path | None = Field(None, description="Folder of keys that `paceline keys` has written.")
-    run: str | None = Field(
+    run_name: str | None = Field(
         None, description="Name of the run, the same for the hub and its workers."
     )
     output: Path = Field(Path("runs"), description="Folder that gets the folder of the run.")
@@ -126,8 +126,8 @@ class RunSettings(Record):
             )
         if self.exchange_alone and self.workers != 1:
             raise ValueError(f"exchange_alone: is for one worker, not {self.workers}")
-        if self.keys is not None and self.bind is None:
-            raise ValueError("keys: are for workers of other machines; name the address by bind")
+        if self.keys is not None and self.listen is None:
+            raise ValueError("keys: are for workers of other machines; name the address by listen")
         return self
 
 
@@ -196,12 +196,12 @@ class TrainSettings(RunSettings):
     checkpoint_every: Annotated[str, BeforeValidator(_read_interval)] = Field(
         "300s", description="Interval of checkpoints: 500 (steps), 60s, 5min, 1h or never."
     )
-    keep: int = Field(2, ge=1, description="Number of checkpoints to keep.")
+    keep_checkpoints: int = Field(2, ge=1, description="Number of checkpoints to keep.")
     resume: Path | None = Field(
         None,
         description="Folder of a run to continue, with its settings where no option replaces them.",
     )
-    restarts: int = Field(
+    max_restarts: int = Field(
         0, ge=0, description="Number of times to restart at a checkpoint after a worker is lost."
     )
     elastic: bool = Field(
@@ -211,9 +211,9 @@ class TrainSettings(RunSettings):
         None,
         description="URL of torchft's lighthouse for elastic workers on several machines.",
     )
-    here: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_each)] = Field(
-        None, description="Numbers of the elastic workers on this machine, such as 2,3."
-    )
+    worker_ids: Annotated[
+        tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_each)
+    ] = Field(None, description="Numbers of the elastic workers on this machine, such as 2,3.")
     tensorboard: Path | None = Field(
         None, description="Folder that gets TensorBoard's event files."
     )
@@ -230,7 +230,7 @@ class TrainSettings(RunSettings):
                 f"accumulate: {self.batch_size} samples cannot be cut into {self.accumulate} "
                 f"micro-batches of each of {self.workers} workers"
             )
-        for name in ("lighthouse", "here"):
+        for name in ("lighthouse", "worker_ids"):
             if getattr(self, name) is not None and not self.elastic:
                 raise ValueError(f"{name}: goes only with elastic")
         if self.steps is not None and self.warmup_steps >= self.steps:
@@ -249,7 +249,7 @@ class RehearseSettings(RunSettings):
         None,
         description="Device whose times the layers take: its name, or FILE.toml:NAME.",
     )
-    stretch: Annotated[
+    slowdown: Annotated[
         tuple[Annotated[float, Field(ge=1, le=LONGEST_S)], ...] | None, BeforeValidator(_each)
     ] = Field(
         None,
@@ -273,18 +273,18 @@ class RehearseSettings(RunSettings):
 
     @model_validator(mode="after")
     def _fields_fit(self) -> Self:
-        if (self.device is None) == (self.stretch is None):
+        if (self.device is None) == (self.slowdown is None):
             both = "both are given" if self.device is not None else "neither is given"
             raise ValueError(
-                f"device, stretch: {both}; a rehearsal paces layers as a device, or stretches them"
+                f"device, slowdown: {both}; a rehearsal paces layers as a device, or stretches them"
             )
         if self.device is None:
             self._only_with("device", "forward_ms", "backward_ms", "update_ms")
         else:
-            self._only_with("stretch", "balance")
-        if self.stretch is not None and len(self.stretch) not in (1, self.workers):
+            self._only_with("slowdown", "balance")
+        if self.slowdown is not None and len(self.slowdown) not in (1, self.workers):
             raise ValueError(
-                f"stretch: {len(self.stretch)} numbers for {self.workers} workers; give one for "
+                f"slowdown: {len(self.slowdown)} numbers for {self.workers} workers; give one for "
                 "all, or one for each"
             )
         return self
@@ -294,8 +294,8 @@ class RehearseSettings(RunSettings):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name}: goes only with {other}")
 
-    def stretch_of(self, rank: int) -> float:
+    def slowdown_of(self, rank: int) -> float:
         """Return a worker's slow-down factor; 1 for a paced one."""
-        if self.stretch is None:
+        if self.slowdown is None:
             return 1.0
-        return self.stretch[rank if len(self.stretch) > 1 else 0]
+        return self.slowdown[rank if len(self.slowdown) > 1 else 0]

@@ -129,7 +129,7 @@ class Saver:
         self._writer: BackgroundWriter | None = None
         if folder is not None:
             path = folder / CHECKPOINTS
-            self._writer = BackgroundWriter(CheckpointFolder(path, settings.keep))
+            self._writer = BackgroundWriter(CheckpointFolder(path, settings.keep_checkpoints))
         self._saved_s = self._met_s = time.monotonic()
         self._met, self._next_meeting = num_steps, num_steps + _FIRST_MEETING
         self._num_steps = num_steps

@@ -68,13 +68,11 @@ class LocalUpdates:
     the same time. `weight`: weight of an inner step in the mean, such as its samples; may be set
     before each step. `fragments`, `delay`, `mixing`, `codec`, `outer_learning_rate`,
     `outer_momentum`: see `paceline.core.rounds.Rounds`. `outer`: "auto", "average", "nesterov", or
-    a factory of a torch optimizer for a list of tensors. `num_steps`: inner steps of the whole run,
-    used by "auto".
+    a factory of a torch optimizer for a list of tensors. `num_steps`: inner steps ("auto" uses it).
 
     `process_group` or one-dimensional `device_mesh`: the workers, by default all ranks. If FSDP2 or
-    DDP is used within a host, pass the group of processes with the same local rank. A
-    DistributedDataParallel across the workers, as created by a Trainer, exchanges no gradients
-    until the end.
+    DDP is used within a host, pass the group of processes with the same local rank. A DDP across
+    the workers, as created by a Trainer, exchanges no gradients until the end.
 
     Parameters that differ at the start are replaced by the first worker's. WorkerLost is raised
     after waiting `deadline_s` for another worker (default: the process group's timeout).

@@ -97,7 +97,7 @@ class ReplicaRunner:
         if isinstance(settings, RehearseSettings) and setup.times is None:
             # slow down layers, and scale them to balanced shares
             devices = enumerate(found.machine.devices)
-            found = found.slowed({one.name: settings.stretch_of(rank) for rank, one in devices})
+            found = found.slowed({one.name: settings.slowdown_of(rank) for rank, one in devices})
             if settings.balance is not None:
                 found = found.slowed(found.parts_of_equal(settings.batch_size))
         self.profiled = found
@@ -294,6 +294,6 @@ def devices_of(session: TrainingSession) -> str:
     settings = session.settings
     if session.device is not None:
         return f"paced as {session.device.label}"
-    if isinstance(settings, RehearseSettings) and settings.stretch is not None:
-        return f"stretched {', '.join(f'{times:g}' for times in settings.stretch)} times"
+    if isinstance(settings, RehearseSettings) and settings.slowdown is not None:
+        return f"slowed {', '.join(f'{times:g}' for times in settings.slowdown)} times"
     return ""

@@ -274,7 +274,7 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
         learning_rate=_IDLE_SGD.learning_rate,
         learning=Learning(loss),
         sampler=sampler,
-        factor=settings.stretch_of(group.rank),
+        factor=settings.slowdown_of(group.rank),
     )
 
 

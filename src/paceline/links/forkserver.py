@@ -123,9 +123,9 @@ def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
 
 
 class ForkServer:
-    """The loop of a fork server. `forked` is the request that a child has to carry out.
+    """Fork a child for each request on a socket; in the child, `forked` is its request.
 
-    `environment`: that in which libraries were loaded; None: who asks takes them as they are.
+    `environment`: the environment in which libraries were loaded; None skips the comparison.
     """
 
     def __init__(

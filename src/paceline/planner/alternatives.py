@@ -1,4 +1,4 @@
-"""What a strategy may be on some devices: chunks, exchange sizes, codecs, balanced parts."""
+"""Configurations of a strategy to try: chunks, exchange sizes, codecs, balanced parts."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace

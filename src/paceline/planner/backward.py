@@ -16,7 +16,7 @@ class Planned(Protocol):
 
     @property
     def workers(self) -> int:
-        """How many exchange gradients."""
+        """Number of workers that exchange gradients."""
 
     @property
     def placement(self) -> str:
@@ -28,7 +28,7 @@ class Planned(Protocol):
 
     @property
     def after_backward(self) -> AfterBackward | None:
-        """What the exchange leaves to be done after backward."""
+        """Work that the exchange leaves after backward."""
 
 
 P = TypeVar("P", bound=Planned)

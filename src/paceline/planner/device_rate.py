@@ -16,7 +16,7 @@ _ALONE = "allreduce"  # one worker exchanges nothing: all strategies are the sam
 
 @dataclass(frozen=True)
 class DeviceRate:
-    """What one device reached by itself: samples a second, with batches of so many samples.
+    """Throughput of one device alone, in samples a second, at a batch size.
 
     `batch_size` None: of the size that a worker of the plan has.
     """

@@ -143,7 +143,7 @@ def layer_shares(
 
 
 class Role(Enum):
-    """What an activity is in its step."""
+    """Place of an activity in its step."""
 
     PHASE = "phase"
     COLLECTIVE = "collective"  # with other ranks: from joining it to its end

@@ -25,7 +25,7 @@ from paceline.records.settings import useful_settings
 FILE_NAME = "run.toml"
 _NULL = "null"
 # Settings that override another one from the file.
-_INSTEAD = {"epochs": "steps", "steps": "epochs", "device": "stretch", "stretch": "device"}
+_INSTEAD = {"epochs": "steps", "steps": "epochs", "device": "slowdown", "slowdown": "device"}
 
 
 def read_config(path: Path, kind: type[BaseModel]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class ConnectingWorkers(Record, ABC):
 
     connect: str = Field(description="Address of the hub, such as tcp://10.0.0.1:5555.")
     keys: Path | None = Field(None, description=_KEYS)
-    run: str = Field(RUN, description=_RUN)
+    run_name: str = Field(RUN, description=_RUN)
     deadline_s: Seconds = Field(
         60.0, description="Time without an answer after which the hub is lost."
     )

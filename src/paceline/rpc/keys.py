@@ -146,13 +146,13 @@ def bind_address(text: str, *, has_keys: bool) -> str:
         ip = ip_address(host)
     except ValueError as error:
         raise InvalidInput(
-            "bind", f"{host!r} is no address of an interface, such as 10.0.0.1"
+            "listen", f"{host!r} is no address of an interface, such as 10.0.0.1"
         ) from error
     if ip.is_unspecified:
         raise InvalidInput(
-            "bind", f"{host} is every interface", hint="name the one that workers reach"
+            "listen", f"{host} is every interface", hint="name the one that workers reach"
         )
-    _check_plain(text, host, has_keys, "bind")
+    _check_plain(text, host, has_keys, "listen")
     return text
 
 

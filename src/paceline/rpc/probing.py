@@ -11,7 +11,7 @@ _MOST = 200  # of one worker: small ones for the latency, some large ones
 
 
 class ProbeTurns:
-    """Whose turn it is to probe: a request's step is the number of bytes of its reply.
+    """Let one worker probe at a time: a request's step is the number of bytes of its reply.
 
     A worker that has its turn and makes no use of it for `deadline_s` waits for the next.
     """

@@ -11,7 +11,7 @@ _TIMES_AT_FIRST = 10.0  # the deadline, of a worker of which nothing is known ye
 
 
 class ProgressDeadline:
-    """Whose turn it is, and how long workers usually take: from our reply to their next request.
+    """Deadline of each worker's next request after a reply, from the usual times of workers.
 
     A request that waits for others is no fault of its worker. `deadline_s` is the least that each
     may take.

@@ -187,7 +187,7 @@ class Router:
         except zmq.ZMQError as error:
             in_use = error.errno == errno.EADDRINUSE
             why = "is in use" if in_use else f"cannot be bound: {error.strerror}"
-            raise InvalidInput("bind", f"{at} {why}") from error
+            raise InvalidInput("listen", f"{at} {why}") from error
         self.address = self.socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def receive(self) -> Iterator[Arrival]:

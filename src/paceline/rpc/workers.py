@@ -63,7 +63,7 @@ def connected(settings: ConnectingWorkers, folder: Path | None) -> Iterator[dict
     clients: dict[int, Client] = {}
     with ExitStack() as stack:
         for worker in settings.numbers:
-            own = settings.connect, settings.run, worker
+            own = settings.connect, settings.run_name, worker
             client = Client(*own, keys=keys, deadline_s=settings.deadline_s)
             clients[worker] = stack.enter_context(closing(client))
         try:

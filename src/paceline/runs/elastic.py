@@ -45,10 +45,10 @@ def carry_out(request: RunRequest) -> None:
     """
     settings = _settings_of(request)
     count = int(settings.workers)
-    numbers = settings.here or tuple(range(count))
+    numbers = settings.worker_ids or tuple(range(count))
     for number in numbers:
         if number >= count:
-            raise InvalidInput("here", f"there are workers 0 to {count - 1}", got=number)
+            raise InvalidInput("worker_ids", f"there are workers 0 to {count - 1}", got=number)
     if settings.resume is not None:
         raise InvalidInput(
             "resume", "elastic workers take the state of each other", hint="leave elastic out"

@@ -142,7 +142,7 @@ def carry_out(request: RunRequest) -> Path:
 
         return folder_of(with_restarts(attempt, request))
     # The session runs in this process, which starts the workers itself.
-    if settings.bind is None:
+    if settings.listen is None:
         running = strategy_of(settings).running
         roles = running.roles(configuration(settings)) if running else ()
         check_cores(sum(role.count for role in roles))

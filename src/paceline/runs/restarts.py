@@ -55,7 +55,7 @@ def with_restarts(attempt: Callable[[RunRequest], None], request: RunRequest) ->
     attempt, whose run may have another folder.
     """
     settings = request.settings
-    num_left = settings.restarts if isinstance(settings, TrainSettings) else 0
+    num_left = settings.max_restarts if isinstance(settings, TrainSettings) else 0
     while True:
         try:
             attempt(request)

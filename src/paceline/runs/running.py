@@ -84,19 +84,19 @@ def train(
     balance: Literal["auto"] | None = None,
     force: bool = False,
     checkpoint_every: str = "300s",
-    keep: int = 2,
+    keep_checkpoints: int = 2,
     resume: str | Path | None = None,
-    restarts: int = 0,
+    max_restarts: int = 0,
     elastic: bool = False,
     lighthouse: str | None = None,
-    here: str | None = None,
+    worker_ids: str | None = None,
     exchange_alone: bool = False,
     profile_s: float | None = None,
     deadline_s: float = 30.0,
     wait_s: float = 600.0,
-    bind: str | None = None,
+    listen: str | None = None,
     keys: str | Path | None = None,
-    run: str | None = None,
+    run_name: str | None = None,
     output: str | Path = "runs",
     tensorboard: str | Path | None = None,
 ) -> Run:
@@ -117,7 +117,7 @@ def rehearse(
     model: str | Recipe,
     *,
     device: str | None = None,
-    stretch: float | tuple[float, ...] | None = None,
+    slowdown: float | tuple[float, ...] | None = None,
     strategy: str = "allreduce",
     options: Mapping[str, Any] | None = None,
     codec: str | None = None,
@@ -133,14 +133,14 @@ def rehearse(
     profile_s: float | None = None,
     deadline_s: float = 30.0,
     wait_s: float = 600.0,
-    bind: str | None = None,
+    listen: str | None = None,
     keys: str | Path | None = None,
-    run: str | None = None,
+    run_name: str | None = None,
     output: str | Path = "runs",
 ) -> Run:
     """Rehearse a model's training on emulated devices; nothing is learned.
 
-    The arguments are the fields of `paceline.RehearseSettings`, including `device` or `stretch`.
+    The arguments are the fields of `paceline.RehearseSettings`, including `device` or `slowdown`.
     Raises the same errors as `train`.
     """
     return _done("rehearse", rehearse, locals())
@@ -172,9 +172,9 @@ def _done(verb: Verb, called: Callable[..., Run], arguments: Mapping[str, Any]) 
     _check_model(values["model"], verb)
     with ExitStack() as stack:
         if isinstance(values["model"], Recipe):
-            if "bind" in values:
+            if "listen" in values:
                 raise InvalidInput(
-                    "bind",
+                    "listen",
                     "workers of other machines cannot have an object of this program",
                     hint="name the recipe as package.module:factory",
                 )

@@ -17,15 +17,8 @@ INTERFACE = os.environ["GLOO_SOCKET_IFNAME"]
 ALONE = {name: value for name, value in os.environ.items() if "RANK" not in name}  # no torchrun
 PACELINE = [sys.executable, "-m", "paceline"]
 RUN = [
-    "lenet5",
-    "--workers",
-    "1",
-    "--strategy-option",
-    "lanes=1",
-    "--strategy-option",
-    "staleness=0",
-    "--epochs",
-    "6",
+    *("lenet5", "--workers", "1", "--strategy-option", "lanes=1"),
+    *("--strategy-option", "staleness=0", "--epochs", "6"),
 ]
 
 

@@ -17,14 +17,8 @@ if number == "0":
     lighthouse = subprocess.Popen([program, "--bind", LIGHTHOUSE, "--min_replicas", "2"], env=own)
 train = [sys.executable, "-m", "paceline", "train", "small_recipes:with_dropout", "--json"]
 train += [
-    "--strategy",
-    "local",
-    "--strategy-option",
-    "sync_every=5",
-    "--workers",
-    "2",
-    "--batch-size",
-    "16",
+    *("--strategy", "local", "--strategy-option", "sync_every=5", "--workers", "2"),
+    *("--batch-size", "16"),
 ]
 train += [
     "--elastic",

@@ -185,7 +185,7 @@ def restarts() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return loss(outputs, batch)
 
-    run = trained(replace(recipe, loss=deadly), restarts=2)
+    run = trained(replace(recipe, loss=deadly), max_restarts=2)
     say({"files": sorted(path.name for path in run.folder.iterdir()), "lost": run.result.lost})
     tell(run)
 
@@ -202,7 +202,7 @@ def long_hogbatch() -> None:
 def verbs() -> None:
     ranking = paceline.plan(recipe, "two-core-epyc", batch_size=BATCH, workers=2)
     say({"parameters": WIDTH * HIDDEN + 2 * HIDDEN + 1, "wire": ranking[0].wire_nbytes})
-    for how in ({"device": "p100"}, {"stretch": (1.0, 2.0)}):
+    for how in ({"device": "p100"}, {"slowdown": (1.0, 2.0)}):
         run = paceline.rehearse(recipe, batch_size=BATCH, steps=3, profile_s=0.1, **how)
         say({"origin": run.result.origin, "faults": run.result.faults})
 

@@ -9,5 +9,7 @@ STRATEGY = Strategy(
     config=AllReduce,
     planning=Planning(plan=plan.plan, calibrate=plan.calibrate, symmetric=True),
     running=Running(module="paceline.strategies.allreduce.run"),
-    options=Options(settings=frozenset({"balance", "codec", "exchange_alone", "force", "stretch"})),
+    options=Options(
+        settings=frozenset({"balance", "codec", "exchange_alone", "force", "slowdown"})
+    ),
 )

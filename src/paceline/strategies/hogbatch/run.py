@@ -191,7 +191,7 @@ class HogbatchRunner:
 
     @property
     def _run(self) -> dict[str, Any]:
-        """What a run must have in common with the one that it goes on from."""
+        """Return the settings that a run and the resumed one must have in common."""
         return {name: getattr(self._settings, name) for name in ("model", "batch_size", "seed")}
 
     def _saved(self, num_steps: int) -> State:

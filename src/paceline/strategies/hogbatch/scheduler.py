@@ -23,7 +23,7 @@ _MOST_TRACED = 50  # batches of each worker
 
 @dataclass(slots=True)
 class WorkerCounts:
-    """What is counted of a worker, as a checkpoint has it.
+    """Counts of a worker, as a checkpoint has them.
 
     `updates`: as the policy counts them, and `num_updates` all of them. `size`: that of its last
     batch by the policy. `staleness`: the updates of others that its latest batch has missed.
@@ -37,7 +37,7 @@ class WorkerCounts:
 
 @dataclass(eq=False, slots=True)
 class WorkerProgress:
-    """What a worker was given, and has done.
+    """Work given to a worker and done by it.
 
     `latest`: the samples of a batch, and the seconds it took; `ended_ns` when it was done.
     `assigned`: the batches that it works on, of which it has up to `depth` in work, and those after
@@ -86,7 +86,7 @@ class WorkerProgress:
 
 @dataclass(slots=True)
 class Counts:
-    """What a run has counted so far.
+    """Counts of a run so far.
 
     `loss_sum` is that of the epoch's samples, of which `num_reported` came with their loss.
     """

@@ -16,5 +16,7 @@ STRATEGY = Strategy(
         after_backward=after_backward,
     ),
     running=Running(module="paceline.strategies.host.run"),
-    options=Options(settings=frozenset({"balance", "codec", "exchange_alone", "force", "stretch"})),
+    options=Options(
+        settings=frozenset({"balance", "codec", "exchange_alone", "force", "slowdown"})
+    ),
 )

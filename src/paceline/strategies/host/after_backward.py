@@ -1,4 +1,4 @@
-"""What the host's exchange leaves after backward (Le et al. 2018, definitions 3.2 and 3.3)."""
+"""Work that the host's exchange leaves after backward (Le et al. 2018, definitions 3.2 and 3.3)."""
 
 from paceline.core.after_backward import AfterBackward, BackwardPhase
 from paceline.core.durations import duration

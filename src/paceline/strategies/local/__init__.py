@@ -20,7 +20,7 @@ STRATEGY = Strategy(
     running=Running(module="paceline.strategies.local.run"),
     options=Options(
         settings=frozenset(
-            {"balance", "codec", "elastic", "force", "here", "lighthouse", "stretch"}
+            {"balance", "codec", "elastic", "force", "worker_ids", "lighthouse", "slowdown"}
         )
     ),
 )

@@ -1,4 +1,4 @@
-"""The way of one sub-batch through the head, forward and backward, in turns.
+"""One sub-batch through the head, forward and backward, in turns.
 
 fc1 [gather] forward [gather] fc2 forward [loss] fc2 backward [return] ... fc1 backward [return]
 """
@@ -25,7 +25,7 @@ from paceline.strategies.subbatch.plan import LOSS, returned_of, weights_of
 
 @dataclass(frozen=True)
 class HeadPasses:
-    """What all sub-batches of a rank go through.
+    """Pass of all sub-batches of a rank through the head.
 
     `update` changes a layer's weights by its gradients, where that happens with each sub-batch;
     None: once a step. `sent` and `sent_of_loss` count bytes.

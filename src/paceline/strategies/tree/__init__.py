@@ -18,5 +18,5 @@ STRATEGY = Strategy(
         module="paceline.strategies.tree.run",
         ends_together=False,  # the root sends the means last, and its kernel keeps them
     ),
-    options=Options(settings=frozenset({"balance", "exchange_alone", "force", "stretch"})),
+    options=Options(settings=frozenset({"balance", "exchange_alone", "force", "slowdown"})),
 )

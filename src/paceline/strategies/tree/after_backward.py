@@ -1,4 +1,4 @@
-"""What the tree leaves after backward: all of its exchange (Le et al. 2018, definition 3.4)."""
+"""Work of the tree after backward: its whole exchange (Le et al. 2018, definition 3.4)."""
 
 from paceline.core.after_backward import AfterBackward, BackwardPhase
 from paceline.core.durations import duration

@@ -50,7 +50,7 @@ STRATEGY = Strategy(
         may_skip_profile=True,
     ),
     options=Options(
-        settings=frozenset({"codec", "bind", "keys", "run", "wait_s"}),
+        settings=frozenset({"codec", "listen", "keys", "run_name", "wait_s"}),
         defaults={"momentum": MOMENTUM, "profile_s": 1.0},
         refused_settings={
             "accumulate": "each worker's part of a step is one message, and an update of its own; "

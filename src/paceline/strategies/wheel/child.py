@@ -69,11 +69,11 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
     gather = parent_spec.tree.gathered if parent_spec.tree else settings.gather or config.workers
     server = _server_of(job, ParentHub(client, layout), gather)
     # Those of this machine, which only a rehearsal has, whose bodies sleep most of the time.
-    devices = ("cpu",) * len(config.workers_by_device) if settings.bind is None else ()
+    devices = ("cpu",) * len(config.workers_by_device) if settings.listen is None else ()
     with ExitStack() as stack:
         stack.callback(server.close)
         own = profile_head(job, jobs.paced_updating(job)) if spec.profile_s else None
-        hub = Hub(stack, settings, settings.run, job, server, progress, devices=devices)
+        hub = Hub(stack, settings, settings.run_name, job, server, progress, devices=devices)
         server.wake = hub.rpc.wake
         hub.wait_for_workers()
         if own is not None:

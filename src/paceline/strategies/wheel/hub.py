@@ -75,10 +75,10 @@ class Hub:
         largest, told = job.max_message_nbytes, spec.model_dump_json().encode()
         limits = Limits(run_id, spec.config.workers, largest, told)
         keys = None if settings.keys is None else load_hub_keys(settings.keys)
-        self.rpc = Server(settings.bind or _LOOPBACK, limits, keys=keys, clock=clock)
+        self.rpc = Server(settings.listen or _LOOPBACK, limits, keys=keys, clock=clock)
         stack.callback(self.rpc.close)
         pool = None
-        if settings.bind is None:
+        if settings.listen is None:
             pool = _own_processes(spec, self.rpc.address, run_id, deadline_s, devices)
             stack.callback(pool.close)
         else:
@@ -226,7 +226,7 @@ def _own_processes(
     spec: RunSpec, address: str, run_id: str, deadline_s: float, devices: Sequence[str]
 ) -> WorkerPool:
     """Start those that connect to the hub at `address`; `devices` are those of workers."""
-    connecting: dict[str, Any] = {"connect": address, "run": run_id, "deadline_s": deadline_s}
+    connecting: dict[str, Any] = {"connect": address, "run_name": run_id, "deadline_s": deadline_s}
     if spec.tree is not None:
         children = range(spec.tree.child_hubs)
         return WorkerPool(SERVING, [ChildSettings(**connecting, number=one) for one in children])

@@ -126,7 +126,7 @@ def training_job(
     session: TrainingSession, settings: TrainSettings, device: torch.device
 ) -> tuple[TrainingJob, Updating]:
     """Load the data, build the model and cut it. Raises InvalidInput if they do not fit."""
-    if settings.bind is not None and is_given(settings.model):
+    if settings.listen is not None and is_given(settings.model):
         raise InvalidInput(
             "model",
             f"{settings.model} is an object of this program, which workers of other machines "

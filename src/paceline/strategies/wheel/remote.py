@@ -29,12 +29,12 @@ _REFUSED = {  # of a child hub's options
 class ChildSettings(ConnectingWorkers):
     """The settings of `paceline hub --connect`: a hub that is worker `number` of another.
 
-    `options` are fields of the strategy's configuration, for its own workers. Without `bind` it
+    `options` are fields of the strategy's configuration, for its own workers. Without `listen` it
     starts these itself, as the root of a rehearsal has it.
     """
 
     connect: str = Field(description="A parent hub, which takes this one for a worker.")
-    bind: str | None = Field(
+    listen: str | None = Field(
         None, description="The address to listen on, such as tcp://10.0.0.1:5555."
     )
     number: int = Field(0, ge=0, lt=2**32, description="The number of that worker.")

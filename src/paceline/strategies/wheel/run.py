@@ -82,7 +82,7 @@ class WheelRunner:
             progress = load(session.resumed, self._server, job.layout)
             epochs = progress.epochs_over(job.steps_per_epoch)
         # Workers of elsewhere are told the name; those of this machine have it to themselves.
-        run_id = session.run_id if settings.bind is None else settings.run or RUN
+        run_id = session.run_id if settings.listen is None else settings.run_name or RUN
         self._hub = Hub(
             *(stack, settings, run_id, job),
             self._server,
@@ -314,7 +314,7 @@ def _devices(session: TrainingSession) -> tuple[torch.device, tuple[str, ...]]:
     num_bodies, cpu = ceil(config.workers / config.lanes), torch.device("cpu")
     if session.is_rehearsal:  # its bodies sleep most of the time
         return cpu, (str(cpu),) * num_bodies
-    if session.settings.bind is not None:
+    if session.settings.listen is not None:
         return first_device(), ()
     found = gpus()
     if 0 < len(found) < num_bodies:
