@@ -49,7 +49,7 @@ _PANELS = {
     "Model and data": ("data", "batch_size", "input_shape", "samples", "seed"),
     "Strategy": (
         *("strategy", "options", "workers", "codec", "balance", "force", "scaling", "elastic"),
-        *("lighthouse", "worker_ids"),
+        *("lighthouse", "worker_ids", "exchange_alone", "overhead"),
     ),
     "Optimization": (
         *("epochs", "steps", "optimizer", "optimizer_options", "learning_rate", "momentum"),

@@ -23,13 +23,13 @@ _OF_HUBS = ("listen", "keys", "run_name", "wait_s")
 _IMPORTED = ("paceline.runs.launching", "paceline.exchange.synchronized")
 
 
-@with_options(TrainSettings, leave_out=("exchange_alone", *_OF_HUBS))
+@with_options(TrainSettings, leave_out=_OF_HUBS)
 def train(values: dict[str, Any], *, as_json: Json = False, debug: Debug = False) -> None:
     """Profile, plan and train a model, and write its result, trace and report."""
     _carry_out("train", values, as_json=as_json, debug=debug)
 
 
-@with_options(RehearseSettings, leave_out=("exchange_alone",))
+@with_options(RehearseSettings)
 def rehearse(values: dict[str, Any], *, as_json: Json = False, debug: Debug = False) -> None:
     """Rehearse training on devices you need not have: real exchange, layers that only take time."""
     _carry_out("rehearse", values, as_json=as_json, debug=debug)
