@@ -73,8 +73,9 @@ def test_ranks_on_two_gpus_are_measured_sharing_one_and_with_one_each(start, tmp
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-def test_kernels_run_as_they_are_timed(start):
-    """Simulated GPUs have no Triton."""
+def test_kernels_run_as_they_are_timed(start, monkeypatch):
+    """Simulated GPUs have no Triton, and their process imports it before the program."""
+    monkeypatch.delenv("PACELINE_SIMULATED_GPUS", raising=False)
     done = start(str(GPU / "programs" / "evidence_kernels.py"), afresh=True).finish()
     assert done.code == 0, done.err
     found = json.loads(done.out.splitlines()[-1])

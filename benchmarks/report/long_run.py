@@ -23,6 +23,7 @@ from paceline.record.trace import write_trace
 from paceline.records.built_in import recorded
 from paceline.records.machine_file import find_machine
 from paceline.records.result import PlanRow, RunResult
+from paceline.report import advice, metrics
 from paceline.strategies import EXCHANGES
 
 _BATCH, _EPOCHS, _MACHINE = 256, 20, "power8-p100"
@@ -96,6 +97,8 @@ def write_long_run(folder: Path, num_steps: int = 1000, workers: int = 4) -> Non
         faults=tuple(conform(plan, measured, slack_s=1e-9)),
         peak_memory_bytes=(2**29,) * workers,
     )
+    found = advice.findings(metrics.of_run(result, measured))
+    result = result.model_copy(update={"findings": found})
     (folder / "result.json").write_text(result.model_dump_json())
 
 

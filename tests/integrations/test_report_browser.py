@@ -95,7 +95,7 @@ def test_opens_on_every_screen(browser: Browser, folder: Path, width: int) -> No
     ends = page.evaluate(
         "[...document.querySelectorAll('.says li')].map(one => one.getBoundingClientRect().bottom)"
     )
-    assert len(ends) >= 5
+    assert 2 <= len(ends) <= 3
     assert ends[1] < SCREENS[width]
     page.close()
 
@@ -149,7 +149,7 @@ def test_the_timeline_is_zoomed_by_dragging(desk: Page) -> None:
 
 def test_figures_are_drawn_when_they_come_near_or_are_printed(browser, folder):
     drawn = "[...document.querySelectorAll('.js-plotly-plot')].map(one => one.id)"
-    page = browser.page(390, SCREENS[390])
+    page = browser.page(390, SCREENS[390] // 4)  # the figures are below the first screen
     # Without idle time nothing is drawn that nobody is about to see.
     never = "globalThis.requestIdleCallback = () => {}"
     page.shown.add_init_script(never)
