@@ -6,7 +6,7 @@ The kernels run on a GPU or, where TRITON_INTERPRET was set before Triton was im
 import torch
 from torch import Tensor
 
-from paceline.codecs import blockwise
+from paceline.codecs import quantization
 from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table
 from paceline.codecs.quantization import QuantizationTable, join, split, table
 from paceline.native import instruction_sets
@@ -65,10 +65,10 @@ def check_encode(
     from paceline.codecs import triton_four_bit, triton_kernels
 
     one, there, scales = table_of(name), _shifted(values, device, offset), None
-    expected_scales = blockwise.scales_of(values, block_size)
+    expected_scales = quantization.scales_of(values, block_size)
     if scale is not None:
         scales = expected_scales.fill_(scale).to(device)
-    expected = blockwise.encode(values, expected_scales, block_size, one)
+    expected = quantization.encode(values, expected_scales, block_size, one)
     if name in FOUR_BIT_TABLES:
         expected = join(expected)
         codes, scales, num_nonfinite = triton_four_bit.encode(there, block_size, one)
@@ -99,7 +99,7 @@ def check_decode(
     count = len(codes) if count is None else count
     one, totals = table_of(name), normal(count, 1)
     single = split(codes, count) if name in FOUR_BIT_TABLES else codes
-    meant = blockwise.decode(single, scales, block_size, one)
+    meant = quantization.decode(single, scales, block_size, one)
     for adds, expected in ((False, meant), (True, totals + meant)):
         found = _shifted(totals, device, offset)
         own = _shifted(codes, device, offset), scales.to(device), block_size, one
