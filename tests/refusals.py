@@ -1,6 +1,5 @@
 """Refusals by their fields, so that no test pins a sentence."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,7 +34,7 @@ def refused_field(err: str) -> str:
     It is "paceline: FIELD: problem", or "paceline: FIELD must be ..."; an option is its setting.
     """
     (line,) = {one for one in err.splitlines() if one.startswith("paceline: ")}
-    field = re.split(r": | must | is missing", line.removeprefix("paceline: "), maxsplit=1)[0]
+    field = InvalidInput.of(line.removeprefix("paceline: ")).field
     return (
         _SETTINGS.get(field, field.removeprefix("--").replace("-", "_"))
         if field[0] == "-"

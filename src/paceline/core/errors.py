@@ -9,9 +9,10 @@ from signal import SIGINT
 from typing import Self
 
 _NOT_GIVEN = object()
-_OBLIGATIONS = ("must ", "is missing")  # problems that continue the field as a sentence
-# A field, as the message of an error begins with it.
-_FIELD = re.compile(rf"(.+?)(?:: | (?={'|'.join(_OBLIGATIONS)}))")
+# Problems that continue the field as a sentence: "--steps must be", not "--steps: must be".
+_VERBS = ("must ", "is ", "has ", "cannot ", "requires ", "needs ", "does ", "and ")
+# The field at the beginning of a message.
+_FIELD = re.compile(rf"(.+?)(?:: | (?={'|'.join(_VERBS)}))")
 _MOST_TEXT = 4000  # most characters of an error
 _MOST_SHOWN = 200  # most characters of a value in an error
 
@@ -37,27 +38,30 @@ class InvalidInput(PacelineError):
     def __init__(
         self, field: str, problem: str = "", *, got: object = _NOT_GIVEN, hint: str = ""
     ) -> None:
-        if (
-            not problem
-        ):  # torch re-raises errors of DataLoader processes with only the traceback text
+        if not problem:  # torch re-raises errors of DataLoader processes with the traceback text
             last_line = field.strip().rpartition("\n")[2]
-            field, _, problem = last_line.rpartition("InvalidInput: ")[2].partition(": ")
+            field, problem = _parted(last_line.rpartition("InvalidInput: ")[2])
         self.field, self.problem, self.got, self.hint = field, problem, got, hint
         super().__init__(self.told(field))
 
     def told(self, field: str) -> str:
         """Return the message, with another name for the field."""
         got = "" if self.got is _NOT_GIVEN else f" (got {self.got!r})"
-        between = " " if self.problem.startswith(_OBLIGATIONS) else ": "
+        between = " " if self.problem.startswith(_VERBS) else ": "
         hint = f"; {self.hint}" if self.hint else ""
         return between.join(filter(None, (field, self.problem))) + got + hint
 
     @classmethod
     def of(cls, message: str) -> Self:
         """Restore the error from its text, as sent by another process."""
-        if (match := _FIELD.match(message)) is None:
-            return cls("", message)
-        return cls(match[1], message[match.end() :])
+        return cls(*_parted(message))
+
+
+def _parted(message: str) -> tuple[str, str]:
+    """Split a message into its field, which may be empty, and its problem."""
+    if (match := _FIELD.match(message)) is None:
+        return "", message
+    return match[1], message[match.end() :]
 
 
 class WorkerLost(PacelineError):
