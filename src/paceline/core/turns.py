@@ -1,0 +1,129 @@
+"""Choose the fastest of several alternatives, whose steps are timed in turns.
+
+    A A A A A A | B B B B B B | B B B B B B | A A A A A A | ...
+
+Rounds change direction, so that a machine that becomes slower meanwhile favours no alternative. A
+later alternative replaces an earlier one only if its steps are faster by `WORTH`, and by a rank-sum
+test: a tie goes to the earlier, which is the simpler one. `Watch` tells when to choose again.
+"""
+
+from collections.abc import Sequence
+from math import sqrt
+from statistics import median
+
+WORTH = 0.02  # least gain over a simpler alternative
+_HOPELESS = 1.25  # an alternative this much slower than the fastest has no further turns
+_CHANGE = 0.1  # relative change of steps after which the choice is made again
+_SIGNIFICANT = 1.645  # standard deviations: one-sided 5 %
+_CERTAIN = 3.0  # standard deviations: a watch asks hundreds of times
+
+
+class Turns:
+    """Times alternatives in turns, and then uses the fastest.
+
+    `names`: the simplest first. `name`: the alternative of the next steps. Each turn has
+    `num_settling` steps, in which threads and buffers adapt, and then `num_timed` ones.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        num_rounds: int = 3,
+        num_settling: int = 4,
+        num_timed: int = 6,
+    ) -> None:
+        self._num_settling, self.num_timed = num_settling, num_timed
+        self._steps: dict[str, list[float]] = {name: [] for name in names}
+        directions = (1, -1)
+        self._left = [
+            name for number in range(num_rounds) for name in names[:: directions[number % 2]]
+        ]
+        self.name, self._last = names[0], ""
+        self._choose()
+
+    @property
+    def settled(self) -> bool:
+        """Whether the choice is made."""
+        return not self._left
+
+    @property
+    def num_settling(self) -> int:
+        """Number of steps before the timed ones of this turn; none if no alternative changed."""
+        return 0 if self._last == self.name else self._num_settling
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Median step of each alternative timed so far."""
+        return {name: median(steps) for name, steps in self._steps.items() if steps}
+
+    def add(self, seconds: Sequence[float]) -> None:
+        """Add the timed steps of this turn, and begin the next one."""
+        self._steps[self.name] += seconds
+        self._last = self._left.pop(0)
+        limit = _HOPELESS * min(self.seconds.values())
+        slow = {name for name, one in self.seconds.items() if one > limit}
+        self._left = [name for name in self._left if name not in slow]
+        self._choose()
+
+    def drop(self) -> None:
+        """Remove the alternative of this turn, which cannot be used here."""
+        del self._steps[self.name]
+        self._left = [name for name in self._left if name != self.name]
+        self._choose()
+
+    def stop(self) -> None:
+        """Choose from the turns so far."""
+        self._left.clear()
+        self._choose()
+
+    def _choose(self) -> None:
+        rivals = {*self.seconds, *self._left}
+        if len({*self._left}) < 2 and rivals == {*self._left}:
+            self._left.clear()  # a single alternative
+        self.name = self._left[0] if self._left else self._fastest()
+
+    def _fastest(self) -> str:
+        best, *others = [name for name, steps in self._steps.items() if steps] or [*self._steps][:1]
+        for name in others:
+            if is_faster(self._steps[name], self._steps[best]):
+                best = name
+        return best
+
+
+class Watch:
+    """Tells when steps have become slower or faster, after every `num_steps` steps."""
+
+    num_steps = 50
+
+    def __init__(self) -> None:
+        self._first: list[float] = []
+
+    def has_changed(self, seconds: Sequence[float]) -> bool:
+        """Whether these steps differ by more than 10 % from the first ones passed."""
+        if not self._first:
+            self._first = list(seconds)
+            return False
+        return any(
+            is_faster(one, other, _CHANGE, _CERTAIN)
+            for one, other in ((seconds, self._first), (self._first, seconds))
+        )
+
+
+def is_faster(
+    steps: Sequence[float],
+    others: Sequence[float],
+    worth: float = WORTH,
+    deviations: float = _SIGNIFICANT,
+) -> bool:
+    """Whether the median is lower by `worth`, and significantly so by the rank-sum test.
+
+    The test is Mann and Whitney's (1947), in its normal approximation.
+    """
+    if median(steps) >= (1 - worth) * median(others):
+        return False
+    wins = sum((one < other) + (one == other) / 2 for one in steps for other in others)
+    num, num_others = len(steps), len(others)
+    expected = num * num_others / 2
+    deviation = sqrt(num * num_others * (num + num_others + 1) / 12)
+    return wins - expected > deviations * deviation

@@ -1,0 +1,141 @@
+"""Choices between alternatives by the times of their steps, which the test sets."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from paceline.core.turns import Turns, Watch, is_faster
+
+
+def chosen(turns: Turns, takes: Callable[[str, int], float]) -> list[str]:
+    """Return the alternative of each step until the choice is made."""
+    used = list[str]()
+    while not turns.settled:
+        name = turns.name
+        seconds = []
+        for _ in range(turns.num_settling + turns.num_timed):
+            seconds.append(takes(name, len(used)))
+            used.append(name)
+        turns.add(seconds[-turns.num_timed :])
+    return used
+
+
+@pytest.mark.parametrize("fastest", ["plain", "host", "tree"])
+def test_the_fastest_alternative_is_chosen(fastest):
+    turns = Turns(["plain", "host", "tree"])
+    chosen(turns, lambda name, _: 0.9 if name == fastest else 1.0)
+    assert turns.name == fastest
+    assert turns.seconds[fastest] == 0.9
+
+
+def test_a_tie_goes_to_the_simplest():
+    turns = Turns(["plain", "host", "tree"])
+    chosen(turns, lambda name, _: 0.99 if name == "tree" else 1.0)
+    assert turns.name == "plain"
+
+
+def test_steps_that_only_vary_choose_the_simpler_and_different_ones_the_faster():
+    """Times vary by 10 %: of 200 choices between equal alternatives few are wrong."""
+    noise = random.Random(1)
+
+    def choices(ratio: float) -> list[str]:
+        found = []
+        for _ in range(200):
+            turns = Turns(["plain", "host"])
+            chosen(turns, lambda name, _: (ratio if name == "host" else 1) * noise.gauss(1, 0.1))
+            found.append(turns.name)
+        return found
+
+    assert choices(1.0).count("host") <= 20
+    assert choices(0.85).count("plain") <= 4
+
+
+def test_a_machine_that_becomes_slower_favours_no_alternative():
+    turns = Turns(["plain", "host"], num_rounds=4)
+    chosen(turns, lambda name, step: 1 + 0.01 * step)
+    assert turns.name == "plain"
+    turns = Turns(["plain", "host"], num_rounds=4)
+    chosen(turns, lambda name, step: 2 - 0.01 * step)
+    assert turns.name == "plain"
+
+
+def test_a_hopeless_alternative_has_one_turn():
+    turns = Turns(["plain", "tree", "host"])
+    used = chosen(turns, lambda name, _: {"plain": 1.0, "tree": 2.0, "host": 0.9}[name])
+    assert used.count("tree") == 10
+    assert used.count("plain") > 20
+    assert turns.name == "host"
+
+
+def test_an_alternative_that_continues_settles_once():
+    """At the end of a round its last alternative has a second turn, with buffers that fit."""
+    turns = Turns(["plain", "host"], num_rounds=2)
+    used = chosen(turns, lambda name, _: 1.0)
+    assert "".join(name[0] for name in used) == "p" * 10 + "h" * 16 + "p" * 10
+
+
+def test_only_a_single_alternative_is_chosen_without_a_turn():
+    assert Turns(["plain"]).settled
+
+
+def test_what_cannot_be_used_is_not_chosen():
+    turns = Turns(["plain", "host", "tree"])
+    turns.add([1.0] * 6)
+    assert turns.name == "host"
+    turns.drop()
+    assert turns.name == "tree"
+    turns.drop()
+    assert turns.settled
+    assert turns.name == "plain"
+
+
+def test_stopping_chooses_from_the_turns_so_far():
+    turns = Turns(["plain", "host", "tree"])
+    turns.stop()
+    assert turns.name == "plain"
+    turns = Turns(["plain", "host", "tree"])
+    turns.add([1.0] * 6)
+    turns.add([0.9] * 6)
+    turns.stop()
+    assert turns.name == "host"
+
+
+def test_a_watch_reports_a_change_that_lasts_and_no_noise():
+    noise = random.Random(2)
+
+    def steps(mean: float, spread: float) -> list[float]:
+        return [mean * (1 + noise.uniform(-spread, spread)) for _ in range(Watch.num_steps)]
+
+    watch = Watch()
+    assert not any(watch.has_changed(steps(1.0, 0.5)) for _ in range(200))
+    assert watch.has_changed(steps(1.5, 0.5))
+    assert watch.has_changed(steps(0.6, 0.5))
+    steady = Watch()
+    assert not any(steady.has_changed(steps(mean, 0.02)) for mean in (1.0, 1.08, 0.93))
+    assert steady.has_changed(steps(1.13, 0.02))
+    assert steady.has_changed(steps(0.88, 0.02))
+
+
+def test_a_few_slow_steps_are_no_change():
+    watch = Watch()
+    watch.has_changed([1.0] * 50)
+    assert not watch.has_changed([1.0] * 40 + [9.0] * 10)
+
+
+def test_the_rank_sum_test_agrees_with_the_published_table():
+    """For 8 and 8 values, P(U <= 15) is 0.041 and P(U <= 16) 0.052 (Mann and Whitney 1947)."""
+    ranks = list(range(16))
+
+    def with_wins(losses: int) -> bool:
+        # the first eight values win all pairs but `losses`
+        own, other = list(range(8)), list(range(8, 16))
+        for _ in range(losses):
+            place = next(i for i in reversed(range(8)) if own[i] + 1 not in own and own[i] < 15)
+            other[other.index(own[place] + 1)] = own[place]
+            own[place] += 1
+        assert sorted(own + other) == ranks
+        return is_faster([1.0 + one for one in own], [1.0 + one for one in other], worth=-9.0)
+
+    assert with_wins(15)
+    assert not with_wins(17)
