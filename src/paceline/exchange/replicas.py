@@ -123,21 +123,22 @@ class ReplicaRunner:
         """Train or rehearse with a configuration, or with the chunk found by a search."""
         session, tuner = self._session, self._tuner(config)
         tuning = {} if tuner is None else {"tuner": tuner}
-        return self.train_as(
-            session.strategy,
-            config,
+        return self.train_with(
             lambda module: self._replicate(module, config, session.group, **tuning),
+            lambda: (session.strategy, config),
             tuner,
         )
 
-    def train_as(
+    def train_with(
         self,
-        strategy: Strategy,
-        config: Any,
         replicate: Callable[[nn.Module], ModelReplica],
+        used: Callable[[], tuple[Strategy, Any]],
         tuner: ChunkTuner | None = None,
     ) -> Outcome:
-        """Train with the replica made by `replicate`, recorded as `strategy`."""
+        """Train with the replica made by `replicate`.
+
+        `used()`: strategy and configuration of the last steps.
+        """
         session, setup, group = self._session, self.setup, self._session.group
         assert self.profiled is not None
         device = self.profiled.machine.devices[group.rank].name
@@ -150,7 +151,8 @@ class ReplicaRunner:
             replica = Balanced(replica, setup.model, group, setup.sampler, weighs=False)
         if isinstance(session.settings, RehearseSettings):
             self._settle(replica, recorder, tuner)
-        trained = self._trained(replica, recorder, config)
+        trained = self._trained(replica, recorder, used()[1])
+        strategy, config = used()
         trials: tuple[ChunkTrial, ...] = ()
         if tuner is not None:
             chosen, tried = group.gather([tuner.chunk, tuner.trials])[0]

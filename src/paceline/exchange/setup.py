@@ -44,6 +44,7 @@ class TrainingSetup:
     `workload`: the rank's share of a step. `source(epoch, first_step)` yields this rank's share of
     each step. `epoch_steps`: steps of each epoch. `recipe`: None in a rehearsal of paced layers.
     `sampler`: of balanced batches. `times`: of paced layers. `factor`: slow-down of layers.
+    `first(n)`: a batch of n samples, unless layers are paced.
     """
 
     model: nn.Module
@@ -60,6 +61,7 @@ class TrainingSetup:
     sampler: BalancedSampler | None = None
     times: LayerTimes | None = None
     factor: float | None = None
+    first: Callable[[int], Batch] | None = None
 
 
 def setup_of(session: TrainingSession) -> TrainingSetup:
@@ -144,6 +146,7 @@ def trained_setup(
         recipe=recipe,
         evaluate_every=settings.evaluate_every,
         sampler=batches if isinstance(batches, BalancedSampler) else None,
+        first=recipe.first,
     )
 
 
@@ -246,9 +249,8 @@ def rehearsed_steps(settings: RehearseSettings) -> tuple[int, int]:
 
 
 def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> TrainingSetup:
-    size, sampler = workload.batch_size, None
+    size, sampler = settings.batch_size, None
     if settings.balance is not None:
-        size = settings.batch_size
         sampler = BalancedSampler(size, size, group.rank, group.world_size)
     recipe = own_recipe(settings.model)
     if recipe is not None:
@@ -257,12 +259,15 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
         model, batch = _random(settings, size)
         loss = _cross_entropy
 
+    def first(num_samples: int) -> Batch:
+        return batch.rows(slice(num_samples))
+
     def source(epoch: int, first_step: int = 0) -> Iterator[Share]:
         if sampler is None:
-            return repeat(Share(*batch, 1.0))
+            return repeat(Share(*first(workload.batch_size), 1.0))
         per_sample = group.world_size / size
         sizes = map(len, chain.from_iterable(repeat(sampler)))
-        return (Share(*batch.rows(slice(n)), n * per_sample) for n in sizes)
+        return (Share(*first(n), n * per_sample) for n in sizes)
 
     return TrainingSetup(
         model=model,
@@ -275,6 +280,7 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
         learning=Learning(loss),
         sampler=sampler,
         factor=settings.slowdown_of(group.rank),
+        first=first,
     )
 
 

@@ -1,23 +1,13 @@
-"""Find the fastest of several exchanges by measuring training steps.
+"""Find the fastest of several exchanges by the steps of a training.
 
-`Trials` measures all of them; they compute the same gradients, so training is not affected:
-
-step    0 .. 5    6 .. 12       13 .. 18  19 .. 25       26 .. 31  32 .. 38
-        settle    are measured  settle    are measured   settle    are measured
-        allreduce               tree                     host                    the fastest
-
-`PredictedTrials` starts with the one predicted to be fastest:
-
-steps   0 .. 2    3 .. 14           15 .. 17   18 .. 29
-settle    are measured      settle     are measured
-first candidate             next candidate, if the first was much slower than predicted,
-and slower than the next one's prediction
+All compute the same gradients, so a trial changes nothing that is learned. `Trials` times them in
+turns (`paceline.core.turns`), uses the fastest, and tries again when steps become slower or faster.
+`Checked` is the replica of a run that does so.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -25,70 +15,85 @@ from torch import Tensor
 
 from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
+from paceline.core.turns import Turns, Watch
 from paceline.exchange.replica import ModelReplica, Statistics
 from paceline.links.clock import Clock
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 
+_NUM_ROUNDS = 2
+
 
 class Trials:
-    """Tries the named exchanges in turn, and then uses the fastest.
+    """Times exchanges in turns during training, and then uses the fastest.
 
-    The slowest rank's step time counts; all ranks decide equally. `name`: current exchange.
-    `seconds`: step time by name.
+    `names`: the simplest first. The slowest rank's steps count, and all ranks decide equally.
+    `name`: current exchange.
     """
-
-    num_settling = 6  # warm-up steps: torch rebuilds buckets, host learns the order of readiness
-    num_measured = 6
 
     def __init__(self, names: Iterable[str], clock: Clock) -> None:
         self._names, self._clock = tuple(names), clock
-        self.name = self._names[0]
-        self._marks: list[Any] = []
-        self.seconds: dict[str, float] = {}
-        self._chunks: dict[str, int] = {}  # layers per chunk during the measurement
         self._failed: dict[str, str] = {}
-        self.settled = False
+        self._chunks: dict[str, int] = {}  # layers per chunk in the last turn
+        self._marks: list[Any] = []
+        self._start()
+
+    @property
+    def name(self) -> str:
+        """The exchange of the next steps."""
+        return self._turns.name
+
+    @property
+    def settled(self) -> bool:
+        """Whether the fastest exchange is in use."""
+        return self._turns.settled
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Median step of each exchange timed so far."""
+        return self._turns.seconds
 
     @property
     def due(self) -> bool:
-        """Whether enough steps were measured."""
-        return not self.settled and len(self._marks) > self.num_settling + self.num_measured
+        """Whether all ranks must call `go_on`, because enough steps were timed."""
+        if self.settled:
+            return len(self._marks) > Watch.num_steps
+        return len(self._marks) > self._turns.num_settling + self._turns.num_timed
 
     def exchanged(self) -> None:
-        """Record the end of a backward pass with an exchange."""
-        if not self.settled:
+        """Record the end of an exchange."""
+        if len(self._names) > len(self._failed) + 1:
             self._marks.append(self._clock.mark())
 
-    def go_on(self, group: Group, chunk: int | None = None) -> None:
-        """Finish the current measurement and choose the next exchange, collectively.
+    def go_on(self, group: Group, chunk: int | None = None, is_searched: bool = False) -> None:
+        """End a turn, or compare the last steps with earlier ones, collectively.
 
-        `chunk`: layers per chunk, if any.
+        `chunk`: current layers per chunk; `is_searched`: a search still changes them.
         """
-        ends = self._clock.seconds(self._marks[self.num_settling :])
-        own_s = median(end - start for start, end in pairwise(ends))
-        # the slowest rank determines the step
-        self.seconds[self.name] = max(group.gather(own_s))
-        if chunk is not None:
-            self._chunks[self.name] = chunk
-        self._use(self._untried())
+        own = [end - start for start, end in pairwise(self._clock.seconds(self._marks))]
+        steps = [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]
+        self._marks = self._marks[-1:]
+        if not self.settled:
+            if chunk is not None:
+                self._chunks[self.name] = chunk
+            self._turns.add(steps[-self._turns.num_timed :])
+        elif is_searched:
+            self._watch = Watch()
+        elif self._watch.has_changed(steps):
+            self._start()
 
     def fail(self, error: InvalidInput) -> None:
-        """Drop the current exchange, which cannot be used here."""
+        """Remove the current exchange, which cannot be used here."""
         self._failed[self.name] = str(error)
-        self._use(self._untried())
+        self._turns.drop()
 
     def settle(self) -> None:
-        """Stop trying."""
-        self._use([])
+        """Stop timing, and use the fastest exchange so far."""
+        self._turns.stop()
 
-    def _untried(self) -> list[str]:
-        return [one for one in self._names if one not in self.seconds | self._failed]
-
-    def _use(self, left: Sequence[str]) -> None:
-        self._marks, self.settled = [], not left
-        fastest = min(self.seconds, key=self.seconds.__getitem__, default=self.name)
-        self.name = left[0] if left else fastest
+    def _start(self) -> None:
+        usable = [name for name in self._names if name not in self._failed]
+        self._turns, self._watch = Turns(usable, num_rounds=_NUM_ROUNDS), Watch()
 
     def why(self, chunk: int | None = None, is_searched: bool = False) -> str:
         """Return the exchange in use, with the measurements.
@@ -100,12 +105,12 @@ class Trials:
         told = "; ".join([*sorted(figures), *problems])
         if not self.settled:
             return f"{self.name}: being tried" + (f"; {told}" if told else "")
-        reason = f"{self.name}: the fastest of those measured, by the step: {told}"
-        measured = self._chunks.get(self.name)
-        if chunk is None or measured is None or chunk == measured:
+        reason = f"{self.name}: the fastest, by the step: {told}"
+        timed = self._chunks.get(self.name)
+        if chunk is None or timed is None or chunk == timed:
             return reason
-        now = "now trying chunks" if is_searched else "since then in chunks"
-        return f"{reason}; {now} of {_layers(chunk)}, of which the figure above is not"
+        now = "now trying" if is_searched else "now"
+        return f"{reason}; {now} in chunks of {_layers(chunk)}"
 
     def _figure(self, name: str) -> str:
         chunk = self._chunks.get(name)
@@ -114,39 +119,16 @@ class Trials:
 
 
 class Candidate(NamedTuple):
-    """A candidate exchange: name, predicted step, and factory of replicas."""
+    """A candidate exchange: name, and factory of replicas."""
 
     name: str
-    predicted_s: float
     make: Callable[[], ModelReplica]
 
 
-class PredictedTrials(Trials):
-    """Uses the first candidate, and tries the next if steps exceed the prediction.
-
-    That is, by more than `tolerance`, and only if the next one was predicted to be faster than the
-    measured steps.
-    """
-
-    num_settling = 2  # warm-up steps
-    num_measured = 8
-
-    def __init__(self, predicted: Mapping[str, float], clock: Clock, tolerance: float) -> None:
-        super().__init__(predicted, clock)
-        self._predicted, self._tolerance = predicted, tolerance
-        self.settled = len(predicted) == 1
-
-    def _untried(self) -> list[str]:
-        first, fastest_s = self._names[0], min(self.seconds.values())
-        if self.name == first and fastest_s <= (1 + self._tolerance) * self._predicted[first]:
-            return []
-        return [one for one in super()._untried() if self._predicted[one] < fastest_s]
-
-
 class Checked:
-    """A replica that uses the current candidate of `PredictedTrials`.
+    """A replica that uses the fastest of several candidates, the simplest first.
 
-    `on_decision(reason)` is called for each change. All ranks change together, at the latest after
+    `on_decision(reason)` is called for each choice. All ranks change together, and not after
     `num_steps`. `clock`: the device's clock, which may lag behind the host. `accumulates`: steps
     begin with `no_sync` micro-batches.
     """
@@ -156,25 +138,27 @@ class Checked:
         candidates: Sequence[Candidate],
         group: Group,
         clock: Clock,
-        tolerance: float,
         num_steps: int,
         on_decision: Callable[[str], None],
         accumulates: bool = False,
     ) -> None:
         self._candidates = {one.name: one for one in candidates}
-        predicted = {one.name: one.predicted_s for one in candidates}
-        self._trials = PredictedTrials(predicted, clock, tolerance)
+        self._trials = Trials(self._candidates, clock)
         self._group, self._last_step, self._on_decision = group, num_steps, on_decision
         self._recorder: Recorder | None = None
         self._use(candidates[0])
-        self._num_steps = 0
+        self._num_steps = self.num_searched = 0
         self._accumulates = accumulates
-        self.num_searched = 0
 
     @property
     def name(self) -> str:
         """The current candidate's name."""
         return self._used.name
+
+    @property
+    def settled(self) -> bool:
+        """Whether the fastest candidate is in use."""
+        return self._trials.settled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward pass, which begins a step."""
@@ -213,37 +197,30 @@ class Checked:
         self._replica.close()
 
     def _begin_step(self) -> None:
-        trials = self._trials
-        if trials.settled:
+        trials, before = self._trials, self._trials.settled
+        self._num_steps += 1
+        if self._num_steps > self._last_step:
+            if not before:
+                trials.settle()
+                self._follow(before)
             return
         trials.exchanged()
-        self._num_steps += 1
-        num_left = self._last_step - self._num_steps
         if trials.due:
             trials.go_on(self._group)
-            num_left -= trials.num_settling + trials.num_measured + 1  # belongs to another trial
-        if num_left < 0:
-            trials.settle()
-        self._follow()
+            self._follow(before)
 
-    def _follow(self) -> None:
-        """Switch to the trials' current candidate, and report the reason."""
-        trials, before, used = self._trials, self._used, self._candidates[self._trials.name]
-        seconds = trials.seconds
-        if trials.settled and len(seconds) > 1:
+    def _follow(self, was_settled: bool) -> None:
+        """Use the trials' current candidate, and report a choice."""
+        trials, used = self._trials, self._candidates[self._trials.name]
+        if was_settled and not trials.settled:
+            self._on_decision("auto: the time of steps has changed; trying all exchanges again")
+        elif trials.settled and not was_settled:
             self.num_searched = self._num_steps - 1
-            took = [f"{name} {duration(took_s)}" for name, took_s in seconds.items()]
+            took = [f"{name} {duration(took_s)}" for name, took_s in trials.seconds.items()]
             self._on_decision(f"auto: {used.name} from now on; measured {', '.join(took)}")
-        if used is before:
-            return
-        if not trials.settled:
-            self._on_decision(
-                f"auto: {before.name} takes {duration(seconds[before.name])} a step, and not "
-                f"{duration(before.predicted_s)} as predicted; trying {used.name}, predicted to "
-                f"take {duration(used.predicted_s)}"
-            )
-        self._replica.close()  # close first, because both hook the same gradients
-        self._use(used)
+        if used is not self._used:
+            self._replica.close()  # close first, because both hook the same gradients
+            self._use(used)
 
     def _use(self, candidate: Candidate) -> None:
         self._used = candidate

@@ -176,7 +176,8 @@ class DataParallel(Synchronized):
         if not trials.due:
             return
         used = self._gradients
-        trials.go_on(self._join(), used.chunk if isinstance(used, Reducer) else None)
+        chunks = (used.chunk, used.is_searched) if isinstance(used, Reducer) else ()
+        trials.go_on(self._join(), *chunks)
         # Create the reducer of the method that is tried next, or that has won.
         while self._next is None and not (trials.settled and self._method.name == trials.name):
             try:

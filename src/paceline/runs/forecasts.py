@@ -22,11 +22,11 @@ from paceline.exchange.trials import Candidate, Checked
 from paceline.links.clock import clock_for
 from paceline.links.cores import all_cores
 from paceline.links.group import Group
-from paceline.planner import ERROR_BAR, Forecast, Ranking, Refusal, forecast, rank
+from paceline.planner import Forecast, Ranking, Refusal, forecast, rank
 from paceline.planner.best_chunk import with_best_chunk
 from paceline.strategies import EXCHANGES, IN_STEP, find_strategy
 
-_TOLERANCE = 2 * ERROR_BAR
+_HOPELESS = 1.5  # an exchange predicted to take so much longer than the fastest is not tried
 logger = logging.getLogger(__name__)
 
 
@@ -133,10 +133,10 @@ def _of_one_worker(session: TrainingSession) -> Forecast:
 def train_best(
     session: TrainingSession, runner: ReplicaRunner, forecasts: Sequence[Forecast]
 ) -> tuple[Forecast, Outcome]:
-    """Train with the strategy predicted to be fastest; change it if its steps are too slow.
+    """Train with the fastest exchange by the run's own steps, and log each choice.
 
-    Measured steps are compared with the prediction, and each change is logged. Returns the forecast
-    of the strategy used last, and the outcome.
+    Exchanges predicted to be much slower are not tried; the first one, torch's own, always is.
+    Returns the forecast of the strategy used last, and the outcome.
     """
     group, decisions = session.group, list[str]()
 
@@ -145,15 +145,22 @@ def train_best(
         logger.info("%s", why)
 
     # Profiles differ between ranks, so rank 0 decides for all.
-    predicted = group.gather([(one.strategy, one.step_s) for one in forecasts])[0]
+    predicted = dict(group.gather([(one.strategy, one.step_s) for one in forecasts])[0])
     by_name = {one.strategy: one for one in forecasts}
-    shown = [f"{name} {duration(step_s)}" for name, step_s in predicted]
-    decide(f"auto: {predicted[0][0]} first; predicted {', '.join(shown)} a step")
+    names = [
+        name
+        for number, name in enumerate(EXCHANGES)
+        if number == 0 or predicted[name] <= _HOPELESS * min(predicted.values())
+    ]
+    if group.world_size == 1:
+        names = [*EXCHANGES][:1]  # nothing is exchanged
+    shown = [f"{name} {duration(step_s)}" for name, step_s in predicted.items()]
+    decide(f"auto: trying {', '.join(names)}; predicted {', '.join(shown)} a step")
     model = runner.setup.model
     candidates = []
-    for name, step_s in predicted:
+    for name in names:
         make = partial(find_strategy(name).runner().replica, model, by_name[name].config, group)
-        candidates.append(Candidate(name, step_s, make))
+        candidates.append(Candidate(name, make))
     steps = runner.setup.epoch_steps
     traced = traced_steps(steps)
     last_step = sum(steps[: traced.epoch]) + traced.step
@@ -161,15 +168,16 @@ def train_best(
     checked, clock = list[Checked](), clock_for(group.device)
 
     def replicate(module: nn.Module) -> ModelReplica:
-        checked.append(
-            Checked(candidates, group, clock, _TOLERANCE, last_step, decide, accumulates)
-        )
+        checked.append(Checked(candidates, group, clock, last_step, decide, accumulates))
         return checked[0]
 
-    first = find_strategy(predicted[0][0])
-    outcome = runner.train_as(first, by_name[first.name].config, replicate)
-    used = by_name[checked[0].name]
+    def used() -> tuple[Strategy, Any]:
+        name = checked[0].name
+        return find_strategy(name), by_name[name].config
+
+    outcome = runner.train_with(replicate, used)
+    chosen = by_name[checked[0].name]
     seconds = outcome.step_seconds
     steady = seconds[checked[0].num_searched :] or seconds[-1:]
-    known = {"step_seconds": steady, "decisions": tuple(decisions), "config": used.config}
-    return used, outcome.model_copy(update=known)
+    known = {"step_seconds": steady, "decisions": tuple(decisions), "config": chosen.config}
+    return chosen, outcome.model_copy(update=known)

@@ -14,7 +14,7 @@ from unused import Experts
 from steps import alone, backward, learn, mlp, module_of, normed, sgd, squares, stepped, trained
 from trial import gradients, state_of
 
-STEPS = 44  # exchange "auto" has tried everything after 38
+STEPS = 64  # exchange "auto" has tried everything after 56
 
 
 def deep() -> nn.Sequential:

@@ -55,7 +55,8 @@ class LocalRunner(ReplicaRunner):
     def train(self, config: Local) -> Outcome:
         """Train or rehearse with this configuration."""
         self._replica = LocalReplica(self.setup.model)
-        return self.train_as(self._session.strategy, config, lambda module: self._replica)
+        strategy = self._session.strategy
+        return self.train_with(lambda module: self._replica, lambda: (strategy, config))
 
     def _trained(self, replica: ModelReplica, recorder: Recorder, config: Local) -> Trained:
         session = self._session
