@@ -23,11 +23,11 @@ from paceline.core.timeline import Timeline
 from paceline.exchange.checkpoints import CHECKPOINTS, State, read_state
 from paceline.exchange.replicas import ReplicaRunner, devices_of
 from paceline.exchange.session import ElasticWorker, Runner, TrainingSession
+from paceline.links.cores import all_cores
 from paceline.links.files.writing import written_whole
 from paceline.links.group import Group
 from paceline.measure.this_machine import facts
 from paceline.planner import Forecast, Ranking
-from paceline.planner.admission import admit_profiled
 from paceline.planner.drawing import drawing
 from paceline.records.machine_file import find_device
 from paceline.records.result import PlanResult, PlanRow, RankingRows, RunResult
@@ -37,6 +37,7 @@ from paceline.report.plan_text import Form, in_terminal, present
 from paceline.report.terminal import console, result_tables
 from paceline.runs.folder import keep_plan, run_folder, write_files
 from paceline.runs.forecasts import forecast_with, forecasts_of, ranking_of, train_best
+from paceline.runs.lone import why_alone
 from paceline.runs.progress import Scalars, TerminalProgress
 from paceline.runs.restarts import RunRequest, num_restarts_by_torchrun, restarted_by_torchrun
 from paceline.strategies import EXCHANGES
@@ -46,8 +47,31 @@ logger = logging.getLogger(__name__)
 
 
 def go_through(request: RunRequest, group: Group, elastic: ElasticWorker | None = None) -> None:
-    """Carry out a request in this process, alone or as one rank of a group."""
+    """Carry out a request in this process, alone or as one rank of a group.
+
+    Rank 0 continues alone if that is faster; the other ranks return.
+    """
     request = restarted_by_torchrun(_agreed(request, group), group)
+    reason = _carried_out(request, group, elastic)
+    if reason is None or group.rank != 0:
+        return
+    logger.warning("%s", reason)
+    alone = request.settings.model_copy(update={"workers": 1, "balance": None})
+    with all_cores():
+        lone = Group.alone(group.device, group.deadline_s)
+        _carried_out(request.model_copy(update={"settings": alone}), lone, None, [reason])
+
+
+def _carried_out(
+    request: RunRequest,
+    group: Group,
+    elastic: ElasticWorker | None,
+    decisions: Sequence[str] = (),
+) -> str | None:
+    """Carry out a request; if rank 0 is faster alone, return the reason before any training.
+
+    `decisions`: earlier ones, for the result.
+    """
     # Only rank 0, or the first elastic worker, prints.
     silent = group.rank != 0 or (elastic is not None and elastic.number != 0)
     settings = request.settings
@@ -69,13 +93,17 @@ def go_through(request: RunRequest, group: Group, elastic: ElasticWorker | None 
         if request.verb == "plan":
             ranking = ranking_of(session, runner, forecasts)
             _show_ranking(request, session, ranking, out, title)
-            return
+            return None
+        reason = why_alone(session, runner, forecasts)
+        if reason is not None:
+            return reason  # the folder, which is empty, is removed
         if not session.is_rehearsal:
             rows = list(map(PlanRow.of, forecasts))
             for table in in_terminal(rows, title, None):
                 (err if request.as_json else out).print(table)
         used, outcome = _trained(session, runner, forecasts)
-        outcome = outcome.model_copy(update={"lost": (*request.lost, *outcome.lost)})
+        lost, decisions = (*request.lost, *outcome.lost), (*decisions, *outcome.decisions)
+        outcome = outcome.model_copy(update={"lost": lost, "decisions": decisions})
         result, timelines = _result(session, forecasts, used, outcome)
         if progress.board is not None and result.comparison is not None:
             happened = {row.quantity: row.right_s for row in result.comparison.rows}
@@ -86,6 +114,7 @@ def go_through(request: RunRequest, group: Group, elastic: ElasticWorker | None 
         elif folder is not None:
             for shown in result_tables(result, str(folder)):
                 out.print(shown, soft_wrap=isinstance(shown, str))  # tables wrap themselves
+    return None
 
 
 def _save(
@@ -264,14 +293,6 @@ def _trained(
     if not isinstance(runner, ReplicaRunner):
         return chosen, runner.train(chosen.config if chosen else session.config)
     assert chosen is not None  # strategies of replicas are always profiled
-    if isinstance(settings, TrainSettings) and settings.balance and not settings.force:
-        assert runner.profiled is not None
-        batch_size, durations = runner.workload.batch_size, runner.profiled.durations
-        own = admit_profiled(chosen, durations, batch_size, settings.batch_size)
-        # Rank 0 decides, because profiles differ between ranks.
-        reasons = session.group.gather([one.why for one in own if not one.helps])[0]
-        if reasons:
-            raise InvalidInput("workers", f"{'; '.join(reasons)} (--force has all take part)")
     if settings.strategy == AUTO:
         return train_best(session, runner, forecasts)
     outcome = runner.train(chosen.config)

@@ -1,0 +1,87 @@
+"""Decide before a training whether rank 0 alone would be faster than all ranks."""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+from paceline.core.balance import apportion
+from paceline.core.durations import duration
+from paceline.core.plan import Kind
+from paceline.core.settings import TrainSettings
+from paceline.exchange.alone import compare_with_alone
+from paceline.exchange.profile import Profile
+from paceline.exchange.replicas import ReplicaRunner
+from paceline.exchange.session import Runner, TrainingSession
+from paceline.planner import Forecast
+from paceline.records.settings import AUTO
+from paceline.strategies import EXCHANGES, find_strategy
+
+_HOPELESS = 1.5  # a rank predicted to take so much longer alone is not tried
+logger = logging.getLogger(__name__)
+
+
+def why_alone(
+    session: TrainingSession, runner: Runner, forecasts: Sequence[Forecast]
+) -> str | None:
+    """Return why rank 0 should train alone, or None if it should not; collective.
+
+    Asked for strategy auto and for balanced batches, unless all ranks are to be kept. The fastest
+    rank alone and all ranks take steps of the same samples in turns.
+    """
+    settings, group = session.settings, session.group
+    if not isinstance(settings, TrainSettings) or not isinstance(runner, ReplicaRunner):
+        return None
+    if session.strategy.name not in EXCHANGES:  # rounds of strategy local change the training
+        return None
+    chooses = settings.strategy == AUTO or settings.balance is not None
+    if settings.force or not chooses or group.world_size == 1 or not forecasts:
+        return None
+    assert runner.profiled is not None
+    seconds = _seconds_of_samples(runner.profiled, settings.batch_size / runner.workload.batch_size)
+    best = forecasts[0]
+    # Rank 0 decides, because profiles differ between ranks.
+    lone_rank, tried, name = group.gather(_plausible(seconds, best, group.world_size))[0]
+    if not tried:
+        return None
+    strategy = find_strategy(name)
+    config = next(one.config for one in forecasts if one.strategy == name)
+    parts = apportion(
+        settings.batch_size,
+        [1.0] * group.world_size if settings.balance is None else [1 / one for one in seconds],
+    )
+    parts = group.gather(parts)[0]
+    replicate = partial(strategy.runner().replica, config=config, group=group)
+    found = compare_with_alone(runner.setup, group, replicate, parts, lone_rank)
+    if not found.is_alone_faster:
+        return None
+    figures = (
+        f"worker {lone_rank} alone takes {duration(found.alone_s)} a step, all "
+        f"{group.world_size} workers {duration(found.together_s)}"
+    )
+    if lone_rank == 0:
+        return f"{figures}: it continues without the others (--force keeps them)"
+    if group.rank == 0:
+        logger.warning("%s: start worker 0 on its machine to train without the others", figures)
+    return None
+
+
+def _plausible(seconds: Sequence[float], best: Forecast, num_ranks: int) -> tuple[int, bool, str]:
+    """Return the fastest rank, whether it may be faster alone, and the strategy to compare with.
+
+    Ranks of one machine share its cores, of which a rank alone has all.
+    """
+    fastest = min(range(num_ranks), key=seconds.__getitem__)
+    on_one_machine = len({device.host for device in best.machine.devices[:num_ranks]}) == 1
+    alone_s = seconds[fastest] / (num_ranks if on_one_machine else 1)
+    return fastest, alone_s <= _HOPELESS * best.step_s, best.strategy
+
+
+def _seconds_of_samples(profiled: Profile, factor: float) -> list[float]:
+    """Return each rank's seconds for `factor` times its profiled samples."""
+    own_s = {device.name: 0.0 for device in profiled.machine.devices}
+    for key, seconds in profiled.durations.items():
+        if key.kind in (Kind.FORWARD, Kind.BACKWARD):
+            own_s[key.owner] += factor * seconds
+        elif key.kind is Kind.STEP:
+            own_s[key.owner] += seconds
+    return list(own_s.values())
