@@ -55,6 +55,12 @@ def number_of(workers: int | str) -> int:
         raise InvalidInput("workers", f"{shown(workers)} is not a number") from None
 
 
+def exchange_name(strategy: str, config: Any) -> str:
+    """Return the name of a strategy's exchange, such as "host with dynamic8"."""
+    codec = gradient_codec(config)
+    return strategy if codec is None else f"{strategy} with {codec}"
+
+
 PlanOf = Callable[[Workload, Machine, Any, Window], Plan]
 
 

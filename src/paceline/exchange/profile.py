@@ -27,7 +27,7 @@ from paceline.core.losses import Losses
 from paceline.core.machine import Machine
 from paceline.core.plan import COMPUTE, Kind, Plan, PriceKey, Task
 from paceline.core.simulate import makespan_s
-from paceline.core.strategy import Prober, Strategy, Window
+from paceline.core.strategy import Prober, Strategy, Window, exchange_name
 from paceline.core.timeline import Span
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.exchange.replica import Probe
@@ -71,10 +71,10 @@ class Profile:
         `config`: configuration of the measured exchange; None for the default.
         """
         machine = self.machine
-        calibrate = strategy.planning.calibrate
-        if calibrate is not None and strategy.name in self.exchanges:
-            machine = calibrate(machine, self.exchanges[strategy.name], config)
-            beside = {"beside_exchange": self.lost_beside.get(strategy.name, 0.0)}
+        calibrate, name = strategy.planning.calibrate, exchange_name(strategy.name, config)
+        if calibrate is not None and name in self.exchanges:
+            machine = calibrate(machine, self.exchanges[name], config)
+            beside = {"beside_exchange": self.lost_beside.get(name, 0.0)}
             losses = machine.usual_losses.model_copy(update=beside)
             machine = machine.model_copy(update={"losses": losses})
         return machine, ProfiledCost(self.durations, Roofline.of(machine))

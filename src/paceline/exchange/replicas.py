@@ -19,7 +19,14 @@ from paceline.core.outcome import ChunkTrial, Outcome, SentShare
 from paceline.core.plan import COMMUNICATION, Plan
 from paceline.core.settings import RehearseSettings
 from paceline.core.simulate import period
-from paceline.core.strategy import PricedMachine, Prober, Strategy, Window, gradient_codec
+from paceline.core.strategy import (
+    PricedMachine,
+    Prober,
+    Strategy,
+    Window,
+    exchange_name,
+    gradient_codec,
+)
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload
 from paceline.exchange.balanced import Balanced
@@ -91,7 +98,10 @@ class ReplicaRunner:
             setup.learning,
             session.group,
             session.settings.profile_s,
-            {one.name: prober(one, config, session.group) for one, config in beside},
+            {
+                exchange_name(one.name, config): prober(one, config, session.group)
+                for one, config in beside
+            },
         )
         settings = session.settings
         if isinstance(settings, RehearseSettings) and setup.times is None:

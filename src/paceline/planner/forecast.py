@@ -11,7 +11,7 @@ from paceline.core.cost import CostModel
 from paceline.core.durations import duration
 from paceline.core.machine import Machine
 from paceline.core.steps_to_loss import UNKNOWN, StepsToLoss
-from paceline.core.strategy import Strategy, codec_fields
+from paceline.core.strategy import Strategy, codec_fields, exchange_name
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload, replica_nbytes
 from paceline.planner.grouping import Windows
@@ -65,6 +65,11 @@ class Forecast:
     after_backward: AfterBackward | None = None
     is_same_training: bool = True
     steps_to_loss: StepsToLoss | None = None
+
+    @property
+    def exchange(self) -> str:
+        """Name of the exchange, such as "host with dynamic8"."""
+        return exchange_name(self.strategy, self.config)
 
     @property
     def learnt_samples_per_s(self) -> float:

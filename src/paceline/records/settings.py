@@ -82,8 +82,10 @@ def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
             raise InvalidInput(
                 "options", f"with strategy auto nobody knows {names}", hint="name a strategy"
             )
+        # strategies without codecs are tried without one
+        asked = {k: v for k, v in given.items() if (k, v) != ("codec", "auto")}
         for strategy in EXCHANGES.values():
-            _refuse_useless(given, strategy, AUTO, TrainSettings)
+            _refuse_useless(asked, strategy, AUTO, TrainSettings)
         settings = validated(TrainSettings, _numbered(given))
         is_balanced = True
     else:

@@ -1,7 +1,7 @@
 """Forecast strategies on this machine from a runner's measurements, and choose one."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,9 @@ from torch import nn
 from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Outcome
-from paceline.core.strategy import Strategy
+from paceline.core.strategy import Strategy, gradient_codec
+from paceline.core.wire_format import AUTO as CODEC_AUTO
+from paceline.core.wire_format import wire_format
 from paceline.exchange.loop import traced_steps
 from paceline.exchange.replica import ModelReplica
 from paceline.exchange.replicas import ReplicaRunner
@@ -24,6 +26,7 @@ from paceline.links.cores import all_cores
 from paceline.links.group import Group
 from paceline.planner import Forecast, Ranking, Refusal, forecast, rank
 from paceline.planner.best_chunk import with_best_chunk
+from paceline.records.settings import AUTO
 from paceline.strategies import EXCHANGES, IN_STEP, find_strategy
 
 _HOPELESS = 1.5  # an exchange predicted to take so much longer than the fastest is not tried
@@ -48,8 +51,17 @@ def forecasts_of(session: TrainingSession, runner: Runner) -> list[Forecast]:
     if not session.is_rehearsal:
         others = [one for name, one in EXCHANGES.items() if name != strategy.name]
         configured += [(one, one.config(workers=session.group.world_size)) for one in others]
+    if session.settings.strategy == AUTO and session.settings.codec == CODEC_AUTO:
+        configured += list(with_codec(session.group.world_size))
     runner.profile(configured)
     return rank([forecast_with(session, runner, *each) for each in configured])
+
+
+def with_codec(num_workers: int) -> Iterator[tuple[Strategy, Any]]:
+    """Yield the exchanges that encode gradients in 8 bits."""
+    for strategy in EXCHANGES.values():
+        if "codec" in strategy.options.settings:
+            yield strategy, strategy.config(workers=num_workers, codec=wire_format(CODEC_AUTO).name)
 
 
 def forecast_with(
@@ -130,6 +142,11 @@ def _of_one_worker(session: TrainingSession) -> Forecast:
         return forecast_with(session, runner, strategy, session.config)
 
 
+def _simplicity(found: Forecast) -> tuple[bool, int]:
+    has_codec = gradient_codec(found.config) is not None
+    return has_codec, [*EXCHANGES].index(found.strategy)
+
+
 def train_best(
     session: TrainingSession, runner: ReplicaRunner, forecasts: Sequence[Forecast]
 ) -> tuple[Forecast, Outcome]:
@@ -145,22 +162,23 @@ def train_best(
         logger.info("%s", why)
 
     # Profiles differ between ranks, so rank 0 decides for all.
-    predicted = dict(group.gather([(one.strategy, one.step_s) for one in forecasts])[0])
-    by_name = {one.strategy: one for one in forecasts}
-    names = [
-        name
-        for number, name in enumerate(EXCHANGES)
-        if number == 0 or predicted[name] <= _HOPELESS * min(predicted.values())
-    ]
+    by_name = {one.exchange: one for one in forecasts}
+    predicted = group.gather({name: one.step_s for name, one in by_name.items()})[0]
+    limit_s = _HOPELESS * min(predicted.values())
+    # Torch's own all-reduce is always tried, and codecs are last, because ties go to the first.
+    simplest, *others = sorted(by_name, key=lambda name: _simplicity(by_name[name]))
+    names = [simplest, *(name for name in others if predicted[name] <= limit_s)]
     if group.world_size == 1:
-        names = [*EXCHANGES][:1]  # nothing is exchanged
-    shown = [f"{name} {duration(step_s)}" for name, step_s in predicted.items()]
-    decide(f"auto: trying {', '.join(names)}; predicted {', '.join(shown)} a step")
+        names = names[:1]  # nothing is exchanged
+    else:
+        shown = [f"{name} {duration(step_s)}" for name, step_s in predicted.items()]
+        decide(f"auto: trying {', '.join(names)}; predicted {', '.join(shown)} a step")
     model = runner.setup.model
     candidates = []
     for name in names:
-        make = partial(find_strategy(name).runner().replica, model, by_name[name].config, group)
-        candidates.append(Candidate(name, make))
+        found = by_name[name]
+        make = find_strategy(found.strategy).runner().replica
+        candidates.append(Candidate(name, partial(make, model, found.config, group)))
     steps = runner.setup.epoch_steps
     traced = traced_steps(steps)
     last_step = sum(steps[: traced.epoch]) + traced.step
@@ -172,8 +190,8 @@ def train_best(
         return checked[0]
 
     def used() -> tuple[Strategy, Any]:
-        name = checked[0].name
-        return find_strategy(name), by_name[name].config
+        found = by_name[checked[0].name]
+        return find_strategy(found.strategy), found.config
 
     outcome = runner.train_with(replicate, used)
     chosen = by_name[checked[0].name]
