@@ -50,9 +50,9 @@ def compare_with_alone(
     while not turns.settled:
         if turns.name == TOGETHER:
             weight = parts[group.rank] * group.world_size / sum(parts)
-            made = _stepping(setup, group, parts[group.rank], weight, replicate)
+            made = stepping(setup, group, parts[group.rank], weight, replicate)
         else:
-            made = _stepping(setup, group, whole[group.rank], 1.0, None)
+            made = stepping(setup, group, whole[group.rank], 1.0, None)
         seconds = []
         with made as step:
             for _ in range(turns.num_settling + turns.num_timed):
@@ -67,14 +67,17 @@ def compare_with_alone(
 
 
 @contextmanager
-def _stepping(
+def stepping(
     setup: TrainingSetup,
     group: Group,
     num_samples: int,
     weight: float,
     replicate: Callable[[nn.Module], ModelReplica] | None,
 ) -> Iterator[Step]:
-    """Provide a step of a copy of the model; without `replicate`, of a rank that is alone."""
+    """Provide a step of a copy of the model; without `replicate`, of a rank that is alone.
+
+    `weight`: factor of this rank's mean loss.
+    """
     if replicate is None and not num_samples:
         yield lambda: None
         return

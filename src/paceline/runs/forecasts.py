@@ -1,7 +1,7 @@
 """Forecast strategies on this machine from a runner's measurements, and choose one."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -48,7 +48,7 @@ def forecasts_of(session: TrainingSession, runner: Runner) -> list[Forecast]:
         planned = (runner.workload, machine, strategy, config, runner.samples_per_step, cost)
         return [forecast(*planned, balanced=session.settings.balance is not None)]
     configured = [(strategy, config)]
-    if not session.is_rehearsal:
+    if not session.is_rehearsal or session.settings.strategy == AUTO:
         others = [one for name, one in EXCHANGES.items() if name != strategy.name]
         configured += [(one, one.config(workers=session.group.world_size)) for one in others]
     if session.settings.strategy == AUTO and session.settings.codec == CODEC_AUTO:
@@ -70,7 +70,8 @@ def forecast_with(
     """Forecast a profiled strategy, with the best chunk unless one is given."""
     machine, cost = runner.calibrated(strategy, config)
     settings = session.settings
-    if hasattr(config, "chunk") and "chunk" not in settings.options and not session.is_rehearsal:
+    is_asked = "chunk" in settings.options or (settings.strategy != AUTO and session.is_rehearsal)
+    if hasattr(config, "chunk") and not is_asked:
         config = with_best_chunk(runner.workload, machine, strategy, config, cost)
     return forecast(runner.workload, machine, strategy, config, runner.samples_per_step, cost)
 
@@ -142,6 +143,35 @@ def _of_one_worker(session: TrainingSession) -> Forecast:
         return forecast_with(session, runner, strategy, session.config)
 
 
+def candidates_of(
+    model: nn.Module,
+    group: Group,
+    by_name: Mapping[str, Forecast],
+    decide: Callable[[str], None],
+) -> list[Candidate]:
+    """Return the exchanges that may be the fastest, the simplest first.
+
+    `decide` receives their predicted steps.
+    """
+    # Profiles differ between ranks, so rank 0 decides for all.
+    predicted = group.gather({name: one.step_s for name, one in by_name.items()})[0]
+    limit_s = _HOPELESS * min(predicted.values())
+    # Torch's own all-reduce is always tried, and codecs are last, because ties go to the first.
+    simplest, *others = sorted(by_name, key=lambda name: _simplicity(by_name[name]))
+    names = [simplest, *(name for name in others if predicted[name] <= limit_s)]
+    if group.world_size == 1:
+        names = names[:1]  # nothing is exchanged
+    else:
+        shown = [f"{name} {duration(step_s)}" for name, step_s in predicted.items()]
+        decide(f"auto: trying {', '.join(names)}; predicted {', '.join(shown)} a step")
+    candidates = []
+    for name in names:
+        found = by_name[name]
+        make = find_strategy(found.strategy).runner().replica
+        candidates.append(Candidate(name, partial(make, model, found.config, group)))
+    return candidates
+
+
 def _simplicity(found: Forecast) -> tuple[bool, int]:
     has_codec = gradient_codec(found.config) is not None
     return has_codec, [*EXCHANGES].index(found.strategy)
@@ -161,24 +191,8 @@ def train_best(
         decisions.append(why)
         logger.info("%s", why)
 
-    # Profiles differ between ranks, so rank 0 decides for all.
     by_name = {one.exchange: one for one in forecasts}
-    predicted = group.gather({name: one.step_s for name, one in by_name.items()})[0]
-    limit_s = _HOPELESS * min(predicted.values())
-    # Torch's own all-reduce is always tried, and codecs are last, because ties go to the first.
-    simplest, *others = sorted(by_name, key=lambda name: _simplicity(by_name[name]))
-    names = [simplest, *(name for name in others if predicted[name] <= limit_s)]
-    if group.world_size == 1:
-        names = names[:1]  # nothing is exchanged
-    else:
-        shown = [f"{name} {duration(step_s)}" for name, step_s in predicted.items()]
-        decide(f"auto: trying {', '.join(names)}; predicted {', '.join(shown)} a step")
-    model = runner.setup.model
-    candidates = []
-    for name in names:
-        found = by_name[name]
-        make = find_strategy(found.strategy).runner().replica
-        candidates.append(Candidate(name, partial(make, model, found.config, group)))
+    candidates = candidates_of(runner.setup.model, group, by_name, decide)
     steps = runner.setup.epoch_steps
     traced = traced_steps(steps)
     last_step = sum(steps[: traced.epoch]) + traced.step

@@ -7,7 +7,7 @@ from functools import partial
 from paceline.core.balance import apportion
 from paceline.core.durations import duration
 from paceline.core.plan import Kind
-from paceline.core.settings import TrainSettings
+from paceline.core.settings import RunSettings, TrainSettings
 from paceline.exchange.alone import compare_with_alone
 from paceline.exchange.profile import Profile
 from paceline.exchange.replicas import ReplicaRunner
@@ -17,6 +17,7 @@ from paceline.records.settings import AUTO
 from paceline.strategies import EXCHANGES, find_strategy
 
 _HOPELESS = 1.5  # a rank predicted to take so much longer alone is not tried
+_ALIKE = 1.1  # ratio of equal devices' profiles
 logger = logging.getLogger(__name__)
 
 
@@ -25,16 +26,12 @@ def why_alone(
 ) -> str | None:
     """Return why rank 0 should train alone, or None if it should not; collective.
 
-    Asked for strategy auto and for balanced batches, unless all ranks are to be kept. The fastest
-    rank alone and all ranks take steps of the same samples in turns.
+    The fastest rank alone and all ranks take steps of the same samples in turns.
     """
     settings, group = session.settings, session.group
-    if not isinstance(settings, TrainSettings) or not isinstance(runner, ReplicaRunner):
-        return None
-    if session.strategy.name not in EXCHANGES:  # rounds of strategy local change the training
-        return None
-    chooses = settings.strategy == AUTO or settings.balance is not None
-    if settings.force or not chooses or group.world_size == 1 or not forecasts:
+    if not isinstance(runner, ReplicaRunner) or session.strategy.name not in EXCHANGES:
+        return None  # rounds of strategy local change the training
+    if group.world_size == 1 or runner.setup.first is None:
         return None
     assert runner.profiled is not None
     seconds = _seconds_of_samples(runner.profiled, settings.batch_size / runner.workload.batch_size)
@@ -65,12 +62,21 @@ def why_alone(
     return None
 
 
+def may_be_alone(settings: RunSettings) -> bool:
+    """Whether the settings leave the number of workers to this program."""
+    if not isinstance(settings, TrainSettings) or settings.force:
+        return False
+    return settings.strategy == AUTO or settings.balance is not None
+
+
 def _plausible(seconds: Sequence[float], best: Forecast, num_ranks: int) -> tuple[int, bool, str]:
     """Return the fastest rank, whether it may be faster alone, and the strategy to compare with.
 
     Ranks of one machine share its cores, of which a rank alone has all.
     """
     fastest = min(range(num_ranks), key=seconds.__getitem__)
+    if seconds[0] <= _ALIKE * seconds[fastest]:
+        fastest = 0  # which has the run's folder
     on_one_machine = len({device.host for device in best.machine.devices[:num_ranks]}) == 1
     alone_s = seconds[fastest] / (num_ranks if on_one_machine else 1)
     return fastest, alone_s <= _HOPELESS * best.step_s, best.strategy

@@ -37,7 +37,7 @@ from paceline.report.plan_text import Form, in_terminal, present
 from paceline.report.terminal import console, result_tables
 from paceline.runs.folder import keep_plan, run_folder, write_files
 from paceline.runs.forecasts import forecast_with, forecasts_of, ranking_of, train_best
-from paceline.runs.lone import why_alone
+from paceline.runs.lone import may_be_alone, why_alone
 from paceline.runs.progress import Scalars, TerminalProgress
 from paceline.runs.restarts import RunRequest, num_restarts_by_torchrun, restarted_by_torchrun
 from paceline.strategies import EXCHANGES
@@ -94,8 +94,7 @@ def _carried_out(
             ranking = ranking_of(session, runner, forecasts)
             _show_ranking(request, session, ranking, out, title)
             return None
-        reason = why_alone(session, runner, forecasts)
-        if reason is not None:
+        if may_be_alone(settings) and (reason := why_alone(session, runner, forecasts)):
             return reason  # the folder, which is empty, is removed
         if not session.is_rehearsal:
             rows = list(map(PlanRow.of, forecasts))

@@ -1,0 +1,193 @@
+"""One setting on two ranks of one core: steps of `auto`, of all fixed ways, and of a rank alone.
+
+In each round every way takes a few steps of the same samples, in a new order. A way that is three
+times as slow as the fastest takes part in the first round only.
+"""
+
+import copy
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from statistics import median
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.core.balance import apportion
+from paceline.core.settings import RehearseSettings
+from paceline.exchange.alone import stepping
+from paceline.exchange.balanced import Balanced
+from paceline.exchange.replicas import ReplicaRunner, start
+from paceline.exchange.session import Progress, TrainingSession
+from paceline.exchange.step import train_step
+from paceline.exchange.trials import Checked
+from paceline.links.clock import clock_for
+from paceline.links.group import Group
+from paceline.record.recorder import Recorder
+from paceline.runs.forecasts import candidates_of, forecasts_of
+from paceline.runs.lone import why_alone
+from paceline.strategies import EXCHANGES
+from paceline.training.models.paced import Stretched
+
+ALONE, AUTO = "fast worker alone", "auto"
+_BUCKETS_MB = (10, 25, 100)
+_NUM_ROUNDS, _NUM_SETTLING, _NUM_TIMED = 3, 3, 6
+_LONGEST_S = 6.0  # of the timed steps of a way in a round
+_HOPELESS = 3.0
+_MOST_CHOOSING = 200  # steps in which auto has to decide
+Step = Callable[[], object]
+Make = Callable[[nn.Module], Any]
+
+
+class Setting(NamedTuple):
+    """A model, samples of a step over both workers, and how much slower the second one is."""
+
+    model: str
+    batch_size: int
+    slowdown: int
+    input_shape: str | None = None
+
+
+class _Ddp:
+    """DistributedDataParallel as anybody uses it."""
+
+    def __init__(self, module: nn.Module, bucket_mb: int, hook: Any = None) -> None:
+        self._parallel = DistributedDataParallel(
+            module, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True
+        )
+        if hook is not None:
+            self._parallel.register_comm_hook(None, hook)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._parallel(*args, **kwargs)
+
+    def close(self) -> None:
+        """Do nothing: torch frees the reducer with the module."""
+
+
+def measure(group: Group, quick: bool, case: str) -> dict[str, Any]:
+    """Return the seconds of a step of each way in each round, and auto's choice and its cost."""
+    model, batch_size, slowdown, shape = case.split(",")
+    setting = Setting(model, int(batch_size), int(slowdown), shape or None)
+    settings = RehearseSettings.model_validate(
+        {
+            "model": setting.model,
+            "batch_size": setting.batch_size,
+            "workers": 2,
+            "strategy": "auto",
+            "codec": "auto",
+            "balance": "auto",
+            "profile_s": 1.0,
+            "slowdown": f"1,{setting.slowdown}",
+            "input_shape": setting.input_shape,
+        }
+    )
+    strategy = next(iter(EXCHANGES.values()))
+    session = TrainingSession(
+        settings, strategy, strategy.config(workers=2), "regret", group, Progress()
+    )
+    with start(session) as runner, _auto(session, runner) as (auto, chosen):
+        ways = {AUTO: auto, **_fixed(runner, group, setting)}
+        seconds = _timed(ways, group, 1 if quick else _NUM_ROUNDS)
+    return {"seconds": seconds, **chosen}
+
+
+def _fixed(runner: ReplicaRunner, group: Group, setting: Setting) -> dict[str, Any]:
+    """Return a context of steps for each way that a user could choose."""
+    samples, world_size = setting.batch_size, group.world_size
+    parts = {"": [1.0, 1.0], ", balanced": [1.0, 1 / setting.slowdown]}
+    if setting.slowdown == 1:
+        del parts[", balanced"]
+    makes: dict[str, Make] = {
+        **{f"DDP {mb} MB": partial(_Ddp, bucket_mb=mb) for mb in _BUCKETS_MB},
+        "DDP, fp16": partial(_Ddp, bucket_mb=25, hook=fp16_compress_hook),
+    }
+    for name, strategy in EXCHANGES.items():
+        replica = strategy.runner().replica
+        config = partial(strategy.config, workers=world_size)
+        makes[name] = partial(replica, config=config(), group=group)
+        if "codec" in strategy.options.settings:
+            makes[f"{name}, dynamic8"] = partial(
+                replica, config=config(codec="dynamic8"), group=group
+            )
+    whole = samples if group.rank == 0 else 0
+    ways: dict[str, Any] = {ALONE: lambda: stepping(runner.setup, group, whole, 1.0, None)}
+    for name, make in makes.items():
+        for how, speeds in parts.items():
+            own = apportion(samples, speeds)[group.rank]
+            weight = own * world_size / samples
+            ways[name + how] = partial(stepping, runner.setup, group, own, weight, make)
+    return ways
+
+
+@contextmanager
+def _auto(session: TrainingSession, runner: ReplicaRunner) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Let Paceline choose; provide a context of its steps, and the choice with its cost."""
+    group, setup, started = session.group, runner.setup, time.monotonic()
+    forecasts = forecasts_of(session, runner)
+    predicted = {one.exchange: one.step_s for one in forecasts}
+    chosen: dict[str, Any] = {"predicted": predicted, "profile_s": time.monotonic() - started}
+    started = time.monotonic()
+    reason = why_alone(session, runner, forecasts)
+    chosen["trial_s"] = time.monotonic() - started
+    if reason is not None:
+        whole = session.settings.batch_size if group.rank == 0 else 0
+        chosen |= {"choice": ALONE, "num_steps": 0, "choosing_s": 0.0, "reason": reason}
+        yield lambda: stepping(setup, group, whole, 1.0, None), chosen
+        return
+    decisions, model = list[str](), copy.deepcopy(setup.model).train()
+    by_name = {one.exchange: one for one in forecasts}
+    candidates = candidates_of(model, group, by_name, decisions.append)
+    with ExitStack() as stack:
+        if setup.factor is not None:
+            stack.callback(Stretched(model, setup.factor).remove)
+        checked = Checked(candidates, group, clock_for(group.device), 10**9, decisions.append)
+        stack.callback(checked.close)
+        assert setup.sampler is not None
+        replica = Balanced(checked, model, group, setup.sampler, weighs=False)
+        optimizer, source = setup.optimizer(model), setup.source(0)
+        recorder = Recorder(clock_for(group.device), "", group.rank)
+        step = partial(train_step, replica, optimizer, source, recorder, setup.learning)
+        seconds = list[float]()
+        while not checked.settled and len(seconds) < _MOST_CHOOSING:
+            began = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - began)
+        chosen |= {"num_steps": len(seconds), "choosing_s": sum(seconds), "reason": decisions[-1]}
+
+        @contextmanager
+        def steps() -> Iterator[Step]:
+            yield step
+
+        yield steps, chosen
+        chosen |= {"choice": checked.name, "shares": list(setup.sampler.shares)}
+
+
+def _timed(ways: dict[str, Any], group: Group, num_rounds: int) -> dict[str, list[float]]:
+    """Return the slowest rank's mean step of each way, in each round."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    order = random.Random(0)  # noqa: S311 - no secret
+    for number in range(num_rounds):
+        limit_s = _HOPELESS * min((one[0] for one in seconds.values() if one), default=1e9)
+        names = [name for name in ways if not number or seconds[name][0] <= limit_s]
+        for name in order.sample(names, len(names)):
+            group.barrier()
+            with ways[name]() as step:
+                seconds[name].append(_mean_step(step, group))
+    return seconds
+
+
+def _mean_step(step: Step, group: Group) -> float:
+    def run(count: int) -> float:
+        group.barrier()
+        began = time.perf_counter()
+        for _ in range(count):
+            step()
+        return max(group.gather(time.perf_counter() - began)) / count
+
+    settling = [run(1) for _ in range(_NUM_SETTLING)]
+    return run(max(1, min(_NUM_TIMED, int(_LONGEST_S / median(settling)))))

@@ -1,0 +1,148 @@
+"""Regret of `auto`: its step beside the fastest of all ways, in 48 settings of two workers."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from cell import ALONE, AUTO
+from hosts import TwoHosts, on_hosts
+
+import svg
+from figures import Part, Picture, table
+from ranks import on_ranks
+
+_HERE = Path(__file__).parent
+_LINKS: dict[str, tuple[str, str | None] | None] = {
+    "shared memory": None,
+    "1 Gbit/s": ("1gbit", None),
+    "100 Mbit/s": ("100mbit", None),
+    "1 Gbit/s, 5 ms": ("1gbit", "5ms"),
+}
+# model, small and large batch of both workers, shape of a sample
+_MODELS = (
+    ("mlp", 32, 512, ""),
+    ("lenet5", 32, 512, ""),
+    ("resnet18", 8, 32, "3x64x64"),
+    ("alexnet", 8, 32, ""),
+    ("gpt-1m", 4, 16, ""),
+    ("lstm:Lstm", 16, 128, "32x64"),
+)
+_SLOWDOWNS = (1, 2, 4)
+_LEFT, _WIDTH, _ROW = 130, 760, 60
+_DOT = 'fill="#2b6cb0" fill-opacity="0.5"'
+_TOO_LONG, _INSTEAD = ("alexnet", "100 Mbit/s"), "gpt-1m"  # an exchange takes 20 s
+
+
+def cases(link: str) -> Iterator[str]:
+    """Yield the twelve settings of a link; the second worker's speeds take turns."""
+    place = list(_LINKS).index(link)
+    for number, (model, *sizes, shape) in enumerate(_MODELS):
+        for half, size in enumerate(sizes):
+            slowdown = _SLOWDOWNS[(number + half + place) % 3]
+            if (model, link) == _TOO_LONG:
+                yield f"{_INSTEAD},{size},{slowdown},"
+            else:
+                yield f"{model},{size},{slowdown},{shape}"
+
+
+def measure(link: str, quick: bool) -> dict[str, Any]:
+    """Return the figures of all settings of a link."""
+    wire, found = _LINKS[link], {}
+    for case in [*cases(link)][: 2 if quick else None]:
+        if wire is None:
+            found[case] = on_ranks(_HERE, "cell", 2, quick, case=case)
+        else:
+            with TwoHosts(*wire) as hosts:
+                found[case] = on_hosts(hosts, _HERE, "cell", quick, (case,))
+        print(link, case, f"{_regret(found[case]):.3f}", found[case]["choice"], flush=True)
+    return found
+
+
+def _medians(figures: dict[str, Any]) -> dict[str, float]:
+    return {name: median(own) for name, own in figures["seconds"].items()}
+
+
+def _regret(figures: dict[str, Any]) -> float:
+    middle = _medians(figures)
+    return middle[AUTO] / min(middle.values())
+
+
+def text(link: str, figures: dict[str, Any]) -> str:
+    """Return the table of a link."""
+    lines = []
+    for case, own in figures.items():
+        model, size, slowdown, _ = case.split(",")
+        middle = _medians(own)
+        best = min((name for name in middle if name != AUTO), key=middle.__getitem__)
+        ddp = min(one for name, one in middle.items() if name.startswith("DDP"))
+        lines.append(
+            (
+                f"{model.partition(':')[0]}, {size}, {slowdown}:1",
+                f"{1e3 * middle[AUTO]:.4g}",
+                own["choice"],
+                f"{1e3 * middle[best]:.4g}",
+                best,
+                f"{middle[AUTO] / min(middle.values()):.3f}",
+                f"{middle[AUTO] / middle[ALONE]:.2f}",
+                f"{middle[AUTO] / ddp:.2f}",
+                f"{100 * _cost(own):.1f} %",
+            )
+        )
+    chosen = ("model, samples, speeds", "auto, ms", "choice", "best, ms", "best way")
+    head = (*chosen, "regret", "of alone", "of tuned DDP", "cost of choosing")
+    return f"{_summary(figures)}\n\n{table(link, head, lines)}"
+
+
+def _cost(own: dict[str, Any]) -> float:
+    """Return the time lost in trials as a share of 2,000 steps; the profile is not in it."""
+    step_s = _medians(own)[AUTO]
+    lost_s = own["trial_s"] + max(0.0, own["choosing_s"] - own["num_steps"] * step_s)
+    return lost_s / (2000 * step_s)
+
+
+def _summary(figures: dict[str, Any]) -> str:
+    regrets = sorted(map(_regret, figures.values()))
+    predicted = sum(_was_predicted(own) for own in figures.values())
+    return (
+        f"{len(regrets)} settings: regret {median(regrets):.3f} in the median, "
+        f"{quantiles(regrets, n=20)[-1] if len(regrets) > 1 else regrets[0]:.3f} at the 95th "
+        f"percentile, {regrets[-1]:.3f} at most; the prediction alone was within 5 % of the best "
+        f"exchange in {predicted}"
+    )
+
+
+def _was_predicted(own: dict[str, Any]) -> bool:
+    """Whether the exchange predicted to be fastest is within 5 % of the fastest exchange."""
+    middle = _medians(own)
+    first = min(own["predicted"], key=own["predicted"].__getitem__).replace(" with ", ", ")
+    names = [name for name in (first, f"{first}, balanced") if name in middle]
+    fastest = min(one for name, one in middle.items() if name not in (AUTO, ALONE))
+    return min(middle[name] for name in names) <= 1.05 * fastest
+
+
+def draw(figures: dict[str, Any]) -> str:
+    """Return a picture of all regrets: a dot for each setting, a row for each link."""
+    lines = [svg.opening(_WIDTH, _ROW * len(figures) + 54)]
+    lines.append(svg.text(8, 18, "auto's step, as times the fastest way's"))
+    for number, (link, own) in enumerate(figures.items()):
+        top = 30 + _ROW * number
+        lines.append(svg.text(8, top + 26, link))
+        lines.append(svg.box(_LEFT, top + 20, _place(1.5) - _LEFT, 2, "#ccd3da"))
+        lines += [
+            f'<circle cx="{_place(min(regret, 1.5)):.1f}" cy="{top + 21}" r="6" {_DOT}/>'
+            for regret in map(_regret, own.values())
+        ]
+    base = 42 + _ROW * len(figures)
+    ticks = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
+    lines += [svg.text(_place(tick) - 8, base, f"{tick:.1f}") for tick in ticks]
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def _place(regret: float) -> float:
+    return _LEFT + (regret - 1) * (_WIDTH - _LEFT - 20) / 0.5
+
+
+PARTS = {link: Part(partial(measure, link), partial(text, link)) for link in _LINKS}
+PICTURES = {"docs/images/regret.svg": Picture(draw)}
