@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.codecs import quantization
-from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table
-from paceline.codecs.quantization import QuantizationTable, join, split, table
+from paceline.codecs.quantization import FOUR_BIT_TABLES, join, split, table
 from paceline.native import instruction_sets
 
 INSTRUCTIONS: tuple[str, ...] = ("portable",)
@@ -19,12 +18,7 @@ if {"avx2", "avx512f"} <= set(instruction_sets()):
 SCALES = (1.0, 1e-3, 0.7, 3.1e9, 1e-37, 3e38)
 
 
-def table_of(name: str) -> QuantizationTable:
-    """Return the table of eight or four bits."""
-    return four_bit_table(name) if name in FOUR_BIT_TABLES else table(name)
-
-
-def bin_edges(one: QuantizationTable, scale: float) -> Tensor:
+def bin_edges(one: quantization.QuantizationTable, scale: float) -> Tensor:
     """Return each threshold and each magnitude of a table with both neighbours, times a scale."""
     edges = torch.cat([one.thresholds, one.magnitudes])
     near = [edges, edges.nextafter(torch.tensor(2.0)), edges.nextafter(torch.tensor(0.0))]
@@ -64,7 +58,7 @@ def check_encode(
     """
     from paceline.codecs import triton_four_bit, triton_kernels
 
-    one, there, scales = table_of(name), _shifted(values, device, offset), None
+    one, there, scales = table(name), _shifted(values, device, offset), None
     expected_scales = quantization.scales_of(values, block_size)
     if scale is not None:
         scales = expected_scales.fill_(scale).to(device)
@@ -97,7 +91,7 @@ def check_decode(
 
     kernels = triton_four_bit if name in FOUR_BIT_TABLES else triton_kernels
     count = len(codes) if count is None else count
-    one, totals = table_of(name), normal(count, 1)
+    one, totals = table(name), normal(count, 1)
     single = split(codes, count) if name in FOUR_BIT_TABLES else codes
     meant = quantization.decode(single, scales, block_size, one)
     for adds, expected in ((False, meant), (True, totals + meant)):

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import codec_cases as cases
-from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table
-from paceline.codecs.quantization import TABLES, QuantizationTable, table
+from paceline.codecs.quantization import FOUR_BIT_TABLES, TABLES, QuantizationTable, table
 
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 ODD_SCALES = (0.0, 1.0, 1 / 3, -0.1, 1e-45, 1e-37, 3e38)
@@ -92,7 +91,7 @@ class KernelContract:
     @pytest.mark.parametrize("name", FOUR_BIT_TABLES)
     @pytest.mark.parametrize("scale", cases.SCALES)
     def test_four_bit_bin_edges(self, name: str, scale: float):
-        _, with_scale = edges_of(four_bit_table(name), scale)
+        _, with_scale = edges_of(table(name), scale)
         cases.check_four_bit(with_scale, name, 64, self.on)
 
     @pytest.mark.parametrize("name", FOUR_BIT_TABLES)

@@ -15,8 +15,14 @@ from torch import Tensor
 
 import codec_cases as cases
 from paceline.codecs import quantization
-from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table
-from paceline.codecs.quantization import TABLES, QuantizationTable, join, split
+from paceline.codecs.quantization import (
+    FOUR_BIT_TABLES,
+    TABLES,
+    QuantizationTable,
+    join,
+    split,
+    table,
+)
 from paceline.native import Codebook, DType, FourBitTable, cast_into
 
 SETS = cases.INSTRUCTIONS
@@ -42,7 +48,7 @@ class Kernel(NamedTuple):
 
     @property
     def table(self) -> QuantizationTable:
-        return cases.table_of(self.name)
+        return table(self.name)
 
     @property
     def native(self) -> Codebook | FourBitTable:
@@ -121,7 +127,7 @@ def test_tables_and_codes_of_four_bits_by_hand():
     assert codes.tolist() == [7 + 16 * (6 + 8), 0, 0 + 16 * (7 + 8), 6, 7]
     assert scales.tolist() == torch.tensor([1.0, 4.0, 0.3]).tolist()
     for name, magnitudes in MAGNITUDES.items():
-        assert torch.equal(four_bit_table(name).magnitudes, torch.tensor(magnitudes))
+        assert torch.equal(table(name).magnitudes, torch.tensor(magnitudes))
 
 
 @each_kernel

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from codec_cases import normal
-from paceline.codecs.blockwise import EightBit
+from paceline.codecs.blockwise import EightBit, FourBit
 from paceline.codecs.codec import Cast, Codec, Payload, pack, row_nbytes, unpack
 from paceline.codecs.feedback import ErrorFeedback, OneBit, Threshold
-from paceline.codecs.four_bit import FOUR_BIT_TABLES, FourBit
 from paceline.codecs.names import CODECS, find_codec
-from paceline.codecs.quantization import TABLES, table
+from paceline.codecs.quantization import FOUR_BIT_TABLES, TABLES, table
 from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import SentShare
@@ -183,8 +182,8 @@ def test_the_errors_of_four_bits_do_not_grow(name: str):
             (lambda share=share: wire_format(f"threshold:0.5{share}"), "codec", None)
             for share in ("", "@0", "@1.5", "@-0.1", "@", "@nan", "@1%")
         ),
-        (lambda: EightBit("fp8"), "table", None),
-        (lambda: FourBit("e2m1"), "table", None),
+        (lambda: EightBit("fp8"), "type", None),
+        (lambda: FourBit("e2m1"), "type", None),
         (lambda: EightBit("dynamic8", 0), "block_size", 0),
         (lambda: EightBit("dynamic8", offset=0.0), "offset", 0.0),
         (lambda: OneBit(0), "block_size", 0),
