@@ -16,9 +16,8 @@ from paceline.core.timeline import Span
 from paceline.links import clock as module
 from paceline.links.clock import DeviceClock, HostClock, clock_for
 from paceline.links.group import Group
-from paceline.measure.device_profile import DeviceProfile, profile_device
-from paceline.measure.link import HubLink
-from paceline.measure.unrest import Rounds, rounds_of_all, unrest_of, unrest_of_traced
+from paceline.measure.device_profile import DeviceProfile, HubLink, profile_device
+from paceline.measure.timing import Rounds, rounds_of_all, unrest_of, unrest_of_traced
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.measure import calibrate
 from simulated_gpu.tensors import devices

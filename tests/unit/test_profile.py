@@ -24,7 +24,7 @@ from paceline.exchange.step import OF_CLASSES, SGD, Share
 from paceline.links.group import Group
 from paceline.measure import cores
 from paceline.measure.cores import CoreTime, lost_beside
-from paceline.measure.link import message_speed
+from paceline.measure.profiled_machine import message_speed
 from paceline.planner import forecast
 from paceline.strategies import EXCHANGES, find_exchange
 from paceline.strategies.allreduce.config import AllReduce

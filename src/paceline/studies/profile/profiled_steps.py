@@ -22,8 +22,7 @@ from paceline.exchange.step import SGD, Learning, Share, shares, train_step
 from paceline.links.clock import Clock, clock_for
 from paceline.links.devices import device_of
 from paceline.links.group import Group
-from paceline.measure.timing import endless, seconds_between
-from paceline.measure.unrest import Rounds, rounds_of_all, unrest_of
+from paceline.measure.timing import Rounds, endless, rounds_of_all, seconds_between, unrest_of
 from paceline.record.merge import clock_offset, gather_timeline
 from paceline.record.recorder import Recorder
 from paceline.records.profile import SYNTHETIC, ProfileSettings, TensorMemory, WorkerMemoryRow
