@@ -127,10 +127,10 @@ def attempted(attempt: Attempt) -> AttemptRow:
         answer = read_record(_ANSWER, lines[-1].encode(), "the answer")
         row = answer.model_dump()
     except (IndexError, InvalidInput):  # the process ended without an answer
-        why = f"{reason(done.returncode).removeprefix('was ')}, as for want of memory"
+        why = f"{reason(done.returncode).removeprefix('was ')}, probably out of memory"
         row = {"fits": False, "why": why}
     except TimeoutError:
-        row = {"fits": False, "why": f"not done after {attempt.deadline_s:g} s, the deadline"}
+        row = {"fits": False, "why": f"deadline of {attempt.deadline_s:g} s exceeded"}
     seconds = time.monotonic() - started
     return AttemptRow(batch_size=attempt.batch_size, seconds=seconds, **row)
 
@@ -157,7 +157,7 @@ def try_step(attempt: Attempt) -> dict[str, Any]:
         marked = any(mark in first_line for mark in _OUT_OF_MEMORY)
         out_of_memory = isinstance(error, MemoryError) or marked
         return {"fits": False, "why": "out of memory" if out_of_memory else first_line} | base
-    return {"fits": True, "why": "a training step was taken"} | base
+    return {"fits": True, "why": "training step completed"} | base
 
 
 def main() -> None:

@@ -55,13 +55,10 @@ def profile_model(
 ) -> None:
     """Profile, write result, trace and report, and print the result.
 
-    Raises InvalidInput or WorkerLost for errors that workers could not report themselves, and
-    WorkersFailed for reported ones.
+    Raises WorkersFailed for errors that workers have printed.
     """
     if under_torchrun():
-        raise InvalidInput(
-            "profile", "profile starts its workers itself", hint="run it without torchrun"
-        )
+        raise InvalidInput("paceline profile", "cannot run under torchrun: it starts its workers")
     check_cores(settings.workers)
     check_gpus(settings.workers)
     request = ProfileRequest(settings=settings, run_id=new_id(settings.model), debug=debug)
@@ -106,7 +103,7 @@ def _profile_rank(request: ProfileRequest, group: Group) -> None:
         workload = subject.workload
         err.print(
             f"{settings.model}: {workload.num_parameters:,} parameters in {len(workload.layers)} "
-            f"layers; {settings.steps} steps as they are, and as many recorded"
+            f"layers; {settings.steps} plain steps and {settings.steps} recorded steps"
         )
         findings = profiled_steps.profile_rank(settings, subject, group)
         result = result_of(settings, request.run_id, findings, group)
@@ -120,19 +117,8 @@ def result_of(
 ) -> profile.ProfileResult:
     """Build the result from all ranks' measurements, collectively."""
     blocks = found.blocks
-    plain = list(chain.from_iterable(blocks.plain))
-    recorded = list(chain.from_iterable(blocks.recorded))
-    columns = zip(*(vars(breakdown(one)).values() for one in blocks.timelines), strict=True)
-    stages = Breakdown(*map(fmean, columns))
-    waits = [
-        profile.OverheadRow(what=what, seconds=seconds, share=seconds / stages.step_s)
-        for what, seconds in (
-            ("waiting for the exchange", stages.exposed_s),
-            ("neither computing nor exchanging", stages.idle_s),
-        )
-    ]
+    plain, recorded = (list(chain.from_iterable(one)) for one in (blocks.plain, blocks.recorded))
     held = [profile.WorkerMemoryRow(**row) for row in group.gather(found.held.model_dump())]
-    phases = _by_phase(blocks.spans)
     samples = len(found.subject.recipe.samples) / len(found.subject.batches)
     return profile.ProfileResult(
         id=run_id,
@@ -143,16 +129,9 @@ def result_of(
         cost=median(recorded) / median(plain) - 1,
         unrest=blocks.unrest,
         recorded_typical_s=fmean(group.gather(fmean(map(profiled_steps.typical, blocks.recorded)))),
-        stages=tuple(
-            profile.StageRow(stage=name, seconds=seconds)
-            for name, seconds in stages.seconds.items()
-        ),
-        forward=spread(phases[Kind.FORWARD]),
-        backward=spread(phases[Kind.BACKWARD]),
-        update=spread(phases[Kind.STEP]),
+        **_stages(found),
         layers=tuple(_layers(found)),
         resources=tuple(_resources(blocks, group)),
-        overheads=(*waits, *found.alone.between, *found.together.calls),
         operators=tuple(
             row.model_copy(update={"nbytes": found.by_operator.get(row.name, 0)})
             for row in found.together.operators[:_MOST_OPERATORS]
@@ -166,6 +145,28 @@ def result_of(
         findings=(),
         peak_memory_bytes=tuple(row.training_nbytes for row in held),
     )
+
+
+def _stages(found: profiled_steps.Findings) -> dict[str, Any]:
+    """Return the fields about stages, phases and overheads."""
+    columns = zip(*(vars(breakdown(one)).values() for one in found.blocks.timelines), strict=True)
+    mean = Breakdown(*map(fmean, columns))
+    waits = (
+        profile.OverheadRow(what=what, seconds=seconds, share=seconds / mean.step_s)
+        for what, seconds in (
+            ("waiting for the exchange", mean.exposed_s),
+            ("neither computing nor exchanging", mean.idle_s),
+        )
+    )
+    phases = _by_phase(found.blocks.spans)
+    stages = (profile.StageRow(stage=name, seconds=s) for name, s in mean.seconds.items())
+    return {
+        "stages": tuple(stages),
+        "forward": spread(phases[Kind.FORWARD]),
+        "backward": spread(phases[Kind.BACKWARD]),
+        "update": spread(phases[Kind.STEP]),
+        "overheads": (*waits, *found.alone.between, *found.together.calls),
+    }
 
 
 def spread(values: Sequence[float]) -> profile.Quartiles:
