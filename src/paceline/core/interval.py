@@ -19,12 +19,10 @@ class Interval:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.steps is None) == (self.seconds is None):
-            raise ValueError("an interval has either steps or seconds")
         if self.steps is not None and self.steps < 1:
-            raise ValueError(f"an interval has at least 1 step, not {self.steps}")
+            raise ValueError(f"must be at least 1 step (got {self.steps})")
         if self.seconds is not None and not 0 < self.seconds <= LONGEST_S:
-            raise ValueError(f"an interval is above 0 s and at most {LONGEST_S:g} s long")
+            raise ValueError(f"must be above 0 s and at most {LONGEST_S:g} s (got {self.seconds})")
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
@@ -38,5 +36,4 @@ class Interval:
             return cls(steps=int(text))
         if match := _TIME.fullmatch(text):
             return cls(seconds=float(match[1]) * _SECONDS_OF[match[2]])
-        why = "neither a number of steps (500) nor a time (60s, 5min, 1h), and not never"
-        raise ValueError(f"{text!r} is {why}")
+        raise ValueError(f"must be steps (500), a time (60s, 5min, 1h) or never (got {text!r})")

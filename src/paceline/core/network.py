@@ -40,10 +40,8 @@ class Link(Fact):
     def check_has_no_adapters(self) -> None:
         """Raise ValueError if a link without a host's network adapter sets `rails` or `rdma`."""
         if self.rails > 1 or self.rdma:
-            raise ValueError(
-                f"links.{self.name}.{'rails' if self.rails > 1 else 'rdma'}: network adapters join "
-                "a host with a switch or another host; between GPUs add the bandwidths of links"
-            )
+            field = f"links.{self.name}.{'rails' if self.rails > 1 else 'rdma'}"
+            raise ValueError(f"{field}: requires a link of a host with a switch or another host")
 
     @property
     def reached(self) -> "Link":

@@ -29,7 +29,7 @@ def read_shape(shape: Any) -> Any:
     try:
         return tuple(int(size) for size in shape.split("x"))
     except ValueError:
-        raise ValueError(f"{shape!r} is not a shape such as 3x224x224") from None
+        raise ValueError(f"must be a shape such as 3x224x224 (got {shape!r})") from None
 
 
 def read_list(values: Any) -> Any:
@@ -121,13 +121,12 @@ class RunSettings(Record):
         if isinstance(self.workers, int) and self.workers < 1:
             raise ValueError(f"workers: must be at least 1 (got {self.workers})")
         if isinstance(self.workers, int) and self.batch_size < self.workers:
-            raise ValueError(
-                f"batch_size: {self.batch_size} samples cannot be shared by {self.workers} workers"
-            )
+            least = f"{self.workers}, one sample for each worker"
+            raise ValueError(f"batch_size: must be at least {least} (got {self.batch_size})")
         if self.exchange_alone and self.workers != 1:
-            raise ValueError(f"exchange_alone: is for one worker, not {self.workers}")
+            raise ValueError(f"exchange_alone: requires --workers 1 (got {self.workers})")
         if self.keys is not None and self.listen is None:
-            raise ValueError("keys: are for workers of other machines; name the address by listen")
+            raise ValueError("keys: requires --listen")
         return self
 
 
@@ -226,18 +225,14 @@ class TrainSettings(RunSettings):
     @model_validator(mode="after")
     def _steps_fit(self) -> Self:
         if isinstance(self.workers, int) and self.batch_size < self.workers * self.accumulate:
-            raise ValueError(
-                f"accumulate: {self.batch_size} samples cannot be cut into {self.accumulate} "
-                f"micro-batches of each of {self.workers} workers"
-            )
+            most = f"{self.batch_size // self.workers}, the samples of a worker"
+            raise ValueError(f"accumulate: must be at most {most} (got {self.accumulate})")
         for name in ("lighthouse", "worker_ids"):
             if getattr(self, name) is not None and not self.elastic:
-                raise ValueError(f"{name}: goes only with elastic")
+                raise ValueError(f"{name}: requires --elastic")
         if self.steps is not None and self.warmup_steps >= self.steps:
-            raise ValueError(
-                f"warmup_steps: {self.warmup_steps} of {self.steps} steps; the rate has to reach "
-                "its full height before the last one"
-            )
+            problem = f"must be less than the {self.steps} steps (got {self.warmup_steps})"
+            raise ValueError(f"warmup_steps: {problem}")
         return self
 
 
@@ -273,26 +268,19 @@ class RehearseSettings(RunSettings):
 
     @model_validator(mode="after")
     def _fields_fit(self) -> Self:
-        if (self.device is None) == (self.slowdown is None):
-            both = "both are given" if self.device is not None else "neither is given"
-            raise ValueError(
-                f"device, slowdown: {both}; a rehearsal paces layers as a device, or stretches them"
-            )
-        if self.device is None:
-            self._only_with("device", "forward_ms", "backward_ms", "update_ms")
-        else:
-            self._only_with("slowdown", "balance")
+        if self.device is None and self.slowdown is None:
+            raise ValueError("device: is missing; --slowdown is an alternative")
+        if self.device is not None and self.slowdown is not None:
+            raise ValueError("slowdown: cannot be combined with --device")
+        for name in ("forward_ms", "backward_ms", "update_ms"):
+            if getattr(self, name) is not None and self.device is None:
+                raise ValueError(f"{name}: requires --device")
+        if self.balance is not None and self.slowdown is None:
+            raise ValueError("balance: requires --slowdown")
         if self.slowdown is not None and len(self.slowdown) not in (1, self.workers):
-            raise ValueError(
-                f"slowdown: {len(self.slowdown)} numbers for {self.workers} workers; give one for "
-                "all, or one for each"
-            )
+            problem = f"must be one number, or one for each of {self.workers} workers"
+            raise ValueError(f"slowdown: {problem} (got {len(self.slowdown)})")
         return self
-
-    def _only_with(self, other: str, *names: str) -> None:
-        for name in names:
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name}: goes only with {other}")
 
     def slowdown_of(self, rank: int) -> float:
         """Return a worker's slow-down factor; 1 for a paced one."""

@@ -140,13 +140,9 @@ class Workload:
         return tuple(self.layers[i] for i in self.backward_order)
 
 
-# A step holds the most at some moment of backward. What forward has kept is freed layer by layer,
-# and in its place come the gradients of parameters:
+# Memory peaks during backward, which frees kept tensors layer by layer and adds gradients:
 #
-#     kept by the layers that are not done yet | gradients of those that are | one layer's work
-#
-# The work is that of the layer whose backward runs: gradients of activations, and what operations
-# need for a moment.
+#     kept by the remaining layers | gradients of the finished layers | working memory of one layer
 
 # Values stored per parameter: itself, gradient and momentum.
 _COPIES = 3

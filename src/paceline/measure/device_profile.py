@@ -9,7 +9,6 @@ import torch
 from pydantic import FailFast, Field
 
 from paceline.core.machine import DeviceKind
-from paceline.core.peer_records import PerSecond, Seconds
 from paceline.core.plan import Kind
 from paceline.core.settings import Record
 from paceline.core.timeline import Span
@@ -20,6 +19,9 @@ from paceline.measure import timing
 from paceline.measure.cores import CoreTime, cores_here, lost_here
 from paceline.measure.devices import codec_speed, copy_speed
 
+# The longest time on one machine's clock is a century.
+Seconds = Annotated[float, Field(ge=0, le=3.2e9, allow_inf_nan=False)]
+PerSecond = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 MIN_SECONDS = 1e-9
 _NUM_WARM_UP, _MAX_ROUNDS, _NUM_PINGS = 2, 200, 20
 _NETWORK = Path("/proc/self/ns/net")

@@ -15,7 +15,6 @@ from pydantic import FailFast, Field, TypeAdapter
 
 from paceline.core.cost import compute_lane
 from paceline.core.errors import InvalidInput
-from paceline.core.peer_records import MOST_SPANS, Spans, check_spans
 from paceline.core.plan import COMPUTE, Kind, Lane, Resource
 from paceline.core.timeline import Origin, Span, Timeline, intersection, length, union
 from paceline.core.wire_format import Purpose
@@ -23,6 +22,10 @@ from paceline.links.clock import Clock
 from paceline.record.recorder import LayerMarks, Phase, layer_spans
 
 ALL_STEPS = range(2**31)
+_MOST_SPANS = 200_000  # most spans and messages from a worker
+_MOST_RESOURCES, _LONGEST_NAME = 16, 200
+# FailFast: errors for all spans would use more memory than the message.
+_Spans = Annotated[list[Span], FailFast(), Field(max_length=_MOST_SPANS)]
 
 
 class MessageTime(NamedTuple):
@@ -34,14 +37,14 @@ class MessageTime(NamedTuple):
     at_s: float
 
 
-_Times = Annotated[list[MessageTime], FailFast(), Field(max_length=MOST_SPANS)]
+_Times = Annotated[list[MessageTime], FailFast(), Field(max_length=_MOST_SPANS)]
 
 
 @dataclass
 class Trace:
     """The spans and message times of a process; step 0 is the first traced one."""
 
-    spans: Spans = field(default_factory=list)
+    spans: _Spans = field(default_factory=list)
     sent: _Times = field(default_factory=list)
     received: _Times = field(default_factory=list)
 
@@ -53,7 +56,7 @@ class Trace:
 
     def check(self, worker: int, num_steps: int, purposes: Collection[str]) -> None:
         """Raise InvalidInput for other workers' spans or messages, and for invalid values."""
-        check_spans(self.spans, worker, "trace")
+        check_spans(self.spans, worker)
         for one in (*self.sent, *self.received):
             is_known = one.purpose in purposes and one.worker == worker
             if not (is_known and 0 <= one.step <= num_steps and 0 <= one.at_s < float("inf")):
@@ -66,6 +69,20 @@ class Trace:
 
 
 _TRACE = TypeAdapter(Trace)
+
+
+def check_spans(spans: Iterable[Span], worker: int) -> None:
+    """Raise InvalidInput for another worker's spans, and for invalid values."""
+    for span in spans:
+        where = f"of step {span.step}, part {span.part[:20]!r}"
+        if span.worker != worker:
+            raise InvalidInput("trace", f"has a span of worker {span.worker}")
+        if not (0 <= span.start_s <= span.end_s < float("inf")):
+            raise InvalidInput("trace", f"has a span from {span.start_s} to {span.end_s} s")
+        if not 0 <= span.step < 2**31 or len(span.part) > _LONGEST_NAME:
+            raise InvalidInput("trace", f"has a span {where}")
+        if len(span.on) > _MOST_RESOURCES or any(len(one.owner) > _LONGEST_NAME for one in span.on):
+            raise InvalidInput("trace", f"has too many or too long resources in a span {where}")
 
 
 class WorkerRecorder:
