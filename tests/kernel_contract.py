@@ -1,4 +1,4 @@
-"""Triton's kernels give the bits of the specification, on a GPU and in Triton's interpreter."""
+"""The Triton kernels return the specified bits, on a GPU and in Triton's interpreter."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ class KernelContract:
     @pytest.mark.parametrize("offset", [0, 1])
     @pytest.mark.parametrize("block_size", [1, 5, 64, 1000, 1024, 1500, 8192, 8193, 30_000])
     def test_any_length_block_size_and_alignment(self, block_size: int, offset: int):
-        """Blocks that share a tile, fill one, need several, and are longer than a tile can be."""
+        """Blocks that share a tile, fill one, need several, or exceed the largest tile."""
         for count in self.sizes(0, 1, 1023, 1025, 9000):
             values = with_infinities(count)
             for scale in (None, 2.0):

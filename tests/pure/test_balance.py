@@ -1,4 +1,4 @@
-"""Shares of a batch by the speeds of workers, as these change, and who is worth a share."""
+"""Shares of a batch by the changing speeds of workers, and workers too slow to help."""
 
 import random
 from itertools import product
@@ -84,7 +84,7 @@ def test_what_makes_no_sense_is_refused(ask, field) -> None:
 
 
 def rounds(balance: Balance, fixed: list[float], each: list[float], number: int) -> list[tuple]:
-    """Record what ranks take that need these seconds for a step, and for each sample."""
+    """Record the times of ranks with fixed seconds per step and per sample."""
     shares = []
     for _ in range(number):
         seconds = [

@@ -1,4 +1,4 @@
-"""Files and messages that are made to hurt: each is refused in one line, and costs little."""
+"""Malicious files and messages are refused in one line, at little cost."""
 
 import bz2
 import json
@@ -100,7 +100,7 @@ def test_toml_with_points_in_its_values():
 
 
 def test_only_files_of_their_size_are_read(tmp_path: Path):
-    """A pipe would wait for a writer, and a device has no end."""
+    """Reading a pipe would block, and a device is endless."""
     path = tmp_path / "file"
     path.write_bytes(b"12345")
     assert read_file(path, 5) == b"12345"
@@ -114,7 +114,7 @@ def test_only_files_of_their_size_are_read(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["</script><script>alert(1)</script>", "\x1b[2J\x07"])
 def test_names_of_others_reach_no_terminal_and_no_markup(line: Line, tmp_path: Path, name: str):
-    """A device, a worker and a model that somebody has named so."""
+    """Names of a device, a worker and a model with control characters and markup."""
     folder = write_run(tmp_path / "run", 0.01, 0.011)
     for file in ("trace.json", "result.json"):
         text = (folder / file).read_text()

@@ -42,9 +42,9 @@ class InvalidInput(PacelineError):
             last_line = field.strip().rpartition("\n")[2]
             field, problem = _parted(last_line.rpartition("InvalidInput: ")[2])
         self.field, self.problem, self.got, self.hint = field, problem, got, hint
-        super().__init__(self.told(field))
+        super().__init__(self.message_for(field))
 
-    def told(self, field: str) -> str:
+    def message_for(self, field: str) -> str:
         """Return the message, with another name for the field."""
         got = "" if self.got is _NOT_GIVEN else f" (got {self.got!r})"
         between = " " if self.problem.startswith(_VERBS) else ": "

@@ -196,8 +196,10 @@ class Machine(Fact):
                 if end not in count:
                     problem = f"must be two of {_listed(count)} (got {end!r})"
                     raise ValueError(f"links.{link.name}.between: {problem}")
-            if link.between[0] == link.between[1] or not devices.isdisjoint(link.between):
-                link.check_has_no_adapters()
+            has_adapters = len({*link.between} - devices) == 2
+            if not has_adapters and (link.rails > 1 or link.rdma):
+                field = f"links.{link.name}.{'rails' if link.rails > 1 else 'rdma'}"
+                raise ValueError(f"{field}: requires a link of a host with a switch or a host")
         if self.groups and prod(self.groups) != self.num_hosts:
             problem = f"must multiply to {self.num_hosts}, the number of hosts"
             raise ValueError(f"groups: {problem} (got {list(self.groups)})")

@@ -37,12 +37,6 @@ class Link(Fact):
         """The link's name, made of its two ends."""
         return "--".join(self.between)
 
-    def check_has_no_adapters(self) -> None:
-        """Raise ValueError if a link without a host's network adapter sets `rails` or `rdma`."""
-        if self.rails > 1 or self.rdma:
-            field = f"links.{self.name}.{'rails' if self.rails > 1 else 'rdma'}"
-            raise ValueError(f"{field}: requires a link of a host with a switch or another host")
-
     @property
     def reached(self) -> "Link":
         """The link with the bandwidth that exchanges reach."""

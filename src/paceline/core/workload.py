@@ -21,10 +21,6 @@ class Cost:
     num_calls: int = 0
     num_syncs: int = 0
 
-    def __post_init__(self) -> None:
-        if min(self.flops, self.nbytes, self.num_calls, self.num_syncs) < 0:
-            raise ValueError(f"work cannot be negative: {self}")
-
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(
             self.flops + other.flops,
