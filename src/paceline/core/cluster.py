@@ -145,7 +145,7 @@ class Cluster(Machine):
         """Return the machine of the nodes that `workers` workers fill.
 
         With `symmetric` it is a `Symmetric` machine if the workers fill more than one node
-        completely. InvalidInput if there are too few devices, or too many workers to plan singly.
+        completely. InvalidInput for more workers than devices, or too many to plan one by one.
         """
         self._check_count(workers, symmetric)
         num_nodes = -(-workers // len(self.devices))
@@ -200,7 +200,7 @@ class Cluster(Machine):
         return fields | {"name": self.name, "groups": groups, "losses": self.losses}
 
     def _node(self, host: Host, name: str) -> Machine:
-        """Return the node of that name; what is in it has names that begin with it."""
+        """Return the node under another name, which prefixes the names of its parts."""
 
         def renamed(own: str) -> str:
             return name if own == host.name else f"{name}.{own}"

@@ -30,9 +30,9 @@ class PacelineError(Exception):
 class InvalidInput(PacelineError):
     """A file, option or model is not usable as given.
 
-    `field`: the setting, file or value. `problem`: what is wrong, or what is expected. `got`: the
-    given value. `hint`: what to do instead.
-    Shown as "field: problem (got 1); hint", or "field must be at least 2 (got 1); hint".
+    `field`: the setting, file or value. `problem`: the fault or the requirement. `got`: the given
+    value. `hint`: a remedy. Shown as "field: problem (got 1); hint", or without a colon before a
+    verb: "field must be at least 2 (got 1); hint".
     """
 
     def __init__(

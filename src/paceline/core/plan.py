@@ -176,7 +176,7 @@ class Plan:
             self._link()
 
     def _link(self) -> None:
-        """Check the tasks, and number what each waits for."""
+        """Check the tasks, and fill `children` and `num_parents`."""
         place: dict[TaskId, int] = {}
         # Most tasks of a wide plan have at most one child: tuples are smaller than lists.
         self.children: list[list[int] | tuple[int, ...]] = []

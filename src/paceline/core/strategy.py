@@ -68,7 +68,7 @@ PlanOf = Callable[[Workload, Machine, Any, Window], Plan]
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """How a strategy is planned, and what the planner may vary."""
+    """How a strategy is planned, and its variants."""
 
     plan: PlanOf
     """Plans a window of steps from a worker's workload, a machine and a config.
@@ -190,13 +190,11 @@ class Strategy:
     """Configuration dataclass with defaults and a field `workers`."""
 
     planning: Planning
-    """How it is planned."""
 
     running: Running | None = None
-    """How it runs; None: it can only be planned, on clusters."""
+    """None: it can only be planned, on clusters."""
 
     options: Options = Options()
-    """How it treats a run's settings."""
 
     def runner(self) -> Any:
         """Import the module that runs it; InvalidInput if it can only be planned."""
