@@ -115,9 +115,8 @@ class FourBit(BlockCodec):
         if self.type not in FOUR_BIT_TABLES:
             raise not_known("type", self.type, FOUR_BIT_TABLES)
         if self.block_size < 2 or self.block_size % 2:
-            raise InvalidInput(
-                "block_size", "must be even, because two values share a byte", got=self.block_size
-            )
+            problem = "must be even, because two values share a byte"
+            raise InvalidInput("block_size", problem, got=self.block_size)
 
     @property
     def name(self) -> str:

@@ -33,12 +33,9 @@ class ErrorFeedback:
         values = flat(values)
         if self._error is not None:
             if self._error.shape != values.shape:
-                raise InvalidInput(
-                    "values",
-                    f"must have {len(self._error)} elements, as before",
-                    got=len(values),
-                    hint="create an ErrorFeedback for each tensor",
-                )
+                problem = f"must have {len(self._error)} elements, as before"
+                hint = "create an ErrorFeedback for each tensor"
+                raise InvalidInput("values", problem, got=len(values), hint=hint)
             # Not in place: these are the caller's gradients.
             values = values + self._error
         payload = self.codec.encode(values)

@@ -176,12 +176,9 @@ def _sizes(
     found = [one.tolist() for one in gathered]
     for rank, (_, checksum) in zip(ranks, found, strict=True):
         if checksum != zlib.crc32(kind.encode()):
-            raise InvalidInput(
-                what,
-                f"must have the same type, row shape and codecs on ranks {dist.get_rank()} and "
-                f"{rank}",
-                got=kind,
-            )
+            both = f"{dist.get_rank()} and {rank}"
+            problem = f"must have the same type, row shape and codecs on ranks {both}"
+            raise InvalidInput(what, problem, got=kind)
     return tuple(count for count, _ in found)
 
 

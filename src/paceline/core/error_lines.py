@@ -27,7 +27,7 @@ _OF_FULL_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate me
 _LESS_MEMORY = "try a smaller --batch-size, or --accumulate"
 
 
-def told(error: BaseException, worker: str | int | None = None) -> str:
+def error_line(error: BaseException, worker: str | int | None = None) -> str:
     """Describe an error in one line, with the place in the user's code; `worker` reports it."""
     if isinstance(error, PacelineError):
         return str(error)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-_MIN_SECONDS = 1e-9
+MIN_SECONDS = 1e-9
 _MOST = 0.95  # computation gets some time even if an exchange keeps all cores busy
 
 
@@ -34,7 +34,7 @@ class CoreTime:
     @property
     def num_cores(self) -> float:
         """Mean number of busy cores."""
-        return self._busy_s / max(self._elapsed_s, _MIN_SECONDS)
+        return self._busy_s / max(self._elapsed_s, MIN_SECONDS)
 
 
 def lost_beside(num_taken: float, num_workers: int, num_cores: int, num_threads: int) -> float:

@@ -16,13 +16,12 @@ from paceline.core.wire_format import Kernel, wire_format
 from paceline.links.devices import device_of
 from paceline.links.group import boot_id
 from paceline.measure import timing
-from paceline.measure.cores import CoreTime, cores_here, lost_here
+from paceline.measure.cores import MIN_SECONDS, CoreTime, cores_here, lost_here
 from paceline.measure.devices import codec_speed, copy_speed
 
 # The longest time on one machine's clock is a century.
 Seconds = Annotated[float, Field(ge=0, le=3.2e9, allow_inf_nan=False)]
 PerSecond = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
-MIN_SECONDS = 1e-9
 _NUM_WARM_UP, _MAX_ROUNDS, _NUM_PINGS = 2, 200, 20
 _NETWORK = Path("/proc/self/ns/net")
 _MOST_PARTS = 100_000  # most forward and backward layers of a step

@@ -12,7 +12,8 @@ from paceline.core.network import Link
 from paceline.core.plan import Kind, PriceKey
 from paceline.core.strategy import PricedMachine
 from paceline.core.workload import Workload
-from paceline.measure.device_profile import MIN_SECONDS, DeviceProfile
+from paceline.measure.cores import MIN_SECONDS
+from paceline.measure.device_profile import DeviceProfile
 from paceline.measure.this_machine import Speed, host_here, memory_bytes
 
 _SOURCE = "measured by the workers before this run"
