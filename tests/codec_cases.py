@@ -1,14 +1,13 @@
-"""Values on which codes may go wrong, and Triton's kernels beside what specifies them.
+"""Difficult values for codecs, and comparisons of the Triton kernels with their specification.
 
-The kernels run on a GPU or, where TRITON_INTERPRET was set before Triton was imported, anywhere.
+The kernels need a GPU, unless TRITON_INTERPRET was set before Triton was imported.
 """
 
 import torch
 from torch import Tensor
 
 from paceline.codecs import quantization
-from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table
-from paceline.codecs.quantization import QuantizationTable, join, split, table
+from paceline.codecs.quantization import FOUR_BIT_TABLES, join, split, table
 from paceline.native import instruction_sets
 
 INSTRUCTIONS: tuple[str, ...] = ("portable",)
@@ -19,12 +18,7 @@ if {"avx2", "avx512f"} <= set(instruction_sets()):
 SCALES = (1.0, 1e-3, 0.7, 3.1e9, 1e-37, 3e38)
 
 
-def table_of(name: str) -> QuantizationTable:
-    """Return the table of eight or four bits."""
-    return four_bit_table(name) if name in FOUR_BIT_TABLES else table(name)
-
-
-def bin_edges(one: QuantizationTable, scale: float) -> Tensor:
+def bin_edges(one: quantization.QuantizationTable, scale: float) -> Tensor:
     """Return each threshold and each magnitude of a table with both neighbours, times a scale."""
     edges = torch.cat([one.thresholds, one.magnitudes])
     near = [edges, edges.nextafter(torch.tensor(2.0)), edges.nextafter(torch.tensor(0.0))]
@@ -58,13 +52,13 @@ def check_encode(
     device: str = "cpu",
     offset: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Compare codes, scales and the number of values that are not finite; return the first two.
+    """Compare codes, scales and the number of non-finite values; return codes and scales.
 
-    `offset` values stand in memory before the first, so that nothing is aligned to 16 bytes.
+    `offset`: number of values in memory before the first, so that it is not aligned to 16 bytes.
     """
     from paceline.codecs import triton_four_bit, triton_kernels
 
-    one, there, scales = table_of(name), _shifted(values, device, offset), None
+    one, there, scales = table(name), _shifted(values, device, offset), None
     expected_scales = quantization.scales_of(values, block_size)
     if scale is not None:
         scales = expected_scales.fill_(scale).to(device)
@@ -89,15 +83,12 @@ def check_decode(
     offset: int = 0,
     count: int | None = None,
 ) -> None:
-    """Compare what codes decode to, and sums with it, down to the sign of zero.
-
-    `count`: of the codes, of which a byte may have two.
-    """
+    """Compare decoded values, and sums with them, bit by bit; `count`: number of codes."""
     from paceline.codecs import triton_four_bit, triton_kernels
 
     kernels = triton_four_bit if name in FOUR_BIT_TABLES else triton_kernels
     count = len(codes) if count is None else count
-    one, totals = table_of(name), normal(count, 1)
+    one, totals = table(name), normal(count, 1)
     single = split(codes, count) if name in FOUR_BIT_TABLES else codes
     meant = quantization.decode(single, scales, block_size, one)
     for adds, expected in ((False, meant), (True, totals + meant)):
@@ -110,15 +101,15 @@ def check_decode(
 def check_four_bit(
     values: Tensor, name: str, block_size: int, device: str = "cpu", offset: int = 0
 ) -> None:
-    """Compare 4-bit codes, scales, the count of what is not finite, values and sums."""
+    """Compare 4-bit codes, scales, number of non-finite values, decoded values and sums."""
     found = check_encode(values, name, block_size, None, device, offset)
     check_decode(*found, name, block_size, device, offset, len(values))
 
 
 def _shifted(values: Tensor, device: str, offset: int) -> Tensor:
-    """Return a copy of the values whose memory begins `offset` of them after a new allocation's.
+    """Return a copy of the values at an `offset` in new memory, surrounded by NaN or 255.
 
-    What stands around them is NaN, or 255: whoever reads it finds one too many that is not finite.
+    A kernel that reads the surroundings finds too many non-finite values.
     """
     around = torch.nan if values.is_floating_point() else 255
     memory = torch.full((offset + len(values) + 1,), around, dtype=values.dtype, device=device)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from codec_cases import normal
 from paceline import DataParallel
-from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table
 from paceline.codecs.quantization import table
 from paceline.core.errors import NonFinite
 
@@ -116,8 +115,7 @@ def trained(
 
 def largest_error(codec: str) -> float:
     """The most that a value in [-1, 1] may lose: half of a gap, or what is above the table."""
-    chosen = four_bit_table(codec) if codec in FOUR_BIT_TABLES else table(codec)
-    magnitudes = chosen.magnitudes.double()
+    magnitudes = table(codec).magnitudes.double()
     return float(torch.cat([magnitudes.diff() / 2, 1 - magnitudes[-1:]]).max())
 
 

@@ -1,4 +1,4 @@
-"""Triton's kernels give the bits of the specification, on a GPU and in Triton's interpreter."""
+"""The Triton kernels return the specified bits, on a GPU and in Triton's interpreter."""
 
 import pytest
 import torch
@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import codec_cases as cases
-from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table
-from paceline.codecs.quantization import TABLES, QuantizationTable, table
+from paceline.codecs.quantization import FOUR_BIT_TABLES, TABLES, QuantizationTable, table
 
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 ODD_SCALES = (0.0, 1.0, 1 / 3, -0.1, 1e-45, 1e-37, 3e38)
@@ -60,7 +59,7 @@ class KernelContract:
     @pytest.mark.parametrize("offset", [0, 1])
     @pytest.mark.parametrize("block_size", [1, 5, 64, 1000, 1024, 1500, 8192, 8193, 30_000])
     def test_any_length_block_size_and_alignment(self, block_size: int, offset: int):
-        """Blocks that share a tile, fill one, need several, and are longer than a tile can be."""
+        """Blocks that share a tile, fill one, need several, or exceed the largest tile."""
         for count in self.sizes(0, 1, 1023, 1025, 9000):
             values = with_infinities(count)
             for scale in (None, 2.0):
@@ -92,7 +91,7 @@ class KernelContract:
     @pytest.mark.parametrize("name", FOUR_BIT_TABLES)
     @pytest.mark.parametrize("scale", cases.SCALES)
     def test_four_bit_bin_edges(self, name: str, scale: float):
-        _, with_scale = edges_of(four_bit_table(name), scale)
+        _, with_scale = edges_of(table(name), scale)
         cases.check_four_bit(with_scale, name, 64, self.on)
 
     @pytest.mark.parametrize("name", FOUR_BIT_TABLES)

@@ -18,8 +18,7 @@ from learning import FLOAT32, Task, accuracies, fit, tasks
 from paceline import ddp_hook
 from paceline.codecs.codec import Codec
 from paceline.codecs.feedback import OneBit
-from paceline.codecs.four_bit import FOUR_BIT_TABLES
-from paceline.codecs.quantization import TABLES
+from paceline.codecs.quantization import FOUR_BIT_TABLES, TABLES
 from paceline.core.wire_format import FEEDBACK
 from paceline.links.group import Group
 

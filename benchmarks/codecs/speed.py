@@ -19,10 +19,9 @@ from torch import Tensor
 
 from figures import shown, spread
 from figures import table as markdown
-from paceline.codecs.blockwise import EightBit
-from paceline.codecs.four_bit import FOUR_BIT_TABLES, FourBit, four_bit_table
+from paceline.codecs.blockwise import EightBit, FourBit
 from paceline.codecs.names import find_codec
-from paceline.codecs.quantization import table
+from paceline.codecs.quantization import FOUR_BIT_TABLES, table
 from paceline.links.rendezvous import process_group
 from paceline.native import Codebook, DType, FourBitTable, cast_into
 from ranks import DEADLINE_S, Variant, alternate, timed
@@ -88,7 +87,7 @@ def _compared(runs: Runs, rounds: int, count: int) -> dict[str, Any]:
 def _kernels(values: Tensor, name: str = "") -> Runs:
     """Return the kernels of a type for each instruction set, with our blocks."""
     block_size, threads = _BLOCK_SIZES[0], torch.get_num_threads()
-    one = four_bit_table(name) if name else table(_TYPE)
+    one = table(name or _TYPE)
     native = (FourBitTable if name else Codebook)(one.magnitudes.tolist(), one.thresholds.tolist())
     codes = torch.empty(-(-len(values) // (2 if name else 1)), dtype=torch.uint8)
     scales = torch.empty(-(-len(values) // block_size))

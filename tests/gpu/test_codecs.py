@@ -6,10 +6,9 @@ import torch
 import codec_cases as cases
 from kernel_contract import KernelContract
 from paceline.codecs import kernels
-from paceline.codecs.blockwise import EightBit
+from paceline.codecs.blockwise import EightBit, FourBit
 from paceline.codecs.codec import Codec, Payload
-from paceline.codecs.four_bit import FOUR_BIT_TABLES, FourBit
-from paceline.codecs.quantization import TABLES
+from paceline.codecs.quantization import FOUR_BIT_TABLES, TABLES
 
 pytestmark = [
     pytest.mark.gpu,

@@ -63,20 +63,6 @@ def test_candidates(num_layers: int, sizes: tuple[int, ...]):
     assert candidates(num_layers) == sizes
 
 
-@pytest.mark.parametrize(
-    ("make", "arguments"),
-    [
-        *[(chunks, wrong) for wrong in ((0, 1), (1, 0), (-1, 2))],
-        *[(RuntimeSearch, wrong) for wrong in ((0,), (8, 0), (8, 1, 0), (8, 1, 1, 0))],
-        *[(PredictedSearch, ({},)), (PredictedSearch, ({0: 1.0},)), (candidates, (0,))],
-        *[(LearnedSearch, wrong) for wrong in ((0, 10, 3), (3, 0, 3), (3, 10, 0))],
-    ],
-)
-def test_numbers_that_make_no_sense_are_refused(make: Callable, arguments: tuple):
-    with pytest.raises(ValueError, match=r"chunks|num_layers|interval|predicted|candidates"):
-        make(*arguments)
-
-
 Times = Callable[[int, int], float]  # the seconds of an iteration, by its chunk size and number
 
 

@@ -1,4 +1,4 @@
-"""Clusters, of which one node stands for all, and the exchange of groups of hosts."""
+"""Clusters planned by one representative node, and exchanges in groups of hosts."""
 
 from collections import Counter
 from itertools import combinations
@@ -174,7 +174,7 @@ def test_what_cannot_be_planned_is_refused(workers, symmetric, figures):
 
 
 def test_a_strategy_without_symmetry_is_planned_on_many_workers_that_are_asked_for():
-    """Each worker of a tree has tasks of its own: unasked, planning them would take too long."""
+    """A tree has different tasks for each worker, so the search limits the workers by default."""
 
     def found(batch_size: int, asked: int | None, num_layers: int = 2):
         work = chain(*[(0.01, 4000)] * num_layers)
@@ -186,8 +186,7 @@ def test_a_strategy_without_symmetry_is_planned_on_many_workers_that_are_asked_f
     assert {one.workers for one in unasked.refused} == {256, 512}
     for workers, num_layers, most in ((512, 100, 327), (1000, 2, 512)):
         (refusal,) = found(1024, workers, num_layers).refused
-        assert numbers(refusal.why)[0] == workers
-        assert most in numbers(refusal.why)
+        assert {workers, most} <= set(numbers(refusal.why))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +267,7 @@ def test_servers_add_and_update_their_share_and_send_at_once():
 
 @pytest.mark.parametrize(("num_hosts", "servers"), [(4, 4), (4, 2), (4, 1), (3, 1)])
 def test_few_servers_are_the_bottleneck(num_hosts, servers):
-    """The incast in closed form: what a server gets, adds, updates and sends back."""
+    """The incast in closed form."""
     machine = grouped([num_hosts], memory_bandwidth_bytes_per_s=1e5)
     share = NBYTES / servers
     # The ring's links lead to one neighbour: what a server gets goes over its own link.

@@ -155,7 +155,7 @@ def test_what_cannot_be_encoded_is_refused():
     for codec in ("dynamic8", "auto"):
         with refused("codec") as caught:
             all_reduced(work, without, codec=codec)
-        assert "devices.codecs.eightbit" in caught.value.problem
+        assert "devices.codecs.eightbit" in caught.value.hint
     with refused("codec"):
         plan_host(work, without, HostReduce(codec="dynamic8"), Window(1))
     with refused("codec"):  # nobody knows the share that it sends
@@ -203,7 +203,7 @@ def test_the_cores_of_a_host_encode_for_its_gpus():
     on_gpus = box("gpu", "gpu", hosts="ab", links=links, device=CODECS)
     with refused("codec") as caught:
         plan_host(chain((0, NBYTES)), on_gpus, HostReduce(codec="dynamic8"), Window(1))
-    assert "hosts.codecs.eightbit" in caught.value.problem
+    assert "hosts.codecs.eightbit" in caught.value.hint
 
 
 MIB = 2**20

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.cost import Totals
-from paceline.core.error_lines import blamed, place_of, told
+from paceline.core.error_lines import blamed, error_line, place_of
 from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.core.interval import Interval
 
@@ -50,7 +50,7 @@ MEMORY = ["out of memory", "--batch-size"]
     ],
 )
 def test_one_line_says_what_failed_and_whose_it_was(error, parts):
-    line = told(error, 1)
+    line = error_line(error, 1)
     assert [part for part in parts if part not in line] == []
     assert ("worker 1" in line) is not isinstance(error, InvalidInput)
     assert "\n" not in line

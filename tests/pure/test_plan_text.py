@@ -5,7 +5,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from paceline.core.steps_to_loss import StepsToLoss
+from paceline.core.strategy import StepsToLoss
 from paceline.planner import Refusal
 from paceline.records.result import AdviceRow, PlanResult, PlanRow, RankingRows
 from paceline.report.metrics import of_ranking

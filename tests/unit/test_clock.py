@@ -1,4 +1,4 @@
-"""The clocks: how a device's tells times, how long they stay exact, and unrest between steps."""
+"""Clocks of devices, their precision over time, and the unrest of steps."""
 
 import time
 from types import SimpleNamespace
@@ -16,16 +16,15 @@ from paceline.core.timeline import Span
 from paceline.links import clock as module
 from paceline.links.clock import DeviceClock, HostClock, clock_for
 from paceline.links.group import Group
-from paceline.measure.device_profile import DeviceProfile, profile_device
-from paceline.measure.link import HubLink
-from paceline.measure.unrest import Rounds, rounds_of_all, unrest_of, unrest_of_traced
+from paceline.measure.device_profile import DeviceProfile, HubLink, profile_device
+from paceline.measure.timing import Rounds, rounds_of_all, unrest_of, unrest_of_traced
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.measure import calibrate
 from simulated_gpu.tensors import devices
 
 
 class CountsInFloat32:
-    """A device whose work is done as soon as it is issued, and whose events count as CUDA's do."""
+    """A device that finishes work immediately, with events as imprecise as CUDA's."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -113,7 +112,7 @@ def test_unrest_is_between_the_quartiles_of_the_slowest_ranks_steps(rounds, unre
 
 
 class BesideRestless(Group):
-    """A rank whose neighbour, on the same host, is disturbed."""
+    """A rank with a disturbed neighbour on the same host."""
 
     def gather(self, value: Rounds) -> list[Rounds]:
         return [value, [[10 * step, other] for step, other in RESTLESS]]
@@ -124,7 +123,7 @@ class BesideRestless(Group):
     [
         ([CALM, RESTLESS], CALM, group_of()),
         ([RESTLESS, CALM, CALM], RESTLESS + CALM, group_of()),
-        # Exchanges are collectives: a rank that stopped by itself would leave the others waiting.
+        # Exchanges are collective: if one rank stopped alone, the others would wait forever.
         ([CALM, CALM, CALM], CALM + CALM, group_of(0, 2, kind=BesideRestless)),
     ],
 )

@@ -1,8 +1,6 @@
-"""Kernels of 8-bit codes, 4-bit codes and casts: bit for bit what specifies them, at any size.
+"""The C++ kernels of codes and casts return the same bits as their specification, at any size.
 
-`quantization`, in torch, specifies codes, and naive searches check it; torch specifies casts.
-A 4-bit code is the nearest of eight magnitudes times the block's largest, and a sign; of two that
-are equally near, the smaller one.
+`quantization` specifies codes, and is checked by a naive search; torch specifies casts.
 """
 
 from typing import NamedTuple
@@ -15,8 +13,14 @@ from torch import Tensor
 
 import codec_cases as cases
 from paceline.codecs import quantization
-from paceline.codecs.four_bit import FOUR_BIT_TABLES, four_bit_table
-from paceline.codecs.quantization import TABLES, QuantizationTable, join, split
+from paceline.codecs.quantization import (
+    FOUR_BIT_TABLES,
+    TABLES,
+    QuantizationTable,
+    join,
+    split,
+    table,
+)
 from paceline.native import Codebook, DType, FourBitTable, cast_into
 
 SETS = cases.INSTRUCTIONS
@@ -31,7 +35,7 @@ MAGNITUDES = {
 
 
 class Kernel(NamedTuple):
-    """The native kernels of one table on some instruction sets, and what specifies them."""
+    """The C++ kernels of a table on some instruction sets, and their specification."""
 
     name: str
     sets: tuple[str, ...] = SETS
@@ -42,7 +46,7 @@ class Kernel(NamedTuple):
 
     @property
     def table(self) -> QuantizationTable:
-        return cases.table_of(self.name)
+        return table(self.name)
 
     @property
     def native(self) -> Codebook | FourBitTable:
@@ -74,7 +78,7 @@ class Kernel(NamedTuple):
             assert torch.equal(codes, expected), one
             assert same_bits(scales, expected_scales), one
             assert bad == num_bad
-            assert memory[[0, -1]].tolist() == [AROUND] * 2  # nothing is written beside the codes
+            assert memory[[0, -1]].tolist() == [AROUND] * 2  # untouched
         self.check_decode(expected, expected_scales, block_size, count, threads)
 
     def check_decode(
@@ -103,7 +107,7 @@ each_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda one: one.nam
 
 @each_kernel
 def test_the_specification_finds_the_nearest_magnitude(kernel: Kernel):
-    """Against all distances in float64, on values of any magnitude; ties go to the smaller one."""
+    """Compare with all distances in float64; ties are rounded down."""
     one = kernel.table
     generator = torch.Generator().manual_seed(1)
     near = [one.thresholds, torch.nextafter(one.thresholds, torch.tensor(2.0))]
@@ -121,7 +125,7 @@ def test_tables_and_codes_of_four_bits_by_hand():
     assert codes.tolist() == [7 + 16 * (6 + 8), 0, 0 + 16 * (7 + 8), 6, 7]
     assert scales.tolist() == torch.tensor([1.0, 4.0, 0.3]).tolist()
     for name, magnitudes in MAGNITUDES.items():
-        assert torch.equal(four_bit_table(name).magnitudes, torch.tensor(magnitudes))
+        assert torch.equal(table(name).magnitudes, torch.tensor(magnitudes))
 
 
 @each_kernel
@@ -136,7 +140,7 @@ def test_kernels_are_specified_on_every_bin_edge(kernel: Kernel):
 @each_kernel
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_kernels_are_specified_on_all_sixteen_bit_values(kernel: Kernel, dtype: torch.dtype):
-    """Denormals, zeros of both signs, infinities and NaNs among them."""
+    """Includes denormals, both zeros, infinities and NaNs."""
     values = cases.sixteen_bits(dtype)
     for block_size in (BLOCK, 4096):
         kernel.check(values, block_size)
@@ -165,7 +169,7 @@ def test_kernels_are_specified_on_anything(kernel: Kernel, values: list[float]):
 
 @each_kernel
 def test_all_codes_decode_and_are_added_with_two_roundings(kernel: Kernel):
-    """Those that no encoder writes, too, and scales that are denormal, negative and huge."""
+    """Includes unused codes, and denormal, negative and huge scales."""
     scales = torch.tensor([0.0, 1.0, 1 / 3, -0.1, 1e-45, 1e-37, 3e38, *cases.normal(30)])
     most = 256 if kernel.is_four_bit else len(kernel.table.magnitudes)
     codes = torch.arange(most).to(torch.uint8).repeat(len(scales))

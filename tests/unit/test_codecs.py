@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from codec_cases import normal
-from paceline.codecs.blockwise import EightBit
+from paceline.codecs.blockwise import EightBit, FourBit
 from paceline.codecs.codec import Cast, Codec, Payload, pack, row_nbytes, unpack
 from paceline.codecs.feedback import ErrorFeedback, OneBit, Threshold
-from paceline.codecs.four_bit import FOUR_BIT_TABLES, FourBit
 from paceline.codecs.names import CODECS, find_codec
-from paceline.codecs.quantization import TABLES, table
+from paceline.codecs.quantization import FOUR_BIT_TABLES, TABLES, table
 from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.errors import InvalidInput
 from paceline.core.outcome import SentShare
@@ -49,7 +48,7 @@ def test_a_payload_survives_the_wire(make: Callable[[], Codec]):
         assert (received.count, received.codec, received.num_nonfinite) == (count, codec.name, 0)
         values = codec.decode(payload)
         assert torch.equal(codec.decode(received), values)
-        # Into a part of a larger tensor, whose values have gaps between them.
+        # Decode into a strided part of a larger tensor.
         memory = torch.stack([normal(count, 1)] * 2, 1)
         codec.add_to(memory[:, 1], received)
         assert torch.equal(memory[:, 1], normal(count, 1) + values)
@@ -75,7 +74,7 @@ def test_values_that_are_not_finite_are_counted_and_become_zero(make: Callable[[
     assert payload.num_nonfinite == 3
     decoded = codec.decode(payload)
     assert decoded.isfinite().all()
-    if not codec.name.startswith("onebit"):  # whose levels have no zero
+    if not codec.name.startswith("onebit"):  # onebit has no code for zero
         assert decoded[[3, 50, 99]].tolist() == [0, 0, 0]
 
 
@@ -119,7 +118,7 @@ def test_values_that_are_too_large_are_counted_and_never_infinite(name: str, siz
     ],
 )
 def test_codes_lose_this_much_of_normal_values(name: str, least: float, most: float):
-    """The mean square of the errors, over that of the values."""
+    """Mean square error, relative to the mean square of the values."""
     values = normal(1 << 18)
     lost = (through(find_codec(name), values) - values).square().mean() / values.square().mean()
     assert least <= lost < most
@@ -150,7 +149,7 @@ def test_threshold_is_within_tau_of_small_constants_and_sends_tau_of_large_ones(
 )
 @given(st.integers(0, 100))
 def test_error_feedback_owes_what_was_lost_and_goes_on_from_its_state(inner: Codec, seed: int):
-    """What was sent and what is still owed are together what was given, but for rounding."""
+    """The sent values plus the error equal the given values, up to rounding."""
     codec, total, sent = ErrorFeedback(inner), torch.zeros(40), torch.zeros(40)
     for step in range(20):
         values = normal(40, 100 * seed + step)
@@ -179,12 +178,12 @@ def test_the_errors_of_four_bits_do_not_grow(name: str):
         (lambda: find_codec("fp8"), "codec", None),
         (lambda: find_codec("auto"), "codec", None),
         (lambda: find_codec("threshold:-1"), "codec", None),
-        *(  # bytes of a threshold are known only by the share that it sends
+        *(  # the size is known only with a declared share
             (lambda share=share: wire_format(f"threshold:0.5{share}"), "codec", None)
             for share in ("", "@0", "@1.5", "@-0.1", "@", "@nan", "@1%")
         ),
-        (lambda: EightBit("fp8"), "table", None),
-        (lambda: FourBit("e2m1"), "table", None),
+        (lambda: EightBit("fp8"), "type", None),
+        (lambda: FourBit("e2m1"), "type", None),
         (lambda: EightBit("dynamic8", 0), "block_size", 0),
         (lambda: EightBit("dynamic8", offset=0.0), "offset", 0.0),
         (lambda: OneBit(0), "block_size", 0),
@@ -214,7 +213,7 @@ def test_a_row_with_a_wrong_header_is_refused_or_carries_no_more_than_it_holds(h
     st.lists(st.integers(0, 60), max_size=3),
 )
 def test_a_payload_with_wrong_contents_is_refused(body, count, sizes):
-    """Whoever writes payloads on purpose may cause errors, but no more."""
+    """Malicious payloads may cause errors, but nothing else."""
     whole = torch.tensor(list(body.ljust(200, b"x")), dtype=torch.uint8)
     buffers = tuple(whole[:size] for size in sizes)
     inner = (EightBit("dynamic8", 16), FourBit("dynamic4", 16), OneBit(16), Threshold(0.5))
@@ -270,7 +269,7 @@ def test_stand_ins_are_values_of_which_the_declared_share_is_sent_every_time(siz
     name, codec = f"threshold:0.5@{share!r}", find_codec(f"threshold:0.5@{share!r}")
     like = stand_ins_for(name)
     whole = torch.cat([like(torch.ones(size)) for size in sizes])
-    for _ in range(3):  # error feedback changes nothing of it
+    for _ in range(3):  # error feedback does not change the share
         nbytes = codec.encode(whole).nbytes
         assert abs(nbytes - (4 + 4 * share * len(whole))) <= 2.001
         assert abs(nbytes - wire_format(name).nbytes(len(whole))) <= 4

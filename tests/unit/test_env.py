@@ -1,4 +1,4 @@
-"""`paceline env`: what is slow on a machine has a code and its figures."""
+"""`paceline env`: causes of slow training have a code and figures."""
 
 import os
 
@@ -34,7 +34,7 @@ WELL = Machine(
         ({"apart": ((0, 1),)}, "peer_memory", ["0-1"]),
         # 1e8 values of 32 bits over 1e9 bit/s.
         ({"networks": {"eth0": 1e9}}, "network", ["eth0", "1 Gbit/s", " 3.2 s "]),
-        # What is just within its bounds is not slow.
+        # Values exactly at a limit are not slow.
         ({}, None, []),
         ({"quota": 8.0}, None, []),
         ({"torch_capability": "DEFAULT", "kernels": ()}, None, []),
@@ -48,7 +48,7 @@ def test_what_is_slow_has_a_code_and_its_figures(found, code, figures):
 
 
 def test_the_page_and_its_json_describe_this_machine(line, monkeypatch):
-    # Asking pip and the compilers takes seconds, and is torch's to test.
+    # collect_env takes seconds, and torch tests it.
     asked = collect_env.SystemEnv(*[None] * len(collect_env.SystemEnv._fields))
     asked = asked._replace(torch_version=torch.__version__, is_cuda_available="False")
     monkeypatch.setattr(collect_env, "get_env_info", lambda: asked)

@@ -1,4 +1,4 @@
-"""Probes: what the command refuses and makes of figures, turns of workers, ends of exchanges."""
+"""Probes: refused settings, machine files from figures, and turns of workers."""
 
 import pytest
 import torch
@@ -148,7 +148,7 @@ def test_hosts_have_their_own_names_where_those_are_clear(hostnames, names):
 
 
 class Alike(Group):
-    """A group all of whose ranks have the same to say as this one."""
+    """A group in which all ranks send the same values as this one."""
 
     def gather(self, value):
         return [value] * self.world_size
@@ -156,10 +156,7 @@ class Alike(Group):
 
 @pytest.fixture
 def links(monkeypatch) -> Links:
-    """The links of three GPUs, which are none: what is to be there is in this computer's memory.
-
-    A copy takes 10 us, and a second for each 8 GB.
-    """
+    """The links of three simulated GPUs; a copy takes 10 us, and 1 s per 8 GB."""
     bus, machine = Ticking(), box("gpu", "gpu", "gpu", hosts="aab")
 
     def copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
@@ -186,7 +183,7 @@ def test_gpus_have_links_to_their_host_and_to_those_that_they_reach(links, monke
 
 
 def test_a_probe_of_ranks_that_end_apart_waits_for_all_of_them():
-    """The root of a tree took half as long as the others, whose bytes were still on their way."""
+    """Otherwise the root of a tree would measure half of the time of the other ranks."""
     seen: list[str] = []
 
     def replicate(module):
@@ -211,7 +208,7 @@ def test_a_probe_of_ranks_that_end_apart_waits_for_all_of_them():
 
 
 def asks(turns: ProbeTurns, worker: int, nbytes: int = 100) -> bool:
-    """Say whether a worker that asks has its turn."""
+    """Return whether it is the worker's turn."""
     reply = turns.reply(RpcRequest(worker, Message("probe", nbytes), b"session", 0))
     assert reply is None or reply.parts[0].nbytes == nbytes
     return reply is not None

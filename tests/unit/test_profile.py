@@ -1,4 +1,4 @@
-"""What is measured before a plan: parts of steps, exchanges, rounds and cores."""
+"""Measurements before a plan: parts of steps, exchanges, rounds and cores."""
 
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -24,7 +24,7 @@ from paceline.exchange.step import OF_CLASSES, SGD, Share
 from paceline.links.group import Group
 from paceline.measure import cores
 from paceline.measure.cores import CoreTime, lost_beside
-from paceline.measure.link import message_speed
+from paceline.measure.profiled_machine import message_speed
 from paceline.planner import forecast
 from paceline.strategies import EXCHANGES, find_exchange
 from paceline.strategies.allreduce.config import AllReduce
@@ -66,7 +66,7 @@ def exchange_s(nbytes: float, num_ranks: int) -> float:
 
 
 class Ring:
-    """An exchange that takes as long as a ring's."""
+    """An exchange that takes the time of a ring."""
 
     def __init__(self, clock: Ticking, nbytes: int, num_ranks: int) -> None:
         self._clock, self._takes_s = clock, exchange_s(nbytes, num_ranks)
@@ -88,7 +88,7 @@ def clock(monkeypatch) -> Ticking:
 
 
 def stepping(clock: Ticking, held_up_s: float) -> Iterator[Share]:
-    """Give the shares of steps, of which every third is held up."""
+    """Yield the shares of steps; every third step is delayed."""
     for step in count(1):
         clock.now += LOAD_S + held_up_s * (step % 3 == 0)
         yield Share(torch.ones(2, 3), torch.tensor([0, 2]), 1.0)

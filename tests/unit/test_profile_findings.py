@@ -21,8 +21,7 @@ from paceline.report.metrics import of_profile
 from paceline.report.profile import largest_sentence, surplus_sentence
 from paceline.report.terminal import console
 from paceline.studies.profile.largest_batch import GaveUp, largest
-from paceline.studies.profile.profile_ranks import spread
-from paceline.studies.profile.profile_summary import summary, tables
+from paceline.studies.profile.profile_ranks import spread, summary, tables
 from paceline.studies.profile.profiled_steps import measure, split, subject_of, typical
 from profiles import LARGEST, profile_result, write_profile
 from refusals import refused
@@ -217,7 +216,7 @@ def test_what_does_not_fit_is_refused(tmp_path, monkeypatch) -> None:
 
 
 class Steps:
-    """Stands in for a training: plain steps take these seconds in turns, recorded ones others."""
+    """A training whose plain steps take the given seconds in turns, recorded steps longer."""
 
     def __init__(self, clock: Ticking, plain_s: Iterable[float]) -> None:
         self._clock, self._plain_s = clock, cycle(plain_s)

@@ -1,4 +1,4 @@
-"""What a recorder writes down: by a clock that stands still unless a layer works."""
+"""A recorder's spans, by a clock that advances only while a layer computes."""
 
 import copy
 from collections.abc import Callable
@@ -191,7 +191,7 @@ def test_an_exchange_that_is_joined_amid_a_layers_gradients_starts_with_the_last
 
 
 def test_hooks_that_were_there_before_the_trace_run_after_the_marks_of_their_layers():
-    """An exchange's hook that loses the core moves no collective, and a copy is no layer's."""
+    """A suspended exchange hook does not delay the collective, and copies belong to no layer."""
     clock = Ticking()
     recorder = Recorder(clock, "cpu0", 0)
     model = nn.Sequential(Timed(clock, 0, 5), Timed(clock, 0, 7))

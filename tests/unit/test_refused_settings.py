@@ -46,7 +46,7 @@ REFUSED = {
     | {"optimizer_options": ([1], {"eps": INF}, {"betas": [0.9, -INF]}, {"eps": 2**64})}
     | {"force": (True,), "balance": ("always",), "keys": ("folder",)}
     | {"exchange_alone": (True,), "listen": ("tcp://10.0.0.1:5555",), "speed": (3,)},
-    "rehearse": {"device, slowdown": (2,), "steps": (2,), "forward_ms": (0, NAN, INF)}
+    "rehearse": {"slowdown": (2,), "steps": (2,), "forward_ms": (0, NAN, INF)}
     | {"backward_ms": (-1, 1e20), "update_ms": (0,)}
     | {"profile_s": (0,)}
     | {"strategy": ("hogbatch", "auto"), "momentum": (0.5,), "balance": ("auto",)},
@@ -121,7 +121,7 @@ TOGETHER = [
     ("train", HOGBATCH | {"options": {"policy": "fair"}}, "strategy hogbatch"),
     ("train", HOGBATCH | {"options": {"threads": 2}}, "options"),
     ("train", HOGBATCH | {"options": {"cpu_batch": [9, 4]}}, "strategy hogbatch"),
-    ("rehearse", {"device": None}, "device, slowdown"),
+    ("rehearse", {"device": None}, "device"),
     ("rehearse", {"device": None, "slowdown": 0.5}, "slowdown.0"),
     ("rehearse", {"device": None, "slowdown": "1,2,3"}, "slowdown"),
     ("rehearse", {"device": None, "slowdown": 2, "update_ms": 1}, "update_ms"),

@@ -384,4 +384,4 @@ def test_an_attempt_at_a_batch_repeats_the_first_sample_of_a_recipe(monkeypatch)
         settings=profile(model="own_recipes:tokens"), batch_size=500, limit_nbytes=2**40
     )
     found = try_step(attempt)  # far more than its 64 samples
-    assert found["fits"] is True
+    assert found.fits

@@ -1,4 +1,4 @@
-"""The parts of a study that need no process: its cells, runs, turns, journal and what is left."""
+"""The parts of a study without processes: cells, runs, turns, journal, remaining time."""
 
 from pathlib import Path
 from statistics import quantiles
@@ -100,7 +100,7 @@ def test_a_run_has_as_many_synthetic_samples_as_it_needs(fields, samples):
 
 
 class Turns:
-    """A study whose runs take no time and say in which order they are done."""
+    """A study whose runs take no time; `order` lists them."""
 
     def __init__(self) -> None:
         self.order: list[tuple[str, int, int]] = []
@@ -220,7 +220,7 @@ def test_another_study_another_version_and_a_broken_journal_are_refused(tmp_path
 
     with Journal(tmp_path, HEADER) as journal:
         journal.append(CELLS)
-        opens("output")  # it is under way
+        opens("output")  # the study is running
     assert "batch_size 16,32" in opens("output", settings=changed(batch_size=(16,)))
     assert "0.2.0" in opens("output", paceline="0.2.0")
     path = tmp_path / "cells.jsonl"

@@ -1,4 +1,4 @@
-"""Timelines of ranks: merged, written as traces, read back, and as Perfetto shows them."""
+"""Timelines of ranks: merged, written as traces, and read by Paceline and Perfetto."""
 
 import json
 from itertools import pairwise
@@ -205,7 +205,7 @@ def test_no_span_is_lost_and_none_overlaps_on_an_exchange_lane(rows: list[list[S
 
 
 class Connected(Group):
-    """A rank whose `gather` gives what the ranks before it have sent, and its own."""
+    """A rank whose `gather` returns the values of earlier ranks and its own."""
 
     sent: ClassVar[list] = []
 

@@ -14,8 +14,7 @@ from paceline.core.errors import WorkerLost
 from paceline.core.machine import DeviceKind
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span
-from paceline.measure.device_profile import DeviceProfile
-from paceline.measure.link import HubLink
+from paceline.measure.device_profile import DeviceProfile, HubLink
 from paceline.record.worker_trace import MessageTime, Trace
 from paceline.rpc.frames import Message
 from paceline.rpc.membership import Membership

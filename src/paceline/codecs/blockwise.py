@@ -1,4 +1,4 @@
-"""The codec of the 8-bit types: values scaled block by block, by the kernels of their device."""
+"""Codecs of the 8-bit and 4-bit types: values scaled block by block."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -8,40 +8,69 @@ from torch import Tensor
 
 from paceline.codecs import kernels
 from paceline.codecs.codec import Codec, Payload, as_type, flat
-from paceline.codecs.quantization import table
+from paceline.codecs.quantization import FOUR_BIT_TABLES, TABLES, table
 from paceline.core.errors import InvalidInput
+from paceline.core.names import not_known
 
 
 class BlockCodec(Codec):
-    """A codec whose payloads are checked, and then decoded into values or added to them."""
+    """Base of codecs that divide each block by its largest magnitude before rounding.
+
+    These scales are sent along, 4 bytes for `block_size` values, unless the codec fixes them.
+    """
+
+    type: str
+    block_size: int
+
+    def encode(self, values: Tensor) -> Payload:
+        """Encode float32 values; non-finite values become zero and are counted."""
+        values = flat(values)
+        fixed, block_size = self._fixed_scales(values), self._block_size(len(values))
+        codes, scales, num_lost = kernels.encode(values, fixed, block_size, table(self.type))
+        buffers = (scales.view(torch.uint8), codes) if fixed is None else (codes,)
+        return Payload(self.name, len(values), buffers, num_lost)
 
     def decode(self, payload: Payload, out: Tensor | None = None) -> Tensor:
-        """Return the values, float32 [count], in `out` if it is given."""
-        self._check(payload)
+        """Decode to float32 [count], into `out` if given."""
+        payload.check(self.name, self._sizes(payload.count))
         values = payload.target(out)
         self._decode(payload, values, adds=False)
         return values
 
     def add_to(self, total: Tensor, payload: Payload) -> None:
         """Add the values to `total`, float32 [count]."""
-        self._check(payload)
+        payload.check(self.name, self._sizes(payload.count))
         payload.check_target(total)
         self._decode(payload, total, adds=True)
 
-    @abstractmethod
-    def _check(self, payload: Payload) -> None: ...
+    def nbytes(self, count: int) -> int:
+        """Return the bytes of `count` values."""
+        return sum(self._sizes(count))
 
     @abstractmethod
-    def _decode(self, payload: Payload, values: Tensor, adds: bool) -> None: ...
+    def _sizes(self, count: int) -> tuple[int, ...]:
+        """Return the bytes of the buffers: the scales, if they are sent, and the codes."""
+
+    @abstractmethod
+    def _block_size(self, count: int) -> int:
+        """Return the block size for `count` values, so that few values are not padded."""
+
+    def _fixed_scales(self, values: Tensor) -> Tensor | None:
+        return None
+
+    def _decode(self, payload: Payload, values: Tensor, adds: bool) -> None:
+        scales, block_size = self._fixed_scales(values), self._block_size(len(values))
+        if scales is None:
+            scales = as_type(payload.buffers[0], torch.float32)
+        kernels.decode(values, payload.buffers[-1], scales, block_size, table(self.type), adds)
 
 
 @dataclass(frozen=True)
 class EightBit(BlockCodec):
-    """Eight bits a value by one of `TABLES`, scaled block by block.
+    """Eight bits a value by one of `TABLES`.
 
-    A block's scale is its largest magnitude, which is sent with it: 4 bytes for `block_size`
-    values. With an `offset` (section 3.1: 10^1 for most activations, up to 10^4) it is the scale of
-    all, nothing is sent, and magnitudes above it become the largest of the table.
+    `offset`: one scale for all blocks, which is not sent (section 3.1: 10^1 for most activations,
+    up to 10^4); larger magnitudes are clipped.
     """
 
     type: str
@@ -49,48 +78,58 @@ class EightBit(BlockCodec):
     offset: float | None = None
 
     def __post_init__(self) -> None:
-        table(self.type)
+        if self.type not in TABLES:
+            raise not_known("type", self.type, TABLES)
         if self.block_size < 1:
-            raise InvalidInput("block_size", "a block has at least one value", got=self.block_size)
+            raise InvalidInput("block_size", "must be at least 1", got=self.block_size)
         if self.offset is not None and not 0 < self.offset < float("inf"):
             raise InvalidInput("offset", "must be a positive number", got=self.offset)
 
     @property
     def name(self) -> str:
-        """The type, and what a receiver must have in common with the sender."""
+        """The type, with the scaling on which sender and receiver must agree."""
         scale = f"/{self.block_size}" if self.offset is None else f"*{self.offset:g}"
         return f"{self.type}{scale}"
 
-    def encode(self, values: Tensor) -> Payload:
-        """Return the values, float32, encoded; what is not finite is zero, and counted."""
-        values = flat(values)
-        given = self._fixed_scales(values) if self.offset else None
-        block_size = self._block_size(len(values))
-        codes, scales, num_lost = kernels.encode(values, given, block_size, table(self.type))
-        buffers = (codes,) if self.offset else (scales.view(torch.uint8), codes)
-        return Payload(self.name, len(values), buffers, num_lost)
+    def _sizes(self, count: int) -> tuple[int, ...]:
+        return (count,) if self.offset else (4 * -(-count // self.block_size), count)
 
-    def nbytes(self, count: int) -> int:
-        """Return the bytes of `count` values."""
-        return count + (0 if self.offset else 4 * -(-count // self.block_size))
+    def _block_size(self, count: int) -> int:
+        return min(self.block_size, max(1, count))
 
-    def _check(self, payload: Payload) -> None:
-        scales_nbytes = () if self.offset else (self.nbytes(payload.count) - payload.count,)
-        payload.check(self.name, (*scales_nbytes, payload.count))
-
-    def _fixed_scales(self, values: Tensor) -> Tensor:
-        assert self.offset is not None
+    def _fixed_scales(self, values: Tensor) -> Tensor | None:
+        if self.offset is None:
+            return None
         num_blocks = -(-len(values) // self.block_size)
         return torch.full((num_blocks,), self.offset, device=values.device)
 
-    def _block_size(self, count: int) -> int:
-        """Return the block size for so many values: short tensors are not padded to a block."""
-        return min(self.block_size, max(1, count))
 
-    def _decode(self, payload: Payload, values: Tensor, adds: bool) -> None:
-        if self.offset:
-            scales = self._fixed_scales(values)
-        else:
-            scales = as_type(payload.buffers[0], torch.float32)
-        block_size, codes = self._block_size(len(values)), payload.buffers[-1]
-        kernels.decode(values, codes, scales, block_size, table(self.type), adds)
+@dataclass(frozen=True)
+class FourBit(BlockCodec):
+    """Four bits a value by one of `FOUR_BIT_TABLES`, in blocks of an even size."""
+
+    type: str
+    block_size: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.type not in FOUR_BIT_TABLES:
+            raise not_known("type", self.type, FOUR_BIT_TABLES)
+        if self.block_size < 2 or self.block_size % 2:
+            problem = "must be even, because two values share a byte"
+            raise InvalidInput("block_size", problem, got=self.block_size)
+
+    @property
+    def name(self) -> str:
+        """The type with the block size, on which sender and receiver must agree."""
+        return f"{self.type}/{self.block_size}"
+
+    @property
+    def encodes_sums(self) -> bool:
+        """False: rounding a sum to four bits again would double the error."""
+        return False
+
+    def _sizes(self, count: int) -> tuple[int, ...]:
+        return 4 * -(-count // self.block_size), -(-count // 2)
+
+    def _block_size(self, count: int) -> int:
+        return min(self.block_size, max(2, count + count % 2))

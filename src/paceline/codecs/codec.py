@@ -1,8 +1,7 @@
-"""The interface of all codecs, the payloads that they make, and `Cast`, the codec of torch's types.
+"""The interface of codecs, their payloads, and `Cast`, the codec of torch's types.
 
-A payload travels as a row of bytes whose length both ends know beforehand: a header of int64, which
-says how many values were not finite, how many buffers there are and how long each is; then the
-buffers, padded to a whole int64.
+A payload is sent as a row of bytes whose length both ends know beforehand: an int64 header (number
+of non-finite values, number of buffers, bytes of each), then the buffers, padded to a whole int64.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from torch import Tensor
 from paceline.core.errors import InvalidInput
 from paceline.native import DType, cast_into
 
-# The types to which there is a native cast, which counts what is not finite as it goes.
+# Types with a C++ cast, which counts non-finite values in the same pass.
 _NATIVE = {"half": DType.FLOAT16, "bfloat16": DType.BFLOAT16}
 _HEADER = 2 + 3  # int64: a payload has at most three buffers
 _HEADER_NBYTES = 8 * _HEADER
@@ -24,9 +23,9 @@ _HEADER_NBYTES = 8 * _HEADER
 
 @dataclass(frozen=True, eq=False)
 class Payload:
-    """`count` values as a codec has encoded them: uint8 buffers that only it can read.
+    """`count` encoded values: uint8 buffers in the format of `codec`.
 
-    `num_nonfinite` of the values were NaN or infinite, and stand there as zero.
+    `num_nonfinite` of the values were NaN or infinite, and are encoded as zero.
     """
 
     codec: str
@@ -40,26 +39,22 @@ class Payload:
         return sum(buffer.numel() for buffer in self.buffers)
 
     def check(self, codec: str, sizes: tuple[int, ...]) -> None:
-        """Raise InvalidInput unless that codec has made it, with buffers of these sizes."""
+        """Raise InvalidInput unless `codec` encoded it into buffers of these sizes."""
         if self.codec != codec:
-            raise InvalidInput("payload", f"made by codec {self.codec!r}, and not by {codec!r}")
+            raise InvalidInput("payload", f"must be encoded by {codec!r}", got=self.codec)
         found = tuple(buffer.numel() for buffer in self.buffers)
         if found != sizes:
-            raise InvalidInput(
-                "payload",
-                f"{self.count} values by {codec!r} are buffers of {sizes} bytes, not {found}",
-            )
+            problem = f"must have buffers of {sizes} bytes for {self.count} values"
+            raise InvalidInput("payload", problem, got=found)
 
     def check_target(self, target: Tensor) -> None:
         """Raise InvalidInput unless `target` is float32 and as long as the payload."""
         if target.dtype != torch.float32 or target.shape != (self.count,):
-            raise InvalidInput(
-                "payload",
-                f"{self.count} values do not fit into {target.dtype} {list(target.shape)}",
-            )
+            got = f"{target.dtype} {list(target.shape)}"
+            raise InvalidInput("payload", f"needs a float32 tensor of {self.count} values", got=got)
 
     def target(self, out: Tensor | None) -> Tensor:
-        """Return `out`, or a new tensor for what it decodes to."""
+        """Return `out`, or a new tensor, to decode into."""
         if out is None:
             return torch.empty(self.count, device=self.buffers[-1].device)
         self.check_target(out)
@@ -67,32 +62,32 @@ class Payload:
 
 
 class Codec(Protocol):
-    """Encodes tensors in fewer bytes, with loss, and decodes them; it keeps no tensor."""
+    """Encodes tensors in fewer bytes, with loss, and decodes them."""
 
     @property
     def name(self) -> str:
-        """The name that payloads carry."""
+        """The name in its payloads."""
 
     @property
     def fixed_size(self) -> bool:
-        """True if values always take `nbytes`; False if they take at most that many."""
+        """Whether `count` values always take `nbytes(count)`, instead of at most that."""
         return True
 
     @property
     def encodes_sums(self) -> bool:
-        """True if an all-reduce may encode sums again; False if only what each rank has itself."""
+        """Whether an all-reduce may encode sums; otherwise it encodes each rank's own values."""
         return True
 
     def encode(self, values: Tensor) -> Payload:
-        """Return the values, float32 of any shape and stride, encoded in the order of `flatten`.
+        """Encode float32 values of any shape and stride, in the order of `flatten`.
 
         NaN and infinite values become zero, and are counted in the payload.
         """
 
     def decode(self, payload: Payload, out: Tensor | None = None) -> Tensor:
-        """Return the values, float32 [count], in `out` if it is given.
+        """Decode to float32 [count], into `out` if given.
 
-        InvalidInput if this codec has not made the payload.
+        InvalidInput if another codec encoded the payload.
         """
 
     def add_to(self, total: Tensor, payload: Payload) -> None:
@@ -101,30 +96,29 @@ class Codec(Protocol):
         total += self.decode(payload)
 
     def nbytes(self, count: int) -> int:
-        """Return the bytes of `count` values: the maximum, where that depends on them."""
+        """Return the bytes of `count` values; the maximum if the size varies."""
 
 
 def flat(values: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the values, which are of that type, as a contiguous tensor of one dimension."""
+    """Return the values as a contiguous tensor of one dimension; InvalidInput for other types."""
     if values.dtype != dtype:
-        right = str(dtype).removeprefix("torch.")
-        raise InvalidInput("values", f"{values.dtype} cannot be encoded", hint=f"give {right}")
+        raise InvalidInput("values", f"must be {dtype}", got=values.dtype)
     return values.detach().reshape(-1).contiguous()
 
 
 def as_type(buffer: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a buffer as values of a type, copied if its address is not aligned for it."""
+    """View a buffer as values of a type; copy it if its address is not aligned."""
     aligned = buffer if buffer.data_ptr() % dtype.itemsize == 0 else buffer.clone()
     return aligned.view(dtype)
 
 
 def row_nbytes(payload_nbytes: int) -> int:
-    """Return the bytes of a row for a payload of so many, padded to a whole int64."""
+    """Return the bytes of a row with a payload of `payload_nbytes`."""
     return _HEADER_NBYTES + -(-payload_nbytes // 8) * 8
 
 
 def pack(payloads: Sequence[Payload], nbytes: int, device: torch.device) -> Tensor:
-    """Return the payloads as rows, uint8 [payloads, nbytes], on a device."""
+    """Write payloads into rows, uint8 [payloads, nbytes], on a device."""
     rows = torch.empty(len(payloads), nbytes, dtype=torch.uint8, device=device)
     headers = torch.zeros(len(payloads), _HEADER, dtype=torch.int64)
     for row, header, payload in zip(rows, headers, payloads, strict=True):
@@ -139,40 +133,36 @@ def pack(payloads: Sequence[Payload], nbytes: int, device: torch.device) -> Tens
 
 
 def unpack(rows: Tensor, codec: str, count: int) -> list[Payload]:
-    """Return the payloads of rows, `count` values each; InvalidInput if sizes do not fit."""
+    """Read the payloads of rows, `count` values each; InvalidInput if sizes do not fit."""
     headers = rows[:, :_HEADER_NBYTES].contiguous().cpu().view(torch.int64).tolist()
     payloads = []
     for row, (num_nonfinite, num_buffers, *all_sizes) in zip(rows, headers, strict=True):
         sizes = all_sizes[: max(0, num_buffers)]
-        # The header comes from another rank, which may use another codec.
+        # Another rank wrote the header, perhaps with another codec.
         if min(sizes, default=0) < 0 or _HEADER_NBYTES + sum(sizes) > len(row):
-            raise InvalidInput(
-                "codec",
-                f"a row of {len(row)} bytes speaks of buffers of {sizes} bytes: do all ranks use "
-                "the same codec?",
-            )
+            problem = f"must be the same on all ranks: {len(row)} bytes hold no buffers of {sizes}"
+            raise InvalidInput("codec", problem)
         parts = row[_HEADER_NBYTES : _HEADER_NBYTES + sum(sizes)].split(sizes)
         payloads.append(Payload(codec, count, tuple(parts), num_nonfinite))
     return payloads
 
 
 def finite(values: Tensor) -> Tensor:
-    """Return the values with zero for those that are NaN or infinite."""
+    """Replace NaN and infinite values by zero."""
     return torch.where(values.isfinite(), values, 0.0)
 
 
 def num_nonfinite(values: Tensor) -> int:
-    """Return the number of values that are NaN or infinite."""
+    """Count the NaN and infinite values."""
     return len(values) - int(values.isfinite().sum())
 
 
 @dataclass(frozen=True)
 class Cast(Codec):
-    """Values in the type of torch that has this name, as `half`, `bfloat16` or `float32`.
+    """Rounds float32 values to a type of torch, such as `half` or `bfloat16`.
 
-    Float32 values are rounded to it, and what it cannot hold counts as not finite: half ends at
-    65,504. With `exact` they are values of that type already, which nothing is lost of: what is
-    not finite is counted too, but kept.
+    Values beyond the type's range count as non-finite: half ends at 65,504. `exact`: the values
+    have this type already, and are kept, including the non-finite ones, which are still counted.
     """
 
     type: str
@@ -184,10 +174,12 @@ class Cast(Codec):
         return self.type
 
     def encode(self, values: Tensor) -> Payload:
-        """Return the values encoded, in the order of `flatten`."""
+        """Encode values in the order of `flatten`."""
         given = flat(values, self._dtype if self.exact else torch.float32)
         if not self.exact and given.is_cpu and self.type in _NATIVE:
-            return self._rounded(given)
+            rounded = torch.empty(self.nbytes(len(given)), dtype=torch.uint8)
+            num_lost = cast_into(rounded, given, _NATIVE[self.type], torch.get_num_threads())
+            return Payload(self.name, len(given), (rounded,), num_lost)
         encoded = given.to(self._dtype)
         num_lost = num_nonfinite(encoded) if self._dtype.is_floating_point else 0
         if num_lost and not self.exact:
@@ -195,7 +187,7 @@ class Cast(Codec):
         return Payload(self.name, len(encoded), (encoded.view(torch.uint8),), num_lost)
 
     def decode(self, payload: Payload, out: Tensor | None = None) -> Tensor:
-        """Return the values, [count], in `out` if it is given."""
+        """Decode to [count], into `out` if given."""
         encoded = self._encoded(payload)
         if not self.exact:
             return payload.target(out).copy_(encoded)
@@ -215,12 +207,6 @@ class Cast(Codec):
     def _dtype(self) -> torch.dtype:
         dtype: torch.dtype = getattr(torch, self.type)
         return dtype
-
-    def _rounded(self, values: Tensor) -> Payload:
-        """Return what the operations above do to values on the CPU, in one pass over them."""
-        rounded = torch.empty(self.nbytes(len(values)), dtype=torch.uint8)
-        num_lost = cast_into(rounded, values, _NATIVE[self.type], torch.get_num_threads())
-        return Payload(self.name, len(values), (rounded,), num_lost)
 
     def _encoded(self, payload: Payload) -> Tensor:
         payload.check(self.name, (self.nbytes(payload.count),))

@@ -1,4 +1,4 @@
-"""Error feedback, and the two codecs that lose too much without it."""
+"""Error feedback, and `OneBit` and `Threshold`, which need it."""
 
 import threading
 from dataclasses import dataclass, field
@@ -12,14 +12,13 @@ from paceline.core.errors import InvalidInput
 
 _BITS = 8
 _WORD_NBYTES = 4
-_SIGN = 1 << 31  # of a word; the rest is the place of a value
+_SIGN = 1 << 31  # sign bit of a word; the other bits are the index of a value
 
 
 class ErrorFeedback:
-    """A codec that adds the last error of its inner codec to the next values of the same tensor.
+    """Adds the last encoding error of a tensor to its next values (Seide et al. 2014).
 
-    Seide et al. 2014. The tensor's size is fixed. Values that are not finite leave no error: the
-    inner codec counts them. It decodes the payloads as well.
+    The tensor's size is fixed. Non-finite values leave no error. The inner codec decodes.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -30,25 +29,23 @@ class ErrorFeedback:
         self._error: Tensor | None = None
 
     def encode(self, values: Tensor) -> Payload:
-        """Return the values and the last error, encoded; keep what that loses."""
+        """Encode the values plus the last error, and keep the new error."""
         values = flat(values)
         if self._error is not None:
             if self._error.shape != values.shape:
-                raise InvalidInput(
-                    "values",
-                    f"{len(values)} of them, but the error is that of {len(self._error)}",
-                    hint="give each tensor an ErrorFeedback of its own",
-                )
-            # A new tensor: the caller's gradients stay as they are.
+                problem = f"must have {len(self._error)} elements, as before"
+                hint = "create an ErrorFeedback for each tensor"
+                raise InvalidInput("values", problem, got=len(values), hint=hint)
+            # Not in place: these are the caller's gradients.
             values = values + self._error
         payload = self.codec.encode(values)
-        # A NaN in the error would stay there for ever.
+        # A NaN would remain in the error forever.
         self._error = torch.nan_to_num(values - self.codec.decode(payload), 0.0, 0.0, 0.0)
         return payload
 
     @property
     def sent_share(self) -> float | None:
-        """The share of the values that the inner codec has sent, if it leaves values out."""
+        """The share of the values that a threshold codec has sent; None for other codecs."""
         return self.codec.sent.share if isinstance(self.codec, Threshold) else None
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -63,24 +60,24 @@ class ErrorFeedback:
 
 @dataclass(frozen=True)
 class OneBit(Codec):
-    """One bit a value (Seide et al. 2014): its sign, and a mean for each sign of a block.
+    """One bit per value (Seide et al. 2014): its sign, and each block's mean of either sign.
 
-    These two means have the least squared error. Use it in `ErrorFeedback`: much is lost.
+    These two means have the least squared error. Use it in `ErrorFeedback`.
     """
 
     block_size: int = 1024
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
-            raise InvalidInput("block_size", "a block has at least one value", got=self.block_size)
+            raise InvalidInput("block_size", "must be at least 1", got=self.block_size)
 
     @property
     def name(self) -> str:
-        """The name with the block size, which sender and receiver must have in common."""
+        """The name with the block size, on which sender and receiver must agree."""
         return f"onebit/{self.block_size}"
 
     def encode(self, values: Tensor) -> Payload:
-        """Return the values, float32, encoded; what is not finite is zero, and counted."""
+        """Encode float32 values; non-finite values become zero and are counted."""
         values = flat(values)
         num_lost, values = num_nonfinite(values), finite(values)
         is_negative = values < 0
@@ -88,22 +85,22 @@ class OneBit(Codec):
         for chosen in (~is_negative, is_negative):
             own = in_blocks(torch.where(chosen, values, 0.0), self.block_size)
             counts = in_blocks(chosen.float(), self.block_size).sum(1)
-            # In float64: a sum of large values, whose mean is none larger, would be infinite.
+            # In float64, because a float32 sum of large values could overflow.
             means.append((own.sum(1, dtype=torch.float64) / counts.clamp_min(1)).float())
-        # Eight signs a byte, the first in the lowest bit.
+        # Eight signs per byte, the first in the lowest bit.
         weights = torch.tensor([1 << bit for bit in range(_BITS)], device=values.device)
         packed = (in_blocks(is_negative.long(), _BITS) * weights).sum(1).to(torch.uint8)
         buffers = torch.stack(means, 1).flatten().view(torch.uint8), packed
         return Payload(self.name, len(values), buffers, num_lost)
 
     def decode(self, payload: Payload, out: Tensor | None = None) -> Tensor:
-        """Return the values, float32 [count], in `out` if it is given."""
+        """Decode to float32 [count], into `out` if given."""
         count = payload.count
         payload.check(self.name, self._sizes(count))
         means = as_type(payload.buffers[0], torch.float32).view(-1, 2)
         bits = torch.arange(_BITS, device=means.device, dtype=torch.uint8)
         is_bit_set = payload.buffers[1].unsqueeze(1).bitwise_right_shift(bits) & 1
-        # One mean a value: the last block may be shorter.
+        # One mean per value: the last block may be shorter.
         of_block = means.repeat_interleave(self.block_size, 0)[:count]
         is_negative = is_bit_set.flatten()[:count].bool()
         values = torch.where(is_negative, of_block[:, 1], of_block[:, 0])
@@ -114,37 +111,37 @@ class OneBit(Codec):
         return sum(self._sizes(count))
 
     def _sizes(self, count: int) -> tuple[int, int]:
-        """Return the bytes of both buffers: two means a block, and the signs."""
+        """Return the bytes of both buffers: two means per block, and the signs."""
         return 8 * -(-count // self.block_size), -(-count // _BITS)
 
 
 class SentCount:
-    """Counts values that were sent, and all that were there. Two threads may encode at a time."""
+    """Counts the values sent, of all values encoded; safe for concurrent threads."""
 
     def __init__(self) -> None:
         self._num_sent = self._num_values = 0
         self._adding = threading.Lock()
 
     def add(self, num_sent: int, num_values: int) -> None:
-        """Count what one payload sends of so many values."""
+        """Count the values of one payload."""
         with self._adding:
             self._num_sent += num_sent
             self._num_values += num_values
 
     @property
     def share(self) -> float | None:
-        """The share of the values that was sent; None if there was none."""
+        """The share of the values that was sent; None without values."""
         return self._num_sent / self._num_values if self._num_values else None
 
 
 @dataclass(frozen=True)
 class Threshold(Codec):
-    """Sends plus or minus `tau` for values above it in magnitude, nothing for others.
+    """Sends plus or minus `tau` for values above `tau` in magnitude (Strom 2015).
 
-    Strom 2015. Each value that is sent takes four bytes. Use it in `ErrorFeedback`, which keeps the
-    residual: then all that was sent is within `tau` of the sum of what was given, as long as no
-    value exceeds `tau`. One that stays above it arrives as `tau` a step, and its residual grows
-    without end. `sent` counts what it has sent.
+    Each of them takes four bytes, the others nothing. Use it in `ErrorFeedback`: then the sum of
+    the sent values differs from the sum of the given ones by at most `tau`, while no given value
+    exceeds `tau`. A value that stays above it is sent as `tau` in each step, and its residual grows
+    without limit.
     """
 
     tau: float
@@ -156,19 +153,19 @@ class Threshold(Codec):
 
     @property
     def name(self) -> str:
-        """The name that payloads carry; tau travels in them."""
+        """The name in its payloads, which also contain tau."""
         return "threshold"
 
     @property
     def fixed_size(self) -> bool:
-        """False: the bytes depend on how many values are sent."""
+        """False: the size depends on the number of values sent."""
         return False
 
     def encode(self, values: Tensor) -> Payload:
-        """Return the values, float32, encoded; what is not finite is zero, and counted."""
+        """Encode float32 values; non-finite values become zero and are counted."""
         values = flat(values)
         if len(values) > _SIGN:
-            raise InvalidInput("values", f"{len(values):,} at once", hint=f"at most {_SIGN:,}")
+            raise InvalidInput("values", f"must have at most {_SIGN:,} elements", got=len(values))
         places = ((values.abs() > self.tau) & values.isfinite()).nonzero().flatten()
         # In two's complement, subtracting 2^31 sets the top bit.
         words = places - _SIGN * (values[places] < 0)
@@ -178,7 +175,7 @@ class Threshold(Codec):
         return Payload(self.name, len(values), buffers, num_nonfinite(values))
 
     def decode(self, payload: Payload, out: Tensor | None = None) -> Tensor:
-        """Return the values, float32 [count], in `out` if it is given."""
+        """Decode to float32 [count], into `out` if given."""
         self._check(payload)
         values = payload.target(out).zero_()
         self.add_to(values, payload)
@@ -192,16 +189,16 @@ class Threshold(Codec):
         words = as_type(payload.buffers[1], torch.int32)
         places = words.long() & (_SIGN - 1)
         if len(places) and int(places.max()) >= payload.count:
-            raise InvalidInput("payload", f"speaks of more than its {payload.count} values")
-        # Places are unique, so the order of these additions does not matter.
+            raise InvalidInput("payload", f"has an index beyond its {payload.count} values")
+        # Indices are unique, so the order of these additions does not matter.
         total.index_add_(0, places, torch.where(words < 0, -tau, tau))
 
     def nbytes(self, count: int) -> int:
-        """Return the bytes of `count` values if all were sent."""
+        """Return the bytes of `count` values if all are sent."""
         return _WORD_NBYTES * (1 + count)
 
     def _check(self, payload: Payload) -> None:
         num_words = sum(buffer.numel() for buffer in payload.buffers[1:]) // _WORD_NBYTES
         payload.check(self.name, (_WORD_NBYTES, _WORD_NBYTES * num_words))
         if payload.count > _SIGN:
-            raise InvalidInput("payload", f"{payload.count:,} values", hint=f"at most {_SIGN:,}")
+            raise InvalidInput("payload", f"must have at most {_SIGN:,} values", got=payload.count)

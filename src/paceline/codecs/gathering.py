@@ -1,10 +1,11 @@
-"""Gathers and sums of encoded activations and errors between ranks, with and without autograd.
+"""Gather and sum encoded rows between ranks, with and without autograd (Dettmers 2016, 2.1).
 
-A model-parallel layer works on the rows of all ranks and returns to each the errors of its own
-(Dettmers 2016, 2.1). Activations and errors have a codec of their own; None sends them as they are.
-
+                 result                                  messages
 all_gather       rows of rank 0 | 1 | 2   on each rank   each rank's rows, encoded, to all others
 reduce_scatter   sums of rows of rank r   on rank r      each rank's rows for r, encoded, to r
+
+A model-parallel layer gathers activations in forward, and sums their gradients in backward. Both
+have their own codec; None sends values unencoded.
 """
 
 import os
@@ -27,10 +28,7 @@ from paceline.links.all_to_all import Posted
 
 @dataclass
 class Sent:
-    """Bytes on the wire that this rank has sent and received.
-
-    Activations travel in forward, errors in backward. 40 bytes of each message are its header.
-    """
+    """Bytes that this rank has sent and received, with a header of 40 bytes per message."""
 
     activations_sent: int = 0
     activations_received: int = 0
@@ -40,9 +38,9 @@ class Sent:
 
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """An exchange that runs in the background; `wait` returns its values, once.
+    """An exchange in the background; call `wait` once for its values.
 
-    It raises NonFinite on all ranks if those of some rank were not finite.
+    `wait` raises NonFinite on all ranks if some rank's values are NaN or infinite.
     """
 
     wait: Callable[[], Tensor]
@@ -58,20 +56,19 @@ def all_gather(
     traffic: Sent | None = None,
     what: str = "x",
 ) -> Tensor:
-    """Return the rows of all ranks, in rank order, the same bits on each.
+    """Gather the rows of all ranks, in rank order, with the same bits on each rank.
 
-    `x` has this rank's rows in dimension 0; `sizes` are their numbers on all ranks, exchanged if
-    they are not given. In backward each rank sends the gradients of other ranks' rows to these by
-    codec `activation_gradients`, and adds up what it has and gets of its own, decoded to float32,
-    in rank order: the derivative of the sum of all ranks' losses. What travels by a codec must be
-    float32.
+    `x` has this rank's rows in dimension 0; `sizes` are the numbers of rows of all ranks, exchanged
+    by default. In backward each rank receives the gradients of its rows from all ranks, encoded by
+    `activation_gradients`, and adds them in rank order in float32: the derivative of the sum of all
+    ranks' losses. A codec requires float32 values.
 
-    All ranks call it in the same order, and run backward through it. InvalidInput for what does
-    not fit, NonFinite on all ranks with the rank whose values are NaN or infinite; `what` names
-    them there. `traffic` counts the bytes. A rank alone returns x as it is.
+    All ranks must call it in the same order, and run backward through it. Raises InvalidInput if
+    ranks or sizes do not fit, and NonFinite on all ranks if some rank's values are NaN or infinite;
+    `what` names the values in errors. `traffic` counts bytes. A single rank gets `x` back.
     """
     known = _sizes(x, (codec, activation_gradients), group, sizes, what)
-    form_of(activation_gradients, x.dtype)  # raises now, and not in backward
+    codec_for(activation_gradients, x.dtype)  # raise now, not in backward
     if len(known) == 1:
         return x
     forward = RowExchange(codec, group, known, traffic, what)
@@ -90,17 +87,16 @@ def reduce_scatter(
     traffic: Sent | None = None,
     what: str = "x",
 ) -> Tensor:
-    """Return the sum over all ranks of the rows that belong to this one: `all_gather` turned round.
+    """Sum the rows that belong to this rank over all ranks: the reverse of `all_gather`.
 
-    `x` has rows for all ranks in dimension 0, as many as `sizes` says for each; by default they
-    are shared as equally as possible, the first ranks having one more. They travel by `codec`, the
-    gradients of the sums to all ranks by `activation_gradients`. For the rest it is as
-    `all_gather`.
+    `x` has the rows of all ranks in dimension 0, `sizes` of each; by default equally many, with one
+    more for the first ranks. `codec` encodes rows in forward, `activation_gradients` the gradients
+    of the sums in backward. Otherwise like `all_gather`.
     """
     num_ranks = len(ranks_of(group))
     if sizes is None and x.dim():
         sizes = [len(x) // num_ranks + (rank < len(x) % num_ranks) for rank in range(num_ranks)]
-    form_of(activation_gradients, x.dtype)
+    codec_for(activation_gradients, x.dtype)
     forward = RowExchange(codec, group, tuple(sizes or ()), traffic, what)
     backward = forward.of_gradients(activation_gradients)
     if len(forward.sizes) == 1:
@@ -118,7 +114,7 @@ def begin_gather(
     traffic: Sent | None = None,
     what: str = "activations",
 ) -> Pending:
-    """Begin what `all_gather` does, without autograd; `values` may change before `wait`."""
+    """Begin an `all_gather` without autograd; `values` may change before `wait`."""
     known = _sizes(values, (codec,), group, sizes, what)
     return RowExchange(codec, group, known, traffic, what).all_gather(values)
 
@@ -132,10 +128,9 @@ def begin_return(
     traffic: Sent | None = None,
     what: str = "errors",
 ) -> Pending:
-    """Begin to sum, over all ranks, the rows that belong to each rank by `sizes`.
+    """Begin the backward of `all_gather`: sum the gradients of each rank's rows on that rank.
 
-    It is the backward of `all_gather`: `errors` has the rows of all ranks, and may change before
-    `wait`.
+    `errors` has the gradients of all ranks' rows, and may change before `wait`.
     """
     exchange = RowExchange(codec, group, tuple(sizes), traffic, what, in_forward=False)
     return exchange.reduce_scatter(errors)
@@ -145,7 +140,7 @@ _Begin = Callable[[Tensor], Pending]
 
 
 class _Exchanged(torch.autograd.Function):
-    """Runs an exchange in forward, and in backward the opposite one with the gradients."""
+    """Runs an exchange in forward, and the reverse exchange of gradients in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, begin: _Begin, begin_backward: _Begin) -> Tensor:
@@ -165,15 +160,15 @@ def _sizes(
     sizes: Sequence[int] | None,
     what: str,
 ) -> tuple[int, ...]:
-    """Return the number of rows of each rank; they exchange it if it is not given."""
+    """Return the number of rows of each rank; exchange it if `sizes` is None."""
     ranks = ranks_of(group)
     if sizes is not None:
         return tuple(sizes)
     if values.dim() == 0:
-        raise InvalidInput(what, "a single value", hint="give rows, in dimension 0")
+        raise InvalidInput(what, "must have rows in dimension 0, and is a scalar")
     if len(ranks) == 1:
         return (len(values),)
-    names = [form_of(codec, values.dtype).name for codec in codecs]
+    names = [codec_for(codec, values.dtype).name for codec in codecs]
     kind = f"{values.dtype} rows of shape {list(values.shape[1:])}, sent by {' and '.join(names)}"
     own = torch.tensor([len(values), zlib.crc32(kind.encode())], device=values.device)
     gathered = [torch.empty_like(own) for _ in ranks]
@@ -181,21 +176,18 @@ def _sizes(
     found = [one.tolist() for one in gathered]
     for rank, (_, checksum) in zip(ranks, found, strict=True):
         if checksum != zlib.crc32(kind.encode()):
-            raise InvalidInput(
-                what,
-                f"rank {rank} has others than rank {dist.get_rank()}, which has {kind}",
-                hint="give all ranks the same",
-            )
+            both = f"{dist.get_rank()} and {rank}"
+            problem = f"must have the same type, row shape and codecs on ranks {both}"
+            raise InvalidInput(what, problem, got=kind)
     return tuple(count for count, _ in found)
 
 
 @dataclass(frozen=True)
 class RowExchange:
-    """Exchanges of rows by a codec between the ranks of a group; `sizes` are their numbers of rows.
+    """Exchanges rows between the ranks of a group; `sizes` are the rows of each rank.
 
-    `codec` None sends values as they are. A rank alone sends nothing, and so encodes nothing.
-    `what` names the values in errors. All ranks begin their exchanges in the same order; each
-    thread needs a group of its own.
+    All ranks must begin their exchanges in the same order, and each thread needs its own group. A
+    single rank sends and encodes nothing.
     """
 
     codec: str | Codec | None
@@ -206,15 +198,15 @@ class RowExchange:
     in_forward: bool = True
 
     def of_gradients(self, codec: str | Codec | None) -> "RowExchange":
-        """Return the exchange of the values' gradients in backward, by a codec of their own."""
+        """Return the exchange of the gradients in backward."""
         return replace(self, codec=codec, what=f"the gradient of {self.what}", in_forward=False)
 
     def all_gather(self, values: Tensor) -> Pending:
-        """Begin to send this rank's rows to all, which get the same bits, in rank order."""
+        """Begin to gather the rows of all ranks in rank order, with the same bits on each."""
         own = self._check(values, all_rows=False)
         if len(self.sizes) == 1:
             return Pending(values.detach)
-        form = form_of(self.codec, values.dtype)
+        form = codec_for(self.codec, values.dtype)
         counts = [rows * values.shape[1:].numel() for rows in self.sizes]
         lengths = [row_nbytes(form.nbytes(count)) for count in counts]
         row = _row(form.encode(values), form, values)
@@ -223,7 +215,7 @@ class RowExchange:
 
         def finish() -> Tensor:
             rows = posted.wait()
-            rows[own] = row  # decoded like all others, so that every rank gets the same bits
+            rows[own] = row  # decode it, too, so that every rank gets the same bits
             whole = torch.empty(sum(counts), dtype=dtype, device=row.device)
             found = []
             for one, part in zip(rows, whole.split(counts), strict=True):
@@ -236,28 +228,26 @@ class RowExchange:
         return Pending(finish)
 
     def reduce_scatter(self, values: Tensor) -> Pending:
-        """Begin to sum all ranks' rows, each on the rank that they belong to, in rank order.
+        """Begin to sum rows over all ranks, in rank order, each row on its own rank.
 
-        Sums are of decoded values in float32, or float64 where it is theirs. What a rank has for
-        itself does not travel, and is not encoded.
+        Decoded values are summed in float32, or in float64 if that is their type. A rank's values
+        for itself are neither sent nor encoded.
         """
         own = self._check(values, all_rows=True)
         if len(self.sizes) == 1:
             return Pending(values.detach)
-        form, parts = form_of(self.codec, values.dtype), values.detach().split(list(self.sizes))
+        form, parts = codec_for(self.codec, values.dtype), values.detach().split(list(self.sizes))
         if not values.dtype.is_floating_point:
-            raise InvalidInput(
-                self.what, f"of {values.dtype}", hint="sums are of floating point values"
-            )
-        # A copy: the caller may change `values` before it waits.
+            raise InvalidInput(self.what, "must be floating point to be summed", got=values.dtype)
+        # Copy, because the caller may change `values` before `wait`.
         sum_type = torch.promote_types(values.dtype, torch.float32)
         mine = parts[own].reshape(-1).to(sum_type, copy=True)
         payloads = [form.encode(part) for rank, part in enumerate(parts) if rank != own]
         own_found = len(mine) - int(mine.isfinite().sum())
         own_found += sum(payload.num_nonfinite for payload in payloads)
-        # Every row has the count of all of this rank's rows, so that all ranks raise NonFinite.
+        # Each row reports the count of all rows of this rank, so that all ranks raise NonFinite.
         rows = [_row(replace(one, num_nonfinite=own_found), form, values) for one in payloads]
-        rows.insert(own, rows[0][:0])  # nothing travels from a rank to itself
+        rows.insert(own, rows[0][:0])  # a rank sends nothing to itself
         posted = self._post(rows, [row_nbytes(form.nbytes(len(mine)))] * len(rows))
         shape, dtype = parts[own].shape, values.dtype
 
@@ -277,22 +267,16 @@ class RowExchange:
         return Pending(finish)
 
     def _check(self, values: Tensor, all_rows: bool) -> int:
-        """Return this rank's place in the group; InvalidInput if sizes do not fit."""
+        """Return this rank's index in the group; InvalidInput if sizes do not fit."""
         ranks = ranks_of(self.group)
         if len(self.sizes) != len(ranks) or min(self.sizes) < 0:
-            raise InvalidInput(
-                "sizes",
-                str(list(self.sizes)),
-                hint=f"give the number of rows of each of {len(ranks)} ranks",
-            )
+            problem = f"must be the number of rows of each of {len(ranks)} ranks"
+            raise InvalidInput("sizes", problem, got=list(self.sizes))
         own = dist.get_rank(self.group) if len(ranks) > 1 else 0
         expected = sum(self.sizes) if all_rows else self.sizes[own]
         if values.dim() == 0 or len(values) != expected:
-            raise InvalidInput(
-                self.what,
-                f"of shape {list(values.shape)}, but by sizes {list(self.sizes)} rank "
-                f"{ranks[own]} has {expected} rows",
-            )
+            problem = f"must have {expected} rows on rank {ranks[own]}, by sizes {list(self.sizes)}"
+            raise InvalidInput(self.what, problem, got=list(values.shape))
         return own
 
     def _post(self, rows: Sequence[Tensor], lengths: Sequence[int]) -> Posted:
@@ -309,50 +293,41 @@ class RowExchange:
         for rank, num_nonfinite in zip(ranks_of(self.group), found, strict=True):
             if num_nonfinite:
                 raise NonFinite(
-                    f"{self.what}: {num_nonfinite} values of rank {rank} are NaN or infinite "
-                    f"as {form.name}"
+                    f"{self.what}: {num_nonfinite} values of rank {rank} are NaN or infinite in "
+                    f"codec {form.name}"
                 )
 
 
 def _row(payload: Payload, form: Codec, values: Tensor) -> Tensor:
-    """Return a payload as the row of bytes that travels, on the device of the values."""
+    """Return a payload as the row of bytes to send, on the device of the values."""
     return pack([payload], row_nbytes(form.nbytes(payload.count)), values.device)[0]
 
 
 def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
-    """Return the ranks of a group, and one without torch.distributed.
+    """Return the ranks of a group; [0] without torch.distributed.
 
-    InvalidInput where ranks were started together, but would each be left alone.
+    InvalidInput for a group without this rank, and for ranks without an initialised group.
     """
     if group is not None and dist.get_rank(group) < 0:
-        raise InvalidInput("group", f"rank {dist.get_rank()} is not one of it")
+        raise InvalidInput("group", f"does not include rank {dist.get_rank()}")
     if dist.is_initialized():
         return dist.get_process_group_ranks(group or dist.group.WORLD)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise InvalidInput("all_gather", "call torch.distributed.init_process_group before")
+        raise InvalidInput("group", "requires torch.distributed.init_process_group")
     return [0]
 
 
-def form_of(codec: str | Codec | None, dtype: torch.dtype) -> Codec:
-    """Return the codec for values of a type; InvalidInput if it needs the same rows every time."""
+def codec_for(codec: str | Codec | None, dtype: torch.dtype) -> Codec:
+    """Return a codec for values of a type; InvalidInput if it cannot encode changing rows."""
     if codec is None:
         return Cast(str(dtype).removeprefix("torch."), exact=True)
     if dtype != torch.float32:
-        raise InvalidInput(
-            "codec", f"{dtype} cannot be encoded", hint="give float32, or codec None"
-        )
+        raise InvalidInput("codec", "requires float32 values", got=dtype)
     form = find_codec(codec) if isinstance(codec, str) else codec
     if isinstance(form, ErrorFeedback):
-        raise InvalidInput(
-            "codec",
-            f"{form.name!r} makes up for errors in the next values of the same tensor, and each "
-            "batch has other rows",
-            hint="choose one that remembers nothing, as dynamic8 or half",
-        )
+        problem = "cannot use error feedback, because each batch has other rows"
+        raise InvalidInput("codec", problem, got=form.name, hint="choose dynamic8 or half")
     if not form.fixed_size:
-        raise InvalidInput(
-            "codec",
-            f"the bytes of {form.name!r} depend on the values",
-            hint="choose one whose size is known beforehand, as dynamic8 or half",
-        )
+        problem = "must have a fixed size"
+        raise InvalidInput("codec", problem, got=form.name, hint="choose dynamic8 or half")
     return form

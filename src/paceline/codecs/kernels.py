@@ -1,7 +1,7 @@
 """Encode and decode values block by block, by the kernels of their device.
 
-`quantization` specifies what they do, in torch; the C++ and Triton kernels equal it bit for bit.
-Codes of four bits lie two in a byte.
+`quantization` specifies the results in torch; the C++ and Triton kernels return the same bits. Two
+4-bit codes share a byte.
 """
 
 import os
@@ -21,9 +21,10 @@ from paceline.links.devices import device_of
 def encode(
     values: Tensor, scales: Tensor | None, block_size: int, table: QuantizationTable
 ) -> tuple[Tensor, Tensor, int]:
-    """Return the codes, the scale of each block, and the number of values that are not finite.
+    """Return the codes, the scale of each block, and the number of non-finite values.
 
-    Without `scales` (8 bits may have them) each block's is its largest finite magnitude.
+    Without `scales`, which only 8-bit types support, a block's scale is its largest finite
+    magnitude.
     """
     if values.is_cpu:
         finds_scales, num_threads = scales is None, torch.get_num_threads()
@@ -56,7 +57,7 @@ def decode(
     table: QuantizationTable,
     adds: bool,
 ) -> None:
-    """Write the values of codes, or add them to what is there."""
+    """Write the values of codes into `values`, or add them to it."""
     # Kernels index flat memory; a part of a row or of a larger tensor may have gaps.
     fits = values.is_contiguous() and codes.is_contiguous()
     if fits and values.is_cpu:
@@ -74,12 +75,12 @@ def decode(
 
 
 def has_triton(values: Tensor) -> bool:
-    """Return True if the Triton kernels can be used for the values."""
+    """Return whether the Triton kernels support the values' device."""
     return device_of(values.device).has_triton and _triton_compiles()
 
 
 @cache
 def _triton_compiles() -> bool:
-    """Return True if there is Triton, and the C compiler with which it builds its launchers."""
+    """Return whether Triton is installed, and the C compiler that it needs for launchers."""
     compilers = (os.environ.get("CC"), shutil.which("gcc"), shutil.which("clang"))
     return find_spec("triton") is not None and any(compilers)

@@ -1,13 +1,12 @@
-"""Codecs by name, as users write them."""
+"""Codecs by the names of option --codec."""
 
 from collections.abc import Callable
 from functools import partial
 
-from paceline.codecs.blockwise import EightBit
+from paceline.codecs.blockwise import EightBit, FourBit
 from paceline.codecs.codec import Cast, Codec
 from paceline.codecs.feedback import ErrorFeedback, OneBit, Threshold
-from paceline.codecs.four_bit import FOUR_BIT_TABLES, FourBit
-from paceline.codecs.quantization import TABLES
+from paceline.codecs.quantization import FOUR_BIT_TABLES, TABLES
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import FEEDBACK, check_codec, threshold_of
 
@@ -27,22 +26,22 @@ CODECS: dict[str, Callable[[], Codec]] = {
 
 
 def find_codec(name: str) -> Codec:
-    """Return a new codec of that name, or "threshold:TAU", with error feedback where it needs it.
+    """Create the codec of a name or "threshold:TAU", with error feedback if it needs that.
 
-    InvalidInput lists the known names.
+    InvalidInput if the name is unknown.
     """
     threshold = threshold_of(check_codec(name))
     if threshold is not None:
         return ErrorFeedback(Threshold(threshold.tau))
     if name not in CODECS:
-        raise InvalidInput("codec", f"{name!r} is a choice between codecs, and not one of them")
+        raise InvalidInput("codec", "cannot be auto here", hint="name a codec, such as dynamic8")
     return CODECS[name]()
 
 
 def factory_of(codec: str | Codec) -> Callable[[], Codec]:
-    """Return a factory of codecs: each tensor needs its own, where errors are fed back.
+    """Return a factory of codecs: with error feedback, each tensor needs its own.
 
-    What errors are fed back to is one object, which counts what all of them have sent.
+    All of them share the inner codec, which counts the values that it sent.
     """
     found = find_codec(codec) if isinstance(codec, str) else codec
     if isinstance(found, ErrorFeedback):

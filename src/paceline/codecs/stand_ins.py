@@ -1,4 +1,4 @@
-"""Values that stand in for gradients, where what a codec sends depends on them."""
+"""Synthetic gradients for codecs whose payload depends on the values."""
 
 from collections.abc import Callable
 from math import ceil
@@ -12,35 +12,26 @@ from paceline.core.wire_format import threshold_of
 _LARGE = 1024.0
 
 
-class StandInGradients:
-    """Makes gradients of which a threshold `tau` lets through a `share` of the values.
-
-    Large values are spread evenly over all gradients that are made, one after another: each part of
-    them has its share, to a value.
-    """
-
-    def __init__(self, tau: float, share: float) -> None:
-        self._tau, self._share = tau, share
-        self._num_made = 0  # values
-
-    def like(self, parameter: Tensor) -> Tensor:
-        """Return the gradient of a parameter, float32."""
-        values = torch.zeros(parameter.numel(), device=parameter.device)
-        begin, end = self._num_made, self._num_made + len(values)
-        self._num_made = end
-        # The large value of number k stands at (k + 1/2) / share: of n values n x share, rounded.
-        first, last = (ceil(place * self._share - 0.5) for place in (begin, end))
-        places = (torch.arange(first, last, dtype=torch.float64) + 0.5) / self._share
-        values[(places.long() - begin).clamp(0, len(values) - 1)] = _LARGE * self._tau
-        return values.view(parameter.shape)
-
-
 def stand_ins_for(codec: str | None) -> Callable[[Tensor], Tensor] | None:
-    """Return what makes gradients of which a codec sends the share that its name declares.
+    """Return a generator of gradients of which a codec sends its declared share.
 
-    None if it declares none: then any values do.
+    None if the codec declares no share: then any values will do. The large values are spread evenly
+    over all gradients made one after another, so every part of them has this share.
     """
     known = None if codec is None else threshold_of(codec)
     if known is None or known.share is None:
         return None
-    return StandInGradients(known.tau, known.share).like
+    tau, share, num_made = known.tau, known.share, 0
+
+    def like(parameter: Tensor) -> Tensor:
+        nonlocal num_made
+        values = torch.zeros(parameter.numel(), device=parameter.device)
+        begin, end = num_made, num_made + len(values)
+        num_made = end
+        # Large value k is at (k + 1/2) / share, so n values contain n * share of them, rounded.
+        first, last = (ceil(place * share - 0.5) for place in (begin, end))
+        places = (torch.arange(first, last, dtype=torch.float64) + 0.5) / share
+        values[(places.long() - begin).clamp(0, len(values) - 1)] = _LARGE * tau
+        return values.view(parameter.shape)
+
+    return like

@@ -1,7 +1,7 @@
-"""The 4-bit kernels for CUDA, in Triton's language, and the functions that launch them.
+"""The 4-bit kernels for CUDA, written in Triton, and their launchers.
 
-`four_bit.py` specifies every bit of their results. Programs work on the tiles of
-`triton_kernels.py`; a tile has half as many bytes of codes in a row as it has values.
+They return the same bits as `quantization.py`, and use the tiles of `triton_kernels.py`: a row of n
+values has n / 2 bytes of codes.
 """
 
 from functools import cache, partial
@@ -40,7 +40,7 @@ def encode_tile(
     num_columns: tl.constexpr,
     finds_scales: tl.constexpr,
 ):
-    """Write a tile's codes, two a byte, and, if told to find them, the scales of its blocks."""
+    """Write a tile's codes, two per byte, and, if `finds_scales`, the scales of its blocks."""
     block, begin, places, inside, left, is_whole = tile_at(
         count, block_size, num_parts, num_rows, num_columns
     )
@@ -55,7 +55,7 @@ def encode_tile(
     first, second = tl.split(tl.reshape(found, (num_rows, num_columns // 2, 2)))
     pairs = (first | (second << 4)).to(tl.uint8)
     bytes_, bytes_inside = _bytes_of(block_size, begin, num_rows, num_columns)
-    # The places of bytes are compared with the bytes that are left: the last may have one value.
+    # Compare with the remaining bytes, of which the last may hold one value.
     store_tile(codes + begin // 2, bytes_, pairs, bytes_inside, (left + 1) // 2, is_whole)
 
 
@@ -73,10 +73,7 @@ def decode_tile(
     num_columns: tl.constexpr,
     adds: tl.constexpr,
 ):
-    """Write, or add, the values of a tile's codes.
-
-    To be launched without fused multiply-add: products are rounded before they are added.
-    """
+    """Write the values of a tile's codes, or add them, without fused multiply-add."""
     block, begin, places, inside, left, is_whole = tile_at(
         count, block_size, num_parts, num_rows, num_columns
     )
@@ -93,7 +90,7 @@ def decode_tile(
 
 @triton.jit
 def _bytes_of(block_size, begin, num_rows: tl.constexpr, num_columns: tl.constexpr):
-    """Return the places of a tile's bytes from its first, and which are within their block."""
+    """Return the offsets of a tile's bytes, and which of them are inside their block."""
     rows = tl.arange(0, num_rows)[:, None]
     columns = tl.arange(0, num_columns // 2)[None, :]
     inside = (rows >= 0) & (columns < (block_size - begin % block_size) // 2)
@@ -103,9 +100,9 @@ def _bytes_of(block_size, begin, num_rows: tl.constexpr, num_columns: tl.constex
 def encode(
     values: Tensor, block_size: int, table: QuantizationTable
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the encoding of values; return codes, scales and the non-finite count, int64 [1].
+    """Encode values; return codes, scales and the number of non-finite values, int64 [1].
 
-    Each block's scale is its largest finite magnitude.
+    A block's scale is its largest finite magnitude.
     """
     thresholds, num_bytes = _thresholds(table, values.device), -(-len(values) // 2)
     return launch_encode(encode_tile, values, None, block_size, num_bytes, thresholds)
@@ -116,5 +113,5 @@ decode = partial(triton_kernels.decode, kernel=decode_tile)
 
 @cache
 def _thresholds(table: QuantizationTable, device: torch.device) -> Tensor:
-    """Return on a device the bits of the thresholds, int32 [7]."""
+    """Return the bits of the thresholds on a device, int32 [7]."""
     return table.thresholds.view(torch.int32).to(device)

@@ -1,7 +1,7 @@
-"""The 8-bit kernels for CUDA, in Triton's language, and the functions that launch them.
+"""The 8-bit kernels for CUDA, written in Triton, and their launchers.
 
-`quantization.py` specifies every bit of their results. A program works on a tile: `num_rows` blocks
-of at most `num_columns` values each or, of longer blocks, one of `num_parts` parts.
+They return the same bits as `quantization.py`. A program handles a tile: `num_rows` blocks of at
+most `num_columns` values each or, for longer blocks, one of the `num_parts` parts of a block.
 """
 
 from functools import cache
@@ -15,11 +15,11 @@ from torch import Tensor
 from paceline.codecs.quantization import QuantizationTable, scales_of
 from paceline.links.devices import device_of
 
-_INFINITY = tl.constexpr(0x7F800000)  # as bits: those of finite magnitudes are smaller
+_INFINITY = tl.constexpr(0x7F800000)  # bits of infinity, above those of finite magnitudes
 _NOTHING = tl.constexpr(2.0**-30)  # below the first threshold of every table
-COLUMNS = 1024  # of a tile, and its values
-MOST_COLUMNS = 8192  # where a program sees the whole of a block, to find its scale
-# Four to a thread are one access of 16 bytes; encoding shares its set-up among eight.
+COLUMNS = 1024  # columns of a tile with one row, and values of a tile with more
+MOST_COLUMNS = 8192  # longest block whose scale a program finds
+# Four values per thread are one access of 16 bytes; eight amortise the set-up of encoding.
 _VALUES_PER_WARP = {"encode": 256, "decode": 128}
 
 
@@ -40,7 +40,7 @@ def encode_tile(
     num_columns: tl.constexpr,
     finds_scales: tl.constexpr,
 ):
-    """Write the codes of a tile and, if told to find them, the scales of its blocks."""
+    """Write the codes of a tile and, if `finds_scales`, the scales of its blocks."""
     block, begin, places, inside, left, is_whole = tile_at(
         count, block_size, num_parts, num_rows, num_columns
     )
@@ -67,9 +67,9 @@ def decode_tile(
     num_columns: tl.constexpr,
     adds: tl.constexpr,
 ):
-    """Write, or add, the values of a tile's codes.
+    """Write the values of a tile's codes, or add them to `values`.
 
-    To be launched without fused multiply-add: products are rounded before they are added.
+    Launch it without fused multiply-add, so that products are rounded before they are added.
     """
     block, begin, places, inside, left, is_whole = tile_at(
         count, block_size, num_parts, num_rows, num_columns
@@ -85,9 +85,9 @@ def decode_tile(
 
 @triton.jit
 def scaled(bits, blocks, scales, num_nonfinite, num_blocks, finds_scales: tl.constexpr):
-    """Return the magnitudes of a tile of values' bits, float32, and the scale of each of its rows.
+    """Return the magnitudes of a tile, float32, and the scale of each row.
 
-    Those that are not finite are counted, and zero. Scales are stored, if told to find them.
+    Non-finite values become zero and are counted. `finds_scales`: compute and store the scales.
     """
     magnitudes = bits & 0x7FFFFFFF
     largest = tl.max(magnitudes, 1)
@@ -109,8 +109,8 @@ def scaled(bits, blocks, scales, num_nonfinite, num_blocks, finds_scales: tl.con
 
 @triton.jit
 def quotient_bits(magnitudes, scale):
-    """Return the bits of magnitudes over their row's scale; they ascend as the quotients do."""
-    # Zeros, and divisors that are no normal numbers, would take the long way of a division.
+    """Return the bits of magnitude / scale, which have the same order as the quotients."""
+    # Division is slow for zeros and for denormal divisors.
     divisor = tl.where(scale > 0, scale, 1.0)[:, None]
     quotients = tl.div_rn(tl.maximum(magnitudes, divisor * _NOTHING), divisor)
     return quotients.to(tl.int32, bitcast=True)
@@ -118,11 +118,7 @@ def quotient_bits(magnitudes, scale):
 
 @triton.jit
 def _indices(magnitudes, scale, cells, first_cell, last_cell):
-    """Return the index of the magnitude of the table that is nearest to each quotient.
-
-    The upper half of a quotient's bits chooses its cell. In it stands how many thresholds are below
-    (upper half), and what carries over with the lower half if the one within is below too.
-    """
+    """Return the index of the table's magnitude nearest to each quotient (`cells_of`)."""
     bits = quotient_bits(magnitudes, scale)
     cell = tl.minimum(tl.maximum(bits >> 16, first_cell), last_cell) - first_cell
     return (tl.load(cells + cell) + (bits & 0xFFFF)) >> 16
@@ -130,11 +126,11 @@ def _indices(magnitudes, scale, cells, first_cell, last_cell):
 
 @triton.jit
 def tile_at(count, block_size, num_parts, num_rows: tl.constexpr, num_columns: tl.constexpr):
-    """Return where this program's tile is.
+    """Return the position of this program's tile.
 
-    Its first block; the place of its first value in all; the places of its values from there; which
-    of them are within their block; how many values there are from there; whether there are as many
-    as the tile reaches.
+    The number of its first block; the index of its first value; the offsets of its values from
+    there; which of them are inside their block; the number of values from there to the end of the
+    tensor; whether the tile is completely inside the tensor.
     """
     block = (tl.program_id(0) // num_parts).to(tl.int64) * num_rows
     first = tl.program_id(0) % num_parts * num_columns
@@ -142,16 +138,16 @@ def tile_at(count, block_size, num_parts, num_rows: tl.constexpr, num_columns: t
     rows = tl.arange(0, num_rows)[:, None]
     columns = tl.arange(0, num_columns)[None, :]
     inside = (rows >= 0) & (columns < block_size - first)
-    left = tl.minimum(count - begin, 2**30).to(tl.int32)  # places are 32-bit integers
+    left = tl.minimum(count - begin, 2**30).to(tl.int32)  # offsets are 32-bit integers
     reach = (num_rows - 1) * block_size + num_columns
     return block, begin, rows * block_size + columns, inside, left, reach <= left
 
 
-# Only the last tile compares its places with `left`: a mask that depends on any number there may be
-# would keep neighbours from being loaded and stored together, in one wide access.
+# Only the last tile compares offsets with `left`, because a mask of arbitrary length prevents wide
+# loads and stores.
 @triton.jit
 def load_tile(pointer, places, inside, left, is_whole):
-    """Return what stands at a tile's places, zero where none does."""
+    """Load a tile's values, with zero outside of its blocks."""
     if is_whole:
         found = tl.load(pointer + places, mask=inside, other=0)
     else:
@@ -161,7 +157,7 @@ def load_tile(pointer, places, inside, left, is_whole):
 
 @triton.jit
 def store_tile(pointer, places, found, inside, left, is_whole):
-    """Write what was found to a tile's places."""
+    """Store a tile's values."""
     if is_whole:
         tl.store(pointer + places, found, mask=inside)
     else:
@@ -171,9 +167,9 @@ def store_tile(pointer, places, found, inside, left, is_whole):
 def encode(
     values: Tensor, scales: Tensor | None, block_size: int, table: QuantizationTable
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the encoding of values; return codes, scales and the non-finite count, int64 [1].
+    """Encode values; return codes, scales and the number of non-finite values, int64 [1].
 
-    Without `scales` each block's is its largest finite magnitude.
+    Without `scales` a block's scale is its largest finite magnitude.
     """
     first_cell, cells = _cells(table, values.device)
     ends = first_cell, first_cell + len(cells) - 1
@@ -189,9 +185,9 @@ def launch_encode(
     lookup: Tensor,
     ends: tuple[int, ...] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch a kernel as `encode` does, which writes so many bytes of codes.
+    """Encode values like `encode`, with a kernel that writes `num_bytes` of codes.
 
-    `lookup` is what it searches, `ends` the first and the last place there.
+    `lookup`: the tensor that it searches; `ends`: its first and last index there.
     """
     finds_scales = scales is None and block_size <= MOST_COLUMNS
     tiles = Tiles.of(len(values), block_size, MOST_COLUMNS if finds_scales else COLUMNS)
@@ -208,7 +204,7 @@ def launch_encode(
             *(len(values), tiles.num_blocks, block_size, tiles.num_parts, *ends),
             *(tiles.num_rows, tiles.num_columns, finds_scales),
             num_warps=tiles.num_warps("encode"),
-            # A fused multiply-add rounds once: other bits than the specification's.
+            # A fused multiply-add rounds once, which changes bits.
             enable_fp_fusion=False,
         )
     return codes, scales, num_nonfinite
@@ -223,7 +219,7 @@ def decode(
     adds: bool,
     kernel: Any = decode_tile,
 ) -> None:
-    """Launch the decoding of codes into `values`, or the addition to them."""
+    """Decode codes into `values`, or add to them."""
     tiles = Tiles.of(len(values), block_size, COLUMNS)
     meanings = _meanings(table, values.device)
     with device_of(values.device).use():
@@ -237,7 +233,7 @@ def decode(
 
 
 class Tiles(NamedTuple):
-    """The tiles of all blocks: rows and columns of a tile are powers of 2."""
+    """The tiles of all blocks; rows and columns are powers of 2."""
 
     num_blocks: int
     num_parts: int
@@ -246,41 +242,42 @@ class Tiles(NamedTuple):
 
     @classmethod
     def of(cls, count: int, block_size: int, most_columns: int) -> "Tiles":
-        """Return the tiles of so many values, of so many columns at most."""
+        """Return the tiles of `count` values."""
         num_columns = min(1 << (block_size - 1).bit_length(), most_columns)
         num_rows = max(1, COLUMNS // num_columns)
         return cls(-(-count // block_size), -(-block_size // num_columns), num_rows, num_columns)
 
     @property
     def num_programs(self) -> int:
-        """Return the number of programs to launch: one a tile."""
+        """Return the number of programs to launch, one per tile."""
         return -(-self.num_blocks // self.num_rows) * self.num_parts
 
     def num_warps(self, of: str) -> int:
-        """Return the warps of a program that is to "encode" or to "decode"."""
+        """Return the warps of a program; `of`: "encode" or "decode"."""
         return self.num_rows * self.num_columns // _VALUES_PER_WARP[of]
 
 
 @cache
 def _cells(table: QuantizationTable, device: torch.device) -> tuple[int, Tensor]:
-    """Return on a device what `cells_of` returns."""
+    """Return the result of `cells_of` on a device."""
     first_cell, cells = cells_of(table)
     return first_cell, cells.to(device)
 
 
 @cache
 def _meanings(table: QuantizationTable, device: torch.device) -> Tensor:
-    """Return on a device what each code means, float32."""
+    """Return the value of each code on a device, float32."""
     return table.values.to(device)
 
 
 def cells_of(table: QuantizationTable) -> tuple[int, Tensor]:
-    """Return the upper half of the first cell's float32 bits, and the cells, int32.
+    """Return the number of the first cell, and the cells, int32.
 
-    A cell has, in its upper half, how many thresholds are in cells before it, and in the lower one
-    0xffff less the lower half of the threshold within, or zero: to this a quotient's lower half is
-    added, and carries over where it is greater than the threshold's. The first and the last cell
-    have no threshold, and stand for all quotients that are smaller and larger.
+    A cell contains all quotients with the same upper half of their float32 bits, its number. Its
+    upper half is the number of thresholds in earlier cells; its lower half is 0xffff minus the
+    lower half of its own threshold, or zero without one. Adding a quotient's lower half carries
+    into the upper half if the quotient exceeds that threshold. The first and the last cell have no
+    threshold, and are used for all smaller and larger quotients.
     """
     bits = table.thresholds.view(torch.int32)
     upper = bits >> 16

@@ -179,11 +179,11 @@ def run() -> int:
         setting, dot, key = error.field.partition(".")
         flag = flag_of(setting)
         is_typed = any(word.partition("=")[0] == flag for word in sys.argv)
-        return _fail(error.told(f"{flag}{dot}{key}") if is_typed else str(error), 2)
+        return _fail(error.message_for(f"{flag}{dot}{key}") if is_typed else str(error), 2)
     except Exception as error:
-        from paceline.core.error_lines import told
+        from paceline.core.error_lines import error_line
 
-        return _fail(told(error), 1)
+        return _fail(error_line(error), 1)
 
 
 def _fail(message: str, code: int) -> int:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from fractions import Fraction
-from math import isfinite
 
 
 def apportion(
@@ -14,17 +13,15 @@ def apportion(
     parts sum to `num_samples`, and are proportional up to rounding by the method of D'Hondt: the
     largest remainder could give one of a hundred samples to a worker that takes longer for it than
     all others for the rest. A faster worker never gets less than a slower one with the same limit.
-    Raises ValueError for speeds that are negative or not finite, or if the limits are too small.
+    Raises ValueError if the limits are too small.
     """
-    if not all(isfinite(speed) and speed >= 0 for speed in speeds):
-        raise ValueError(f"speeds: must be finite and 0 or more, not {list(speeds)}")
     exact = [Fraction(speed) for speed in speeds]
     room = [num_samples if bound is None else bound for bound in most or [None] * len(exact)]
     able = [
         min(bound, num_samples) if speed else 0 for speed, bound in zip(exact, room, strict=True)
     ]
     if sum(able) < num_samples:
-        raise ValueError(f"most: {num_samples} samples are more than workers take: {able}")
+        raise ValueError(f"most: must allow {num_samples} samples in all (got {able})")
     # Workers above their limit get the limit, and the others share the rest.
     full: set[int] = set()
     while True:
@@ -68,8 +65,6 @@ class Balance:
         most: Sequence[int | None] | None = None,
         tolerance: float = 0.05,
     ) -> None:
-        if num_ranks < 1:
-            raise ValueError(f"num_ranks: must be 1 or more, not {num_ranks}")
         self._batch_size, self._tolerance = batch_size, tolerance
         self._most = [None] * num_ranks if most is None else list(most)
         self._seconds: list[float | None] = [None] * num_ranks
@@ -87,8 +82,6 @@ class Balance:
 
         `interval` is the number of steps until the next call; it grows while nothing changes.
         """
-        if any(one is not None and one <= 0 for one in seconds):
-            raise ValueError(f"seconds: a sample takes more than none, not {list(seconds)}")
         for rank, new in enumerate(seconds):
             old = self._seconds[rank]
             # Assume that a rank without samples gets faster, so that it is tried again.

@@ -17,10 +17,8 @@ def chunks(num_layers: int, size: int) -> list[range]:
 
     Layers are numbered from 0 in the order of gradient readiness. The remainder, or the last `size`
     layers if `size` divides their number, become chunks of one: nothing hides the last exchange, so
-    it should be small. Raises ValueError if either number is below 1.
+    it should be small.
     """
-    if num_layers < 1 or size < 1:
-        raise ValueError(f"chunks: {num_layers} layers in chunks of {size}; both must be positive")
     whole = num_layers // size - (1 if num_layers % size == 0 else 0)
     together = [range(i * size, (i + 1) * size) for i in range(whole)]
     return together + [range(i, i + 1) for i in range(whole * size, num_layers)]
@@ -58,8 +56,6 @@ class ChunkTuner(ABC):
     """
 
     def __init__(self, interval: int, chunk: int = 1) -> None:
-        if interval < 1:
-            raise ValueError(f"interval: a search looks at 1 step or more at once, not {interval}")
         self.interval, self.chunk, self.done = interval, chunk, False
         self.trials: tuple[Trial, ...] = ()
         self._seconds: list[float] = []
@@ -95,10 +91,6 @@ class RuntimeSearch(ChunkTuner):
         range: int = 5,  # noqa: A002 - the paper's name
         interval: int = 10,
     ) -> None:
-        if num_layers < 1 or step < 1 or range < 1:
-            raise ValueError(
-                f"num_layers, step and range must be positive: {num_layers}, {step}, {range}"
-            )
         super().__init__(interval)
         self._num_layers, self._step, self._range = num_layers, step, range
         self._best_chunk, self._lapse_min = 1, inf
@@ -128,12 +120,8 @@ class PredictedSearch(ChunkTuner):
     """
 
     def __init__(self, predicted: Mapping[int, float], interval: int = 10) -> None:
-        if not predicted:
-            raise ValueError("predicted: there must be a chunk size to try")
         self._predicted = dict(sorted(predicted.items()))
         self._sizes = list(self._predicted)
-        if self._sizes[0] < 1:
-            raise ValueError(f"predicted: a chunk has 1 layer or more, not {self._sizes[0]}")
         self._best = min(self._sizes, key=self._predicted.__getitem__)
         self._far = self._sizes[self._sizes.index(self._best) % _STRIDE :: _STRIDE]
         self._measured: dict[int, float] = {}
@@ -164,11 +152,6 @@ class LearnedSearch(PredictedSearch):
     """
 
     def __init__(self, num_layers: int, interval: int = 10, learning: int = 3) -> None:
-        if min(num_layers, interval, learning) < 1:
-            raise ValueError(
-                "num_layers, interval and learning must be positive: "
-                f"{num_layers}, {interval}, {learning}"
-            )
         super().__init__({1: 0.0}, learning)
         self._sizes_to_predict, self._after = candidates(num_layers), interval
         self._times: list[Sequence[ChunkTimes]] = []
@@ -237,8 +220,6 @@ def candidates(num_layers: int) -> tuple[int, ...]:
 
     Each is at most twice the previous one, because step times change little in between.
     """
-    if num_layers < 1:
-        raise ValueError(f"candidates: a model has 1 layer or more, not {num_layers}")
     sizes, power = {1}, 2
     while power < num_layers:
         sizes |= {power, power // 2 * 3}

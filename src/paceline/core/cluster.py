@@ -86,11 +86,8 @@ class Symmetric(Machine):
     def first_devices(self, workers: int) -> tuple[Device, ...]:
         """Return the devices of the first host; InvalidInput if they represent others."""
         if workers != self.num_devices:
-            raise InvalidInput(
-                "workers",
-                f"{workers} are not the {self.num_devices} of {self.name!r}, which is planned by "
-                "symmetry",
-            )
+            problem = f"must be {self.num_devices}, all devices of {self.name!r}"
+            raise InvalidInput("workers", problem, got=workers)
         return self._representatives
 
     def peers(self, stations: Sequence[Station]) -> RingPeers:
@@ -125,15 +122,13 @@ class Cluster(Machine):
     @model_validator(mode="after")
     def _declares_a_node(self) -> Self:
         if len(self.hosts) != 1:
-            raise ValueError(
-                f"hosts: a file with levels describes one node, which is one host, "
-                f"not {len(self.hosts)}; levels say how often it is there"
-            )
+            problem = f"must be one host, the node of the cluster (got {len(self.hosts)})"
+            raise ValueError(f"hosts: {problem}")
         if self.groups:
-            raise ValueError("groups: levels give a cluster its own; leave them out")
+            raise ValueError("groups: cannot be combined with levels")
         names = [self.hosts[0].name, *(level.name for level in self.levels)]
         if len(set(names)) != len(names):
-            raise ValueError(f"levels: the names of node and levels must differ, not {names}")
+            raise ValueError(f"levels: must have different names, also from the host (got {names})")
         return self
 
     @property
@@ -150,7 +145,7 @@ class Cluster(Machine):
         """Return the machine of the nodes that `workers` workers fill.
 
         With `symmetric` it is a `Symmetric` machine if the workers fill more than one node
-        completely. InvalidInput if there are too few devices, or too many workers to plan singly.
+        completely. InvalidInput for more workers than devices, or too many to plan one by one.
         """
         self._check_count(workers, symmetric)
         num_nodes = -(-workers // len(self.devices))
@@ -169,28 +164,19 @@ class Cluster(Machine):
         return Machine(**self._nodes(num_nodes, sizes, full))
 
     def _check_count(self, workers: int, symmetric: bool) -> None:
-        """Raise InvalidInput if so many workers do not fit, or would take too long to plan."""
-        node_size = len(self.devices)
-        fewer = workers - workers % node_size
+        """Raise InvalidInput if workers do not fit, or would take too long to plan."""
+        size, hint = len(self.devices), ""
+        fewer = workers - workers % size
         if not 1 <= workers <= self.num_devices:
-            raise InvalidInput(
-                "workers",
-                f"{workers} do not fit on cluster {self.name!r}, which has {self.num_nodes} nodes "
-                f"of {node_size} devices: 1 to {self.num_devices}",
-            )
-        if symmetric and workers > max(_MOST_UNEVEN, fewer):
-            raise InvalidInput(
-                "workers",
-                f"{workers} do not fill nodes of {node_size} devices",
-                hint=f"more than {_MOST_UNEVEN} have to, as {fewer} or {fewer + node_size} do",
-            )
-        if not symmetric and workers > _MOST_EXPANDED:
-            raise InvalidInput(
-                "workers",
-                f"{workers} are too many for a strategy without symmetry, each of whose tasks is "
-                "planned",
-                hint=f"at most {_MOST_EXPANDED}",
-            )
+            problem = f"must be 1 to {self.num_devices}, the devices of cluster {self.name!r}"
+        elif symmetric and workers > max(_MOST_UNEVEN, fewer):
+            problem = f"must fill all nodes of {size} devices if there are over {_MOST_UNEVEN}"
+            hint = f"try {fewer} or {fewer + size}"
+        elif not symmetric and workers > _MOST_EXPANDED:
+            problem = f"must be at most {_MOST_EXPANDED} to plan this strategy"
+        else:
+            return
+        raise InvalidInput("workers", problem, got=workers, hint=hint)
 
     def _nodes(
         self, num_nodes: int, sizes: Sequence[int], groups: tuple[int, ...]
@@ -214,7 +200,7 @@ class Cluster(Machine):
         return fields | {"name": self.name, "groups": groups, "losses": self.losses}
 
     def _node(self, host: Host, name: str) -> Machine:
-        """Return the node of that name; what is in it has names that begin with it."""
+        """Return the node under another name, which prefixes the names of its parts."""
 
         def renamed(own: str) -> str:
             return name if own == host.name else f"{name}.{own}"

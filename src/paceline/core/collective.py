@@ -41,12 +41,11 @@ def codec_times(
 ) -> CodecTimes:
     """Return the seconds of an all-reduce of `nbytes` of gradients, plain and encoded.
 
-    `exchange` is that of the plain one by its bytes: for a ring of n ranks 2 (n - 1) latencies of
-    the link, and 2 (n - 1) / n bytes on it for each. Encoded, every piece pays these latencies and
-    those of the codec, and each rank encodes all values and decodes 2 - 1 / n times as many; n
-    times, of a codec that encodes no sums, and half of the messages bring n - 1 whole payloads.
-    Nothing of that is taken to overlap: beside backward, it is backward that loses what a codec
-    takes of the cores.
+    `exchange`: seconds of a plain all-reduce by bytes. Encoded, each piece pays its latency and the
+    codec's, and each of n ranks encodes all values and decodes 2 - 1 / n times as many. With a
+    codec that does not encode sums it decodes n times as many, and half of the messages carry n - 1
+    whole payloads. Assumes that encoding does not overlap with messages: it uses the cores of the
+    concurrent backward.
     """
     sizes = pieces(nbytes // element_size)
     count = sum(sizes)
@@ -244,9 +243,6 @@ def check_encodable(workload: Workload, element_sizes: Collection[int]) -> None:
     for layer in workload.layers:
         for parameter in layer.parameters:
             if parameter.element_size not in element_sizes:
-                raise InvalidInput(
-                    "codec",
-                    f"gradients of {8 * parameter.element_size} bits, as those of {layer.name}, "
-                    "are not encoded here",
-                    hint="train in float32, or without a codec",
-                )
+                bits = 8 * parameter.element_size
+                problem = f"cannot encode gradients of {bits} bits, as in layer {layer.name}"
+                raise InvalidInput("codec", problem, hint="train in float32 or without a codec")

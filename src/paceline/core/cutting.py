@@ -13,9 +13,7 @@ from paceline.core.workload import Workload
 def _as_name(value: object) -> object:
     """Convert an index in `nn.Sequential` to a layer's name."""
     if isinstance(value, float):  # 7.1 and 7.10 would be the same float
-        raise InvalidInput(
-            "head", f"""a layer's name such as {value} needs quotes, as head='"{value}"'"""
-        )
+        raise InvalidInput("head", "needs quotes", got=value, hint=f"""write head='"{value}"'""")
     return str(value) if type(value) is int else value
 
 
@@ -43,7 +41,7 @@ def with_refused_cuts(
         other = None if config.head is None else _any_other(workload, config, first_of, attempt)
         if other is None:
             raise
-        raise InvalidInput(error.field, error.problem, hint=f"head={other} would do") from error
+        raise InvalidInput(error.field, error.problem, hint=f"try head={other}") from error
 
 
 def refusal_of(workload: Workload, first: str) -> str | None:

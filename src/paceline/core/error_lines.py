@@ -2,7 +2,7 @@
 
     ValueError: no such mode (worker 1, at mine.py:12)
     worker 1 is out of memory at mine.py:12: CUDA out of memory. Tried to allocate 2.00 GiB ...
-    output: no space left on device: runs/report.html (worker 0); make room, or write elsewhere
+    output: no space left on device: runs/report.html (worker 0); free space, or ...
 
 Does not import torch; its errors are recognised by name and text.
 """
@@ -24,10 +24,10 @@ _LIBRARIES = tuple(
 _SCRIPTS = tuple(str(Path(path)) + os.sep for path in (_PATHS["scripts"], Path(sys.prefix) / "bin"))
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OF_FULL_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory")
-_LESS_MEMORY = "a smaller --batch-size, or --accumulate, takes less"
+_LESS_MEMORY = "try a smaller --batch-size, or --accumulate"
 
 
-def told(error: BaseException, worker: str | int | None = None) -> str:
+def error_line(error: BaseException, worker: str | int | None = None) -> str:
     """Describe an error in one line, with the place in the user's code; `worker` reports it."""
     if isinstance(error, PacelineError):
         return str(error)
@@ -35,10 +35,10 @@ def told(error: BaseException, worker: str | int | None = None) -> str:
     place = place_of(error)
     at = "" if place is None else f" at {place}"
     if isinstance(error, SystemExit):
-        return f"the model or its data ended {who} by sys.exit({error}){at}"
+        return f"the model or its data called sys.exit({error}) in {who}{at}"
     if isinstance(error, OSError) and error.errno in _FULL:
         name = "" if error.filename is None else f": {error.filename}"
-        return f"output: {error.strerror}{name} ({who}{at}); make room, or write elsewhere"
+        return f"output: {error.strerror}{name} ({who}{at}); free space, or choose another --output"
     if _is_full_memory(error):
         return f"{who} is out of memory{at}: {first_line(error)}; {_LESS_MEMORY}"
     if place is not None:

@@ -30,9 +30,9 @@ class PacelineError(Exception):
 class InvalidInput(PacelineError):
     """A file, option or model is not usable as given.
 
-    `field`: the setting, file or value. `problem`: what is wrong, or what is expected. `got`: the
-    given value. `hint`: what to do instead.
-    Shown as "field: problem (got 1); hint", or "field must be at least 2 (got 1); hint".
+    `field`: the setting, file or value. `problem`: the fault or the requirement. `got`: the given
+    value. `hint`: a remedy. Shown as "field: problem (got 1); hint", or without a colon before a
+    verb: "field must be at least 2 (got 1); hint".
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class InvalidInput(PacelineError):
             last_line = field.strip().rpartition("\n")[2]
             field, problem = _parted(last_line.rpartition("InvalidInput: ")[2])
         self.field, self.problem, self.got, self.hint = field, problem, got, hint
-        super().__init__(self.told(field))
+        super().__init__(self.message_for(field))
 
-    def told(self, field: str) -> str:
+    def message_for(self, field: str) -> str:
         """Return the message, with another name for the field."""
         got = "" if self.got is _NOT_GIVEN else f" (got {self.got!r})"
         between = " " if self.problem.startswith(_VERBS) else ": "

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Callable
-from math import isinf
+from contextlib import suppress
+from math import isfinite
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, Field
@@ -39,32 +40,21 @@ _VALUES_PER_S = {f"{prefix}value/s": factor for prefix, factor in _DECIMAL.items
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
-def parse_quantity(text: object, units: dict[str, float], example: str) -> float:
-    """Parse a quantity into base units; plain numbers are in base units.
-
-    Raises ValueError with a valid example.
-    """
-    if isinstance(text, int | float) and not isinstance(text, bool):
-        return float(text)
-    match = _QUANTITY.fullmatch(text.strip()) if isinstance(text, str) else None
-    if match is None:
-        raise ValueError(f"{shown(text)} is not a quantity; write for example {example!r}")
-    number, unit = match.groups()
-    if unit not in units:
-        raise ValueError(f"unknown unit {shown(unit)} in {shown(text)}; known: {', '.join(units)}")
-    try:
-        quantity = float(number) * units[unit]
-    except ValueError:
-        raise ValueError(
-            f"{shown(number)} is not a number; write for example {example!r}"
-        ) from None
-    if isinf(quantity):
-        raise ValueError(f"{shown(number)} is too large a number; write for example {example!r}")
-    return quantity
-
-
 def _parser(units: dict[str, float], example: str) -> Callable[[object], float]:
-    return lambda text: parse_quantity(text, units, example)
+    """Return a parser into base units; plain numbers are in base units."""
+
+    def parse(text: object) -> float:
+        if isinstance(text, int | float) and not isinstance(text, bool):
+            return float(text)
+        match = _QUANTITY.fullmatch(text.strip()) if isinstance(text, str) else None
+        if match is not None and match[2] in units:
+            with suppress(ValueError):  # such as 1.2.3
+                quantity = float(match[1]) * units[match[2]]
+                if isfinite(quantity):
+                    return quantity
+        raise ValueError(f"must be a quantity such as {example!r} (got {shown(text)})")
+
+    return parse
 
 
 _MOST = 1e30  # keeps products with bytes and operations finite

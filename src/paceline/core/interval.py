@@ -18,25 +18,18 @@ class Interval:
     steps: int | None = None
     seconds: float | None = None
 
-    def __post_init__(self) -> None:
-        if (self.steps is None) == (self.seconds is None):
-            raise ValueError("an interval has either steps or seconds")
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"an interval has at least 1 step, not {self.steps}")
-        if self.seconds is not None and not 0 < self.seconds <= LONGEST_S:
-            raise ValueError(f"an interval is above 0 s and at most {LONGEST_S:g} s long")
-
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Parse an interval: 500 (steps), 60s, 5min or 1h; None for never.
 
-        Raises ValueError for any other text, and for a length of 0.
+        Raises ValueError for any other text, for a length of 0, and for over 1e9 s.
         """
         if text == NEVER:
             return None
-        if _STEPS.fullmatch(text):
-            return cls(steps=int(text))
+        if _STEPS.fullmatch(text) and (steps := int(text)) > 0:
+            return cls(steps=steps)
         if match := _TIME.fullmatch(text):
-            return cls(seconds=float(match[1]) * _SECONDS_OF[match[2]])
-        why = "neither a number of steps (500) nor a time (60s, 5min, 1h), and not never"
-        raise ValueError(f"{text!r} is {why}")
+            seconds = float(match[1]) * _SECONDS_OF[match[2]]
+            if 0 < seconds <= LONGEST_S:
+                return cls(seconds=seconds)
+        raise ValueError(f"must be steps (500), a time (60s, 5min, 1h) or never (got {text!r})")

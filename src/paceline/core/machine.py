@@ -136,12 +136,9 @@ def codec_speed(station: Station, wire_format: WireFormat) -> CodecSpeed:
                 latency_s=station.call_latency_s,
             )
         what = "device" if isinstance(station, Device) else "host"
-        raise InvalidInput(
-            "codec",
-            f"{wire_format.name!r} cannot be planned, because nothing says how fast {what} "
-            f"{station.name!r} is with kernel {kernel!r}: a machine file says it in "
-            f"{what}s.codecs.{kernel}, by encode_values_per_s and decode_values_per_s",
-        )
+        problem = f"needs the speed of {what} {station.name!r} to be planned"
+        hint = f"add {what}s.codecs.{kernel} to the machine file"
+        raise InvalidInput("codec", problem, got=wire_format.name, hint=hint)
     return station.codecs[kernel]
 
 
@@ -189,26 +186,23 @@ class Machine(Fact):
         count = Counter(station.name for station in stations)
         twice = [name for name, times in count.items() if times > 1]
         if twice:
-            raise ValueError(f"names must be unique, but {_listed(twice)} stand twice")
+            raise ValueError(f"names must be unique (twice: {_listed(twice)})")
         for device in self.devices:
             if device.host not in hosts:
-                raise ValueError(
-                    f"devices.{device.name}.host: no host {device.host!r}; known: {_listed(hosts)}"
-                )
+                problem = f"must be one of {_listed(hosts)} (got {device.host!r})"
+                raise ValueError(f"devices.{device.name}.host: {problem}")
         for link in self.links:
             for end in link.between:
                 if end not in count:
-                    raise ValueError(
-                        f"links.{link.name}.between: nothing is called {end!r}; "
-                        f"known: {_listed(count)}"
-                    )
-            if link.between[0] == link.between[1] or not devices.isdisjoint(link.between):
-                link.check_has_no_adapters()
+                    problem = f"must be two of {_listed(count)} (got {end!r})"
+                    raise ValueError(f"links.{link.name}.between: {problem}")
+            has_adapters = len({*link.between} - devices) == 2
+            if not has_adapters and (link.rails > 1 or link.rdma):
+                field = f"links.{link.name}.{'rails' if link.rails > 1 else 'rdma'}"
+                raise ValueError(f"{field}: requires a link of a host with a switch or a host")
         if self.groups and prod(self.groups) != self.num_hosts:
-            raise ValueError(
-                f"groups: {list(self.groups)} hold {prod(self.groups)} hosts; "
-                f"the product must be {self.num_hosts}, the number of hosts"
-            )
+            problem = f"must multiply to {self.num_hosts}, the number of hosts"
+            raise ValueError(f"groups: {problem} (got {list(self.groups)})")
         return self
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
@@ -261,11 +255,8 @@ class Machine(Fact):
     def first_devices(self, workers: int) -> tuple[Device, ...]:
         """Return the first devices, one for each worker; InvalidInput if there are too few."""
         if len(self.devices) < workers:
-            raise InvalidInput(
-                "workers",
-                f"{workers} do not fit on machine {self.name!r}, which has {len(self.devices)} "
-                "devices",
-            )
+            problem = f"must be at most {len(self.devices)}, the devices of machine {self.name!r}"
+            raise InvalidInput("workers", problem, got=workers)
         return self.devices[:workers]
 
     def peers(self, stations: Sequence[Station]) -> RingPeers:
@@ -308,17 +299,13 @@ class Machine(Fact):
         if start != goal:
             way = self.network.route(start, goal)
             if way is None:
-                raise InvalidInput(
-                    f"machine {self.name}", f"no link leads from {start!r} to {goal!r}"
-                )
+                problem = f"has no links from {start!r} to {goal!r}"
+                raise InvalidInput(f"machine {self.name}", problem)
             return way
         link = self.network.within.get(start)
         if link is None:
-            raise InvalidInput(
-                f"machine {self.name}",
-                f"two workers on {start!r} need a link between [{start!r}, {start!r}], through "
-                "which its processes exchange messages",
-            )
+            problem = f"needs a link from {start!r} to itself, for messages between its workers"
+            raise InvalidInput(f"machine {self.name}", problem)
         return (Hop(start, start, link),)
 
 

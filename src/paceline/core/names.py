@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
 
-from paceline.core.errors import InvalidInput, shown
+from paceline.core.errors import InvalidInput, printable
+
+_MOST_LISTED, _LONGEST = 12, 200  # most names in an error, and characters of a name
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -23,7 +25,7 @@ def not_known(what: str, name: str, known: Iterable[str], also: str = "") -> Inv
     `what`: the field or kind of the name; `also`: other allowed values.
     """
     names = list(known)
-    question = did_you_mean(name, names)
-    choose = "; choose" if question == "." else f"{question} Choose"
-    among = ", ".join(names) or "none"
-    return InvalidInput(what, f"{shown(name)} is not known{choose} one of {among}{also}")
+    hint = did_you_mean(name, names).strip("; .")
+    listed = ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "")
+    problem = f"must be one of {listed or 'none'}{also}"
+    return InvalidInput(what, problem, got=printable(name, _LONGEST), hint=hint)

@@ -37,14 +37,6 @@ class Link(Fact):
         """The link's name, made of its two ends."""
         return "--".join(self.between)
 
-    def check_has_no_adapters(self) -> None:
-        """Raise ValueError if a link without a host's network adapter sets `rails` or `rdma`."""
-        if self.rails > 1 or self.rdma:
-            raise ValueError(
-                f"links.{self.name}.{'rails' if self.rails > 1 else 'rdma'}: network adapters join "
-                "a host with a switch or another host; between GPUs add the bandwidths of links"
-            )
-
     @property
     def reached(self) -> "Link":
         """The link with the bandwidth that exchanges reach."""

@@ -76,8 +76,8 @@ class SentShare:
         declared, warning = threshold.share, None
         if not declared <= SHARE_FACTOR * measured or measured > SHARE_FACTOR * declared:
             warning = (
-                f"{codec} declares that it sends {declared:.3g} of the values and has sent "
-                f"{measured:.3g}, which is over {SHARE_FACTOR:g} times off: plans take other bytes"
+                f"{codec} sent {measured:.3g} of the values, not {declared:.3g} as declared: plans "
+                "assume other sizes"
             )
         return cls(codec, declared, measured, warning)
 

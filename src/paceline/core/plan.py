@@ -176,7 +176,7 @@ class Plan:
             self._link()
 
     def _link(self) -> None:
-        """Check the tasks, and number what each waits for."""
+        """Check the tasks, and fill `children` and `num_parents`."""
         place: dict[TaskId, int] = {}
         # Most tasks of a wide plan have at most one child: tuples are smaller than lists.
         self.children: list[list[int] | tuple[int, ...]] = []
@@ -187,16 +187,14 @@ class Plan:
                 # Most tasks wait for the previous one, which needs no hash lookup.
                 parent = i - 1 if before is last else place.get(before)
                 if parent is None:
-                    raise ValueError(
-                        f"{own.name}: waits for {before.name!r}, which is no earlier task"
-                    )
+                    raise ValueError(f"{own.name}: must not wait for {before.name!r}, a later task")
                 known = self.children[parent]
                 if isinstance(known, list):
                     known.append(i)
                 else:
                     self.children[parent] = [*known, i] if known else (i,)
             if not on:
-                raise ValueError(f"{own.name}: a task has to run on something")
+                raise ValueError(f"{own.name}: needs a resource")
             if place.setdefault(own, i) != i:
                 raise ValueError(f"{own.name}: duplicate task")
             self.num_parents.append(len(after))
@@ -205,7 +203,7 @@ class Plan:
 
     @classmethod
     def of_steps(cls, tasks: Callable[[int], Iterable[Task]], num_steps: int) -> Self:
-        """Return the plan of so many steps, whose tasks are given by a step's number."""
+        """Return the plan of `num_steps` steps; `tasks(step)` returns the tasks of a step."""
         return cls(chain.from_iterable(map(tasks, range(num_steps))))
 
     def __len__(self) -> int:
@@ -226,8 +224,8 @@ class Plan:
         window of any length.
         """
         numbers: dict[tuple[object, ...], int] = defaultdict(count().__next__)
-        # A cost is told by its identity: steps share their layers' costs, and hashing one in Python
-        # takes longer than scheduling a task.
+        # Compare costs by identity: steps share their layers' costs, and hashing a cost is slower
+        # than scheduling a task.
         sort_of = [
             numbers[kind, part, sub_batch, on, id(cost), num_samples]
             for (_, kind, part, _, sub_batch), on, cost, _, num_samples in self.tasks

@@ -50,7 +50,7 @@ def read_json(data: Text, what: str) -> Any:
     try:
         found = from_json(bytes(data), allow_inf_nan=False)
     except ValueError as error:
-        raise InvalidInput(what, f"not JSON: {error}") from None
+        raise InvalidInput(what, f"is not JSON: {error}") from None
     check_numbers(found, what)
     return found
 
@@ -60,12 +60,12 @@ def read_toml(data: Text, what: str, *, largest: float = LARGEST_NUMBER) -> dict
     try:
         text = bytes(data).decode("utf-8")
         if (match := _DOTTED.search(text)) is not None:
-            raise InvalidInput(what, f"the key {shown(match[0])} has too many parts")
+            raise InvalidInput(what, f"has a key with too many parts: {shown(match[0])}")
         found = tomllib.loads(text)
     except RecursionError:
-        raise InvalidInput(what, "not TOML: nested too deep") from None
+        raise InvalidInput(what, "is not TOML: nested too deeply") from None
     except ValueError as error:
-        raise InvalidInput(what, f"not TOML: {error}") from None
+        raise InvalidInput(what, f"is not TOML: {error}") from None
     check_numbers(found, what, largest=largest, most_depth=_MOST_TOML_DEPTH)
     return found
 
@@ -115,7 +115,7 @@ def _plain(bound: object) -> object:
 
 
 def _as_typed(value: object) -> str:
-    """Return a value as in a message; the text of a number has no quotes."""
+    """Format a value for a message, without quotes if it is the text of a number."""
     if isinstance(value, str) and value.isprintable():
         with suppress(ValueError):
             float(value)
@@ -132,14 +132,11 @@ def check_numbers(
         for one in level:
             if isinstance(one, float):
                 if not abs(one) <= largest:
-                    kind = (
-                        f"a number of at most {largest:g}" if isfinite(one) else "a finite number"
-                    )
-                    raise InvalidInput(what, f"{_place(value, one)}{one} is not {kind}")
+                    limit = f"at most {largest:g}" if isfinite(one) else "finite"
+                    raise InvalidInput(what, f"{_place(value, one)}must be {limit} (got {one})")
             elif isinstance(one, int) and abs(one) > LARGEST_INTEGER:
-                raise InvalidInput(
-                    what, f"{_place(value, one)}{shown(one)} does not fit into 64 bits"
-                )
+                problem = f"{_place(value, one)}must fit into 64 bits (got {shown(one)})"
+                raise InvalidInput(what, problem)
         level = [
             inner
             for one in level
@@ -148,16 +145,16 @@ def check_numbers(
         ]
         depth += 1
         if depth > most_depth:
-            raise InvalidInput(what, f"nested deeper than {most_depth} levels")
+            raise InvalidInput(what, f"is nested deeper than {most_depth} levels")
 
 
 def _place(whole: Any, wanted: object) -> str:
-    """Return the path of a number in a value, as "links.0.latency_s: "."""
+    """Return the path of a number in a value, such as "links.0.latency_s "."""
     waiting: list[tuple[tuple[str, ...], Any]] = [((), whole)]
     while waiting:
         path, one = waiting.pop()
         if one is wanted:
-            return f"{'.'.join(path)}: " if path else ""
+            return f"{'.'.join(path)} " if path else ""
         inside = dict(enumerate(one)) if isinstance(one, list) else one
         if isinstance(inside, dict):
             waiting += [((*path, str(key)), inner) for key, inner in inside.items()]

@@ -31,7 +31,7 @@ class OuterStep(NamedTuple):
 
 
 AVERAGE = OuterStep(1.0, 0.0)
-_OFTEN = 2  # from so many inner steps per round on, averaging is better than momentum
+_OFTEN = 2  # up to this number of inner steps per round, averaging is better than momentum
 _FEW_ROUNDS, _OF_FEW = 100, OuterStep(0.9, 0.4)
 _MANY_ROUNDS, _OF_MANY = 5000, OuterStep(0.6, 0.9)
 # Increase of the rate for twice as many workers: 0.6 for two and 0.8 for eight were best in
@@ -63,17 +63,14 @@ class Rounds:
     @model_validator(mode="after")
     def _fits(self) -> "Rounds":
         if self.codec == AUTO:
-            raise ValueError("codec: 'auto' chooses between gradients, and not outer gradients")
+            raise ValueError("codec: cannot be auto for outer gradients")
         if self.fragments > self.sync_every:
-            raise ValueError(
-                f"fragments: {self.fragments} are more than the {self.sync_every} steps of a round"
-            )
+            problem = f"must be at most sync_every={self.sync_every} (got {self.fragments})"
+            raise ValueError(f"fragments: {problem}")
         if self.delay * self.fragments >= self.sync_every and self.delay:
             most = (self.sync_every - 1) // self.fragments
-            raise ValueError(
-                f"delay: {self.delay} steps; a fragment must have come before the next is sent, "
-                f"at most {most} with fragments={self.fragments} and sync_every={self.sync_every}"
-            )
+            limits = f"fragments={self.fragments} and sync_every={self.sync_every}"
+            raise ValueError(f"delay: must be at most {most} with {limits} (got {self.delay})")
         return self
 
     def sent_after(self, fragment: int) -> int:

@@ -29,7 +29,7 @@ def read_shape(shape: Any) -> Any:
     try:
         return tuple(int(size) for size in shape.split("x"))
     except ValueError:
-        raise ValueError(f"{shape!r} is not a shape such as 3x224x224") from None
+        raise ValueError(f"must be a shape such as 3x224x224 (got {shape!r})") from None
 
 
 def read_list(values: Any) -> Any:
@@ -74,7 +74,7 @@ class RunSettings(Record):
     strategy: str = Field(
         "allreduce",
         description=(
-            "Strategy by which the workers train; auto takes the one predicted to be fastest."
+            "Strategy of parallel training; auto selects the one predicted to be fastest."
         ),
     )
     options: dict[str, Any] = Field(
@@ -95,7 +95,7 @@ class RunSettings(Record):
     )
     exchange_alone: bool = Field(
         False,
-        description="Let one worker exchange with itself, which shows the exchange's own cost.",
+        description="Let a single worker exchange with itself, to measure the exchange alone.",
     )
     profile_s: float = Field(
         4.0, ge=0, le=LONGEST_S, description="Time to profile before planning."
@@ -105,11 +105,11 @@ class RunSettings(Record):
     )
     wait_s: Seconds = Field(600.0, description="Time to wait for workers to join.")
     listen: str | None = Field(None, description="Address of the hub, such as tcp://10.0.0.1:5555.")
-    keys: Path | None = Field(None, description="Folder of keys that `paceline keys` has written.")
+    keys: Path | None = Field(None, description="Folder of keys written by `paceline keys`.")
     run_name: str | None = Field(
         None, description="Name of the run, the same for the hub and its workers."
     )
-    output: Path = Field(Path("runs"), description="Folder that gets the folder of the run.")
+    output: Path = Field(Path("runs"), description="Folder for the run's folder.")
 
     @model_validator(mode="after")
     def _batch_fits_workers(self) -> Self:
@@ -121,13 +121,12 @@ class RunSettings(Record):
         if isinstance(self.workers, int) and self.workers < 1:
             raise ValueError(f"workers: must be at least 1 (got {self.workers})")
         if isinstance(self.workers, int) and self.batch_size < self.workers:
-            raise ValueError(
-                f"batch_size: {self.batch_size} samples cannot be shared by {self.workers} workers"
-            )
+            least = f"{self.workers}, one sample for each worker"
+            raise ValueError(f"batch_size: must be at least {least} (got {self.batch_size})")
         if self.exchange_alone and self.workers != 1:
-            raise ValueError(f"exchange_alone: is for one worker, not {self.workers}")
+            raise ValueError(f"exchange_alone: requires --workers 1 (got {self.workers})")
         if self.keys is not None and self.listen is None:
-            raise ValueError("keys: are for workers of other machines; name the address by listen")
+            raise ValueError("keys: requires --listen")
         return self
 
 
@@ -173,11 +172,9 @@ class TrainSettings(RunSettings):
         description="Steps in which the learning rate rises linearly to its full value.",
     )
     precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Precision of forward and backward; bfloat16 is torch's autocast."
+        "float32", description="Precision of forward and backward; bfloat16 uses torch.autocast."
     )
-    accumulate: int = Field(
-        1, ge=1, description="Number of micro-batches in each worker's part of a step."
-    )
+    accumulate: int = Field(1, ge=1, description="Micro-batches of each worker in a step.")
     clip_norm: float | None = Field(
         None, gt=0, le=LARGEST_FLOAT32, description="Largest norm of all gradients together."
     )
@@ -190,19 +187,17 @@ class TrainSettings(RunSettings):
         lt=2**63,
         description="Seed of the weights, of the split and of the order of samples.",
     )
-    force: bool = Field(
-        False, description="Keep workers that would slow the training; goes with --balance."
-    )
+    force: bool = Field(False, description="With --balance: keep workers that slow the training.")
     checkpoint_every: Annotated[str, BeforeValidator(_read_interval)] = Field(
         "300s", description="Interval of checkpoints: 500 (steps), 60s, 5min, 1h or never."
     )
     keep_checkpoints: int = Field(2, ge=1, description="Number of checkpoints to keep.")
     resume: Path | None = Field(
         None,
-        description="Folder of a run to continue, with its settings where no option replaces them.",
+        description="Folder of a run to continue, with its settings unless overridden.",
     )
     max_restarts: int = Field(
-        0, ge=0, description="Number of times to restart at a checkpoint after a worker is lost."
+        0, ge=0, description="Restarts from a checkpoint after a worker is lost."
     )
     elastic: bool = Field(
         False, description="Let workers leave and join during a run of strategy local."
@@ -214,9 +209,7 @@ class TrainSettings(RunSettings):
     worker_ids: Annotated[
         tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_each)
     ] = Field(None, description="Numbers of the elastic workers on this machine, such as 2,3.")
-    tensorboard: Path | None = Field(
-        None, description="Folder that gets TensorBoard's event files."
-    )
+    tensorboard: Path | None = Field(None, description="Folder for TensorBoard's event files.")
 
     @property
     def checkpoint_interval(self) -> Interval | None:
@@ -226,18 +219,14 @@ class TrainSettings(RunSettings):
     @model_validator(mode="after")
     def _steps_fit(self) -> Self:
         if isinstance(self.workers, int) and self.batch_size < self.workers * self.accumulate:
-            raise ValueError(
-                f"accumulate: {self.batch_size} samples cannot be cut into {self.accumulate} "
-                f"micro-batches of each of {self.workers} workers"
-            )
+            most = f"{self.batch_size // self.workers}, the samples of a worker"
+            raise ValueError(f"accumulate: must be at most {most} (got {self.accumulate})")
         for name in ("lighthouse", "worker_ids"):
             if getattr(self, name) is not None and not self.elastic:
-                raise ValueError(f"{name}: goes only with elastic")
+                raise ValueError(f"{name}: requires --elastic")
         if self.steps is not None and self.warmup_steps >= self.steps:
-            raise ValueError(
-                f"warmup_steps: {self.warmup_steps} of {self.steps} steps; the rate has to reach "
-                "its full height before the last one"
-            )
+            problem = f"must be less than the {self.steps} steps (got {self.warmup_steps})"
+            raise ValueError(f"warmup_steps: {problem}")
         return self
 
 
@@ -247,13 +236,13 @@ class RehearseSettings(RunSettings):
     kind: Literal["rehearse"] = "rehearse"
     device: str | None = Field(
         None,
-        description="Device whose times the layers take: its name, or FILE.toml:NAME.",
+        description="Device to emulate: a name from machines/, or FILE.toml:NAME.",
     )
     slowdown: Annotated[
         tuple[Annotated[float, Field(ge=1, le=LONGEST_S)], ...] | None, BeforeValidator(_each)
     ] = Field(
         None,
-        description="Factor by which layers computed here are slowed, such as 4, or 1,4 by worker.",
+        description="Factor by which to slow layers, instead of --device: 4, or 1,4 by worker.",
     )
     forward_ms: Milliseconds | None = Field(
         None, description="Forward time of all layers together."
@@ -273,26 +262,19 @@ class RehearseSettings(RunSettings):
 
     @model_validator(mode="after")
     def _fields_fit(self) -> Self:
-        if (self.device is None) == (self.slowdown is None):
-            both = "both are given" if self.device is not None else "neither is given"
-            raise ValueError(
-                f"device, slowdown: {both}; a rehearsal paces layers as a device, or stretches them"
-            )
-        if self.device is None:
-            self._only_with("device", "forward_ms", "backward_ms", "update_ms")
-        else:
-            self._only_with("slowdown", "balance")
+        if self.device is None and self.slowdown is None:
+            raise ValueError("device: is missing; --slowdown is an alternative")
+        if self.device is not None and self.slowdown is not None:
+            raise ValueError("slowdown: cannot be combined with --device")
+        for name in ("forward_ms", "backward_ms", "update_ms"):
+            if getattr(self, name) is not None and self.device is None:
+                raise ValueError(f"{name}: requires --device")
+        if self.balance is not None and self.slowdown is None:
+            raise ValueError("balance: requires --slowdown")
         if self.slowdown is not None and len(self.slowdown) not in (1, self.workers):
-            raise ValueError(
-                f"slowdown: {len(self.slowdown)} numbers for {self.workers} workers; give one for "
-                "all, or one for each"
-            )
+            problem = f"must be one number, or one for each of {self.workers} workers"
+            raise ValueError(f"slowdown: {problem} (got {len(self.slowdown)})")
         return self
-
-    def _only_with(self, other: str, *names: str) -> None:
-        for name in names:
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name}: goes only with {other}")
 
     def slowdown_of(self, rank: int) -> float:
         """Return a worker's slow-down factor; 1 for a paced one."""

@@ -111,7 +111,7 @@ def steady_period(
     """Return the seconds per step if a window's last steps repeat, otherwise None.
 
     A longer window would then only repeat these steps. Plans repeat after `alike` steps.
-    `looked_at`: periods before the last, as many as what is under way spans.
+    `looked_at`: number of periods to compare with the last one.
     """
     first = (num_steps // alike - looked_at - 1) * alike  # the last step overlaps with no later one
     if first < 1:

@@ -11,7 +11,6 @@ from paceline.core.errors import InvalidInput, shown
 from paceline.core.link_fit import in_ring
 from paceline.core.machine import Machine
 from paceline.core.plan import Plan
-from paceline.core.steps_to_loss import StepsToLoss
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload
 
@@ -22,9 +21,18 @@ class Window:
 
     num_steps: int
 
-    def __post_init__(self) -> None:
-        if self.num_steps < 1:
-            raise ValueError(f"a window has at least one step, not {self.num_steps}")
+
+@dataclass(frozen=True)
+class StepsToLoss:
+    """Measured number of steps to synchronous training's final loss, relative to its own.
+
+    `low`, `high`: range over similar runs; `measured_on`: their models.
+    """
+
+    median: float
+    low: float
+    high: float
+    measured_on: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,7 @@ def number_of(workers: int | str) -> int:
     try:
         return int(workers)
     except ValueError:
-        raise InvalidInput("workers", f"{shown(workers)} is not a number") from None
+        raise InvalidInput("workers", f"must be a number (got {shown(workers)})") from None
 
 
 def exchange_name(strategy: str, config: Any) -> str:
@@ -66,7 +74,7 @@ PlanOf = Callable[[Workload, Machine, Any, Window], Plan]
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """How a strategy is planned, and what the planner may vary."""
+    """How a strategy is planned, and its variants."""
 
     plan: PlanOf
     """Plans a window of steps from a worker's workload, a machine and a config.
@@ -188,18 +196,16 @@ class Strategy:
     """Configuration dataclass with defaults and a field `workers`."""
 
     planning: Planning
-    """How it is planned."""
 
     running: Running | None = None
-    """How it runs; None: it can only be planned, on clusters."""
+    """None: it can only be planned, on clusters."""
 
     options: Options = Options()
-    """How it treats a run's settings."""
 
     def runner(self) -> Any:
         """Import the module that runs it; InvalidInput if it can only be planned."""
         if self.running is None:
-            raise InvalidInput("strategy", f"{self.name!r} can be planned, but not run here")
+            raise InvalidInput("strategy", "cannot be run, only planned", got=self.name)
         return import_module(self.running.module)
 
     @property

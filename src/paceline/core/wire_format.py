@@ -107,7 +107,7 @@ class Threshold(NamedTuple):
 
 
 def check_codec(name: str) -> str:
-    """Validate a codec's name; InvalidInput lists the known names."""
+    """Return a codec's name; InvalidInput if it is not known."""
     if name in WIRE_FORMATS or name == AUTO or threshold_of(name) is not None:
         return name
     raise not_known("codec", name, [*WIRE_FORMATS, f"{_THRESHOLD}TAU@SHARE", AUTO])
@@ -120,12 +120,10 @@ def threshold_of(name: str) -> Threshold | None:
     text, at, declared = name.removeprefix(_THRESHOLD).partition("@")
     tau, share = _number(text), _number(declared)
     if not 0 < tau < math.inf:
-        raise InvalidInput("codec", f"{name!r}: TAU must be a positive number")
+        raise InvalidInput("codec", "must have a positive TAU in threshold:TAU", got=name)
     if at and not 0 < share <= 1:
-        raise InvalidInput(
-            "codec",
-            f"{name!r}: after @ stands the share of the values that is sent, over 0 and up to 1",
-        )
+        problem = "must have a share above 0 and up to 1 after @"
+        raise InvalidInput("codec", problem, got=name)
     return Threshold(tau, share if at else None)
 
 
@@ -152,11 +150,8 @@ def wire_format(name: str) -> WireFormat:
     if threshold is None:
         return WIRE_FORMATS[known]
     if threshold.share is None:
-        raise InvalidInput(
-            "codec",
-            f"nobody knows beforehand how many bytes {name!r} takes: declare the share of the "
-            f"values that it sends, such as {name}@0.01",
-        )
+        problem = "must declare the share of values that it sends"
+        raise InvalidInput("codec", problem, got=name, hint=f"write for example {name}@0.01")
     word_nbytes = 4  # index and sign of a value; tau once
     return WireFormat(
         *(name, "threshold", 8 * word_nbytes),

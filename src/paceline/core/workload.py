@@ -21,10 +21,6 @@ class Cost:
     num_calls: int = 0
     num_syncs: int = 0
 
-    def __post_init__(self) -> None:
-        if min(self.flops, self.nbytes, self.num_calls, self.num_syncs) < 0:
-            raise ValueError(f"work cannot be negative: {self}")
-
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(
             self.flops + other.flops,
@@ -140,13 +136,9 @@ class Workload:
         return tuple(self.layers[i] for i in self.backward_order)
 
 
-# A step holds the most at some moment of backward. What forward has kept is freed layer by layer,
-# and in its place come the gradients of parameters:
+# Memory peaks during backward, which frees kept tensors layer by layer and adds gradients:
 #
-#     kept by the layers that are not done yet | gradients of those that are | one layer's work
-#
-# The work is that of the layer whose backward runs: gradients of activations, and what operations
-# need for a moment.
+#     kept by the remaining layers | gradients of the finished layers | working memory of one layer
 
 # Values stored per parameter: itself, gradient and momentum.
 _COPIES = 3

@@ -37,7 +37,7 @@ from paceline.links.group import Group
 from paceline.measure import timing
 from paceline.measure.cores import CoreTime, lost_here
 from paceline.measure.this_machine import Speed, this_machine
-from paceline.measure.unrest import Rounds, rounds_of_all, unrest_of
+from paceline.measure.timing import Rounds, rounds_of_all, unrest_of
 from paceline.record.recorder import Recorder
 from paceline.training.models.paced import QUEUED_S
 

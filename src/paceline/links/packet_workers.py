@@ -27,7 +27,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import torch
 
-from paceline.core.error_lines import told
+from paceline.core.error_lines import error_line
 from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.links.processes import Process, reason
 from paceline.links.worker_signals import SignalsOfWorkers, tell_starter
@@ -48,7 +48,7 @@ class Failure(NamedTuple):
     @classmethod
     def of(cls, error: BaseException, number: int) -> Self:
         """Return the failure of the worker of that number, in one line."""
-        line = " ".join(told(error, number).split())
+        line = " ".join(error_line(error, number).split())
         return cls(isinstance(error, InvalidInput), line[:_MOST_TEXT])
 
 

@@ -1,4 +1,4 @@
-"""Measure how many cores an exchange takes, which computation beside it does not have."""
+"""Measure how many cores an exchange keeps busy, and how much that slows computation."""
 
 import os
 import time
@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-_MIN_SECONDS = 1e-9
-_MOST = 0.95  # an exchange that takes all cores leaves computation some of their time
+MIN_SECONDS = 1e-9
+_MOST = 0.95  # computation gets some time even if an exchange keeps all cores busy
 
 
 class CoreTime:
-    """A work, and the number of cores that all threads of this process keep busy in it."""
+    """Calls `work`, and measures the cores that all threads of this process keep busy."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
@@ -19,7 +19,7 @@ class CoreTime:
         self._num_calls = 0
 
     def __call__(self) -> None:
-        """Do the work once."""
+        """Call the work once."""
         self._num_calls += 1
         before = time.process_time(), time.perf_counter()
         self._work()
@@ -28,30 +28,30 @@ class CoreTime:
 
     @property
     def busy_s(self) -> float:
-        """The mean seconds of cores, all together, that the work takes."""
+        """Mean processor time of a call, over all threads."""
         return self._busy_s / max(self._num_calls, 1)
 
     @property
     def num_cores(self) -> float:
-        """The mean number of cores that were busy."""
-        return self._busy_s / max(self._elapsed_s, _MIN_SECONDS)
+        """Mean number of busy cores."""
+        return self._busy_s / max(self._elapsed_s, MIN_SECONDS)
 
 
 def lost_beside(num_taken: float, num_workers: int, num_cores: int, num_threads: int) -> float:
-    """Return the share of its speed that a worker's computation loses beside its exchange.
+    """Return the share of its speed that a worker's computation loses during its exchange.
 
-    The exchange keeps `num_taken` cores busy. Of a host's `num_cores` the threads of its workers
-    leave some idle, which come first.
+    The exchange keeps `num_taken` cores busy, at first those that the host's `num_workers` workers,
+    each with `num_threads` threads, leave idle.
     """
     idle = max(0.0, num_cores / num_workers - num_threads)
     return min(_MOST, max(0.0, num_taken - idle) / num_threads)
 
 
 def cores_here() -> int:
-    """Return the number of cores that this process may use."""
+    """Return the number of cores available to this process."""
     return len(os.sched_getaffinity(0))
 
 
 def lost_here(num_taken: float, num_workers: int) -> float:
-    """Return what `lost_beside` says of this process, one of so many workers of its host."""
+    """Return `lost_beside` for this process, one of `num_workers` on its host."""
     return lost_beside(num_taken, num_workers, cores_here(), torch.get_num_threads())

@@ -1,4 +1,4 @@
-"""Profile a device of an asynchronous run, and its link to the hub; the record travels."""
+"""Profile a device of an asynchronous run, and its link to the hub, as a record to send."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -9,7 +9,6 @@ import torch
 from pydantic import FailFast, Field
 
 from paceline.core.machine import DeviceKind
-from paceline.core.peer_records import PerSecond, Seconds
 from paceline.core.plan import Kind
 from paceline.core.settings import Record
 from paceline.core.timeline import Span
@@ -17,26 +16,39 @@ from paceline.core.wire_format import Kernel, wire_format
 from paceline.links.devices import device_of
 from paceline.links.group import boot_id
 from paceline.measure import timing
-from paceline.measure.cores import cores_here
+from paceline.measure.cores import MIN_SECONDS, CoreTime, cores_here, lost_here
 from paceline.measure.devices import codec_speed, copy_speed
-from paceline.measure.link import HubLink, hub_link
-from paceline.measure.unrest import unrest_of_traced
 
-MIN_SECONDS = 1e-9
-_NUM_WARM_UP, _MAX_ROUNDS = 2, 200
+# The longest time on one machine's clock is a century.
+Seconds = Annotated[float, Field(ge=0, le=3.2e9, allow_inf_nan=False)]
+PerSecond = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
+_NUM_WARM_UP, _MAX_ROUNDS, _NUM_PINGS = 2, 200, 20
 _NETWORK = Path("/proc/self/ns/net")
-_MOST_PARTS = 100_000  # of a step, forward and backward
-_MOST_BELOW = 1000  # devices of a child hub
+_MOST_PARTS = 100_000  # most forward and backward layers of a step
+_MOST_BELOW = 1000  # most devices of a child hub
+
+
+class HubLink(Record):
+    """A worker's link to its hub: seconds of a small message, and bytes per second of a large one.
+
+    One core of the worker sends or receives `core_bytes_per_s`. `lost_beside`: share of its speed
+    that computation loses during messages, which use the same cores.
+    """
+
+    latency_s: Seconds
+    bytes_per_s: PerSecond
+    core_bytes_per_s: PerSecond
+    lost_beside: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class DeviceProfile(Record):
-    """The speed of a device and, for a worker's, of its link to the hub.
+    """The speed of a device and, for a worker, of its link to the hub.
 
-    `host` tells its network from others, and it may use `cores` of it. `seconds` are those of each
-    part of a step, by kind and layer, of which it was `running` on a core for a share: with fewer
-    cores than devices it waits for one. `unrest` is that of `core.losses`. `codecs` are values a
-    second encoded and decoded, by kernel. A GPU copies `copy_bytes_per_s` to its host. `below`: for
-    a hub that is a worker of another, the profiles of its own workers' devices.
+    `host`: identity of its network namespace. `seconds`: of each part of a step, by kind and layer;
+    `running`: share of this time with a core, below one if there are fewer cores than devices.
+    `unrest`: as in `core.losses`. `codecs`: values per second to encode and decode, by kernel.
+    `copy_bytes_per_s`: from a GPU to its host. `below`: profiles of the workers' devices of a hub
+    that is itself a worker.
     """
 
     kind: DeviceKind
@@ -53,8 +65,16 @@ class DeviceProfile(Record):
     below: Annotated[tuple["DeviceProfile", ...], Field(max_length=_MOST_BELOW)] = ()
 
     def with_link(self, ask: Callable[[int, int], None], nbytes: int) -> "DeviceProfile":
-        """Measure the link to the hub, over which `ask` sends and gets so many bytes."""
-        link = hub_link(ask, nbytes, on_cores=self.kind is DeviceKind.CPU)
+        """Measure the link to the hub; `ask(n, m)` sends n bytes and receives m."""
+        small_s = min(timing.median_s(lambda: ask(1, 1), num_rounds=1) for _ in range(_NUM_PINGS))
+        large = CoreTime(lambda: ask(nbytes, nbytes))
+        large_s = timing.median_s(large)
+        link = HubLink(
+            latency_s=small_s / 2,
+            bytes_per_s=2 * nbytes / max(large_s - small_s, MIN_SECONDS),
+            core_bytes_per_s=2 * nbytes / max(large.busy_s, MIN_SECONDS),
+            lost_beside=lost_here(large.num_cores, 1) if self.kind is DeviceKind.CPU else 0.0,
+        )
         return self.model_copy(update={"link": link})
 
 
@@ -65,9 +85,9 @@ def profile_device(
     spans: list[Span],
     seconds: float,
 ) -> DeviceProfile:
-    """Return the profile of a device on which `run_step` takes a step and leaves its spans.
+    """Profile a device by steps of about `seconds`, at least three.
 
-    It is called with numbers from 0 up for about `seconds`, three times at least.
+    `run_step(number)` takes a step on the device and appends to `spans`.
     """
     for number in range(_NUM_WARM_UP):
         run_step(number)
@@ -81,12 +101,12 @@ def profile_device(
     medians = timing.median_durations(spans, lambda span: (span.kind, span.part))
     return DeviceProfile(
         kind=device_of(device).kind,
-        host=f"{boot_id()} {_NETWORK.readlink()}",  # containers of one kernel have own networks
+        host=f"{boot_id()} {_NETWORK.readlink()}",  # containers have their own networks
         seconds=tuple((*key, value) for key, value in medians.items()),
-        # Measured on the CPU; a GPU's count as equally fast.
+        # Measured on the CPU, and assumed to be equally fast on a GPU.
         codecs={wire_format(name).kernel: codec_speed(name) for name in set(codecs)},
         cores=cores_here(),
         running=min(1.0, busy_s / max(elapsed_s, MIN_SECONDS)),
-        unrest=unrest_of_traced(spans),
+        unrest=timing.unrest_of_traced(spans),
         copy_bytes_per_s=None if device.type == "cpu" else copy_speed(device),
     )

@@ -1,7 +1,6 @@
 """Measure how fast a device computes, encodes and copies, and how fast a host sums.
 
-The functions that take a `Sampler` are collective: each rank's device is measured beside the
-others. The others are for a process by itself.
+Functions with a `Sampler` are collective, and measure all ranks at the same time.
 """
 
 import torch
@@ -25,30 +24,30 @@ _NUM_VALUES_ALONE = 1 << 18
 _COPIED_VALUES = 1 << 22
 _NUM_SUMMED = 64
 _COPY_NBYTES = 128 * 2**20
-_SHARE_OF_MEMORY = 16  # all copies together take at most a 16th of the host's memory
-# Codecs of one kernel are equally fast; where they are torch's own operations, nearly so.
+_SHARE_OF_MEMORY = 16  # all ranks' copies use at most a 16th of the host's memory
+# Representatives of each kernel, whose codecs are about equally fast.
 CODECS: dict[Kernel, tuple[str, ...]] = {
     "eightbit": ("dynamic8",),
     "fourbit": ("e3m0",),
     "cast": ("half", "bfloat16"),
     "onebit": ("onebit",),
-    "threshold": ("threshold:1@0.01",),  # what is sent decides how fast it is: about as Strom 2015
+    "threshold": ("threshold:1@0.01",),  # speed depends on the share sent; 1 % as in Strom 2015
 }
 
 
 class CodecFigures(BaseModel, frozen=True):
-    """Values per second of the codecs of a kernel; half of the decoding adds to a sum."""
+    """Values per second of a kernel's codecs; half of the decoding adds to a sum."""
 
     encode: Spread
     decode: Spread
 
 
 class DeviceFigures(BaseModel, frozen=True):
-    """The speeds of a rank's device, measured while the other ranks do the same.
+    """The speeds of a rank's device while all ranks measure.
 
-    `convolution` and `linear` are flops per second, forward and backward together. `traffic` is
-    bytes per second, read and written, of an operation into a new tensor. `call_s` is the seconds
-    of an operation on one value.
+    `convolution`, `linear`: flops per second of forward and backward. `traffic`: bytes read and
+    written per second by an operation into a new tensor. `call_s`: seconds of an operation on one
+    value.
     """
 
     convolution: Spread
@@ -59,41 +58,35 @@ class DeviceFigures(BaseModel, frozen=True):
 
     @property
     def flops_per_s(self) -> float:
-        """Return the speed at which half of the arithmetic is the convolution's."""
+        """Flops per second of a model with half of its flops in either layer."""
         return 2 / (1 / self.convolution.median + 1 / self.linear.median)
 
 
 def measure_device(sampler: Sampler, device: torch.device) -> DeviceFigures:
     """Measure this rank's device, while the other ranks do the same."""
-    # A GPU would need little work so briefly that its launches were measured.
+    # On a GPU, launches would dominate the time of small layers.
     is_large = device_of(device).memory_nbytes() is not None
     num_images, num_rows, numel = (64, 2048, 1 << 26) if is_large else (8, 256, 1 << 24)
     value = torch.ones(1, device=device)
 
     def trained(layer: nn.Module, shape: tuple[int, ...], flops: int) -> Spread:
-        """Return the flops per second of forward and backward, which has twice as many flops."""
+        """Return the flops per second of forward, with `flops`, and backward, with twice that."""
         inputs = torch.randn(shape, device=device, requires_grad=True)
         sources = [inputs, *layer.to(device).parameters()]
         gradient = torch.ones_like(layer(inputs))
         seconds = sampler.seconds(lambda: torch.autograd.grad(layer(inputs), sources, gradient))
         return Spread.rate(3 * flops, seconds)
 
-    def traffic() -> Spread:
-        values = torch.ones(numel, device=device)
-        return Spread.rate(2 * values.nbytes, sampler.seconds(lambda: torch.mul(values, 2.0)))
-
     def calls() -> None:
         for _ in range(_CALLS):
             torch.add(value, value)
 
-    convolution_flops = 2 * num_images * 13 * 13 * 384 * 256 * 9
-    linear_flops = 2 * num_rows * 2048 * 2048
+    convolution, images = nn.Conv2d(256, 384, 3, padding=1), (num_images, 256, 13, 13)
+    values = torch.ones(numel, device=device)
     return DeviceFigures(
-        convolution=trained(
-            nn.Conv2d(256, 384, 3, padding=1), (num_images, 256, 13, 13), convolution_flops
-        ),
-        linear=trained(nn.Linear(2048, 2048), (num_rows, 2048), linear_flops),
-        traffic=traffic(),
+        convolution=trained(convolution, images, 2 * num_images * 13 * 13 * 384 * 256 * 9),
+        linear=trained(nn.Linear(2048, 2048), (num_rows, 2048), 2 * num_rows * 2048 * 2048),
+        traffic=Spread.rate(2 * values.nbytes, sampler.seconds(lambda: torch.mul(values, 2.0))),
         call_s=Spread.of([seconds / _CALLS for seconds in sampler.seconds(calls)]),
         codecs=measure_codecs(sampler, device),
     )
@@ -102,7 +95,7 @@ def measure_device(sampler: Sampler, device: torch.device) -> DeviceFigures:
 def measure_codecs(
     sampler: Sampler, device: torch.device, is_measured: bool = True
 ) -> dict[Kernel, CodecFigures]:
-    """Measure the codecs of all kernels; a rank that is not measured waits for the others."""
+    """Measure the codecs of all kernels; without `is_measured` the rank only takes part."""
     total = torch.zeros(_NUM_VALUES, device=device)
 
     def figures(names: tuple[str, ...]) -> CodecFigures:
@@ -131,9 +124,9 @@ def measure_codecs(
 
 
 def measure_copies(sampler: Sampler, place: LocalRanks) -> Spread:
-    """Return bytes per second, read and written, of this rank's copies within the host's memory.
+    """Return bytes read and written per second by this rank's copies within the host's memory.
 
-    All ranks copy at once: the ranks of a host together reach the bandwidth of its memory.
+    The sum over a host's ranks, which copy at the same time, is its memory bandwidth.
     """
     nbytes = min(_COPY_NBYTES, memory_bytes() // _SHARE_OF_MEMORY // len(place.members))
     source, target = torch.ones(nbytes // 4), torch.ones(nbytes // 4)
@@ -141,9 +134,9 @@ def measure_copies(sampler: Sampler, place: LocalRanks) -> Spread:
 
 
 def measure_sums(sampler: Sampler) -> Spread:
-    """Return the seconds in which a host sums few values and all of its ranks have the result.
+    """Return the seconds until all ranks of a host have a sum of few values.
 
-    There are two ranks or more.
+    Requires two or more ranks.
     """
     group = sampler.group
     arena = Arena(group, 4 * _NUM_SUMMED, 1, 0, group.deadline_s, scale=1.0, held=False)
@@ -165,14 +158,14 @@ def measure_sums(sampler: Sampler) -> Spread:
 
 
 def _values(codec: str, like: Tensor) -> Tensor:
-    """Return as many values: random ones, or those of which a threshold sends what it declares."""
+    """Return random values, or such that a threshold codec sends its declared share."""
     return (stand_ins_for(codec) or torch.randn_like)(like)
 
 
 def codec_speed(name: str, num_values: int = _NUM_VALUES_ALONE) -> tuple[float, float]:
-    """Return the values per second that this process encodes and decodes on its CPU.
+    """Return the values per second that this process encodes and decodes on the CPU.
 
-    Each time into new memory: of many values the system gives that page by page.
+    Includes allocation: the system provides memory for many values page by page.
     """
     codec, values = find_codec(name), _values(name, torch.empty(num_values))
     payload = codec.encode(values)
@@ -182,7 +175,7 @@ def codec_speed(name: str, num_values: int = _NUM_VALUES_ALONE) -> tuple[float, 
 
 
 def copy_speed(device: torch.device) -> float:
-    """Return the bytes per second of this process's copies from a GPU to pageable memory."""
+    """Return the bytes per second of copies from a GPU to pageable memory."""
     values = torch.zeros(_COPIED_VALUES, device=device)
     values.cpu()
     return values.nbytes / median_s(values.cpu)

@@ -1,4 +1,4 @@
-"""The machine of an asynchronous run, by the profiles of its hubs and workers."""
+"""Build the machine of an asynchronous run from the profiles of its hubs and workers."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,24 +12,31 @@ from paceline.core.network import Link
 from paceline.core.plan import Kind, PriceKey
 from paceline.core.strategy import PricedMachine
 from paceline.core.workload import Workload
-from paceline.measure.device_profile import MIN_SECONDS, DeviceProfile
-from paceline.measure.link import message_speed
+from paceline.measure.cores import MIN_SECONDS
+from paceline.measure.device_profile import DeviceProfile
 from paceline.measure.this_machine import Speed, host_here, memory_bytes
 
 _SOURCE = "measured by the workers before this run"
+# Threads for messages in a process: ZeroMQ's, which encrypts, and one that checks and copies.
+_MESSAGE_THREADS = 2
 
 
 def device_name(kind: str, number: int) -> str:
-    """Return a device's name in plans: the hub's is number 0, then those of the workers."""
+    """Return a device's name in plans; number 0 is the hub's."""
     return f"{kind}{number}"
+
+
+def message_speed(core_bytes_per_s: float, num_cores: int, num_processes: int) -> float:
+    """Return the bytes per second that a host's hubs and workers send and receive together."""
+    return core_bytes_per_s * min(num_cores, _MESSAGE_THREADS * num_processes)
 
 
 @dataclass(frozen=True)
 class ProfiledDevices:
-    """The devices of a run by their numbers in the plan, and the hub's number of each but the root.
+    """The profiles of all devices by number in the plan, and the number of each device's hub.
 
-    `computing` are the numbers of those that train. With `is_paced` layers leave the cores to
-    messages, and to each other.
+    `hub_of` lacks the root hub. `computing`: numbers of the devices that train. `is_paced`: layers
+    sleep instead of computing, and use no cores.
     """
 
     profiles: Mapping[int, DeviceProfile]
@@ -39,29 +46,27 @@ class ProfiledDevices:
 
     @cached_property
     def _hosts(self) -> dict[str, str]:
-        """The names of hosts in the plan."""
+        """The name of each host in the plan."""
         known = dict.fromkeys(one.host for one in self.profiles.values())
         return {host: f"host{number}" for number, host in enumerate(known)}
 
     @cached_property
     def _shown(self) -> dict[int, DeviceProfile]:
-        """The profiles as plans have them."""
+        """The profiles to plan with."""
         if not self.is_paced:
             return dict(self.profiles)
         idle = {"cores": len(self.profiles), "link": None}
         return {number: one.model_copy(update=idle) for number, one in self.profiles.items()}
 
     def calibrated(self, workload: Workload) -> PricedMachine:
-        """Return the machine, and the prices of the workload's parts on its devices."""
+        """Return the machine, and the seconds of the workload's parts on its devices."""
         shown = self._shown
-        # On a lone core the plan has messages and computation take turns.
+        # With a single core, the plan already alternates messages and computation.
         sharing = [one for number, one in shown.items() if number and one.cores > 1]
-        losses = Losses(
-            beside_exchange=max((one.link.lost_beside for one in sharing if one.link), default=0.0),
-            spread=0.0,
-            unrest=self._unrest(),
-            source=_SOURCE,
-        )
+        lost = max((one.link.lost_beside for one in sharing if one.link), default=0.0)
+        # Hubs have no unrest: their parts are so short that any pause is long in comparison.
+        workers = (shown[number] for number in self.computing)
+        unrest = max((one.unrest for one in workers if not self._shares_cores(one)), default=0.0)
         names = {number: device_name(one.kind, number) for number, one in shown.items()}
         machine = Machine(
             name="this-run",
@@ -71,9 +76,9 @@ class ProfiledDevices:
                 for number, one in shown.items()
             ),
             links=tuple(self._links(names)),
-            losses=losses,
+            losses=Losses(beside_exchange=lost, spread=0.0, unrest=unrest, source=_SOURCE),
         )
-        # Where devices share cores, plans have them take turns; elsewhere what ran beside counts.
+        # Plans alternate devices that share cores, so exclude the time in which they waited.
         durations = {
             PriceKey(names[number], kind, part): seconds
             * (one.running if self._shares_cores(one) else 1.0)
@@ -83,17 +88,13 @@ class ProfiledDevices:
         return PricedMachine(machine, ProfiledCost(durations, Roofline.of(machine)))
 
     def _host(self, host: str) -> Host:
-        """Return a host, with the most cores that any of its devices may use.
+        """Return a host with the cores available to its devices.
 
-        Its `message_bytes_per_s` is what messages to and from other hosts reach on its cores, all
-        together; None if there are no such messages.
+        `message_bytes_per_s` is None if no messages cross hosts.
         """
+        below = ((self.profiles[number], self.profiles[hub]) for number, hub in self.hub_of.items())
         speeds = (
-            one.link.core_bytes_per_s
-            for number, one in self.profiles.items()
-            if one.link
-            and number in self.hub_of
-            and one.host != self.profiles[self.hub_of[number]].host
+            one.link.core_bytes_per_s for one, hub in below if one.link and one.host != hub.host
         )
         slowest = min(speeds, default=None)
         count = Counter(one.host for one in self.profiles.values())[host]
@@ -106,17 +107,17 @@ class ProfiledDevices:
         )
 
     def _links(self, names: Mapping[int, str]) -> Iterable[Link]:
-        """Return the links between hosts, and between GPUs and theirs.
+        """Return the links between hosts, and between GPUs and their hosts.
 
-        Hubs probe while others measure: of several links between two hosts the fastest was
-        disturbed least. Workers probe in turns: the first one's counts.
+        In a tree of hubs, of several probes between two hosts the fastest counts, because hubs
+        probe while others measure. Workers probe one after another, so the first probe counts.
         """
         links: dict[tuple[str, str], Link] = {}
         is_tree = any(self.hub_of.values())
         for number, hub in self.hub_of.items():
             one = self.profiles[number]
             between = (self._hosts[self.profiles[hub].host], self._hosts[one.host])
-            assert one.link is not None  # the gate lets no others in
+            assert one.link is not None  # the gate refuses other workers
             link = _link(between, one.link.bytes_per_s, one.link.latency_s)
             known = links.setdefault(between, link)
             if is_tree and link.bandwidth_bytes_per_s > known.bandwidth_bytes_per_s:
@@ -127,16 +128,8 @@ class ProfiledDevices:
                 links[ends] = _link(ends, one.copy_bytes_per_s, 0.0)
         return links.values()
 
-    def _unrest(self) -> float:
-        """Return the unrest of the most restless worker with a core of its own.
-
-        A hub's is not looked at: its parts are so short that any pause is many of them.
-        """
-        bodies = (self._shown[number] for number in self.computing)
-        return max((one.unrest for one in bodies if not self._shares_cores(one)), default=0.0)
-
     def _shares_cores(self, one: DeviceProfile) -> bool:
-        """Return True if a device is on cores of which there are fewer than such devices."""
+        """Return whether a device's host has fewer cores than CPU devices."""
         there = [other for other in self._shown.values() if other.host == one.host]
         num_on_cores = sum(other.kind is DeviceKind.CPU for other in there)
         return one.kind is DeviceKind.CPU and num_on_cores > max(other.cores for other in there)

@@ -1,4 +1,4 @@
-"""Describe the machine of this run: for a plan, and for the reader of a result."""
+"""Describe the machine of this run, for plans and for results."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ from paceline.links.devices import device_of
 from paceline.links.group import Group
 from paceline.native import instruction_sets
 
-UNLIMITED_BYTES_PER_S = 1e18  # the speed of a memory or link whose time is counted elsewhere
+UNLIMITED_BYTES_PER_S = 1e18  # for a memory or link whose time is included elsewhere
 _PROFILED = "measured by the profile of this run"
 
 
@@ -30,10 +30,10 @@ class Speed:
 
     @classmethod
     def of(cls, workload: Workload, seconds: float) -> "Speed":
-        """Return the speed at which the layers together take `seconds`, forward and backward.
+        """Return the speed at which forward and backward of all layers take `seconds`.
 
-        A layer is bound either by arithmetic or by memory traffic. So the device is faster at both
-        than the total of either, divided by all of the seconds.
+        A layer is bound either by arithmetic or by memory traffic, so both rates exceed their total
+        divided by `seconds`.
         """
         parts = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
         whole = sum(parts, Cost())
@@ -46,11 +46,10 @@ class Speed:
 
 
 def this_machine(group: Group, speeds: Sequence[Speed]) -> Machine:
-    """Return a machine with one device for each rank, and a host for each container.
+    """Return a machine with a device for each rank and a host for each container, without links.
 
-    Ranks in different containers of one machine do not share memory, so they are on different
-    hosts. There are no links: a strategy's `calibrate` adds them. The hosts' memory counts as fast
-    as the slowest device's, which is a lower bound.
+    Ranks in different containers do not share memory. A strategy's `calibrate` adds links. The
+    hosts' memory bandwidth is that of the slowest device, a lower bound.
     """
     kind = device_of(group.device).kind
     places = [(member.boot_id, member.pid_namespace) for member in group.members]
@@ -83,7 +82,7 @@ def host_here(
     cores: int | None = None,
     message_bytes_per_s: float | None = None,
 ) -> Host:
-    """Return this computer as a host, with all of its cores unless `cores` says how many."""
+    """Return this computer as a host; `cores` defaults to all."""
     return Host(
         name=name,
         cores=cores or os.cpu_count() or 1,
@@ -95,7 +94,7 @@ def host_here(
 
 
 def facts(device: torch.device) -> dict[str, Any]:
-    """Return the machine and the versions that a measurement was made with."""
+    """Return this machine's hardware and the software versions, for a result."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {

@@ -1,6 +1,6 @@
-"""Repeat work for a while, and reduce what it took to medians and quartiles.
+"""Repeat work for a while, and reduce the times to medians, quartiles and unrest.
 
-Ranks that measure together agree on a number of rounds first, so that collectives fit.
+Ranks that measure together agree on the number of rounds first, so that collectives match.
 """
 
 import time
@@ -13,19 +13,22 @@ from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel
 
+from paceline.core.losses import BUSY, unrest_between
+from paceline.core.plan import COMPUTE
 from paceline.core.timeline import Span, quartiles
 from paceline.links.clock import Clock
 from paceline.links.group import Group
 
-FEWEST_ROUNDS = 3  # of which a median can leave one outlier out
+FEWEST_ROUNDS = 3  # so that the median ignores one outlier
 _MOST_ROUNDS = 400
 
 Item = TypeVar("Item")
 Work = Callable[[], object]
+Rounds = list[list[float]]  # one rank's seconds in each round: of its step, then of other work
 
 
 class Spread(BaseModel, frozen=True):
-    """The median of `count` measurements, and their quartiles."""
+    """The median and quartiles of `count` measurements."""
 
     median: float
     lower: float
@@ -37,6 +40,11 @@ class Spread(BaseModel, frozen=True):
         """Return the spread of one or more values."""
         lower, middle, upper = quartiles(values)
         return cls(median=middle, lower=lower, upper=upper, count=len(values))
+
+    @property
+    def unrest(self) -> float:
+        """The spread relative to the median (`unrest_between`)."""
+        return unrest_between(self.lower, self.median, self.upper)
 
     @classmethod
     def rate(cls, amount: float, seconds: Sequence[float]) -> Self:
@@ -50,7 +58,7 @@ def seconds_between(clock: Clock, marks: Iterable[Any]) -> list[float]:
 
 
 def median_s(work: Work, num_rounds: int = FEWEST_ROUNDS) -> float:
-    """Return the median seconds of some calls of `work`, which is done when it returns."""
+    """Return the median seconds of some calls of `work`, which must be synchronous."""
     seconds = []
     for _ in range(num_rounds):
         started = time.perf_counter()
@@ -68,7 +76,7 @@ def median_durations(spans: Iterable[Span], key: Callable[[Span], Item]) -> dict
 
 
 def endless(source: Callable[[], Iterator[Item]]) -> Iterator[Item]:
-    """Yield the items of `source()` again and again: one call is one epoch."""
+    """Yield the items of `source()`, which returns one epoch, forever."""
     while True:
         yield from source()
 
@@ -79,7 +87,7 @@ def num_rounds(seconds: float, round_s: float, fewest: int, most: int) -> int:
 
 
 def timed(works: Sequence[Work], clock: Clock, rounds: int) -> list[list[float]]:
-    """Do all works in turns, and return for each the seconds of its rounds."""
+    """Do all works in turns, and return the seconds of each work's rounds."""
     marks = [clock.mark()]
     for _ in range(rounds):
         for work in works:
@@ -91,10 +99,7 @@ def timed(works: Sequence[Work], clock: Clock, rounds: int) -> list[list[float]]
 
 @dataclass(frozen=True)
 class Sampler:
-    """Repeats work for about `seconds_each`, equally often on all ranks, by one clock.
-
-    All ranks call it together: each measures what it gets beside the others.
-    """
+    """Repeats work for about `seconds_each`, equally often on all ranks; collective."""
 
     group: Group
     clock: Clock
@@ -105,9 +110,9 @@ class Sampler:
         return self.in_turns([work])[0]
 
     def in_turns(self, works: Sequence[Work]) -> list[list[float]]:
-        """Return for each work the seconds of its repetitions; a disturbance hits all alike."""
+        """Return the seconds of each work's repetitions; a disturbance affects all works."""
         for work in works:
-            work()  # allocates memory and chooses kernels, which later rounds do not
+            work()  # the first call allocates memory and chooses kernels
         first = timed(works, self.clock, 1)
         slowest = max(1e-9, *self.group.gather(sum(map(sum, first))))
         rounds = num_rounds(self.seconds_each * len(works), slowest, FEWEST_ROUNDS, _MOST_ROUNDS)
@@ -115,10 +120,9 @@ class Sampler:
         return [one + others for one, others in zip(first, more, strict=True)]
 
     def of_last(self, works: Sequence[Work], ranks: Collection[int]) -> list[list[float]]:
-        """Return the seconds of collectives of these ranks, in turns; other ranks do nothing.
+        """Return the seconds of collectives of `ranks`, in turns; other ranks do nothing.
 
-        Each round counts as long as it took the rank that joined last: the other ranks' seconds
-        include waiting for that one.
+        A round's time is the shortest of all ranks: the others also waited for the last to join.
         """
         own = self.in_turns(works if self.group.rank in ranks else [idle] * len(works))
         rows = self.group.gather(own)
@@ -130,3 +134,31 @@ class Sampler:
 
 def idle() -> None:
     """Do nothing, while another rank is measured."""
+
+
+def rounds_of_all(take: Callable[[], Rounds], group: Group) -> list[Rounds]:
+    """Return the rounds of all ranks; take twice as many if the steps vary much. Collective.
+
+    `take` takes the same number of rounds on every rank.
+    """
+    rows: list[Rounds] = group.gather(take())
+    if unrest_of(rows) <= BUSY:
+        return rows
+    return [first + more for first, more in zip(rows, group.gather(take()), strict=True)]
+
+
+def unrest_of(rows: Sequence[Sequence[Sequence[float]]]) -> float:
+    """Return the relative spread (`unrest_between`) of the slowest rank's steps.
+
+    `rows`: for each rank and round, the seconds of its step and of other work.
+    """
+    return Spread.of([max(row[0] for row in one) for one in zip(*rows, strict=True)]).unrest
+
+
+def unrest_of_traced(spans: Iterable[Span]) -> float:
+    """Return the unrest of the slowest device's computation in traced steps."""
+    seconds: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for span in spans:
+        if span.kind in COMPUTE:
+            seconds[span.step][span.on[0].owner] += span.duration_s
+    return Spread.of([max(own.values()) for own in seconds.values()]).unrest

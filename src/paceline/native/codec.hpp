@@ -1,5 +1,5 @@
 // Float32 rounded to 16-bit types, and codes of eight and of four bits by tables of magnitudes.
-// codecs/codec.py, codecs/blockwise.py and codecs/four_bit.py specify every bit.
+// codecs/codec.py and codecs/quantization.py specify every bit.
 
 #pragma once
 

@@ -10,8 +10,7 @@ from paceline.core.compare import Breakdown
 from paceline.core.cost import CostModel
 from paceline.core.durations import duration
 from paceline.core.machine import Machine
-from paceline.core.steps_to_loss import UNKNOWN, StepsToLoss
-from paceline.core.strategy import Strategy, codec_fields, exchange_name
+from paceline.core.strategy import StepsToLoss, Strategy, codec_fields, exchange_name
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload, replica_nbytes
 from paceline.planner.grouping import Windows
@@ -198,7 +197,8 @@ def _learning(windows: Windows) -> tuple[StepsToLoss | None, tuple[str, ...]]:
     planning, config = windows.strategy.planning, windows.config
     if planning.steps_to_loss is not None and config.workers > 1:
         found = planning.steps_to_loss(windows.workload, config)
-        return found, (UNKNOWN if found is None else found.sentence,)
+        where = "unknown" if found is None else f"measured on {found.measured_on}"
+        return found, (f"steps to a loss: {where}",)
     return None, (_ASYNCHRONOUS,) if planning.is_asynchronous and config.workers > 1 else ()
 
 

@@ -1,4 +1,4 @@
-"""One timeline of all ranks: their clocks brought together, their collectives joined."""
+"""Merge the spans of all ranks into one timeline, with aligned clocks."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,7 @@ _SPANS = TypeAdapter(list[Span])
 
 
 class ClockOffset(NamedTuple):
-    """The lead of this rank's clock over rank 0's, and the largest possible error."""
+    """The lead of a rank's clock over rank 0's, and the largest possible error."""
 
     ahead_s: float
     error_s: float
@@ -27,10 +27,9 @@ class ClockOffset(NamedTuple):
 def gather_timeline(
     spans: Sequence[Span], offset: ClockOffset, group: Group, origin: Origin = Origin.MEASURED
 ) -> Timeline:
-    """Return one timeline of all ranks' spans, on every rank. Its first span starts at zero.
+    """Return the timeline of all ranks' spans on every rank, starting at zero; collective.
 
-    `offset` is that of this rank's clock when the spans were recorded. All ranks must call it
-    together.
+    `offset`: of this rank's clock when the spans were recorded.
     """
     own = [span.moved(-offset.ahead_s) for span in spans]
     rows = group.gather(_SPANS.dump_python(own, mode="json"))
@@ -38,11 +37,11 @@ def gather_timeline(
 
 
 def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
-    """Return one timeline of spans that share a clock.
+    """Return the timeline of ranks whose spans share a clock.
 
-    Spans of one identity are one collective. It starts when the last rank has joined it, since the
-    others wait until then, and ends when the first rank has its result: what delays a rank after
-    that is its own.
+    Spans with the same identity are one collective: it starts when the last rank joins, because the
+    others wait until then, and ends when the first rank has the result, because later delays are
+    caused by the rank itself.
     """
     merged: dict[TaskId, Span] = {}
     for spans in ranks:
@@ -53,12 +52,11 @@ def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
                 on = tuple(dict.fromkeys((*other.on, *span.on)))
                 span = other._replace(on=on, start_s=start_s, end_s=end_s)
             merged[span.id] = span
-    # A backend may have several transfers in flight. They share the wire, so that a transfer's span
-    # is the time which it adds after the one before it.
+    # Concurrent transfers share the wire, so a transfer's span begins at the end of the last one.
     in_turn: list[Span] = []
     free: dict[str, float] = {}
     for span in sorted(merged.values(), key=lambda span: (span.start_s, span.end_s)):
-        # Only exchange lanes: layers of one device follow one another anyway.
+        # Only on exchange lanes: layers of a device never overlap.
         lanes = [r.owner for r in span.on if r == exchange_lane(r.owner)]
         start = max([span.start_s, *(free.get(lane, span.start_s) for lane in lanes)])
         end = max(start, span.end_s)
@@ -69,10 +67,9 @@ def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
 
 
 def clock_offset(group: Group) -> ClockOffset:
-    """Measure the lead of this rank's monotonic clock over rank 0's.
+    """Measure the lead of this rank's monotonic clock over rank 0's; collective.
 
-    Ranks on one kernel share it, and have no offset; the others measure theirs. All ranks must
-    call it together.
+    Ranks on the same kernel share a clock, so their offset is zero.
     """
     offset = ClockOffset(0.0, 0.0)
     for member in group.members:
@@ -85,10 +82,7 @@ def clock_offset(group: Group) -> ClockOffset:
 def measure_offset(
     group: Group, rank: int, now: Callable[[], float] = time.monotonic
 ) -> ClockOffset:
-    """Exchange messages between rank 0 and `rank`, which both call this, and compare clocks.
-
-    Both ranks return the same offset.
-    """
+    """Compare the clocks of rank 0 and `rank`; both call this, and get the same offset."""
     answer, found = torch.zeros(1, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
 
     def ask() -> float:
@@ -109,10 +103,10 @@ def measure_offset(
 
 
 def lead_of(ask: Callable[[], float], now: Callable[[], float] = time.monotonic) -> ClockOffset:
-    """Measure the lead of another clock, which `ask` returns in seconds, over this one.
+    """Measure the lead of a remote clock, which `ask` reads, over this one.
 
-    The answer was written between the sending of a question and its return: the fastest round trip
-    leaves the least doubt, half of itself.
+    The remote clock is read between question and answer, so the fastest of several round trips has
+    the smallest error: half of its duration.
     """
     trips = []
     for _ in range(_NUM_PINGS):

@@ -1,15 +1,14 @@
-"""Recorder of one rank's steps, as spans with the identities of the plan's tasks.
+"""Record one rank's steps as spans with the identities of the plan's tasks.
 
-Every step leaves one mark at its end. A traced step leaves marks at the borders of its phases, at
-the first entry of each layer in forward, and when each layer's gradients are ready in backward.
-The time between the last gradient and the end of backward is no layer's: it is spent waiting for
-the exchange. A layer that leaves no mark (never entered, or without gradients) has an empty share,
-where `describe` has it.
+Every step has a mark of the clock at its end. A traced step also has marks at the borders of its
+phases, at the first entry of each layer in forward, and when each layer's gradients are ready. The
+time from the last gradient to the end of backward belongs to no layer, because it is spent waiting
+for the exchange. A layer without a mark (not called, or without gradients) has an empty share.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
@@ -23,12 +22,12 @@ from paceline.core.timeline import Span
 from paceline.links.clock import Clock, HostClock
 from paceline.training.models.layers import LayerModule, layers_of
 
-Borders = list[tuple[str, Any]]  # layers, with marks or times where their shares begin or end
-Shares = list[tuple[str, float, float]]  # layers, with the start and the end of each, in seconds
+Borders = list[tuple[str, Any]]  # layers, with the mark or time of their start or end
+Shares = list[tuple[str, float, float]]  # layers, with start and end in seconds
 
 
 class LayerMarks:
-    """Takes a mark where a layer is entered, and where its gradients are ready."""
+    """Records a mark when a layer is entered, and when its gradients are ready."""
 
     def __init__(self, layers: Sequence[LayerModule], clock: Clock) -> None:
         self.clock = clock
@@ -39,7 +38,7 @@ class LayerMarks:
         self.backward: Borders = []
 
     def watch(self, wanted: bool) -> None:
-        """Begin a phase or a batch of which marks are wanted, or not."""
+        """Discard the marks, and install or remove the hooks that record them."""
         self.forward, self.backward = [], []
         if wanted and not self._hooks:
             for layer in self._layers:
@@ -61,15 +60,15 @@ class LayerMarks:
             self._hooks.append(_before_others(parameter, ready))
 
     def seconds(self) -> tuple[Borders, Borders]:
-        """Return the borders with their times in seconds; waits for the device."""
+        """Return the borders in seconds; waits for the device."""
         return in_seconds(self.forward, self.clock), in_seconds(self.backward, self.clock)
 
 
 def _before_others(parameter: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
-    """Register a hook on a gradient that runs before the hooks registered earlier.
+    """Register a hook on a gradient that runs before earlier hooks.
 
-    The exchange's hook sends the gradient, and may lose its core: a mark after that would be later
-    than the collective's start on another rank.
+    The exchange's hook sends the gradient and may be suspended; a mark after it could be later than
+    the collective's start on another rank.
     """
     handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)
     hooks = parameter._post_accumulate_grad_hooks
@@ -80,13 +79,13 @@ def _before_others(parameter: Tensor, hook: Callable[[Tensor], None]) -> Removab
 
 
 def in_seconds(borders: Borders, clock: Clock) -> Borders:
-    """Return the borders with times in place of marks; waits for the device."""
+    """Convert the marks of borders to seconds; waits for the device."""
     times = clock.seconds([mark for _, mark in borders])
     return [(name, time) for (name, _), time in zip(borders, times, strict=True)]
 
 
 class Phase(NamedTuple):
-    """Forward or backward: its end by the arithmetic, and after the wait of a slower device."""
+    """A forward or backward pass; `end_s` includes a simulated slowdown, `computed_s` does not."""
 
     kind: Kind
     start_s: float
@@ -101,7 +100,7 @@ def layer_spans(
     """Yield the spans of the layers in forward and in backward."""
     for kind, start_s, computed_s, end_s, borders in phases:
         if computed_s > start_s:
-            # On the slower device all of the arithmetic takes longer in proportion.
+            # All layers are slowed by the same factor.
             slow = (end_s - start_s) / (computed_s - start_s)
             slowed = [(part, start_s + (time_s - start_s) * slow) for part, time_s in borders]
         else:
@@ -115,14 +114,14 @@ def layer_shares(
 ) -> Shares:
     """Divide a phase among the layers.
 
-    In forward, each has the time from its first entry to the first entry of the next; in backward,
-    the time until the last of its gradients is ready. Those without a mark have an empty share: in
-    forward after the layer registered before it, in backward at the end.
+    In forward, a layer's share lasts from its first entry to the first entry of the next layer; in
+    backward, until the last of its gradients is ready. Layers without a mark have an empty share:
+    in forward after the previous layer of `layers`, in backward at the end.
     """
     if kind is Kind.BACKWARD:
         last: dict[str, float] = {}
         for part, time in borders:
-            last.pop(part, None)  # its place is that of its last gradient
+            last.pop(part, None)  # order layers by their last gradient
             last[part] = time
         ends = list(last.values())
         end = ends[-1] if ends else start
@@ -143,21 +142,18 @@ def layer_shares(
 
 
 class Role(Enum):
-    """Place of an activity in its step."""
+    """The role of an activity in its step."""
 
     PHASE = "phase"
-    COLLECTIVE = "collective"  # with other ranks: from joining it to its end
-    ALONE = "alone"  # work of this rank for an exchange
-    PAUSE = "pause"  # no layer's work, though it comes before the layer's mark
+    COLLECTIVE = "collective"  # from joining it to its end
+    ALONE = "alone"  # this rank's own work for an exchange
+    PAUSE = "pause"  # excluded from the layers' shares
     SUB_BATCH = "sub-batch"
 
 
 @dataclass(slots=True)
 class Activity:
-    """Part of a traced step: `start` and `end` are marks of the clock, `end` None until it is done.
-
-    Only phases have `borders` of layers.
-    """
+    """A part of a traced step, with clock marks `start` and `end`; only phases have `borders`."""
 
     role: Role
     step: int
@@ -170,10 +166,10 @@ class Activity:
 
 
 class Recorder:
-    """The record of one rank, whose device has the given name in the plan.
+    """Records one rank's steps; `device` is its name in the plan.
 
-    `step` counts the steps of the whole run. Only between `start_trace` and `stop_trace` are spans
-    recorded; their step numbers count from the first traced step, as those of a plan do.
+    Spans are recorded between `start_trace` and `stop_trace`, and numbered from the first traced
+    step.
     """
 
     def __init__(self, clock: Clock, device: str, rank: int) -> None:
@@ -192,7 +188,7 @@ class Recorder:
         self.start_phases(None, layers_of(model))
 
     def start_phases(self, num_kept: int | None, layers: Sequence[LayerModule] = ()) -> None:
-        """Record phases, exchanges and `layers`; keep the last `num_kept` steps or more, or all."""
+        """Record phases, exchanges and `layers`; keep `num_kept` or more steps, by default all."""
         self.stop_trace()
         self._marks = LayerMarks(layers, self._marks.clock)
         self._marks.watch(True)
@@ -200,42 +196,39 @@ class Recorder:
         self._activities, self._sums = [], []
 
     def stop_trace(self) -> None:
-        """Remove all hooks; the spans stay."""
+        """Remove all hooks, and keep the spans."""
         self.tracing = False
         self._marks.watch(False)
 
     @contextmanager
     def phase(self, kind: Kind, part: str = "") -> Iterator[None]:
-        """Record what runs inside as a part of this step; one that has a name has no layers."""
+        """Record the block as a phase; a phase with a `part` is not divided into layers."""
         self.begin_phase(kind, part)
         yield
         self.end_phase()
 
     def begin_phase(self, kind: Kind, part: str = "") -> None:
-        """Record what follows as a part of this step, until `end_phase`."""
+        """Record a phase until `end_phase`."""
         if self.tracing:
             self._marks.watch(not part)
             self._phase = self._begin(Role.PHASE, kind, part)
 
     def end_phase(self) -> None:
-        """End the phase, if one has begun."""
+        """End the current phase, if any."""
         phase, self._phase = self._phase, None
         self.leave_exchange(phase)
-        # Others are those of a forward within backward, which computes activations again.
+        # Other phases only have marks of a recomputed forward.
         if phase is not None and phase.kind in (Kind.FORWARD, Kind.BACKWARD):
             is_forward = phase.kind is Kind.FORWARD
             phase.borders = self._marks.forward if is_forward else self._marks.backward
 
-    @contextmanager
-    def computing(self, kind: Kind, part: str, sub_batch: int) -> Iterator[None]:
-        """Record the computation inside as a part of a sub-batch."""
-        activity = self._begin(Role.SUB_BATCH, kind, part, sub_batch)
-        yield
-        self.leave_exchange(activity)
+    def computing(self, kind: Kind, part: str, sub_batch: int) -> AbstractContextManager[None]:
+        """Record the block as computation of a sub-batch."""
+        return self._recorded(Role.SUB_BATCH, kind, part, sub_batch)
 
     @property
     def idle(self) -> bool:
-        """True if it records, and no phase has begun."""
+        """Whether it is tracing outside of a phase."""
         return self.tracing and self._phase is None
 
     def end_step(self) -> None:
@@ -243,34 +236,39 @@ class Recorder:
         self._step += 1
         if self._kept is None:
             self._step_ends.append(self._marks.clock.mark())
-        elif self._step % self._kept == 0:  # not in each step: it looks at all that is kept
+        elif self._step % self._kept == 0:  # seldom, because it visits all activities
             first = self._step - self._kept
             self._activities = [one for one in self._activities if one.step >= first]
             self._sums = [span for span in self._sums if span.step >= first]
 
     def step_ends(self) -> list[float]:
-        """Return when the steps ended since the last call, in seconds of this host's clock."""
+        """Return the ends of the steps since the last call, in seconds of this host's clock."""
         ends, self._step_ends = self._step_ends, []
         return self._marks.clock.seconds(ends)
 
     def join_exchange(
         self, part: str, kind: Kind = Kind.REDUCE, *, alone: bool = False
     ) -> Activity | None:
-        """Record that this rank joins a collective, or begins work of its own, if `alone`.
+        """Record the start of a collective on this rank, or of its own work, if `alone`.
 
         Returns None while not tracing.
         """
         return self._begin(Role.ALONE if alone else Role.COLLECTIVE, kind, part)
 
     def leave_exchange(self, exchange: Activity | None) -> None:
-        """Record that the collective, or the work, is done on this rank."""
+        """Record the end of an activity on this rank."""
         if exchange is not None:
             exchange.end = self._marks.clock.mark()
 
+    def pause(self) -> AbstractContextManager[None]:
+        """Exclude the block from the layers' shares."""
+        return self._recorded(Role.PAUSE, Kind.D2H, "")
+
     @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Record that what runs inside is no layer's, though it comes between two layers' marks."""
-        activity = self._begin(Role.PAUSE, Kind.D2H, "")
+    def _recorded(
+        self, role: Role, kind: Kind, part: str, sub_batch: int | None = None
+    ) -> Iterator[None]:
+        activity = self._begin(role, kind, part, sub_batch)
         yield
         self.leave_exchange(activity)
 
@@ -281,20 +279,20 @@ class Recorder:
             return None
         start = self._marks.clock.mark()
         activity = Activity(role, self._step, kind, part, start, None, sub_batch)
-        self._activities.append(activity)  # exchanges begin in threads of their own
+        self._activities.append(activity)  # atomic: exchanges begin in other threads
         return activity
 
     def add_exchange(
         self, kind: Kind, part: str, start_s: float, end_s: float, sub_batch: int | None = None
     ) -> None:
-        """Record a collective whose times are known, in seconds of this host's clock."""
+        """Record a collective with known times, in seconds of this host's clock."""
         if self.tracing:
             on, end_s = (exchange_lane(self._device),), max(start_s, end_s)
             span = Span(kind, self._step, part, None, on, start_s, end_s, sub_batch)
             self._sums.append(span)
 
     def spans(self) -> list[Span]:
-        """Return the spans of the traced steps; waits for the device where marks need that."""
+        """Return the spans of the traced steps; waits for the device."""
         by_role = self._timed()
         phases, on = by_role[Role.PHASE], (compute_lane(self._device),)
         backward = {one.step: one for one in reversed(phases) if one.kind is Kind.BACKWARD}
@@ -309,7 +307,7 @@ class Recorder:
             between = [*pauses, *((copy.start_s, copy.end_s) for copy in inside)]
             for part, start, end in self._shares(phase, inside):
                 within = [one for one in between if start <= one[0] and one[1] <= end]
-                if phase.kind is Kind.BACKWARD:  # copied by the hooks of the layer before
+                if phase.kind is Kind.BACKWARD:  # the hooks of the previous layer copy
                     start = max((last for _, last in within), default=start)
                 else:
                     end = min((first for first, _ in within), default=end)
@@ -322,14 +320,14 @@ class Recorder:
         return Span(one.kind, one.step, one.part, worker, on, one.start, one.end, number)
 
     def _collective(self, one: Activity, backward: Mapping[int, Activity]) -> Span:
-        """Return the span of a collective, which is no single rank's."""
+        """Return the span of a collective, which has no worker."""
         start, on = one.start, (exchange_lane(self._device),)
         if one.step in backward:
             start = _end_of_layer(backward[one.step].borders, start)
         return Span(one.kind, one.step, one.part, None, on, start, max(start, one.end))
 
     def _timed(self) -> dict[Role, list[Activity]]:
-        """Return what is done, with times in seconds for marks; waits for the device."""
+        """Return the finished activities, in seconds; waits for the device."""
         known, clock = [one for one in self._activities if one.end is not None], self._marks.clock
         starts = clock.seconds([one.start for one in known])
         ends = clock.seconds([one.end for one in known])
@@ -340,15 +338,14 @@ class Recorder:
         return by_role
 
     def _lane(self, kind: Kind) -> Resource:
-        # A core copies with the thread that computes; a GPU has engines for that, but adds
-        # gradients where it computes.
+        # CPU workers copy with the computing thread. GPUs copy with engines, but add by kernels.
         by_itself = isinstance(self._marks.clock, HostClock) or kind is Kind.REDUCE
         return compute_lane(self._device) if by_itself else Resource(self._device, Lane(kind.value))
 
     def _shares(self, phase: Activity, copies: Sequence[Span]) -> Shares:
-        """Return the shares of the layers, or where none are known, of what is between copies.
+        """Divide a phase among its layers or, without layers, at the copies.
 
-        Each of the latter has the name of the copy that follows it; the last one has none.
+        A part before a copy has the copy's name; the last part has none.
         """
         start = phase.start
         if phase.part:
@@ -367,10 +364,10 @@ class Recorder:
 
 
 def _end_of_layer(borders: Borders, moment: float) -> float:
-    """Return when the layer is done in whose midst a collective was joined.
+    """Return the end of the layer during which a collective was joined.
 
-    A bucket may close between two gradients of a layer, which autograd has computed together and
-    hands over one by one. A plan has them ready at once, and so has the recording.
+    A bucket may close between two gradients of a layer, which autograd computes together but
+    returns one by one. A plan, and so the recording, has them ready at the same time.
     """
     last = bisect_right(borders, moment, key=lambda border: border[1])
     while 0 < last < len(borders) and borders[last][0] == borders[last - 1][0]:
@@ -378,12 +375,10 @@ def _end_of_layer(borders: Borders, moment: float) -> float:
     return moment
 
 
-@contextmanager
 def noted(
     recorder: Recorder | None, kind: Kind, part: str, *, alone: bool = False
-) -> Iterator[None]:
-    """Record what runs inside, if there is a recorder: a collective, or this rank's own work."""
-    exchange = recorder.join_exchange(part, kind, alone=alone) if recorder is not None else None
-    yield
-    if recorder is not None:
-        recorder.leave_exchange(exchange)
+) -> AbstractContextManager[None]:
+    """Record the block as a collective, or as this rank's own work, if there is a recorder."""
+    if recorder is None:
+        return nullcontext()
+    return recorder._recorded(Role.ALONE if alone else Role.COLLECTIVE, kind, part)

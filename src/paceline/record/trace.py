@@ -1,7 +1,7 @@
-"""Timelines as Chrome-trace JSON, which Perfetto opens: one track per resource.
+"""Write and read timelines as Chrome-trace JSON, which Perfetto opens.
 
-Every timeline is a process of the trace for each owner of resources, every resource a thread of it.
-The file is read back as it was written, so that a report needs nothing else.
+Each owner of resources in a timeline is a process of the trace, and each resource is a thread. The
+files contain all fields of spans, so that reports can be made from them.
 """
 
 import json
@@ -27,7 +27,7 @@ _FIELDS = ("step", "part", "worker", "sub_batch", "num_samples")
 
 
 def write_trace(path: Path, timelines: Iterable[Timeline]) -> None:
-    """Write the timelines into one file, side by side."""
+    """Write the timelines into one file."""
     process = count(1)
     events = [event for timeline in timelines for event in _events(timeline, process)]
     write_text(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
@@ -44,24 +44,13 @@ def _events(timeline: Timeline, process: Iterator[int]) -> Iterator[dict[str, An
         place = {"pid": pids[owner], "tid": tid}
         yield label | {"name": "thread_name", **place, "args": {"name": str(resource)}}
         for span in track:
-            # Rounded to nanoseconds, start and end alike, so that neighbours do not overlap by a
-            # rounding.
+            # Round start and end to nanoseconds, so that rounding causes no overlaps.
             start, end = round(span.start_s * _US, 3), round(span.end_s * _US, 3)
             fields = {field: getattr(span, field) for field in _FIELDS}
-            yield {
-                "ph": "X",
-                "name": span.name,
-                "cat": span.kind.value,
-                "ts": start,
-                "dur": round(end - start, 3),
-                "args": {
-                    "origin": timeline.origin,
-                    **fields,
-                    "owner": owner,
-                    "lane": resource.lane,
-                },
-                **place,
-            }
+            on = {"origin": timeline.origin, "owner": owner, "lane": resource.lane}
+            what = {"ph": "X", "name": span.name, "cat": span.kind.value}
+            when = {"ts": start, "dur": round(end - start, 3)}
+            yield {**what, **when, "args": on | fields, **place}
 
 
 class _Args(BaseModel):
@@ -76,7 +65,7 @@ class _Args(BaseModel):
 
 
 class _Slice(BaseModel):
-    """A task on one of its resources."""
+    """A span on one of its resources."""
 
     ph: Literal["X"]
     cat: Kind
@@ -95,7 +84,7 @@ class _Trace(BaseModel):
     events: Annotated[
         list[Annotated[_Slice | _Label, Field(discriminator="ph")]],
         Field(alias="traceEvents"),
-        FailFast(),  # not an error for each of a million events
+        FailFast(),  # errors for a million events would use much memory
     ]
 
 
@@ -103,10 +92,7 @@ _TRACE = TypeAdapter(_Trace)
 
 
 def read_trace(path: Path) -> dict[Origin, Timeline]:
-    """Return the timelines of a file that `write_trace` wrote, by origin.
-
-    Raises InvalidInput that names the file if it is missing or is not such a file.
-    """
+    """Read the timelines of a file by origin; InvalidInput if it is missing or invalid."""
     found: dict[Origin, dict[TaskId, tuple[Span, list[Resource]]]] = {}
     trace = read_record(_TRACE, read_file(path, limits.TRACE), str(path))
     for event in trace.events:
@@ -121,7 +107,7 @@ def read_trace(path: Path) -> dict[Origin, Timeline]:
             end_s=start_s + event.dur / _US,
             **{field: getattr(args, field) for field in _FIELDS},
         )
-        # A slice of one resource; the span holds all of them.
+        # Each resource of a span has its own slice.
         spans = found.setdefault(args.origin, {})
         spans.setdefault(span.id, (span, []))[1].append(on)
     return {
@@ -131,7 +117,7 @@ def read_trace(path: Path) -> dict[Origin, Timeline]:
 
 
 def read_timeline(path: Path, origin: Origin) -> Timeline:
-    """Return one of the timelines of a file; InvalidInput names the file if it is not there."""
+    """Read the timeline of an origin; InvalidInput if the file has none."""
     timelines = read_trace(path)
     if origin not in timelines:
         raise InvalidInput(str(path), f"has no {origin} timeline")

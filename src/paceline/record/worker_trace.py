@@ -1,7 +1,6 @@
 """Record the steps of an asynchronous worker and of its hub, and join them to a timeline.
 
-A message's span begins at one end of a connection and ends at the other: each end records its own
-times, and the hub puts the two together.
+Sender and receiver each record the times of their messages; the hub joins the two to spans.
 """
 
 import time
@@ -16,7 +15,6 @@ from pydantic import FailFast, Field, TypeAdapter
 
 from paceline.core.cost import compute_lane
 from paceline.core.errors import InvalidInput
-from paceline.core.peer_records import MOST_SPANS, Spans, check_spans
 from paceline.core.plan import COMPUTE, Kind, Lane, Resource
 from paceline.core.timeline import Origin, Span, Timeline, intersection, length, union
 from paceline.core.wire_format import Purpose
@@ -24,6 +22,10 @@ from paceline.links.clock import Clock
 from paceline.record.recorder import LayerMarks, Phase, layer_spans
 
 ALL_STEPS = range(2**31)
+_MOST_SPANS = 200_000  # most spans and messages from a worker
+_MOST_RESOURCES, _LONGEST_NAME = 16, 200
+# FailFast: errors for all spans would use more memory than the message.
+_Spans = Annotated[list[Span], FailFast(), Field(max_length=_MOST_SPANS)]
 
 
 class MessageTime(NamedTuple):
@@ -35,45 +37,56 @@ class MessageTime(NamedTuple):
     at_s: float
 
 
-_Times = Annotated[list[MessageTime], FailFast(), Field(max_length=MOST_SPANS)]
+_Times = Annotated[list[MessageTime], FailFast(), Field(max_length=_MOST_SPANS)]
 
 
 @dataclass
 class Trace:
-    """The spans and the message times of one process; steps count from the first traced one."""
+    """The spans and message times of a process; step 0 is the first traced one."""
 
-    spans: Spans = field(default_factory=list)
+    spans: _Spans = field(default_factory=list)
     sent: _Times = field(default_factory=list)
     received: _Times = field(default_factory=list)
 
     def add(self, other: "Trace", ahead_s: float = 0.0) -> None:
-        """Add the trace of another process, whose clock is ahead of this one's."""
+        """Add the trace of another process, whose clock leads this one by `ahead_s`."""
         self.spans += [span.moved(-ahead_s) for span in other.spans]
         self.sent += [one._replace(at_s=one.at_s - ahead_s) for one in other.sent]
         self.received += [one._replace(at_s=one.at_s - ahead_s) for one in other.received]
 
     def check(self, worker: int, num_steps: int, purposes: Collection[str]) -> None:
-        """Raise InvalidInput for spans or messages of others, or that cannot be."""
-        check_spans(self.spans, worker, "trace")
+        """Raise InvalidInput for other workers' spans or messages, and for invalid values."""
+        check_spans(self.spans, worker)
         for one in (*self.sent, *self.received):
             is_known = one.purpose in purposes and one.worker == worker
             if not (is_known and 0 <= one.step <= num_steps and 0 <= one.at_s < float("inf")):
-                raise InvalidInput(
-                    "trace",
-                    f"a message about {one.purpose[:20]!r} of worker {one.worker}, step "
-                    f"{one.step}, at {one.at_s} s",
-                )
+                shown = one._replace(purpose=one.purpose[:20])
+                raise InvalidInput("trace", "has an invalid message", got=shown)
 
     def as_json(self) -> bytes:
-        """Return the trace as it travels to the hub."""
+        """Return the trace as JSON, to be sent to the hub."""
         return _TRACE.dump_json(self)
 
 
 _TRACE = TypeAdapter(Trace)
 
 
+def check_spans(spans: Iterable[Span], worker: int) -> None:
+    """Raise InvalidInput for another worker's spans, and for invalid values."""
+    for span in spans:
+        where = f"of step {span.step}, part {span.part[:20]!r}"
+        if span.worker != worker:
+            raise InvalidInput("trace", f"has a span of worker {span.worker}")
+        if not (0 <= span.start_s <= span.end_s < float("inf")):
+            raise InvalidInput("trace", f"has a span from {span.start_s} to {span.end_s} s")
+        if not 0 <= span.step < 2**31 or len(span.part) > _LONGEST_NAME:
+            raise InvalidInput("trace", f"has a span {where}")
+        if len(span.on) > _MOST_RESOURCES or any(len(one.owner) > _LONGEST_NAME for one in span.on):
+            raise InvalidInput("trace", f"has too many or too long resources in a span {where}")
+
+
 class WorkerRecorder:
-    """Records one worker's work on a device of the plan, in the steps of `window`."""
+    """Records the steps in `window` of a worker on a device of the plan."""
 
     def __init__(
         self, worker: int, device: str, marks: LayerMarks, clock: Clock, window: range = ALL_STEPS
@@ -89,11 +102,11 @@ class WorkerRecorder:
     def work(
         self, step: int, kind: Kind, part: str = "", lane: Lane = Lane.COMPUTE
     ) -> Iterator[None]:
-        """Record the block as one span on a lane of the device; a forward or backward by layers."""
+        """Record the block as one span on a lane; forward and backward as a span per layer."""
         number, by_layers = self._number(step), kind in (Kind.FORWARD, Kind.BACKWARD)
         if by_layers:
             self._marks.watch(number is not None)
-        if number is None or (by_layers and not self._marks.names):  # the loss is no layer's
+        if number is None or (by_layers and not self._marks.names):  # the loss is not a layer
             yield
             return
         start = self._clock.mark()
@@ -108,13 +121,13 @@ class WorkerRecorder:
             self.trace.spans.append(Span(kind, number, part, self._worker, (on,), start_s, end_s))
 
     def sends(self, step: int, purpose: Purpose) -> None:
-        """Record that a message is handed over to the network now."""
+        """Record that a message is sent now."""
         if (number := self._number(step)) is not None:
             sent = MessageTime(purpose.value, self._worker, number, time.monotonic())
             self.trace.sent.append(sent)
 
     def received(self, step: int, purpose: Purpose, at_s: float) -> None:
-        """Record when a message had arrived."""
+        """Record the arrival of a message."""
         if (number := self._number(step)) is not None:
             self.trace.received.append(MessageTime(purpose.value, self._worker, number, at_s))
 
@@ -122,11 +135,11 @@ class WorkerRecorder:
 def timeline_of(
     trace: Trace, devices: Mapping[int, str], to_hub: Collection[Purpose], label_share: float
 ) -> Timeline:
-    """Return the timeline of a trace, from zero on.
+    """Return the timeline of a trace, starting at zero.
 
-    `devices` are the names of the workers' devices; messages `to_hub` are uploads. Labels are this
-    share of the message in which activations follow them. Messages that are on their way at once
-    share the wire: the span of each is the time that it adds after the one that came before it.
+    `devices`: names of the workers' devices; purposes `to_hub` are uploads. Labels and activations
+    share a message, of which labels are the first `label_share`. Concurrent messages share the
+    wire, so a message's span begins at the end of the last one.
     """
     began = {one[:3]: one.at_s for one in trace.sent}
     lanes: dict[Resource, list[Span]] = defaultdict(list)
@@ -145,7 +158,7 @@ def timeline_of(
         lanes[lane].append(Span(Kind.SEND, step, purpose, worker, (lane,), start_s, end_s))
     spans = list(trace.spans)
     for messages in lanes.values():
-        free_s = float("-inf")  # the messages of a direction come one after another
+        free_s = float("-inf")  # messages of a direction arrive one after another
         for span in sorted(messages, key=lambda span: (span.end_s, span.start_s)):
             spans.append(span._replace(start_s=max(span.start_s, min(free_s, span.end_s))))
             free_s = span.end_s
@@ -155,10 +168,10 @@ def timeline_of(
 
 
 def utilisation(timeline: Timeline, devices: Iterable[str]) -> dict[str, float]:
-    """Return the share of the time in which each device computes, while all lanes train.
+    """Return each device's utilisation while all of its workers are traced.
 
-    That is from when the last of its workers begins until the first one ends: before and after, the
-    device is busy with steps that were not traced.
+    That is from the first span of its last worker to the last span of its first one to end: outside
+    of it, the device also computes steps that were not traced.
     """
     shares = {}
     for device in devices:

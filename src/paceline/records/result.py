@@ -12,7 +12,7 @@ from paceline.core.errors import InvalidInput, shown
 from paceline.core.outcome import Finding, Outcome, RunMetrics, is_share
 from paceline.core.reading import read_finite_record, read_record
 from paceline.core.settings import Record, RehearseSettings, TrainSettings
-from paceline.core.steps_to_loss import StepsToLoss
+from paceline.core.strategy import StepsToLoss
 from paceline.core.timeline import Origin, quartiles
 from paceline.links.files import limits
 from paceline.links.files.reading import read_file

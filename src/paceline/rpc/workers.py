@@ -13,7 +13,7 @@ from os import sched_getaffinity
 from pathlib import Path
 from typing import TypeVar
 
-from paceline.core.error_lines import exit_code, told
+from paceline.core.error_lines import error_line, exit_code
 from paceline.core.errors import InvalidInput, PacelineError
 from paceline.core.reading import read_json
 from paceline.links import processes
@@ -73,7 +73,7 @@ def connected(settings: ConnectingWorkers, folder: Path | None) -> Iterator[dict
         except Exception as error:
             by_input = int(isinstance(error, InvalidInput))
             message = Message(
-                FAILED, by_input, parts=(told(error, listed(settings.numbers)).encode(),)
+                FAILED, by_input, parts=(error_line(error, listed(settings.numbers)).encode(),)
             )
             for client in clients.values():
                 with suppress(PacelineError):  # the hub may be gone
@@ -124,7 +124,9 @@ def run_as_process(
             work(settings, clients)
     except Exception as error:
         if not isinstance(error, WorkerRefused):
-            logger.error("%s: %s", listed(settings.numbers), told(error, listed(settings.numbers)))
+            logger.error(
+                "%s: %s", listed(settings.numbers), error_line(error, listed(settings.numbers))
+            )
         sys.exit(exit_code(error))
 
 

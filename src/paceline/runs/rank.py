@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import torch
 
-from paceline.core.error_lines import exit_code, told
+from paceline.core.error_lines import error_line, exit_code
 from paceline.core.errors import Interrupted, WorkersFailed
 from paceline.links.cores import share_cores
 from paceline.links.failpoints import reach
@@ -68,7 +68,7 @@ def _report(error: Exception | SystemExit, rank: str, debug: bool, group: Group 
     """Print one line about this rank's error, and return its exit code."""
     if debug:
         traceback.print_exc()
-    sys.stderr.write(f"paceline: {told(error, rank)}\n")
+    sys.stderr.write(f"paceline: {error_line(error, rank)}\n")
     if group is not None:
         tell_reported(group)
     return exit_code(error)

@@ -44,7 +44,7 @@ class Machine(Record):
 
 
 class Slow(NamedTuple):
-    """A cause of slow training, its effect and a remedy; `code` identifies it."""
+    """A cause of slow training (`what`), its effect (`why`) and a remedy (`instead`)."""
 
     code: str
     what: str
@@ -93,41 +93,20 @@ def _quota() -> float | None:
 
 def slow_parts(found: Machine) -> Iterator[Slow]:
     """Yield the causes of slow training on a machine."""
-    if found.load > _BUSY_SHARE * found.cores:
-        yield Slow(
-            "busy",
-            f"{found.load:.1f} processes run or wait on {found.cores} cores",
-            "workers wait for each other, and the slowest decides; measurements are noisy",
-            "measure when the machine is quiet, or leave cores to other programs by --workers",
-        )
-    if found.quota is not None and found.quota < found.cores:
-        yield Slow(
-            "quota",
-            f"of {found.cores} visible cores only {found.quota:g} may be used at a time",
-            "the control group (a container's limit) stops all workers once they have used that",
-            "raise the container's limit, or take as many workers as it has processors",
-        )
-    capability = found.torch_capability.lower()
-    if capability.startswith("avx") and capability not in {one[:6] for one in found.kernels}:
-        yield Slow(
-            "kernels",
-            f"torch computes with {found.torch_capability}, Paceline's kernels do not",
-            "codecs and sums take a slower path",
-            "install a wheel that was built for this processor, or build it here",
-        )
+    yield from _slow_cores(found)
     if found.unusable_gpus is not None:
         yield Slow(
             "gpu",
-            "there is a GPU that cannot be used",
+            "a GPU cannot be used",
             found.unusable_gpus,
-            "mend that, or hide the GPU with CUDA_VISIBLE_DEVICES= to compute on cores",
+            "fix the cause, or hide the GPU with CUDA_VISIBLE_DEVICES=",
         )
     if pairs := ", ".join(f"{i}-{j}" for i, j in found.apart):
         yield Slow(
             "peer_memory",
-            f"GPUs do not reach each other's memory: {pairs}",
-            "what they exchange goes through the host's memory",
-            "try --strategy host, which sums there; `paceline plan` says what it gains",
+            f"GPUs have no access to each other's memory: {pairs}",
+            "they exchange through the host's memory",
+            "try --strategy host, which sums there; `paceline plan` predicts the gain",
         )
     for name, bit_per_s in found.networks.items():
         if bit_per_s < _SLOW_NETWORK_BIT_PER_S:
@@ -136,8 +115,33 @@ def slow_parts(found: Machine) -> Iterator[Slow]:
                 f"network {name} has {bit_per_s / 1e9:g} Gbit/s",
                 "between two machines, gradients of 100 million parameters take at least "
                 f"{_EXAMPLE_BITS / bit_per_s:.2g} s a step",
-                "--codec dynamic8 sends a quarter, --strategy local once in many steps",
+                "--codec dynamic8 sends a quarter; --strategy local exchanges once in many steps",
             )
+
+
+def _slow_cores(found: Machine) -> Iterator[Slow]:
+    if found.load > _BUSY_SHARE * found.cores:
+        yield Slow(
+            "busy",
+            f"{found.load:.1f} processes compete for {found.cores} cores",
+            "all workers wait for the slowest one, and measurements are noisy",
+            "stop other programs, or leave them some cores with fewer --workers",
+        )
+    if found.quota is not None and found.quota < found.cores:
+        yield Slow(
+            "quota",
+            f"only {found.quota:g} of {found.cores} visible cores may be used at a time",
+            "the control group (the container's limit) suspends all workers above this limit",
+            f"raise the container's limit, or use at most {max(1, int(found.quota))} workers",
+        )
+    capability = found.torch_capability.lower()
+    if capability.startswith("avx") and capability not in {one[:6] for one in found.kernels}:
+        yield Slow(
+            "kernels",
+            f"torch uses {found.torch_capability} instructions, but Paceline's kernels do not",
+            "codecs and sums are slower",
+            "install a wheel for this processor, or build Paceline on this machine",
+        )
 
 
 def report() -> dict[str, Any]:
@@ -162,7 +166,7 @@ def page(found: dict[str, Any]) -> str:
         "",
         collect_env.pretty_str(collect_env.SystemEnv(**found["torch"])),
         "",
-        "Slow, and why:",
-        *(f"- {one}" for one in slow or ["nothing was found that would be slow"]),
+        "Causes of slow training:",
+        *(f"- {one}" for one in slow or ["none found"]),
     ]
     return "\n".join(rows)

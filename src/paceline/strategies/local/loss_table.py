@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from paceline.core.rounds import Outer
-from paceline.core.steps_to_loss import StepsToLoss
+from paceline.core.strategy import StepsToLoss
 from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
 from paceline.strategies.local.config import Local

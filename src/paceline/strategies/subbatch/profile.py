@@ -23,8 +23,7 @@ from paceline.exchange.setup import TrainingSetup
 from paceline.links.clock import clock_for
 from paceline.links.group import Group
 from paceline.measure.this_machine import Speed, this_machine
-from paceline.measure.timing import endless, median_durations, num_rounds
-from paceline.measure.unrest import unrest_of_traced
+from paceline.measure.timing import endless, median_durations, num_rounds, unrest_of_traced
 from paceline.record.merge import clock_offset, gather_timeline
 from paceline.record.recorder import Recorder
 from paceline.strategies.subbatch.config import SubBatch

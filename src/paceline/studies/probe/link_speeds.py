@@ -1,24 +1,31 @@
-"""Measure links with gloo messages and GPU copies."""
+"""Measure links with gloo messages and GPU copies, and the latency of codecs in an exchange."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import combinations
+from operator import sub
+from statistics import median
 
 import torch
 import torch.distributed as dist
 
+from paceline.codecs.names import find_codec
 from paceline.core.link_fit import ExchangeSample, line_through, linked_in_ring
 from paceline.core.machine import DeviceKind, Machine, Station
 from paceline.core.network import Link
+from paceline.core.wire_format import Kernel
+from paceline.exchange.compressed import CompressedAllReduce
 from paceline.links.devices import Device, device_of
 from paceline.links.group import Group
+from paceline.measure.devices import CODECS
 from paceline.measure.timing import Sampler, Spread, Work, idle
 from paceline.records.machine_file import as_rounded
 from paceline.studies.probe.machine_description import spread_text
 
 _SMALL_NBYTES, _LARGE_NBYTES = 1 << 10, 1 << 23
+_NUM_CODED_VALUES = 256
 _SMALL_COPY_NBYTES, _LARGE_COPY_NBYTES = 4, 1 << 26
 
 
@@ -92,7 +99,7 @@ class Links:
             gpu = self.machine.devices[rank]
             what = (
                 f"{row[3]}, copies of {_LARGE_COPY_NBYTES >> 20} MiB to pinned memory and back, "
-                f"{row[2]}, all GPUs at once; latency: of {_SMALL_COPY_NBYTES} bytes"
+                f"{row[2]}, on all GPUs concurrently; latency: {_SMALL_COPY_NBYTES} bytes"
             )
             yield self._stated(_link((gpu.name, gpu.host), (row[0], row[1])), what)
 
@@ -132,7 +139,7 @@ class Links:
                 ends = self.machine.devices[one].name, self.machine.devices[other].name
                 what = (
                     f"peer-to-peer copies of {_LARGE_COPY_NBYTES >> 20} MiB in one direction, in "
-                    f"{large}, no other GPU copying; latency: of {_SMALL_COPY_NBYTES} bytes"
+                    f"{large}, no other GPU copying; latency: {_SMALL_COPY_NBYTES} bytes"
                 )
                 yield self._stated(_link(ends, (small_s, large_s)), what)
 
@@ -156,3 +163,30 @@ def _link(ends: tuple[str, str], seconds: tuple[float, float]) -> Link:
         latency_s=line.latency_s,
         source="measured",
     )
+
+
+def measure_codec_latencies(sampler: Sampler, deadline_s: float) -> dict[Kernel, float]:
+    """Return, for each codec, half of the seconds that it adds to a small all-reduce.
+
+    An all-reduce encodes and decodes twice. Requires two or more ranks.
+    """
+    group = sampler.group
+    all_reduce = CompressedAllReduce(range(group.world_size), group.device, deadline_s)
+    values = torch.zeros(_NUM_CODED_VALUES, device=group.device)
+
+    def reduce(codec: str | None) -> None:
+        if codec is None:
+            dist.all_reduce(values)
+        else:
+            all_reduce.begin(codec, values, partial(find_codec, codec)).future.wait()
+        device_of(group.device).synchronize()
+
+    codecs = [None, *(names[0] for names in CODECS.values())]
+    works: list[Work] = [partial(reduce, codec) for codec in codecs]
+    without, *with_codecs = sampler.of_last(works, range(group.world_size))
+    latencies = {
+        kernel: max(0.0, median(map(sub, seconds, without)) / 2)
+        for kernel, seconds in zip(CODECS, with_codecs, strict=True)
+    }
+    all_reduce.close()
+    return latencies

@@ -12,6 +12,7 @@ from paceline.core.wire_format import Kernel
 from paceline.measure.devices import CONVOLUTION, LINEAR, CodecFigures, DeviceFigures
 from paceline.measure.timing import Spread
 from paceline.records.machine_file import as_rounded, rounded
+from paceline.report.format import counted
 
 
 class RankFigures(BaseModel, frozen=True):
@@ -66,9 +67,11 @@ def unrest_of(ranks: Sequence[RankFigures]) -> float:
     The spread covers repetitions on each rank, and ranks with devices of the same kind.
     """
     own = [one for rank in ranks for one in (rank.device.convolution, rank.device.linear)]
-    within = (unrest_between(one.lower, one.median, one.upper) for one in own)
     speeds = [rank.device.convolution.median for rank in ranks]
-    return max(*within, unrest_between(min(speeds), sum(speeds) / len(speeds), max(speeds)))
+    return max(
+        *(one.unrest for one in own),
+        unrest_between(min(speeds), sum(speeds) / len(speeds), max(speeds)),
+    )
 
 
 def name_from(text: str) -> str:
@@ -87,14 +90,14 @@ def _host(name: str, ranks: Sequence[RankFigures], method: str) -> Host:
     together = {name: sum(getattr(rank.copies, name) for rank in ranks) for name in fields}
     copies = Spread(**together, count=ranks[0].copies.count)
     sums = [rank.sum_s for rank in ranks if rank.sum_s is not None]
-    slowest = max(sums, key=lambda spread: spread.median) if sums else None
-    at_once = _counted(len(ranks), "worker")
-    details = f"bandwidth: copies on {at_once} at once, {spread_text(copies, 'B/s')}"
+    slowest = max(sums, key=lambda spread: spread.median, default=None)
+    at_once = counted(len(ranks), "worker")
+    details = f"bandwidth: concurrent copies on {at_once}, {spread_text(copies, 'B/s')}"
     if slowest is not None:
         details += f"; latency: sums of 64 values in shared memory, {spread_text(slowest, 's')}"
     first = ranks[0]
     if first.host_codecs:
-        details += f"; {_codecs_text(first.host_codecs)}, on the threads of its first worker"
+        details += f"; {_codecs_text(first.host_codecs)}, with the threads of its first worker"
     return Host(
         name=name,
         cores=first.cores,
@@ -102,7 +105,7 @@ def _host(name: str, ranks: Sequence[RankFigures], method: str) -> Host:
         memory_bandwidth_bytes_per_s=as_rounded(copies.median, "B/s"),
         reduce_latency_s=0.0 if slowest is None else as_rounded(slowest.median, "s"),
         codecs=_speeds(first.host_codecs, first.codec_latencies),
-        source=f"{method}; {first.facts['processor']}; memory: all that there is; {details}",
+        source=f"{method}; {first.facts['processor']}; memory: all of it; {details}",
     )
 
 
@@ -112,18 +115,18 @@ def _device(
     device, facts = figures.device, figures.facts
     on = facts["processor"] if kind == DeviceKind.CPU else facts["device"]
     details = (
-        f"flops: float32, forward and backward, half of them of a {CONVOLUTION}, "
-        f"{spread_text(device.convolution, 'flop/s')}, half of a {LINEAR}, "
+        f"flops: float32, forward and backward, half of them in a {CONVOLUTION}, "
+        f"{spread_text(device.convolution, 'flop/s')}, half in a {LINEAR}, "
         f"{spread_text(device.linear, 'flop/s')}; "
         f"bandwidth: torch mul into a new tensor, {spread_text(device.traffic, 'B/s')}; "
         f"call: torch add of one value, {spread_text(device.call_s, 's')}; "
         f"{_codecs_text(device.codecs)}"
     )
     if figures.codec_latencies:
-        details += "; their latency: by half of it an all-reduce of 256 values took longer with one"
-    beside = _counted(num_ranks - 1, "worker")
-    alone = "alone" if num_ranks == 1 else f"beside {beside} that did the same"
-    threads = _counted(facts["threads_per_worker"], "thread")
+        details += "; codec latency: half of the time that it adds to an all-reduce of 256 values"
+    others = f"while {counted(num_ranks - 1, 'other worker')} did the same"
+    alone = "alone" if num_ranks == 1 else others
+    threads = counted(facts["threads_per_worker"], "thread")
     memory = "its own" if figures.has_own_memory else "its part of the host's"
     return Device(
         name=name,
@@ -157,11 +160,7 @@ def _codecs_text(codecs: Mapping[Kernel, CodecFigures]) -> str:
         f"{spread_text(figures.decode, 'value/s')}"
         for kernel, figures in codecs.items()
     ]
-    return f"codecs: to encode and, adding half of them, to decode, {', '.join(parts)}"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"one {what}" if number == 1 else f"{number} {what}s"
+    return f"codecs: to encode and to decode, half of it adding, {', '.join(parts)}"
 
 
 def summary(machine: Machine) -> str:

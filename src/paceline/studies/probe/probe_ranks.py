@@ -37,16 +37,15 @@ from paceline.report.terminal import console
 from paceline.runs.launching import under_torchrun
 from paceline.runs.rank import as_rank, leave
 from paceline.studies.probe import machine_description as description
-from paceline.studies.probe.codec_latency import measure_codec_latencies
-from paceline.studies.probe.link_speeds import Links
+from paceline.studies.probe.link_speeds import Links, measure_codec_latencies
 
 _NUM_MEASURED = 20  # approximate number of measurements that share the time
 _PATIENCE_S = 60.0  # extra time before a rank counts as lost
 _MOST_BY_DEFAULT = 2
 logger = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
-_COMMENT = """Measured by `paceline probe`: each source says how, and gives medians and quartiles.
-Rates are what was reached while all workers were at work."""
+_COMMENT = """Measured by `paceline probe`; each source contains the method, medians and quartiles.
+All workers measured their rates at the same time."""
 
 
 class ProbeSettings(Record):
@@ -63,8 +62,8 @@ class ProbeSettings(Record):
 def probe_settings(workers: int | None, output: Path | None, **values: Any) -> ProbeSettings:
     """Validate the settings of a probe.
 
-    `workers` defaults to torchrun's world size, the number of GPUs, or the number of cores up to
-    two. `output` defaults to a file named after this computer. Raises InvalidInput.
+    `workers` defaults to torchrun's world size, the number of GPUs, or up to two cores. `output`
+    defaults to a file named after this computer.
     """
     cores, gpus = len(os.sched_getaffinity(0)), num_gpus()
     started = int(os.environ["WORLD_SIZE"]) if under_torchrun() else None
@@ -74,28 +73,24 @@ def probe_settings(workers: int | None, output: Path | None, **values: Any) -> P
     values |= {"workers": workers, "output": output}
     settings = validated(ProbeSettings, values)
     if started is not None and workers != started:
-        raise InvalidInput("workers", f"{workers} asked for, {started} started")
+        raise InvalidInput("workers", f"must be {started}, as torchrun has started", got=workers)
     if started is None:
         check_gpus(workers)
     if started is None and not gpus and workers > cores:
-        raise InvalidInput(
-            "workers",
-            f"{workers} do not fit on {cores} cores",
-            hint="each is a device of the file, which is one core or more where there are no GPUs",
-        )
+        problem = f"must be at most {cores}, the number of cores, without GPUs"
+        raise InvalidInput("workers", problem, got=workers)
     return settings
 
 
 def probe_machine(settings: ProbeSettings) -> None:
     """Probe with workers started here; under torchrun, run this rank and exit.
 
-    Raises InvalidInput or WorkerLost for errors that workers could not report themselves, and
-    WorkersFailed for reported ones.
+    Raises WorkersFailed for errors that workers have printed.
     """
     if under_torchrun():
         leave(work(settings))
     if (problem := output_problem(settings)) is not None:
-        raise InvalidInput.of(problem)
+        raise problem
     command = module_command("paceline.studies.probe.probe_ranks", settings.model_dump_json())
     launch(command, settings.workers)
 
@@ -112,12 +107,10 @@ def work(settings: ProbeSettings) -> int:
 def _probe_rank(settings: ProbeSettings, usable: list[int], group: Group) -> None:
     problem = output_problem(settings) if group.rank == 0 else None
     # All ranks exit before measuring if rank 0 refuses the output; rank 0 reports the reason.
-    if (refused := group.gather(problem)[0]) is not None:
+    if (refused := group.gather(problem and str(problem))[0]) is not None:
         raise InvalidInput.of(refused)
     err = console(stderr=True, quiet=group.rank != 0)
-    err.print(
-        f"measuring {settings.workers} x {group.device.type}, for about {settings.seconds:g} s"
-    )
+    err.print(f"measuring {settings.workers} x {group.device.type}: about {settings.seconds:g} s")
     machine = measure(settings, usable, group)
     if group.rank != 0:
         return
@@ -126,9 +119,8 @@ def _probe_rank(settings: ProbeSettings, usable: list[int], group: Group) -> Non
         with settings.output.open("w" if settings.force else "x", encoding="utf-8") as file:
             file.write(machine_text(machine, _COMMENT))
     except OSError as error:
-        raise InvalidInput(
-            "output", f"{settings.output} cannot be written: {error.strerror}"
-        ) from None
+        why = f"cannot be written: {error.strerror}"
+        raise InvalidInput("output", why, got=str(settings.output)) from None
     out = console()
     if settings.as_json:
         content = {"file": str(settings.output), "machine": machine.model_dump(mode="json")}
@@ -138,16 +130,18 @@ def _probe_rank(settings: ProbeSettings, usable: list[int], group: Group) -> Non
     out.print(f"written {settings.output}", soft_wrap=True)
 
 
-def output_problem(settings: ProbeSettings) -> str | None:
+def output_problem(settings: ProbeSettings) -> InvalidInput | None:
     """Return why the output file cannot be written; None if it can."""
     path = settings.output
     if path.is_dir():
-        return f"output: {path} is a folder; name a file, such as {path / 'this.toml'}"
-    if not path.parent.is_dir():
-        return f"output: there is no folder {path.parent}; make it first"
-    if path.exists() and not settings.force:
-        return f"output: {path} is there already; name another file, or replace it with --force"
-    return None
+        problem, hint = "is a folder", f"name a file, such as {path / 'this.toml'}"
+    elif not path.parent.is_dir():
+        problem, hint = "is in a missing folder", "create the folder first"
+    elif path.exists() and not settings.force:
+        problem, hint = "is an existing file", "name another file, or replace it with --force"
+    else:
+        return None
+    return InvalidInput("output", problem, got=str(path), hint=hint)
 
 
 def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine:

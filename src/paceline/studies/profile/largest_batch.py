@@ -3,13 +3,11 @@
 `python -m paceline.studies.profile.largest_batch` tries one batch, and prints the result as JSON.
 """
 
-import json
 import sys
 import time
 from collections.abc import Callable
-from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
 from paceline.core.errors import InvalidInput
 from paceline.core.reading import read_record
@@ -34,13 +32,7 @@ _LONGEST_ATTEMPT_S = 120.0
 _OUT_OF_MEMORY = ("memory", "bad_alloc", "bad allocation")
 
 
-class _Answer(Record):
-    fits: bool
-    why: str
-    base_nbytes: Annotated[int, Field(ge=0)] | None
-
-
-_ANSWER = TypeAdapter(_Answer)
+_ROW = TypeAdapter(AttemptRow)
 
 
 class GaveUp(Exception):
@@ -119,29 +111,28 @@ def find_largest(settings: ProfileSettings, report: Callable[[str], None]) -> La
 def attempted(attempt: Attempt) -> AttemptRow:
     """Try a batch in a child process, and wait for the process to end."""
     command = module_command("paceline.studies.profile.largest_batch", attempt.model_dump_json())
+    row = AttemptRow(batch_size=attempt.batch_size, fits=False, seconds=0.0, why="")
     started = time.monotonic()
     try:
         done = output(command, attempt.deadline_s, termination_s=0)
-        # The model may print, too; the answer is the last line.
+        # The model may print, too; the row is the last line.
         lines = done.stdout.strip().splitlines() if done.returncode >= 0 else []
-        answer = read_record(_ANSWER, lines[-1].encode(), "the answer")
-        row = answer.model_dump()
-    except (IndexError, InvalidInput):  # the process ended without an answer
-        why = f"{reason(done.returncode).removeprefix('was ')}, as for want of memory"
-        row = {"fits": False, "why": why}
+        row = read_record(_ROW, lines[-1].encode(), "the row")
+    except (IndexError, InvalidInput):  # the process ended without a row
+        why = f"{reason(done.returncode).removeprefix('was ')}, probably out of memory"
+        row = row.model_copy(update={"why": why})
     except TimeoutError:
-        row = {"fits": False, "why": f"not done after {attempt.deadline_s:g} s, the deadline"}
-    seconds = time.monotonic() - started
-    return AttemptRow(batch_size=attempt.batch_size, seconds=seconds, **row)
+        row = row.model_copy(update={"why": f"deadline of {attempt.deadline_s:g} s exceeded"})
+    return row.model_copy(update={"seconds": time.monotonic() - started})
 
 
-def try_step(attempt: Attempt) -> dict[str, Any]:
-    """Take a step with limited memory; return whether it fits, why not, and the memory before."""
+def try_step(attempt: Attempt) -> AttemptRow:
+    """Take a step with limited memory."""
     device, limit = device_of_rank(), attempt.limit_nbytes
     own = device_of(device)
     # Keep synthetic data as small as possible.
     recipe = profiled_recipe(attempt.settings.model_copy(update={"batch_size": 1}))
-    base = {"base_nbytes": held_nbytes(device, limited=True)}
+    base_nbytes = held_nbytes(device, limited=True)
     own.limit_memory(limit)
     try:
         model = new_model(recipe).train().to(device)
@@ -153,16 +144,20 @@ def try_step(attempt: Attempt) -> dict[str, Any]:
         train_step(model, optimizer, iter((share,)), recorder, learning)
         own.synchronize()  # GPU errors surface only on synchronisation
     except (MemoryError, RuntimeError, InvalidInput) as error:
-        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        marked = any(mark in first_line for mark in _OUT_OF_MEMORY)
-        out_of_memory = isinstance(error, MemoryError) or marked
-        return {"fits": False, "why": "out of memory" if out_of_memory else first_line} | base
-    return {"fits": True, "why": "a training step was taken"} | base
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if isinstance(error, MemoryError) or any(mark in why for mark in _OUT_OF_MEMORY):
+            why = "out of memory"
+        fits = False
+    else:
+        fits, why = True, "training step completed"
+    return AttemptRow(
+        batch_size=attempt.batch_size, fits=fits, seconds=0.0, why=why, base_nbytes=base_nbytes
+    )
 
 
 def main() -> None:
-    """Try the step described by the only argument, and print the answer."""
-    sys.stdout.write(json.dumps(try_step(Attempt.model_validate_json(sys.argv[1]))) + "\n")
+    """Try the step described by the only argument, and print its row."""
+    sys.stdout.write(try_step(Attempt.model_validate_json(sys.argv[1])).model_dump_json() + "\n")
     sys.stdout.flush()
 
 

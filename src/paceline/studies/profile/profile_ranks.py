@@ -1,4 +1,4 @@
-"""Profile on all ranks in parallel, and write the result's files.
+"""Profile on all ranks in parallel, write the result's files, and print a summary.
 
 The launcher starts a rank by `python -m paceline.studies.profile.profile_ranks`. Only rank 0 prints
 and writes.
@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from rich.table import Table
+
 from paceline.core.compare import Breakdown, breakdown
 from paceline.core.errors import InvalidInput
 from paceline.core.plan import Kind
@@ -30,15 +32,25 @@ from paceline.record.trace import write_trace
 from paceline.records import profile
 from paceline.records.result import read_result
 from paceline.report import advice, metrics, write_report
-from paceline.report.terminal import console
+from paceline.report.format import change_text, duration, nbytes, number
+from paceline.report.profile import (
+    largest_sentence,
+    layers_table,
+    operators_table,
+    overheads_table,
+    slowest_layers,
+    stages_table,
+    surplus_sentence,
+)
+from paceline.report.terminal import console, shown
 from paceline.runs.folder import new_id, run_folder
 from paceline.runs.launching import check_cores, under_torchrun
 from paceline.runs.rank import as_rank, leave
 from paceline.studies.profile import profiled_steps
 from paceline.studies.profile.largest_batch import find_largest
-from paceline.studies.profile.profile_summary import summary, tables
 
 _MOST_OPERATORS = 20
+_LAYERS_SHOWN, _OPERATORS_SHOWN = 12, 8
 _SILENT = "99"  # otherwise kineto logs each start on standard error
 
 
@@ -55,13 +67,10 @@ def profile_model(
 ) -> None:
     """Profile, write result, trace and report, and print the result.
 
-    Raises InvalidInput or WorkerLost for errors that workers could not report themselves, and
-    WorkersFailed for reported ones.
+    Raises WorkersFailed for errors that workers have printed.
     """
     if under_torchrun():
-        raise InvalidInput(
-            "profile", "profile starts its workers itself", hint="run it without torchrun"
-        )
+        raise InvalidInput("paceline profile", "cannot run under torchrun: it starts its workers")
     check_cores(settings.workers)
     check_gpus(settings.workers)
     request = ProfileRequest(settings=settings, run_id=new_id(settings.model), debug=debug)
@@ -106,7 +115,7 @@ def _profile_rank(request: ProfileRequest, group: Group) -> None:
         workload = subject.workload
         err.print(
             f"{settings.model}: {workload.num_parameters:,} parameters in {len(workload.layers)} "
-            f"layers; {settings.steps} steps as they are, and as many recorded"
+            f"layers; {settings.steps} plain steps and {settings.steps} recorded steps"
         )
         findings = profiled_steps.profile_rank(settings, subject, group)
         result = result_of(settings, request.run_id, findings, group)
@@ -120,19 +129,8 @@ def result_of(
 ) -> profile.ProfileResult:
     """Build the result from all ranks' measurements, collectively."""
     blocks = found.blocks
-    plain = list(chain.from_iterable(blocks.plain))
-    recorded = list(chain.from_iterable(blocks.recorded))
-    columns = zip(*(vars(breakdown(one)).values() for one in blocks.timelines), strict=True)
-    stages = Breakdown(*map(fmean, columns))
-    waits = [
-        profile.OverheadRow(what=what, seconds=seconds, share=seconds / stages.step_s)
-        for what, seconds in (
-            ("waiting for the exchange", stages.exposed_s),
-            ("neither computing nor exchanging", stages.idle_s),
-        )
-    ]
+    plain, recorded = (list(chain.from_iterable(one)) for one in (blocks.plain, blocks.recorded))
     held = [profile.WorkerMemoryRow(**row) for row in group.gather(found.held.model_dump())]
-    phases = _by_phase(blocks.spans)
     samples = len(found.subject.recipe.samples) / len(found.subject.batches)
     return profile.ProfileResult(
         id=run_id,
@@ -143,16 +141,9 @@ def result_of(
         cost=median(recorded) / median(plain) - 1,
         unrest=blocks.unrest,
         recorded_typical_s=fmean(group.gather(fmean(map(profiled_steps.typical, blocks.recorded)))),
-        stages=tuple(
-            profile.StageRow(stage=name, seconds=seconds)
-            for name, seconds in stages.seconds.items()
-        ),
-        forward=spread(phases[Kind.FORWARD]),
-        backward=spread(phases[Kind.BACKWARD]),
-        update=spread(phases[Kind.STEP]),
+        **_stages(found),
         layers=tuple(_layers(found)),
         resources=tuple(_resources(blocks, group)),
-        overheads=(*waits, *found.alone.between, *found.together.calls),
         operators=tuple(
             row.model_copy(update={"nbytes": found.by_operator.get(row.name, 0)})
             for row in found.together.operators[:_MOST_OPERATORS]
@@ -166,6 +157,28 @@ def result_of(
         findings=(),
         peak_memory_bytes=tuple(row.training_nbytes for row in held),
     )
+
+
+def _stages(found: profiled_steps.Findings) -> dict[str, Any]:
+    """Return the fields about stages, phases and overheads."""
+    columns = zip(*(vars(breakdown(one)).values() for one in found.blocks.timelines), strict=True)
+    mean = Breakdown(*map(fmean, columns))
+    waits = (
+        profile.OverheadRow(what=what, seconds=seconds, share=seconds / mean.step_s)
+        for what, seconds in (
+            ("waiting for the exchange", mean.exposed_s),
+            ("neither computing nor exchanging", mean.idle_s),
+        )
+    )
+    phases = _by_phase(found.blocks.spans)
+    stages = (profile.StageRow(stage=name, seconds=s) for name, s in mean.seconds.items())
+    return {
+        "stages": tuple(stages),
+        "forward": spread(phases[Kind.FORWARD]),
+        "backward": spread(phases[Kind.BACKWARD]),
+        "update": spread(phases[Kind.STEP]),
+        "overheads": (*waits, *found.alone.between, *found.together.calls),
+    }
 
 
 def spread(values: Sequence[float]) -> profile.Quartiles:
@@ -216,6 +229,36 @@ def _resources(blocks: profiled_steps.Blocks, group: Group) -> Iterator[profile.
     cores = [(f"processor cores of worker {worker}", row) for worker, row in enumerate(own)]
     for name, (busy, step) in (*sorted(rows.items()), *cores):
         yield profile.ResourceRow(resource=name, busy_s=busy, idle_s=max(0.0, step - busy))
+
+
+def tables(result: profile.ProfileResult) -> Iterator[Table]:
+    """Yield tables of the stages, slowest layers, waits and operators."""
+    yield shown("Where a step goes", stages_table(result), gap=2)
+    layers = layers_table(slowest_layers(result)[:_LAYERS_SHOWN]).without("quartiles")
+    yield shown(f"The slowest of {len(result.layers)} layers", layers, gap=2)
+    yield shown("Calls and waits", overheads_table(result), gap=2)
+    operators = operators_table(result).first(_OPERATORS_SHOWN).without("memory taken and kept")
+    yield shown("Operators, by torch.profiler", operators, gap=2)
+
+
+def summary(result: profile.ProfileResult, folder: str) -> str:
+    """Summarize a profile in a few lines, with advice."""
+    step, memory = result.step, result.memory
+    lines = [
+        f"step       {duration(step.median_s)}, half lie in {duration(step.lower_s)} to "
+        f"{duration(step.upper_s)}; {number(result.samples_per_s)} samples/s",
+        f"recording  {change_text(result.cost)} of a step; the stages' sum is "
+        f"{change_text(result.stages_error)} off",
+        f"memory     {nbytes(memory.measured)} of tensors at most, predicted "
+        f"{nbytes(memory.predicted)} ({change_text(memory.error)})",
+    ]
+    if (surplus := surplus_sentence(result)) is not None:
+        lines.append(f"surplus    {surplus}")
+    if result.largest is not None:
+        predicted = f"{result.largest.predicted:,}"
+        lines.append(f"largest    {largest_sentence(result.largest)}; predicted {predicted}")
+    lines += [f"advice     {message}" for message in advice.shown(result.findings)]
+    return "\n".join([*lines, f"written    {folder}/result.json, trace.json, report.html"])
 
 
 def main() -> None:

@@ -22,8 +22,7 @@ from paceline.exchange.step import SGD, Learning, Share, shares, train_step
 from paceline.links.clock import Clock, clock_for
 from paceline.links.devices import device_of
 from paceline.links.group import Group
-from paceline.measure.timing import endless, seconds_between
-from paceline.measure.unrest import Rounds, rounds_of_all, unrest_of
+from paceline.measure.timing import Rounds, endless, rounds_of_all, seconds_between, unrest_of
 from paceline.record.merge import clock_offset, gather_timeline
 from paceline.record.recorder import Recorder
 from paceline.records.profile import SYNTHETIC, ProfileSettings, TensorMemory, WorkerMemoryRow
@@ -91,14 +90,14 @@ def profiled_recipe(settings: ProfileSettings) -> Recipe:
 def subject_of(settings: ProfileSettings, group: Group) -> ProfiledModel:
     """Load the data, build the model and describe it; InvalidInput if they do not fit."""
     if group.world_size != settings.workers:
-        raise InvalidInput("workers", f"{settings.workers} asked for, {group.world_size} started")
+        problem = f"must be {group.world_size}, the number of ranks"
+        raise InvalidInput("workers", problem, got=settings.workers)
     recipe = profiled_recipe(settings)
     model = built(recipe, settings.seed)
     samples, size = len(recipe.samples), settings.batch_size
     if size > samples:
-        raise InvalidInput(
-            "batch_size", f"{size} samples a step, but the data have {samples} for training"
-        )
+        problem = f"must be at most {samples}, the number of training samples"
+        raise InvalidInput("batch_size", problem, got=size)
     batches = ShardedBatches(samples, size, group.rank, group.world_size, settings.seed)
     example = recipe.example(-(-size // settings.workers))
     workload = describe(model, example, settings.model)
@@ -238,22 +237,7 @@ def measure(
     """
     num_blocks, size = split(num_steps)
     settling = _NUM_SETTLING if group.world_size > 1 else 0
-    found = Blocks()
-
-    def block(block_recorder: Recorder | None) -> list[float]:
-        """Return the seconds of `size` steps after settling, recorded if a recorder is given."""
-        training.replica.record(block_recorder)
-        for _ in range(settling):
-            training.step(recorder)
-        if block_recorder is not None:
-            block_recorder.start_trace(training.model)
-        marks: list[Any] = []
-        for _ in range(size + 1):
-            training.step(recorder)
-            marks.append(clock.mark())
-        recorder.stop_trace()
-        recorder.step_ends()
-        return seconds_between(clock, marks)
+    found, block = Blocks(), partial(_block, training, recorder, clock, size, settling)
 
     def pairs() -> Rounds:
         """Take blocks of both kinds, and return the plain steps' seconds."""
@@ -263,13 +247,13 @@ def measure(
                 # Ranks finish gathering at different times, which must not delay the first step.
                 group.barrier()
                 if recorded:
-                    found.recorded.append(block(recorder))
+                    found.recorded.append(block(recorded=True))
                     spans = recorder.spans()
                     found.spans.append(spans)
                     found.timelines.append(gather_timeline(spans, clock_offset(group), group))
                 else:
                     before_s = time.process_time()
-                    found.plain.append(block(None))
+                    found.plain.append(block(recorded=False))
                     found.processor_s += time.process_time() - before_s
         return [[seconds] for own in found.plain[earlier:] for seconds in own]
 
@@ -277,6 +261,30 @@ def measure(
     taken = len(found.plain) * (size + 1 + settling)
     found.processor_s /= taken * len(os.sched_getaffinity(0))
     return found
+
+
+def _block(
+    training: ProfiledTraining,
+    recorder: Recorder,
+    clock: Clock,
+    size: int,
+    settling: int,
+    *,
+    recorded: bool,
+) -> list[float]:
+    """Return the seconds of `size` steps, after `settling` steps and another one."""
+    training.replica.record(recorder if recorded else None)
+    for _ in range(settling):
+        training.step(recorder)
+    if recorded:
+        recorder.start_trace(training.model)
+    marks: list[Any] = []
+    for _ in range(size + 1):
+        training.step(recorder)
+        marks.append(clock.mark())
+    recorder.stop_trace()
+    recorder.step_ends()
+    return seconds_between(clock, marks)
 
 
 def typical(seconds: Sequence[float]) -> float:

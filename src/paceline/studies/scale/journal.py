@@ -57,9 +57,10 @@ class Journal:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
-            raise InvalidInput("output", f"another study is under way in {folder}") from None
+            raise InvalidInput("output", "is in use by another study", got=str(folder)) from None
         except OSError as error:
-            raise InvalidInput("output", f"cannot write to {folder}: {error.strerror}") from None
+            problem = f"cannot be written: {error.strerror}"
+            raise InvalidInput("output", problem, got=str(folder)) from None
         try:
             self.header = _agreed(folder / _HEADER, header)
             self.cells, self.dropped = _read(self._file, folder / _CELLS)
@@ -91,11 +92,8 @@ def _agreed(path: Path, header: JournalHeader) -> JournalHeader:
     text = read_file(path, limits.JOURNAL_HEADER)
     version = read_finite_record(_VERSION, text, str(path)).paceline
     if version != header.paceline:
-        raise InvalidInput(
-            "output",
-            f"{path.parent} is of Paceline {version}, and this is {header.paceline}",
-            hint="name another folder",
-        )
+        problem = f"has a study by Paceline {version}, and this is {header.paceline}"
+        raise InvalidInput("output", problem, hint="name another folder")
     found = read_record(_HEADER_RECORD, text, str(path))
     for field in ScaleSettings.model_fields:
         begun, asked = getattr(found.settings, field), getattr(header.settings, field)
@@ -104,11 +102,8 @@ def _agreed(path: Path, header: JournalHeader) -> JournalHeader:
                 ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
                 for value in (begun, asked)
             )
-            raise InvalidInput(
-                "output",
-                f"{path.parent} was begun with {field} {was}, not {now}",
-                hint="name another folder",
-            )
+            problem = f"has a study with {field} {was}, not {now}"
+            raise InvalidInput("output", problem, hint="name another folder")
     return found
 
 

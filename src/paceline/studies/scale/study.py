@@ -115,18 +115,11 @@ def _shape_of(settings: ScaleSettings) -> tuple[int, ...]:
     usual = find(settings.model).input_shape
     shape = settings.input_shape or usual
     if shape is None:
-        raise InvalidInput(
-            "input_shape",
-            f"model {settings.model} does not say it",
-            hint="write for example 3x224x224",
-        )
+        problem = f"is required for model {settings.model}"
+        raise InvalidInput("input_shape", problem, hint="write for example 3x224x224")
     if settings.trains and usual is not None and shape != usual:
-        raise InvalidInput(
-            "input_shape",
-            f"{settings.model} takes {'x'.join(map(str, usual))} where it is trained, not "
-            f"{'x'.join(map(str, shape))}",
-            hint="a factory of your own, as package.module:factory, takes any",
-        )
+        problem = f"must be {'x'.join(map(str, usual))} to train {settings.model}"
+        raise InvalidInput("input_shape", problem, got="x".join(map(str, shape)))
     return shape
 
 
@@ -152,7 +145,7 @@ class ScalingStudy:
         """
         size, workers = run.batch_size, run.workers
         if size < workers:
-            raise Crashed(f"a batch of {size} cannot be shared by {workers} workers")
+            raise Crashed(f"a batch of {size} is too small for {workers} workers")
         if run.source == "forecast":
             assert self.machine is not None
             step = self.model.predicted(self.machine, run.method, workers, size)
@@ -267,26 +260,22 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
     study = ScalingStudy(settings, device, machine, study_model(settings), memory_bytes())
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.model.replace(':', '.')}-scale"
 
-    def remove_scratch() -> None:  # temporary folders of killed runs
-        for path in folder.glob(f"{_SCRATCH}*"):
-            shutil.rmtree(path, ignore_errors=True)
-
     header = JournalHeader(id=run_id, paceline=version("paceline"), settings=settings)
     with Journal(folder, header) as journal:
-        remove_scratch()
+        _remove_scratch(folder)
         write_config(folder, settings)
         if journal.dropped:
-            screen.print("the last line of cells.jsonl was only half written, and is dropped")
+            screen.print("dropped the incomplete last line of cells.jsonl")
         if journal.cells:
-            screen.print(f"{counted(len(journal.cells), 'cell')} kept from before")
+            screen.print(f"{counted(len(journal.cells), 'cell')} kept from an earlier run")
         try:
             _measure(study, journal, screen)
         except Stopped as stopped:
             kept = f"{counted(len(journal.cells), 'cell')} kept in {folder}"
-            stopped.why = f"; {kept}; the same command goes on from there"
+            stopped.why = f"; {kept}; the same command continues the study"
             raise
         finally:
-            remove_scratch()
+            _remove_scratch(folder)
     found = {(cell.point, cell.kind): cell for cell in journal.cells}
     cells = tuple(found[point, kind] for point in settings.points for kind in settings.kinds)
     result = ScaleResult(
@@ -299,8 +288,14 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
     write_report(folder)
     errors = [cell.error for cell in cells if cell.error is not None]
     if len(errors) == len(cells):
-        raise InvalidInput("no cell could be done; the first one", str(errors[0]))
+        raise InvalidInput("cells", f"all failed; the first one: {errors[0]}")
     return result
+
+
+def _remove_scratch(folder: Path) -> None:
+    """Remove the temporary folders of killed runs."""
+    for path in folder.glob(f"{_SCRATCH}*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _measure(study: ScalingStudy, journal: Journal, screen: Console) -> None:

@@ -147,9 +147,10 @@ def answer(arguments: Sequence[str], deadline_s: float) -> dict[str, Any]:
     try:
         found = read_json(done.stdout.encode(), "its answer")
     except InvalidInput:
-        raise Crashed("printed no JSON: the model, or what it imports, prints, too") from None
+        problem = "stdout is not JSON; does the model or one of its imports print?"
+        raise Crashed(problem) from None
     if not isinstance(found, dict):
-        raise Crashed("printed no JSON object")
+        raise Crashed("stdout is not a JSON object")
     return found
 
 

@@ -15,8 +15,8 @@ from paceline.report.format import duration
 from paceline.studies.scale.study_runs import StudyRun
 
 _FEW_S = 100  # shown in seconds, not minutes
-_RANGES = "the range beside a prediction is meant to hold the measured epoch in 9 of 10 cases"
-_QUARTILES = "beside other epochs stand the quartiles of their repetitions"
+_RANGES = "predicted ranges are meant to contain 9 of 10 measured epochs"
+_QUARTILES = "other ranges are quartiles of repetitions"
 
 
 def cells_table(cells: Sequence[ScaleCell]) -> Table:
