@@ -4,8 +4,8 @@ loop      step 1 ... step H           | step H+1 ... step H+delay | ...
           optimizer.step -> hook      send                        load
 thread                                [headers, mean, outer step ]
 
-`round_place` decides when to exchange, `averaging` computes the mean, `core.rounds` chooses the
-outer step, and `outer` takes it and loads the result.
+`running_exchange` decides when to exchange and runs the thread, `averaging` computes the mean,
+`core.rounds` chooses the outer step, and `outer` takes it and loads the result.
 """
 
 import atexit
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import default_pg_timeout
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.codecs.codec import Codec
@@ -40,15 +41,20 @@ from paceline.exchange.outer import (
 from paceline.exchange.peer_state import InnerState
 from paceline.exchange.readiness import weakly
 from paceline.exchange.replica import Statistics
-from paceline.exchange.round_place import RoundPlace
-from paceline.exchange.running_exchange import NO_EXCHANGE, ExchangeLog, RunningExchange
-from paceline.exchange.workers import FixedWorkers, Replicas, Settings, Workers, meet, settings_of
+from paceline.exchange.running_exchange import (
+    NO_EXCHANGE,
+    ExchangeLog,
+    RoundPlace,
+    RunningExchange,
+)
+from paceline.exchange.workers import FixedWorkers, Settings, meet, settings_of
+from paceline.links.group import Group
 
 if TYPE_CHECKING:
     from torchft import Manager
 
 BEGINNING = -1  # number of the exchange in which a worker joins a manager's workers
-_GOODBYE_S = 5.0  # seconds to wait for a thread blocked by lost workers
+_GOODBYE_S = 5.0  # longest wait at the end for a thread that waits for lost workers
 
 
 class LocalUpdates:
@@ -87,6 +93,8 @@ class LocalUpdates:
     finished, and exchanges the remaining changes. Raises InvalidInput for unsupported arguments.
     """
 
+    _running: RunningExchange | None = None
+
     def __init__(
         self,
         model: nn.Module,
@@ -121,36 +129,48 @@ class LocalUpdates:
         self._model, self._fragments = model, fragments_of(model, fragments)
         self._steps = InnerSteps(model, optimizer)
         self._place, self.log = RoundPlace(self._rounds), ExchangeLog()
-        self._running: RunningExchange | None = None
-        self._suspended = Replicas([])
-        settings = settings_of(self._rounds, codec, outer, self._fragments)
-        # "auto" uses the first worker's rounds.
+        # outer="auto" uses worker 0's
         self._chosen_by = sync_every, None if num_steps is None else num_steps / sync_every
-        if manager is None:
-            group, self._suspended = meet(model, settings, process_group, device_mesh, deadline_s)
-            self._chosen_by = tuple(group.gather(self._chosen_by)[0])
-        elif process_group is not None or device_mesh is not None:
-            raise InvalidInput("manager", "is given beside a process group", hint="pass one")
+        settings = settings_of(self._rounds, codec, outer, self._fragments)
+        met = meet(model, settings, process_group, device_mesh, deadline_s, manager)
         self._outer = OuterModel(self._fragments, None if isinstance(outer, str) else outer)
         self._averaging = Averaging(self._outer, codec)
+        self._begin(met, settings, deadline_s, manager)
+
+    def _begin(
+        self,
+        met: tuple[Group | None, list[DistributedDataParallel]],
+        settings: Settings,
+        deadline_s: float | None,
+        manager: "Manager | None",
+    ) -> None:
+        """Start to exchange after steps; a manager's worker first loads its peers' state."""
+        group, self._suspended = met
         self._is_open = True
-        # Count the step before a peer can read the new state.
+        # count a step before a peer can read the new state
         self._steps.watch()
-        if manager is None:
-            self._workers: Workers = FixedWorkers(group, self._averaging, fragments)
-        else:
+        self._workers: FixedWorkers | ElasticWorkers
+        if group is None:
             self._workers = self._elastic(manager, settings, deadline_s)
-        self._begin()
-        if manager is not None:
+        else:
+            self._chosen_by = tuple(group.gather(self._chosen_by)[0])
+            self._workers = FixedWorkers(group, self._averaging, self._rounds.fragments)
+        for one in self._suspended:
+            # the first forward pass would otherwise wait for all workers, to broadcast buffers
+            one.require_backward_grad_sync = one.require_forward_param_sync = False
+        self._steps.call_after(self._after_step)
+        # a daemon thread killed inside torch at exit aborts the process
+        self._at_exit = weakly(self.abort)
+        atexit.register(self._at_exit)
+        if group is None:
             self._place.num_exchanges = BEGINNING
             self._exchange_now(is_closing=False)
 
     def __enter__(self) -> Self:
-        """Return this object."""
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Exchange the remaining changes and end; after an exception only end."""
+        """Call `close`; after an exception, `abort`."""
         if kind is None:
             self.close()
         else:
@@ -158,23 +178,26 @@ class LocalUpdates:
 
     @property
     def num_steps(self) -> int:
-        """Number of inner steps of this worker."""
+        """Number of this worker's inner steps."""
         return self._steps.count
 
     @property
     def num_exchanges(self) -> int:
-        """Number of exchanges, of all fragments."""
+        """Number of exchanges of all fragments."""
         return self._place.num_exchanges
 
     def close(self) -> None:
-        """Take part until all workers have finished, exchange remaining changes, remove hooks.
+        """Exchange until all workers have finished, then remove the hooks.
 
-        InvalidInput if parameters changed without steps of the optimizer.
+        Raises InvalidInput if parameters changed without steps of the optimizer.
         """
         if not self._is_open:
             return
         try:
-            self._check_stepped()
+            own, outer = self.own_parameters(), self._outer.values
+            if not self._steps.count and not all(map(torch.equal, own, outer)):
+                hint = "pass the optimizer that changed the parameters"
+                raise InvalidInput("optimizer", "has taken no step", hint=hint)
             self._load()
             while not self._exchange_now().all_closing:
                 pass
@@ -195,17 +218,17 @@ class LocalUpdates:
         return [flatten(one, self._outer.dtype) for one in self._fragments]
 
     def load_own_parameters(self, vectors: Sequence[Tensor]) -> None:
-        """Set this worker's own parameters."""
+        """Load a copy from `own_parameters`."""
         for vector, fragment in zip(vectors, self._fragments, strict=True):
             load_vector(vector, fragment)
 
     def stand_in_for_gradients(self, make: Callable[[Tensor], Tensor]) -> None:
-        """Send `make(parameters)` instead of a rehearsal's zero gradients."""
+        """Send `make(parameters)` instead of outer gradients, which are zero in a rehearsal."""
         self._averaging.stand_ins = list(map(make, self._outer.values))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within the context, load the group's parameters, for example for a test."""
+        """Load the group's parameters within the context, for example to test the model."""
         if self._running is not None:
             self._wait(self._running)
         own = self.own_parameters()
@@ -239,7 +262,7 @@ class LocalUpdates:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from the same worker's state, or from one worker's state on all workers.
 
-        Load model and optimizer afterwards. InvalidInput if the state does not fit.
+        Load model and optimizer afterwards. Raises InvalidInput for a different model or fragments.
         """
         self._outer.load_state_dict(state["outer"])
         self._place.load_state_dict(state)
@@ -261,7 +284,7 @@ class LocalUpdates:
     def _after_step(self) -> None:
         """Start and finish the exchanges due after an inner step."""
         if not (isfinite(self.weight) and self.weight >= 0):
-            raise InvalidInput("weight", "must be a number of at least 0", got=self.weight)
+            raise InvalidInput("weight", "must be finite and at least 0", got=self.weight)
         self._place.step(self.weight)
         if self._running is not None and self._steps.count >= self._running.due:
             self._load()
@@ -269,17 +292,6 @@ class LocalUpdates:
             self._send(self._steps.count + self._rounds.delay)
             if not self._rounds.delay:
                 self._load()
-
-    def _check_stepped(self) -> None:
-        """Raise InvalidInput if parameters changed without an optimizer step."""
-        if self._steps.count:
-            return
-        if not all(map(torch.equal, self.own_parameters(), self._outer.values)):
-            raise InvalidInput(
-                "optimizer",
-                "has never stepped, but the parameters have changed",
-                hint="pass the optimizer that trains them",
-            )
 
     def _send(self, due: int, *, is_closing: bool = False) -> None:
         """Start the exchange of the next fragment."""
@@ -289,9 +301,8 @@ class LocalUpdates:
         buffers = self._model.buffers() if place.ends_round else ()
         copies = [one.detach().cpu().clone() for one in buffers]
         is_trained_meanwhile = due > self._steps.count and self._rounds.mixing is None
-        sent = (
-            [own.clone()] if is_trained_meanwhile else []
-        )  # `own` is overwritten by the outer gradient
+        # a copy, because the outer gradient overwrites `own`
+        sent = [own.clone()] if is_trained_meanwhile else []
         given = Contribution(number, fragment, place.send(), own, copies, is_closing)
         self._running = RunningExchange(given, due, sent_s, sent)
         self._running.start(self._workers.exchange, self._step)
@@ -306,7 +317,7 @@ class LocalUpdates:
         self._averaging.step_taken(found.given.fragment)
 
     def _wait(self, exchange: RunningExchange) -> Averaged:
-        """Wait for an exchange; end everything if it failed."""
+        """Wait for an exchange; abort if it failed."""
         try:
             return exchange.wait()
         except BaseException:
@@ -348,7 +359,7 @@ class LocalUpdates:
     def _begin_anew(self) -> None:
         """Load all of the group's parameters, and reset the optimizer, whose state may be NaN."""
         self.load_own_parameters(self._outer.values)
-        self._place.forget_weights()
+        self._place.reset_weights()
         for optimizer in self._steps.optimizers:
             optimizer.state.clear()
 
@@ -357,10 +368,12 @@ class LocalUpdates:
         self._begin_anew()
         taken.load_into(self._model, self._steps.optimizers)
         self._steps.count = taken.num_steps
-        self._place.go_on_after(given.number)
+        self._place.resume_after(given.number)
         given.buffers[:] = given.buffers or taken.buffers
 
-    def _elastic(self, manager: "Manager", settings: Settings, deadline_s: float | None) -> Workers:
+    def _elastic(
+        self, manager: "Manager | None", settings: Settings, deadline_s: float | None
+    ) -> ElasticWorkers:
         """Create the workers of a manager's quorums."""
         _, num_rounds = self._chosen_by
         try:
@@ -378,22 +391,15 @@ class LocalUpdates:
             self._steps.remove()
             raise
 
-    def _begin(self) -> None:
-        """Start to exchange after steps, and end with the process."""
-        self._suspended.suspend()
-        self._steps.call_after(self._after_step)
-        # a daemon thread killed inside torch at exit aborts the process
-        self._at_exit = weakly(self.abort)
-        atexit.register(self._at_exit)
-
     def abort(self) -> None:
-        """End without a last exchange."""
+        """Remove the hooks and disconnect, without a last exchange."""
         if not self._is_open:
             return
         self._is_open = False
         atexit.unregister(self._at_exit)
         self._steps.remove()
-        self._suspended.resume()
+        for one in self._suspended:
+            one.require_backward_grad_sync = True
         running, self._running = self._running, None
         if running is not None:
             running.end(self._workers.abort, _GOODBYE_S)

@@ -1,4 +1,4 @@
-"""An exchange of local updates in a background thread, and a log of exchanges."""
+"""The exchanges of local updates: when they are due, the running one, and a log."""
 
 import threading
 import time
@@ -9,23 +9,79 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from paceline.core.rounds import Rounds
 from paceline.exchange.averaging import Averaged, Contribution
 
 _KEPT_TIMES = 256  # exchanges kept in the log
-NO_EXCHANGE: dict[str, Any] = {
-    "due": None,
-    "sent": [],
-    "buffers": [],
-}  # state without a running exchange
+NO_EXCHANGE: dict[str, Any] = {"due": None, "sent": [], "buffers": []}  # state of no exchange
+
+
+class RoundPlace:
+    """A worker's position in a round: inner steps since its start, and the next exchange.
+
+    `num_exchanges`: exchanges of all fragments so far. `weights`: weight of the inner steps since
+    each fragment's last exchange.
+    """
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self.num_exchanges = 0
+        self.weights = [0.0] * rounds.fragments
+        self._in_round = 0  # inner steps
+
+    @property
+    def fragment(self) -> int:
+        """The next fragment to send."""
+        return self.num_exchanges % self._rounds.fragments
+
+    @property
+    def ends_round(self) -> bool:
+        """Whether the next exchange is the last one of a round."""
+        return self.fragment == self._rounds.fragments - 1
+
+    def step(self, weight: float) -> None:
+        """Count an inner step; a round has `sync_every` steps."""
+        self._in_round = self._in_round % self._rounds.sync_every + 1
+        self.weights = [one + weight for one in self.weights]
+
+    def is_due(self) -> bool:
+        """Return whether a fragment is due after the last counted step."""
+        return self._in_round == self._rounds.sent_after(self.fragment)
+
+    def send(self) -> float:
+        """Count an exchange; return and reset its fragment's weight."""
+        weight, self.weights[self.fragment] = self.weights[self.fragment], 0.0
+        self.num_exchanges += 1
+        return weight
+
+    def reset_weights(self) -> None:
+        """Ignore steps whose progress is lost."""
+        self.weights = [0.0] * self._rounds.fragments
+
+    def resume_after(self, number: int) -> None:
+        """Continue after exchange `number`, which loaded a peer's state."""
+        self.num_exchanges = number + 1
+        begun = self._rounds.sent_after(number % self._rounds.fragments) + self._rounds.delay
+        self._in_round = begun % self._rounds.sync_every if self.num_exchanges else 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, without the weights, which differ between workers."""
+        in_round = self._in_round % self._rounds.sync_every
+        return {"num_exchanges": self.num_exchanges, "in_round": in_round}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a position, possibly of a round with more steps."""
+        self.num_exchanges = state["num_exchanges"]
+        self._in_round = min(state["in_round"], self._rounds.sent_after(self.fragment) - 1)
+        self.reset_weights()
 
 
 class ExchangeTimes(NamedTuple):
     """Times of an exchange, in seconds of the host's monotonic clock.
 
     The worker trained from `trained_from_s`, copied the fragment to host memory from `sent_s` to
-    `copied_s`, exchanged it from `begun_s` to `averaged_s`, and took the outer step until
-    `stepped_s`. The group's parameters were due at `due_s`, and loaded from `loading_s` to
-    `loaded_s`.
+    `copied_s`, exchanged it from `begun_s` to `averaged_s`, took the outer step until `stepped_s`,
+    and loaded the group's parameters, due at `due_s`, from `loading_s` to `loaded_s`.
     """
 
     number: int
@@ -43,8 +99,8 @@ class ExchangeTimes(NamedTuple):
 class RunningExchange:
     """An exchange whose result is loaded after inner step `due`.
 
-    `sent_s`: start of copying the contribution `given`. `sent`: the worker's parameters then, as
-    one vector, if the worker keeps its own steps.
+    `sent_s`: time when copying of the contribution `given` began. `sent`: one vector with the
+    worker's parameters of that time, if the worker keeps its steps during the exchange.
     """
 
     def __init__(
@@ -79,7 +135,7 @@ class RunningExchange:
         self, average: Callable[[Contribution], Averaged], step: Callable[[Averaged], None]
     ) -> None:
         """Start the average and outer step in a thread."""
-        # daemon, so that waiting for a lost worker does not keep the process alive
+        # a daemon, because a thread that waits for a lost worker would keep the process alive
         self._thread = threading.Thread(
             target=self._run, args=(average, step), name="paceline-local-updates", daemon=True
         )
