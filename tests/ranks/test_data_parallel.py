@@ -158,11 +158,11 @@ def with_frozen(width: int) -> nn.Module:
     return module
 
 
-# What differs between ranks, made for a rank; and what is said of it.
+# What differs between ranks: the module of a rank, and a part of the error.
 DIFFERING: dict[str, tuple[Callable[[int], nn.Module], str]] = {
     "order": (lambda rank: Net(layers="bac" if rank else "abc"), "'b.weight'"),
     "shape": (lambda rank: nn.Linear(6, 3 + rank), "[4, 6]"),
-    "number": (lambda rank: nn.Linear(6, 3, bias=rank == 0), "has 1"),
+    "number": (lambda rank: nn.Linear(6, 3, bias=rank == 0), "missing"),
     "type": (lambda rank: nn.Linear(6, 3).to((torch.float32, torch.float64)[rank]), "float64"),
     "strides": (
         lambda rank: nn.Conv2d(3, 4, 2).to(

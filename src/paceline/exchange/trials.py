@@ -32,9 +32,9 @@ from paceline.record.recorder import Recorder
 
 
 class Trials:
-    """Tries the named exchanges in turn, and then uses the fastest.
+    """Measures the named exchanges in turn, and then uses the fastest.
 
-    The slowest rank's step time counts; all ranks decide equally. `name`: current exchange.
+    All ranks use the slowest rank's times, and so choose equally. `name`: current exchange.
     `seconds`: step time by name.
     """
 
@@ -61,25 +61,24 @@ class Trials:
             self._marks.append(self._clock.mark())
 
     def go_on(self, group: Group, chunk: int | None = None) -> None:
-        """Finish the current measurement and choose the next exchange, collectively.
+        """Finish a measurement with chunks of `chunk` layers, and choose the next exchange.
 
-        `chunk`: layers per chunk, if any.
+        Collective.
         """
         ends = self._clock.seconds(self._marks[self.num_settling :])
         own_s = median(end - start for start, end in pairwise(ends))
-        # the slowest rank determines the step
         self.seconds[self.name] = max(group.gather(own_s))
         if chunk is not None:
             self._chunks[self.name] = chunk
         self._use(self._untried())
 
     def fail(self, error: InvalidInput) -> None:
-        """Drop the current exchange, which cannot be used here."""
+        """Exclude the current exchange, which raised an error."""
         self._failed[self.name] = str(error)
         self._use(self._untried())
 
     def settle(self) -> None:
-        """Stop trying."""
+        """Use the fastest exchange measured so far."""
         self._use([])
 
     def _untried(self) -> list[str]:
@@ -91,21 +90,21 @@ class Trials:
         self.name = left[0] if left else fastest
 
     def why(self, chunk: int | None = None, is_searched: bool = False) -> str:
-        """Return the exchange in use, with the measurements.
+        """Describe the exchange in use and the measurements.
 
-        `chunk`: current layers per chunk; `is_searched`: a search is still running.
+        `chunk`: current layers per chunk; `is_searched`: whether a chunk search is running.
         """
         figures = [self._figure(name) for name in self.seconds]
-        problems = [f"{name} cannot be used: {why}" for name, why in self._failed.items()]
-        told = "; ".join([*sorted(figures), *problems])
+        problems = [f"{name} failed: {why}" for name, why in self._failed.items()]
+        found = "; ".join([*sorted(figures), *problems])
         if not self.settled:
-            return f"{self.name}: being tried" + (f"; {told}" if told else "")
-        reason = f"{self.name}: the fastest of those measured, by the step: {told}"
+            return f"{self.name}: being measured" + (f"; {found}" if found else "")
+        reason = f"{self.name}: the fastest measured step: {found}"
         measured = self._chunks.get(self.name)
         if chunk is None or measured is None or chunk == measured:
             return reason
-        now = "now trying chunks" if is_searched else "since then in chunks"
-        return f"{reason}; {now} of {_layers(chunk)}, of which the figure above is not"
+        now = "now trying chunks of" if is_searched else "now in chunks of"
+        return f"{reason}; {now} {_layers(chunk)}, unlike when measured"
 
     def _figure(self, name: str) -> str:
         chunk = self._chunks.get(name)
@@ -122,10 +121,9 @@ class Candidate(NamedTuple):
 
 
 class PredictedTrials(Trials):
-    """Uses the first candidate, and tries the next if steps exceed the prediction.
+    """Uses the first candidate, unless its steps exceed the prediction by `tolerance`.
 
-    That is, by more than `tolerance`, and only if the next one was predicted to be faster than the
-    measured steps.
+    Then it measures the candidates that were predicted to be faster than the measured steps.
     """
 
     num_settling = 2  # warm-up steps
@@ -147,8 +145,8 @@ class Checked:
     """A replica that uses the current candidate of `PredictedTrials`.
 
     `on_decision(reason)` is called for each change. All ranks change together, at the latest after
-    `num_steps`. `clock`: the device's clock, which may lag behind the host. `accumulates`: steps
-    begin with `no_sync` micro-batches.
+    `num_steps`. `clock`: the device's clock, which may be late. `accumulates`: steps begin with
+    `no_sync` micro-batches.
     """
 
     def __init__(
@@ -177,7 +175,7 @@ class Checked:
         return self._used.name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's forward pass, which begins a step."""
+        """Begin a step, and run the module."""
         if torch.is_grad_enabled() and not self._accumulates:
             self._begin_step()
         return self._replica(*args, **kwargs)
@@ -188,7 +186,7 @@ class Checked:
         return self._replica.no_sync()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """Prepare the current candidate."""
+        """Call the current candidate's `prepare`."""
         self._replica.prepare(run)
 
     def statistics(self) -> Statistics:
@@ -238,11 +236,11 @@ class Checked:
             return
         if not trials.settled:
             self._on_decision(
-                f"auto: {before.name} takes {duration(seconds[before.name])} a step, and not "
-                f"{duration(before.predicted_s)} as predicted; trying {used.name}, predicted to "
-                f"take {duration(used.predicted_s)}"
+                f"auto: {before.name} takes {duration(seconds[before.name])} per step instead of "
+                f"the predicted {duration(before.predicted_s)}; trying {used.name} (predicted: "
+                f"{duration(used.predicted_s)})"
             )
-        self._replica.close()  # close first, because both hook the same gradients
+        self._replica.close()  # before creating another, which hooks the same gradients
         self._use(used)
 
     def _use(self, candidate: Candidate) -> None:
