@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,7 +62,7 @@ class ElasticWorkers:
         self._deadline_s = deadline_s
         self.num_final_exchanges = num_fragments  # one more, for workers that missed the last one
         self._group: Group | None = None
-        self._given: Contribution | None = None
+        self._given: Contribution  # this worker's, to the running exchange
         self._taken: InnerState | None = None
         self._feedback: dict[str, Tensor] = {}  # error feedback before the exchange
         self._is_open = True
@@ -88,12 +89,10 @@ class ElasticWorkers:
         """
         self._given, self._taken = given, None
         try:
-            if self._is_over(given.number):
+            if given.number > self._farewell_number:
                 return self._nothing()
             self._feedback = self._averaging.feedback()
-            if self._is_farewell(given.number):
-                return self._farewell()
-            return self._repeated()
+            return self._farewell() if given.number == self._farewell_number else self._repeated()
         except BaseException:
             self._disconnect()
             raise
@@ -115,8 +114,7 @@ class ElasticWorkers:
             found = self._attempt()
             if found is not None:
                 return found
-            assert self._given is not None
-            if self._given.is_closing and self._is_farewell(self._given.number):
+            if self._given.is_closing and self._given.number == self._farewell_number:
                 return self._nothing()  # this worker was behind, and has loaded a peer's state
             if until is None:
                 until = time.monotonic() + self._deadline_s
@@ -163,7 +161,6 @@ class ElasticWorkers:
         if before is not None and (before.rank, before.world_size) != (rank, size):
             self._forget_feedback()
         if before is not None and before.world_size != size and not rank:
-            assert self._given is not None
             changed = "exchange %d: number of workers changed from %d to %d"
             logger.warning(changed, self._given.number, before.world_size, size)
         return self._group
@@ -176,7 +173,6 @@ class ElasticWorkers:
 
     def _failed(self, error: Exception) -> None:
         """Report the error, so that this worker and its waiting peers repeat the exchange."""
-        assert self._given is not None
         if not self._is_open:
             raise WorkerLost("the exchange was aborted") from error
         logger.warning("exchange %d is repeated: %s", self._given.number, first_line(error))
@@ -209,14 +205,11 @@ class ElasticWorkers:
         elif self._all_closing_since is None:
             self._all_closing_since = found.given.number
 
-    def _is_farewell(self, number: int) -> bool:
-        """Return whether this exchange follows the last one with contributions."""
+    @property
+    def _farewell_number(self) -> float:
+        """Number of the exchange after the last one with contributions."""
         since = self._all_closing_since
-        return since is not None and number == since + self._num_fragments
-
-    def _is_over(self, number: int) -> bool:
-        since = self._all_closing_since
-        return since is not None and number > since + self._num_fragments
+        return inf if since is None else since + self._num_fragments
 
     def _farewell(self) -> Averaged:
         """Send the last outer step to workers that missed it, without repetitions."""
@@ -228,12 +221,10 @@ class ElasticWorkers:
 
     def _nothing(self) -> Averaged:
         """Return the result of an exchange that only loads a peer's state."""
-        assert self._given is not None
         return Averaged(self._given, None, 0.0, (), (), True, self._taken)
 
     def _state(self) -> dict[str, Any]:
         """Return this worker's state for a recovering peer, called during a quorum."""
-        assert self._given is not None
         with self._steps:
             inner = self._inner()
         return {
@@ -250,7 +241,6 @@ class ElasticWorkers:
 
         The loop loads the inner state later. Raises InvalidInput for other settings.
         """
-        assert self._given is not None
         check_same_settings(self._settings, state["settings"], "this worker", "its peers")
         self._outer.load_state_dict(state["outer"])
         self._averaging.digest = state["digest"]

@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import default_pg_timeout
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.codecs.codec import Codec
@@ -47,13 +46,11 @@ from paceline.exchange.running_exchange import (
     RoundPlace,
     RunningExchange,
 )
-from paceline.exchange.workers import FixedWorkers, Settings, meet, settings_of
-from paceline.links.group import Group
+from paceline.exchange.workers import FixedWorkers, Met, Settings, meet, settings_of
 
 if TYPE_CHECKING:
     from torchft import Manager
 
-BEGINNING = -1  # number of the exchange in which a worker joins a manager's workers
 _GOODBYE_S = 5.0  # longest wait at the end for a thread that waits for lost workers
 
 
@@ -66,26 +63,26 @@ class LocalUpdates:
 
     Start one process per worker with torchrun. Each step of `optimizer` (of all optimizers, if
     several) is an inner step; the loop needs no other change. Only trainable parameters are
-    exchanged. After an exchange all workers have a bit-identical outer model: hashes are compared,
-    and a differing worker copies the first one's. A worker with NaN or infinite parameters is left
-    out, loads the group's parameters, and resets its optimizer; both events are logged.
+    exchanged; worker 0's replace different ones at the start. After an exchange all workers have a
+    bit-identical outer model: hashes are compared, and a different worker copies worker 0's. A
+    worker with NaN or infinite parameters is left out, loads the group's parameters, and resets its
+    optimizer. Both events are logged.
 
-    `sync_every` and `delay` may differ between workers, so that a faster one takes more steps in
+    `sync_every` and `delay` may differ between workers, so that a faster worker takes more steps in
     the same time. `weight`: weight of an inner step in the mean, such as its samples; may be set
     before each step. `fragments`, `delay`, `mixing`, `codec`, `outer_learning_rate`,
     `outer_momentum`: see `paceline.core.rounds.Rounds`. `outer`: "auto", "average", "nesterov", or
-    a factory of a torch optimizer for a list of tensors. `num_steps`: inner steps ("auto" uses it).
+    a factory of a torch optimizer for a list of tensors. `num_steps`: inner steps, for "auto".
+    `deadline_s`: longest wait for another worker, until WorkerLost is raised (default: the process
+    group's timeout).
 
     `process_group` or one-dimensional `device_mesh`: the workers, by default all ranks. If FSDP2 or
     DDP is used within a host, pass the group of processes with the same local rank. A DDP across
     the workers, as created by a Trainer, exchanges no gradients until the end.
 
-    Parameters that differ at the start are replaced by the first worker's. WorkerLost is raised
-    after waiting `deadline_s` for another worker (default: the process group's timeout).
-
     `manager`: a torchft.Manager instead of a process group, so that workers may be lost, return and
     join. A failed exchange is repeated with the remaining workers for at most `deadline_s`. A new
-    or returning worker loads the model, optimizer state, buffers and `num_steps` of another one.
+    or returning worker loads the model, optimizer state, buffers and `num_steps` of another worker.
     Create the manager with `use_async_quorum=False` and a torchft.ProcessGroupGloo, and call its
     `shutdown` afterwards, because other workers wait for this one until then.
 
@@ -125,9 +122,8 @@ class LocalUpdates:
             outer_learning_rate=outer_learning_rate,
             outer_momentum=outer_momentum,
         )
-        self.weight = weight
-        self._model, self._fragments = model, fragments_of(model, fragments)
-        self._steps = InnerSteps(model, optimizer)
+        self._model, self.weight, self._steps = model, weight, InnerSteps(model, optimizer)
+        self._fragments = fragments_of(model, fragments)
         self._place, self.log = RoundPlace(self._rounds), ExchangeLog()
         # outer="auto" uses worker 0's
         self._chosen_by = sync_every, None if num_steps is None else num_steps / sync_every
@@ -138,11 +134,7 @@ class LocalUpdates:
         self._begin(met, settings, deadline_s, manager)
 
     def _begin(
-        self,
-        met: tuple[Group | None, list[DistributedDataParallel]],
-        settings: Settings,
-        deadline_s: float | None,
-        manager: "Manager | None",
+        self, met: Met, settings: Settings, deadline_s: float | None, manager: "Manager | None"
     ) -> None:
         """Start to exchange after steps; a manager's worker first loads its peers' state."""
         group, self._suspended = met
@@ -163,7 +155,7 @@ class LocalUpdates:
         self._at_exit = weakly(self.abort)
         atexit.register(self._at_exit)
         if group is None:
-            self._place.num_exchanges = BEGINNING
+            self._place.num_exchanges = -1  # the exchange in which this worker joins
             self._exchange_now(is_closing=False)
 
     def __enter__(self) -> Self:
@@ -194,10 +186,8 @@ class LocalUpdates:
         if not self._is_open:
             return
         try:
-            own, outer = self.own_parameters(), self._outer.values
-            if not self._steps.count and not all(map(torch.equal, own, outer)):
-                hint = "pass the optimizer that changed the parameters"
-                raise InvalidInput("optimizer", "has taken no step", hint=hint)
+            if not self._steps.count:
+                self._check_unchanged()
             self._load()
             while not self._exchange_now().all_closing:
                 pass
@@ -267,14 +257,13 @@ class LocalUpdates:
         self._outer.load_state_dict(state["outer"])
         self._place.load_state_dict(state)
         self._steps.count = state["num_steps"]
-        self._running = None
-        own = state["own"]
-        # error feedback depends on the number of workers
-        worker = self._workers.rank, self._workers.count
-        is_same = own is not None and tuple(own["worker"]) == worker
-        self._averaging.load_feedback(own["feedback"] if is_same else {})
+        self._averaging.load_feedback({})
+        self._running, own = None, state["own"]
         if own is None:
             return
+        # error feedback depends on the number of workers
+        if tuple(own["worker"]) == (self._workers.rank, self._workers.count):
+            self._averaging.load_feedback(own["feedback"])
         self._place.weights = list(own["weights"])
         if own["due"] is not None:
             number = self._place.num_exchanges - 1
@@ -293,6 +282,12 @@ class LocalUpdates:
             if not self._rounds.delay:
                 self._load()
 
+    def _check_unchanged(self) -> None:
+        """Raise InvalidInput if parameters changed without an optimizer step."""
+        if not all(map(torch.equal, self.own_parameters(), self._outer.values)):
+            hint = "pass the optimizer that changes the parameters"
+            raise InvalidInput("optimizer", "has taken no step", hint=hint)
+
     def _send(self, due: int, *, is_closing: bool = False) -> None:
         """Start the exchange of the next fragment."""
         place, sent_s = self._place, time.monotonic()
@@ -301,8 +296,7 @@ class LocalUpdates:
         buffers = self._model.buffers() if place.ends_round else ()
         copies = [one.detach().cpu().clone() for one in buffers]
         is_trained_meanwhile = due > self._steps.count and self._rounds.mixing is None
-        # a copy, because the outer gradient overwrites `own`
-        sent = [own.clone()] if is_trained_meanwhile else []
+        sent = [own.clone()] if is_trained_meanwhile else []  # the outer gradient overwrites `own`
         given = Contribution(number, fragment, place.send(), own, copies, is_closing)
         self._running = RunningExchange(given, due, sent_s, sent)
         self._running.start(self._workers.exchange, self._step)

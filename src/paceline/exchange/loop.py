@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from math import isfinite
 from typing import Any, NamedTuple
@@ -87,11 +87,9 @@ def train(
     with interruptible() as interruption:
         loop = _Loop(session, setup, recorder, replica, learner, interruption)
         try:
-            loop.run()
-            sent_share = replica.statistics().sent_share
+            return loop.run()
         finally:
             replica.close()
-    return replace(loop.trained(), sent_share=sent_share)
 
 
 class _Loop:
@@ -126,8 +124,8 @@ class _Loop:
                 session.group, folder, session.settings, interruption, self._num_steps
             )
 
-    def run(self) -> None:
-        """Train the remaining epochs."""
+    def run(self) -> Trained:
+        """Train the remaining epochs, and return the measurements."""
         session, epoch_steps = self._session, self._setup.epoch_steps
         session.progress.begin(sum(epoch_steps), "steps")
         if session.resumed is not None:
@@ -138,17 +136,15 @@ class _Loop:
             self._epoch(number, self._first.step if number == self._first.epoch else 0)
         if self._saver is not None:
             self._saver.close()
-
-    def trained(self) -> Trained:
-        """Return the measurements."""
         learned = self._learned
-        assert self._offset is not None  # only if an epoch was traced
+        assert self._offset is not None  # an epoch was traced
         return Trained(
             tuple(learned.epochs),
             tuple(learned.evaluations),
             self._spans,
             self._offset,
             tuple(self._seconds),
+            self._replica.statistics().sent_share,
         )
 
     def _epoch(self, number: int, first_step: int) -> None:
@@ -174,7 +170,8 @@ class _Loop:
             self._total += loss
             learned.place = Place(number, step + 1)
             self._status.add(self._setup.samples_per_step, loss)
-            if self._is_to_test(step + 1 < num_steps):
+            every = setup.evaluate_every
+            if every is not None and step + 1 < num_steps and self._num_steps % every == 0:
                 tested_s += self._test()
                 paused.add(step + 1 - first_step)
             if self._saver is not None:
@@ -187,26 +184,16 @@ class _Loop:
 
     def _measure(self, number: int, first_step: int, paused: set[int], took_s: float) -> None:
         """Add the durations of the epoch's steps, and its spans if traced."""
-        ends, is_only = self._recorder.step_ends(), self._is_last_left
+        ends, last = self._recorder.step_ends(), len(self._setup.epoch_steps) - 1
         num_steps = len(ends)
         if number == self._traced.epoch:
-            ends = ends[: self._traced.step - first_step] if is_only else []
+            ends = ends[: self._traced.step - first_step] if self._first.epoch == last else []
             self._spans = tuple(self._recorder.spans())
             self._offset = clock_offset(self._session.group)
         steps = list(enumerate(pairwise(ends), 1))[NUM_WARM_UP - 1 :]
         self._seconds += [end - start for step, (start, end) in steps if step not in paused]
-        is_last = number == len(self._setup.epoch_steps) - 1
-        if is_last and num_steps and not self._seconds:  # a resumed run may have too few steps
+        if number == last and num_steps and not self._seconds:  # too few steps after resuming
             self._seconds = [took_s / num_steps]
-
-    @property
-    def _is_last_left(self) -> bool:
-        """Whether only one epoch is left."""
-        return self._first.epoch == len(self._setup.epoch_steps) - 1
-
-    def _is_to_test(self, is_within: bool) -> bool:
-        every = self._setup.evaluate_every
-        return every is not None and is_within and self._num_steps % every == 0
 
     @property
     def _num_steps(self) -> int:

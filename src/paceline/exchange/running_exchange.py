@@ -4,7 +4,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -76,7 +77,8 @@ class RoundPlace:
         self.reset_weights()
 
 
-class ExchangeTimes(NamedTuple):
+@dataclass
+class ExchangeTimes:
     """Times of an exchange, in seconds of the host's monotonic clock.
 
     The worker trained from `trained_from_s`, copied the fragment to host memory from `sent_s` to
@@ -85,15 +87,15 @@ class ExchangeTimes(NamedTuple):
     """
 
     number: int
-    trained_from_s: float
     sent_s: float
     copied_s: float
     begun_s: float
     averaged_s: float
     stepped_s: float
     due_s: float
-    loading_s: float
-    loaded_s: float
+    trained_from_s: float = 0.0
+    loading_s: float = 0.0
+    loaded_s: float = 0.0
 
 
 class RunningExchange:
@@ -107,8 +109,7 @@ class RunningExchange:
         self, given: Contribution, due: int, sent_s: float, sent: Sequence[Tensor] = ()
     ) -> None:
         self.given, self.due, self.sent = given, due, sent
-        self._sent_s, self._copied_s = sent_s, time.monotonic()
-        self._begun_s = self._averaged_s = self._stepped_s = self._due_s = self._copied_s
+        self.times = ExchangeTimes(given.number, sent_s, *[time.monotonic()] * 5)
         self._thread: threading.Thread | None = None
         self._result: Averaged | None = None
         self._error: BaseException | None = None
@@ -126,11 +127,6 @@ class RunningExchange:
         made._result = Averaged(given, None, 0.0, (), (), all_closing=False)
         return made
 
-    @property
-    def took_s(self) -> float:
-        """Seconds of the exchange and the outer step."""
-        return self._stepped_s - self._begun_s
-
     def start(
         self, average: Callable[[Contribution], Averaged], step: Callable[[Averaged], None]
     ) -> None:
@@ -144,23 +140,23 @@ class RunningExchange:
     def _run(
         self, average: Callable[[Contribution], Averaged], step: Callable[[Averaged], None]
     ) -> None:
-        self._begun_s = time.monotonic()
+        self.times.begun_s = time.monotonic()
         try:
             found = average(self.given)
-            self._averaged_s = time.monotonic()
+            self.times.averaged_s = time.monotonic()
             step(found)
-            self._stepped_s = time.monotonic()
+            self.times.stepped_s = time.monotonic()
             self._result = found
         except BaseException as error:
             self._error = error
 
     def wait(self) -> Averaged:
         """Wait for the result; raise the thread's error."""
-        self._due_s = time.monotonic()
+        due_s = self.times.due_s = time.monotonic()
         if self._result is None and self._error is None:
             assert self._thread is not None
             self._thread.join()
-            self.exposed_s += time.monotonic() - self._due_s
+            self.exposed_s += time.monotonic() - due_s
         if self._error is not None:
             raise self._error
         assert self._result is not None
@@ -171,12 +167,6 @@ class RunningExchange:
         if self._thread is not None and self._thread.is_alive():
             abort()
             self._thread.join(deadline_s)
-
-    def times(self, trained_from_s: float, loading_s: float, loaded_s: float) -> ExchangeTimes:
-        """Return the times of the exchange and of the loop around it."""
-        own = self._sent_s, self._copied_s, self._begun_s, self._averaged_s, self._stepped_s
-        number = self.given.number
-        return ExchangeTimes(number, trained_from_s, *own, self._due_s, loading_s, loaded_s)
 
 
 class ExchangeLog:
@@ -192,9 +182,10 @@ class ExchangeLog:
 
     def add(self, exchange: RunningExchange, loading_s: float) -> None:
         """Add an exchange whose result was loaded from `loading_s` until now."""
-        loaded_s = time.monotonic()
-        self.took_s += exchange.took_s
+        times = exchange.times
+        times.trained_from_s, times.loading_s = self._trained_from_s, loading_s
+        times.loaded_s = self._trained_from_s = time.monotonic()
+        self.took_s += times.stepped_s - times.begun_s
         self.exposed_s += exchange.exposed_s
         if not exchange.given.is_closing:
-            self.latest.append(exchange.times(self._trained_from_s, loading_s, loaded_s))
-        self._trained_from_s = loaded_s
+            self.latest.append(times)

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 _OF_A_WORKER = ("sync_every", "delay")  # settings that may differ between workers
 Settings = Mapping[str, Any]  # plain values by name, which must be equal on all workers
+# the group, and the modules that would exchange gradients between its workers
+Met = tuple[Group | None, list[DistributedDataParallel]]
 
 
 class FixedWorkers:
@@ -83,12 +85,11 @@ def meet(
     device_mesh: DeviceMesh | None,
     deadline_s: float | None,
     manager: object = None,
-) -> tuple[Group | None, list[DistributedDataParallel]]:
+) -> Met:
     """Connect to the other workers, and copy worker 0's parameters to all.
 
-    Returns the group, and the modules that would exchange gradients between workers. A `manager`
-    connects later, in its exchanges. Raises InvalidInput if settings differ, or if the model is
-    sharded between workers.
+    A `manager` connects later, in its exchanges. Raises InvalidInput if settings differ, or if the
+    model is sharded between workers.
     """
     if manager is not None:
         if process_group is not None or device_mesh is not None:
