@@ -1,4 +1,4 @@
-"""Local updates of workers that come and go: real quorums of torchft, with workers in threads."""
+"""Local updates of workers that join and leave: torchft quorums with workers in threads."""
 
 import math
 import socket
@@ -29,7 +29,7 @@ OPTION = {"sync_every": 4, **STEP}
 
 
 class Site:
-    """A worker: its model, optimizer and manager, and the steps that it takes."""
+    """A worker with its model, optimizer and manager."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Site:
     def train(
         self, num_steps: int | Callable[[], int], before: Callable[[int], None] = lambda _: None
     ) -> Tensor:
-        """Train until the count of steps, which a worker that joins takes over."""
+        """Train until a number of steps, which a joining worker copies from its peers."""
         end = num_steps if callable(num_steps) else lambda: num_steps
         try:
             with paceline.LocalUpdates(
@@ -64,7 +64,7 @@ class Site:
 
 @pytest.fixture(autouse=True)
 def without_simulated_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the device of other tests: it has no streams, which a manager would make on it."""
+    """Hide the simulated device, which lacks the streams that a manager creates."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
 
 
@@ -105,7 +105,7 @@ def test_an_exchange_that_fails_is_repeated_to_the_same_bits(
 
 
 def test_bits_that_were_committed_by_one_worker_alone_are_repaired(tmp_path: Path) -> None:
-    """Each replica group of torchft commits by itself: one may have what the others repeat."""
+    """Each torchft replica group commits alone, so others may repeat a committed exchange."""
     pause = Pause(tmp_path / "pause")
     place = {"after": "mean", "number": 1, "visit": 1}
     failing = [{"at": "local.exchange", "worker": worker, "do": "raise"} for worker in (0, 2)]

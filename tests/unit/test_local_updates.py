@@ -1,4 +1,4 @@
-"""Local updates in a loop of one's own, on a pair of ranks: against a naive version, and faults."""
+"""Local updates on a pair of ranks, compared with naive averaging; and faults."""
 
 import math
 from typing import Any

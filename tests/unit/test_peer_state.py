@@ -1,4 +1,4 @@
-"""The state that a worker sends to one that joins: what arrives, and when it is read."""
+"""The state that a worker sends to a joining worker."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""Which exchange is used by the steps of each, with a clock that the test sets."""
+"""The exchange chosen by measured steps, with a clock that the test sets."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def clock() -> Clock:
 
 
 def train(trials, clock, takes, steps=100):
-    """Take steps as a replica does: before each forward pass it asks whether to go on."""
+    """Take steps as a replica does, which checks the trials before each forward pass."""
     used = []
     for step in range(steps):
         if trials.due:
@@ -50,7 +50,7 @@ def test_the_fastest_is_kept_after_a_few_steps_of_each(clock, fastest):
 
 
 def test_the_first_steps_and_one_that_was_held_up_do_not_count(clock):
-    """Tree's buckets take long at first, and in one step a checkpoint is written."""
+    """The tree's first steps are slow, and one step writes a checkpoint."""
     trials, own = Trials(METHODS, clock), {"allreduce": 0, "tree": 0, "host": 0}
 
     def takes(name, _):
@@ -76,7 +76,7 @@ def test_one_that_cannot_be_used_is_left_out_and_named(clock):
 
 
 def test_a_figure_of_other_chunks_is_not_that_of_those_in_use(clock):
-    """Host was measured with the chunks that were predicted to be best; its search goes on."""
+    """ "host" was measured with predicted chunks; its chunk search continues."""
     trials = Trials(METHODS, clock)
     for name, chunk in {"allreduce": None, "tree": None, "host": 8}.items():
         for _ in range(13):
@@ -93,7 +93,7 @@ def test_a_figure_of_other_chunks_is_not_that_of_those_in_use(clock):
 
 
 class Slow:
-    """A replica whose steps take so long."""
+    """A replica whose steps take `seconds`."""
 
     def __init__(self, seconds: float, clock: Clock) -> None:
         self.seconds, self._clock = seconds, clock
@@ -121,7 +121,7 @@ class Alone:
 
 
 def run(clock, ways, num_calls=100, num_steps=1000, group=None):
-    """Train with ways of (name, predicted, real) seconds; return the steps' times and the words."""
+    """Train with candidates (name, predicted, real seconds); return step times and reasons."""
     replicas: list[Slow] = []
 
     def maker(real):
