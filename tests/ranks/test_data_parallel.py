@@ -28,8 +28,6 @@ from replicas import (
     train,
 )
 
-# --- learning, in chunks of any size ---------------------------------------------------------
-
 
 def learned(exchange: str, chunk: int | str, num_steps: int) -> tuple[str, list[Any], str]:
     """Train with Adam, and compare with one process; return bits, the chunk and the exchange."""
@@ -79,9 +77,6 @@ def test_all_ranks_choose_the_same_exchange(pair: Ranks):
     assert why.startswith(f"{exchange}: ")
     # A network of four layers; the figure of host is that of the chunks it was measured with.
     assert re.search(r"host [\d.e+]+ ms in chunks of [1-4] ", why)
-
-
-# --- what happens on the way ---------------------------------------------------------------
 
 
 def closed(exchange: str) -> None:
@@ -141,9 +136,6 @@ def run_by_one_rank_alone_after_unfreezing(exchange: str) -> None:
 )
 def test_a_program_does_what_one_process_does(ranks, program, exchange):
     ranks(program, exchange)
-
-
-# --- what is refused -------------------------------------------------------------------------
 
 
 def with_buffer(nbytes: int) -> nn.Module:
@@ -264,9 +256,6 @@ def test_unknown_settings_are_refused(setting: dict[str, Any]):
     ((field, _),) = setting.items()
     with refused(field):
         DataParallel(nn.Linear(3, 2), **setting)
-
-
-# --- what it tells ---------------------------------------------------------------------------
 
 
 def told(exchange: str) -> dict[str, Any]:

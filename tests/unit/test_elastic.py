@@ -85,9 +85,6 @@ def test_undisturbed_workers_train_as_a_fixed_group(address: str) -> None:
     torch.testing.assert_close(found[0], naive([12, 12], [4, 4]))
 
 
-# --- repetitions -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("after", ["start", "headers", "mean"])
 @pytest.mark.parametrize(
     "option", [{}, {"codec": "e3m0+feedback", "fragments": 2, "delay": 1, "mixing": 0.25}]
@@ -183,9 +180,6 @@ def test_a_worker_with_nan_is_left_out_and_takes_the_groups(address: str) -> Non
     assert first.isfinite().all()
 
 
-# --- joining -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("option", [{}, {"fragments": 2, "delay": 1, "mixing": 0.5}])
 def test_a_worker_that_joins_takes_model_optimizer_and_place(
     address: str, option: dict[str, Any]
@@ -219,9 +213,6 @@ def test_other_settings_are_refused_and_the_others_go_on(address: str) -> None:
     assert torch.equal(loops[0].result(), loops[1].result())
 
 
-# --- the end -----------------------------------------------------------------------------------
-
-
 def test_a_worker_that_is_done_takes_part_until_all_are(address: str) -> None:
     sites = [Site(address, worker) for worker in range(3)]
     ends = zip(sites, (4, 12, 8), strict=True)
@@ -242,9 +233,6 @@ def test_workers_end_with_the_same_bits_whichever_exchange_at_the_end_fails(
     assert torch.equal(*found)
 
 
-# --- what is sent ------------------------------------------------------------------------------
-
-
 def test_the_port_of_a_transport_that_unpickles_is_closed(address: str) -> None:
     site = Site(address, 0)
     port = site.manager._checkpoint_transport._server.socket.getsockname()[1]
@@ -252,9 +240,6 @@ def test_the_port_of_a_transport_that_unpickles_is_closed(address: str) -> None:
     site.train(4)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
-
-
-# --- what is refused ---------------------------------------------------------------------------
 
 
 def refused(**option: Any) -> InvalidInput:

@@ -26,9 +26,6 @@ Step = Callable[[int], None]
 Loop = tuple[nn.Module, list[Optimizer], Step]
 
 
-# --- loops, each with the model in DistributedDataParallel between the workers or without ------
-
-
 def wrapped(model: nn.Module, wrap: bool) -> nn.Module:
     return DistributedDataParallel(model) if wrap else model
 
@@ -194,9 +191,6 @@ def test_a_loop_within_ddp_trains_as_naive_averaging_does(pair: Any, name: str) 
     assert (num_steps, others_steps) == (NUM_STEPS, NUM_STEPS - ("scaled" in name))
 
 
-# --- what travels ------------------------------------------------------------------------------
-
-
 def bytes_of_adapters() -> tuple[int, int, bool]:
     model, optimizers, step = with_adapters(dist.get_rank(), wrap=False)
     frozen = {name: one for name, one in model.named_parameters() if not one.requires_grad}
@@ -232,9 +226,6 @@ def test_a_worker_that_takes_fewer_steps_within_ddp_is_not_waited_for_in_each(
 ) -> None:
     first, second = pair(with_buffers, num_steps)
     assert all(map(torch.equal, first, second))
-
-
-# --- several processes a host ------------------------------------------------------------------
 
 
 def ddp(mesh: DeviceMesh) -> nn.Module:
@@ -317,9 +308,6 @@ def between_workers(kind: str) -> None:
 def test_shards_and_static_graphs_between_workers_are_refused(pair: Any, kind: str) -> None:
     failures = pair(between_workers, kind, errors=True)
     assert [one.fields["field"] for one in failures] == ["model"] * 2
-
-
-# --- saved states of other workers -------------------------------------------------------------
 
 
 def saved(folder: str, num_steps: int, options: list[dict[str, Any]], ends: bool) -> None:

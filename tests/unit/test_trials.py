@@ -31,7 +31,7 @@ def train(trials, clock, takes, steps=100):
     used = []
     for step in range(steps):
         if trials.due:
-            trials.go_on(joined(torch.device("cpu")))
+            trials.finish_measurement(joined(torch.device("cpu")))
         used.append(trials.name)
         clock.now += takes(trials.name, step)
         trials.exchanged()
@@ -66,7 +66,7 @@ def test_the_first_steps_and_one_that_was_held_up_do_not_count(clock):
 def test_one_that_cannot_be_used_is_left_out_and_named(clock):
     trials = Trials(METHODS, clock)
     train(trials, clock, lambda name, _: 0.02, steps=13)
-    trials.go_on(joined(torch.device("cpu")))
+    trials.finish_measurement(joined(torch.device("cpu")))
     assert trials.name == "tree"
     trials.fail(InvalidInput("memory", "there is none"))
     assert trials.name == "host"
@@ -82,7 +82,7 @@ def test_a_figure_of_other_chunks_is_not_that_of_those_in_use(clock):
         for _ in range(13):
             clock.now += 0.01 if name == "host" else 0.02
             trials.exchanged()
-        trials.go_on(joined(torch.device("cpu")), chunk)
+        trials.finish_measurement(joined(torch.device("cpu")), chunk)
     reason = trials.why(8, is_searched=True)
     for figure in ("allreduce 20 ms", "host 10 ms in chunks of 8 layers", "tree 20 ms"):
         assert figure in reason

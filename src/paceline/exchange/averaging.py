@@ -49,7 +49,7 @@ class Averaged:
 
     `mean`: mean outer gradient, None if no worker has trained. `weight`: sum of the workers'
     weights. `left_out`: workers with NaN or infinite parameters. `repaired`: workers whose outer
-    model differed from worker 0's. `taken`: a peer's inner state, if this worker was behind or new.
+    model differed from worker 0's. `peer_state`: inner state of a peer, for a late or new worker.
     """
 
     given: Contribution
@@ -58,7 +58,7 @@ class Averaged:
     left_out: tuple[int, ...]
     repaired: tuple[int, ...]
     all_closing: bool
-    taken: InnerState | None = None
+    peer_state: InnerState | None = None
 
     def warn(self, number: int) -> None:
         """Log the workers that were left out or repaired."""

@@ -102,7 +102,7 @@ class Balanced:
         self._weighs, self._admit = weighs, admit
         self._num_samples: int | None = None  # of the next forward pass, if set
         self._meter = SpeedMeter(group.device)
-        self._shares: FollowingShares | None = None
+        self._shares: BalancedShares | None = None
         if sampler is not None:
             self.follow(sampler)
 
@@ -111,7 +111,7 @@ class Balanced:
 
         InvalidInput if the ranks' samplers differ or do not fit the ranks.
         """
-        self._shares = FollowingShares(sampler, self._group, self._meter, self._admit)
+        self._shares = BalancedShares(sampler, self._group, self._meter, self._admit)
 
     def samples(self, number: int) -> None:
         """Set this rank's number of samples in the next forward pass."""
@@ -163,7 +163,7 @@ class Balanced:
         return replace(statistics, shares=balance.shares, samples_per_s=balance.samples_per_s)
 
 
-class FollowingShares:
+class BalancedShares:
     """Adapts a sampler's shares to the ranks' speeds every few steps; created collectively."""
 
     def __init__(

@@ -63,7 +63,7 @@ class ElasticWorkers:
         self.num_final_exchanges = num_fragments  # one more, for workers that missed the last one
         self._group: Group | None = None
         self._given: Contribution  # this worker's, to the running exchange
-        self._taken: InnerState | None = None
+        self._peer_state: InnerState | None = None
         self._feedback: dict[str, Tensor] = {}  # error feedback before the exchange
         self._is_open = True
         self._all_closing_since: int | None = None  # number of an exchange
@@ -87,7 +87,7 @@ class ElasticWorkers:
 
         Raises WorkerLost after the deadline, or without a quorum.
         """
-        self._given, self._taken = given, None
+        self._given, self._peer_state = given, None
         try:
             if given.number > self._farewell_number:
                 return self._nothing()
@@ -137,7 +137,7 @@ class ElasticWorkers:
         if not self._commits() or found is None:
             return None
         self._note_closing(found)
-        return replace(found, taken=self._taken)
+        return replace(found, peer_state=self._peer_state)
 
     def _meet(self) -> None:
         """Wait for a quorum; a worker that is behind then loads a peer's state."""
@@ -221,7 +221,7 @@ class ElasticWorkers:
 
     def _nothing(self) -> Averaged:
         """Return the result of an exchange that only loads a peer's state."""
-        return Averaged(self._given, None, 0.0, (), (), True, self._taken)
+        return Averaged(self._given, None, 0.0, (), (), True, self._peer_state)
 
     def _state(self) -> dict[str, Any]:
         """Return this worker's state for a recovering peer, called during a quorum."""
@@ -246,7 +246,7 @@ class ElasticWorkers:
         self._averaging.digest = state["digest"]
         self._forget_feedback()
         self._all_closing_since = state["all_closing_since"]
-        self._taken = InnerState(**state["inner"])
+        self._peer_state = InnerState(**state["inner"])
         number = state["number"]
         fragment = number % self._num_fragments
         self._given = Contribution(
@@ -254,7 +254,7 @@ class ElasticWorkers:
             fragment,
             0.0,
             self._outer.values[fragment].clone(),
-            self._taken.buffers if fragment == self._num_fragments - 1 else [],
+            self._peer_state.buffers if fragment == self._num_fragments - 1 else [],
             self._given.is_closing,
         )
 

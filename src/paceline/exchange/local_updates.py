@@ -234,7 +234,7 @@ class LocalUpdates:
         Contains only tensors and plain values, for `torch.load` with `weights_only`.
         """
         running = self._running
-        if running is not None and self._wait(running).taken is not None:
+        if running is not None and self._wait(running).peer_state is not None:
             self._load()
             running = None
         return {
@@ -325,8 +325,8 @@ class LocalUpdates:
             return
         found = self._wait(exchange)
         given, loading_s = found.given, time.monotonic()
-        if found.taken is not None:
-            self._take(found.taken, given)
+        if found.peer_state is not None:
+            self._load_peer_state(found.peer_state, given)
         elif self._workers.rank in found.left_out:
             self._begin_anew()
         else:
@@ -357,13 +357,13 @@ class LocalUpdates:
         for optimizer in self._steps.optimizers:
             optimizer.state.clear()
 
-    def _take(self, taken: InnerState, given: Contribution) -> None:
+    def _load_peer_state(self, state: InnerState, given: Contribution) -> None:
         """Continue from a peer's state and position in the round."""
         self._begin_anew()
-        taken.load_into(self._model, self._steps.optimizers)
-        self._steps.count = taken.num_steps
+        state.load_into(self._model, self._steps.optimizers)
+        self._steps.count = state.num_steps
         self._place.resume_after(given.number)
-        given.buffers[:] = given.buffers or taken.buffers
+        given.buffers[:] = given.buffers or state.buffers
 
     def _elastic(
         self, manager: "Manager | None", settings: Settings, deadline_s: float | None

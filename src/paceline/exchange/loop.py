@@ -119,7 +119,7 @@ class _Loop:
         self._status = Status(session.progress, tokens)
         self._saver: Saver | None = None
         if isinstance(session.settings, TrainSettings):
-            folder = session.folder if session.speaks else None
+            folder = session.folder if session.writes_files else None
             self._saver = Saver(
                 session.group, folder, session.settings, interruption, self._num_steps
             )

@@ -104,14 +104,14 @@ class Readiness:
         """Record a forward pass; `synchronize`: exchange its gradients."""
         if not synchronize:
             return
-        self.ask()
+        self.request()
         reached = weakly(self.reached)
         for output in outputs:
             # do not hook a leaf, which belongs to the caller and outlives the pass
             if output.requires_grad and output.grad_fn is not None:
                 output.register_hook(reached)
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """Request an exchange of the next backward pass's gradients."""
         self.pending = True
         if not in_backward():

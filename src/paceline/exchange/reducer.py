@@ -70,7 +70,7 @@ class Reducer(Listener):
         self._layout: Layout | None = None
         self._is_arranged = False
         self._chunks: tuple[Chunk, ...] = ()
-        self._handed: list[tuple[Slot, Tensor | None, int | None]] = []
+        self._sent: list[tuple[Slot, Tensor | None, int | None]] = []
         self._step_end: float | None = None
         self._until_agreed = 0 if self._tuner is None else self._tuner.interval
         self._began_phase = False
@@ -111,7 +111,7 @@ class Reducer(Listener):
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
         """Request an exchange in the next backward pass; some tools call this after forward."""
-        self._readiness.ask()
+        self._readiness.request()
 
     def _rebuild_buckets(self) -> bool:
         """Begin a forward pass: check how the last backward pass ended."""
@@ -236,7 +236,7 @@ class Reducer(Listener):
             # a view's version counter also counts changes of other views, such as other gradients
             # in a flat buffer
             version = None if gradient is None or gradient._is_view() else gradient._version
-            self._handed.append((slot, gradient, version))
+            self._sent.append((slot, gradient, version))
         exchange.ready(self._chunks[chunk], self._readiness.touched)
 
     def ended(self, missing: Sequence[int]) -> None:
@@ -248,10 +248,10 @@ class Reducer(Listener):
             self._agree()
             self._opened().begin()
             missing = range(len(self._chunks))
-        taken = self._readiness.removed_gradient()
+        removed = self._readiness.removed_gradient()
         for number in missing:  # other ranks wait for every chunk, even without gradients
             self.ready(number)
-        changed = self._changed_too_late() if taken is None else self._named[taken].name
+        changed = self._changed_too_late() if removed is None else self._named[removed].name
         try:
             found = self._opened().finish(self._readiness.touched) if self._chunks else ()
         except StepDiscarded:
@@ -281,8 +281,8 @@ class Reducer(Listener):
 
     def _changed_too_late(self) -> str | None:
         # hooks run in registration order, before and after this one
-        handed, self._handed = self._handed, []
-        for slot, before, version in handed:
+        sent, self._sent = self._sent, []
+        for slot, before, version in sent:
             gradient = slot.parameter.grad
             found = None if version is None or gradient is None else gradient._version
             if gradient is not before or found != version:
@@ -370,7 +370,7 @@ class Reducer(Listener):
         self._readiness.clear()
         self._readiness.exchanged()
         self._readiness.came = [False] * len(self._named)
-        self._handed = []
+        self._sent = []
         self._forget_gradients()
         if not self._is_arranged:
             # the other ranks wait for this rank's order in their first exchange; None aborts it

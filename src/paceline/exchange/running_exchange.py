@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -111,8 +112,7 @@ class RunningExchange:
         self.given, self.due, self.sent = given, due, sent
         self.times = ExchangeTimes(given.number, sent_s, *[time.monotonic()] * 5)
         self._thread: threading.Thread | None = None
-        self._result: Averaged | None = None
-        self._error: BaseException | None = None
+        self._future: Future[Averaged] = Future()
         self.exposed_s = 0.0  # seconds that the loop waited
 
     def state(self) -> dict[str, Any]:
@@ -124,43 +124,36 @@ class RunningExchange:
         """Restore a finished exchange from its state."""
         given = Contribution(number, fragment, 0.0, torch.empty(0), state["buffers"], False)
         made = cls(given, state["due"], time.monotonic(), state["sent"])
-        made._result = Averaged(given, None, 0.0, (), (), all_closing=False)
+        made._future.set_result(Averaged(given, None, 0.0, (), (), all_closing=False))
         return made
 
     def start(
         self, average: Callable[[Contribution], Averaged], step: Callable[[Averaged], None]
     ) -> None:
         """Start the average and outer step in a thread."""
-        # a daemon, because a thread that waits for a lost worker would keep the process alive
-        self._thread = threading.Thread(
-            target=self._run, args=(average, step), name="paceline-local-updates", daemon=True
-        )
-        self._thread.start()
 
-    def _run(
-        self, average: Callable[[Contribution], Averaged], step: Callable[[Averaged], None]
-    ) -> None:
-        self.times.begun_s = time.monotonic()
-        try:
-            found = average(self.given)
-            self.times.averaged_s = time.monotonic()
-            step(found)
-            self.times.stepped_s = time.monotonic()
-            self._result = found
-        except BaseException as error:
-            self._error = error
+        def run() -> None:
+            self.times.begun_s = time.monotonic()
+            try:
+                found = average(self.given)
+                self.times.averaged_s = time.monotonic()
+                step(found)
+                self.times.stepped_s = time.monotonic()
+                self._future.set_result(found)
+            except BaseException as error:
+                self._future.set_exception(error)
+
+        # a daemon, because a thread that waits for a lost worker would keep the process alive
+        self._thread = threading.Thread(target=run, name="paceline-local-updates", daemon=True)
+        self._thread.start()
 
     def wait(self) -> Averaged:
         """Wait for the result; raise the thread's error."""
         due_s = self.times.due_s = time.monotonic()
-        if self._result is None and self._error is None:
-            assert self._thread is not None
-            self._thread.join()
+        if not self._future.done():
+            wait([self._future])
             self.exposed_s += time.monotonic() - due_s
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
+        return self._future.result()
 
     def end(self, abort: Callable[[], None], deadline_s: float) -> None:
         """Abort the thread if it runs, and wait a few seconds for its end."""

@@ -1,6 +1,6 @@
 """A session: recipe, strategy and settings in this process, and the runner interface.
 
-    with start(session) as runner:         # `start` is that of `strategy.runner()`
+    with start(session) as runner:         # `start` from `strategy.runner()`
         calibrated = runner.measure()      # how fast this machine is, for the plan
         outcome = runner.train(config)     # or rehearses: the runner is the same
         runner.save(path)
@@ -98,7 +98,7 @@ class TrainingSession:
     elastic: ElasticWorker | None = None
 
     @property
-    def speaks(self) -> bool:
+    def writes_files(self) -> bool:
         """Whether this process writes the run's files and shows progress."""
         return self.group.rank == 0 and (self.elastic is None or self.elastic.number == 0)
 

@@ -103,7 +103,7 @@ class Learning:
         """
         with self.autocast(tree_leaves(share.inputs)[0].device):
             outputs = call(model, share.inputs)
-            if not share.num_samples:  # no samples have no mean
+            if not share.num_samples:  # no samples have no mean loss
                 leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
                 return torch.stack([one.sum() for one in leaves if one.requires_grad]).sum()
             return learnable_loss(self.name, self.loss, outputs, share.targets) * share.weight

@@ -8,10 +8,10 @@ step    0 .. 5    6 .. 12       13 .. 18  19 .. 25       26 .. 31  32 .. 38
 
 `PredictedTrials` starts with the one predicted to be fastest:
 
-steps   0 .. 2    3 .. 14           15 .. 17   18 .. 29
-settle    are measured      settle     are measured
-first candidate             next candidate, if the first was much slower than predicted,
-and slower than the next one's prediction
+step    0, 1    2 .. 9         10 .. 12  13 .. 20
+        settle  are measured   settle    are measured
+        first candidate        next candidate, if the first one was much slower than
+                               predicted, and slower than the next one's prediction
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,7 +60,7 @@ class Trials:
         if not self.settled:
             self._marks.append(self._clock.mark())
 
-    def go_on(self, group: Group, chunk: int | None = None) -> None:
+    def finish_measurement(self, group: Group, chunk: int | None = None) -> None:
         """Finish a measurement with chunks of `chunk` layers, and choose the next exchange.
 
         Collective.
@@ -218,7 +218,7 @@ class Checked:
         self._num_steps += 1
         num_left = self._last_step - self._num_steps
         if trials.due:
-            trials.go_on(self._group)
+            trials.finish_measurement(self._group)
             num_left -= trials.num_settling + trials.num_measured + 1  # belongs to another trial
         if num_left < 0:
             trials.settle()

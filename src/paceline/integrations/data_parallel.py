@@ -182,7 +182,7 @@ class DataParallel(Synchronized):
         if not trials.due:
             return
         used = self._gradients
-        trials.go_on(self._join(), used.chunk if isinstance(used, Reducer) else None)
+        trials.finish_measurement(self._join(), used.chunk if isinstance(used, Reducer) else None)
         # Create the reducer of the method that is tried next, or that has won.
         while self._next is None and not (trials.settled and self._method.name == trials.name):
             try:
