@@ -139,7 +139,7 @@ class CompressedAllReduce:
         dist.all_gather(found, own, group=self._groups[0])
         for rank, other in zip(self._ranks, found, strict=True):
             if not torch.equal(own, other):
-                problem = f"must be equal on all ranks, but differs between rank {rank} and this"
+                problem = f"must be equal on all ranks, but rank {rank} has another codec"
                 raise InvalidInput("codec", problem, got=codec)
 
     def agree(self, values: Sequence[float]) -> list[float]:

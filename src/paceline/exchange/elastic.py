@@ -275,12 +275,12 @@ def checked_manager(manager: object) -> "Manager":
         problem, hint = f"requires torchft ({first_line(error)})", "pip install 'paceline[elastic]'"
         raise InvalidInput("manager", problem, hint=hint) from None
     if not isinstance(manager, Manager):
-        raise InvalidInput("manager", "must be a torchft.Manager", got=type(manager))
+        raise InvalidInput("manager", "must be a torchft.Manager", got=type(manager).__name__)
     if manager._use_async_quorum:
         raise InvalidInput("manager", "requires use_async_quorum=False")
     if not isinstance(manager._pg, ProcessGroupGloo):
         problem = "requires pg=torchft.ProcessGroupGloo(timeout)"
-        raise InvalidInput("manager", problem, got=type(manager._pg))
+        raise InvalidInput("manager", problem, got=type(manager._pg).__name__)
     if _KEY in manager._user_state_dicts:
         raise InvalidInput("manager", "cannot be used by two LocalUpdates", hint="create another")
     return manager

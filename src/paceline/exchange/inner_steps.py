@@ -149,7 +149,7 @@ def _optimizers_of(given: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
         while isinstance(inner := getattr(one, "optimizer", None), Optimizer):
             one = inner
         if not isinstance(one, Optimizer):
-            raise InvalidInput("optimizer", "must be a torch.optim.Optimizer", got=type(one))
+            raise InvalidInput("optimizer", "must be a torch optimizer", got=type(one).__name__)
         found.append(one)
     if not found:
         raise InvalidInput("optimizer", "must not be empty")
