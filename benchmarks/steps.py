@@ -228,7 +228,7 @@ def _settle(trainee: Trainee, group: Group) -> None:
     parallel = trainee.parallel
     assert isinstance(parallel, DataParallel)
     before, now = -1, 0
-    while now > before or "being tried" in parallel.why:
+    while now > before or "being measured" in parallel.why:
         for _ in range(_INTERVAL):
             trainee.step()
         before, now = now, group.gather(len(parallel.trials))[0]

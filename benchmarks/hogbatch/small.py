@@ -15,9 +15,9 @@ from cases import settings
 from torch import Tensor
 
 from figures import spread
-from paceline.exchange import dense_thread as dense
 from paceline.exchange.setup import optimizer_by
 from paceline.exchange.step import Learning
+from paceline.strategies.hogbatch import dense_thread as dense
 from paceline.strategies.hogbatch.replica import CpuReplica, tensors_of
 from paceline.training.recipes.classification import class_loss
 from paceline.training.recipes.named import recipe_of

@@ -11,12 +11,12 @@ from concurrent.futures import Future
 from torch import Tensor, nn
 
 from paceline.codecs.gathering import Pending
-from paceline.exchange.layer_gradients import CommunicationThread
 from paceline.exchange.step import Share
 from paceline.links.clock import clock_for
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 from paceline.strategies.subbatch.config import SubBatch
+from paceline.strategies.subbatch.layer_gradients import CommunicationThread
 from paceline.strategies.subbatch.paced import PacedHeadLayer, paced_optimizer
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 

@@ -62,7 +62,7 @@ def test_gradients_are_nearly_those_of_one_process(found: Found) -> None:
     assert len(outcomes) == 4
     assert 0.05 < same([outcome["worst"] for outcome in outcomes]) <= 1
     same([outcome["bits"] for outcome in outcomes])
-    assert {outcome["codec"] for outcome in outcomes} == {"dynamic8/1024: asked for"}
+    assert {outcome["codec"] for outcome in outcomes} == {"dynamic8/1024: requested"}
 
 
 def test_bytes_between_hosts_are_those_of_the_codec(found: Found) -> None:
@@ -90,7 +90,7 @@ def test_hosts_decide_together_which_codec_pays(found: Found) -> None:
     same([outcome["bits"] for outcome in found["auto"]])
     assert first["codec"] == third["codec"]
     assert first["codec"].startswith(("dynamic8, because steps took", "none, because steps took"))
-    assert second["codec"] == fourth["codec"] == "auto: asked for"
+    assert second["codec"] == fourth["codec"] == "auto: requested"
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -1,4 +1,4 @@
-"""Fixtures of tests of ranks."""
+"""Fixtures for tests on ranks."""
 
 import pytest
 

@@ -1,7 +1,7 @@
-"""Rows of all ranks and errors that come back, against one process that has the rows of all.
+"""Gather rows from all ranks and return their errors, compared with one process.
 
-Rank r works on all rows, by a loss of its own: the gradients that a rank gets are those of the sum
-of all losses.
+Each rank computes another loss of all rows, so a rank's gradients are the gradients of the sum of
+all losses.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,12 +41,12 @@ def values(rank: int, step: int, *shape: int, dtype: torch.dtype = torch.float64
 
 
 def x_of(rank: int, rows: str, dtype: torch.dtype) -> Tensor:
-    """The rows of a rank, which are not contiguous."""
+    """Return a rank's rows, which are not contiguous."""
     return values(rank, 0, WIDTH, ROWS[rows][rank], dtype=dtype).T.detach().requires_grad_()
 
 
 def loss_of(rank: int, x: Tensor) -> Tensor:
-    """What a rank makes of the rows of all; the gradient is neither contiguous nor of one size."""
+    """Return a rank's loss of all rows; its gradient is not contiguous, and varies in magnitude."""
     weights = values(rank, 1, WIDTH, OUTPUTS, dtype=x.dtype)
     return (x @ weights).tanh().square().sum() * (1 + rank)
 
@@ -64,7 +64,7 @@ def assert_near(one: Tensor, other: Tensor) -> None:
 
 
 def exact(rows: str) -> list[list[int]]:
-    """Without a codec, in float64: what autograd makes of all rows in one process."""
+    """Without a codec, in float64: equal to autograd on all rows in one process."""
     rank, size = dist.get_rank(), dist.get_world_size()
     sizes, sent = ROWS[rows][:size], []
     own, part = x_of(rank, rows, torch.float64), parts(sizes)[rank]
@@ -92,7 +92,7 @@ def exact(rows: str) -> list[list[int]]:
 
 
 def by_hand(codec: Any, given: Tensor) -> Tensor:
-    """What arrives of values that have travelled."""
+    """Encode and decode values."""
     if codec is None:
         return given
     form = find_codec(codec) if isinstance(codec, str) else codec
@@ -100,7 +100,7 @@ def by_hand(codec: Any, given: Tensor) -> Tensor:
 
 
 def errors_by_hand(codec: Any, whole: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The sum of what this rank's rows get of each one's loss, in rank order; its own is exact."""
+    """Sum the errors of this rank's rows in rank order; only its own are exact."""
     own_rank = dist.get_rank()
     part, total = parts(sizes)[own_rank], torch.zeros(sizes[own_rank], WIDTH)
     for rank in range(len(sizes)):
@@ -112,7 +112,7 @@ def errors_by_hand(codec: Any, whole: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def encoded(rows: str) -> tuple[list[list[int]], str]:
-    """Each type: the same bits as values that are encoded and decoded by hand, in both ways."""
+    """For each type: the same bits as values encoded and decoded by hand, in both directions."""
     rank, size = dist.get_rank(), dist.get_world_size()
     sizes, every, sent = ROWS[rows][:size], [], []
     pairs = [(codec, codec) for codec in CODECS]
@@ -142,7 +142,7 @@ def test_ranks_are_one_process(ranks: Ranks, rows: str):
     sizes = ROWS[rows][: ranks.size]
 
     def sent_by(rank: int, nbytes: Callable[[int], int]) -> list[int]:
-        """The bytes that a rank sends of its own rows, and of those of others."""
+        """Return the bytes that a rank sends for its own rows and for other ranks' rows."""
         lengths = [HEADER + 8 * -(-nbytes(WIDTH * count) // 8) for count in sizes]
         return [(ranks.size - 1) * lengths[rank], sum(lengths) - lengths[rank]]
 
@@ -158,7 +158,7 @@ def test_ranks_are_one_process(ranks: Ranks, rows: str):
 
 
 def beside_other_work() -> list[int]:
-    """Several at once, of values that change meanwhile, waited for in another order than begun."""
+    """Run several exchanges at once, with changing values, and wait in another order."""
     rank, sizes = dist.get_rank(), ROWS["uneven"][: dist.get_world_size()]
     rows = values(rank, 0, sizes[rank], WIDTH, dtype=torch.float32)
     errors = values(rank, 1, sum(sizes), WIDTH, dtype=torch.float32)
@@ -181,7 +181,7 @@ def beside_other_work() -> list[int]:
 
 
 def in_bfloat16() -> None:
-    """Without a codec sums are of float32, and rounded once."""
+    """Without a codec, sums are computed in float32 and rounded once."""
     rank, size = dist.get_rank(), dist.get_world_size()
     own = values(rank, 0, 2, 3).bfloat16().requires_grad_()
     whole = all_gather(own)
@@ -198,7 +198,7 @@ def test_several_are_under_way_at_once_and_bfloat16_stays_bfloat16(pair: Ranks):
 
 
 def not_finite() -> None:
-    """In the activations of one rank, in the gradients of another, and too large for a codec."""
+    """Use non-finite activations, non-finite gradients, and values too large for a codec."""
     rank = dist.get_rank()
     x = torch.ones(2, 3, requires_grad=True)
     bad = x.detach().clone()
@@ -231,7 +231,7 @@ def test_what_is_not_finite_is_an_error_on_all_ranks_that_names_one(pair: Ranks)
 
 
 def wrong_rows() -> None:
-    """What all ranks ask for, and what no two do alike."""
+    """Pass wrong arguments on all ranks, and different ones on each."""
     x, is_last = torch.ones(2, 3), dist.get_rank() == 1
     for field, call in (
         ("codec", lambda: all_gather(x, "onebit")),

@@ -1,7 +1,6 @@
 """The memory in which ranks sum their gradients, with the ranks of the session."""
 
 import ctypes
-import fcntl
 import functools
 import gc
 import hashlib
@@ -12,91 +11,37 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from absent_ranks import group_of
+from arena_steps import (
+    CHUNKS,
+    SEGMENTS,
+    check,
+    deliver,
+    deliver_all,
+    gradient,
+    mean,
+    opened,
+    part,
+    take_step,
+)
 from paceline.core.errors import InvalidInput, StepDiscarded, WorkerLost
-from paceline.links.arena import Arena, Segment
+from paceline.links.arena import Arena
 from paceline.links.group import Group
 from paceline.links.rendezvous import process_group
-from paceline.links.shared_memory import allocate, choose_leaders
-from paceline.native import Goal, Status, die_with_parent
+from paceline.native import die_with_parent
 from pair import Ranks
 
 CLONE_NEWPID = 0x20000000
 DESCRIPTORS = Path("/proc/self/fd")
-# Odd lengths, one that needs many blocks, and gaps between.
-SEGMENTS = [
-    Segment(0, 7, torch.float32),
-    Segment(64, 200_001, torch.float32),
-    Segment(800_128, 33, torch.float64),
-    Segment(800_392, 1001, torch.bfloat16),
-    Segment(802_394, 5, torch.float16),
-    Segment(802_432, 90_000, torch.float16),
-    Segment(982_432, 3, torch.float32),
-]
-NBYTES = 982_448
-CHUNKS = [[0, 1], [2, 3, 4], [], [5], [6]]
-
-
-def opened(group: Group, deadline_s: float = 30, **options: object) -> Arena:
-    arena = Arena(group, NBYTES, 8, 3, deadline_s, **options)
-    arena.set_chunks([[SEGMENTS[i] for i in chunk] for chunk in CHUNKS])
-    return arena
-
-
-def part(memory: Tensor, segment: Segment) -> Tensor:
-    nbytes = segment.count * segment.dtype.itemsize
-    return memory[segment.offset : segment.offset + nbytes].view(segment.dtype)
-
-
-def gradient(rank: int, step: int, index: int) -> Tensor:
-    generator = torch.Generator().manual_seed(rank * 10_000 + step * 10 + index)
-    return torch.randn(SEGMENTS[index].count, generator=generator).to(SEGMENTS[index].dtype)
-
-
-def mean(world_size: int, step: int, index: int) -> Tensor:
-    dtype = SEGMENTS[index].dtype
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    total = reduce(torch.add, [gradient(rank, step, index).to(wide) for rank in range(world_size)])
-    return (total * torch.tensor(1 / world_size, dtype=wide)).to(dtype)
-
-
-def deliver(arena: Arena, rank: int, step: int, chunk: int) -> None:
-    for index in CHUNKS[chunk]:
-        arena.copy_in([(SEGMENTS[index].offset, gradient(rank, step, index))])
-    arena.post(chunk)
-
-
-def deliver_all(arena: Arena, rank: int, step: int) -> None:
-    for chunk in range(len(CHUNKS)):
-        deliver(arena, rank, step, chunk)
-    arena.commit()
-
-
-def take_step(arena: Arena, rank: int, step: int) -> None:
-    arena.begin(step)
-    deliver_all(arena, rank, step)
-    arena.wait_step()
-
-
-def check(arena: Arena, world_size: int, step: int, factor: int = 1) -> None:
-    for index, segment in enumerate(SEGMENTS):
-        wanted = mean(world_size, step, index) * factor
-        assert torch.equal(part(arena.shared_result(step), segment), wanted), (step, index)
-        target = torch.empty(segment.count, dtype=segment.dtype)
-        arena.copy_out(step, segment.offset, target)
-        assert torch.equal(target, wanted), (step, index)
 
 
 def in_a_group(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Run a function on a rank in a group of Paceline's own, which is its first argument."""
+    """Run a function on a rank, with a Paceline group as its first argument."""
 
     @functools.wraps(function)
     def inside(*args: Any) -> Any:
@@ -110,7 +55,7 @@ def in_a_group(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @in_a_group
 def steps(group: Group, threads: int) -> tuple[str, list[int], list[int]]:
-    """Many steps, with delays and an order of chunks that no two ranks share."""
+    """Take many steps, with random delays and a random order of chunks on each rank."""
     arena, digest = opened(group, threads=threads), hashlib.sha256()
     dice = random.Random(group.rank)
     for step in range(1, 41):
@@ -145,7 +90,7 @@ def test_ranks_get_the_bits_of_torch_in_any_order_of_chunks(request, place: str,
 
 @in_a_group
 def held(group: Group) -> None:
-    """The first rank doubles the sums in place, chunk by chunk, before the step is complete."""
+    """Double the sums in place on the first rank, chunk by chunk, before the step is complete."""
     arena = opened(group, held=True)
 
     def double(step: int) -> None:
@@ -184,7 +129,7 @@ def wait_for(goal: str, arena: Arena, rank: int) -> None:
 
 
 def fault(is_killed: bool, goal: str) -> tuple[str, str, float]:
-    """Rank 1 is killed or stopped while the others wait for it; return who was lost."""
+    """Kill or stop rank 1 while the others wait for it; return their error and its duration."""
     with process_group(60) as group:
         arena = opened(group, deadline_s=600 if is_killed else 1)
         take_step(arena, group.rank, 1)
@@ -208,7 +153,7 @@ def fault(is_killed: bool, goal: str) -> tuple[str, str, float]:
 @pytest.mark.parametrize("goal", ["step", "chunk", "drain"])
 @pytest.mark.parametrize("is_killed", [True, False])
 def test_a_rank_that_is_lost_is_named_by_all_that_wait(triple: Ranks, is_killed: bool, goal: str):
-    """At once if it has died, and at the deadline if it does not answer."""
+    """Immediately if it was killed, and at the deadline if it was stopped."""
     first, died, last = triple(fault, is_killed, goal, group=False, errors=True)
     assert died.kind == "Died"
     for text, named, took_s in (first, last):
@@ -219,7 +164,7 @@ def test_a_rank_that_is_lost_is_named_by_all_that_wait(triple: Ranks, is_killed:
 
 @in_a_group
 def discarded(group: Group) -> int:
-    """In every other step some rank's backward pass fails, after any number of chunks."""
+    """Fail the backward pass of random ranks, after a random number of chunks."""
     arena, dice, num_discarded = opened(group), random.Random(7), 0
     for step in range(1, 31):
         culprits = dice.sample(range(group.world_size), dice.choice([0, 1, 1, 2]))
@@ -262,7 +207,7 @@ def test_a_step_that_fails_anywhere_is_discarded_everywhere(triple: Ranks):
 
 @in_a_group
 def no_memory(group: Group, how: str) -> str:
-    """The first rank may not have so much, or nobody could."""
+    """Request more memory than the first rank's limit, or than the machine has."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if how == "limit" and group.rank == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
@@ -284,7 +229,7 @@ def test_memory_that_cannot_be_had_is_an_error_on_every_rank(triple: Ranks, how:
 
 @in_a_group
 def private(group: Group) -> list[int]:
-    """What one rank writes to its view of the result, no other sees; and it can be undone."""
+    """Write to a rank's view of the result, which other ranks must not see, and undo it."""
     arena = opened(group)
     pages = []
     for step in range(1, 7):
@@ -314,7 +259,7 @@ def test_what_a_rank_writes_to_its_result_is_its_own_and_is_undone(triple: Ranks
 
 @in_a_group
 def open_and_mapped(group: Group) -> list[list[int]]:
-    """What an arena has while it lives and when it is gone, beside what was there before."""
+    """Count an arena's files, mappings and threads while it is open, closed and deleted."""
 
     def traces() -> list[int]:
         opened_files = [str(path.readlink()) for path in DESCRIPTORS.iterdir() if path.exists()]
@@ -365,7 +310,7 @@ def test_an_arena_leaves_nothing_open_mapped_or_running(pair: Ranks):
 
 @in_a_group
 def interrupted(group: Group) -> None:
-    """A signal that comes to a waiting rank is served at once."""
+    """Send a signal to a waiting rank, which must handle it immediately."""
 
     def ring(*_: object) -> None:
         raise TimeoutError
@@ -403,7 +348,7 @@ def another_machine(group: Group) -> tuple[list[int], list[int]]:
 
 
 def in_another_namespace(file: Path) -> tuple[list[int], list[int]] | None:
-    """Rank 1 goes on in a child that has a PID namespace of its own, and so other numbers."""
+    """Continue rank 1 in a child process with a new PID namespace, and so with other PIDs."""
     if os.environ["RANK"] == "0":
         return another_machine()
     child = os.fork()
@@ -429,48 +374,3 @@ def test_a_rank_in_another_pid_namespace_is_a_machine_of_its_own(pair: Ranks, tm
         pytest.skip("no new PID namespace")
     found = pair(in_another_namespace, tmp_path / "found.pt", group=False)
     assert found == [([0], [0, 1]), ([1], [0, 1])]
-
-
-@pytest.mark.parametrize(
-    ("reached", "leaders"),
-    [
-        ([[], [0], [0, 1]], [0, 0, 0]),
-        ([[], [], [0], [1]], [0, 1, 0, 1]),
-        ([[], [0], [1]], [0, 0, 2]),  # rank 1 leads nobody, though rank 2 reaches it
-    ],
-)
-def test_all_ranks_choose_the_same_leaders(reached, leaders):
-    assert choose_leaders(reached) == leaders
-
-
-def test_the_memory_is_this_users_alone_has_no_name_and_keeps_its_size():
-    fd = allocate(1 << 16)
-    try:
-        status = os.fstat(fd)
-        assert (status.st_mode & 0o777, status.st_nlink, status.st_size) == (0o600, 0, 1 << 16)
-        assert status.st_blocks * 512 >= 1 << 16  # it is there, not only promised
-        for size in (0, 1 << 17):
-            with pytest.raises(PermissionError):
-                os.ftruncate(fd, size)
-        assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL
-    finally:
-        os.close(fd)
-    with pytest.raises(InvalidInput) as caught:
-        allocate(1 << 50)
-    assert f"{1 << 50:,}" in caught.value.problem
-
-
-def test_a_thread_that_lags_behind_finds_nothing_to_do_in_new_chunks():
-    small, large = Segment(0, 16, torch.float32), Segment(0, 1_000_000, torch.float32)
-    arena = Arena(group_of(), 4_000_000, 1, 0, 5, threads=0)
-    arena.set_chunks([[small]])
-    arena.begin(1)
-    arena.post(0)
-    arena.commit()
-    arena.wait_step()
-    arena.slot.view(torch.float32).fill_(1.0)
-    arena.set_chunks([[large]])
-    # No rank drains a step that is good: what waits for it looks for work all the while.
-    assert arena._native.wait(Goal.DRAINED, 1, 0) is Status.PENDING
-    assert not arena.shared_result(1).any()
-    arena.close()

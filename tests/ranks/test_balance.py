@@ -1,4 +1,4 @@
-"""Unequal batches on real ranks, against one process on the whole batch."""
+"""Unequal batches on real ranks, compared with one process on the whole batch."""
 
 import random
 import time
@@ -47,7 +47,7 @@ def splits(size: int, batch_size: int = 24) -> list[list[int]]:
 
 
 def apart(module: nn.Module, oracle: nn.Module) -> float:
-    """How far a gradient is from the oracle's, relative to its length."""
+    """Return a gradient's distance from the oracle's, relative to its norm."""
     own, other = (
         torch.cat([p.grad.flatten().double() for p in model.parameters()])
         for model in (module, oracle)
@@ -56,7 +56,7 @@ def apart(module: nn.Module, oracle: nn.Module) -> float:
 
 
 def gradients(exchange: str, is_float64: bool, first: int = 0, **options: Any) -> str:
-    """Compare the gradients of each step, and the model at the end, with those of one process."""
+    """Compare the gradients of each step, and the final model, with one process."""
     place, dtype = Place.here(exchange=exchange), torch.float64 if is_float64 else torch.float32
     module, oracle = place.build(lambda: network().to(dtype))
     parallel = place.parallel(module, balance="auto", **options)
@@ -82,7 +82,7 @@ def chosen_exchange() -> str:
 
 
 def micro_batches(exchange: str) -> None:
-    """Each pass has a split of its own, and the step is that of one process with micro-batches."""
+    """Split each micro-batch differently; the step equals one process with micro-batches."""
     place = Place.here(exchange=exchange)
     module, oracle = place.build(lambda: network().double())
     parallel = place.parallel(module, balance="auto")
@@ -109,7 +109,7 @@ class Two(nn.Module):
 
 
 def two_outputs(exchange: str) -> None:
-    """What no sample takes part in is not weighted; what is said of samples goes before rows."""
+    """Terms without samples are not weighted; `samples()` overrides the number of rows."""
 
     def loss(model: nn.Module, inner: nn.Module, samples: Tensor) -> Tensor:
         outputs = model(samples.t())
@@ -128,7 +128,7 @@ def two_outputs(exchange: str) -> None:
 
 
 def batch_norm(exchange: str) -> str:
-    """Running statistics are not those of nothing, and are the same on all ranks."""
+    """Running statistics ignore empty batches, and are equal on all ranks."""
     place = Place.here(exchange=exchange)
     layers = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(108, 4)
     module, _ = place.build(lambda: nn.Sequential(*layers))
@@ -144,7 +144,7 @@ def batch_norm(exchange: str) -> str:
 
 
 def evaluation_on_rank_1_alone() -> None:
-    """With gradients that nobody asks for: no other rank must be waited for."""
+    """With gradients enabled, but without backward: rank 1 must not wait for others."""
     place = Place.here(exchange="host")  # in allreduce torch makes buckets in any forward
     module, oracle = place.build(lambda: network().double())
     parallel = place.parallel(module, balance="auto")
@@ -175,7 +175,7 @@ def test_exchanges_may_be_chosen_and_one_rank_may_evaluate_alone(pair: Ranks):
 
 
 def digits_like(exchange: str, slow: float, num_epochs: int, batch_size: int) -> dict[str, Any]:
-    """Train with the last rank so many times slower; say what came of its batches."""
+    """Train with the last rank slowed down by a factor; return its shares."""
     place = Place.here(exchange=exchange)
     module, oracle = place.build(
         lambda: nn.Sequential(nn.Linear(64, 600), nn.Tanh(), nn.Linear(600, 10)).double()
@@ -211,7 +211,7 @@ def digits_like(exchange: str, slow: float, num_epochs: int, batch_size: int) ->
 @slow
 @each_exchange
 def test_shares_follow_a_slow_rank(pair: Ranks, exchange: str):
-    """Six times slower; but whatever else the machine does may slow the other one down."""
+    """One rank is six times slower; other programs may slow down the other rank, too."""
     outcomes = pair(digits_like, exchange, 6.0, 8, 240)
     assert sum(same([one["shares"] for one in outcomes])) == 240
     same([one["bits"] for one in outcomes])
@@ -252,7 +252,7 @@ def test_samplers_that_differ_and_inputs_without_rows_are_refused(pair: Ranks, e
 
 
 def rank_1_stays_away(exchange: str) -> None:
-    """Wait for its number of samples no longer than agreed."""
+    """The other ranks wait for its number of samples until the deadline."""
     place = Place.here(exchange=exchange, deadline_s=2.0)
     module, _ = place.build(network)
     parallel = place.parallel(module, balance="auto")

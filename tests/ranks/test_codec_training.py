@@ -1,4 +1,4 @@
-"""Training with encoded gradients, by DistributedDataParallel with our hook and by DataParallel."""
+"""Training with encoded gradients: DistributedDataParallel with our hook, and DataParallel."""
 
 import math
 import threading
@@ -42,7 +42,7 @@ LOST_S = 3.0
 
 
 class Hooked:
-    """A model in DistributedDataParallel, with our hook, and the buckets it was called with."""
+    """A model in DistributedDataParallel with our hook, which records its buckets."""
 
     def __init__(self, place: Place, codec: Any, make=network, **options: Any) -> None:
         self.module, _ = place.build(make)
@@ -61,7 +61,7 @@ class Hooked:
 
 
 def case(name: str) -> dict[str, Any]:
-    """One of the cases that two hosts run, too."""
+    """Run a case that the tests on two hosts run, too."""
     return codec_training.CASES[name](Place.here(deadline_s=2.0 if name in WAITING else 20.0))
 
 
@@ -77,7 +77,7 @@ def right_by_hook(codec: str, view: bool, cap_mb: float | None) -> dict[str, Any
 @pytest.mark.parametrize("codec", ["dynamic8", "linear8", "e3m0"])
 @pytest.mark.parametrize(("view", "cap_mb"), [(True, TINY_MB), (False, TINY_MB), (False, None)])
 def test_gradients_are_nearly_those_of_one_process(triple: Ranks, codec: str, view, cap_mb):
-    """Through two micro-batches a step, and buckets that torch makes anew after the first."""
+    """With two micro-batches per step, and buckets that torch rebuilds after the first step."""
     outcome = same(triple(right_by_hook, codec, view, cap_mb))
     assert 0.05 < outcome["worst"] <= 1
     assert len(outcome["bits"]) == 5
@@ -99,7 +99,7 @@ def test_exchange_allreduce_has_the_same_bits_as_the_hook(pair: Ranks):
 
 
 def in_a_group() -> float:
-    """All but the first rank train together, and the first rank alone."""
+    """All ranks except the first train together; the first rank trains alone."""
     groups = [dist.new_group([0]), dist.new_group([1, 2])]
     own, rank = groups[min(dist.get_rank(), 1)], max(dist.get_rank() - 1, 0)
     members = Place(rank, dist.get_world_size(own))
@@ -124,7 +124,7 @@ def test_groups_of_some_ranks_and_bfloat16_are_trained_too(triple: Ranks):
 
 
 def codec_on_rank(codecs: list[str]) -> str:
-    """Give each rank another codec for the hook; return the field of the refusal."""
+    """Use a different codec on each rank; return the field of the error."""
     before = threading.active_count()
     with refused("codec") as caught:
         paceline.ddp_hook(codecs[dist.get_rank()], deadline_s=2.0)
@@ -161,7 +161,7 @@ def is_poisoned(place: Place, step: int) -> bool:
 
 
 def by_grad_scaler() -> list[Any]:
-    """A scale that "half" cannot hold is halved until it can, and where a loss is infinite."""
+    """The scale is halved while "half" overflows, and after an infinite loss."""
     place = Place.here()
     hooked = Hooked(place, "half", bucket_cap_mb=TINY_MB)
     optimizer = momentum(hooked.parallel)
@@ -189,7 +189,7 @@ def test_all_ranks_skip_what_a_grad_scaler_skips(triple: Ranks):
 
 
 def by_closure(policy: str) -> str:
-    """Gradients are computed in a closure, which the optimizer calls."""
+    """Compute gradients in a closure, which the optimizer calls."""
     place = Place.here()
     hooked = Hooked(place, "dynamic8", on_nonfinite=policy, bucket_cap_mb=TINY_MB)
     optimizer = torch.optim.SGD(hooked.module.parameters(), lr=0.1, momentum=0.9)
@@ -214,7 +214,7 @@ def by_closure(policy: str) -> str:
 
 
 def feedback_after_a_skipped_step() -> None:
-    """What a skipped step has lost is not made up for: its gradients may be of any size."""
+    """Error feedback of a skipped step is dropped, because its gradients may be of any size."""
     place = Place.here()
     hooked = Hooked(place, "onebit", on_nonfinite="skip")
     optimizer = momentum(hooked.module)
@@ -230,7 +230,7 @@ def feedback_after_a_skipped_step() -> None:
 
 
 def buckets_made_anew() -> None:
-    """The second step has the parameters in another order, and gradients that are all zero."""
+    """The second step has parameters in another order, and zero gradients."""
     place = Place.here()
     hooked = Hooked(place, "onebit")
     loss_of(hooked.parallel, place.rank, 0).backward()
@@ -284,7 +284,7 @@ def test_a_grad_scaler_skips_the_step_without_an_error(pair: Ranks, name: str):
 
 
 def host_on_one_machine() -> None:
-    """Nothing travels between machines, and so nothing is encoded."""
+    """Nothing is sent between machines, so nothing is encoded."""
     place, digests = Place.here(exchange="host"), set()
     for codec in (None, "onebit"):
         module, _ = place.build(network)
@@ -299,7 +299,7 @@ def test_the_host_of_one_machine_encodes_nothing(pair: Ranks):
 
 
 def codec_that_pays() -> dict[str, Any]:
-    """Through the steps in which both ways are tried, whatever wins."""
+    """Train during the steps in which both modes are measured, whichever is faster."""
     place, pays = Place.here(), codec_choice.AutoCodec._pays
     codec_choice.AutoCodec._pays = lambda self, count: True  # type: ignore[method-assign]
     hooked = Hooked(place, "auto")

@@ -1,4 +1,4 @@
-"""The all-reduce of encoded values, against one process that knows the values of all ranks."""
+"""The all-reduce of encoded values, compared with one process that has all ranks' values."""
 
 import sys
 import threading
@@ -33,7 +33,7 @@ def made(name: str) -> Codec:
 
 @contextmanager
 def all_reduce() -> Iterator[CompressedAllReduce]:
-    """An all-reduce of this rank, of short pieces."""
+    """Create an all-reduce with short pieces."""
     before, compressed.PIECE = compressed.PIECE, PIECE
     found = CompressedAllReduce(range(dist.get_world_size()), torch.device("cpu"), 20.0)
     yield found
@@ -42,14 +42,14 @@ def all_reduce() -> Iterator[CompressedAllReduce]:
 
 
 class Oracle:
-    """What the ranks ought to end up with: one process encodes for all of them."""
+    """The expected results: one process encodes for all ranks."""
 
     def __init__(self, make: Callable[[], Codec]) -> None:
         self._make, self._size = make, dist.get_world_size()
         self._codecs: dict[tuple[object, ...], Codec] = {}
 
     def mean(self, key: str, values: list[Tensor]) -> Tensor:
-        """The mean of what the ranks have, piece by piece and shard by shard."""
+        """Return the mean of the ranks' values, piece by piece and shard by shard."""
         means = torch.empty_like(values[0])
         for begin in range(0, len(means), PIECE):
             count = min(PIECE, len(means) - begin)
@@ -70,19 +70,19 @@ class Oracle:
         return means
 
     def _sent(self, place: tuple[object, ...], values: Tensor) -> Tensor:
-        """What arrives of these values, of a rank's codec for this shard."""
+        """Encode and decode values with a rank's codec for this shard."""
         codec = self._codecs.setdefault(place, self._make())
         return codec.decode(codec.encode(values))
 
 
 def values_of(rank: int, step: int, count: int) -> Tensor:
-    """Values of several magnitudes, block by block; no two ranks or steps have the same."""
+    """Return values with a different magnitude in each block, different by rank and step."""
     values = normal(count, 1 + 1000 * rank + 100 * step + count % 97)
     return values * torch.logspace(-2, 1, -(-count // 700)).repeat_interleave(700)[:count]
 
 
 def right_means(name: str) -> tuple[list[int], str]:
-    """Two steps of all lengths at once; return the bytes that some have sent, and all bits."""
+    """Run two steps with all lengths at once; return bytes sent, and all bits."""
 
     def make() -> Codec:
         return made(name)
@@ -139,7 +139,7 @@ def test_means_are_those_of_one_process_bit_for_bit(ranks: Ranks, name: str):
 
 
 def chains(name: str) -> list[str]:
-    """Go on with what is owed so far, again from the state that has it, and without that state."""
+    """Continue with the error feedback, with a restored state, and without it."""
     size, count = dist.get_world_size(), PIECE + 301
 
     def run(reduce: CompressedAllReduce, steps: range) -> Iterator[Tensor]:
@@ -166,7 +166,7 @@ def test_what_has_not_arrived_goes_into_the_state(pair: Ranks, name: str):
 
 
 def remembered() -> list[list[str]]:
-    """Which keys are remembered after steps that use some of them."""
+    """Return the keys with error feedback after steps that use some of them."""
     found = []
     with all_reduce() as reduce:
         for used in (("a", "b"), ("a",), ("a", "c"), ("c",), ()):
@@ -183,7 +183,7 @@ def test_what_a_step_does_not_use_is_forgotten_after_it(pair: Ranks):
 
 
 class Faulty(Cast):
-    """A codec that fails when it is told to."""
+    """A codec that fails on request."""
 
     def encode(self, values: Tensor) -> Payload:
         if values.numel() and bool((values == FAULT).any()):
@@ -192,7 +192,7 @@ class Faulty(Cast):
 
 
 def broken() -> list[str]:
-    """What becomes of three exchanges of one size, of which the first fails on one rank alone."""
+    """Run three exchanges of one size, of which the first fails on one rank only."""
     reduce = CompressedAllReduce((0, 1), torch.device("cpu"), 2.0)
     kinds = []
     for number in range(3):
@@ -208,12 +208,12 @@ def broken() -> list[str]:
 
 
 def test_no_exchange_meets_that_which_has_failed_before_it_on_one_rank(pair: Ranks):
-    """All have one size: a rank that went on would mix its second with the others' first."""
+    """With equal sizes, a rank that continued would mix its second exchange with the first."""
     assert pair(broken) == [["ValueError"] * 3, ["RuntimeError"] * 3]
 
 
 def test_both_threads_may_fail_at_once():
-    """As they do when a rank is lost; a thread that ended then would leave later ones waiting."""
+    """As after a lost rank; later exchanges would wait forever for a thread that ended."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -234,7 +234,7 @@ def test_both_threads_may_fail_at_once():
 
 
 class Clocked:
-    """An all-reduce that takes a time in proportion to the values, after a latency."""
+    """An all-reduce whose time is a latency plus a time per value."""
 
     device = torch.device("cpu")
     now = 0.0
@@ -262,7 +262,7 @@ def clocked(monkeypatch: pytest.MonkeyPatch) -> Clocked:
 
 
 def test_the_codec_pays_from_a_size_on(clocked: Clocked):
-    """2 ms + 1 ns a value are 98 % of 1 ms + 4 ns a value at 349,315 values."""
+    """At 349,315 values, 2 ms + 1 ns per value are 98 % of 1 ms + 4 ns per value."""
     choice = AutoCodec(clocked)
     names = [choice.codec_of(count)[0] for count in (1, 349_000, 350_000, 1 << 24)]
     assert names == ["float32", "float32", "dynamic8", "dynamic8"]

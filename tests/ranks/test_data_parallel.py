@@ -1,4 +1,4 @@
-"""What paceline.DataParallel does that torch's own does not: see programs for what both do."""
+"""Features of paceline.DataParallel that torch's lacks; test_programs compares the others."""
 
 import copy
 import re
@@ -28,11 +28,9 @@ from replicas import (
     train,
 )
 
-# --- learning, in chunks of any size ---------------------------------------------------------
-
 
 def learned(exchange: str, chunk: int | str, num_steps: int) -> tuple[str, list[Any], str]:
-    """Train with Adam, and one process on the samples of all; return bits, and what was chosen."""
+    """Train with Adam, and compare with one process; return bits, the chunk and the exchange."""
 
     def make() -> nn.Module:
         layers = nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)
@@ -81,11 +79,8 @@ def test_all_ranks_choose_the_same_exchange(pair: Ranks):
     assert re.search(r"host [\d.e+]+ ms in chunks of [1-4] ", why)
 
 
-# --- what happens on the way ---------------------------------------------------------------
-
-
 def closed(exchange: str) -> None:
-    """After close a rank trains alone, and keeps its last gradients."""
+    """After `close`, a rank trains alone and keeps its last gradients."""
     module, oracle = build(Net)
     parallel = parallel_of(module, exchange)
     train(parallel, oracle, range(3))
@@ -102,7 +97,7 @@ def closed(exchange: str) -> None:
 
 
 def unfrozen(exchange: str, first: int, num_steps: int, alone: int = -1, **options: Any) -> None:
-    """A layer is trained from a step on; in another step a rank runs forward alone."""
+    """Unfreeze a layer in one step; in another step a rank runs forward alone."""
     module, oracle = build(Net)
     for model in module, oracle:
         model.b.requires_grad_(False)
@@ -121,12 +116,12 @@ def unfrozen(exchange: str, first: int, num_steps: int, alone: int = -1, **optio
 
 
 def unfrozen_when_another_exchange_begins(exchange: str) -> None:
-    """The next exchange was prepared for the parameters that were trainable before."""
+    """Unfreeze after the next exchange was prepared for fewer parameters."""
     unfrozen("auto", 13, 16, chunk="auto")  # after the steps in which the first one is tried
 
 
 def run_by_one_rank_alone_after_unfreezing(exchange: str) -> None:
-    """Torch's new reducer would meet the other ranks in the next forward pass, which is alone."""
+    """Torch's new reducer would wait for the other ranks in this rank's next forward pass."""
     unfrozen(exchange, 2, 5, alone=3)
 
 
@@ -143,9 +138,6 @@ def test_a_program_does_what_one_process_does(ranks, program, exchange):
     ranks(program, exchange)
 
 
-# --- what is refused -------------------------------------------------------------------------
-
-
 def with_buffer(nbytes: int) -> nn.Module:
     module = Net()
     module.register_buffer("extra", torch.zeros(nbytes))
@@ -158,11 +150,11 @@ def with_frozen(width: int) -> nn.Module:
     return module
 
 
-# What differs between ranks, made for a rank; and what is said of it.
+# What differs between ranks: the module of a rank, and a part of the error.
 DIFFERING: dict[str, tuple[Callable[[int], nn.Module], str]] = {
     "order": (lambda rank: Net(layers="bac" if rank else "abc"), "'b.weight'"),
     "shape": (lambda rank: nn.Linear(6, 3 + rank), "[4, 6]"),
-    "number": (lambda rank: nn.Linear(6, 3, bias=rank == 0), "has 1"),
+    "number": (lambda rank: nn.Linear(6, 3, bias=rank == 0), "missing"),
     "type": (lambda rank: nn.Linear(6, 3).to((torch.float32, torch.float64)[rank]), "float64"),
     "strides": (
         lambda rank: nn.Conv2d(3, 4, 2).to(
@@ -197,7 +189,7 @@ def _update(parameter: Tensor) -> None:
 
 
 def hooked(exchange: str, name: str, early: bool) -> str:
-    """Train with a user's hook on a gradient that is registered before ours, or after."""
+    """Train with a user's gradient hook, registered before or after ours."""
     hook = {"double": _double, "update": _update}[name]
     module, oracle = build(Net)
     if early:
@@ -217,7 +209,7 @@ def hooked(exchange: str, name: str, early: bool) -> str:
     ("hook", "early"), [("double", True), ("double", False), ("update", True), ("update", False)]
 )
 def test_a_hook_on_a_gradient_counts_or_is_refused(ranks: Ranks, exchange, hook, early):
-    """After it was sent, a gradient must not change any more; a tree sends all at the end."""
+    """A sent gradient must not change; the tree sends all gradients after backward."""
     counts = hook == "double" and (early or exchange == "tree")
     for failure in ranks(hooked, exchange, hook, early, errors=not counts):
         if not counts:
@@ -228,7 +220,7 @@ def test_a_hook_on_a_gradient_counts_or_is_refused(ranks: Ranks, exchange, hook,
 
 
 def order_differs(exchange: str) -> None:
-    """Two models that the ranks run in another order."""
+    """Run two models in a different order on each rank."""
     models = {name: parallel_of(Net(), exchange, deadline_s=2.0) for name in "ab"}
     for step in range(4):
         order = "ba" if dist.get_rank() else "ab"
@@ -237,7 +229,7 @@ def order_differs(exchange: str) -> None:
 
 
 def swaps_tensors(exchange: str) -> None:
-    """The parameters stay, but all that torch knows of them is another tensor's: hooks, too."""
+    """Swap the parameters' C++ tensors, and so their hooks."""
     module, oracle = build(Net)
     parallel = parallel_of(module, exchange)
     train(parallel, oracle, range(2))
@@ -264,9 +256,6 @@ def test_unknown_settings_are_refused(setting: dict[str, Any]):
     ((field, _),) = setting.items()
     with refused(field):
         DataParallel(nn.Linear(3, 2), **setting)
-
-
-# --- what it tells ---------------------------------------------------------------------------
 
 
 def told(exchange: str) -> dict[str, Any]:
@@ -332,7 +321,7 @@ def test_a_process_alone_trains_as_without(exchange: str):
 
 
 class Wide(nn.Module):
-    """More bytes of gradients than a container's /dev/shm often has."""
+    """A model with more gradient bytes than a container's /dev/shm often has."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -361,7 +350,7 @@ def trains_with_a_small_dev_shm() -> None:
 
 
 def test_gradients_need_no_space_in_dev_shm():
-    """A container gives /dev/shm 64 MiB; a full one would end in a SIGBUS."""
+    """A container's /dev/shm has 64 MiB; writing to a full one causes SIGBUS."""
     try:
         subprocess.run(["unshare", "-m", "true"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):

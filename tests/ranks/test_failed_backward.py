@@ -1,4 +1,4 @@
-"""Backward passes that fail on some rank, and a user who goes on with paceline.DataParallel."""
+"""Failed backward passes on some rank, after which training continues."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from replicas import (
 
 
 class OwnError(Exception):
-    """The user's own error."""
+    """An error of the user's model."""
 
 
 class _Raise(torch.autograd.Function):
@@ -37,7 +37,7 @@ class _Raise(torch.autograd.Function):
 
 
 class Fragile(Net):
-    """A net whose backward pass fails where its order says "!"."""
+    """A net whose backward pass fails at "!" in its order."""
 
     def forward(self, x: Tensor, order: str = "abc") -> Tensor:
         for name in order:
@@ -46,7 +46,7 @@ class Fragile(Net):
 
 
 def goes_on(exchange: str, fails: list[tuple[int, int]], where: str) -> list[tuple[int, str]]:
-    """Train where the passes of (rank, step) fail; return the steps that were left out, and why."""
+    """Train with failures at each (rank, step); return the skipped steps with their errors."""
     module, oracle = build(Fragile)
     parallel = parallel_of(module, exchange, deadline_s=2.0)
     optimizers, caught = (sgd(parallel), sgd(oracle)), []
@@ -84,7 +84,7 @@ FAILURES = {
 
 
 def failures_of_each_place() -> list[object]:
-    """Without cases in which torch's own waits in vain, and of simulated GPUs: these are slow."""
+    """Return the cases, except slow ones, and those in which torch's reducer hangs."""
     return [
         pytest.param(*place, name, marks=[] if is_quick else pytest.mark.slow)
         for place in PLACES
@@ -95,7 +95,7 @@ def failures_of_each_place() -> list[object]:
 
 @pytest.mark.parametrize(("exchange", "place", "name"), failures_of_each_place())
 def test_a_step_that_fails_anywhere_is_left_out_everywhere_or_refused(ranks, exchange, name):
-    """A tree of ranks cannot take a step back but the first; torch wants every pass finished."""
+    """The tree can discard only the first step; torch requires all passes to finish."""
     fails, where = FAILURES[name]
     found = ranks(goes_on, exchange, fails, where, timeout_s=4.0, errors=True)
     if exchange == "allreduce" or (exchange == "tree" and max(step for _, step in fails) > 0):
@@ -112,7 +112,7 @@ def test_a_step_that_fails_anywhere_is_left_out_everywhere_or_refused(ranks, exc
 
 
 def fails_in_no_sync(exchange: str) -> str:
-    """What was accumulated before is kept, and the user decides."""
+    """Gradients accumulated before remain, and the user decides."""
     module, _ = build(Fragile)
     parallel = parallel_of(module, exchange, deadline_s=2.0)
     optimizer = sgd(parallel)
@@ -130,7 +130,7 @@ def fails_in_no_sync(exchange: str) -> str:
 
 
 def fails_in_forward(exchange: str) -> str:
-    """A forward pass that fails on one rank and is done again leaves nothing behind."""
+    """A failed forward pass that is repeated has no effect."""
     module, oracle = build(Net)
     parallel = parallel_of(module, exchange)
     for step in range(4):

@@ -1,4 +1,4 @@
-"""What torch's reducers really do beside what plans say, and what ranks tell each other."""
+"""Torch's buckets, memory and clocks on ranks, compared with plans."""
 
 import time
 
@@ -27,7 +27,7 @@ SIZE = 1000  # of two layers: inputs and outputs of one sample are next to nothi
 
 
 def bucket_sizes(name: str, bucket_mb: int | None) -> list[int]:
-    """Return the sizes of the buckets that DistributedDataParallel really reduces."""
+    """Return the sizes of DistributedDataParallel's buckets."""
     parallel = DistributedDataParallel(find(name).build(None), bucket_cap_mb=bucket_mb)
     sizes: list[int] = []
 
@@ -64,7 +64,7 @@ def test_planned_buckets_are_those_of_torch(pair: Ranks, model: str, bucket_mb: 
 
 
 def buffers(name: str, kind: str, workers: int) -> list[float]:
-    """Return what a plan has beside a replica on each device, in gradients of the model."""
+    """Return a plan's buffers on each device, in multiples of the model's gradients."""
     devices = [f"{kind}{i}" for i in range(workers)]
     links = [link(one, "h", 1e9) for one in devices]
     machine, work = box(*[kind] * workers, links=links), chain((1.0, NBYTES))
@@ -74,7 +74,7 @@ def buffers(name: str, kind: str, workers: int) -> list[float]:
 
 
 def counted(name: str) -> float:
-    """What PyTorch allocates in two steps, in gradients of the model beside a replica."""
+    """Return PyTorch's allocations in two steps, in multiples of the model's gradients."""
     with process_group(60.0) as group:
         model = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE))
         optimizer = SGD(learning_rate=1e-4).optimizer(model)
@@ -112,7 +112,7 @@ def test_plans_have_the_buffers_of_a_gpu_and_of_parents():
 
 
 def offsets() -> tuple[float, float, float, list[str]]:
-    """Return what this rank finds of its clock; that of rank 1 runs ahead."""
+    """Return this rank's clock offset; rank 1's clock is ahead."""
     with process_group(60.0) as group:
         ahead_s = AHEAD_S if group.rank == 1 else 0.0
         shared = clock_offset(group)

@@ -1,4 +1,4 @@
-"""A rank of a user's own loop that is killed, stopped or leaves: the others say which, and end."""
+"""A rank that is killed, stopped or leaves: the others name it in their errors."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class Victim(Net):
-    """A net that comes to a failpoint in each phase of a step."""
+    """A net with a failpoint in each phase of a step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Victim(Net):
 
 
 def trains(exchange: str, victim: int, num_steps: int = 12) -> tuple[str, str, float]:
-    """Train until a rank is lost; return what is said of it, its name, and after which time."""
+    """Train until a rank is lost; return the error, the rank's name, and the duration."""
     pids: list[int] = [0] * dist.get_world_size()
     dist.all_gather_object(pids, os.getpid())
     store, started = dist.distributed_c10d._get_default_store(), time.monotonic()
@@ -77,7 +77,7 @@ def trains(exchange: str, victim: int, num_steps: int = 12) -> tuple[str, str, f
 
 
 def lost(ranks: Ranks, exchange: str, how: str, phase: str, victim: int) -> list[Any]:
-    """Harm a rank in a phase of a step; return what came of the others."""
+    """Kill or stop a rank in a phase of a step; return the others' results."""
     step = {"construction": -1, "first backward": 0}.get(phase, 5)
     at = f"test.{phase.removeprefix('first ')}"
     with failpoints({"at": at, "rank": victim, "step": step, "do": how}):
@@ -126,7 +126,7 @@ def test_exchanges_of_torch_stop_with_an_error(pair: Ranks, exchange: str, phase
 
 
 def pauses() -> str:
-    """Rank 1 stops for a second in the middle, which is less than the deadline."""
+    """Stop rank 1 for a second, which is shorter than the deadline."""
     if dist.get_rank() == 1 and os.fork() == 0:
         while "T" not in Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2][:3]:
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The session's ranks: what they do with functions that raise, hang or die."""
+"""The session's ranks run functions that raise, hang or exit."""
 
 import os
 import random

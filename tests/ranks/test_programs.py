@@ -1,8 +1,8 @@
-"""Programs of the kind that people train: the same with paceline.DataParallel as with torch's own.
+"""Typical training programs, with equal results by paceline.DataParallel and torch's.
 
 Each runs on two ranks with DistributedDataParallel and with every exchange, and is compared step by
 step: losses, gradients, parameters, buffers, random streams, and how often the module ran. The
-programs are in the folder `programs`, and their names say what they do.
+programs are in the folder `programs`.
 """
 
 import pytest
@@ -76,7 +76,7 @@ FAULTS = {
 
 
 def cases() -> list[object]:
-    """Every program with every exchange; what is not quick is slow."""
+    """Return all programs with all exchanges; most are marked slow."""
     found = []
     for name in names_in(PROGRAMS):
         file, _, own = name.partition(".")

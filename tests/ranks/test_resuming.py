@@ -1,4 +1,4 @@
-"""Runs of the synchronous strategies that go on from a checkpoint end with the same bits."""
+"""Resumed runs of synchronous strategies end with the same bits."""
 
 import fcntl
 import json
@@ -40,7 +40,7 @@ def request_of(settings: Settings) -> RunRequest:
 
 
 def attempt(group: Group, settings: Settings, is_resumed: bool) -> int | str:
-    """Train, or go on; return when the run was interrupted, or the field that was refused."""
+    """Train or resume; return the step of an interruption, or the field of an error."""
     request = request_of(settings)
     try:
         go_through(resuming(request, Path("runs/one")) if is_resumed else request, group)
@@ -52,7 +52,7 @@ def attempt(group: Group, settings: Settings, is_resumed: bool) -> int | str:
 
 
 def train(settings: Settings, is_resumed: bool = False) -> int | str:
-    """Train on this rank, or go on."""
+    """Train or resume on this rank."""
     interruption._POLL_S = interruption._MARGIN_S = 0.0  # as seconds they are many steps
     with process_group(30.0) as group:
         return attempt(group, settings, is_resumed)
@@ -63,7 +63,7 @@ Run = Callable[..., list[int | str]]
 
 @pytest.fixture
 def run(pair: Ranks, tmp_path: Path) -> Run:
-    """Train on both ranks; with `is_resumed`, go on from the last checkpoint."""
+    """Train on both ranks; with `is_resumed`, from the last checkpoint."""
     return lambda settings, **how: pair(train, settings, *how.values(), group=False, cwd=tmp_path)
 
 
@@ -73,7 +73,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def learnt(folder: Path) -> tuple[bytes, list[dict[str, Any]]]:
-    """The bytes of the model, and its epochs but for their seconds."""
+    """Return the bytes of the model, and its epochs without their durations."""
     epochs = json.loads((folder / "result.json").read_text())["epochs"]
     for epoch in epochs:
         del epoch["seconds"]
@@ -130,7 +130,7 @@ def test_a_run_goes_on_bit_for_bit(run: Run, folder: Path, settings: Settings) -
 
 @pytest.mark.slow
 def test_sums_of_three_go_on_bit_for_bit(triple: Ranks, tmp_path: Path, folder: Path) -> None:
-    """They depend on where they are cut."""
+    """With three ranks, sums depend on the boundaries of shards."""
     settings = {"strategy": "allreduce", "checkpoint_every": "37"}
     triple(train, settings, group=False, cwd=tmp_path)
     before = learnt(folder)
@@ -200,7 +200,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(run: Run, folder: Pa
 
 
 def test_a_host_run_goes_on_with_another_exchange_though_no_checkpoint_can_be_written(run, folder):
-    """Sums of two are the same in any order."""
+    """With two ranks, sums are equal in any order."""
     settings = {"model": "small_recipes:plain", "checkpoint_every": "37"}
     run(settings | HOST)
     before = learnt(folder)
@@ -215,7 +215,7 @@ def test_a_host_run_goes_on_with_another_exchange_though_no_checkpoint_can_be_wr
 
 
 def attempts(settings: Settings, changes: list[Settings]) -> list[int | str]:
-    """Train, and try to go on with each of the changes."""
+    """Train, and try to resume with each of the changes."""
     with process_group(30.0) as group:
         attempt(group, settings, False)
         return [attempt(group, settings | change, True) for change in changes]

@@ -1,4 +1,4 @@
-"""Small batches of plain networks in C++: torch's own steps are the oracle."""
+"""Small batches of plain networks in C++, compared with torch's steps."""
 
 import copy
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 
 from hogbatch_replicas import on_threads
 from hogbatches import classifying
-from paceline.exchange.dense_thread import MOST_SAMPLES, DenseThread
 from paceline.exchange.step import Learning
 from paceline.native import Activation, DenseChain
+from paceline.strategies.hogbatch.dense_thread import MOST_SAMPLES, DenseThread
 from paceline.strategies.hogbatch.replica import tensors_of
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.models.networks import MLP, SigmoidMLP
@@ -70,7 +70,7 @@ def test_steps_are_those_of_torch_in_float64(network: str, momentum: float, size
 
 
 def test_small_and_large_batches_share_the_momentum():
-    """Those of C++ and of torch in turn, as one process of torch does it; also after a restore."""
+    """C++ and torch steps alternate, also after a restored state."""
     data, rows = samples(), [torch.arange(n) for n in (2, 280, 5, 280, 1, 280)]
     recipe = classifying(lambda: built("rectifiers"), (data.inputs, data.targets))
     make, expected = optimizer_of("sgd", 0.1, 0.9), built("rectifiers")
@@ -90,7 +90,7 @@ def test_small_and_large_batches_share_the_momentum():
 
 
 class Doubled(nn.Sequential):
-    """Looks like a chain, and is none."""
+    """A module that looks like a chain, but is not."""
 
     def forward(self, inputs):
         return 2 * super().forward(inputs)

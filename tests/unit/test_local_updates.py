@@ -1,4 +1,4 @@
-"""Local updates in a loop of one's own, on a pair of ranks: against a naive version, and faults."""
+"""Local updates on a pair of ranks, compared with naive averaging; and faults."""
 
 import math
 from typing import Any
@@ -99,9 +99,6 @@ def test_the_mean_is_weighted_by_the_samples_of_steps(pair: Any) -> None:
     torch.testing.assert_close(pair(uneven, False)[0], 0.5 * first + 0.5 * second)
 
 
-# --- resuming ----------------------------------------------------------------------------------
-
-
 def resumed(num_steps: int, at: int, option: dict[str, Any], folder: str) -> Tensor:
     rank = dist.get_rank()
     path = f"{folder}/{rank}"
@@ -154,9 +151,6 @@ def by_factory() -> Tensor:
         return torch.optim.SGD(tensors, 0.7, momentum=0.5, nesterov=True)
 
     return trained([12, 12], [{"sync_every": 4, "outer": make}] * 2)
-
-
-# --- what goes wrong ---------------------------------------------------------------------------
 
 
 def beginning_differently() -> tuple[Tensor, Tensor]:

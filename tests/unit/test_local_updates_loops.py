@@ -1,4 +1,4 @@
-"""LocalUpdates in loops with scalers, schedules, adapters and sharding, against naive averaging."""
+"""LocalUpdates with scalers, schedules, adapters and sharding, compared with naive averaging."""
 
 import copy
 import math
@@ -26,9 +26,6 @@ Step = Callable[[int], None]
 Loop = tuple[nn.Module, list[Optimizer], Step]
 
 
-# --- loops, each with the model in DistributedDataParallel between the workers or without ------
-
-
 def wrapped(model: nn.Module, wrap: bool) -> nn.Module:
     return DistributedDataParallel(model) if wrap else model
 
@@ -38,7 +35,7 @@ def stepping(
     worker: int,
     take: Callable[[Optimizer], Any] = lambda optimizer: optimizer.step,
 ) -> Loop:
-    """The usual step, of an optimizer of which `take` makes what steps."""
+    """Return the usual training step, with the optimizer step that `take` creates."""
     optimizer = adamw(model)
     own = take(optimizer)
 
@@ -85,7 +82,7 @@ def with_adapters(worker: int, wrap: bool) -> Loop:
 
 
 def scaled(worker: int, wrap: bool, fused: bool = False) -> Loop:
-    """Worker 1 skips a step whose gradients are infinite; a fused optimizer does so by itself."""
+    """Worker 1 skips a step with infinite gradients, as a fused optimizer does itself."""
     model = wrapped(net(), wrap)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01, fused=fused)
     scaler = torch.amp.GradScaler("cpu")
@@ -101,7 +98,7 @@ def scaled(worker: int, wrap: bool, fused: bool = False) -> Loop:
 
 
 def accumulated(worker: int, wrap: bool) -> Loop:
-    """Two micro-batches a step; DDP would exchange gradients in the backward pass of the second."""
+    """Two micro-batches per step; DDP would exchange gradients in the second backward pass."""
     model = wrapped(net(), wrap)
     optimizer = adamw(model)
 
@@ -119,7 +116,7 @@ def accumulated(worker: int, wrap: bool) -> Loop:
 
 
 def with_muon(worker: int, wrap: bool) -> Loop:
-    """Muon for the matrices, AdamW for the biases."""
+    """Use Muon for matrices, and AdamW for biases."""
     model = wrapped(net(), wrap)
     matrices, others = [
         [one for one in trainable(model) if (one.ndim == 2) == is_matrix]
@@ -151,7 +148,7 @@ SLOW = ("compiled_steps",)
 
 
 def naive(make: Callable[[int], Loop]) -> Tensor:
-    """Average two workers' parameters each time that all have taken SYNC_EVERY steps, or ended."""
+    """Average two workers' parameters after SYNC_EVERY steps of all, or their end."""
     loops = [make(worker) for worker in (0, 1)]
     group = vector(loops[0][0])
     workers = [taken_steps(*loop) for loop in loops]
@@ -166,7 +163,7 @@ def naive(make: Callable[[int], Loop]) -> Tensor:
 
 
 def taken_steps(model: nn.Module, _: list[Optimizer], step: Step) -> Iterator[int]:
-    """Take steps; yield the numbers of those that have changed parameters."""
+    """Take steps; yield the numbers of steps that changed parameters."""
     for number in range(NUM_STEPS):
         before = vector(model)
         step(number)
@@ -192,9 +189,6 @@ def test_a_loop_within_ddp_trains_as_naive_averaging_does(pair: Any, name: str) 
     assert torch.equal(first, second)
     torch.testing.assert_close(first, naive(lambda worker: LOOPS[name](worker, False)))
     assert (num_steps, others_steps) == (NUM_STEPS, NUM_STEPS - ("scaled" in name))
-
-
-# --- what travels ------------------------------------------------------------------------------
 
 
 def bytes_of_adapters() -> tuple[int, int, bool]:
@@ -234,9 +228,6 @@ def test_a_worker_that_takes_fewer_steps_within_ddp_is_not_waited_for_in_each(
     assert all(map(torch.equal, first, second))
 
 
-# --- several processes a host ------------------------------------------------------------------
-
-
 def ddp(mesh: DeviceMesh) -> nn.Module:
     return DistributedDataParallel(net(), process_group=mesh["local"].get_group())
 
@@ -267,7 +258,7 @@ def trained_on_hosts(inner: str, codec: str | None) -> Tensor:
 
 
 def whole_host(host: int) -> Loop:
-    """Train a host's model in one process, on the samples of both its ranks."""
+    """Train a host's model in one process, on the samples of both ranks."""
     model = net()
     optimizer = adamw(model)
 
@@ -295,7 +286,7 @@ def test_shards_are_encoded_by_themselves(four_ranks: Any) -> None:
 
 
 class OfGpus(FullyShardedDataParallel):
-    """Keep the process group, as on GPUs, without which the class itself cannot be made."""
+    """Keeps the process group, as on GPUs."""
 
     def __init__(self, module: nn.Module) -> None:
         nn.Module.__init__(self)
@@ -319,11 +310,8 @@ def test_shards_and_static_graphs_between_workers_are_refused(pair: Any, kind: s
     assert [one.fields["field"] for one in failures] == ["model"] * 2
 
 
-# --- saved states of other workers -------------------------------------------------------------
-
-
 def saved(folder: str, num_steps: int, options: list[dict[str, Any]], ends: bool) -> None:
-    """Train, and save in the middle of a round, or at the end."""
+    """Train, and save within a round or at the end."""
     rank = dist.get_rank()
     model, optimizers, step = plain(rank, wrap=False)
     updates = paceline.LocalUpdates(model, optimizers, **options[rank])

@@ -1,4 +1,4 @@
-"""The loop of a training, its losses, scores and evaluations, beside naive ones."""
+"""The training loop: losses, scores and evaluations, compared with naive ones."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -99,7 +99,7 @@ def test_every_sample_is_tested_exactly_once(num_samples: int, world_size: int):
 
 @dataclass
 class Watching:
-    """Progress that keeps the epochs, and is told of each step."""
+    """Progress that keeps the epochs, and counts steps."""
 
     reports: list[Epoch]
     each_step: Callable[[], None]
@@ -119,7 +119,7 @@ class Watching:
 
 @dataclass
 class Ran:
-    """What a training did, and when its replica was told to record, or to stop."""
+    """A training's results, and when its replica began and stopped recording."""
 
     outcome: Trained
     reports: list
@@ -133,7 +133,7 @@ def run(
     sgd: SGD | None = None,
     each_step: Callable[[nn.Module, Recorder], None] = lambda model, recorder: None,
 ) -> Ran:
-    """Train a linear model on `num_steps` batches of four samples an epoch."""
+    """Train a linear model with `num_steps` batches of four samples per epoch."""
     data = Dataset("toy", samples(4 * num_steps), samples(10), 3, (4,))
     group, recorded = group_of(), []
     progress = Watching([], lambda: each_step(model, recorder))
@@ -246,7 +246,7 @@ LABELS = st.lists(st.booleans(), min_size=4, max_size=4)
 
 
 def naive_loss(scores: list[float], labels: list[bool]) -> float:
-    """Cross entropy between the softmax and equal shares of the labels, one value at a time."""
+    """Compute the cross entropy of softmax and equally likely labels, value by value."""
     total = log(sum(map(exp, scores)))
     wanted = [total - score for score, label in zip(scores, labels, strict=True) if label]
     return sum(wanted) / len(wanted) if wanted else 0.0
@@ -272,7 +272,7 @@ def test_a_sample_without_labels_moves_nothing() -> None:
 
 
 def naive_tokens(logits: Tensor, targets: Tensor) -> float:
-    """The mean of -log(softmax), one token after the other, in Python's float64."""
+    """Compute the mean of -log(softmax), token by token, in float64."""
     rows = zip(logits.flatten(0, -2).tolist(), targets.flatten().tolist(), strict=True)
     losses = [
         log(sum(exp(value - row[target]) for value in row))
@@ -309,7 +309,7 @@ def test_equal_chances_cost_the_logarithm_of_their_number() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 4), (2, 3)])
 def test_without_any_target_the_loss_is_zero_and_moves_nothing(shape: tuple[int, ...]) -> None:
-    """A worker without samples in a step adds its gradients to the others'."""
+    """A worker without samples must add zero gradients to the others'."""
     logits = torch.randn(*shape, 7, requires_grad=True)
     loss = next_token_loss(logits, torch.full(shape, -100))
     loss.backward()

@@ -1,5 +1,6 @@
-"""The native arena in one process: indices and sizes are checked, those in shared memory too."""
+"""An arena in one process: its checks of indices and sizes, its memory, and its summing thread."""
 
+import fcntl
 import mmap
 import os
 import struct
@@ -8,6 +9,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from absent_ranks import group_of
+from paceline.core.errors import InvalidInput
+from paceline.links import arena as links
+from paceline.links.shared_memory import allocate, choose_leaders
 from paceline.native import Arena, DType, Fault, Goal, Status, arena_nbytes
 
 SLOT_NBYTES, MAX_CHUNKS = 4096, 8
@@ -104,3 +109,48 @@ def test_sizes_that_overflow_are_refused(file: int, place: int):
         arena_nbytes(*sizes)
     with pytest.raises(ValueError, match="larger"):
         Arena(file, 0, *sizes, 1.0, False, False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("reached", "leaders"),
+    [
+        ([[], [0], [0, 1]], [0, 0, 0]),
+        ([[], [], [0], [1]], [0, 1, 0, 1]),
+        ([[], [0], [1]], [0, 0, 2]),  # rank 1 leads nobody, though rank 2 reaches it
+    ],
+)
+def test_all_ranks_choose_the_same_leaders(reached, leaders):
+    assert choose_leaders(reached) == leaders
+
+
+def test_the_memory_is_this_users_alone_has_no_name_and_keeps_its_size():
+    fd = allocate(1 << 16)
+    try:
+        status = os.fstat(fd)
+        assert (status.st_mode & 0o777, status.st_nlink, status.st_size) == (0o600, 0, 1 << 16)
+        assert status.st_blocks * 512 >= 1 << 16  # it is there, not only promised
+        for size in (0, 1 << 17):
+            with pytest.raises(PermissionError):
+                os.ftruncate(fd, size)
+        assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL
+    finally:
+        os.close(fd)
+    with pytest.raises(InvalidInput) as caught:
+        allocate(1 << 50)
+    assert f"{1 << 50:,}" in caught.value.problem
+
+
+def test_a_thread_that_lags_behind_finds_nothing_to_do_in_new_chunks():
+    small, large = links.Segment(0, 16, torch.float32), links.Segment(0, 1_000_000, torch.float32)
+    arena = links.Arena(group_of(), 4_000_000, 1, 0, 5, threads=0)
+    arena.set_chunks([[small]])
+    arena.begin(1)
+    arena.post(0)
+    arena.commit()
+    arena.wait_step()
+    arena.slot.view(torch.float32).fill_(1.0)
+    arena.set_chunks([[large]])
+    # No rank drains a step that is good: what waits for it looks for work all the while.
+    assert arena._native.wait(Goal.DRAINED, 1, 0) is Status.PENDING
+    assert not arena.shared_result(1).any()
+    arena.close()

@@ -1,4 +1,4 @@
-"""The state that a worker sends to one that joins: what arrives, and when it is read."""
+"""The state that a worker sends to a joining worker."""
 
 import io
 import math
@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.exchange.peer_state import StepLock
-from paceline.exchange.peer_transport import PeerTransport
+from paceline.exchange.peer_state import PeerTransport, StepLock
 from quorums import Working
 
 STATE = {

@@ -38,7 +38,7 @@ NUM_ROUNDS = 9
 
 
 class OneOfTwo(Group):
-    """A rank of two; the other one is held up in the round before it."""
+    """A group of two ranks, of which the other one is delayed one round earlier."""
 
     def gather(self, value):
         is_rounds = isinstance(value[0][0], float)
@@ -50,7 +50,7 @@ def ranks(number: int) -> Group:
 
 
 def small(clock: Ticking) -> nn.Module:
-    """Return a model with a gradient of exactly 8 KiB, in layers that take known times."""
+    """Return a model with gradients of exactly 8 KiB, and layers with known times."""
     return Net(
         lambda net, x: net.last(net.first(x)) + net.rest.sum(),
         first=Timed(clock, 2, 5),
@@ -199,7 +199,7 @@ MACHINES = {"one host": box("cpu", "cpu"), "two hosts": box("cpu", "cpu", hosts=
 
 
 def takes(name: str, machine, measured) -> float:
-    """What the layers' exchange takes on the machine that these measurements make."""
+    """Return the time of the layers' exchange on a machine calibrated with measurements."""
     strategy = EXCHANGES[name]
     config = strategy.config(workers=2)
     found = strategy.planning.calibrate(machine, measured, config)
@@ -253,7 +253,7 @@ def test_large_models_are_measured_smaller_in_proportion_and_small_ones_larger(n
     ],
 )
 def test_as_many_small_chunks_are_measured_at_a_time_as_a_step_has(name, options, hosts, num_small):
-    """Alone, each would pay for threads that wake up, which a step of many chunks pays once."""
+    """A step of many chunks wakes up the threads only once."""
     config, made = EXCHANGES[name].config(workers=2, **options), []
     own = Prober(EXCHANGES[name], config, lambda sizes: made.append(sizes) or (lambda: None))
     members = [SimpleNamespace(boot_id=host, pid_namespace="1") for host in hosts]

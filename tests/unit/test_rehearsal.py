@@ -354,7 +354,7 @@ def test_a_model_whose_outputs_are_no_classes_needs_a_recipe(tmp_path, monkeypat
         "def make():\n    return nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))\n"
     )
     monkeypatch.chdir(tmp_path)
-    with refused("model flat_outputs:make"):
+    with refused("model"):
         rehearsal(model="flat_outputs:make", slowdown=2, input_shape=(3,))
 
 

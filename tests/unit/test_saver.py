@@ -1,4 +1,4 @@
-"""When a process without others saves a run: it looks as often as it likes."""
+"""The steps after which a single process saves a run."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from paceline.links.interruption import Interruption
     ("every", "expected"), [("10", [12, 31, 40]), ("1h", []), ("never", [])], ids=str
 )
 def test_a_state_is_saved_once_for_each_interval_that_was_passed(tmp_path: Path, every, expected):
-    """Whichever steps are skipped, and then when the run is to stop."""
+    """For any skipped steps; and when the run must stop."""
     settings, interruption = TrainSettings(model="mlp", checkpoint_every=every), Interruption()
     group = Group.alone(torch.device("cpu"), 1.0)
     saver, saved = Saver(group, tmp_path, settings, interruption, 0), list[int]()

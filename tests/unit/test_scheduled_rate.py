@@ -1,4 +1,4 @@
-"""The learning rate of batches by the samples done: torch's schedules are the oracle."""
+"""The learning rate by completed samples, compared with torch's schedules."""
 
 import warnings
 from collections.abc import Callable
@@ -20,8 +20,8 @@ from torch.optim.lr_scheduler import (
 
 from hogbatches import classifying
 from paceline.core.settings import TrainSettings
-from paceline.exchange.scheduled_rate import ScheduledRate
 from paceline.exchange.setup import learning_by, optimizer_by
+from paceline.strategies.hogbatch.scheduled_rate import ScheduledRate
 from refusals import refused
 
 BATCH_SIZE, NUM_STEPS, RATE = 8, 20, 0.3
@@ -62,7 +62,7 @@ def test_a_batch_has_the_rate_of_the_step_that_it_would_be_part_of(make):
 
 
 def test_a_rate_is_that_of_the_most_samples_so_far():
-    """Also in a run that is resumed; samples that a lost worker gives back do not set it back."""
+    """Also after resuming, and after a lost worker returned samples."""
     scheduled, resumed = (ScheduledRate(sgd, SCHEDULES["lambda"], BATCH_SIZE) for _ in range(2))
     for steps, expected in ((4, 1 / 5), (2, 1 / 5), (5, 1 / 6)):
         assert scheduled.factor(steps * BATCH_SIZE) == pytest.approx(expected)

@@ -31,7 +31,7 @@ def train(trials, clock, takes, steps=100):
     used = []
     for step in range(steps):
         if trials.due:
-            trials.go_on(joined(torch.device("cpu")))
+            trials.finish_measurement(joined(torch.device("cpu")))
         used.append(trials.name)
         clock.now += takes(trials.name, step)
         trials.exchanged()
@@ -66,7 +66,7 @@ def test_the_first_steps_and_one_that_was_held_up_do_not_count(clock):
 def test_an_exchange_that_cannot_be_used_is_left_out_and_named(clock):
     trials = Trials(METHODS, clock)
     train(trials, clock, lambda name, _: 0.02, steps=11)
-    trials.go_on(joined(torch.device("cpu")))
+    trials.finish_measurement(joined(torch.device("cpu")))
     assert trials.name == "host"
     trials.fail(InvalidInput("memory", "there is none"))
     assert trials.name == "tree"
@@ -94,7 +94,7 @@ def test_steps_that_change_while_chunks_are_searched_are_no_reason(clock):
         for _ in range(51):
             clock.now += seconds
             trials.exchanged()
-        trials.go_on(joined(torch.device("cpu")), 4, is_searched=True)
+        trials.finish_measurement(joined(torch.device("cpu")), 4, is_searched=True)
         assert trials.settled
 
 
@@ -106,7 +106,7 @@ def test_a_figure_of_other_chunks_is_not_that_of_those_in_use(clock):
         while not trials.due:
             clock.now += 0.01 if name == "host" else 0.02
             trials.exchanged()
-        trials.go_on(joined(torch.device("cpu")), 8 if name == "host" else None)
+        trials.finish_measurement(joined(torch.device("cpu")), 8 if name == "host" else None)
     reason = trials.why(8, is_searched=True)
     for figure in ("allreduce 20 ms", "host 10 ms in chunks of 8 layers", "tree 20 ms"):
         assert figure in reason

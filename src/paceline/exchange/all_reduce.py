@@ -24,7 +24,7 @@ from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 
 _ENCODED = (torch.float32, torch.float16, torch.bfloat16)  # types that are exact in float32
-_DEADLINE_S = 1800.0  # torch's default bucket size
+_DEADLINE_S = 1800.0  # torch's default timeout of gloo
 
 
 class HookState(CodecAllReduce):
@@ -56,16 +56,13 @@ class HookState(CodecAllReduce):
         """Start to average a bucket; the future returns its gradients."""
         gradients = bucket.buffer()
         if gradients.dtype not in _ENCODED:
-            raise InvalidInput(
-                "codec",
-                f"gradients of {gradients.dtype} would lose precision that float32 does not have",
-                hint="train in float32, float16 or bfloat16, or without a codec",
-            )
+            problem = "requires float32, float16 or bfloat16 gradients"
+            raise InvalidInput("codec", problem, got=gradients.dtype)
         parameters = bucket.parameters()
         self.guard.watch(parameters)
-        if bucket.index() == 0:  # torch's order of buckets in every step
+        if bucket.index() == 0:  # the first bucket of every step
             self.begin_step()
-        # Error feedback belongs to parameters, so a rebuilt bucket needs another key.
+        # error feedback belongs to parameters, so a rebuilt bucket needs another key
         numbers = [self._numbers.setdefault(id(one), len(self._numbers)) for one in parameters]
         checksum = zlib.crc32(str(numbers).encode())
         key = f"bucket{bucket.index()}of{len(gradients)}/{checksum:08x}"
@@ -100,16 +97,16 @@ def ddp_hook(
     """Return state and hook for `register_comm_hook(*ddp_hook("dynamic8"))`.
 
     All ranks must call it together with the same codec: a name, a codec, or "auto", which uses
-    dynamic8 where it makes steps faster. `process_group`: the DistributedDataParallel's, of backend
-    gloo or nccl. Raises InvalidInput for unsupported arguments. If a value is not finite on any
-    rank, no rank takes the step: a GradScaler skips it; otherwise the optimizer raises NonFinite,
-    or does nothing with `on_nonfinite="skip"`. The state counts such values and steps.
+    dynamic8 where it makes steps faster. `process_group`: DistributedDataParallel's, with backend
+    gloo or nccl. If a value is not finite on any rank, no rank takes the step: a GradScaler skips
+    it; otherwise the optimizer raises NonFinite, or does nothing with `on_nonfinite="skip"`. The
+    state counts such values and steps. Raises InvalidInput for unsupported arguments.
 
-    Error feedback belongs to a bucket; torch rebuilds its buckets after the first step, whose
-    errors are dropped.
+    Error feedback of the first step is dropped, because torch then rebuilds its buckets.
     """
     if not dist.is_initialized():
-        raise InvalidInput("ddp_hook", "call torch.distributed.init_process_group before")
+        hint = "call torch.distributed.init_process_group first"
+        raise InvalidInput("ddp_hook", "requires a process group", hint=hint)
     ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
     # nccl alone, or with gloo for host memory
     has_nccl = "nccl" in dist.get_backend_config(process_group)
@@ -169,9 +166,9 @@ class TorchAllReduce(Listener):
         return self._hook.exchange(bucket)
 
     def open(self) -> None:
-        """Create the encoding hook's state, collectively; otherwise the first bucket does.
+        """Create the encoding hook's state, collectively; the first bucket does it otherwise.
 
-        InvalidInput if ranks have different codecs.
+        Raises InvalidInput if ranks have different codecs.
         """
         if self._compression is not None and self._hook is None:
             group = self._join()
@@ -196,11 +193,11 @@ class TorchAllReduce(Listener):
             self._readiness = None
 
     def state(self) -> dict[str, Tensor]:
-        """Return the error feedback of this rank's codecs."""
+        """Return this rank's error feedback."""
         return {} if self._hook is None else self._hook.state_dict()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback saved by the same rank of as many, collectively."""
+        """Load error feedback saved by the same rank of as many ranks, collectively."""
         self.open()
         if self._hook is not None:
             self._hook.load_state_dict(state)
@@ -223,11 +220,11 @@ class TorchAllReduce(Listener):
             self._hook.close()
 
     def ended(self, missing: Sequence[int]) -> None:
-        """Report an exchange that ends before this backward pass returns."""
+        """Call the functions that wait for the end of an exchange."""
         assert self._readiness is not None
         settle, self._settle = self._settle, None
         if settle is not None and all(self._readiness.came):
-            # Queue after torch's own callback, which ends the exchange.
+            # runs after torch's own callback, which ends the exchange
             Variable._execution_engine.queue_callback(settle)
         if self._on_exchanged is not None:
             self._on_exchanged()
@@ -245,7 +242,7 @@ def _recorded(recorded: tuple[Recorder, Group], bucket: GradBucket) -> torch.fut
         averaged: Tensor = future.value()[0]
         return averaged
 
-    # torch's allreduce_hook divides, which differs from multiplying by 1/3.
+    # torch's allreduce_hook divides, which rounds differently from DistributedDataParallel
     values = bucket.buffer().mul_(1.0 / group.world_size)
     work = dist.all_reduce(values, group=group.process_group, async_op=True)
     assert work is not None

@@ -15,18 +15,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.codecs.codec import Codec
-from paceline.codecs.feedback import ErrorFeedback
 from paceline.codecs.names import factory_of
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import PIECE
-from paceline.exchange.encoded_pieces import encoded_piece
+from paceline.exchange.encoded_pieces import PieceCodecs, encoded_piece
 from paceline.exchange.outer import OuterModel, is_finite
 from paceline.exchange.peer_state import InnerState
 from paceline.links.failpoints import reach
 from paceline.links.group import Group
 
 logger = logging.getLogger(__name__)
-_Key = tuple[int, int, int]  # key of error feedback: fragment, piece, shard
 
 
 class Contribution(NamedTuple):
@@ -49,10 +47,9 @@ class Contribution(NamedTuple):
 class Averaged:
     """The result of an exchange.
 
-    `given`: this worker's contribution. `mean`: mean outer gradient, None if no worker has trained.
-    `weight`: sum of the workers' weights. `left_out`: workers with NaN or infinite parameters.
-    `repaired`: workers whose outer model differed. `taken`: a peer's inner state, if this worker
-    was behind or is new.
+    `mean`: mean outer gradient, None if no worker has trained. `weight`: sum of the workers'
+    weights. `left_out`: workers with NaN or infinite parameters. `repaired`: workers whose outer
+    model differed from worker 0's. `peer_state`: inner state of a peer, for a late or new worker.
     """
 
     given: Contribution
@@ -61,23 +58,15 @@ class Averaged:
     left_out: tuple[int, ...]
     repaired: tuple[int, ...]
     all_closing: bool
-    taken: InnerState | None = None
+    peer_state: InnerState | None = None
 
     def warn(self, number: int) -> None:
         """Log the workers that were left out or repaired."""
+        nonfinite = "exchange %d: worker %d has NaN or infinite parameters, and loads the group's"
         for worker in self.left_out:
-            logger.warning(
-                "exchange %d: the parameters of worker %d were NaN or infinite; it was left out "
-                "and takes the group's",
-                number,
-                worker,
-            )
+            logger.warning(nonfinite, number, worker)
         for worker in self.repaired:
-            logger.warning(
-                "exchange %d: the outer model of worker %d had other bits; it takes worker 0's",
-                number,
-                worker,
-            )
+            logger.warning("exchange %d: worker %d loads worker 0's outer model", number, worker)
 
 
 class Averaging:
@@ -88,10 +77,10 @@ class Averaging:
 
     def __init__(self, outer: OuterModel, codec: str | Codec | None) -> None:
         if codec is not None and outer.dtype != torch.float32:
-            raise InvalidInput("codec", f"{codec} encodes float32", hint="the model is float64")
+            raise InvalidInput("codec", "requires float32 parameters (some are float64)")
         self._outer = outer
         self._make_codec = None if codec is None else factory_of(codec)
-        self._codecs: dict[_Key, Codec] = {}
+        self._codecs = PieceCodecs()  # by fragment
         self.digest = ""  # hash of the outer model, for the next header
         self.stand_ins: list[Tensor] = []  # outer gradients of a rehearsal, by fragment
         self.nbytes_sent = self.nbytes_received = 0
@@ -99,7 +88,8 @@ class Averaging:
     def run(self, given: Contribution, group: Group) -> Averaged:
         """Exchange a fragment with all workers of the group, collectively.
 
-        InvalidInput if all workers' parameters are not finite, or their exchanges differ.
+        Raises InvalidInput if all workers' parameters are NaN or infinite, or if their exchanges
+        have different numbers.
         """
         is_fit = is_finite(given.own)
         weight = given.weight if is_fit else 0.0
@@ -108,23 +98,17 @@ class Averaging:
         numbers, fit, weights, digests, closing = zip(*group.gather(header), strict=True)
         reach("local.exchange", worker=group.rank, number=given.number, after="headers")
         if len(set(numbers)) > 1:
+            hint = "load the same checkpoint on all workers"
             raise InvalidInput(
-                "local updates",
-                f"workers are at exchanges {', '.join(map(str, numbers))}",
-                hint="load the same checkpoint on all of them",
+                "num_exchanges", "must be equal on all workers", got=numbers, hint=hint
             )
         if not any(fit):
-            raise InvalidInput(
-                "learning_rate",
-                "the parameters of all workers are NaN or infinite",
-                hint="choose a smaller one",
-            )
+            problem = "all workers' parameters are NaN or infinite"
+            raise InvalidInput("learning_rate", problem, hint="use a smaller one")
         repaired = tuple(rank for rank, one in enumerate(digests) if one != digests[0])
         if repaired:
             if group.rank in repaired:
-                self.digest = (
-                    uuid.uuid4().hex
-                )  # differs from all others until the model is received
+                self.digest = uuid.uuid4().hex  # unique until the model is received
             group.broadcast(self._outer.tensors())
         group.broadcast(given.buffers)
         total = sum(weights)
@@ -165,10 +149,11 @@ class Averaging:
         return gradient
 
     def _encoded_mean(self, fragment: int, gradient: Tensor, group: Group) -> None:
-        size, control = group.world_size, group.control
+        size, control, make = group.world_size, group.control, self._make_codec
         assert control is not None
+        assert make is not None
         for number, values in enumerate(gradient.split(PIECE)):
-            codecs = [self._codec((fragment, number, shard)) for shard in range(size)]
+            codecs = self._codecs.of(str(fragment), number, size, make)
             piece = encoded_piece(values, codecs, group.rank, float(size))
             nbytes = piece.scatter(control)
             nbytes += piece.gather(control)[0]
@@ -178,29 +163,12 @@ class Averaging:
     @property
     def sent_share(self) -> float | None:
         """The share of values sent, for a codec that omits some."""
-        found = next(iter(self._codecs.values()), None)
-        return found.sent_share if isinstance(found, ErrorFeedback) else None
-
-    def _codec(self, key: _Key) -> Codec:
-        if key not in self._codecs:
-            assert self._make_codec is not None
-            self._codecs[key] = self._make_codec()
-        return self._codecs[key]
+        return self._codecs.sent_share
 
     def feedback(self) -> dict[str, Tensor]:
         """Return the error feedback by FRAGMENT/PIECE/SHARD."""
-        return {
-            "/".join(map(str, key)): error
-            for key, codec in self._codecs.items()
-            if isinstance(codec, ErrorFeedback)
-            for error in codec.state_dict().values()
-        }
+        return self._codecs.state_dict()
 
     def load_feedback(self, state: dict[str, Tensor]) -> None:
         """Load error feedback saved by the same worker of a group of this size."""
-        self._codecs.clear()
-        for key, error in state.items():
-            fragment, piece, shard = map(int, key.split("/"))
-            codec = self._codec((fragment, piece, shard))
-            if isinstance(codec, ErrorFeedback):
-                codec.load_state_dict({"error": error})
+        self._codecs.load_state_dict(state)

@@ -1,9 +1,9 @@
 """Unequal batches: weight gradients by samples, and adapt shares to the ranks' speeds.
 
 Each rank's loss is the mean over its n samples, and the exchange averages the gradients of W ranks.
-This average is the mean over all N samples if each rank's gradient is scaled by n W / N. The
-gradient is scaled at the module's outputs, which costs nothing, affects each parameter once, and
-does not affect loss terms without samples, such as weight decay.
+This average is the mean over all N samples if each rank's gradient is scaled by n W / N. Gradients
+are scaled at the module's outputs, which takes no time, affects each parameter once, and does not
+affect loss terms without samples, such as weight decay.
 """
 
 from collections import deque
@@ -34,7 +34,7 @@ _NUM_WARM_UP = 2  # warm-up passes
 
 
 class SampleCount:
-    """Sums the ranks' samples of a forward pass during the pass."""
+    """Sums the ranks' numbers of samples while the forward pass runs."""
 
     def __init__(self, own: int, group: Group) -> None:
         self._own, self._group = own, group
@@ -49,7 +49,7 @@ class SampleCount:
                 self._work = dist.all_reduce(self._total, group=self._group.control, async_op=True)
 
     def scaled(self, gradient: Tensor) -> Tensor | None:
-        """Return the weighted gradient of an output; waits for all counts."""
+        """Return an output's weighted gradient, after waiting for all counts."""
         if self._weight is None:
             self.begin()
             if self._work is not None:
@@ -59,7 +59,7 @@ class SampleCount:
             self._weight = self._own * self._group.world_size / total if total else 0.0
         if self._weight == 1:
             return None
-        # The mean loss of no samples may be NaN, and a product with zero keeps NaN.
+        # without samples, the mean loss may be NaN, and a product with zero keeps NaN
         return gradient * self._weight if self._weight else torch.zeros_like(gradient)
 
 
@@ -67,11 +67,8 @@ def _num_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Return the number of rows of the first tensor argument."""
     first = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
     if first is None or not first.ndim:
-        raise InvalidInput(
-            "balance",
-            "the module's first tensor has no rows to count samples by",
-            hint="say how many there are with model.samples(n) before each forward pass",
-        )
+        problem = "requires a batch dimension in the module's first tensor"
+        raise InvalidInput("balance", problem, hint="or call model.samples(n) before each pass")
     return len(first)
 
 
@@ -82,7 +79,7 @@ class Balanced:
     """Runs a replica of a module, weights gradients by samples, and balances batches.
 
     Gradients equal those of one process with the whole batch, if each rank's loss is a mean over
-    its samples. With a `sampler`, each rank measures its computing time without waiting; every few
+    its samples. With a `sampler`, each rank measures its computing time without waits; every few
     steps all ranks agree on new shares and update the sampler. `weighs`: False if the caller's
     losses are already weighted. `admit(speeds, sampler)` is called once all speeds, in samples per
     second, are known, and returns the ranks that get no samples.
@@ -103,9 +100,9 @@ class Balanced:
         self.prepare, self.exchange_state = replica.prepare, replica.exchange_state
         self.load_exchange_state, self.statistics = replica.load_exchange_state, replica.statistics
         self._weighs, self._admit = weighs, admit
-        self._said: int | None = None
+        self._num_samples: int | None = None  # of the next forward pass, if set
         self._meter = SpeedMeter(group.device)
-        self._shares: FollowingShares | None = None
+        self._shares: BalancedShares | None = None
         if sampler is not None:
             self.follow(sampler)
 
@@ -114,13 +111,13 @@ class Balanced:
 
         InvalidInput if the ranks' samplers differ or do not fit the ranks.
         """
-        self._shares = FollowingShares(sampler, self._group, self._meter, self._admit)
+        self._shares = BalancedShares(sampler, self._group, self._meter, self._admit)
 
     def samples(self, number: int) -> None:
         """Set this rank's number of samples in the next forward pass."""
         if number < 0:
             raise InvalidInput("samples", "must be 0 or more", got=number)
-        self._said = number
+        self._num_samples = number
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward pass."""
@@ -133,22 +130,19 @@ class Balanced:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         if in_backward():
-            raise InvalidInput(
-                "balance",
-                "a checkpoint around the whole model hides what is to be weighted",
-                hint="put checkpoints inside of it",
-            )
+            problem = "cannot weight a model within an activation checkpoint"
+            raise InvalidInput("balance", problem, hint="use checkpoints within the model")
         if self._module.training and self._shares is not None:
             self._shares.step()
-        own = _num_samples(args, kwargs) if self._said is None else self._said
-        self._said = None
+        own = _num_samples(args, kwargs) if self._num_samples is None else self._num_samples
+        self._num_samples = None
         one = _Pass(SampleCount(own, self._group), own, self._meter, weighs=self._weighs)
         # without a backward pass, as in evaluation, nothing would wait for the sum
         if self._weighs and self._module.training:
             one.count.begin()
-        # On the module and not around the replica, which may wait for other ranks before the
-        # module's forward pass. Ours come first (prepend): at the end of backward our callback must
-        # record the time before the replica's waits for the exchange.
+        # on the module and not around the replica, which may wait for other ranks before the
+        # module's forward pass; prepended, so that the callback at the end of backward records the
+        # time before the replica's callback waits for the exchange
         handles = [
             self._module.register_forward_pre_hook(one.mark, prepend=True),
             self._module.register_forward_hook(one.left, prepend=True),
@@ -169,26 +163,20 @@ class Balanced:
         return replace(statistics, shares=balance.shares, samples_per_s=balance.samples_per_s)
 
 
-class FollowingShares:
-    """Adapts a sampler's shares to the ranks' speeds every few steps.
-
-    Created collectively. Raises InvalidInput if the ranks' samplers differ or do not fit the ranks.
-    """
+class BalancedShares:
+    """Adapts a sampler's shares to the ranks' speeds every few steps; created collectively."""
 
     def __init__(
         self, sampler: BalancedSampler, group: Group, meter: "SpeedMeter", admit: Admit
     ) -> None:
         if (sampler.rank, sampler.world_size) != (group.rank, group.world_size):
-            raise InvalidInput(
-                "sampler",
-                f"made for rank {sampler.rank} of {sampler.world_size}, but this is rank "
-                f"{group.rank} of {group.world_size}",
-            )
+            got = f"rank {sampler.rank} of {sampler.world_size}"
+            problem = f"must be created for rank {group.rank} of {group.world_size}"
+            raise InvalidInput("sampler", problem, got=got)
         own = [sampler.num_samples, sampler.batch_size, sampler.seed, list(sampler.most)]
         if any(row != own for row in group.gather(own)):
-            raise InvalidInput(
-                "sampler", "samples, batch size, seed and most must be the same on all ranks"
-            )
+            problem = "must have equal samples, batch_size, seed and most on all ranks"
+            raise InvalidInput("sampler", problem)
         self._sampler, self._group, self._meter, self._admit = sampler, group, meter, admit
         self.balance = Balance(sampler.batch_size, sampler.world_size, sampler.most)
         self._left = _NUM_WARM_UP + self.balance.interval
@@ -201,7 +189,7 @@ class FollowingShares:
         sampler, balance = self._sampler, self.balance
         rows = self._group.gather([self._meter.seconds_per_sample(), sampler.drawn])
         known_before = None not in balance.samples_per_s
-        # all ranks record the same rows, so they compute the same shares
+        # all ranks record the same rows, and so compute the same shares
         shares = balance.record([seconds for seconds, _ in rows])
         speeds = [speed for speed in balance.samples_per_s if speed is not None]
         if not known_before and len(speeds) == self._group.world_size:
@@ -218,9 +206,8 @@ class SpeedMeter:
 
     def __init__(self, device: torch.device) -> None:
         self.clock = clock_for(device)
-        self._passes = deque[tuple[int, list[Any]]](
-            maxlen=_MOST_PASSES
-        )  # samples and four marks of each pass
+        # samples and four marks of each pass
+        self._passes = deque[tuple[int, list[Any]]](maxlen=_MOST_PASSES)
         self._num_warm_up = _NUM_WARM_UP
 
     def watch(self, outputs: Sequence[Tensor], num_samples: int, marks: list[Any]) -> None:
@@ -247,13 +234,13 @@ class SpeedMeter:
         """Return the median since the last call; None without samples."""
         passes = list(self._passes)
         self._passes.clear()
-        # all together, because a GPU's clock waits for the device
+        # read all marks at once, because a GPU's clock waits for the device
         times = self.clock.seconds([mark for _, marks in passes for mark in marks])
         seconds = []
         for number, (num_samples, _) in enumerate(passes):
             entered, left, reached, ended = times[4 * number : 4 * number + 4]
             seconds.append((left - entered + ended - reached) / num_samples)
-        # never zero: shares are proportional to its inverse
+        # not zero, because shares are proportional to its inverse
         return max(median(seconds), 1e-12) if seconds else None
 
 
@@ -276,12 +263,9 @@ class _Pass:
         tensors = [one for one in tree_leaves(outputs) if isinstance(one, Tensor)]
         leaves = [one for one in tensors if one.requires_grad]
         if not leaves:
-            raise InvalidInput(
-                "balance",
-                "the module's outputs hold no tensor with a gradient to be weighted",
-                hint="return tensors, or tuples, lists and dictionaries of them",
-            )
-        # Scaling waits for other ranks, so it precedes backward's first mark.
+            problem = "requires outputs with gradients: tensors, or tuples, lists or dicts of them"
+            raise InvalidInput("balance", problem)
+        # scaling waits for other ranks, so it must precede backward's first mark
         for leaf in leaves if self.weighs else ():
             leaf.register_hook(self.count.scaled)
         self.meter.watch(leaves, self.num_samples, self.marks)

@@ -15,7 +15,6 @@ Ranks agree in advance on the step after which to write.
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"  # subfolder of a run's folder
 _FIRST_MEETING = 10  # steps before the step time is known
-_NEARLY = 0.9  # share of an interval below which ranks write early
+_NEARLY = 0.9  # after this share of the interval, ranks write instead of agreeing again
 
 
 class State(NamedTuple):
@@ -52,17 +51,21 @@ class State(NamedTuple):
         return within(self.tensors, f"{name}/")
 
     def own_part(self, name: str) -> Any:
-        """Return a part that one strategy writes; InvalidInput if the run had another."""
+        """Return a part that one strategy writes; InvalidInput for a run of another strategy."""
         if name not in self.parts:
-            known = self.parts["progress"]["strategy"]
-            raise InvalidInput("resume", f"the run had strategy {known}", hint="take that")
+            raise self.wrong_strategy()
         return self.parts[name]
+
+    def wrong_strategy(self) -> InvalidInput:
+        """Return the error for resuming the run with another strategy."""
+        strategy = self.parts["progress"]["strategy"]
+        return InvalidInput("resume", f"requires the run's strategy, {strategy}")
 
 
 def read_state(settings: TrainSettings, group: Group) -> State | None:
-    """Read the checkpoint to resume from on all ranks; None for a new run.
+    """Read the checkpoint to resume from; None for a new run.
 
-    Rank 0 reads the file. Raises InvalidInput on all ranks if no valid checkpoint exists.
+    Rank 0 reads it for all ranks. Raises InvalidInput on all ranks if there is no valid checkpoint.
     """
     if settings.resume is None:
         return None
@@ -72,7 +75,7 @@ def read_state(settings: TrainSettings, group: Group) -> State | None:
             found = _read(settings.resume)
         except InvalidInput as problem:
             error = str(problem)
-    # as text, which supports tuples and infinity
+    # as our JSON, which preserves tuples and infinity
     text = json_values.dumps("the state", found.parts if found else {}).decode()
     told = group.gather({"error": error, "parts": text})[0]
     if told["error"] is not None:
@@ -83,16 +86,14 @@ def read_state(settings: TrainSettings, group: Group) -> State | None:
 
 def _read(run: Path) -> State:
     if not (run / CHECKPOINTS).is_dir():
-        raise InvalidInput("resume", f"{run} is not the folder of a run that has checkpoints")
+        raise InvalidInput("resume", "must be a run's folder with checkpoints", got=str(run))
     loaded = CheckpointFolder(run / CHECKPOINTS).latest()
     if loaded is None:
-        raise InvalidInput(
-            "resume", f"{run / CHECKPOINTS} has no checkpoint", hint="train from the start"
-        )
+        raise InvalidInput("resume", "has no checkpoint", got=str(run), hint="start a new run")
     for line in loaded.skipped:
-        logger.warning("%s; going on from that of step %d", line, loaded.step)
+        logger.warning("%s; resuming from step %d", line, loaded.step)
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(loaded.written_s))
-    logger.info("going on after step %d, from %s of %s", loaded.step, loaded.path, at)
+    logger.info("resuming after step %d from %s, written %s", loaded.step, loaded.path, at)
     tensors: Tensors = {}
     for name in loaded.names:
         stem, _, kind = name.partition(".")
@@ -104,14 +105,14 @@ def _read(run: Path) -> State:
 
 def interrupted(interruption: Interruption, num_steps: int, folder: Path | None) -> Interrupted:
     """Return the error of a stopped and saved run; only rank 0 needs `folder`."""
-    on = "" if folder is None else f"; paceline train --resume {folder} goes on"
-    return interruption.stopped(num_steps, on)
+    more = "" if folder is None else f"; resume with paceline train --resume {folder}"
+    return interruption.stopped(num_steps, more)
 
 
 class Saver:
     """Writes checkpoints after steps that all ranks agree on, and before stopping.
 
-    `folder`: the run's.
+    `folder`: the run's folder, only on rank 0.
     """
 
     def __init__(
@@ -184,10 +185,7 @@ class Saver:
 def with_ranks(
     state: State, own: Mapping[str, Tensor], values: Mapping[str, Any], group: Group
 ) -> State:
-    """Gather each rank's own values, tensors and random state on rank 0.
-
-    Collective. `own`: tensors, `values`: plain values of this rank.
-    """
+    """Add each rank's tensors, plain values and random state on rank 0, collectively."""
     random_tensors, random_values = random_state(group.device)
     mine = dict(own) | {f"random/{key}": one for key, one in random_tensors.items()}
     gathered = gather_tensors(mine, group)
@@ -218,16 +216,8 @@ def restore_random(state: State, group: Group) -> None:
 
 
 def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise InvalidInput that names the first differing property of the saved run."""
+    """Raise InvalidInput for the first property that differs from the saved run's."""
     for name, value in now.items():
         if saved.get(name) != value:
-            raise InvalidInput(
-                "resume",
-                f"{name} is {value!r} now, and was {saved.get(name)!r} in the run",
-                hint="another run begins anew, without resume",
-            )
-
-
-def as_values(records: list[Any]) -> list[dict[str, Any]]:
-    """Convert dataclasses to plain values."""
-    return [asdict(one) for one in records]
+            problem = f"requires {name} {saved.get(name)!r}, as in the run"
+            raise InvalidInput("resume", problem, got=value, hint="or start a new run")

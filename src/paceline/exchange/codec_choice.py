@@ -1,4 +1,4 @@
-"""Choose the codec of each exchange: the requested one, or whatever is faster."""
+"""Choose the codec of each exchange: the requested one, or by measurements."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -28,12 +28,12 @@ _FACTORIES: dict[str, Factory] = {
 _SIZES = (1 << 10, 1 << 21)  # number of values of a small and a large exchange
 _NUM_MEASURED = 3
 _NUM_SETTLING = 4  # warm-up steps
-_NUM_TRIED = 8  # measured steps with codec, and as many without
-_WORTH = 0.98  # required ratio to the time without codec
+_NUM_TRIED = 8  # measured steps with codec, and the same number without
+_WORTH = 0.98  # largest time with codec, relative to the time without
 
 
 class CodecChoice:
-    """Choice of a codec for each tensor, equal on all ranks; here a fixed one."""
+    """Uses one codec for all tensors; subclasses choose by tensor, equally on all ranks."""
 
     def __init__(self, factory: Factory) -> None:
         self._factory, self._first = factory, factory()
@@ -48,21 +48,21 @@ class CodecChoice:
         """Begin a step, collectively."""
 
     def codec_of(self, count: int) -> tuple[str, Factory]:
-        """Return the codec for a tensor of so many values, and its name."""
+        """Return name and factory of the codec for `count` values."""
         return self._name, self._factory
 
     @property
     def why(self) -> str:
-        """The choice, and the measurements that led to it."""
-        return f"{self._name}: asked for"
+        """The choice and its reason."""
+        return f"{self._name}: requested"
 
 
 class AutoCodec(CodecChoice):
     """Uses `dynamic8` for tensors whose exchange it shortens, if it also shortens steps.
 
-    Linear fits to a small and a large exchange, with and without codec, give the time of any size.
-    Because a hidden exchange costs nothing, steps are then measured both ways, and the codec stays
-    off unless steps are faster.
+    The time of an exchange is a linear fit to a small and a large one, with and without codec.
+    Because an exchange hidden by computation takes no extra time, steps are then measured with and
+    without codec, and it is used only if steps are faster.
     """
 
     sent_share = None
@@ -74,7 +74,7 @@ class AutoCodec(CodecChoice):
         self._num_steps = 0
         self._last_s: float | None = None
         self._seconds: dict[str, list[float]] = {"encoded": [], "plain": []}
-        self._verdict = "dynamic8 where it pays, until steps are tried without"
+        self._verdict = "dynamic8 where exchanges are faster; steps not measured yet"
 
     def begin_step(self) -> None:
         """Record the last step's duration, and decide after both modes are measured."""
@@ -87,31 +87,31 @@ class AutoCodec(CodecChoice):
         if tried < 2 * _NUM_TRIED:
             self._mode = "encoded" if tried < _NUM_TRIED else "plain"
             return
-        # Skip a mode's first step, which still finishes the other's buckets.
+        # skip a mode's first step, which includes the end of the other mode's exchanges
         medians = [median(self._seconds[name][1:]) for name in ("encoded", "plain")]
-        # Use the slowest rank's times on all ranks, so that they choose equally.
+        # the slowest rank's times, so that all ranks choose equally
         encoded_s, plain_s = self._all_reduce.agree(medians)
         self._mode = "encoded" if encoded_s < _WORTH * plain_s else "plain"
         outcome = _CODEC if self._mode == "encoded" else "none"
         self._verdict = (
-            f"{outcome}, because steps took {duration(encoded_s)} with dynamic8 where it pays "
-            f"and {duration(plain_s)} without"
+            f"{outcome}, because steps took {duration(encoded_s)} with dynamic8 and "
+            f"{duration(plain_s)} without"
         )
 
     def codec_of(self, count: int) -> tuple[str, Factory]:
-        """Return the codec for a tensor of so many values, and its name."""
+        """Return name and factory of the codec for `count` values."""
         if self._mode == "encoded" and self._pays(count):
             return _CODEC, _FACTORIES["encoded"]
         return "float32", _FACTORIES["plain"]
 
     @property
     def why(self) -> str:
-        """The choice, and the measurements that led to it."""
+        """The choice and its measurements."""
         with_s, without_s = (self._seconds_of(name, 1_000_000) for name in ("encoded", "plain"))
         few_with_s, few_without_s = (self._lines[name].latency_s for name in ("encoded", "plain"))
         return (
             f"{self._verdict}; a million values take {with_s * 1e3:.3g} ms with dynamic8 and "
-            f"{without_s * 1e3:.3g} ms without, a few {few_with_s * 1e3:.2g} and "
+            f"{without_s * 1e3:.3g} ms without, one value {few_with_s * 1e3:.2g} and "
             f"{few_without_s * 1e3:.2g} ms"
         )
 
@@ -150,7 +150,7 @@ class CodecAllReduce(CompressedAllReduce):
             self.check_same(name_of(codec))
             self._choice = AutoCodec(self) if codec == AUTO else CodecChoice(factory_of(codec))
         except InvalidInput:
-            self.close()  # end its threads
+            self.close()
             raise
         self._bytes_sent = [0, 0]  # not counting the measurements
 
@@ -170,7 +170,7 @@ class CodecAllReduce(CompressedAllReduce):
         self._choice.begin_step()
 
     def reduce(self, key: str, values: Tensor, divisor: float = 1.0) -> Work:
-        """Begin what `begin` does, by the codec for so many values."""
+        """Start an all-reduce with the codec for this number of values."""
         name, codec = self._choice.codec_of(len(values))
         return self.begin(f"{key}/{name}", values, codec, divisor)
 

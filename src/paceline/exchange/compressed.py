@@ -16,10 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.codecs.codec import Codec
-from paceline.codecs.feedback import ErrorFeedback
 from paceline.core.errors import InvalidInput
 from paceline.core.wire_format import PIECE, check_codec
-from paceline.exchange.encoded_pieces import EncodedPiece, encoded_piece
+from paceline.exchange.encoded_pieces import EncodedPiece, PieceCodecs, encoded_piece
 from paceline.exchange.optimizers import Policy
 from paceline.links.call_thread import CallThread, finish_stream
 from paceline.links.devices import Event, device_of
@@ -29,7 +28,7 @@ Future = torch.futures.Future[Tensor]
 
 @dataclass(frozen=True)
 class Compression:
-    """A codec for gradients, or its name ("auto": whichever is faster).
+    """A codec for gradients, or its name ("auto" uses one only if steps get faster).
 
     `on_nonfinite`: policy for NaN and infinite values.
     """
@@ -41,15 +40,14 @@ class Compression:
         if isinstance(self.codec, str):
             check_codec(self.codec)
         elif isinstance(self.codec, type) or not hasattr(self.codec, "encode"):
-            raise InvalidInput("codec", f"{self.codec!r} is neither the name of one nor a codec")
+            raise InvalidInput("codec", "must be a codec or its name", got=self.codec)
 
 
 @dataclass(eq=False)
 class Work:
-    """One all-reduce with its future result.
+    """One all-reduce; `future` receives the mean.
 
-    `future` receives the mean, or NaN for all values if any of them (`num_nonfinite` over all
-    ranks) is not finite.
+    All values become NaN if `num_nonfinite` values, counted over all ranks, were not finite.
     """
 
     key: str
@@ -62,13 +60,13 @@ class Work:
     _failing: threading.Lock = field(default_factory=threading.Lock)
 
     def fail(self, error: BaseException) -> None:
-        """Set the future's error, which both threads may do concurrently."""
+        """Set the future's error, possibly from both threads."""
         with self._failing:
             if not self.future.done():
                 self.future.set_exception(error)  # type: ignore[arg-type] # an error is a valid result here
 
     def failed_with(self, call: Call[None]) -> None:
-        """Fail if a background call failed."""
+        """Fail if a call in a thread failed."""
         if (error := call.exception()) is not None:
             self.fail(error)
 
@@ -98,8 +96,7 @@ class CompressedAllReduce:
             )
             for _ in range(2)
         ]
-        self._codecs: dict[tuple[str, int, int], Codec] = {}
-        self._errors: dict[str, Tensor] = {}
+        self._codecs = PieceCodecs()
         self._used: set[str] = set()
         self._is_void = False  # whether some values of the step were not finite
         self._scattering = CallThread("scatter", self.device)
@@ -108,12 +105,13 @@ class CompressedAllReduce:
     def begin_step(self) -> None:
         """Begin a step: drop error feedback of keys unused in the last step.
 
-        All error feedback is dropped if values were not finite, because that step is not taken.
+        All error feedback is dropped if values were not finite, because that step is skipped.
         """
         if self._is_void:
-            self._codecs, self._is_void = {}, False
+            self._codecs.keep(())
+            self._is_void = False
         if self._used:
-            self._codecs = {at: codec for at, codec in self._codecs.items() if at[0] in self._used}
+            self._codecs.keep(self._used)
         self._used.clear()
 
     @property
@@ -135,37 +133,28 @@ class CompressedAllReduce:
         return work
 
     def check_same(self, codec: str) -> None:
-        """Raise InvalidInput unless all ranks use the same codec; collective."""
+        """Raise InvalidInput if ranks have different codecs; collective."""
         own = torch.tensor([zlib.crc32(codec.encode())], device=self.device)
         found = [torch.zeros_like(own) for _ in self._ranks]
         dist.all_gather(found, own, group=self._groups[0])
         for rank, other in zip(self._ranks, found, strict=True):
             if not torch.equal(own, other):
-                raise InvalidInput(
-                    "codec",
-                    f"rank {rank} has another than rank {self._ranks[self._rank]}, which has "
-                    f"{codec!r}",
-                    hint="give all ranks the same",
-                )
+                problem = f"must be equal on all ranks, but rank {rank} has another codec"
+                raise InvalidInput("codec", problem, got=codec)
 
     def agree(self, values: Sequence[float]) -> list[float]:
-        """Return each value's maximum over all ranks; collective, between all-reduces."""
+        """Return each value's maximum over all ranks; collective, while no all-reduce runs."""
         largest = torch.tensor(values, dtype=torch.float32, device=self.device)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._groups[0])
         return largest.tolist()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's error feedback for a checkpoint."""
-        state = dict(self._errors)
-        for (key, piece, shard), codec in self._codecs.items():
-            for tensor in codec.state_dict().values() if isinstance(codec, ErrorFeedback) else ():
-                state[f"{key}/{piece}/{shard}"] = tensor
-        return state
+        """Return this rank's error feedback."""
+        return self._codecs.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Load error feedback saved by the same rank of as many ranks."""
-        self._codecs.clear()
-        self._errors = dict(state)
+        self._codecs.load_state_dict(state)
 
     def close(self) -> None:
         """End the threads after their work; abandon a thread that waits for a lost rank."""
@@ -177,7 +166,7 @@ class CompressedAllReduce:
             device_of(self.device).current_stream().wait(work.ready)
         pieces = work.values.split(PIECE)  # overlap encoding, sending and decoding
         for number, values in enumerate(pieces):
-            codecs = [self._codec(work, number, shard) for shard in range(len(self._ranks))]
+            codecs = self._codecs.of(work.key, number, len(self._ranks), work.codec)
             piece = encoded_piece(values, codecs, self._rank, work.divisor)
             self._bytes_sent[0] += piece.scatter(self._groups[0])
             finish_stream(self.device)
@@ -198,13 +187,3 @@ class CompressedAllReduce:
             work.values.fill_(torch.nan)  # detected by a GradScaler or NonFiniteGuard
             finish_stream(self.device)
         work.future.set_result(work.values)
-
-    def _codec(self, work: Work, piece: int, shard: int) -> Codec:
-        """Return a shard's codec; each shard has its own error feedback."""
-        place = (work.key, piece, shard)
-        if place not in self._codecs:
-            codec = self._codecs[place] = work.codec()
-            error = self._errors.pop(f"{work.key}/{piece}/{shard}", None)
-            if error is not None and isinstance(codec, ErrorFeedback):
-                codec.load_state_dict({"error": error})
-        return self._codecs[place]

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,8 +23,7 @@ from torch.optim import Optimizer
 from paceline.core.errors import InvalidInput, WorkerLost, first_line
 from paceline.exchange.averaging import Averaged, Averaging, Contribution
 from paceline.exchange.outer import OuterModel
-from paceline.exchange.peer_state import InnerState, StepLock
-from paceline.exchange.peer_transport import PeerTransport
+from paceline.exchange.peer_state import InnerState, PeerTransport, StepLock
 from paceline.exchange.workers import Settings, check_same_settings
 from paceline.links.group import Group, Member, myself
 
@@ -39,8 +39,8 @@ _CPU = torch.device("cpu")
 class ElasticWorkers:
     """The workers of a torchft.Manager's quorum, which may change with each exchange.
 
-    `num_fragments`: of a round. `settings`: must be equal for a joining worker. `inner()` copies
-    this worker's inner state. A failed exchange is repeated for at most `deadline_s`. Raises
+    `num_fragments`: fragments of a round. `settings`: must be equal on a joining worker. `inner()`
+    copies this worker's inner state. A failed exchange is repeated for at most `deadline_s`. Raises
     InvalidInput for an unsuitable manager.
     """
 
@@ -62,8 +62,8 @@ class ElasticWorkers:
         self._deadline_s = deadline_s
         self.num_final_exchanges = num_fragments  # one more, for workers that missed the last one
         self._group: Group | None = None
-        self._given: Contribution | None = None
-        self._taken: InnerState | None = None
+        self._given: Contribution  # this worker's, to the running exchange
+        self._peer_state: InnerState | None = None
         self._feedback: dict[str, Tensor] = {}  # error feedback before the exchange
         self._is_open = True
         self._all_closing_since: int | None = None  # number of an exchange
@@ -87,14 +87,12 @@ class ElasticWorkers:
 
         Raises WorkerLost after the deadline, or without a quorum.
         """
-        self._given, self._taken = given, None
+        self._given, self._peer_state = given, None
         try:
-            if self._is_over(given.number):
+            if given.number > self._farewell_number:
                 return self._nothing()
             self._feedback = self._averaging.feedback()
-            if self._is_farewell(given.number):
-                return self._farewell()
-            return self._repeated()
+            return self._farewell() if given.number == self._farewell_number else self._repeated()
         except BaseException:
             self._disconnect()
             raise
@@ -110,21 +108,18 @@ class ElasticWorkers:
         """Remove the hooks; the caller shuts down the manager."""
         self._steps.close()
 
-    # --- one exchange --------------------------------------------------------------------------
-
     def _repeated(self) -> Averaged:
         until: float | None = None
         while True:
             found = self._attempt()
             if found is not None:
                 return found
-            assert self._given is not None
-            if self._given.is_closing and self._is_farewell(self._given.number):
-                return self._nothing()  # this worker was behind, and has loaded the state
+            if self._given.is_closing and self._given.number == self._farewell_number:
+                return self._nothing()  # this worker was behind, and has loaded a peer's state
             if until is None:
                 until = time.monotonic() + self._deadline_s
             elif time.monotonic() > until:
-                raise WorkerLost(f"an exchange has failed for {self._deadline_s:g} s")
+                raise WorkerLost(f"exchanges have failed for {self._deadline_s:g} s")
             self._averaging.load_feedback(self._feedback)
             time.sleep(_PAUSE_S)
 
@@ -133,9 +128,7 @@ class ElasticWorkers:
         self._meet()
         found = None
         try:
-            if (
-                self._manager.errored() is None
-            ):  # otherwise connections or the state transfer failed
+            if self._manager.errored() is None:  # connections and state transfer succeeded
                 found = self._averaging.run(self._copied(), self._configured())
         except (RuntimeError, OSError, WorkerLost) as error:
             self._failed(error)
@@ -144,14 +137,14 @@ class ElasticWorkers:
         if not self._commits() or found is None:
             return None
         self._note_closing(found)
-        return replace(found, taken=self._taken)
+        return replace(found, peer_state=self._peer_state)
 
     def _meet(self) -> None:
         """Wait for a quorum; a worker that is behind then loads a peer's state."""
         try:
             self._manager.start_quorum()
         except (RuntimeError, TimeoutError) as error:
-            raise WorkerLost(f"there is no quorum ({first_line(error)})") from error
+            raise WorkerLost(f"no quorum ({first_line(error)})") from error
 
     def _configured(self) -> Group:
         """Return the quorum's group; reset error feedback if shards change."""
@@ -168,13 +161,8 @@ class ElasticWorkers:
         if before is not None and (before.rank, before.world_size) != (rank, size):
             self._forget_feedback()
         if before is not None and before.world_size != size and not rank:
-            assert self._given is not None
-            logger.warning(
-                "exchange %d: %d workers take part, and not %d",
-                self._given.number,
-                size,
-                before.world_size,
-            )
+            changed = "exchange %d: number of workers changed from %d to %d"
+            logger.warning(changed, self._given.number, before.world_size, size)
         return self._group
 
     def _copied(self) -> Contribution:
@@ -184,12 +172,11 @@ class ElasticWorkers:
         return given._replace(own=given.own.clone(), buffers=[one.clone() for one in given.buffers])
 
     def _failed(self, error: Exception) -> None:
-        """Make this worker and waiting peers repeat the exchange."""
-        assert self._given is not None
+        """Report the error, so that this worker and its waiting peers repeat the exchange."""
         if not self._is_open:
             raise WorkerLost("the exchange was aborted") from error
         logger.warning("exchange %d is repeated: %s", self._given.number, first_line(error))
-        # a new error, because this one's frames reference connections
+        # a new error, because the frames of `error` keep connections alive
         self._manager.report_error(WorkerLost(first_line(error)))
 
     def _disconnect(self) -> None:
@@ -203,16 +190,14 @@ class ElasticWorkers:
 
     def _commits(self) -> bool:
         """Return whether all ranks of this worker finished the exchange."""
-        for _ in range(2):  # a stopped process finds that the deadline has passed
+        for _ in range(2):  # the deadline of the first call may pass while the process is stopped
             try:
                 is_committed: bool = self._manager.should_commit()
                 return is_committed
             except (RuntimeError, TimeoutError) as error:
                 failure = error
                 self._manager.report_error(error)
-        raise WorkerLost(f"nothing can be committed ({first_line(failure)})") from failure
-
-    # --- the end -------------------------------------------------------------------------------
+        raise WorkerLost(f"cannot commit an exchange ({first_line(failure)})") from failure
 
     def _note_closing(self, found: Averaged) -> None:
         if not found.all_closing:
@@ -220,33 +205,26 @@ class ElasticWorkers:
         elif self._all_closing_since is None:
             self._all_closing_since = found.given.number
 
-    def _is_farewell(self, number: int) -> bool:
-        """Return whether this is the exchange after the last one with contributions."""
+    @property
+    def _farewell_number(self) -> float:
+        """Number of the exchange after the last one with contributions."""
         since = self._all_closing_since
-        return since is not None and number == since + self._num_fragments
-
-    def _is_over(self, number: int) -> bool:
-        since = self._all_closing_since
-        return since is not None and number > since + self._num_fragments
+        return inf if since is None else since + self._num_fragments
 
     def _farewell(self) -> Averaged:
-        """Let workers that missed the last outer step take it; never repeated."""
+        """Send the last outer step to workers that missed it, without repetitions."""
         try:
             return self._attempt() or self._nothing()
         except WorkerLost as error:
-            logger.warning("the last exchange has failed: %s", error)
+            logger.warning("the last exchange failed: %s", error)
             return self._nothing()
 
     def _nothing(self) -> Averaged:
         """Return the result of an exchange that only loads a peer's state."""
-        assert self._given is not None
-        return Averaged(self._given, None, 0.0, (), (), True, self._taken)
-
-    # --- the state that a peer takes -----------------------------------------------------------
+        return Averaged(self._given, None, 0.0, (), (), True, self._peer_state)
 
     def _state(self) -> dict[str, Any]:
         """Return this worker's state for a recovering peer, called during a quorum."""
-        assert self._given is not None
         with self._steps:
             inner = self._inner()
         return {
@@ -259,17 +237,16 @@ class ElasticWorkers:
         }
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        """Load a peer's state, discarding this worker's steps since its last exchange.
+        """Load a peer's state; this worker's steps since its last exchange are lost.
 
-        The loop loads the inner state. InvalidInput for the state of another training.
+        The loop loads the inner state later. Raises InvalidInput for other settings.
         """
-        assert self._given is not None
         check_same_settings(self._settings, state["settings"], "this worker", "its peers")
         self._outer.load_state_dict(state["outer"])
         self._averaging.digest = state["digest"]
         self._forget_feedback()
         self._all_closing_since = state["all_closing_since"]
-        self._taken = InnerState(**state["inner"])
+        self._peer_state = InnerState(**state["inner"])
         number = state["number"]
         fragment = number % self._num_fragments
         self._given = Contribution(
@@ -277,7 +254,7 @@ class ElasticWorkers:
             fragment,
             0.0,
             self._outer.values[fragment].clone(),
-            self._taken.buffers if fragment == self._num_fragments - 1 else [],
+            self._peer_state.buffers if fragment == self._num_fragments - 1 else [],
             self._given.is_closing,
         )
 
@@ -295,25 +272,17 @@ def checked_manager(manager: object) -> "Manager":
     try:
         from torchft import Manager, ProcessGroupGloo
     except ImportError as error:
-        raise InvalidInput(
-            "manager",
-            f"needs torchft ({first_line(error)})",
-            hint="pip install 'paceline[elastic]'",
-        ) from None
+        problem, hint = f"requires torchft ({first_line(error)})", "pip install 'paceline[elastic]'"
+        raise InvalidInput("manager", problem, hint=hint) from None
     if not isinstance(manager, Manager):
-        kind = type(manager).__name__
-        raise InvalidInput("manager", f"is a {kind}", hint="pass a torchft.Manager")
+        raise InvalidInput("manager", "must be a torchft.Manager", got=type(manager).__name__)
     if manager._use_async_quorum:
-        raise InvalidInput(
-            "manager", "asks for a quorum in the background", hint="use_async_quorum=False"
-        )
+        raise InvalidInput("manager", "requires use_async_quorum=False")
     if not isinstance(manager._pg, ProcessGroupGloo):
-        kind = type(manager._pg).__name__
-        raise InvalidInput("manager", f"has a {kind}", hint="pg=torchft.ProcessGroupGloo(timeout)")
+        problem = "requires pg=torchft.ProcessGroupGloo(timeout)"
+        raise InvalidInput("manager", problem, got=type(manager._pg).__name__)
     if _KEY in manager._user_state_dicts:
-        raise InvalidInput(
-            "manager", "belongs to another LocalUpdates", hint="make one manager for each"
-        )
+        raise InvalidInput("manager", "cannot be used by two LocalUpdates", hint="create another")
     return manager
 
 

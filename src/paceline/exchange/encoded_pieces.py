@@ -13,75 +13,143 @@ Other codecs use `WholePiece`; each rank sums everything:
     gather      decode and add, in rank order       nothing is sent
 
 A message is a row of bytes: a header and the payload's buffers. With b bytes per value each of n
-ranks sends 2 (n - 1) / n * b for shards, and (n - 1) * b for wholes: two ranks send b in both
-cases, and wholes round each value once. Four bits on shards would round sums, too; sums in eight
-bits or float32 would make two ranks send 0.75 or 2.25 bytes per value instead of 0.5. With three
-ranks both send 1.0; with more, shards with 8-bit sums would send less.
+ranks sends 2 (n - 1) / n * b for shards, and (n - 1) * b for whole pieces. Two ranks send b in both
+cases, and a whole piece rounds each value once. Shards of four bits would round the sums, too; sums
+of eight bits or float32 would make two ranks send 0.75 or 2.25 bytes per value instead of 0.5.
+Three ranks send 1.0 in both cases; more ranks would send less with shards and sums of eight bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from paceline.codecs.codec import Codec, Payload, pack, row_nbytes, unpack
+from paceline.codecs.feedback import ErrorFeedback
 from paceline.links.all_to_all import post_pairs
 
 
-class EncodedPiece(Protocol):
-    """Contiguous float32 values to replace by their sum over all ranks / `divisor`."""
+class PieceCodecs:
+    """Codecs by key, piece and shard, each with its own error feedback."""
 
-    def scatter(self, group: dist.ProcessGroup) -> int:
-        """Send this rank's values; return the bytes sent."""
+    def __init__(self) -> None:
+        self._codecs: dict[tuple[str, int, int], Codec] = {}
+        self._loaded: dict[str, Tensor] = {}  # errors of codecs not created yet
 
-    def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
-        """Replace values by their means; return bytes sent, and the number of non-finite values.
+    def of(self, key: str, piece: int, num_shards: int, make: Callable[[], Codec]) -> list[Codec]:
+        """Return the codecs of a piece's shards, created by `make`."""
+        return [self._codec((key, piece, shard), make) for shard in range(num_shards)]
 
-        Those count as zero, on whichever rank they were.
-        """
+    def _codec(self, place: tuple[str, int, int], make: Callable[[], Codec]) -> Codec:
+        if place not in self._codecs:
+            codec = self._codecs[place] = make()
+            error = self._loaded.pop("/".join(map(str, place)), None)
+            if error is not None and isinstance(codec, ErrorFeedback):
+                codec.load_state_dict({"error": error})
+        return self._codecs[place]
+
+    def keep(self, keys: Container[str]) -> None:
+        """Drop all codecs of other keys."""
+        self._codecs = {at: codec for at, codec in self._codecs.items() if at[0] in keys}
+
+    @property
+    def sent_share(self) -> float | None:
+        """The share of values sent, for a codec that omits some."""
+        found = next(iter(self._codecs.values()), None)
+        return found.sent_share if isinstance(found, ErrorFeedback) else None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return this rank's error feedback by KEY/PIECE/SHARD."""
+        state = dict(self._loaded)
+        for place, codec in self._codecs.items():
+            for error in codec.state_dict().values() if isinstance(codec, ErrorFeedback) else ():
+                state["/".join(map(str, place))] = error
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Load error feedback saved by the same rank of as many ranks."""
+        self._codecs, self._loaded = {}, dict(state)
 
 
 def encoded_piece(
     values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float = 1.0
-) -> EncodedPiece:
+) -> "EncodedPiece":
     """Create the piece for codecs of one kind, one for each rank."""
-    if codecs[rank].encodes_sums:
-        return ShardedPiece(values, codecs, rank, divisor)
-    return WholePiece(values, codecs[rank], rank, len(codecs), divisor)
+    kind = ShardedPiece if codecs[rank].encodes_sums else WholePiece
+    return kind(values, codecs, rank, divisor)
 
 
-class ShardedPiece:
-    """A piece of which each rank sums one shard.
+class EncodedPiece:
+    """Contiguous float32 values to replace by their sum over all ranks / `divisor`.
 
-    `codecs`: one for each shard; that of the rank's own shard encodes the sum.
+    Values that are not finite count as zero. `codecs`: one for each rank; a sharded piece encodes
+    this rank's sum with this rank's codec.
     """
 
     def __init__(
         self, values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float = 1.0
     ) -> None:
         self.values, self._codecs, self._rank, self._divisor = values, codecs, rank, divisor
+        self._codec = codecs[rank]
+        self._peers = [other for other in range(len(codecs)) if other != rank]
+
+    def scatter(self, group: dist.ProcessGroup) -> int:
+        """Send this rank's values; return the bytes sent."""
+        raise NotImplementedError
+
+    def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
+        """Replace values by their means; return bytes sent, and all ranks' non-finite values."""
+        raise NotImplementedError
+
+    def _rows(self, payloads: Sequence[Payload], count: int, group: dist.ProcessGroup) -> Tensor:
+        """Return rows of bytes of equal length for payloads of at most `count` values."""
+        if self._codec.fixed_size:
+            nbytes = self._codec.nbytes(count)
+        else:
+            # a single rank scatters nothing
+            longest = max((payload.nbytes for payload in payloads), default=0)
+            agreed = torch.tensor([longest], device=self.values.device)
+            dist.all_reduce(agreed, dist.ReduceOp.MAX, group=group)
+            nbytes = int(agreed)
+        return pack(payloads, row_nbytes(nbytes), self.values.device)
+
+    def _exchange(self, sent: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """Send a row to each peer, and return the received rows."""
+        received = torch.empty_like(sent, memory_format=torch.contiguous_format)
+        if sent.device.type != "cpu":
+            rows = [int(rank != self._rank) for rank in range(len(self._codecs))]
+            dist.all_to_all_single(received, sent.contiguous(), rows, rows, group=group)
+            return received
+        for work in post_pairs(received, sent, self._peers, group):
+            assert work is not None  # this rank is a member
+            work.wait()
+        return received
+
+
+class ShardedPiece(EncodedPiece):
+    """A piece of which each rank sums one shard."""
+
+    def __init__(
+        self, values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float = 1.0
+    ) -> None:
+        super().__init__(values, codecs, rank, divisor)
         # all ranks compute the same sizes, so sizes need not be sent
         size = -(-len(values) // len(codecs))
         self._shards = [values[size * i : size * (i + 1)] for i in range(len(codecs))]
-        self._peers = [other for other in range(len(codecs)) if other != rank]
         self._received = torch.empty(0, dtype=torch.uint8)
 
     def scatter(self, group: dist.ProcessGroup) -> int:
         """Send each shard to the rank that sums it; return the bytes sent."""
         payloads = [self._codecs[peer].encode(self._shards[peer]) for peer in self._peers]
-        rows = self._rows(payloads, group)
-        self._received = _exchanged(rows, self._peers, group)
+        rows = self._rows(payloads, len(self._shards[0]), group)
+        self._received = self._exchange(rows, group)
         return rows.numel()
 
     def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
-        """Replace values by their means; return bytes sent, and the number of non-finite values.
-
-        Those count as zero, on whichever rank they were.
-        """
-        own, codec = self._shards[self._rank], self._codecs[self._rank]
+        """Sum this rank's shard, send the sum to all, and receive the other sums."""
+        own, codec = self._shards[self._rank], self._codec
         num_nonfinite = 0
         for payload in unpack(self._received, codec.name, len(own)):
             codec.add_to(own, payload)
@@ -90,12 +158,12 @@ class ShardedPiece:
             own /= self._divisor
         sums = codec.encode(own)
         num_nonfinite += sums.num_nonfinite
-        # Tell all ranks the number of non-finite values.
+        # the header tells all ranks the number of non-finite values
         sums = replace(sums, num_nonfinite=num_nonfinite)
-        row = self._rows([sums], group)
-        received = _exchanged(row.expand(len(self._peers), -1), self._peers, group)
+        row = self._rows([sums], len(self._shards[0]), group)
+        received = self._exchange(row.expand(len(self._peers), -1), group)
         sent = len(self._peers) * row.shape[1]
-        # The owner decodes its own sum, too, so that all ranks get the same bits.
+        # this rank decodes its own sum, too, so that all ranks get the same bits
         codec.decode(sums, out=own)
         for row, peer in zip(received, self._peers, strict=True):
             shard, codec = self._shards[peer], self._codecs[peer]
@@ -104,36 +172,24 @@ class ShardedPiece:
             num_nonfinite += payload.num_nonfinite
         return sent, num_nonfinite
 
-    def _rows(self, payloads: Sequence[Payload], group: dist.ProcessGroup) -> Tensor:
-        codec, count = self._codecs[self._rank], len(self._shards[0])
-        return _rows(payloads, codec, count, self.values.device, group)
 
+class WholePiece(EncodedPiece):
+    """A piece that each rank sums completely, from every rank's encoded values."""
 
-class WholePiece:
-    """A piece that each rank sums completely, from every rank's encoded values.
-
-    All ranks treat values that are not finite as zero, and count them.
-    """
-
-    def __init__(
-        self, values: Tensor, codec: Codec, rank: int, num_ranks: int, divisor: float = 1.0
-    ) -> None:
-        self.values, self._codec, self._rank, self._divisor = values, codec, rank, divisor
-        self._peers = [other for other in range(num_ranks) if other != rank]
-        self._payloads: list[Payload] = []
+    _payloads: Sequence[Payload] = ()
 
     def scatter(self, group: dist.ProcessGroup) -> int:
         """Send the encoded values to all other ranks; return the bytes sent."""
         own = self._codec.encode(self.values)
-        row = _rows([own], self._codec, len(self.values), self.values.device, group)
-        received = _exchanged(row.expand(len(self._peers), -1), self._peers, group)
-        self._payloads = unpack(received, self._codec.name, len(self.values))
-        self._payloads.insert(self._rank, own)
+        row = self._rows([own], len(self.values), group)
+        received = self._exchange(row.expand(len(self._peers), -1), group)
+        payloads = unpack(received, self._codec.name, len(self.values))
+        # in rank order, with this rank's rounded values, so that all ranks get the same bits
+        self._payloads = [*payloads[: self._rank], own, *payloads[self._rank :]]
         return len(self._peers) * row.shape[1]
 
     def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
-        """Replace values by the mean of decoded values; return 0 and the non-finite count."""
-        # In rank order, with this rank's rounded values, so that all ranks get the same bits.
+        """Sum the decoded values; send nothing."""
         first, *others = self._payloads
         self._codec.decode(first, out=self.values)
         for payload in others:
@@ -141,35 +197,3 @@ class WholePiece:
         if self._divisor != 1.0:
             self.values /= self._divisor
         return 0, sum(payload.num_nonfinite for payload in self._payloads)
-
-
-def _rows(
-    payloads: Sequence[Payload],
-    codec: Codec,
-    count: int,
-    device: torch.device,
-    group: dist.ProcessGroup,
-) -> Tensor:
-    """Return rows of bytes of equal length for payloads of at most `count` values."""
-    if codec.fixed_size:
-        nbytes = codec.nbytes(count)
-    else:
-        # a single rank scatters nothing
-        longest = max((payload.nbytes for payload in payloads), default=0)
-        agreed = torch.tensor([longest], device=device)
-        dist.all_reduce(agreed, dist.ReduceOp.MAX, group=group)
-        nbytes = int(agreed)
-    return pack(payloads, row_nbytes(nbytes), device)
-
-
-def _exchanged(sent: Tensor, peers: Sequence[int], group: dist.ProcessGroup) -> Tensor:
-    """Exchange rows with all peers."""
-    received = torch.empty_like(sent, memory_format=torch.contiguous_format)
-    if sent.device.type != "cpu":
-        rows = [int(rank in peers) for rank in range(dist.get_world_size(group))]
-        dist.all_to_all_single(received, sent.contiguous(), rows, rows, group=group)
-        return received
-    for work in post_pairs(received, sent, peers, group):
-        assert work is not None  # this rank is a member
-        work.wait()
-    return received

@@ -16,8 +16,8 @@ from paceline.core.errors import InvalidInput
 class StepHooks:
     """Calls `before(optimizer)` and `after(optimizer)` around each optimizer step.
 
-    Only around the outermost step: a subclass's step may call its base class's, which torch hooks,
-    too. A step that raises does not affect the next one.
+    Ignores nested steps, such as a base class's step, which torch hooks, too. A step that raises
+    does not affect the next one.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class StepHooks:
 class InnerSteps:
     """Counts inner steps.
 
-    Several optimizers that step in turn make one inner step. An optimizer that steps again before
-    another one did, as after skipped steps of a GradScaler, begins the next inner step.
+    Several optimizers that step in turn make one inner step. If an optimizer steps again before
+    another one, for example after steps skipped by a GradScaler, the next inner step begins.
 
-    Raises InvalidInput immediately if the optimizers do not train exactly the model; and in a step
-    for a second step on the same gradients, or for added parameters.
+    Raises InvalidInput if the optimizers do not train exactly the model; and, in a step, for a
+    second step on the same gradients, or for added parameters.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> None:
@@ -95,7 +95,7 @@ class InnerSteps:
             one.remove()
 
     def _after(self, optimizer: Optimizer) -> None:
-        # a fused optimizer itself skips the steps that a GradScaler would skip
+        # a fused optimizer runs, but skips, the steps that a GradScaler would skip
         skipped = getattr(optimizer, "found_inf", None)
         if skipped is not None and skipped.item():
             return
@@ -113,11 +113,8 @@ class InnerSteps:
 
     def _check(self, optimizer: Optimizer) -> None:
         if len(_parameters_of(self.optimizers)) != self._num_trained:
-            raise InvalidInput(
-                "optimizer",
-                "has parameters that were added after LocalUpdates was made",
-                hint="make it when all groups are there",
-            )
+            hint = "create LocalUpdates after adding all parameter groups"
+            raise InvalidInput("optimizer", "has new parameters since LocalUpdates", hint=hint)
         self._check_gradients(optimizer)
 
     def _check_gradients(self, optimizer: Optimizer) -> None:
@@ -128,9 +125,8 @@ class InnerSteps:
         if found and len(found) == len(before):
             pairs = zip(found, before, strict=True)
             if all(one is other and own == last for (one, own), (other, last) in pairs):
-                raise InvalidInput(
-                    "optimizer", "has stepped twice on the same gradients", hint="step once a batch"
-                )
+                problem = "has stepped twice on the same gradients"
+                raise InvalidInput("optimizer", problem, hint="step once per batch")
         self._gradients[optimizer] = [(weakref.ref(one), version) for one, version in found]
 
 
@@ -153,10 +149,10 @@ def _optimizers_of(given: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
         while isinstance(inner := getattr(one, "optimizer", None), Optimizer):
             one = inner
         if not isinstance(one, Optimizer):
-            raise InvalidInput("optimizer", f"is a {type(one).__name__}", hint="pass torch's")
+            raise InvalidInput("optimizer", "must be a torch optimizer", got=type(one).__name__)
         found.append(one)
     if not found:
-        raise InvalidInput("optimizer", "there is none")
+        raise InvalidInput("optimizer", "must not be empty")
     return found
 
 
@@ -170,15 +166,9 @@ def _num_trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> int:
     given = _parameters_of(optimizers)
     missing = [name for one, name in named.items() if one not in set(given)]
     if missing:
-        raise InvalidInput(
-            "optimizer",
-            f"does not train {missing[0]}",
-            hint="freeze it (requires_grad), or pass all optimizers as a list",
-        )
+        hint = "freeze it by requires_grad_(False), or pass all optimizers as a list"
+        raise InvalidInput("optimizer", f"does not train {missing[0]}", hint=hint)
     if any(one.requires_grad and one not in named for one in given):
-        raise InvalidInput(
-            "optimizer",
-            "trains parameters that are not the model's",
-            hint="pass a module that has all of them",
-        )
+        hint = "pass a module that contains all of them"
+        raise InvalidInput("optimizer", "has parameters outside the model", hint=hint)
     return len(given)

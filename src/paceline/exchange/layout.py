@@ -5,7 +5,7 @@ import json
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, zip_longest
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from paceline.training.models.layers import layers_of
 
 # types that every exchange supports
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_ALIGNMENT = 64  # bytes of a cache line, which gradients do not share
+_ALIGNMENT = 64  # bytes of a cache line, which two gradients must not share
 
 
 class NamedParameter(NamedTuple):
@@ -46,17 +46,11 @@ def check_exchangeable(parameters: Sequence[NamedParameter], device: torch.devic
     """Raise InvalidInput for a parameter with an unsupported type or device."""
     for _, name, parameter in parameters:
         if parameter.dtype.to_real() not in _TYPES:
-            raise InvalidInput(
-                f"parameter {name!r}",
-                f"gradients of {parameter.dtype} cannot be exchanged",
-                hint="use float32, float64, bfloat16, float16 or complex types",
-            )
+            problem = "must be float32, float64, bfloat16, float16 or complex"
+            raise InvalidInput(f"parameter {name!r}", problem, got=parameter.dtype)
         if parameter.device.type != device.type:
-            raise InvalidInput(
-                f"parameter {name!r}",
-                f"lies on {parameter.device}, but this rank computes on {device}",
-                hint="move the module there first",
-            )
+            problem, got = f"must be on {device}, as this rank", str(parameter.device)
+            raise InvalidInput(f"parameter {name!r}", problem, got=got, hint="move the module")
 
 
 class ModelsDiffer(InvalidInput, RuntimeError):
@@ -76,25 +70,16 @@ def check_same(
     if with_buffers:
         buffers = [(name, b) for name, b in module.named_buffers() if name not in ignored]
         rows += [_described("buffer", name, buffer) for name, buffer in buffers]
-    # Compare digests first; exchanging a large model's rows takes long.
+    # compare digests first, because exchanging a large model's rows takes long
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
     if len(set(group.gather(digest))) == 1:
         return
     first, *others = group.gather(rows)
     for rank, other in enumerate(others, start=1):
-        for place, (one, two) in enumerate(zip(first, other, strict=False)):
+        for place, (one, two) in enumerate(zip_longest(first, other, fillvalue="missing")):
             if one != two:
-                raise ModelsDiffer(
-                    "module",
-                    f"number {place} of its tensors is {one} on rank 0, but {two} on rank {rank}",
-                    hint="all ranks must build the same model",
-                )
-        if len(first) != len(other):
-            raise ModelsDiffer(
-                "module",
-                f"rank 0 has {len(first)} parameters and buffers, but rank {rank} has {len(other)}",
-                hint="all ranks must build the same model",
-            )
+                tensors = f"tensor {place} is {one} on rank 0, and {two} on rank {rank}"
+                raise ModelsDiffer("module", f"must be equal on all ranks: {tensors}")
 
 
 def _described(kind: str, name: str, tensor: Tensor) -> str:
@@ -106,20 +91,16 @@ def _described(kind: str, name: str, tensor: Tensor) -> str:
 
 
 def check_same_codec(codec: str | None, group: Group) -> None:
-    """Raise InvalidInput on all ranks unless their codecs' names are equal."""
+    """Raise InvalidInput on all ranks if their codecs have different names."""
     names = group.gather(codec)
-    for rank, other in enumerate(names):
-        if other != names[0]:
-            raise InvalidInput(
-                "codec",
-                f"rank {rank} has {other or 'none'!r}, but rank 0 {names[0] or 'none'!r}",
-                hint="give all ranks the same",
-            )
+    if len(set(names)) > 1:
+        got = sorted({str(one) for one in names})
+        raise InvalidInput("codec", "must be equal on all ranks", got=got)
 
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """A parameter's position in the buffer; `stride`: of its gradient."""
+    """The position of a parameter's gradient in the buffer."""
 
     index: int
     name: str
@@ -129,12 +110,12 @@ class Slot:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """The type of summed values; for complex gradients, of their parts."""
+        """The type of summed values: the real type of a complex gradient's parts."""
         return self.parameter.dtype.to_real()
 
     @cached_property
     def num_values(self) -> int:
-        """Number of values of that type."""
+        """Number of summed values."""
         return self.parameter.numel() * (2 if self.parameter.is_complex() else 1)
 
     @cached_property
@@ -169,7 +150,7 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """All slots in the order of gradient readiness, layer by layer."""
+    """All slots, layer by layer, in the order in which gradients become ready."""
 
     slots: tuple[Slot, ...]
     nbytes: int
@@ -182,7 +163,7 @@ class Layout:
         """
         last = {parameters[index].layer: place for place, index in enumerate(order)}
         slots, offset = [], 0
-        # the sort is stable within a layer
+        # a stable sort keeps the order within a layer
         for index in sorted(order, key=lambda index: last[parameters[index].layer]):
             layer, name, parameter = parameters[index]
             slots.append(Slot(index, name, parameter, layer, offset))
@@ -211,9 +192,9 @@ class Layout:
 def exchange_sparse(
     parameters: Sequence[nn.Parameter], touched: Sequence[bool], group: Group
 ) -> None:
-    """Average sparse gradients over all ranks after backward with torch's all-reduce.
+    """Average sparse gradients over all ranks with torch's all-reduce, collectively.
 
-    Collective. A gradient `touched` on no rank is not modified.
+    A gradient `touched` on no rank is not modified.
     """
     # agree on the gradients first, because collectives must match
     flags = torch.tensor(touched, dtype=torch.int64)
@@ -223,16 +204,13 @@ def exchange_sparse(
             continue
         gradient = parameter.grad
         if gradient is None:
-            # no rows on this rank, but it must take part
+            # this rank has no rows, but must take part
             places = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)
             rows = parameter.new_empty(0, *parameter.shape[1:])
             gradient = torch.sparse_coo_tensor(places, rows, parameter.shape, is_coalesced=True)
         if gradient.layout == torch.strided:
-            raise InvalidInput(
-                "gradient of an embedding with sparse=True",
-                "is dense, because its weight is used elsewhere, too",
-                hint="use sparse=False",
-            )
+            problem = "cannot be used for an embedding whose weight is used elsewhere, too"
+            raise InvalidInput("sparse", problem, hint="use sparse=False")
         gradient = gradient.coalesce()
         dist.all_reduce(gradient, group=group.process_group)
         parameter.grad = gradient / group.world_size

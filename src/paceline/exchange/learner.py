@@ -1,4 +1,4 @@
-"""Steps, tests and state of a synchronously trained model."""
+"""Take steps of a synchronously trained model, test it, and save and load its state."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,17 +33,17 @@ from paceline.training.models.halves import buffers_restored
 from paceline.training.recipes.recipe import NAMELESS, Recipe, scalar_of
 
 _TEST_BATCH = 256
-_TEST_TOKENS = 16384  # largest test batch, because logits take much more memory than inputs
+_TEST_TOKENS = 16384  # most tokens of a test batch, whose logits need much memory
 
 
 @dataclass(frozen=True)
 class Learner:
     """Functions for a run's steps, tests and state.
 
-    `traced`: module whose layers are recorded. `step`: takes and records a step, and returns this
+    `traced`: module whose layers are recorded. `step`: takes and records a step; returns this
     rank's weighted loss. `test`: returns the summed loss and score of this rank's share of the
-    samples. `prepare`: runs a pass with unused gradients for `ModelReplica.prepare`. `state` and
-    `load`: save and load the ranks' common state with whole layers, collectively.
+    samples. `prepare`: runs the pass of `ModelReplica.prepare`. `state` and `load`: save and load
+    the state that all ranks share, with whole layers, collectively.
     """
 
     traced: nn.Module
@@ -71,7 +71,7 @@ class WholeModel:
 
     @property
     def learner(self) -> Learner:
-        """The learner."""
+        """This rank's functions."""
         own = self._step, self._test, self._state, self._load, self._prepare
         return Learner(self._model, *own)
 
@@ -80,7 +80,7 @@ class WholeModel:
         return train_step(*own, self._setup.learning, self._schedule)
 
     def _test(self, samples: IndexedSamples) -> tuple[float, float]:
-        # Broadcast rank 0's running statistics, so that all ranks test the same model.
+        # broadcast rank 0's running statistics, so that all ranks test the same model
         self._group.broadcast(self._model.buffers())
         recipe = self._setup.recipe
         assert recipe is not None
@@ -112,7 +112,7 @@ def learned_state(model: nn.Module, optimizer: Optimizer, schedule: LRScheduler 
 def load_learned_state(
     state: State, model: nn.Module, optimizer: Optimizer, schedule: LRScheduler | None
 ) -> None:
-    """Load a state of `learned_state`; InvalidInput if it does not fit."""
+    """Load a state from `learned_state`; InvalidInput if it does not fit."""
     own = state.file("optimizer"), state.parts["optimizer"]
     try:
         check_fits(module_state(model), state.file("model"))  # check before changing anything

@@ -4,8 +4,8 @@ loop      step 1 ... step H           | step H+1 ... step H+delay | ...
           optimizer.step -> hook      send                        load
 thread                                [headers, mean, outer step ]
 
-`round_place` decides when to exchange, `averaging` computes the mean, `core.rounds` chooses the
-outer step, and `outer` takes it and loads the result.
+`running_exchange` decides when to exchange and runs the thread, `averaging` computes the mean,
+`core.rounds` chooses the outer step, and `outer` takes it and loads the result.
 """
 
 import atexit
@@ -40,15 +40,18 @@ from paceline.exchange.outer import (
 from paceline.exchange.peer_state import InnerState
 from paceline.exchange.readiness import weakly
 from paceline.exchange.replica import Statistics
-from paceline.exchange.round_place import RoundPlace
-from paceline.exchange.running_exchange import NO_EXCHANGE, ExchangeLog, RunningExchange
-from paceline.exchange.workers import FixedWorkers, Replicas, Settings, Workers, meet, settings_of
+from paceline.exchange.running_exchange import (
+    NO_EXCHANGE,
+    ExchangeLog,
+    RoundPlace,
+    RunningExchange,
+)
+from paceline.exchange.workers import FixedWorkers, Met, Settings, meet, settings_of
 
 if TYPE_CHECKING:
     from torchft import Manager
 
-BEGINNING = -1  # number of the exchange in which a worker joins a manager's workers
-_GOODBYE_S = 5.0  # seconds to wait for a thread blocked by lost workers
+_GOODBYE_S = 5.0  # longest wait at the end for a thread that waits for lost workers
 
 
 class LocalUpdates:
@@ -60,32 +63,34 @@ class LocalUpdates:
 
     Start one process per worker with torchrun. Each step of `optimizer` (of all optimizers, if
     several) is an inner step; the loop needs no other change. Only trainable parameters are
-    exchanged. After an exchange all workers have a bit-identical outer model: hashes are compared,
-    and a differing worker copies the first one's. A worker with NaN or infinite parameters is left
-    out, loads the group's parameters, and resets its optimizer; both events are logged.
+    exchanged; worker 0's replace different ones at the start. After an exchange all workers have a
+    bit-identical outer model: hashes are compared, and a different worker copies worker 0's. A
+    worker with NaN or infinite parameters is left out, loads the group's parameters, and resets its
+    optimizer. Both events are logged.
 
-    `sync_every` and `delay` may differ between workers, so that a faster one takes more steps in
+    `sync_every` and `delay` may differ between workers, so that a faster worker takes more steps in
     the same time. `weight`: weight of an inner step in the mean, such as its samples; may be set
     before each step. `fragments`, `delay`, `mixing`, `codec`, `outer_learning_rate`,
     `outer_momentum`: see `paceline.core.rounds.Rounds`. `outer`: "auto", "average", "nesterov", or
-    a factory of a torch optimizer for a list of tensors. `num_steps`: inner steps ("auto" uses it).
+    a factory of a torch optimizer for a list of tensors. `num_steps`: inner steps, for "auto".
+    `deadline_s`: longest wait for another worker, until WorkerLost is raised (default: the process
+    group's timeout).
 
     `process_group` or one-dimensional `device_mesh`: the workers, by default all ranks. If FSDP2 or
     DDP is used within a host, pass the group of processes with the same local rank. A DDP across
     the workers, as created by a Trainer, exchanges no gradients until the end.
 
-    Parameters that differ at the start are replaced by the first worker's. WorkerLost is raised
-    after waiting `deadline_s` for another worker (default: the process group's timeout).
-
     `manager`: a torchft.Manager instead of a process group, so that workers may be lost, return and
     join. A failed exchange is repeated with the remaining workers for at most `deadline_s`. A new
-    or returning worker loads the model, optimizer state, buffers and `num_steps` of another one.
+    or returning worker loads the model, optimizer state, buffers and `num_steps` of another worker.
     Create the manager with `use_async_quorum=False` and a torchft.ProcessGroupGloo, and call its
     `shutdown` afterwards, because other workers wait for this one until then.
 
     `close`, or the end of the `with` block, takes part in exchanges until all workers have
     finished, and exchanges the remaining changes. Raises InvalidInput for unsupported arguments.
     """
+
+    _running: RunningExchange | None = None
 
     def __init__(
         self,
@@ -117,40 +122,47 @@ class LocalUpdates:
             outer_learning_rate=outer_learning_rate,
             outer_momentum=outer_momentum,
         )
-        self.weight = weight
-        self._model, self._fragments = model, fragments_of(model, fragments)
-        self._steps = InnerSteps(model, optimizer)
+        self._model, self.weight, self._steps = model, weight, InnerSteps(model, optimizer)
+        self._fragments = fragments_of(model, fragments)
         self._place, self.log = RoundPlace(self._rounds), ExchangeLog()
-        self._running: RunningExchange | None = None
-        self._suspended = Replicas([])
-        settings = settings_of(self._rounds, codec, outer, self._fragments)
-        # "auto" uses the first worker's rounds.
+        # outer="auto" uses worker 0's
         self._chosen_by = sync_every, None if num_steps is None else num_steps / sync_every
-        if manager is None:
-            group, self._suspended = meet(model, settings, process_group, device_mesh, deadline_s)
-            self._chosen_by = tuple(group.gather(self._chosen_by)[0])
-        elif process_group is not None or device_mesh is not None:
-            raise InvalidInput("manager", "is given beside a process group", hint="pass one")
+        settings = settings_of(self._rounds, codec, outer, self._fragments)
+        met = meet(model, settings, process_group, device_mesh, deadline_s, manager)
         self._outer = OuterModel(self._fragments, None if isinstance(outer, str) else outer)
         self._averaging = Averaging(self._outer, codec)
+        self._begin(met, settings, deadline_s, manager)
+
+    def _begin(
+        self, met: Met, settings: Settings, deadline_s: float | None, manager: "Manager | None"
+    ) -> None:
+        """Start to exchange after steps; a manager's worker first loads its peers' state."""
+        group, self._suspended = met
         self._is_open = True
-        # Count the step before a peer can read the new state.
+        # count a step before a peer can read the new state
         self._steps.watch()
-        if manager is None:
-            self._workers: Workers = FixedWorkers(group, self._averaging, fragments)
-        else:
+        self._workers: FixedWorkers | ElasticWorkers
+        if group is None:
             self._workers = self._elastic(manager, settings, deadline_s)
-        self._begin()
-        if manager is not None:
-            self._place.num_exchanges = BEGINNING
+        else:
+            self._chosen_by = tuple(group.gather(self._chosen_by)[0])
+            self._workers = FixedWorkers(group, self._averaging, self._rounds.fragments)
+        for one in self._suspended:
+            # the first forward pass would otherwise wait for all workers, to broadcast buffers
+            one.require_backward_grad_sync = one.require_forward_param_sync = False
+        self._steps.call_after(self._after_step)
+        # a daemon thread killed inside torch at exit aborts the process
+        self._at_exit = weakly(self.abort)
+        atexit.register(self._at_exit)
+        if group is None:
+            self._place.num_exchanges = -1  # the exchange in which this worker joins
             self._exchange_now(is_closing=False)
 
     def __enter__(self) -> Self:
-        """Return this object."""
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Exchange the remaining changes and end; after an exception only end."""
+        """Call `close`; after an exception, `abort`."""
         if kind is None:
             self.close()
         else:
@@ -158,23 +170,24 @@ class LocalUpdates:
 
     @property
     def num_steps(self) -> int:
-        """Number of inner steps of this worker."""
+        """Number of this worker's inner steps."""
         return self._steps.count
 
     @property
     def num_exchanges(self) -> int:
-        """Number of exchanges, of all fragments."""
+        """Number of exchanges of all fragments."""
         return self._place.num_exchanges
 
     def close(self) -> None:
-        """Take part until all workers have finished, exchange remaining changes, remove hooks.
+        """Exchange until all workers have finished, then remove the hooks.
 
-        InvalidInput if parameters changed without steps of the optimizer.
+        Raises InvalidInput if parameters changed without steps of the optimizer.
         """
         if not self._is_open:
             return
         try:
-            self._check_stepped()
+            if not self._steps.count:
+                self._check_unchanged()
             self._load()
             while not self._exchange_now().all_closing:
                 pass
@@ -195,17 +208,17 @@ class LocalUpdates:
         return [flatten(one, self._outer.dtype) for one in self._fragments]
 
     def load_own_parameters(self, vectors: Sequence[Tensor]) -> None:
-        """Set this worker's own parameters."""
+        """Load a copy from `own_parameters`."""
         for vector, fragment in zip(vectors, self._fragments, strict=True):
             load_vector(vector, fragment)
 
     def stand_in_for_gradients(self, make: Callable[[Tensor], Tensor]) -> None:
-        """Send `make(parameters)` instead of a rehearsal's zero gradients."""
+        """Send `make(parameters)` instead of outer gradients, which are zero in a rehearsal."""
         self._averaging.stand_ins = list(map(make, self._outer.values))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within the context, load the group's parameters, for example for a test."""
+        """Load the group's parameters within the context, for example to test the model."""
         if self._running is not None:
             self._wait(self._running)
         own = self.own_parameters()
@@ -221,7 +234,7 @@ class LocalUpdates:
         Contains only tensors and plain values, for `torch.load` with `weights_only`.
         """
         running = self._running
-        if running is not None and self._wait(running).taken is not None:
+        if running is not None and self._wait(running).peer_state is not None:
             self._load()
             running = None
         return {
@@ -239,19 +252,18 @@ class LocalUpdates:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from the same worker's state, or from one worker's state on all workers.
 
-        Load model and optimizer afterwards. InvalidInput if the state does not fit.
+        Load model and optimizer afterwards. Raises InvalidInput for a different model or fragments.
         """
         self._outer.load_state_dict(state["outer"])
         self._place.load_state_dict(state)
         self._steps.count = state["num_steps"]
-        self._running = None
-        own = state["own"]
-        # error feedback depends on the number of workers
-        worker = self._workers.rank, self._workers.count
-        is_same = own is not None and tuple(own["worker"]) == worker
-        self._averaging.load_feedback(own["feedback"] if is_same else {})
+        self._averaging.load_feedback({})
+        self._running, own = None, state["own"]
         if own is None:
             return
+        # error feedback depends on the number of workers
+        if tuple(own["worker"]) == (self._workers.rank, self._workers.count):
+            self._averaging.load_feedback(own["feedback"])
         self._place.weights = list(own["weights"])
         if own["due"] is not None:
             number = self._place.num_exchanges - 1
@@ -261,7 +273,7 @@ class LocalUpdates:
     def _after_step(self) -> None:
         """Start and finish the exchanges due after an inner step."""
         if not (isfinite(self.weight) and self.weight >= 0):
-            raise InvalidInput("weight", "must be a number of at least 0", got=self.weight)
+            raise InvalidInput("weight", "must be finite and at least 0", got=self.weight)
         self._place.step(self.weight)
         if self._running is not None and self._steps.count >= self._running.due:
             self._load()
@@ -270,16 +282,11 @@ class LocalUpdates:
             if not self._rounds.delay:
                 self._load()
 
-    def _check_stepped(self) -> None:
+    def _check_unchanged(self) -> None:
         """Raise InvalidInput if parameters changed without an optimizer step."""
-        if self._steps.count:
-            return
         if not all(map(torch.equal, self.own_parameters(), self._outer.values)):
-            raise InvalidInput(
-                "optimizer",
-                "has never stepped, but the parameters have changed",
-                hint="pass the optimizer that trains them",
-            )
+            hint = "pass the optimizer that changes the parameters"
+            raise InvalidInput("optimizer", "has taken no step", hint=hint)
 
     def _send(self, due: int, *, is_closing: bool = False) -> None:
         """Start the exchange of the next fragment."""
@@ -289,9 +296,7 @@ class LocalUpdates:
         buffers = self._model.buffers() if place.ends_round else ()
         copies = [one.detach().cpu().clone() for one in buffers]
         is_trained_meanwhile = due > self._steps.count and self._rounds.mixing is None
-        sent = (
-            [own.clone()] if is_trained_meanwhile else []
-        )  # `own` is overwritten by the outer gradient
+        sent = [own.clone()] if is_trained_meanwhile else []  # the outer gradient overwrites `own`
         given = Contribution(number, fragment, place.send(), own, copies, is_closing)
         self._running = RunningExchange(given, due, sent_s, sent)
         self._running.start(self._workers.exchange, self._step)
@@ -306,7 +311,7 @@ class LocalUpdates:
         self._averaging.step_taken(found.given.fragment)
 
     def _wait(self, exchange: RunningExchange) -> Averaged:
-        """Wait for an exchange; end everything if it failed."""
+        """Wait for an exchange; abort if it failed."""
         try:
             return exchange.wait()
         except BaseException:
@@ -320,8 +325,8 @@ class LocalUpdates:
             return
         found = self._wait(exchange)
         given, loading_s = found.given, time.monotonic()
-        if found.taken is not None:
-            self._take(found.taken, given)
+        if found.peer_state is not None:
+            self._load_peer_state(found.peer_state, given)
         elif self._workers.rank in found.left_out:
             self._begin_anew()
         else:
@@ -348,19 +353,21 @@ class LocalUpdates:
     def _begin_anew(self) -> None:
         """Load all of the group's parameters, and reset the optimizer, whose state may be NaN."""
         self.load_own_parameters(self._outer.values)
-        self._place.forget_weights()
+        self._place.reset_weights()
         for optimizer in self._steps.optimizers:
             optimizer.state.clear()
 
-    def _take(self, taken: InnerState, given: Contribution) -> None:
+    def _load_peer_state(self, state: InnerState, given: Contribution) -> None:
         """Continue from a peer's state and position in the round."""
         self._begin_anew()
-        taken.load_into(self._model, self._steps.optimizers)
-        self._steps.count = taken.num_steps
-        self._place.go_on_after(given.number)
-        given.buffers[:] = given.buffers or taken.buffers
+        state.load_into(self._model, self._steps.optimizers)
+        self._steps.count = state.num_steps
+        self._place.resume_after(given.number)
+        given.buffers[:] = given.buffers or state.buffers
 
-    def _elastic(self, manager: "Manager", settings: Settings, deadline_s: float | None) -> Workers:
+    def _elastic(
+        self, manager: "Manager | None", settings: Settings, deadline_s: float | None
+    ) -> ElasticWorkers:
         """Create the workers of a manager's quorums."""
         _, num_rounds = self._chosen_by
         try:
@@ -378,22 +385,15 @@ class LocalUpdates:
             self._steps.remove()
             raise
 
-    def _begin(self) -> None:
-        """Start to exchange after steps, and end with the process."""
-        self._suspended.suspend()
-        self._steps.call_after(self._after_step)
-        # a daemon thread killed inside torch at exit aborts the process
-        self._at_exit = weakly(self.abort)
-        atexit.register(self._at_exit)
-
     def abort(self) -> None:
-        """End without a last exchange."""
+        """Remove the hooks and disconnect, without a last exchange."""
         if not self._is_open:
             return
         self._is_open = False
         atexit.unregister(self._at_exit)
         self._steps.remove()
-        self._suspended.resume()
+        for one in self._suspended:
+            one.require_backward_grad_sync = True
         running, self._running = self._running, None
         if running is not None:
             running.end(self._workers.abort, _GOODBYE_S)

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from math import isfinite
 from typing import Any, NamedTuple
@@ -17,7 +17,6 @@ from paceline.core.timeline import Span
 from paceline.exchange.checkpoints import (
     Saver,
     State,
-    as_values,
     check_same_run,
     of_rank,
     restore_random,
@@ -25,9 +24,8 @@ from paceline.exchange.checkpoints import (
 )
 from paceline.exchange.learner import Learner, WholeModel
 from paceline.exchange.replica import NONE, ModelReplica
-from paceline.exchange.session import TrainingSession
+from paceline.exchange.session import Status, TrainingSession
 from paceline.exchange.setup import FEWEST_STEPS, NUM_TRACED, NUM_WARM_UP, TrainingSetup
-from paceline.exchange.status import Status
 from paceline.links.interruption import Interruption, interruptible
 from paceline.record.merge import ClockOffset, clock_offset
 from paceline.record.recorder import Recorder
@@ -45,10 +43,7 @@ class Place(NamedTuple):
 
 @dataclass
 class Learned:
-    """Progress of a run, except its model: position and measurements.
-
-    `loss`: sum of this rank's weighted losses in the epoch.
-    """
+    """Progress of a run without its model; `loss`: sum of this rank's weighted losses."""
 
     place: Place = field(default_factory=Place)
     loss: float = 0.0
@@ -60,8 +55,8 @@ class Learned:
 class Trained:
     """Epochs of a training, this rank's traced spans, and step durations.
 
-    `offset`: the offset of this rank's clock when the spans were recorded. `sent_share`: the part
-    of this rank's values that a codec has sent, where it leaves some out.
+    `offset`: this rank's clock offset during the trace. `sent_share`: share of this rank's values
+    that a codec sent, if it omits some.
     """
 
     epochs: tuple[Epoch, ...]
@@ -81,23 +76,20 @@ def train(
 ) -> Trained:
     """Train a model whose gradients `replica` exchanges, and close the replica.
 
-    A `learner` may define its own steps.
-
-    The last steps of the second epoch (or of a single epoch) are traced; only in that epoch the
-    replica has a recorder. `step_seconds` cover the other epochs without their first steps, or the
-    untraced steps of a single epoch. InvalidInput names the learning rate if a loss is not finite.
-    Raises Interrupted after SIGINT, once the state is saved.
+    `learner`: takes the steps, by default on the whole model. The last steps of the second epoch
+    (or of a single epoch) are traced; the replica has a recorder only in that epoch. `step_seconds`
+    cover the other epochs without their first steps, or the untraced steps of a single epoch.
+    Raises InvalidInput for the learning rate if a loss is not finite, and Interrupted after SIGINT,
+    once the state is saved.
     """
     if learner is None:
         learner = WholeModel(session, setup, recorder, replica).learner
     with interruptible() as interruption:
         loop = _Loop(session, setup, recorder, replica, learner, interruption)
         try:
-            loop.run()
-            sent_share = replica.statistics().sent_share
+            return loop.run()
         finally:
             replica.close()
-    return replace(loop.trained(), sent_share=sent_share)
 
 
 class _Loop:
@@ -117,7 +109,7 @@ class _Loop:
         self._learned = Learned()
         if session.resumed is not None:
             learner.load(session.resumed)
-            self._go_on(session.resumed)
+            self._resume(session.resumed)
         self._first = self._learned.place
         self._traced = traced_steps(setup.epoch_steps, self._first)
         self._seconds: list[float] = []
@@ -127,13 +119,13 @@ class _Loop:
         self._status = Status(session.progress, tokens)
         self._saver: Saver | None = None
         if isinstance(session.settings, TrainSettings):
-            folder = session.folder if session.speaks else None
+            folder = session.folder if session.writes_files else None
             self._saver = Saver(
                 session.group, folder, session.settings, interruption, self._num_steps
             )
 
-    def run(self) -> None:
-        """Train the remaining epochs."""
+    def run(self) -> Trained:
+        """Train the remaining epochs, and return the measurements."""
         session, epoch_steps = self._session, self._setup.epoch_steps
         session.progress.begin(sum(epoch_steps), "steps")
         if session.resumed is not None:
@@ -144,17 +136,15 @@ class _Loop:
             self._epoch(number, self._first.step if number == self._first.epoch else 0)
         if self._saver is not None:
             self._saver.close()
-
-    def trained(self) -> Trained:
-        """Return the measurements."""
         learned = self._learned
-        assert self._offset is not None  # only if an epoch was traced
+        assert self._offset is not None  # an epoch was traced
         return Trained(
             tuple(learned.epochs),
             tuple(learned.evaluations),
             self._spans,
             self._offset,
             tuple(self._seconds),
+            self._replica.statistics().sent_share,
         )
 
     def _epoch(self, number: int, first_step: int) -> None:
@@ -180,7 +170,8 @@ class _Loop:
             self._total += loss
             learned.place = Place(number, step + 1)
             self._status.add(self._setup.samples_per_step, loss)
-            if self._is_to_test(step + 1 < num_steps):
+            every = setup.evaluate_every
+            if every is not None and step + 1 < num_steps and self._num_steps % every == 0:
                 tested_s += self._test()
                 paused.add(step + 1 - first_step)
             if self._saver is not None:
@@ -193,26 +184,16 @@ class _Loop:
 
     def _measure(self, number: int, first_step: int, paused: set[int], took_s: float) -> None:
         """Add the durations of the epoch's steps, and its spans if traced."""
-        ends, is_only = self._recorder.step_ends(), self._is_last_left
+        ends, last = self._recorder.step_ends(), len(self._setup.epoch_steps) - 1
         num_steps = len(ends)
         if number == self._traced.epoch:
-            ends = ends[: self._traced.step - first_step] if is_only else []
+            ends = ends[: self._traced.step - first_step] if self._first.epoch == last else []
             self._spans = tuple(self._recorder.spans())
             self._offset = clock_offset(self._session.group)
         steps = list(enumerate(pairwise(ends), 1))[NUM_WARM_UP - 1 :]
         self._seconds += [end - start for step, (start, end) in steps if step not in paused]
-        is_last = number == len(self._setup.epoch_steps) - 1
-        if is_last and num_steps and not self._seconds:  # a resumed run may have too few steps
+        if number == last and num_steps and not self._seconds:  # too few steps after resuming
             self._seconds = [took_s / num_steps]
-
-    @property
-    def _is_last_left(self) -> bool:
-        """Whether only one epoch is left."""
-        return self._first.epoch == len(self._setup.epoch_steps) - 1
-
-    def _is_to_test(self, is_within: bool) -> bool:
-        every = self._setup.evaluate_every
-        return every is not None and is_within and self._num_steps % every == 0
 
     @property
     def _num_steps(self) -> int:
@@ -230,7 +211,7 @@ class _Loop:
         return time.monotonic() - started
 
     def _end_epoch(self, took_s: float) -> None:
-        """Test the model after an epoch; InvalidInput if a loss is not finite."""
+        """Test the model after an epoch, and report the epoch."""
         setup, learned, group = self._setup, self._learned, self._session.group
         number, num_steps = learned.place
         loss = learned.loss / (num_steps * group.world_size)
@@ -247,7 +228,6 @@ class _Loop:
         assert recipe is not None
         samples = recipe.test_samples
         tested = (0.0, 0.0) if samples is None else self._learner.test(samples)
-        # each rank tests its share of the samples
         rows = group.gather([*sums, *tested])
         value, loss, score = (sum(column) for column in zip(*rows, strict=True))
         if samples is None:
@@ -271,8 +251,8 @@ class _Loop:
             "run": run_of(session, self._setup),
             "place": list(learned.place),
             "num_steps": num_steps,
-            "epochs": as_values(learned.epochs),
-            "evaluations": as_values(learned.evaluations),
+            "epochs": list(map(asdict, learned.epochs)),
+            "evaluations": list(map(asdict, learned.evaluations)),
             "strategy": session.strategy.name if used.exchange == NONE.exchange else used.exchange,
             "chunk": used.chunk,
             "shares": None if sampler is None else list(sampler.shares),
@@ -281,14 +261,12 @@ class _Loop:
         own = {f"exchange/{key}": one for key, one in self._replica.exchange_state().items()}
         return with_ranks(state, own, {"loss": float(self._total)}, session.group)
 
-    def _go_on(self, state: State) -> None:
+    def _resume(self, state: State) -> None:
         """Restore the position in the run, and this rank's exchange state."""
         session, setup = self._session, self._setup
         saved = state.parts["progress"]
         if "place" not in saved:
-            raise InvalidInput(
-                "resume", f"the run had strategy {saved['strategy']}", hint="take that"
-            )
+            raise state.wrong_strategy()
         check_same_run(saved["run"], run_of(session, setup))
         own, losses = of_rank(state, session.group), [row["loss"] for row in state.parts["ranks"]]
         # with a different number of ranks, batches are divided differently
@@ -304,7 +282,7 @@ class _Loop:
                 setup.sampler.update(saved["shares"])
         place = Place(*saved["place"])
         if place == Place(len(setup.epoch_steps) - 1, setup.epoch_steps[-1]) and saved["epochs"]:
-            logger.info("all steps were done: only the last test is left")
+            logger.info("all steps are done; only the last test is left")
         self._learned = Learned(
             place,
             loss,
@@ -330,8 +308,8 @@ def run_of(session: TrainingSession, setup: TrainingSetup) -> dict[str, Any]:
 def traced_steps(epoch_steps: Sequence[int], first: Place | None = None) -> Place:
     """Return the epoch whose last steps are traced, and the first traced step.
 
-    It is the second of the remaining epochs from `first` on, if long enough; a single epoch keeps
-    half of its steps untraced, for measurements.
+    The second epoch after `first` is traced, if it is long enough. A single epoch keeps half of its
+    steps untraced, for measurements.
     """
     begin = first or Place()
     second = begin.epoch + 1
@@ -351,16 +329,12 @@ def num_untraced(num_steps: int, *, is_only: bool) -> int:
 def epoch_of(
     number: int, train_loss: float, found: Evaluation, seconds: float, rate: float | None = None
 ) -> Epoch:
-    """Create a tested epoch; InvalidInput names the learning rate if a loss is not finite."""
+    """Create a tested epoch; InvalidInput for the learning rate if a loss is not finite."""
     test_loss = train_loss if found.test_loss is None else found.test_loss
     if not (isfinite(train_loss) and isfinite(test_loss)):
-        given = "" if rate is None else f"with {rate:g} "
-        raise InvalidInput(
-            "learning_rate",
-            f"{given}the training loss is {train_loss} and the test loss {test_loss} after "
-            f"epoch {number + 1}",
-            hint="choose a smaller one",
-        )
+        problem = f"training loss {train_loss}, test loss {test_loss} after epoch {number + 1}"
+        got = "the default" if rate is None else rate
+        raise InvalidInput("learning_rate", problem, got=got, hint="use a smaller one")
     return Epoch(number, train_loss, found.test_loss, found.score, seconds)
 
 

@@ -1,8 +1,8 @@
-"""Hooks around the user's optimizer steps: for recording, and against NaN gradients."""
+"""Hooks of the user's optimizer steps that record them, and reject NaN gradients."""
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -12,29 +12,27 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from paceline.core.errors import InvalidInput, NonFinite
+from paceline.core.errors import NonFinite
+from paceline.core.names import not_known
 from paceline.core.plan import Kind
 from paceline.exchange.readiness import weakly
 from paceline.record.recorder import Recorder
 
 Policy = Literal["raise", "skip"]
-_POLICIES = ("raise", "skip")
 
 
 def _hook_steps(
     register: Callable[[Any], RemovableHandle], method: Callable[..., Any]
 ) -> RemovableHandle:
-    """Register a hook for all optimizers' steps: a bound method while its object is alive."""
+    """Call a bound method in all optimizers' steps, as long as its object is alive."""
     handle = register(weakly(method))
-    # otherwise torch would call the hook forever
     end = weakref.finalize(method.__self__, handle.remove)  # type: ignore[attr-defined] # bound method
-    # at exit, torch's hook tables may be gone
-    end.atexit = False
+    end.atexit = False  # at exit, torch's hook tables may be gone
     return handle
 
 
 class StepRecorder:
-    """Records the steps of a user's loop, observed at forward passes and optimizer steps."""
+    """Records the steps of a user's loop by its forward passes and optimizer steps."""
 
     def __init__(self, recorder: Recorder, module: nn.Module) -> None:
         self._recorder = recorder
@@ -64,7 +62,7 @@ class StepRecorder:
             self._updated = True
 
     def _updates(self, optimizer: Optimizer) -> bool:
-        # check one parameter only: this runs in every optimizer step of the process
+        # check only one parameter, because this runs in every optimizer step of the process
         first = optimizer.param_groups[0]["params"]
         return bool(first) and id(first[0]) in self._own
 
@@ -78,8 +76,8 @@ class NonFiniteGuard:
     """Prevents optimizer steps with non-finite gradients, which codecs cannot represent.
 
     Gradients exchanged together with a non-finite value are NaN on all ranks. A GradScaler detects
-    that, skips the step and lowers its scale. Otherwise the optimizer raises NonFinite or, with
-    policy "skip", does nothing, and neither do other optimizers of the model in this step.
+    NaN, skips the step and lowers its scale. Otherwise the optimizer raises NonFinite or, with
+    policy "skip", no optimizer of the model takes this step.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -126,15 +124,15 @@ class NonFiniteGuard:
         if not self._suspects:
             return
         own: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
-        is_nan = _any_nan(own)  # copies of the parameters in another type may be hooked, too
+        is_nan = _any_nan(own)  # `own` may be copies of the parameters in another type
         if not is_nan and not _any_nan(self._parameters.values()):
             self._suspects = False  # the gradients belong to a later step
         elif is_nan and getattr(optimizer, "found_inf", None) is not None:
             return  # set by a GradScaler: a fused optimizer itself skips the step
         elif is_nan and self._policy == "raise":
             raise NonFinite(
-                f"gradients: {self.num_nonfinite} values so far were NaN or infinite on some rank, "
-                "and no codec carries these; on_nonfinite='skip' skips such steps"
+                f"{self.num_nonfinite} gradient values were NaN or infinite, which codecs cannot "
+                "represent; on_nonfinite='skip' skips such steps"
             )
         elif is_nan or any(id(parameter) in self._parameters for parameter in own):
             # with policy "raise", other optimizers must still find their gradients
@@ -148,14 +146,11 @@ class NonFiniteGuard:
 
 def check_policy(policy: str) -> None:
     """Raise InvalidInput for an unknown policy."""
-    if policy not in _POLICIES:
-        raise InvalidInput(
-            "on_nonfinite", f"{policy!r} is not known", hint=f"choose one of {_POLICIES}"
-        )
+    if policy not in get_args(Policy):
+        raise not_known("on_nonfinite", policy, get_args(Policy))
 
 
 def _any_nan(parameters: Iterable[Tensor]) -> bool:
-    """Return whether gradients were exchanged with a non-finite value, and so are all NaN."""
+    """Return whether any gradient is NaN; the exchange makes all of its values NaN."""
     gradients = [parameter.grad for parameter in parameters]
-    # one value is enough
     return any(one is not None and bool(one.flatten()[:1].isnan().any()) for one in gradients)

@@ -4,8 +4,8 @@
     momentum    =  outer momentum * momentum + mean
     parameters -=  rate * (outer momentum * momentum + mean)             SGD, Nesterov's
 
-Each worker takes the step itself from the same mean. Products are rounded before they are added,
-because fused operations would give different bits on different processors.
+Each worker takes the same step. Products are rounded before they are added, because fused
+operations would give different bits on different processors.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,15 +35,12 @@ def fragments_of(model: nn.Module, count: int) -> list[Fragment]:
     """
     layers = layers_of(model)
     if count > len(layers):
-        raise InvalidInput(
-            "fragments",
-            f"{count} are more than the {len(layers)} layers that are trained",
-            hint="take at most that many",
-        )
+        problem = f"must be at most {len(layers)}, the number of trained layers"
+        raise InvalidInput("fragments", problem, got=count)
     for layer in layers:
         for name, one in layer.parameters:
             if not one.dtype.is_floating_point:
-                raise InvalidInput("parameters", f"{name} has type {one.dtype}, which has no mean")
+                raise InvalidInput("parameters", f"must be floating-point ({name} is {one.dtype})")
     return [
         tuple(one for layer in layers[number::count] for _, one in layer.parameters)
         for number in range(count)
@@ -63,7 +60,7 @@ def flatten(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
 
 @torch.no_grad()
 def load_vector(vector: Tensor, parameters: Iterable[Tensor], mixing: float = 0.0) -> None:
-    """Mix parameters with a vector from `flatten`: `mixing` is their own weight."""
+    """Load a vector from `flatten`; `mixing`: weight of the parameters' previous values."""
     owned = [local_of(one) for one in parameters]
     parts = vector.split([one.numel() for one in owned])
     for own, part in zip(owned, parts, strict=True):
@@ -106,7 +103,7 @@ class OuterModel:
         return torch.sub(self.values[fragment], own, out=own)
 
     def step(self, fragment: int, mean: Tensor, by: OuterStep) -> None:
-        """Take a fragment's outer step with the mean outer gradient."""
+        """Update a fragment with the mean outer gradient."""
         if self._optimizers:
             self.values[fragment].grad = mean
             self._optimizers[fragment].step()
@@ -130,7 +127,7 @@ class OuterModel:
         return f"{found:x}"
 
     def tensors(self) -> list[Tensor]:
-        """Return all tensors that workers share, not copied, in a fixed order."""
+        """Return all tensors that are equal on all workers, without copies, in a fixed order."""
         kept = [
             one.state[vector] for one, vector in zip(self._optimizers, self.values, strict=False)
         ]
@@ -146,14 +143,12 @@ class OuterModel:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a `state_dict`; InvalidInput for other fragments."""
+        """Load a `state_dict`; InvalidInput for another model or other fragments."""
         own = {"values": self.values, "momenta": self.momenta}
         for name, vectors in own.items():
             sizes = [kind_of(one) for one in vectors]
             if sizes != [kind_of(one) for one in state[name]]:
-                raise InvalidInput(
-                    "outer state", f"{name} are not those of this model and its fragments"
-                )
+                raise InvalidInput("outer", f"has {name} of another model or other fragments")
         for name, vectors in own.items():
             for vector, saved in zip(vectors, state[name], strict=True):
                 vector.copy_(saved)

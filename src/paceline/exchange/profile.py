@@ -4,9 +4,9 @@ The profile takes real training steps of a copy of the model on all ranks in par
 workers on one host slow each other down. For a rehearsal, layer times are replaced by the emulated
 ones.
 
-The layers of an exchange overlap: one is summed while the next is sent. The plan models that
-overlap, so the time of all layers is converted to that of a single large exchange, such that the
-plan with zero computation predicts the measured time.
+The layers of an exchange overlap: one is summed while the next is sent. The plan models this
+overlap. So the time of all layers is converted to the time of a single large exchange with which a
+plan without computation predicts the measured time.
 """
 
 import copy
@@ -44,7 +44,7 @@ from paceline.training.models.paced import QUEUED_S
 _NUM_WARM_UP = 2
 _MOST_ROUNDS, _MOST_TRACED = 400, 100
 _SMALL_NBYTES = 1024
-# exceeds caches, so that larger sizes take proportional time
+# larger than caches, so that time is proportional to even larger sizes
 _LARGEST_NBYTES = 128 * 2**20
 _NUM_HALVINGS = 24
 _LAYERS = (Kind.FORWARD, Kind.BACKWARD)
@@ -66,10 +66,7 @@ class Profile:
     lost_beside: Mapping[str, float] = field(default_factory=dict)
 
     def calibrated(self, strategy: Strategy, config: Any = None) -> tuple[Machine, ProfiledCost]:
-        """Return the machine with a strategy's links, and the cost model of its plans.
-
-        `config`: configuration of the measured exchange; None for the default.
-        """
+        """Return the machine with a strategy's links, and the cost model of its plans."""
         machine = self.machine
         calibrate, name = strategy.planning.calibrate, exchange_name(strategy.name, config)
         if calibrate is not None and name in self.exchanges:
@@ -152,8 +149,8 @@ def _parts_of(spans: Iterable[Span], step_s: float) -> dict[Key, float]:
 def _straggling(rows: Sequence[Sequence[Sequence[float]]]) -> float:
     """Return the median of the slowest rank's step, relative to the slowest median step.
 
-    Synchronous ranks pay for each delay of any rank, in the step or the following exchange. Delays
-    are rare and long, so the median of step plus exchange exceeds the sum of medians; the
+    A delay of one rank delays all synchronous ranks, in the step or the following exchange. Delays
+    are rare and long, so the median of step plus exchange exceeds the sum of medians. The
     difference counts as computation.
     """
     typical = max(median(row[0] for row in rank) for rank in rows)
@@ -181,10 +178,7 @@ def _of_ranks(
 
 @dataclass(frozen=True)
 class Probes:
-    """A full and a small exchange of each strategy, to be timed.
-
-    `num_small` small exchanges are timed together.
-    """
+    """Times a full exchange of each strategy, and `num_small` small ones together."""
 
     workload: Workload
     probers: Mapping[str, Prober]
@@ -215,8 +209,8 @@ class Probes:
     def lost_beside(self, group: Group) -> dict[str, float]:
         """Return the share of computation that a worker loses during each strategy's exchange.
 
-        The last rank to join does not wait, so the largest share counts. GPUs lose nothing, and on
-        one host exchanges hold the cores in the plan itself.
+        The largest share counts, because it belongs to a rank that did not wait for others. GPUs
+        lose nothing, and on one host the plan itself reserves cores for exchanges.
         """
         places = [(member.boot_id, member.pid_namespace) for member in group.members]
         if group.device.type != "cpu" or len(set(places)) == 1:
@@ -234,7 +228,7 @@ class Probes:
     ) -> dict[str, ExchangeSamples]:
         """Return the seconds of a small and a large exchange from all ranks' rounds.
 
-        Early ranks also wait, so a round's shortest time counts.
+        A round's shortest time counts, because early ranks also wait.
         """
         rounds = zip(*ranks, strict=True)
         shortest = [map(min, zip(*of_ranks, strict=True)) for of_ranks in rounds]
@@ -256,8 +250,8 @@ class Probes:
 def _num_small(prober: Prober, layers: Workload, group: Group) -> tuple[int, int]:
     """Return the number of small layers exchanged together, and of chunks.
 
-    Within a host all layers of a step, because waking threads is paid once for all chunks; between
-    hosts a single chunk.
+    Within a host all layers of a step, because its chunks wake the threads only once; between hosts
+    a single chunk.
     """
     chunk: int | None = getattr(prober.config, "first_chunk", None)
     if chunk is None or len({(one.boot_id, one.pid_namespace) for one in group.members}) > 1:
@@ -301,7 +295,7 @@ def single(
 
     def takes(small: float, large: float) -> float:
         planning = prober.strategy.planning
-        assert planning.calibrate is not None  # otherwise it has no measured exchange
+        assert planning.calibrate is not None  # the strategy has an exchange
         measured = pair(small, large)
         found = planning.calibrate(machine, measured, prober.config)
         plan = planning.plan(layers, found, prober.config, Window(1))
@@ -337,7 +331,7 @@ class _Exchanging:
 
 
 def with_idle_cores(machine: Machine) -> Machine:
-    """Return the machine whose layers do not occupy cores, because paced layers sleep."""
+    """Return the machine of paced layers, which sleep and so use no cores."""
     losses = machine.usual_losses.model_copy(update={"beside_exchange": 0.0, "beside_copies": None})
     return machine.with_each("links", uses_cores=False).model_copy(update={"losses": losses})
 

@@ -26,29 +26,28 @@ class Listener:
     """Callbacks of a backward pass; by default they do nothing."""
 
     def approaching(self) -> None:
-        """Prepare for backward, which has reached the outputs and no parameter."""
+        """Prepare: backward has reached the outputs, but no parameter."""
 
     def began(self) -> None:
-        """Begin the exchange of a backward pass, whose first gradient is ready."""
+        """Begin the exchange: the first gradient is ready."""
 
     def ready(self, chunk: int) -> None:
-        """Exchange a chunk, whose gradients are all ready."""
+        """Exchange a chunk: all its gradients are ready."""
 
     def ended(self, missing: Sequence[int]) -> None:
-        """Finish backward; chunks in `missing` lack gradients."""
+        """Finish: backward has ended, and chunks in `missing` lack gradients."""
 
 
 class Readiness:
     """Watches gradients of parameters, and calls `listener`.
 
-    As in DistributedDataParallel, gradients are exchanged and not only accumulated if a forward
-    pass requested it since the last exchange, or if backward reaches the outputs of such a forward
-    pass again. `touched`: gradients that changed since the last exchange. `order`: order of
-    readiness in a backward pass before `expect`. `came`: gradients ready since the last forward
-    pass. `began`: whether a gradient was ready in this pass. `pending`: whether a requested
-    exchange is outstanding.
-
-    Hooks hold only weak references to this object and the listener.
+    As in DistributedDataParallel, gradients are exchanged, and not only accumulated, if a forward
+    pass requested an exchange since the last one, or if backward reaches the outputs of such a
+    forward pass again. `touched`: whether each gradient changed since the last exchange. `order`:
+    parameters in the order of readiness, until `expect` is called. `came`: whether each gradient
+    became ready since the last forward pass. `began`: whether any gradient is ready in this
+    backward pass. `pending`: whether an exchange was requested and has not ended. Hooks hold weak
+    references to this object and the listener.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Readiness:
         ]
 
     def check_attached(self) -> None:
-        """Raise InvalidInput if a parameter lost its hook, which torch stores in C++.
+        """Raise InvalidInput if a parameter lost its hook, which belongs to its C++ tensor.
 
         Loading a state into DistributedDataParallel fails in this case, too.
         """
@@ -91,28 +90,28 @@ class Readiness:
             if one.parameter._cdata != tensor:
                 raise InvalidInput(
                     f"parameter {one.name!r}",
-                    "its tensor was swapped for another after the module was made parallel, as "
-                    "torch.__future__.set_swap_module_params_on_conversion() has it done",
-                    hint="load states and move modules before, or without that",
+                    "has another tensor since the module was wrapped",
+                    hint="load or move the module before wrapping it, or without "
+                    "torch.__future__.set_swap_module_params_on_conversion()",
                 )
 
     @property
     def interrupted(self) -> bool:
-        """Whether the last backward pass failed: it began and never ended."""
+        """Whether the last backward pass failed: it began, but did not end."""
         return self._armed and not in_backward()
 
     def forwarded(self, outputs: Iterable[Tensor], synchronize: bool) -> None:
         """Record a forward pass; `synchronize`: exchange its gradients."""
         if not synchronize:
             return
-        self.ask()
+        self.request()
         reached = weakly(self.reached)
         for output in outputs:
             # do not hook a leaf, which belongs to the caller and outlives the pass
             if output.requires_grad and output.grad_fn is not None:
                 output.register_hook(reached)
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """Request an exchange of the next backward pass's gradients."""
         self.pending = True
         if not in_backward():
@@ -204,15 +203,9 @@ class Readiness:
             return
         # the chunk may already be sent, so it is too late for a correction
         if surplus > 0 and self._left[chunk] == 0:
-            raise InvalidInput(
-                f"parameter {self._named[index].name!r}",
-                f"got a gradient once more after its chunk was sent ({self._expected[index]} in "
-                "the first backward pass)",
-                hint=(
-                    "a module whose graph changes so from step to step cannot be exchanged chunk "
-                    "by chunk"
-                ),
-            )
+            problem = "has another gradient after its chunk was sent"
+            hint = "all backward passes must use parameters as often as the first one"
+            raise self._refusal(index, problem, hint)
         if surplus == 0:
             self._left[chunk] -= 1
             if self._left[chunk] == 0:
@@ -233,24 +226,20 @@ class Readiness:
             self.clear()
 
     def _check(self, index: int, parameter: Tensor) -> bool:
-        """Return whether the parameter has a gradient; autograd functions may return None."""
+        """Return whether the parameter has a gradient, which autograd functions may omit."""
         gradient = parameter.grad
         if gradient is None:
             if len(parameter._post_accumulate_grad_hooks) > 1:
-                raise InvalidInput(
-                    f"parameter {self._named[index].name!r}",
-                    "its gradient was taken away by another hook before it could be exchanged",
-                    hint="update parameters after backward, not in hooks",
-                )
+                problem = "has a gradient that another hook removed too early"
+                raise self._refusal(index, problem, "update parameters after backward")
             return False
         if gradient.layout != torch.strided and index not in self._sparse:
-            raise InvalidInput(
-                f"parameter {self._named[index].name!r}",
-                "its gradient is sparse, which only those of nn.Embedding and nn.EmbeddingBag may "
-                "be",
-                hint="use sparse=False",
-            )
+            problem = "has a sparse gradient, but is not the weight of an nn.Embedding(Bag)"
+            raise self._refusal(index, problem, "use sparse=False")
         return True
+
+    def _refusal(self, index: int, problem: str, hint: str) -> InvalidInput:
+        return InvalidInput(f"parameter {self._named[index].name!r}", problem, hint=hint)
 
 
 def weakly(method: Any, *first: Any) -> Callable[..., Any]:

@@ -23,16 +23,13 @@ from paceline.record.recorder import Recorder
 
 _numbers = itertools.count()  # identifies models; rank 0's numbers are compared
 
-# DistributedDataParallel's message, which tools search for
+# DistributedDataParallel's message, which programs search for
 UNFINISHED = "Expected to have finished reduction in the prior iteration before starting a new one"
 _MOST_NAMED = 32
 
 
 class Unfinished(InvalidInput, RuntimeError):
-    """Some parameter received no gradient; a RuntimeError as in DistributedDataParallel.
-
-    The text is torch's, because programs may search for it.
-    """
+    """Some parameter received no gradient; has torch's type and text, which programs check."""
 
     def __init__(self, message: str) -> None:
         RuntimeError.__init__(self, message)
@@ -41,13 +38,11 @@ class Unfinished(InvalidInput, RuntimeError):
 class Reducer(Listener):
     """Exchanges gradients during backward, with the methods of DDP's reducer.
 
-    The first backward pass is exchanged after its end, and determines the order of readiness; all
-    ranks use rank 0's order. `chunk`: number of layers, or a tuner that uses rank 0's times.
+    The gradients of the first backward pass are exchanged after its end. Its order of readiness on
+    rank 0 is used by all ranks. `chunk`: number of layers, or a tuner that uses rank 0's times.
     `sparse`: indices of parameters with sparse gradients. Without `find_unused_parameters`, a
     forward pass raises Unfinished if some parameter received no gradient in the last backward pass.
-
-    `open` is collective; otherwise the first exchange calls it. `on_exchanged` is called after each
-    exchange.
+    `on_exchanged` is called after each exchange.
     """
 
     def __init__(
@@ -75,7 +70,7 @@ class Reducer(Listener):
         self._layout: Layout | None = None
         self._is_arranged = False
         self._chunks: tuple[Chunk, ...] = ()
-        self._handed: list[tuple[Slot, Tensor | None, int | None]] = []
+        self._sent: list[tuple[Slot, Tensor | None, int | None]] = []
         self._step_end: float | None = None
         self._until_agreed = 0 if self._tuner is None else self._tuner.interval
         self._began_phase = False
@@ -86,7 +81,10 @@ class Reducer(Listener):
         )
 
     def open(self) -> None:
-        """Join the other ranks and allocate the exchange; errors are raised on all ranks."""
+        """Join the other ranks and allocate the exchange; the first exchange does it otherwise.
+
+        Collective; errors are raised on all ranks.
+        """
         group = self._group = self._join()
         self._number = group.gather(next(_numbers))[0]
         dense = [index for index in range(len(self._named)) if index not in self._sparse]
@@ -106,14 +104,14 @@ class Reducer(Listener):
         self._readiness.forwarded(outputs, synchronize)
 
     def _do_nothing(self, *_: object) -> None:
-        """Do nothing, because there are no buckets and every step is counted."""
+        """Ignore calls about buckets and logging."""
 
     prepare_for_forward = _delay_all_reduce = _push_all_rebuilt_params = _do_nothing
     _set_ddp_runtime_logging_sample_rate = _do_nothing
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
-        """Request an exchange of the next backward pass; also called by tools after forward."""
-        self._readiness.ask()
+        """Request an exchange in the next backward pass; some tools call this after forward."""
+        self._readiness.request()
 
     def _rebuild_buckets(self) -> bool:
         """Begin a forward pass: check how the last backward pass ended."""
@@ -170,7 +168,7 @@ class Reducer(Listener):
             self._exchange.recorder = recorder
 
     def state(self) -> dict[str, Tensor]:
-        """Return this rank's exchange state."""
+        """Return this rank's exchange state, such as error feedback."""
         return self._exchange.state() if self._exchange else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -235,10 +233,10 @@ class Reducer(Listener):
         exchange = self._opened()
         for slot in self._chunks[chunk].slots if exchange.chunked else ():
             gradient = slot.parameter.grad
-            # Views of one tensor, such as a flat buffer of the caller's, share a version counter:
-            # it says nothing of this gradient.
+            # a view's version counter also counts changes of other views, such as other gradients
+            # in a flat buffer
             version = None if gradient is None or gradient._is_view() else gradient._version
-            self._handed.append((slot, gradient, version))
+            self._sent.append((slot, gradient, version))
         exchange.ready(self._chunks[chunk], self._readiness.touched)
 
     def ended(self, missing: Sequence[int]) -> None:
@@ -250,22 +248,20 @@ class Reducer(Listener):
             self._agree()
             self._opened().begin()
             missing = range(len(self._chunks))
-        taken = self._readiness.removed_gradient()
+        removed = self._readiness.removed_gradient()
         for number in missing:  # other ranks wait for every chunk, even without gradients
             self.ready(number)
-        changed = self._changed_too_late() if taken is None else self._named[taken].name
+        changed = self._changed_too_late() if removed is None else self._named[removed].name
         try:
             found = self._opened().finish(self._readiness.touched) if self._chunks else ()
         except StepDiscarded:
-            # Otherwise an optimizer would step with this rank's gradients alone.
+            # otherwise an optimizer would step with this rank's gradients alone
             self._forget_gradients()
             raise
         if changed is not None:
-            raise InvalidInput(
-                f"parameter {changed!r}",
-                "its gradient was changed or taken away by a hook after it had been handed over",
-                hint="change gradients in tensor hooks, or after backward",
-            )
+            problem = "has a gradient that a hook changed or removed after it was sent"
+            hint = "change gradients in tensor hooks or after backward"
+            raise InvalidInput(f"parameter {changed!r}", problem, hint=hint)
         if self._sparse:
             assert self._group is not None
             touched = [self._readiness.touched[index] for index in self._sparse]
@@ -285,8 +281,8 @@ class Reducer(Listener):
 
     def _changed_too_late(self) -> str | None:
         # hooks run in registration order, before and after this one
-        handed, self._handed = self._handed, []
-        for slot, before, version in handed:
+        sent, self._sent = self._sent, []
+        for slot, before, version in sent:
             gradient = slot.parameter.grad
             found = None if version is None or gradient is None else gradient._version
             if gradient is not before or found != version:
@@ -294,8 +290,8 @@ class Reducer(Listener):
         return None
 
     def _divide_by_those_left(self, changed: Sequence[bool]) -> None:
-        # Within join(), DistributedDataParallel counts the ranks that still have samples; the
-        # exchange has divided by all ranks.
+        # within join(), DistributedDataParallel counts the ranks that still have samples, but the
+        # exchange divided by the number of all ranks
         work, self._joined = self._joined, None
         if work is None or self._group is None:
             return
@@ -307,19 +303,16 @@ class Reducer(Listener):
                 gradient.mul_(scale)
 
     def _agreed_order(self, own: Sequence[int] | None) -> list[int] | None:
-        """Return rank 0's order of readiness on all ranks; missing gradients come last.
+        """Return rank 0's order of readiness; missing gradients come last.
 
-        `own`: this rank's order, or None if its backward pass failed; returns None if any failed.
-        InvalidInput on all ranks if they run backward on different models.
+        `own`: this rank's order, or None if its backward pass failed. Returns None if any rank's
+        failed. Raises InvalidInput on all ranks if they run backward on different models.
         """
         assert self._group is not None
         rows = self._group.gather([self._number, None if own is None else list(own)])
         if len({number for number, _ in rows}) > 1:
-            raise InvalidInput(
-                "module",
-                "the ranks differentiate several modules in different orders",
-                hint="all must take them in the same order",
-            )
+            problem = "must run backward in the same order as other modules on all ranks"
+            raise InvalidInput("module", problem)
         orders = [order for _, order in rows]
         if None in orders:
             return None
@@ -333,9 +326,7 @@ class Reducer(Listener):
         order = self._agreed_order(self._readiness.order)
         if order is None:
             self._forget_gradients()
-            raise StepDiscarded(
-                "the first backward pass failed on another rank: its gradients are discarded on all"
-            )
+            raise StepDiscarded("the first backward pass failed on some rank; no rank takes a step")
         dense = [index for index in order if index not in self._sparse]
         self._layout = Layout.of(self._named, dense)
         self._is_arranged = True
@@ -379,10 +370,10 @@ class Reducer(Listener):
         self._readiness.clear()
         self._readiness.exchanged()
         self._readiness.came = [False] * len(self._named)
-        self._handed = []
+        self._sent = []
         self._forget_gradients()
         if not self._is_arranged:
-            # other ranks wait in their first exchange for this rank's order; None aborts it
+            # the other ranks wait for this rank's order in their first exchange; None aborts it
             self._agreed_order(None)
         else:
             if not began:  # failed before the first gradient

@@ -1,4 +1,4 @@
-"""Interfaces of data parallelism: replica, exchange, statistics, probe."""
+"""Interfaces of data parallelism: statistics, replicas and exchanges; and a probe of exchanges."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,14 +21,13 @@ from paceline.training.models.paced import PacedSGD
 class Statistics:
     """Traffic and time of gradient exchanges so far on this rank.
 
-    `bytes_sent`, `bytes_received`: gradient bytes exchanged with other ranks, and parameter bytes
-    if a strategy sends them. `exposed_s`: time spent exchanging instead of computing; `hidden_s`:
-    time of exchanges during backward; both are totals over `num_steps`, or None if they cannot be
-    observed. `chunk`: layers per chunk, if there are chunks. `codec`: name and reason.
-    `num_nonfinite`: NaN and infinite gradient values on any rank (with exchange "host": values
-    exchanged together with one); `num_skipped`: steps skipped because of them. `sent_share`: share
-    of this rank's values sent, for a codec that omits some. For balanced batches, `shares`: samples
-    of each rank in a full batch; `samples_per_s`: each rank's speed, if known.
+    `bytes_sent`, `bytes_received`: bytes of gradients, and of parameters if a strategy sends them.
+    `exposed_s`: time spent exchanging instead of computing; `hidden_s`: time of exchanges during
+    backward; both over all `num_steps`, or None if unknown. `chunk`: layers per chunk. `codec`:
+    name and reason. `num_nonfinite`: NaN and infinite gradient values on all ranks (exchange "host"
+    also counts values exchanged together with one); `num_skipped`: steps skipped because of them.
+    `sent_share`: share of this rank's values sent, for a codec that omits some. For balanced
+    batches, `shares`: samples of each rank in a full batch; `samples_per_s`: speed of each rank.
     """
 
     exchange: str
@@ -50,10 +49,7 @@ NONE = Statistics("none", 0, 0, 0, 0.0, 0.0)  # statistics of a single rank
 
 
 class ModelReplica(Protocol):
-    """A module whose gradients are the means over all ranks.
-
-    The defaults suit an exchange without state and recordings.
-    """
+    """A module whose gradients are means over all ranks; by default without state and records."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward pass."""
@@ -65,8 +61,7 @@ class ModelReplica(Protocol):
     def prepare(self, run: Callable[[], None]) -> None:
         """Call `run`, a pass with unused gradients, if the exchange needs one.
 
-        torch's reducer rebuilds its buckets, which determine the summation order, after its first
-        pass.
+        After its first pass, torch's reducer rebuilds its buckets, which changes the order of sums.
         """
         return
 
@@ -75,7 +70,7 @@ class ModelReplica(Protocol):
         return {}
 
     def load_exchange_state(self, state: dict[str, Tensor]) -> None:
-        """Take over what the same rank, of as many, has remembered."""
+        """Load the state saved by the same rank of as many ranks."""
         return
 
     def statistics(self) -> Statistics:
@@ -83,7 +78,7 @@ class ModelReplica(Protocol):
         return NONE
 
     def record(self, recorder: Recorder | None) -> None:
-        """Record all exchanges from now on; None ends that."""
+        """Record all exchanges from now on; None stops recording."""
         return
 
     def close(self) -> None:
@@ -103,7 +98,7 @@ class SingleReplica(ModelReplica):
 
 
 class Exchange(Protocol):
-    """Replaces gradients by their means. All methods except `ready` are collective.
+    """Replaces gradients by their means; all methods except `ready` are collective.
 
     A `chunked` exchange reads gradients when they become ready, others after backward. `touched`:
     whether each parameter's gradient changed on this rank. A gradient that changed on no rank is
@@ -119,7 +114,7 @@ class Exchange(Protocol):
 
     def arrange(self, layout: Layout, chunks: Sequence[Chunk]) -> None:
         """Use these chunks from the next step on; the layout's size is unchanged."""
-        return  # nothing to do without chunks
+        return
 
     def begin(self) -> None:
         """Begin a step."""
@@ -127,7 +122,7 @@ class Exchange(Protocol):
 
     def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
         """Start to exchange a chunk whose gradients are ready on this rank."""
-        return  # otherwise `finish` sends all gradients
+        return
 
     def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
         """Wait for the means, and return which gradients changed on any rank."""
@@ -144,7 +139,7 @@ class Exchange(Protocol):
         return {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take over what the same rank, of as many, has remembered."""
+        """Load the state saved by the same rank of as many ranks."""
         return
 
     def statistics(self) -> Statistics:
@@ -162,8 +157,8 @@ class Method:
     """A strategy's method to exchange gradients.
 
     `make(group, as_views)` creates the exchange; `as_views`: whether gradients may be views of its
-    memory. Without `make`, torch's reducer is used, with `compression`, if given. `chunk`: number
-    of layers per chunk, or a factory of tuners. `is_chunked`: False if the exchange has no chunks.
+    memory. Without `make`, torch's reducer is used, with an optional `compression`. `chunk`: layers
+    per chunk, or a factory of tuners, if the exchange `is_chunked`.
     """
 
     name: str
@@ -194,20 +189,20 @@ class _Ready(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_after: Tensor) -> tuple[Tensor | None, ...]:
-        # aliases, if allowed, which autograd does not copy
+        # autograd does not copy aliases
         return of_after[0], None, None, *map(ctx.hand_out, ctx.gradients)
 
 
 class _ProbeLayer(nn.Module):
-    """A layer that computes nothing and immediately has its gradients."""
+    """A layer that computes nothing, and whose gradients are ready immediately."""
 
     def __init__(self, sizes: Sequence[int], device: torch.device, like: _Like | None) -> None:
         super().__init__()
-        # values matter only if they determine the bytes sent
+        # zeros, unless values determine the bytes sent
         zeros = [torch.zeros(nbytes // 4, device=device) for nbytes in sizes]
         self.weights = nn.ParameterList(nn.Parameter(one) for one in zeros)
         self.gradients = list(map(like or torch.zeros_like, zeros))
-        # an exchange may overwrite it
+        # copies, because an exchange may overwrite them
         self._hand_out = torch.clone if like else Tensor.detach
 
     def forward(self, after: Tensor) -> Tensor:
@@ -218,10 +213,9 @@ class _ProbeLayer(nn.Module):
 class Probe:
     """Exchanges float32 gradients of some layers on each call, to be timed.
 
-    `sizes`: bytes of each parameter of each layer, in the order of readiness. `codec`: name of the
-    codec. `barrier`: called after each exchange if its ranks do not end together.
-
-    Creation, calls and close are collective.
+    `sizes`: bytes of each parameter of each layer, in the order of readiness. `codec`: the codec
+    whose share of sent values the gradients must match. `barrier`: called after each exchange whose
+    ranks do not end together. Creation, calls and close are collective.
     """
 
     def __init__(

@@ -42,19 +42,17 @@ from paceline.record.merge import gather_timeline
 from paceline.record.recorder import Recorder
 from paceline.training.models.paced import Stretched
 
-SLACK_S = 1e-3  # tolerance in seconds: hooks of one gradient run in sequence, each with its mark
-_INTERVAL = 10  # steps between two looks at balanced shares
-_MOST_ROUNDS = 10
+SLACK_S = 1e-3  # tolerance for hooks of one gradient, which record their times one after another
+_INTERVAL, _MOST_ROUNDS = 10, 10  # steps between two checks of balanced shares, and checks
 _PERIOD_STEPS = 8  # as in planner.forecast
 Replicate = Callable[..., ModelReplica]  # (module, config, group, *, tuner=...)
 
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["ReplicaRunner"]:
-    """Yield the runner of a strategy of replicas (`paceline.exchange.session.Start`).
+    """Yield the runner of a strategy of replicas: its `session.Start`.
 
-    The strategy's module defines `start` and `replica` (`Replicate`), which is also used to measure
-    its exchange.
+    The strategy's module also defines `replica`, a `Replicate`, to measure its exchange.
     """
     yield ReplicaRunner(session, session.strategy.runner().replica)
 
@@ -87,7 +85,7 @@ class ReplicaRunner:
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
         """Profile the layers, and the exchange of each configured strategy.
 
-        Steps and the strategies' exchanges alternate, so that other programs affect all equally.
+        Steps and exchanges alternate, so that other programs affect all strategies equally.
         """
         session, setup = self._session, self.setup
         found = profile(
@@ -120,7 +118,7 @@ class ReplicaRunner:
 
     def calibrated(self, strategy: Strategy, config: Any) -> PricedMachine:
         """Return the machine and cost model of a profiled strategy with `config`."""
-        assert self.profiled is not None  # only profiled strategies are planned
+        assert self.profiled is not None
         machine, cost = self.profiled.calibrated(strategy, config)
         if self._session.is_rehearsal:
             machine = with_idle_cores(machine)
@@ -210,10 +208,10 @@ class ReplicaRunner:
                 take(_INTERVAL)
                 if sampler.shares == before:
                     break
-        recorder.step_ends()  # drops their recordings
+        recorder.step_ends()  # drop the recordings
 
     def _tuner(self, config: Any) -> ChunkTuner | None:
-        """Return the search for the chunk that the configuration asks for, if it does."""
+        """Return the chunk search that the configuration requests, if any."""
         num_layers, chunk = len(self.workload.layers), getattr(config, "chunk", None)
         if not isinstance(chunk, str) or self._session.group.world_size == 1:
             return None
@@ -236,7 +234,7 @@ class ReplicaRunner:
             plan = partial(strategy.planning.plan, self.workload, machine, one)
             return period(lambda num_steps: plan(Window(num_steps)), cost, _PERIOD_STEPS)
 
-        # broadcast one by one, because all together may exceed the ranks' deadline
+        # broadcast each prediction, because computing all may take longer than the deadline
         return {
             chunk: group.gather(step_s(chunk) if group.rank == 0 else None)[0] for chunk in chunks
         }
@@ -252,7 +250,7 @@ def outcome_of(
     """Gather the outcome of all ranks; `known`: further fields of `Outcome`."""
     group = session.group
     timeline = gather_timeline(trained.spans, trained.offset, group, session.origin)
-    # tolerance for the order of different ranks' spans
+    # clock offsets of two ranks add up
     slack_s = SLACK_S + 2 * max(group.gather(trained.offset.error_s))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     # a run killed after its last step has no steps left
@@ -260,7 +258,7 @@ def outcome_of(
     samples_per_s = setup.samples_per_step / step_s if step_s else 0.0
     tokens = setup.recipe.tokens_per_sample if setup.recipe else None
     num_traced = 1 + max((span.step for span in timeline.spans), default=-1)
-    # one worker of a host exchanges for all
+    # only one worker of a host may have a codec
     shares = [one for one in group.gather(trained.sent_share) if one is not None]
     codec = gradient_codec(known.get("config"))
     faults: tuple[str, ...] = ()
@@ -282,7 +280,7 @@ def outcome_of(
 
 
 def _planned(timeline: Timeline, group: Group) -> Timeline:
-    """Return the planned spans: a single worker's plan has no exchange."""
+    """Return the spans that a plan has: without communication for a single worker."""
     if not group.exchanges_alone:
         return timeline
     kept = (span for span in timeline.spans if span.kind not in COMMUNICATION)

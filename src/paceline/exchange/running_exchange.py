@@ -1,61 +1,118 @@
-"""An exchange of local updates in a background thread, and a log of exchanges."""
+"""The exchanges of local updates: when they are due, the running one, and a log."""
 
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from paceline.core.rounds import Rounds
 from paceline.exchange.averaging import Averaged, Contribution
 
 _KEPT_TIMES = 256  # exchanges kept in the log
-NO_EXCHANGE: dict[str, Any] = {
-    "due": None,
-    "sent": [],
-    "buffers": [],
-}  # state without a running exchange
+NO_EXCHANGE: dict[str, Any] = {"due": None, "sent": [], "buffers": []}  # state of no exchange
 
 
-class ExchangeTimes(NamedTuple):
+class RoundPlace:
+    """A worker's position in a round: inner steps since its start, and the next exchange.
+
+    `num_exchanges`: exchanges of all fragments so far. `weights`: weight of the inner steps since
+    each fragment's last exchange.
+    """
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self.num_exchanges = 0
+        self.weights = [0.0] * rounds.fragments
+        self._in_round = 0  # inner steps
+
+    @property
+    def fragment(self) -> int:
+        """The next fragment to send."""
+        return self.num_exchanges % self._rounds.fragments
+
+    @property
+    def ends_round(self) -> bool:
+        """Whether the next exchange is the last one of a round."""
+        return self.fragment == self._rounds.fragments - 1
+
+    def step(self, weight: float) -> None:
+        """Count an inner step; a round has `sync_every` steps."""
+        self._in_round = self._in_round % self._rounds.sync_every + 1
+        self.weights = [one + weight for one in self.weights]
+
+    def is_due(self) -> bool:
+        """Return whether a fragment is due after the last counted step."""
+        return self._in_round == self._rounds.sent_after(self.fragment)
+
+    def send(self) -> float:
+        """Count an exchange; return and reset its fragment's weight."""
+        weight, self.weights[self.fragment] = self.weights[self.fragment], 0.0
+        self.num_exchanges += 1
+        return weight
+
+    def reset_weights(self) -> None:
+        """Ignore steps whose progress is lost."""
+        self.weights = [0.0] * self._rounds.fragments
+
+    def resume_after(self, number: int) -> None:
+        """Continue after exchange `number`, which loaded a peer's state."""
+        self.num_exchanges = number + 1
+        begun = self._rounds.sent_after(number % self._rounds.fragments) + self._rounds.delay
+        self._in_round = begun % self._rounds.sync_every if self.num_exchanges else 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, without the weights, which differ between workers."""
+        in_round = self._in_round % self._rounds.sync_every
+        return {"num_exchanges": self.num_exchanges, "in_round": in_round}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a position, possibly of a round with more steps."""
+        self.num_exchanges = state["num_exchanges"]
+        self._in_round = min(state["in_round"], self._rounds.sent_after(self.fragment) - 1)
+        self.reset_weights()
+
+
+@dataclass
+class ExchangeTimes:
     """Times of an exchange, in seconds of the host's monotonic clock.
 
     The worker trained from `trained_from_s`, copied the fragment to host memory from `sent_s` to
-    `copied_s`, exchanged it from `begun_s` to `averaged_s`, and took the outer step until
-    `stepped_s`. The group's parameters were due at `due_s`, and loaded from `loading_s` to
-    `loaded_s`.
+    `copied_s`, exchanged it from `begun_s` to `averaged_s`, took the outer step until `stepped_s`,
+    and loaded the group's parameters, due at `due_s`, from `loading_s` to `loaded_s`.
     """
 
     number: int
-    trained_from_s: float
     sent_s: float
     copied_s: float
     begun_s: float
     averaged_s: float
     stepped_s: float
     due_s: float
-    loading_s: float
-    loaded_s: float
+    trained_from_s: float = 0.0
+    loading_s: float = 0.0
+    loaded_s: float = 0.0
 
 
 class RunningExchange:
     """An exchange whose result is loaded after inner step `due`.
 
-    `sent_s`: start of copying the contribution `given`. `sent`: the worker's parameters then, as
-    one vector, if the worker keeps its own steps.
+    `sent_s`: time when copying of the contribution `given` began. `sent`: one vector with the
+    worker's parameters of that time, if the worker keeps its steps during the exchange.
     """
 
     def __init__(
         self, given: Contribution, due: int, sent_s: float, sent: Sequence[Tensor] = ()
     ) -> None:
         self.given, self.due, self.sent = given, due, sent
-        self._sent_s, self._copied_s = sent_s, time.monotonic()
-        self._begun_s = self._averaged_s = self._stepped_s = self._due_s = self._copied_s
+        self.times = ExchangeTimes(given.number, sent_s, *[time.monotonic()] * 5)
         self._thread: threading.Thread | None = None
-        self._result: Averaged | None = None
-        self._error: BaseException | None = None
+        self._future: Future[Averaged] = Future()
         self.exposed_s = 0.0  # seconds that the loop waited
 
     def state(self) -> dict[str, Any]:
@@ -67,60 +124,42 @@ class RunningExchange:
         """Restore a finished exchange from its state."""
         given = Contribution(number, fragment, 0.0, torch.empty(0), state["buffers"], False)
         made = cls(given, state["due"], time.monotonic(), state["sent"])
-        made._result = Averaged(given, None, 0.0, (), (), all_closing=False)
+        made._future.set_result(Averaged(given, None, 0.0, (), (), all_closing=False))
         return made
-
-    @property
-    def took_s(self) -> float:
-        """Seconds of the exchange and the outer step."""
-        return self._stepped_s - self._begun_s
 
     def start(
         self, average: Callable[[Contribution], Averaged], step: Callable[[Averaged], None]
     ) -> None:
         """Start the average and outer step in a thread."""
-        # daemon, so that waiting for a lost worker does not keep the process alive
-        self._thread = threading.Thread(
-            target=self._run, args=(average, step), name="paceline-local-updates", daemon=True
-        )
-        self._thread.start()
 
-    def _run(
-        self, average: Callable[[Contribution], Averaged], step: Callable[[Averaged], None]
-    ) -> None:
-        self._begun_s = time.monotonic()
-        try:
-            found = average(self.given)
-            self._averaged_s = time.monotonic()
-            step(found)
-            self._stepped_s = time.monotonic()
-            self._result = found
-        except BaseException as error:
-            self._error = error
+        def run() -> None:
+            self.times.begun_s = time.monotonic()
+            try:
+                found = average(self.given)
+                self.times.averaged_s = time.monotonic()
+                step(found)
+                self.times.stepped_s = time.monotonic()
+                self._future.set_result(found)
+            except BaseException as error:
+                self._future.set_exception(error)
+
+        # a daemon, because a thread that waits for a lost worker would keep the process alive
+        self._thread = threading.Thread(target=run, name="paceline-local-updates", daemon=True)
+        self._thread.start()
 
     def wait(self) -> Averaged:
         """Wait for the result; raise the thread's error."""
-        self._due_s = time.monotonic()
-        if self._result is None and self._error is None:
-            assert self._thread is not None
-            self._thread.join()
-            self.exposed_s += time.monotonic() - self._due_s
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
+        due_s = self.times.due_s = time.monotonic()
+        if not self._future.done():
+            wait([self._future])
+            self.exposed_s += time.monotonic() - due_s
+        return self._future.result()
 
     def end(self, abort: Callable[[], None], deadline_s: float) -> None:
         """Abort the thread if it runs, and wait a few seconds for its end."""
         if self._thread is not None and self._thread.is_alive():
             abort()
             self._thread.join(deadline_s)
-
-    def times(self, trained_from_s: float, loading_s: float, loaded_s: float) -> ExchangeTimes:
-        """Return the times of the exchange and of the loop around it."""
-        own = self._sent_s, self._copied_s, self._begun_s, self._averaged_s, self._stepped_s
-        number = self.given.number
-        return ExchangeTimes(number, trained_from_s, *own, self._due_s, loading_s, loaded_s)
 
 
 class ExchangeLog:
@@ -136,9 +175,10 @@ class ExchangeLog:
 
     def add(self, exchange: RunningExchange, loading_s: float) -> None:
         """Add an exchange whose result was loaded from `loading_s` until now."""
-        loaded_s = time.monotonic()
-        self.took_s += exchange.took_s
+        times = exchange.times
+        times.trained_from_s, times.loading_s = self._trained_from_s, loading_s
+        times.loaded_s = self._trained_from_s = time.monotonic()
+        self.took_s += times.stepped_s - times.begun_s
         self.exposed_s += exchange.exposed_s
         if not exchange.given.is_closing:
-            self.latest.append(exchange.times(self._trained_from_s, loading_s, loaded_s))
-        self._trained_from_s = loaded_s
+            self.latest.append(times)

@@ -1,18 +1,19 @@
 """A session: recipe, strategy and settings in this process, and the runner interface.
 
-    with start(session) as runner:         # `start` is that of `strategy.runner()`
+    with start(session) as runner:         # `start` from `strategy.runner()`
         calibrated = runner.measure()      # how fast this machine is, for the plan
         outcome = runner.train(config)     # or rehearses: the runner is the same
         runner.save(path)
 
-A rehearsal differs only in `session.device`, whose paced layers replace the model's.
+In a rehearsal, paced layers of `session.device` replace the model's layers.
 """
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, SupportsFloat
 
 from paceline.core.cost import PacedDevice
 from paceline.core.outcome import Epoch, Evaluation, Outcome
@@ -22,6 +23,8 @@ from paceline.core.timeline import Origin
 from paceline.core.workload import Workload
 from paceline.exchange.checkpoints import State
 from paceline.links.group import Group
+
+_STATUS_S = 0.5  # seconds between two status texts
 
 
 class ElasticWorker(NamedTuple):
@@ -51,6 +54,30 @@ class Progress:
         """Show the current throughput."""
 
 
+class Status:
+    """Advances a run's progress, and shows loss and throughput a few times a second."""
+
+    def __init__(self, progress: Progress, tokens_per_sample: int | None) -> None:
+        self._progress, self._tokens = progress, tokens_per_sample
+        self.begin()
+
+    def begin(self) -> None:
+        """Start to count samples."""
+        self._since_s, self._num_samples = time.monotonic(), 0.0
+
+    def add(self, num_samples: float, loss: SupportsFloat, advances: int = 1) -> None:
+        """Count samples; reads `loss`, which waits for a GPU, only to show it."""
+        self._progress.advance(advances)
+        self._num_samples += num_samples
+        took_s = time.monotonic() - self._since_s
+        if took_s < _STATUS_S:
+            return
+        rate = self._num_samples / took_s
+        tokens = f", {rate * self._tokens:,.0f} tokens/s" if self._tokens else ""
+        self._progress.status(f"loss {float(loss):.4g}, {rate:,.0f} samples/s{tokens}")
+        self.begin()
+
+
 @dataclass(frozen=True)
 class TrainingSession:
     """A training or a rehearsal in this process.
@@ -71,7 +98,7 @@ class TrainingSession:
     elastic: ElasticWorker | None = None
 
     @property
-    def speaks(self) -> bool:
+    def writes_files(self) -> bool:
         """Whether this process writes the run's files and shows progress."""
         return self.group.rank == 0 and (self.elastic is None or self.elastic.number == 0)
 

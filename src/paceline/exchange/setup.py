@@ -33,7 +33,7 @@ NUM_TRACED = 20
 NUM_WARM_UP = 2
 FEWEST_STEPS = NUM_WARM_UP + 3  # one measured step, and two traced ones, which show a period
 
-# tiny rate, because NaNs and denormals would change the speed of rehearsed steps
+# a tiny rate, because NaNs and denormals would change the speed of rehearsed steps
 _IDLE_SGD = SGD(learning_rate=1e-6)
 
 
@@ -89,7 +89,7 @@ def setup_for(
     if device is None:
         return _stretched(settings, group, workload)
     times = device.times(workload)
-    # a single class, so that the loss takes no time; paced layers ignore the sample
+    # paced layers ignore the sample, and the loss of a single class takes no time
     share = Share(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), 1.0)
     return TrainingSetup(
         model=PacedModel(workload, *times, gradient_like=stand_ins_for(codec)),
@@ -106,7 +106,7 @@ def setup_for(
 def check_world_size(workers: int | str, group: Group) -> None:
     """Raise InvalidInput if the number of ranks differs from the settings."""
     if group.world_size != workers:
-        raise InvalidInput("workers", f"{workers} asked for, {group.world_size} started")
+        raise InvalidInput("workers", f"must equal the {group.world_size} ranks", got=workers)
 
 
 def _real(settings: TrainSettings, group: Group) -> TrainingSetup:
@@ -153,25 +153,20 @@ def trained_setup(
 def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
     """Return the optimizer factory of the settings or the recipe.
 
-    InvalidInput for a rate or momentum without effect.
+    Raises InvalidInput for a learning rate or momentum without effect.
     """
     if settings.optimizer is not None or recipe.optimizer is None:
         return optimizer_for(settings)
     for name in ("learning_rate", "momentum"):
         if getattr(settings, name) is not None:
-            raise InvalidInput(
-                name, "the recipe makes its optimizer itself", hint="name one by optimizer, too"
-            )
+            raise InvalidInput(name, "requires --optimizer, because the recipe has its own")
     return checked_optimizer(recipe.name or NAMELESS, recipe.optimizer)
 
 
 def learning_by(
     recipe: Recipe, settings: TrainSettings, num_steps: int
 ) -> tuple[Optimize, Callable[[Optimizer], LRScheduler | None]]:
-    """Return the factories of the optimizer and of its schedule.
-
-    The settings override the recipe.
-    """
+    """Return factories of the optimizer and its schedule; settings override the recipe."""
     make = optimizer_by(recipe, settings)
 
     def optimizer(model: nn.Module) -> Optimizer:
@@ -197,14 +192,11 @@ def learning_of(recipe: Recipe, settings: TrainSettings) -> Learning:
 
 
 def epoch_steps(num_steps: int, settings: TrainSettings) -> tuple[int, ...]:
-    """Return the steps of each epoch; the last epoch may be shorter.
-
-    `num_steps`: of a full epoch. InvalidInput for too few steps.
-    """
+    """Return the steps of each epoch, of which the last may have fewer than `num_steps`."""
     if settings.steps is None:
         return (num_steps,) * settings.epochs
     if settings.steps < FEWEST_STEPS:
-        raise InvalidInput("steps", f"at least {FEWEST_STEPS} are measured", got=settings.steps)
+        raise InvalidInput("steps", f"must be at least {FEWEST_STEPS}", got=settings.steps)
     whole, rest = divmod(settings.steps, num_steps)
     return (num_steps,) * whole + ((rest,) if rest else ())
 
@@ -212,28 +204,19 @@ def epoch_steps(num_steps: int, settings: TrainSettings) -> tuple[int, ...]:
 def share_batches(
     num_samples: int, batch_size: int, seed: int, group: Group, balanced: bool = False
 ) -> ShardedBatches | BalancedSampler:
-    """Return the sampler of this rank; `batch_size`: over all ranks.
-
-    InvalidInput if an epoch has too few steps.
-    """
+    """Return this rank's sampler; `batch_size`: over all ranks."""
     kind = BalancedSampler if balanced else ShardedBatches
     batches = kind(num_samples, batch_size, group.rank, group.world_size, seed)
     if len(batches) < FEWEST_STEPS:
-        raise InvalidInput(
-            "batch_size",
-            f"{batch_size} makes {len(batches)} steps of {num_samples} samples",
-            hint=f"an epoch needs at least {FEWEST_STEPS} to be measured",
-        )
+        problem = f"must allow {FEWEST_STEPS} steps per epoch of {num_samples} samples"
+        raise InvalidInput("batch_size", problem, got=batch_size)
     return batches
 
 
 def epochs_of(
     batches: ShardedBatches | BalancedSampler, samples: IndexedSamples, device: torch.device
 ) -> Callable[..., Iterator[Share]]:
-    """Return a function `(epoch, first_step=0)` that yields this rank's shares of an epoch.
-
-    Its arguments are the epoch and the first step, by default 0.
-    """
+    """Return a function `(epoch, first_step=0)` that yields this rank's shares of an epoch."""
     data = loader(samples, batches)
 
     def source(epoch: int, first_step: int = 0) -> Iterator[Share]:
@@ -299,11 +282,9 @@ def _random(settings: RehearseSettings, size: int) -> tuple[nn.Module, Batch]:
         outputs = model(inputs[:1])
     if not isinstance(outputs, torch.Tensor) or outputs.ndim < 2:
         found = getattr(outputs, "shape", type(outputs).__name__)
-        raise InvalidInput(
-            f"model {settings.model}",
-            f"gives {found}, but must give (batch, classes), or (batch, tokens, classes)",
-            hint="a recipe may have any loss",
-        )
+        problem = "must return (batch, classes) or (batch, tokens, classes)"
+        hint = "or use a recipe with its own loss"
+        raise InvalidInput("model", problem, got=found, hint=hint)
     targets = torch.randint(outputs.shape[-1], (size, *outputs.shape[1:-1]))
     return model.train(), Batch(inputs, targets)
 

@@ -7,7 +7,7 @@ load | forward backward | forward backward ... | forward backward -> exchange | 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +41,8 @@ class SGD:
 class Share(NamedTuple):
     """A rank's share of a batch: pytrees of tensors.
 
-    `weight`: factor of this rank's mean loss, so that the mean of all ranks' gradients is that of
-    the whole batch for any shares.
+    `weight`: factor of this rank's mean loss, so that the mean of all ranks' gradients is the whole
+    batch's gradient for any shares.
     """
 
     inputs: Any
@@ -71,7 +71,7 @@ def shares(
     data: Iterable[Any],
     device: torch.device,
 ) -> Iterator[Share]:
-    """Yield this rank's share of each step of an epoch on `device`."""
+    """Yield this rank's share of each step of an epoch, on `device`."""
     for samples, whole in zip(data, batches.global_sizes[batches.first_step :], strict=True):
         batch = Batch.of(samples)
         weight = len(tree_leaves(batch.targets)[0]) * batches.world_size / whole
@@ -103,7 +103,7 @@ class Learning:
         """
         with self.autocast(tree_leaves(share.inputs)[0].device):
             outputs = call(model, share.inputs)
-            if not share.num_samples:  # no samples have no mean
+            if not share.num_samples:  # no samples have no mean loss
                 leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
                 return torch.stack([one.sum() for one in leaves if one.requires_grad]).sum()
             return learnable_loss(self.name, self.loss, outputs, share.targets) * share.weight
@@ -112,27 +112,21 @@ class Learning:
 OF_CLASSES = Learning(class_loss)
 
 
-class Model(Protocol):
-    """A model, or a replica that exchanges its gradients."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward pass."""
-
-
 def train_step(
-    model: Model,
+    model: Callable[..., Any],
     optimizer: Optimizer,
     source: Iterator[Share],
     recorder: Recorder,
     learning: Learning = OF_CLASSES,
     schedule: LRScheduler | None = None,
 ) -> Tensor:
-    """Take one training step, and return the weighted loss."""
+    """Take one training step of a model or replica, and return the weighted loss."""
     with recorder.phase(Kind.LOAD):
         *before, last = next(source).split(learning.accumulate)
     losses = []
-    if learning.accumulate > 1:  # also if this rank has too few samples for several
-        with recorder.phase(Kind.FORWARD, ACCUMULATED), _without_exchange(model):
+    if learning.accumulate > 1:  # even if this rank has samples for only one micro-batch
+        no_sync = getattr(model, "no_sync", nullcontext)  # replicas postpone their exchange
+        with recorder.phase(Kind.FORWARD, ACCUMULATED), no_sync():
             for share in before:
                 loss = learning.forward(model, share)
                 loss.backward()
@@ -143,20 +137,11 @@ def train_step(
         loss.backward()
     with recorder.phase(Kind.STEP):
         if learning.clip_norm is not None:
-            groups = optimizer.param_groups
-            clip_grad_norm_(
-                [one for group in groups for one in group["params"]], learning.clip_norm
-            )
+            trained = [one for group in optimizer.param_groups for one in group["params"]]
+            clip_grad_norm_(trained, learning.clip_norm)
         optimizer.step()
         optimizer.zero_grad()
         if schedule is not None:
             schedule.step()
     recorder.end_step()
     return torch.stack([*losses, loss.detach()]).sum() if losses else loss.detach()
-
-
-def _without_exchange(model: Any) -> AbstractContextManager[None]:
-    """Return the `no_sync` context of a replica; for a plain model, a null context."""
-    no_sync = getattr(model, "no_sync", nullcontext)
-    context: AbstractContextManager[None] = no_sync()
-    return context

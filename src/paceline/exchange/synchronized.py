@@ -1,7 +1,7 @@
 """DistributedDataParallel with a replaceable exchange of gradients.
 
-A subclass, so that isinstance, torch.compile, checkpoints and training tools treat it as one. Only
-its `reducer` may be replaced (decision 17).
+It is a subclass, so that isinstance, torch.compile, checkpoints and training tools treat it as one.
+Only its `reducer` is replaced (docs/decisions, number 17).
 """
 
 import weakref
@@ -31,20 +31,20 @@ from paceline.links.group import Group
 from paceline.links.rendezvous import joined
 from paceline.record.recorder import Recorder
 
-# Arguments that only torch's own reducer supports, with the reason.
+# Arguments that only torch's own reducer supports, with alternatives.
 OF_TORCH_ALONE = {
-    "mixed_precision": "casts parameters in hooks of torch's reducer; use torch.autocast",
-    "delay_all_reduce_named_params": "hands gradients to buckets of torch's reducer",
-    "param_to_hook_all_reduce": "hands gradients to buckets of torch's reducer",
+    "mixed_precision": "or use torch.autocast",
+    "delay_all_reduce_named_params": "",
+    "param_to_hook_all_reduce": "",
 }
 
 
 class Synchronized(DistributedDataParallel):
     """Runs `module`, and averages its gradients over all ranks by `method`.
 
-    `arguments`: DistributedDataParallel's. `group`: of a Paceline run. `deadline_s`: longest wait
-    for another rank, by default the process group's timeout. Creation is collective; a copy by
-    deepcopy or pickle joins its peers in its first exchange. With a single process it only calls
+    `arguments`: DistributedDataParallel's. `group`: the ranks of a Paceline run. `deadline_s`:
+    longest wait for another rank, by default the process group's timeout. Creation is collective; a
+    copy by deepcopy or pickle joins its peers in its first exchange. A single process only calls
     the module. Raises InvalidInput if the method does not support an argument.
     """
 
@@ -52,7 +52,7 @@ class Synchronized(DistributedDataParallel):
     logger: Any
     _gradients: Reducer | TorchAllReduce | None = None
     _reducer_recorder: Recorder | None = None
-    _tries = False  # whether `_exchanged` is called for torch's reducer, too
+    _tries = False  # whether torch's reducer calls `_exchanged`, too
 
     def __init__(
         self,
@@ -87,10 +87,10 @@ class Synchronized(DistributedDataParallel):
 
     def _check(self, module: nn.Module, arguments: dict[str, Any], group: Group) -> None:
         """Raise InvalidInput if models differ, or `method` does not support an argument."""
-        for name, why in OF_TORCH_ALONE.items():
+        for name, hint in OF_TORCH_ALONE.items():
             # compare with None, because an argument may be a tensor
             if arguments.get(name) is not None and not self._method.uses_torch_reducer:
-                raise InvalidInput(name, why, hint="exchange='allreduce' takes it")
+                raise InvalidInput(name, "requires exchange='allreduce'", hint=hint)
         parameters = list(module.parameters())
         # refused by DistributedDataParallel itself
         refused = any(map(is_lazy, parameters)) or not any(p.requires_grad for p in parameters)
@@ -100,8 +100,6 @@ class Synchronized(DistributedDataParallel):
             sends_buffers = arguments.get("forward_sync_buffers") is not None
             sends_buffers |= arguments.get("broadcast_buffers") in (None, True)
             check_same(module, group, set(ignored), sends_buffers)
-
-    # Overrides of DistributedDataParallel.
 
     def _ddp_init_helper(self, *arguments: Any) -> None:
         """Create the reducer; called by DistributedDataParallel."""
@@ -136,15 +134,13 @@ class Synchronized(DistributedDataParallel):
         join, exchanged = weakly(self._join), weakly(self._exchanged)
         make, chunk, as_views = method.make, method.chunk, self.gradient_as_bucket_view
         if make is None:
-            # watch torch's exchanges only if needed, because it requires a hook per parameter
+            # watch torch's exchanges only if needed, because that requires a hook per parameter
             watched = exchanged if self._tries else None
             return TorchAllReduce(method, named, join, watched)
         if self._use_python_reducer:
-            raise InvalidInput(
-                "torch._dynamo.config.optimize_ddp",
-                "'python_reducer' compiles torch's all-reduce into the backward pass",
-                hint="choose exchange='allreduce'",
-            )
+            # torch.compile would put torch's all-reduce into the backward pass
+            field, problem = "torch._dynamo.config.optimize_ddp", "requires exchange='allreduce'"
+            raise InvalidInput(field, problem, got="python_reducer")
         sparse = {id(p) for p, flag in zip(parameters, is_sparse, strict=True) if flag}
         layers = {one.layer for one in named if id(one.parameter) not in sparse}
         return Reducer(
@@ -163,11 +159,11 @@ class Synchronized(DistributedDataParallel):
         return self._group
 
     def _exchanged(self) -> None:
-        """Do what a subclass has to do after each exchange."""
+        """Overridden by subclasses that act after each exchange."""
 
     @torch.compiler.disable(recursive=False)
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module's forward pass."""
+        """Run the module; a single process skips DistributedDataParallel's work."""
         if not self._is_alone:
             return super().forward(*inputs, **kwargs)
         if self.device_ids:
@@ -263,7 +259,7 @@ class Synchronized(DistributedDataParallel):
         return _JoinHook(self, hook, gradients) if isinstance(gradients, Reducer) else hook
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Register a hook with torch's reducer; InvalidInput if that is not in use."""
+        """Register a hook with torch's reducer; InvalidInput for another exchange."""
         self._refuse_hooks("register_comm_hook")
         super().register_comm_hook(state, hook)
 
@@ -282,21 +278,13 @@ class Synchronized(DistributedDataParallel):
 
     def _refuse_hooks(self, what: str) -> None:
         if not self._is_alone and not self._method.uses_torch_reducer:
-            raise InvalidInput(
-                what,
-                "a hook exchanges buckets of torch's all-reduce, and exchange "
-                f"{self._method.name!r} has none",
-                hint="choose exchange='allreduce'",
-            )
+            raise InvalidInput(what, f"requires exchange='allreduce', not {self._method.name!r}")
 
     def _update_process_group(self, new_process_group: Any) -> None:
         if not self._method.uses_torch_reducer:
-            raise InvalidInput(
-                "_update_process_group",
-                f"exchange {self._method.name!r} shares memory or messages with the ranks it was "
-                "made with",
-                hint="make the module parallel again",
-            )
+            problem = f"requires exchange='allreduce', not {self._method.name!r}"
+            hint = "wrap the module again"
+            raise InvalidInput("_update_process_group", problem, hint=hint)
         super()._update_process_group(new_process_group)
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
@@ -308,8 +296,7 @@ class Synchronized(DistributedDataParallel):
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         names = [name.removeprefix(prefix) for name in state if name.startswith(prefix)]
         is_ours = all(name.startswith("module.") for name in names)
-        # The state of a bare module: DistributedDataParallel's has only names in "module.", unless
-        # the module has a child of that name itself.
+        # names without "module." belong to a bare module, which may itself have a child "module"
         if not is_ours or self.module.state_dict(keep_vars=True).keys() >= set(names):
             for name in names:
                 state[f"{prefix}module.{name}"] = state.pop(f"{prefix}{name}")
@@ -333,8 +320,6 @@ class Synchronized(DistributedDataParallel):
         self.process_group = dist.ProcessGroup(HashStore(), 0, 1)
         self._ddp_init_helper()
 
-    # Methods of `ModelReplica`.
-
     def prepare(self, run: Callable[[], None]) -> None:
         """Call `run`, a pass with unused gradients, if torch's reducer rebuilds its buckets.
 
@@ -346,19 +331,19 @@ class Synchronized(DistributedDataParallel):
             self.load_exchange_state(state)
 
     def exchange_state(self) -> dict[str, Tensor]:
-        """Return the error feedback of this rank's codecs."""
+        """Return this rank's error feedback."""
         return {} if self._gradients is None else self._gradients.state()
 
     def load_exchange_state(self, state: dict[str, Tensor]) -> None:
-        """Load the error feedback that the same rank, of as many, has saved."""
+        """Load error feedback saved by the same rank of as many ranks."""
         if self._gradients is not None:
             self._gradients.load_state(state)
 
     def record(self, recorder: Recorder | None) -> None:
-        """Record all exchanges from now on; None ends that.
+        """Record all exchanges from now on; None stops recording.
 
-        torch's reducer is rebuilt with a hook that records its collectives; the hook costs a pass
-        over the gradients, so it exists only while recording.
+        Rebuilds torch's reducer with a hook that records its collectives, or without it, because
+        the hook takes a pass over the gradients.
         """
         before, self._reducer_recorder = self._reducer_recorder, recorder
         if isinstance(self._gradients, Reducer):
@@ -371,7 +356,7 @@ class Synchronized(DistributedDataParallel):
         return self._gradients.statistics() if self._gradients else NONE
 
     def close(self) -> None:
-        """Stop exchanging, and free shared memory and threads; the module remains usable."""
+        """Stop exchanging, and free memory and threads; the module remains usable."""
         if self._gradients is not None:
             self._gradients.close()
         # without a reducer, gradients stay local
@@ -380,11 +365,11 @@ class Synchronized(DistributedDataParallel):
 
 
 class _JoinHook(JoinHook):
-    """Join hook: takes part in the other ranks' exchanges without samples."""
+    """Takes part in the other ranks' exchanges, because this rank has no more samples."""
 
     def __init__(self, parallel: Synchronized, of_torch: JoinHook, reducer: Reducer) -> None:
         self._parallel, self._reducer = parallel, reducer
-        # copies the model of a rank that had samples until the end
+        # torch's hook copies the model of a rank that had samples until the end
         self.post_hook = of_torch.post_hook  # type: ignore[method-assign]
 
     def main_hook(self) -> None:

@@ -55,7 +55,7 @@ class Trials:
 
     @property
     def due(self) -> bool:
-        """Whether all ranks must call `go_on`, because enough steps were timed."""
+        """Whether all ranks must call `finish_measurement`, because enough steps were timed."""
         if self.settled:
             return len(self._marks) > Watch.num_steps
         return len(self._marks) > self._turns.num_settling + self._turns.num_timed
@@ -65,7 +65,9 @@ class Trials:
         if len(self._names) > len(self._failed) + 1:
             self._marks.append(self._clock.mark())
 
-    def go_on(self, group: Group, chunk: int | None = None, is_searched: bool = False) -> None:
+    def finish_measurement(
+        self, group: Group, chunk: int | None = None, is_searched: bool = False
+    ) -> None:
         """End a turn, or compare the last steps with earlier ones, collectively.
 
         `chunk`: current layers per chunk; `is_searched`: a search still changes them.
@@ -104,7 +106,7 @@ class Trials:
         problems = [f"{name} cannot be used: {why}" for name, why in self._failed.items()]
         told = "; ".join([*sorted(figures), *problems])
         if not self.settled:
-            return f"{self.name}: being tried" + (f"; {told}" if told else "")
+            return f"{self.name}: being measured" + (f"; {told}" if told else "")
         reason = f"{self.name}: the fastest, by the step: {told}"
         timed = self._chunks.get(self.name)
         if chunk is None or timed is None or chunk == timed:
@@ -206,7 +208,7 @@ class Checked:
             return
         trials.exchanged()
         if trials.due:
-            trials.go_on(self._group)
+            trials.finish_measurement(self._group)
             self._follow(before)
 
     def _follow(self, was_settled: bool) -> None:

@@ -1,9 +1,9 @@
-"""The workers that take part in exchanges: a fixed group here, one that changes in `elastic`."""
+"""Workers of local updates in a fixed process group; `elastic` has those of a torchft manager."""
 
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,36 +23,17 @@ from paceline.links.rendezvous import joined, with_own_connections
 
 logger = logging.getLogger(__name__)
 
-_OF_A_WORKER = ("sync_every", "delay")  # settings by which a slower worker may differ
-Settings = Mapping[str, Any]  # plain values by name, which all workers must have in common
-
-
-class Workers(Protocol):
-    """The workers with which this one exchanges, in the thread of the exchange.
-
-    `rank` and `count`: this worker's place and the number of workers, in the last exchange.
-    `num_final_exchanges`: exchanges after the first one in which all workers were closing.
-    """
-
-    @property
-    def rank(self) -> int: ...  # noqa: D102
-    @property
-    def count(self) -> int: ...  # noqa: D102
-    @property
-    def num_final_exchanges(self) -> int: ...  # noqa: D102
-
-    def exchange(self, given: Contribution) -> Averaged:
-        """Average this worker's contribution with those of the others."""
-
-    def abort(self) -> None:
-        """End an exchange that another thread is in."""
-
-    def close(self) -> None:
-        """Let go of connections and hooks."""
+_OF_A_WORKER = ("sync_every", "delay")  # settings that may differ between workers
+Settings = Mapping[str, Any]  # plain values by name, which must be equal on all workers
+# the group, and the modules that would exchange gradients between its workers
+Met = tuple[Group | None, list[DistributedDataParallel]]
 
 
 class FixedWorkers:
-    """The workers of a group, which ends with the first one that is lost."""
+    """The workers of a group, whose exchanges fail as soon as one worker is lost.
+
+    `num_final_exchanges`: exchanges after the first one in which all workers were closing.
+    """
 
     def __init__(self, group: Group, averaging: Averaging, num_fragments: int) -> None:
         self._group, self._averaging = group, averaging
@@ -60,17 +41,17 @@ class FixedWorkers:
         self.num_final_exchanges = num_fragments - 1
 
     def exchange(self, given: Contribution) -> Averaged:
-        """Average this worker's contribution with those of the others."""
+        """Average this worker's contribution with the others', in the exchange's thread."""
         return self._averaging.run(given, self._group)
 
     def abort(self) -> None:
-        """End an exchange that another thread is in."""
+        """Abort an exchange that runs in another thread."""
         control: Any = self._group.control
         if control is not None:
             control.abort()
 
     def close(self) -> None:
-        """Let go of the group's connections, which end with the last reference to them."""
+        """Release the group, whose connections close with the last reference."""
         self._group = Group.alone(self._group.device, self._group.deadline_s)
 
 
@@ -80,41 +61,21 @@ def settings_of(
     outer: str | OptimizerFactory,
     fragments: Iterable[Fragment],
 ) -> Settings:
-    """Return what all workers must have in common: settings, and the sizes of fragments."""
+    """Return the settings and fragment sizes that must be equal on all workers."""
     return {
         **{name: one for name, one in asdict(rounds).items() if name not in _OF_A_WORKER},
         "codec": getattr(codec, "name", codec),
-        "outer": outer if isinstance(outer, str) else "an optimizer's factory",
+        "outer": outer if isinstance(outer, str) else "an optimizer factory",
         "parameters": [sum(one.numel() for one in fragment) for fragment in fragments],
     }
 
 
 def check_same_settings(own: Settings, other: Settings, here: str, there: str) -> None:
-    """Raise InvalidInput with the first setting by which two workers differ."""
+    """Raise InvalidInput for the first setting that differs between two workers."""
     for name, value in own.items():
         if other.get(name) != value:
-            raise InvalidInput(
-                name,
-                f"{other.get(name)!r} on {there} and {value!r} on {here}",
-                hint="give all workers the same",
-            )
-
-
-class Replicas(NamedTuple):
-    """The modules that would exchange gradients between the workers."""
-
-    modules: list[DistributedDataParallel]
-
-    def suspend(self) -> None:
-        """Let them exchange nothing."""
-        for one in self.modules:
-            # The first forward pass would otherwise wait for all workers, to broadcast buffers.
-            one.require_backward_grad_sync = one.require_forward_param_sync = False
-
-    def resume(self) -> None:
-        """Let them exchange gradients again."""
-        for one in self.modules:
-            one.require_backward_grad_sync = True
+            values = f"{there} has {other.get(name)!r}, {here} has {value!r}"
+            raise InvalidInput(name, f"must be equal on all workers: {values}")
 
 
 def meet(
@@ -123,24 +84,31 @@ def meet(
     process_group: dist.ProcessGroup | None,
     device_mesh: DeviceMesh | None,
     deadline_s: float | None,
-) -> tuple[Group, Replicas]:
-    """Meet the other workers, and return them; all have the same settings and parameters then.
+    manager: object = None,
+) -> Met:
+    """Connect to the other workers, and copy worker 0's parameters to all.
 
-    InvalidInput if settings differ, or something else than replicas is between the workers.
+    A `manager` connects later, in its exchanges. Raises InvalidInput if settings differ, or if the
+    model is sharded between workers.
     """
+    if manager is not None:
+        if process_group is not None or device_mesh is not None:
+            other = "device_mesh" if process_group is None else "process_group"
+            raise InvalidInput("manager", f"cannot be combined with {other}")
+        return None, []
     trained = [one for one in model.parameters() if one.requires_grad]
     given = joined(trained[0].device, deadline_s, _group_of(process_group, device_mesh))
     replicas = _replicas_between(model, given)
     group = with_own_connections(given)
     for worker, row in enumerate(group.gather(settings)):
         check_same_settings(settings, row, f"worker {group.rank}", f"worker {worker}")
-    _begin_equal([*trained, *model.buffers()], group)
-    return group, Replicas(replicas)
+    _copy_first([*trained, *model.buffers()], group)
+    return group, replicas
 
 
 @torch.no_grad()
-def _begin_equal(tensors: Iterable[Tensor], group: Group) -> None:
-    """Give all workers the first one's parameters and buffers, and log if they differed."""
+def _copy_first(tensors: Iterable[Tensor], group: Group) -> None:
+    """Copy worker 0's tensors to all workers, and log which workers had others."""
     if group.world_size == 1:
         return
     differs = False
@@ -149,16 +117,15 @@ def _begin_equal(tensors: Iterable[Tensor], group: Group) -> None:
         group.broadcast([first])
         differs |= not torch.equal(first, own.cpu())
         own.copy_(first)
-    told = group.gather(differs)
-    if any(told) and not group.rank:
-        others = ", ".join(str(worker) for worker, one in enumerate(told) if one)
+    workers = [str(worker) for worker, one in enumerate(group.gather(differs)) if one]
+    if workers and not group.rank:
         logger.warning(
-            "parameters of workers %s differed from those of worker 0, which they take", others
+            "parameters of workers %s differed, and are replaced by worker 0's", ", ".join(workers)
         )
 
 
 def _replicas_between(model: nn.Module, workers: Group) -> list[DistributedDataParallel]:
-    """Return the modules that would exchange gradients between workers; refuses shards of them."""
+    """Return the modules that would exchange gradients between workers; refuse shards of them."""
     if workers.world_size == 1:
         return []
     ranks = set(workers.global_ranks)
@@ -175,8 +142,8 @@ def _replicas_between(model: nn.Module, workers: Group) -> list[DistributedDataP
         if len(ranks & set(between)) > 1:
             raise InvalidInput(
                 "model",
-                f"{name or 'it'} is sharded between the workers",
-                hint='shard within hosts, and pass the group of hosts, as device_mesh=mesh["host"]',
+                f"is sharded between workers ({name or 'the whole model'})",
+                hint='shard within hosts, and pass the group of hosts: device_mesh=mesh["host"]',
             )
     replicas = [
         one
@@ -185,11 +152,11 @@ def _replicas_between(model: nn.Module, workers: Group) -> list[DistributedDataP
         and len(ranks & set(dist.get_process_group_ranks(one.process_group))) > 1
     ]
     if any(one.static_graph for one in replicas):
-        # torch exchanges gradients of the first backward pass even without synchronization.
+        # torch exchanges gradients of the first backward pass even without synchronization
         raise InvalidInput(
             "model",
             "is in a DistributedDataParallel with static_graph=True",
-            hint="leave static_graph out: workers exchange no gradients",
+            hint="remove static_graph, because workers exchange no gradients",
         )
     return replicas
 
@@ -200,9 +167,8 @@ def _group_of(
     if mesh is None:
         return process_group
     if process_group is not None:
-        raise InvalidInput("device_mesh", "is given beside a process_group", hint="pass one")
+        raise InvalidInput("device_mesh", "cannot be combined with process_group")
     if mesh.ndim != 1:
-        raise InvalidInput(
-            "device_mesh", f"has {mesh.ndim} dimensions", hint='pass that of hosts: mesh["host"]'
-        )
+        hint = 'pass the dimension of hosts: mesh["host"]'
+        raise InvalidInput("device_mesh", "must have one dimension", got=mesh.ndim, hint=hint)
     return mesh.get_group()

@@ -70,6 +70,9 @@ class DataParallel(Synchronized):
     InvalidInput for what cannot be exchanged.
     """
 
+    _trials: Trials | None = None
+    _next: tuple[Method, Reducer | TorchAllReduce] | None = None
+
     def __init__(
         self,
         module: nn.Module,
@@ -101,33 +104,36 @@ class DataParallel(Synchronized):
         balance: Literal["auto"] | None = None,
         force: bool = False,
     ) -> None:
-        # DistributedDataParallel's arguments that are not left to their defaults.
-        given = {
-            name: value
-            for name, value in locals().items()
-            if name in _DEFAULTS and value is not _DEFAULTS[name]
-        }
+        given = _changed(locals())
         if balance not in (None, "auto"):
-            raise InvalidInput(
-                "balance",
-                "must be 'auto' or None",
-                got=balance,
-                hint="balance(sampler) takes a sampler",
-            )
+            hint = "pass a sampler to the method balance()"
+            raise InvalidInput("balance", "must be 'auto' or None", got=balance, hint=hint)
         check_policy(on_nonfinite)
+        self._is_balanced, self._force = balance == "auto", force
         compression = None if codec is None else Compression(codec, on_nonfinite)
+        method = self._first_method(exchange, chunk, compression, given)
+        super().__init__(module, method, deadline_s, **given)
+        self._start()
+        self._start_trials()
+
+    def _first_method(
+        self,
+        exchange: str,
+        chunk: int | str,
+        compression: Compression | None,
+        given: dict[str, Any],
+    ) -> Method:
+        """Determine the methods to try, and return the first one."""
         of_torch = sorted(OF_TORCH_ALONE.keys() & given.keys())
         candidates = _methods(exchange, chunk, compression, bool(of_torch))
         self._candidates = {one.name: one for one in candidates}
-        self._trials: Trials | None = None
-        self._next: tuple[Method, Reducer | TorchAllReduce] | None = None
         self._tries = len(candidates) > 1
-        self._is_balanced, self._force = balance == "auto", force
-        self._why = f"{candidates[0].name}: " + ("; ".join(of_torch) or "asked for")
-        super().__init__(module, candidates[0], deadline_s, **given)
-        self._start()
+        self._why = f"{candidates[0].name}: " + ("; ".join(of_torch) or "requested")
+        return candidates[0]
+
+    def _start_trials(self) -> None:
         if self._is_alone:
-            self._why = "none: a single rank has nobody to exchange gradients with"
+            self._why = "none: a single rank does not exchange gradients"
         elif self._tries:
             self._trials = Trials(self._candidates, clock_for(self.device))
 
@@ -177,7 +183,7 @@ class DataParallel(Synchronized):
             return
         used = self._gradients
         chunks = (used.chunk, used.is_searched) if isinstance(used, Reducer) else ()
-        trials.go_on(self._join(), *chunks)
+        trials.finish_measurement(self._join(), *chunks)
         # Create the reducer of the method that is tried next, or that has won.
         while self._next is None and not (trials.settled and self._method.name == trials.name):
             try:
@@ -315,6 +321,12 @@ _DEFAULTS = {
     if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     and parameter.default is not inspect.Parameter.empty
 }
+
+
+def _changed(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return DistributedDataParallel's arguments that differ from their defaults."""
+    known = {name: value for name, value in arguments.items() if name in _DEFAULTS}
+    return {name: value for name, value in known.items() if value is not _DEFAULTS[name]}
 
 
 def _methods(

@@ -83,7 +83,7 @@ def _carried_out(
         runner: Runner = stack.enter_context(session.strategy.runner().start(session))
         about = runner.about
         # Create the folder before hours of training, not after.
-        makes = session.speaks and request.verb != "plan"
+        makes = session.writes_files and request.verb != "plan"
         folder = stack.enter_context(_folder_of(session)) if makes else None
         logger.info("%s", about)
         progress.samples_per_step = runner.samples_per_step

@@ -23,8 +23,7 @@ from torch import Tensor
 from paceline.checkpoints.tensor_file import Tensors, within
 from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.core.settings import TrainSettings
-from paceline.exchange.session import TrainingSession
-from paceline.exchange.status import Status
+from paceline.exchange.session import Status, TrainingSession
 from paceline.links.clock import TrainingClock
 from paceline.links.failpoints import reach
 from paceline.strategies.hogbatch import messages

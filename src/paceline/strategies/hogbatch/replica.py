@@ -19,12 +19,12 @@ from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.plan import Kind
 from paceline.core.timeline import Span
-from paceline.exchange.dense_thread import DenseThread
 from paceline.exchange.step import Learning, Share
 from paceline.links.clock import HostClock
 from paceline.links.devices import Device, device_of, gpus
 from paceline.record.recorder import LayerMarks, Phase, layer_spans
 from paceline.strategies.hogbatch.config import WorkerSpec
+from paceline.strategies.hogbatch.dense_thread import DenseThread
 from paceline.strategies.hogbatch.statistics import BatchResult
 from paceline.training.data.batch import Batch
 from paceline.training.data.dataset import IndexedSamples, Read, reader_of

@@ -31,7 +31,6 @@ from paceline.core.strategy import PricedMachine
 from paceline.core.timeline import Origin, Span, Timeline
 from paceline.exchange.checkpoints import Saver, State, check_same_run
 from paceline.exchange.learner import tested
-from paceline.exchange.scheduled_rate import ScheduledRate
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import learning_by, learning_of, optimizer_by
 from paceline.links.interruption import interruptible
@@ -43,6 +42,7 @@ from paceline.strategies.hogbatch.outcome import FinishedRun
 from paceline.strategies.hogbatch.policy import policy_of
 from paceline.strategies.hogbatch.processes import WorkerProcesses
 from paceline.strategies.hogbatch.replica import refer, tensors_of
+from paceline.strategies.hogbatch.scheduled_rate import ScheduledRate
 from paceline.strategies.hogbatch.speed_trial import Epochs, admit, machine_of
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.data.sampler import shuffled

@@ -295,7 +295,7 @@ class LeaderAllReduce:
     @property
     def why(self) -> str:
         """The codec in use and the measurements behind it, which only the leader knows."""
-        return self._encoded.why if self._encoded else f"{self._codec}: asked for"
+        return self._encoded.why if self._encoded else f"{self._codec}: requested"
 
     @property
     def sent_share(self) -> float | None:

@@ -64,5 +64,5 @@ class ElasticRunner:
 
     def save(self, path: Path) -> None:
         """Write the model as safetensors, where this worker speaks for the run."""
-        if self._session.speaks:
+        if self._session.writes_files:
             save_model(self.setup.model, str(path))

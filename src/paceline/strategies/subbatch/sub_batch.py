@@ -13,11 +13,11 @@ from torch import Tensor
 
 from paceline.codecs.gathering import Pending, Sent, begin_gather, begin_return
 from paceline.core.plan import Kind
-from paceline.exchange.layer_gradients import CommunicationThread
 from paceline.exchange.step import Learning
 from paceline.record.recorder import Recorder
 from paceline.strategies.subbatch.batch import StepBatch, num_counted
 from paceline.strategies.subbatch.config import SubBatch
+from paceline.strategies.subbatch.layer_gradients import CommunicationThread
 from paceline.strategies.subbatch.layers import DropoutMasks, HeadLayer
 from paceline.strategies.subbatch.loss import CrossEntropy, loss_terms
 from paceline.strategies.subbatch.plan import LOSS, returned_of, weights_of

@@ -24,7 +24,6 @@ from paceline.codecs.gathering import Sent, begin_gather
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.plan import Kind
 from paceline.exchange.checkpoints import State
-from paceline.exchange.layer_gradients import CommunicationThread, LayerGradients, begin_sum
 from paceline.exchange.replica import Method, ModelReplica, SingleReplica
 from paceline.exchange.step import OF_CLASSES, Learning, Optimize, Share
 from paceline.exchange.synchronized import Synchronized
@@ -32,6 +31,11 @@ from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 from paceline.strategies.subbatch.batch import StepBatch, label_message
 from paceline.strategies.subbatch.config import SubBatch
+from paceline.strategies.subbatch.layer_gradients import (
+    CommunicationThread,
+    LayerGradients,
+    begin_sum,
+)
 from paceline.strategies.subbatch.layers import DropoutMasks, HeadLayer
 from paceline.strategies.subbatch.plan import LABELS
 from paceline.strategies.subbatch.state import gather_state, load_state

@@ -29,13 +29,13 @@ class CommunicationThread:
 
     Ranks create it collectively and begin exchanges in the same order. Waits are limited by the
     group's deadline. After a failure all later exchanges fail, because they would no longer match
-    those of the other ranks. `is_synchronous`: each exchange ends before the next computation
-    begins, as needed by a profile.
+    the other ranks' exchanges. `is_synchronous`: each exchange ends before the next computation
+    begins, for a profile.
     """
 
     def __init__(self, group: Group) -> None:
         self._device = group.device
-        # a separate group, so that messages are not mistaken for other collectives'
+        # a separate group, so that its messages are not mistaken for other collectives
         self.process_group: dist.ProcessGroup | None = None
         self.is_synchronous = False
         self._thread: CallThread | None = None
@@ -97,9 +97,9 @@ def begin_sum(values: Tensor, group: dist.ProcessGroup | None) -> Pending:
 class LayerGradients(Exchange):
     """Averages gradients layer by layer during backward.
 
-    `name`: the strategy's, whose other exchanges use the same thread. A layer's message also
-    contains flags of the gradients that changed on this rank; without a codec, a gradient that
-    changed on no rank is not modified.
+    `name`: the strategy's; its other exchanges use the same thread. Without a codec, a layer's
+    message contains flags of the gradients that changed on this rank, and a gradient that changed
+    on no rank is not modified.
     """
 
     chunked = True
@@ -123,12 +123,8 @@ class LayerGradients(Exchange):
         kinds = list(dict.fromkeys(slot.parameter.dtype for slot in layout.slots))
         encodable = self._encoded is None or kinds[0] == torch.float32
         if len(kinds) > 1 or kinds[0].is_complex or not encodable:
-            wanted = "float32 for a codec" if self._encoded else "one real type"
-            raise InvalidInput(
-                "body",
-                f"has parameters of {', '.join(map(str, kinds))}",
-                hint=f"strategy {self.name} trains bodies of {wanted}",
-            )
+            wanted = "be float32 to use a codec" if self._encoded else "have one real type"
+            raise InvalidInput("parameters", f"must {wanted}", got=list(map(str, kinds)))
 
     def begin(self) -> None:
         """Begin a step."""
@@ -176,8 +172,8 @@ class LayerGradients(Exchange):
             means = work.future.wait()
             if work.num_nonfinite:
                 raise NonFinite(
-                    f"gradients of layer {layer!r}: {work.num_nonfinite} values of some rank "
-                    "are NaN or infinite, and no codec carries these"
+                    f"gradients of layer {layer!r} have {work.num_nonfinite} NaN or infinite "
+                    "values, which codecs cannot represent"
                 )
             return means
 
@@ -210,10 +206,8 @@ class LayerGradients(Exchange):
 
     def discard(self) -> None:
         """Raise InvalidInput, because the other ranks wait for missing gradients."""
-        raise InvalidInput(
-            "strategy",
-            f"a backward pass failed on this rank, and {self.name} cannot take a step back",
-        )
+        problem = f"{self.name} cannot discard a step, but backward failed on this rank"
+        raise InvalidInput("strategy", problem)
 
     @property
     def bytes_sent(self) -> int:
@@ -228,11 +222,11 @@ class LayerGradients(Exchange):
         return Statistics(self.name, self._num_steps, sent, sent, None, None, sent_share=share)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the error feedback of this rank's codecs, for its checkpoint."""
+        """Return this rank's error feedback."""
         return self._encoded.state_dict() if self._encoded else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback from a checkpoint."""
+        """Load error feedback saved by the same rank of as many ranks."""
         if self._encoded is not None:
             self._encoded.load_state_dict(state)
 

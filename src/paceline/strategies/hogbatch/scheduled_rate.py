@@ -19,10 +19,10 @@ Schedule = Callable[[Optimizer], LRScheduler | None]
 class ScheduledRate:
     """The schedule's factor of the learning rate by completed samples.
 
-    A step of the schedule is one batch size of samples, independent of the workers' batches. The
-    schedule controls an optimizer of one dummy parameter, whose factor applies to all workers and
-    parameter groups. Raises InvalidInput if the schedule changes other fields, such as the
-    momentum, or depends on a loss.
+    A step of the schedule is `batch_size` samples, for any batches of the workers. The schedule
+    controls an optimizer of one dummy parameter, whose factor applies to all workers and parameter
+    groups. Raises InvalidInput if the schedule changes other fields, such as the momentum, or
+    depends on a loss.
     """
 
     def __init__(self, make: OptimizerFactory, schedule: Schedule, batch_size: int) -> None:
@@ -36,20 +36,18 @@ class ScheduledRate:
         if self._schedule is None:
             return
         if isinstance(self._schedule, ReduceLROnPlateau):
-            raise InvalidInput("schedule", "follows a loss, and here it is told of samples done")
+            raise InvalidInput("schedule", "cannot depend on a loss", got="ReduceLROnPlateau")
         if not self._rate:
-            raise InvalidInput(
-                "schedule", "changes a learning rate of 0", hint="give the optimizer one above"
-            )
+            raise InvalidInput("schedule", "requires a learning rate above 0")
         parameter.grad = torch.zeros_like(parameter)
         optimizer.step()  # avoids torch's warning about the order of steps
         self._check()
         self._factor = float(self._group["lr"]) / self._rate
 
     def factor(self, num_samples: int) -> float:
-        """Return the factor for a batch after a number of completed samples.
+        """Return the factor after a number of completed samples.
 
-        Never goes back for samples returned from a lost worker.
+        If the number decreases, because a worker's samples were lost, the factor is unchanged.
         """
         step = num_samples // self._batch_size
         if step > self._step:
@@ -75,9 +73,5 @@ class ScheduledRate:
         changed = [key for key, before in self._options.items() if now[key] != before]
         if changed:
             kind = type(self._schedule).__name__
-            raise InvalidInput(
-                "schedule",
-                f"{kind} changes {', '.join(changed)}, and workers are told of learning rates "
-                "alone",
-                hint="take one that changes nothing else, as with cycle_momentum=False",
-            )
+            problem = f"must change only the learning rate, but {kind} changes {', '.join(changed)}"
+            raise InvalidInput("schedule", problem, hint="for example, set cycle_momentum=False")

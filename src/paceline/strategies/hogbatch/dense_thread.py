@@ -1,9 +1,9 @@
 """Train a plain network on a few samples in C++, without the GIL.
 
-In torch a batch of one sample takes about as long as one of sixteen: each layer's forward and
+In torch a batch of one sample takes about as long as a batch of sixteen: each layer's forward and
 backward and each parameter's update are Python and dispatcher calls, mostly under the GIL, so a
-worker's threads wait for each other. `DenseChain` executes all layers in three calls. It supports
-one kind of network, and is used only for an exact match.
+worker's threads wait for each other. `DenseChain` executes all layers in three calls, but supports
+only one kind of network, which this module detects.
 """
 
 from math import nan
@@ -20,8 +20,8 @@ from paceline.training.data.dataset import IndexedSamples, TensorSamples
 from paceline.training.recipes.classification import class_loss
 
 MOST_SAMPLES = 256
-# With more samples or multiplications, torch's faster matrix products outweigh its overhead of
-# 0.8 ms, for two to eight layers.
+# with more samples or multiplications, torch's faster matrix products save more than its overhead
+# of 0.8 ms for two to eight layers
 _FEW_SAMPLES, _MOST_PRODUCTS = 4, 2**21
 
 _ACTIVATIONS = {nn.ReLU: Activation.RELU, nn.Sigmoid: Activation.SIGMOID}
@@ -75,7 +75,7 @@ class DenseThread:
         return cls(layers, samples, optimizer)
 
     def forward(self, rows: Tensor) -> float:
-        """Return the mean loss; NaN for batches that torch must handle."""
+        """Return the mean loss; NaN for an empty or too large batch, which torch must handle."""
         if not 0 < len(rows) <= self.most_samples:
             return nan
         return self._known_chain().forward(rows)
@@ -114,7 +114,7 @@ class DenseThread:
         return momentum
 
     def _forget(self, optimizer: Optimizer) -> None:
-        self._chain = None  # the state has been replaced
+        self._chain = None  # its momenta have been replaced
 
 
 def _is_plain(layers: list[DenseLayer], samples: IndexedSamples, learning: Learning) -> bool:
