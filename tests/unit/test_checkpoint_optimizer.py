@@ -220,7 +220,7 @@ def test_an_optimizer_that_no_file_holds_is_refused() -> None:
     with refused("optimizer"):
         optimizer_state(optimizer, [("weight", model.weight)])
     optimizer.state[model.bias]["history"] = [model.bias]
-    with refused("the optimizer's 'history'[0]"):
+    with refused("optimizer.history[0]"):
         optimizer_state(optimizer, model.named_parameters())
     del optimizer.state[model.bias]["history"]
     optimizer.state["all"] = {"step": 3}

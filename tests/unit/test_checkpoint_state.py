@@ -254,7 +254,7 @@ def test_a_state_that_is_none_changes_nothing() -> None:
         (tensors | {"python": -tensors["python"]}, values),
     ):
         restore_random_state(CPU, tensors, values)
-        with refused("random numbers"):
+        with refused("random"):
             restore_random_state(CPU, broken, fields)
         assert drawn() == expected
 
