@@ -26,7 +26,7 @@ from paceline.core.reading import read_json, read_record, read_toml
 from paceline.core.timeline import Span
 from paceline.links.files.reading import read_file
 from paceline.links.files.writing import write_text, written_whole
-from paceline.rpc.proportion import Proportions, norm_of
+from paceline.rpc.value_checks import NormCheck, norm_of
 from paceline.rpc.workers import difference
 from refusals import refused
 
@@ -233,7 +233,7 @@ def test_spans_that_cannot_be_are_refused(name: str):
 
 
 def test_gradients_are_judged_by_those_of_others_and_not_by_their_own():
-    check = partial(Proportions().check, parameters_norm=lambda: 10.0)
+    check = partial(NormCheck().check, parameters_norm=lambda: 10.0)
     check(0, 1e7)  # nothing is known but the parameters
     with refused("gradients"):
         check(0, 1.2e7)
