@@ -18,7 +18,7 @@ from paceline.core.errors import InvalidInput, PacelineError
 from paceline.core.reading import read_json
 from paceline.links import processes
 from paceline.links.cores import physical_cores
-from paceline.links.worker_signals import SignalsOfWorkers, tell_starter
+from paceline.links.worker_signals import WorkerSignals, report_signals
 from paceline.rpc.client import Client, HubRestarted
 from paceline.rpc.connecting import ConnectingWorkers
 from paceline.rpc.frames import Message
@@ -109,7 +109,7 @@ def run_as_process(
     work: Callable[[_Settings, Mapping[int, Client]], None], kind: type[_Settings]
 ) -> None:
     """Run `work` with connected clients and the settings in this process's only argument."""
-    tell_starter()
+    report_signals()
     settings = kind.model_validate_json(sys.argv[1])
     shown = logging.StreamHandler()
     shown.setFormatter(logging.Formatter("paceline worker: %(message)s"))
@@ -130,7 +130,7 @@ class WorkerPool:
 
     def __init__(self, module: str, settings: Sequence[ConnectingWorkers]) -> None:
         self._processes: list[tuple[ConnectingWorkers, processes.Process]] = []
-        self._signals = SignalsOfWorkers()
+        self._signals = WorkerSignals()
         try:
             for one in settings:
                 process = self._signals.start(module, one.model_dump_json())
