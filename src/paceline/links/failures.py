@@ -36,8 +36,13 @@ def stopped(store: Store) -> str | None:
 
 def announce_signal(store: Store, number: int) -> None:
     """Announce a signal to all ranks, which explains lost peers from now on."""
-    with suppress(RuntimeError):
-        store.set(_SIGNALLED_KEY, str(number))
+    _publish(store, _SIGNALLED_KEY, str(number))
+
+
+def _publish(store: Store | None, key: str, value: str) -> None:
+    if store is not None:
+        with suppress(RuntimeError):  # the store may have ended with another rank
+            store.set(key, value)
 
 
 def tell_left(group: Group, number: int) -> bool:
@@ -52,16 +57,12 @@ def tell_left(group: Group, number: int) -> bool:
 
 def tell_stopped(group: Group, line: str) -> None:
     """Report to the launcher that this rank has printed why all ranks end."""
-    if group.store is not None:
-        with suppress(RuntimeError):
-            group.store.set(_STOPPED_KEY, line)
+    _publish(group.store, _STOPPED_KEY, line)
 
 
 def tell_reported(group: Group) -> None:
     """Report to the other ranks that the first failed rank has printed its error."""
-    if group.store is not None:
-        with suppress(RuntimeError):  # the store may have ended with another rank
-            group.store.set(_REPORTED_KEY, "")
+    _publish(group.store, _REPORTED_KEY, "")
 
 
 def error_to_raise(

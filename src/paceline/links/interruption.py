@@ -29,11 +29,27 @@ _MARGIN_STEPS = 2
 
 
 class Interruption:
-    """The signal that asks the run to stop, and the worker if only one received it."""
+    """A signal handler that notes the first signal, and the worker if only one received it.
+
+    The handlers `before` get later signals; None ignores them.
+    """
 
     def __init__(self) -> None:
         self.number: int | None = None
         self.worker: str | None = None
+        self.before: dict[int, object] | None = None
+        self._is_signalled = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal to this process."""
+        if self._is_signalled and self.before is not None:
+            pass_on(self.before[number], number, frame)
+        self._is_signalled = True
+        self.number = self.number or number
+        self.worker = None  # this process received it, too
+        for one in (self.before or {}).values():
+            if isinstance(one, CommandHandler):
+                one.received = one.received or number
 
     @property
     def requested(self) -> bool:
@@ -48,30 +64,7 @@ class Interruption:
         return Interrupted(" ".join(words) + more, num_steps, self.number)
 
 
-class _Noting:
-    """Notes the first signal; the handlers `before` handle later signals, None ignores them."""
-
-    def __init__(self, noted: Interruption) -> None:
-        self.noted, self._is_signalled = noted, False
-        self.before: dict[int, object] | None = None
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._is_signalled and self.before is not None:
-            pass_on(self.before[number], number, frame)
-        self._is_signalled = True
-        self.noted.number = self.noted.number or number
-        self.noted.worker = None  # this process received it, too
-        for one in (self.before or {}).values():
-            if isinstance(one, CommandHandler):
-                one.received = one.received or number
-
-    def told(self, number: int, worker: str) -> None:
-        """Note a worker's signal."""
-        if self.noted.number is None:
-            self.noted.number, self.noted.worker = number, worker
-
-
-_noting: list[_Noting] = []  # not empty while this process trains
+_interruptible: list[Interruption] = []  # not empty while this process trains
 
 
 @contextmanager
@@ -84,10 +77,9 @@ def interruptible(*, raises_again: bool = False) -> Iterator[Interruption]:
     if threading.current_thread() is not threading.main_thread():
         yield noted
         return
-    noting = _Noting(noted)
-    with handled_by(noting) as before:
-        noting.before = before if raises_again else None
-        _noting.append(noting)
+    with handled_by(noted) as before:
+        noted.before = before if raises_again else None
+        _interruptible.append(noted)
         try:
             yield noted
         except WorkerLost as error:
@@ -96,15 +88,17 @@ def interruptible(*, raises_again: bool = False) -> Iterator[Interruption]:
             assert noted.number is not None  # the run must not be restarted
             raise Interrupted(f"{participle(noted.number)}; {error}", 0, noted.number) from error
         finally:
-            _noting.pop()
+            _interruptible.pop()
             if noted.requested and not raises_again:
                 before.clear()  # the run stops: ignore the launcher's copy of the signal
 
 
 def stop_by_worker_signal(number: int, worker: str) -> None:
     """Stop the run, or this command before it trains, because a worker was signalled."""
-    if _noting:
-        _noting[-1].told(number, worker)
+    if _interruptible:
+        noted = _interruptible[-1]
+        if not noted.requested:
+            noted.number, noted.worker = number, worker
         return
     handler = signal.getsignal(number)
     if isinstance(handler, CommandHandler):

@@ -5,9 +5,7 @@ Workers get torchrun's environment variables, so that they also run under torchr
 
 import os
 import socket
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from signal import SIGTERM
@@ -47,7 +45,8 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
     store = store_on(listener)
     workers: list[Process] = []
     try:
-        with _passing_on(workers, store) as passed:
+        passed = _PassedOn(workers, store)
+        with handled_by(passed) as passed.before:
             # Hold signals: one between a worker's start and its entry in the list would miss it.
             with signals_held(command):
                 for rank in range(num_workers):
@@ -133,17 +132,6 @@ def _is_saving(store: Store, workers: Sequence[Process], code: int) -> bool:
     for worker in workers:
         worker.send(code - 128)
     return False
-
-
-@contextmanager
-def _passing_on(workers: Sequence[Process], store: Store) -> Iterator[_PassedOn]:
-    passed = _PassedOn(workers, store)
-    # Only the main thread may set handlers for signals.
-    if threading.current_thread() is not threading.main_thread():
-        yield passed
-        return
-    with handled_by(passed) as passed.before:
-        yield passed
 
 
 def _stop(

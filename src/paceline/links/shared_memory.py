@@ -147,35 +147,32 @@ def available_nbytes() -> int:
 
 
 class TensorSpec(NamedTuple):
-    """A tensor's name, torch's name of its type, its shape, and its byte offset in memory."""
+    """A tensor's name, type, shape, and byte offset in memory."""
 
     name: str
-    dtype: str
+    dtype: torch.dtype
     shape: tuple[int, ...]
     offset: int
 
     @property
     def end(self) -> int:
         """The offset after its last byte."""
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return self.offset + prod(self.shape) * dtype.itemsize
+        return self.offset + prod(self.shape) * self.dtype.itemsize
 
 
 def placed(tensors: Mapping[str, Tensor]) -> tuple[list[TensorSpec], int]:
     """Lay out tensors one after another; return their places and the total bytes."""
     entries, offset = [], 0
     for name, tensor in tensors.items():
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        entries.append(TensorSpec(name, dtype, tuple(tensor.shape), offset))
-        offset += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+        entries.append(TensorSpec(name, tensor.dtype, tuple(tensor.shape), offset))
+        offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
     return entries, offset
 
 
 def tensors_in(memory: Tensor, entries: Sequence[TensorSpec]) -> dict[str, Tensor]:
     """Return the tensors at these places of `memory`, a tensor of bytes."""
     return {
-        one.name: memory[one.offset : one.end].view(getattr(torch, one.dtype)).view(one.shape)
-        for one in entries
+        one.name: memory[one.offset : one.end].view(one.dtype).view(one.shape) for one in entries
     }
 
 

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -133,9 +133,8 @@ def blocked() -> Iterator[None]:
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     noted: list[int] = []
-    is_main = threading.current_thread() is threading.main_thread()
     try:
-        with handled_by(lambda number, _: noted.append(number)) if is_main else nullcontext():
+        with handled_by(lambda number, _: noted.append(number)):
             yield
     finally:
         for number in noted:
@@ -147,11 +146,13 @@ def blocked() -> Iterator[None]:
 def handled_by(handler: Handler) -> Iterator[dict[int, Any]]:
     """Handle signals by `handler` within the block; yields the previous handlers by number.
 
-    For the main thread only. A handler not set from Python stays, since Python cannot restore it.
+    Does nothing outside the main thread, which alone handles signals. A handler not set from Python
+    stays, since Python cannot restore it.
     """
     before: dict[int, Any] = {}
     try:
-        for number in SIGNALS:
+        is_main = threading.current_thread() is threading.main_thread()
+        for number in SIGNALS if is_main else ():
             if signal.getsignal(number) is not None:
                 before[number] = signal.signal(number, handler)
         yield before

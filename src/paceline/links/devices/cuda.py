@@ -217,7 +217,7 @@ class CudaDevice:
             try:
                 yield
             except RuntimeError as error:
-                problem = f"{self.torch_device} cannot pin {nbytes:,} bytes of memory: {first_line(error)}"
+                problem = f"{self.torch_device} cannot pin {nbytes:,} bytes: {first_line(error)}"
                 hint = "free memory, or use fewer workers"
                 raise InvalidInput("device", problem, hint=hint) from None
 
