@@ -277,10 +277,7 @@ def schedule_state(scheduler: LRScheduler) -> Json:
 
 
 def load_schedule_state(scheduler: LRScheduler, state: Json) -> None:
-    """Load the state of a schedule; InvalidInput if its kind differs.
-
-    The learning rates belong to the optimizer, whose state must be loaded, too.
-    """
+    """Load the state of a schedule, but not of its optimizer; InvalidInput if its kind differs."""
     if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
         raise InvalidInput("schedule", "has no valid state in the checkpoint")
     own, saved = _kinds(scheduler), state.get("kind")
@@ -296,10 +293,7 @@ def _kinds(scheduler: LRScheduler) -> str:
 
 
 def random_state(device: torch.device) -> tuple[Tensors, Json]:
-    """Return the states of random numbers: torch's, the device's, Python's and numpy's global one.
-
-    Raises InvalidInput if numpy's global generator is not the Mersenne Twister.
-    """
+    """Return the states of torch's, the device's, Python's and numpy's global random numbers."""
     version, words, gauss = random.getstate()
     numpy: dict[str, Any] = np.random.get_state(legacy=False)
     if (kind := numpy["bit_generator"]) != _TWISTER:

@@ -161,18 +161,11 @@ class Arena:
         return torch.from_numpy(self._opened().result(step % 2))
 
     def refresh(self, step: int) -> int:
-        """Undo this rank's writes to `result`; return the bytes of the affected pages.
-
-        Call it before reading the result of a step; else the view shows writes of two steps before.
-        """
+        """Undo this rank's writes to `result` before it is read again; return the bytes undone."""
         return self._opened().refresh(step % 2)
 
     def set_chunks(self, chunks: Sequence[Sequence[Segment]]) -> None:
-        """Set the segments of each chunk, equally on all ranks, between two steps.
-
-        Segments must not overlap, since threads sum them concurrently. Raises ValueError if one
-        exceeds the slot or is misaligned.
-        """
+        """Set the segments of each chunk, without overlap, equally on all ranks, between steps."""
         self._opened().set_chunks(
             [[(s.offset, s.count, _DTYPES[s.dtype]) for s in chunk] for chunk in chunks]
         )
@@ -237,9 +230,9 @@ class Arena:
         self._leave_discarded()
 
     def times(self, chunk: int) -> tuple[float, float]:
-        """Return when the last rank posted a chunk, and when its sum was complete.
+        """Return when the last rank posted the current step's chunk, and when its sum was complete.
 
-        Seconds of CLOCK_MONOTONIC, for the current step, after `wait_chunk`.
+        Seconds of CLOCK_MONOTONIC; call `wait_chunk` before.
         """
         posted_ns, reduced_ns = self._opened().times(chunk)
         return posted_ns / 1e9, reduced_ns / 1e9

@@ -101,10 +101,7 @@ def listen() -> tuple[str, socket.socket]:
 
 
 def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
-    """Fork on request until killed; returns in children that have ended.
-
-    `environment` is the one with which this process was started.
-    """
+    """Fork on request until killed; return in ended children. `environment` is the server's own."""
     retitle([sys.executable, "-m", "paceline.links.forkserver"])
     request = ForkServer(listener, environment).serve()
     # Imports may set variables, as sklearn sets KMP_INIT_AT_FORK: children need them, too.

@@ -128,10 +128,7 @@ class Group:
         return _names_in(self, _ENDED)
 
     def died(self, is_said: Callable[[], bool] = lambda: False) -> str | None:
-        """Name the ranks on this machine that have died, waiting up to a second to see it.
-
-        None if none has died, or `is_said` returns True: a rank has reported its own error.
-        """
+        """Name the ranks on this machine that died within a second; None if none, or `is_said`."""
         until = time.monotonic() + _SETTLING_S
         while not is_said():
             if gone := self.dead():

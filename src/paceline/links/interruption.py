@@ -112,10 +112,7 @@ def is_agreed(store: Store) -> bool:
 
 
 class StopAgreement:
-    """Agrees between ranks on their last step, once a rank was asked to stop.
-
-    Call `after(num_steps)` after each step.
-    """
+    """Lets ranks agree on their last step once one was asked to stop; call `after` each step."""
 
     def __init__(self, group: Group, interruption: Interruption, num_steps: int) -> None:
         self._group, self._interruption = group, interruption

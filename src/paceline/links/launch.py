@@ -67,10 +67,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
 
 
 def store_on(listener: socket.socket) -> Store:
-    """Return a store that takes over this listening socket.
-
-    A store that opens its own socket would bind all addresses, and later.
-    """
+    """Return a store on this listening socket; a new socket would bind all addresses."""
     host, port = listener.getsockname()
     store: Store = dist.TCPStore(  # type: ignore[attr-defined] # exported, but not declared
         host,
@@ -123,10 +120,7 @@ class _PassedOn:
 
 
 def _is_saving(store: Store, workers: Sequence[Process], code: int) -> bool:
-    """Return True if the other workers still save after a worker ended by a signal in order.
-
-    Else it ended before or after training: pass the signal on to the others.
-    """
+    """Return True if others still save; else pass on the signal that ended a worker."""
     if is_agreed(store):
         return True
     for worker in workers:

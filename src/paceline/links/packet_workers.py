@@ -79,10 +79,7 @@ class Wire:
         self._socket.send(pickle.dumps(message))
 
     def receive(self, *, waits: bool = True) -> Any:
-        """Return the next message; None if the other end is closed.
-
-        Without `waits`, raises BlockingIOError if no message has arrived.
-        """
+        """Return the next message, None if the other end is closed; BlockingIOError if none."""
         packet = b""
         with suppress(ConnectionError):
             packet = self._socket.recv(_MOST_NBYTES, 0 if waits else socket.MSG_DONTWAIT)
@@ -137,10 +134,7 @@ W = TypeVar("W", bound=PacketWorker)
 
 
 class PacketWorkers(Generic[W]):
-    """Processes that run one module, until the context ends.
-
-    A worker that does not answer a message within `deadline_s` is lost.
-    """
+    """Processes that run one module; a worker silent for `deadline_s` after a message is lost."""
 
     def __init__(self, module: str, deadline_s: float) -> None:
         self._module, self._deadline_s = module, deadline_s

@@ -183,10 +183,7 @@ def start(
 
 
 def signals_held(command: Sequence[str]) -> AbstractContextManager[None]:
-    """Hold signals back while a module of ours starts: it unblocks them once it handles them.
-
-    Other programs would inherit the mask and never get a signal.
-    """
+    """Hold signals back while a module of ours starts; it unblocks them once it handles them."""
     return signals.blocked() if command[: len(_RUN)] == _RUN else nullcontext()
 
 
@@ -201,8 +198,7 @@ def fork(
 ) -> ForkedProcess:
     """Ask the server at `address` to fork a process for a Python command line.
 
-    `fds` maps the process's descriptor numbers to this process's descriptors. Raises OSError if
-    there is no server or it refuses.
+    `fds` maps its descriptor numbers to this process's. Raises OSError if the server refuses.
     """
     cores = sorted(os.sched_getaffinity(0))
     request = ForkRequest(list(command), dict(environment), str(Path.cwd()), cores, list(fds))

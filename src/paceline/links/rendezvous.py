@@ -132,10 +132,7 @@ def _gloo_beside(
 
 
 def with_own_connections(group: Group) -> Group:
-    """Return a group of the same ranks with separate gloo connections, for values in host memory.
-
-    All ranks call it together. The connections end with the last reference to the group.
-    """
+    """Return a group with separate gloo connections; all ranks must call it together."""
     if group.world_size == 1:
         return group
     name = group.gather(uuid.uuid4().hex)[0]  # torch reuses its names after a group has ended
@@ -187,10 +184,7 @@ def _timeout_of(process_group: dist.ProcessGroup | None, device: torch.device) -
 
 
 def device_of_rank() -> torch.device:
-    """Return this rank's GPU, or the CPU of a machine without GPUs.
-
-    Raises InvalidInput if local ranks outnumber the GPUs, or GPUs are not usable.
-    """
+    """Return this rank's GPU, or the CPU without GPUs; InvalidInput for more ranks than GPUs."""
     found = gpus()
     if not found:
         return torch.device("cpu")

@@ -94,10 +94,7 @@ def allocate(nbytes: int, what: str = "the gradients") -> int:
 
 
 def share(group: Group, place: LocalRanks, nbytes: int) -> int:
-    """Return a descriptor of memory shared by this machine's ranks; all ranks call it together.
-
-    Raises InvalidInput on all ranks if any machine lacks the memory.
-    """
+    """Return a descriptor of memory shared by this machine's ranks; InvalidInput on all ranks."""
     fd, problem = -1, None
     if group.rank == place.members[0]:
         try:

@@ -16,10 +16,7 @@ class Stopped(Exception):
 
 
 class Turns:
-    """Gives the lanes of one device turns in a fixed order, so that they never compute at once.
-
-    A finished lane leaves the order; a failed lane stops all.
-    """
+    """Gives the lanes of a device turns in a fixed order; a lane can leave, or stop all."""
 
     def __init__(self, lanes: Sequence[int]) -> None:
         self._order = list(lanes)

@@ -29,10 +29,7 @@ class WorkerSignals:
         os.set_blocking(self._reading, False)
 
     def start(self, module: str, argument: str, fds: Sequence[int] = (), **more: str) -> Process:
-        """Start a worker that runs a module with one argument, inherited `fds` and environment.
-
-        Raises OSError if it cannot be started.
-        """
+        """Start a worker with one argument, inherited `fds`, and `more` in its environment."""
         return start(
             module_command(module, argument),
             environment={_DESCRIPTOR: str(self._writing), **more},

@@ -136,10 +136,7 @@ class BatchLayout:
                 raise InvalidInput(f"targets{own.name}", problem, got=part.nbytes)
 
     def targets(self, buffers: Sequence[Tensor], count: int) -> Any:
-        """Rebuild the targets of `count` samples from checked parts on the device.
-
-        Raises InvalidInput for a class number out of range.
-        """
+        """Rebuild the targets of `count` samples; InvalidInput for an unknown class number."""
         leaves = [
             buffer.view(own.wire_dtype).to(own.dtype).view(count, *own.shape)
             for buffer, own in zip(buffers, self._targets.leaves, strict=True)

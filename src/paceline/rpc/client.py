@@ -86,10 +86,7 @@ class Outbox:
             return self._next - 1
 
     def admit(self, message: Message) -> ReplyFuture:
-        """Append a request; wait while the credit or the window is used up.
-
-        Raises InvalidInput if it exceeds the hub's limit, and the errors of `ReplyFuture.result`.
-        """
+        """Append a request once credit and window allow it; InvalidInput if it is too large."""
         nbytes = message.nbytes
         with self.changed:
             session = self.session
@@ -211,11 +208,7 @@ class Client:
             raise
 
     def request(self, message: Message) -> ReplyFuture:
-        """Send a request as soon as this worker's credit allows it.
-
-        Raises InvalidInput if it exceeds the hub's limit, HubRestarted if the hub was restarted
-        since the last request, WorkerLost if it is unreachable for longer than the deadline.
-        """
+        """Send a request once the credit allows it; raises errors like `ReplyFuture.result`."""
         future = self._outbox.admit(message)
         self._wakeup.set()
         return future
@@ -310,10 +303,7 @@ class Client:
         return True
 
     def _exchange(self, connection: Connection) -> None:
-        """Send requests and receive replies until `close`.
-
-        Raises Disconnected or ProtocolError if the client must reconnect.
-        """
+        """Send requests and receive replies until `close`, or until the connection breaks."""
         assembly, outgoing = frames.Assembly(), frames.PieceQueue(self._next_request)
         while not self._closing.is_set():
             is_blocked = not self._send_requests(connection, outgoing)

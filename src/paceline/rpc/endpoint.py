@@ -98,10 +98,7 @@ class Endpoint:
     def decode(
         self, step: int, purpose: Purpose, codec: str, buffers: Sequence[Tensor], count: int
     ) -> Tensor:
-        """Decode the `count` values of parts on the device, without a copy if possible.
-
-        Raises InvalidInput for a wrong number of bytes or another codec.
-        """
+        """Decode `count` values of parts on the device; InvalidInput for other bytes or codecs."""
         own = self._codecs.get(purpose)
         name = "" if own is None else own.name
         if codec != name:

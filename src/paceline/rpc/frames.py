@@ -208,10 +208,7 @@ def split(header: FrameHeader, message: Message) -> Iterator[MessagePiece]:
 
 
 class PieceQueue:
-    """The pieces to be sent over a connection, message after message.
-
-    `next_message` returns the header and content of the next message, or None.
-    """
+    """The pieces to send; `next_message` returns the next header and content, or None."""
 
     def __init__(self, next_message: Callable[[], tuple[FrameHeader, Message] | None]) -> None:
         self._next_message = next_message
@@ -246,10 +243,7 @@ class Assembly:
         self._filled = 0
 
     def add(self, header: FrameHeader, payload: Buffer) -> Message | None:
-        """Copy a piece to its place; return the message once it is complete.
-
-        Raises ProtocolError unless the piece continues the message, or begins the next one.
-        """
+        """Add a piece; return the message once complete, ProtocolError for a piece out of order."""
         # `acknowledged` grows while a message is sent; all other fields stay constant.
         constant = replace(header, offset=0, acknowledged=0)
         if self._first is None:

@@ -53,10 +53,7 @@ class WorkerKeys:
 
 
 def generate_keys(folder: Path) -> tuple[Path, ...]:
-    """Write new keys for a hub and its workers; return the files.
-
-    Raises InvalidInput if one of them exists, or the folder is not writable.
-    """
+    """Write new keys for a hub and its workers, and return the files; overwrites nothing."""
     _check_curve()
     written = []
     try:
@@ -147,10 +144,7 @@ def bind_address(text: str, *, has_keys: bool) -> str:
 
 
 def connect_address(text: str, *, has_keys: bool) -> str:
-    """Return the hub's address for a worker.
-
-    Raises InvalidInput if it has no port, or is on another machine and the worker has no keys.
-    """
+    """Return the hub's address for a worker; another machine's hub requires keys."""
     host, port = _host_and_port(text, "connect")
     if not port:
         raise InvalidInput("connect", "must have the hub's port", got=text)

@@ -136,10 +136,7 @@ class Server:
         self._put(Woken())
 
     def reply(self, request: RpcRequest, message: Message) -> None:
-        """Send a reply, from any thread; ignored if the worker was lost in the meantime.
-
-        The message's parts must not change until it is acknowledged.
-        """
+        """Send a reply, unless the worker was lost, from any thread. Do not change its parts."""
         with self._lock:
             session = self._by_worker.get(request.worker)
             if session is not None and session.token == request.session:

@@ -45,10 +45,7 @@ class WorkerSession:
         return sorted(self._replies)
 
     def connect(self, route: bytes | None) -> None:
-        """Resume over a new connection, or wait for one if `route` is None.
-
-        Incomplete messages are forgotten, and unacknowledged replies are sent again.
-        """
+        """Resume over a new connection, or wait if it is None; resend unacknowledged replies."""
         self.route = route
         self._assembly = frames.Assembly()
         self.outgoing = frames.PieceQueue(self._next_reply)

@@ -105,10 +105,7 @@ class Connection:
         return True
 
     def receive(self) -> Iterator[tuple[Buffer, Buffer]]:
-        """Yield the headers and payloads that have arrived.
-
-        Raises Disconnected if anything else has arrived.
-        """
+        """Yield the headers and payloads that have arrived; Disconnected for anything else."""
         for _ in range(QUEUED_PIECES):  # bounded, so that the caller also sends
             try:
                 frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
@@ -160,10 +157,7 @@ class Arrival(NamedTuple):
 
 
 class Router:
-    """The hub's ROUTER socket, with a bounded queue for each connection.
-
-    Raises InvalidInput if the address `at` cannot be bound.
-    """
+    """The hub's ROUTER socket with a bounded queue per connection; InvalidInput if not bound."""
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", at: str, keys: HubKeys | None
@@ -196,10 +190,7 @@ class Router:
             yield Arrival(route.bytes, sender, tuple(frame.buffer for frame in frames))
 
     def send(self, route: bytes, piece: MessagePiece) -> bool:
-        """Send a piece; return False if the connection's queue is full.
-
-        Raises Disconnected if the connection is closed.
-        """
+        """Send a piece; False if the connection's queue is full, Disconnected if it is closed."""
         try:
             self.socket.send_multipart((route, *piece), zmq.DONTWAIT)
         except zmq.Again:

@@ -140,10 +140,7 @@ class WorkerPool:
             raise
 
     def poll(self) -> list[tuple[int, str]]:
-        """Return the workers whose process has ended since the last call, with the reason.
-
-        Stops the run if a process received a signal.
-        """
+        """Return the workers whose process has ended, with the reason; a signal stops the run."""
         found: list[tuple[int, str]] = []
         self._signals.poll(
             {process.pid: f"worker {listed(one.numbers)}" for one, process in self._processes}

@@ -92,16 +92,10 @@ class Device(Protocol):
         """Return True if it can copy to and from another device without the host."""
 
     def pin(self, memory: Tensor) -> Callable[[], None]:
-        """Pin host memory for asynchronous copies; return a function that unpins it.
-
-        Raises InvalidInput if the system refuses.
-        """
+        """Pin host memory for asynchronous copies; return a function that unpins it."""
 
     def pinned_like(self, tensor: Tensor) -> Tensor:
-        """Return a new tensor in pinned host memory, with equal shape, strides and type.
-
-        Raises InvalidInput if the system refuses.
-        """
+        """Return a new tensor in pinned host memory, with equal shape, strides and type."""
 
     def random_state(self) -> Tensor | None:
         """Return the state of the device's random numbers; None if it uses the host's."""

@@ -10,15 +10,12 @@ from paceline.core.reading import LARGEST_NUMBER, read_toml
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """Return the bytes of a regular file of at most `most` bytes; InvalidInput if it is not one.
-
-    A pipe or a device is refused, since reading it might wait forever or never end.
-    """
+    """Return the bytes of a regular file of at most `most` bytes; InvalidInput otherwise."""
     try:
         opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(opened, "rb") as file:
             found = os.fstat(opened)
-            if not stat.S_ISREG(found.st_mode):
+            if not stat.S_ISREG(found.st_mode):  # reading a pipe or device might never end
                 raise InvalidInput(str(path), "is not a file")
             if found.st_size > most:
                 raise _too_large(path, found.st_size, most)

@@ -7,10 +7,7 @@ from pathlib import Path
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to, and rename it to `path` if the block succeeds.
-
-    It is removed if the block raises; after `kill -9` it may be left.
-    """
+    """Yield a temporary path, renamed to `path` if the block succeeds, else removed."""
     partial = path.with_name(f".partial-{path.name}")
     try:
         yield partial
