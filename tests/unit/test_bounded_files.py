@@ -1,4 +1,4 @@
-"""Files and messages that are made to hurt: each is refused in one line, and costs little."""
+"""Hostile files and messages are refused in one line, at little cost."""
 
 import bz2
 import json
@@ -113,7 +113,7 @@ def test_only_files_of_their_size_are_read(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["</script><script>alert(1)</script>", "\x1b[2J\x07"])
 def test_names_of_others_reach_no_terminal_and_no_markup(line: Line, tmp_path: Path, name: str):
-    """A device, a worker and a model that somebody has named so."""
+    """Names of a device, a worker and a model."""
     folder = write_run(tmp_path / "run", 0.01, 0.011)
     for file in ("trace.json", "result.json"):
         text = (folder / file).read_text()

@@ -1,4 +1,4 @@
-"""Checkpoints written beside training: what is written is the state at `save`, whatever follows."""
+"""Checkpoints written during training have the state at `save`, whatever follows."""
 
 import logging
 import threading
@@ -20,7 +20,7 @@ DEADLINE_S = 300.0  # for what hangs
 
 
 class SlowFolder(CheckpointFolder):
-    """A folder on a disk that waits until the test lets it go on."""
+    """A folder on a disk that waits for the test."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, keep=9)
@@ -208,7 +208,7 @@ def gpu() -> Iterator[SimulatedDevice]:
 
 
 def test_the_host_does_not_wait_for_copies_from_a_gpu(gpu, folder, writer):
-    """Parameters change in the stream that computes; the copies come before that."""
+    """Copies precede the next changes of parameters in the computing stream."""
     weight = torch.ones(6, device=gpu.torch_device)
     turned = torch.ones(4, 3, device=gpu.torch_device).t()
     host = torch.ones(2)

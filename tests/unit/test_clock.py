@@ -1,4 +1,4 @@
-"""The clocks: how a device's tells times, how long they stay exact, and unrest between steps."""
+"""Clocks: a device's times and their precision, and noise between steps."""
 
 import time
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ from simulated_gpu.tensors import devices
 
 
 class CountsInFloat32:
-    """A device whose work is done as soon as it is issued, and whose events count as CUDA's do."""
+    """A device whose work is done when issued, with events of CUDA's resolution."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

@@ -60,7 +60,7 @@ class TestSession:
                 replied.append(executed[len(replied)])
                 hub.reply(replied[-1], Message("reply", replied[-1]))
             elif event == "acknowledge" and replied:
-                drawn = data.draw(st.integers(0, replied[-1]))  # an older one changes nothing
+                drawn = data.draw(st.integers(0, replied[-1]))  # old ones change nothing
                 hub.acknowledge(drawn)
                 acknowledged = max(acknowledged, drawn)
         assert executed == list(range(1, last + 1))
@@ -95,7 +95,7 @@ def joined(max_nbytes: int = MAX_NBYTES) -> Outbox:
 
 
 def blocks(action: Callable[[], Any]) -> Future[Any]:
-    """Start an action that must wait; return its result to come."""
+    """Start an action that must wait; return its future result."""
     result = beside(action)
     assert not wait([result], 0.05).done
     return result

@@ -91,7 +91,7 @@ class Outbox:
         with self.changed:
             session = self.session
             if nbytes > self._max_message_nbytes:
-                problem = f"exceeds the hub's limit of {self._max_message_nbytes:,} bytes"
+                problem = f"must be at most {self._max_message_nbytes:,} bytes, the hub's limit"
                 hint = "hub and worker must have the same model and batch size"
                 raise InvalidInput("request", problem, got=nbytes, hint=hint)
             credit_nbytes = limits.CREDIT_MESSAGES * self._max_message_nbytes

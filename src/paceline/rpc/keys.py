@@ -165,7 +165,9 @@ def _check_keys(text: str, host: str, has_keys: bool, option: str) -> None:
         is_loopback = is_loopback or ip_address(host).is_loopback
     if not has_keys and not is_loopback:
         hint = "write keys with `paceline keys FOLDER`, and add --keys FOLDER"
-        raise InvalidInput(option, "requires keys, being reachable by others", got=text, hint=hint)
+        raise InvalidInput(
+            option, "requires keys unless it is a loopback address", got=text, hint=hint
+        )
 
 
 class Authenticator:

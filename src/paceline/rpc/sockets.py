@@ -131,8 +131,8 @@ class Connection:
             return
         event = parse_monitor_message(self._monitor.recv_multipart(zmq.DONTWAIT))["event"]
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            problem = "must have the worker.pub of this worker's key, as the hub does not know it"
-            raise InvalidInput("keys", problem)
+            hint = "copy its worker.pub into the hub's folder of keys"
+            raise InvalidInput("keys", "has a worker.key that the hub does not know", hint=hint)
         if event & _FAILED:
             raise Disconnected("hub and worker do not accept each other's keys")
         if event == zmq.EVENT_CLOSED:

@@ -68,7 +68,7 @@ def _checked(count: int, warned: Sequence[str]) -> int:
     """Return torch's number of GPUs; InvalidInput if GPUs exist but torch finds none."""
     if count == 0 and (why := _why_unusable(warned)):
         hint = "fix that, or set CUDA_VISIBLE_DEVICES= to compute on CPU cores"
-        raise InvalidInput("device", f"cannot be this machine's GPU: {why}", hint=hint)
+        raise InvalidInput("device", f"cannot use this machine's GPU: {why}", hint=hint)
     return count
 
 
