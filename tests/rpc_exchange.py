@@ -31,7 +31,7 @@ DEADLINE_S = 55.0  # for what hangs
 
 
 class Clock:
-    """Seconds that pass if a test says so, and by `tick_s` whenever somebody looks."""
+    """Seconds that a test advances, and that every reading advances by `tick_s`."""
 
     def __init__(self, tick_s: float = 0.0) -> None:
         self.now_s, self.tick_s = 1000.0, tick_s
@@ -77,7 +77,7 @@ def next_state(state: bytes, push: bytes) -> bytes:
 
 
 def push_of(parameters: bytes, nbytes: int) -> bytes:
-    """Return what a worker pushes after it fetched these parameters."""
+    """Return a worker's push after it fetched these parameters."""
     return stretched(b"gradients" + hashlib.sha256(parameters).digest(), nbytes)
 
 
@@ -94,7 +94,7 @@ def limits_of(workers: int = 1, nbytes: int = 1000) -> Limits:
 
 
 class Hub:
-    """A hub in a thread: a fetch gives a worker's state, and a push makes the next one of it.
+    """A hub in a thread: a fetch returns a worker's state, and a push computes the next state.
 
     `states` are those of a hub before. It ends itself when it has executed the push number
     `ends_after`, without a reply to it, as if it were killed there.
@@ -167,7 +167,7 @@ class Hub:
 
 
 class Ended(NamedTuple):
-    """What a worker has found out, when it is done."""
+    """The result of a finished worker."""
 
     restarts: int
     sent: int
@@ -182,13 +182,13 @@ def client_of(
     deadline_s: float = DEADLINE_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> Client:
-    """Return a client, which has joined."""
+    """Return a joined client."""
     address = f"tcp://127.0.0.1:{port}"
     return Client(address, run, worker, keys=keys, deadline_s=deadline_s, clock=clock)
 
 
 def work(port: int, steps: int = 3, nbytes: int = 1000, **options: Any) -> Ended:
-    """In each step fetch the state from the hub, and push bytes made of it."""
+    """In each step fetch the state from the hub, and push bytes computed from it."""
     restarts, done = 0, False
     with closing(client_of(port, **options)) as client:
         assert client.settings == SETTINGS
@@ -239,14 +239,14 @@ class Raw:
         self.send(self.header(MessageKind.REQUEST, sequence, acknowledged), payload, topic="push")
 
     def half_a_push(self, sequence: int, nbytes: int) -> None:
-        """Send the first piece of a push of so many bytes, which says that more will follow."""
+        """Send the first piece of a push of this many bytes."""
         message = Message("push", parts=(bytes(nbytes),))
         whole = next(iter(frames.split(self.header(MessageKind.REQUEST, sequence), message)))
         part = bytes(nbytes // 2)
         self.frames(frames.pack(replace(frames.unpack(*whole), offset=0), part), part)
 
     def join(self, token: bytes = bytes(8), release: str = RELEASE) -> tuple[bytes, int]:
-        """Join; return the session's token, and the last request that the hub has."""
+        """Join; return the session's token, and the hub's last request."""
         self.hello(token, release)
         header, payload = self.receive(MessageKind.WELCOME)
         return payload[:8], header.sequence
@@ -298,7 +298,7 @@ class Proxy:
             shut_down(one)
 
     def wait_for(self, num_bytes: int) -> None:
-        """Wait until `num_bytes` more have gone through."""
+        """Wait until `num_bytes` more have passed."""
         begin = self.num_bytes
         until(lambda: self.num_bytes - begin >= num_bytes)
 
@@ -338,7 +338,7 @@ class Proxy:
 
 
 def shut_down(one: socket.socket) -> None:
-    """Shut a socket down, so that a thread that waits for it returns."""
+    """Shut a socket down, so that a thread waiting for it returns."""
     with suppress(OSError):
         one.shutdown(socket.SHUT_RDWR)
 

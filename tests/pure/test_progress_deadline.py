@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.rpc.progress_deadline import ProgressDeadline
+from paceline.rpc.membership import ProgressDeadline
 
 DEADLINE_S = 5.0
 

@@ -1,4 +1,4 @@
-"""Malicious files and messages are refused in one line, at little cost."""
+"""Hostile files and messages are refused in one line, at little cost."""
 
 import bz2
 import json
@@ -27,7 +27,7 @@ from paceline.links.files.reading import read_file
 from paceline.links.files.writing import write_text, written_whole
 from paceline.measure.device_profile import PerSecond, Seconds
 from paceline.record.worker_trace import check_spans
-from paceline.rpc.proportion import Proportions, norm_of
+from paceline.rpc.value_checks import NormCheck, norm_of
 from paceline.rpc.workers import difference
 from refusals import refused
 
@@ -114,7 +114,7 @@ def test_only_files_of_their_size_are_read(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["</script><script>alert(1)</script>", "\x1b[2J\x07"])
 def test_names_of_others_reach_no_terminal_and_no_markup(line: Line, tmp_path: Path, name: str):
-    """Names of a device, a worker and a model with control characters and markup."""
+    """Names of a device, a worker and a model."""
     folder = write_run(tmp_path / "run", 0.01, 0.011)
     for file in ("trace.json", "result.json"):
         text = (folder / file).read_text()
@@ -234,7 +234,7 @@ def test_spans_that_cannot_be_are_refused(name: str):
 
 
 def test_gradients_are_judged_by_those_of_others_and_not_by_their_own():
-    check = partial(Proportions().check, parameters_norm=lambda: 10.0)
+    check = partial(NormCheck().check, parameters_norm=lambda: 10.0)
     check(0, 1e7)  # nothing is known but the parameters
     with refused("gradients"):
         check(0, 1.2e7)

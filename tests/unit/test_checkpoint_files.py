@@ -1,4 +1,4 @@
-"""Files of checkpoints: tensors that safetensors reads, and JSON that keeps the types of values."""
+"""Files of checkpoints: safetensors reads the tensors, and JSON keeps the types of values."""
 
 import json
 import tempfile

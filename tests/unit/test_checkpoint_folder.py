@@ -1,4 +1,4 @@
-"""Folders of checkpoints: whatever is broken, killed or full, what is read is what was written."""
+"""Folders of checkpoints survive damage, killed writers and full disks."""
 
 import math
 import os
@@ -70,7 +70,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def skipped(path: Path) -> str:
-    """Why the newest one, which is not the one that is read, was skipped."""
+    """Return why the newest checkpoint was skipped."""
     (line,) = check(CheckpointFolder(path).latest(), 1).skipped
     assert "\n" not in line
     return line
@@ -88,7 +88,7 @@ def written(original: Path, tmp_path: Path) -> Path:
         ((2, 9, 10, 11), 1, (11,)),
         ((500, 1000, 100_000_000), 2, (1000, 100_000_000)),
         ((2, 9, 10, 11), 3, (9, 10, 11)),
-        ((4, 5, 6, 5), 3, (4, 5)),  # a run that went on from step 4 has given up those after 5
+        ((4, 5, 6, 5), 3, (4, 5)),  # a run resumed from step 4 removes the checkpoints after 5
         ((7, 7), 1, (7,)),
     ],
 )
@@ -113,7 +113,7 @@ def test_a_damaged_one_is_replaced_and_takes_no_place(tmp_path: Path, next_step:
 
 
 def killed(function: Callable[[], object], failpoint: str) -> None:
-    """Run a function in a fork of this process, which must be killed at this failpoint."""
+    """Run a function in a fork that must be killed at this failpoint."""
     with failpoints({"at": failpoint, "do": "SIGKILL"}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that other threads are not forked
         child = os.fork()
@@ -275,7 +275,7 @@ def test_what_cannot_be_saved_is_refused_and_leaves_nothing(
 
 
 def test_a_file_that_may_not_grow_leaves_the_one_before(tmp_path: Path) -> None:
-    """As on a full disk: the second of two files may have 1 KiB."""
+    """Like a full disk: the second of two files may have 1 KiB."""
     folder, before = write(tmp_path, 1), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, before[1]))
     try:
@@ -289,7 +289,7 @@ def test_a_file_that_may_not_grow_leaves_the_one_before(tmp_path: Path) -> None:
 
 
 def test_two_processes_do_not_write_at_once(tmp_path: Path) -> None:
-    """What the other one is writing would be taken for what a killed one has left."""
+    """The other one's unfinished files would look like leftovers."""
     folder = write(tmp_path, 1)
     with folder._locked(), pytest.raises(CheckpointNotWritten):
         write(tmp_path, 2)

@@ -91,7 +91,7 @@ def test_the_next_steps_are_those_of_the_optimizer_never_saved(
     load_module_state(resumed, module_state(whole))
     other = make(resumed)
     for group in other.param_groups:
-        group["lr"] = 77.0  # the saved one replaces it
+        group["lr"] = 77.0  # the saved rate replaces it
     load_optimizer_state(other, resumed.named_parameters(), tensors, values)
     assert optimizer_state(other, resumed.named_parameters())[1] == values
     before = copy.deepcopy(tensors)
@@ -110,7 +110,7 @@ def test_the_next_steps_are_those_of_the_optimizer_never_saved(
     for key, one in own.items():
         assert (found[key].dtype, found[key].stride()) == (one.dtype, one.stride()), key
         assert torch.equal(found[key], one), key
-    # What was loaded shares no memory with the checkpoint.
+    # Loaded tensors share no memory with the checkpoint.
     assert all(torch.equal(one, before[key]) for key, one in tensors.items())
 
 
@@ -220,7 +220,7 @@ def test_an_optimizer_that_no_file_holds_is_refused() -> None:
     with refused("optimizer"):
         optimizer_state(optimizer, [("weight", model.weight)])
     optimizer.state[model.bias]["history"] = [model.bias]
-    with refused("the optimizer's 'history'[0]"):
+    with refused("optimizer.history[0]"):
         optimizer_state(optimizer, model.named_parameters())
     del optimizer.state[model.bias]["history"]
     optimizer.state["all"] = {"step": 3}

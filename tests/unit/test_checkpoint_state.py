@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 
 class Odd(nn.Module):
-    """Tied weights, running means, buffers that are kept and one that is not, channels_last."""
+    """Tied weights, running means, persistent and other buffers, channels_last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def test_state_that_no_file_holds_is_refused_by_name(model: nn.Module, field: st
 
 
 def test_hooks_of_a_module_see_its_state():
-    """A layer whose state has other names than its parameters, as a wrapped one has."""
+    """A layer's state may have other names than its parameters, like a wrapped one's."""
 
     def outwards(module: nn.Module, state: dict, prefix: str, meta: dict) -> None:
         state["inner." + prefix + "weight"] = state.pop(prefix + "weight")
@@ -254,7 +254,7 @@ def test_a_state_that_is_none_changes_nothing() -> None:
         (tensors | {"python": -tensors["python"]}, values),
     ):
         restore_random_state(CPU, tensors, values)
-        with refused("random numbers"):
+        with refused("random"):
             restore_random_state(CPU, broken, fields)
         assert drawn() == expected
 

@@ -1,8 +1,9 @@
-"""Checkpoints written beside training: what is written is the state at `save`, whatever follows."""
+"""Checkpoints written during training have the state at `save`, whatever follows."""
 
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ DEADLINE_S = 300.0  # for what hangs
 
 
 class SlowFolder(CheckpointFolder):
-    """A folder on a disk that waits until the test lets it go on."""
+    """A folder on a disk that waits for the test."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, keep=9)
@@ -99,16 +100,16 @@ def test_one_that_comes_too_early_is_skipped_and_said(folder, writer, caplog):
 
 def test_one_that_must_be_written_waits_for_the_one_before(folder, writer):
     writer.save(1, {"model/w": torch.ones(5)}, {})
-    joined, thread = [], writer._writing.thread
+    waited, future = [], writer._writing
 
-    def join(timeout: float | None) -> None:
-        joined.append(timeout)
+    def exception(timeout: float | None = None) -> BaseException | None:
+        waited.append(timeout)
         folder.goes_on.set()
-        threading.Thread.join(thread, timeout)
+        return Future.exception(future, timeout)
 
-    thread.join = join  # the first one is written once it is waited for
+    future.exception = exception  # the first checkpoint is written once `save` waits for it
     assert writer.save(2, {"model/w": torch.zeros(5)}, {}, wait=True)
-    assert joined
+    assert waited
     assert writer.written_step == 2
     assert folder.steps == (1, 2)
     assert torch.equal(folder.latest().tensors("model")["w"], torch.zeros(5))
@@ -176,7 +177,7 @@ class BrokenFolder(CheckpointFolder):
 def test_a_bug_in_the_thread_is_an_error_of_the_caller(tmp_path, look: Callable):
     writer = BackgroundWriter(BrokenFolder(tmp_path))
     writer.save(1, {}, {})
-    writer._writing.thread.join(DEADLINE_S)
+    writer._writing.exception(DEADLINE_S)
     with pytest.raises(AttributeError, match="a bug"):
         look(writer)
     writer.close()
@@ -207,7 +208,7 @@ def gpu() -> Iterator[SimulatedDevice]:
 
 
 def test_the_host_does_not_wait_for_copies_from_a_gpu(gpu, folder, writer):
-    """Parameters change in the stream that computes; the copies come before that."""
+    """Copies precede the next changes of parameters in the computing stream."""
     weight = torch.ones(6, device=gpu.torch_device)
     turned = torch.ones(4, 3, device=gpu.torch_device).t()
     host = torch.ones(2)
@@ -222,7 +223,7 @@ def test_the_host_does_not_wait_for_copies_from_a_gpu(gpu, folder, writer):
             tensor.add_(1)
         gpu.delays = lambda stream, what: 0.0
         folder.goes_on.set()
-        writer._writing.thread.join(DEADLINE_S)
+        writer._writing.exception(DEADLINE_S)
         loaded = folder.latest().tensors("model")
         assert {name: float(one.mean()) for name, one in loaded.items()} == dict.fromkeys(
             ("w", "t", "h"), float(step)

@@ -1,4 +1,4 @@
-"""Clocks of devices, their precision over time, and the unrest of steps."""
+"""Clocks: a device's times and their precision, and noise between steps."""
 
 import time
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from simulated_gpu.tensors import devices
 
 
 class CountsInFloat32:
-    """A device that finishes work immediately, with events as imprecise as CUDA's."""
+    """A device whose work is done when issued, with events of CUDA's resolution."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

@@ -1,4 +1,4 @@
-"""Which devices a process has, and what it refuses where they cannot be used."""
+"""The devices of a process, and errors if they are not usable."""
 
 import re
 import warnings
@@ -26,7 +26,7 @@ TOO_OLD = (
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch) -> None:
-    """A machine without GPUs, on which this process is no rank."""
+    """A machine without GPUs; this process is not a rank."""
     ranks = ("LOCAL_RANK", "RANK", "LOCAL_WORLD_SIZE")
     for name in ("CUDA_VISIBLE_DEVICES", "PACELINE_SIMULATED_GPUS", *ranks):
         monkeypatch.delenv(name, raising=False)
@@ -34,7 +34,7 @@ def environment(monkeypatch) -> None:
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path) -> SimpleNamespace:
-    """A machine with a GPU, of which torch finds `count` usable ones, warning of `warned`."""
+    """A machine with a GPU; torch finds `count` usable ones, and warns `warned`."""
     (tmp_path / "nvidia0").touch()
     (tmp_path / "nvidiactl").touch()
     found = SimpleNamespace(count=0, warned=None)

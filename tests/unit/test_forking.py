@@ -1,6 +1,6 @@
-"""Processes that are forked from the one that starts them: what they have of it, and what not.
+"""Processes forked from the one that starts them: what they inherit.
 
-What all processes have, however they are started, is in test_processes.py.
+Properties of all processes are in test_processes.py.
 """
 
 import os
@@ -27,7 +27,7 @@ Forked = Callable[..., CompletedProcess[str]]
 
 @pytest.fixture
 def fork(monkeypatch: pytest.MonkeyPatch) -> Forked:
-    """Run a function in a process that is forked from here; return its end and what it said."""
+    """Run a function in a fork; return its exit and output."""
 
     def begin(function: Callable[..., None], *arguments: str) -> CompletedProcess[str]:
         monkeypatch.setattr(forked, "run", function)
@@ -112,7 +112,7 @@ except InvalidInput as error:
     ("program", "said"), [(COMPUTING, "True True 2\n"), (GPUS, "may fork\nmodel True\n")]
 )
 def test_a_program_that_has_computed_forks_processes_that_can_or_is_told(program, said) -> None:
-    """OpenMP's threads do not exist in a fork, nor do autograd's of a GPU: those hang."""
+    """A fork lacks the threads of OpenMP and of autograd on GPUs, and would hang."""
     environment = os.environ | {"PYTHONPATH": str(Path(forked.__file__).parent)}
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -162,7 +162,7 @@ def test_sockets_and_pipes_stay_with_the_one_that_forks(fork: Forked) -> None:
             print(opened(fd))
         with suppress(OSError):
             ours.send(b"from the fork")
-        os.close(into)  # whatever is closed or written there, nobody sees it
+        os.close(into)  # closing or writing it affects no other process
         print(os.open("/dev/zero", os.O_RDONLY) == into)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -178,7 +178,7 @@ def test_sockets_and_pipes_stay_with_the_one_that_forks(fork: Forked) -> None:
 
 
 def test_files_that_are_read_have_places_of_their_own(fork: Forked, tmp_path: Path) -> None:
-    """Two processes that move one place would read each other's samples."""
+    """Processes with a shared file position would skip each other's samples."""
     path = tmp_path / "file"
     path.write_text("0123456789")
     with path.open("rb", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""Ranks agree after which step all of them stop, and name the one that was signalled alone."""
+"""Ranks agree on their last step, and name a rank that was signalled alone."""
 
 import signal
 from dataclasses import replace

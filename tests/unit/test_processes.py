@@ -1,4 +1,4 @@
-"""Processes started in the ordinary way, forked by the fork server, or forked from this process."""
+"""Processes: new programs, forks of the fork server, and forks of this process."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ def served(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["started", "served", "forked"])
 def command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
-    """Make the command of a process that runs some code, in each of the three ways."""
+    """Make a command that runs some code, for each of the three ways."""
     if request.param == "served":
         monkeypatch.setenv(forkserver.ADDRESS, request.getfixturevalue("server"))
     if request.param != "forked":

@@ -1,4 +1,4 @@
-"""Frames and messages: a message arrives as it was sent, or the difference is detected."""
+"""Frames and messages: a message arrives unchanged, or the change is detected."""
 
 import random
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ def test_a_message_arrives_as_it_was_sent(topic, codec, step, version, sequence,
     first = unpack(*sent[0])
     assert [getattr(first, name) for name in OWN] == [getattr(header, name) for name in OWN]
     came = received(sent)
-    # A name in a field of fixed size has lost its zeros at the end only: there can be none.
+    # Trailing zeros of a fixed-size field are padding: a name cannot end with them.
     assert came == replace(message, parts=came.parts)
     assert [bytes(part) for part in came.parts] == parts
 

@@ -1,4 +1,4 @@
-"""Hostile peers: the hub drops what they send, logs it, and keeps serving the others."""
+"""Hostile peers: the hub drops and logs their messages, and continues to serve workers."""
 
 import json
 import random
@@ -30,7 +30,7 @@ MAX_GROWTH = 32 << 20  # of which the queues of the connections may take 8 MiB e
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    """A hub which still serves honest workers in the end."""
+    """A hub that must still serve honest workers at the end."""
     with Hub(2, NBYTES) as hub:
         yield hub
         work(hub.port, 3, NBYTES, worker=1)
@@ -51,7 +51,7 @@ def test_a_repeated_request_is_answered_again_but_not_executed(hub, raw):
     assert raw.receive(MessageKind.REPLY)[0] == first
     raw.push(2, acknowledged=1)
     assert raw.receive(MessageKind.REPLY)[0].sequence == 2
-    raw.push(1, acknowledged=2)  # of this one the hub knows no more than that it was executed
+    raw.push(1, acknowledged=2)  # the hub only knows that this request was executed
     raw.push(2, acknowledged=2)
     raw.push(3, acknowledged=2)
     assert raw.receive(MessageKind.REPLY)[0].sequence == 3
@@ -59,7 +59,7 @@ def test_a_repeated_request_is_answered_again_but_not_executed(hub, raw):
 
 
 def piece_of(raw: Raw, nbytes: int, size: int, offset: int = 0) -> None:
-    """Send a piece of a push of so many bytes."""
+    """Send a piece of a push of this many bytes."""
     header = raw.header(MessageKind.REQUEST, 1, topic="push", sizes=(size,), offset=offset)
     raw.frames(pack(header, bytes(nbytes)), bytes(nbytes))
 
@@ -105,7 +105,7 @@ def peak_of(pid: int) -> int:
 
 
 def send_garbage(port: int, rng: random.Random) -> None:
-    """Send bytes that are not ZeroMQ's protocol, or only begin like it."""
+    """Send bytes that are not ZeroMQ's protocol, or only its beginning."""
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
     ready = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
     huge = b"\x02" + (1 << 40).to_bytes(8, "big")
@@ -116,7 +116,7 @@ def send_garbage(port: int, rng: random.Random) -> None:
 
 
 def send_hostile(raw: Raw, rng: random.Random) -> None:
-    """Send frames that are wrong, each in another way."""
+    """Send frames with one fault each."""
     good = FrameHeader(MessageKind.REQUEST, NONCE, 0, 1, topic="push", sizes=(PIECE_NBYTES,))
     payload = rng.randbytes(PIECE_NBYTES)
     frame = pack(good, payload)
@@ -132,7 +132,7 @@ def send_hostile(raw: Raw, rng: random.Random) -> None:
         (frame,) * 50,
         (b"",),
         (b"", b""),
-        (frame, payload),  # right, but of nobody who has joined
+        (frame, payload),  # valid, but from a client that has not joined
         (pack(replace(good, kind=MessageKind.HELLO), payload), payload),
         (pack(replace(good, sizes=(1 << 40,)), payload), payload),
         (pack(replace(good, kind=MessageKind.HELLO, sizes=(1 << 40,)), payload), payload),
@@ -160,4 +160,4 @@ def test_hostile_bytes_neither_stop_the_hub_nor_fill_its_memory():
         work(port, 3, NBYTES)
         out, err = served.communicate(timeout=DEADLINE_S)
     assert json.loads(out)["refused"] > NUM_HOSTILE // 2
-    assert 0 < len(err.splitlines()) < NUM_HOSTILE // 20  # and not a line for each
+    assert 0 < len(err.splitlines()) < NUM_HOSTILE // 20  # not one line per message

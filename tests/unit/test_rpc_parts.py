@@ -23,7 +23,7 @@ from paceline.rpc.keys import (
 )
 from paceline.rpc.limits import WINDOW, Limits, RateLimitedLog, nonce_of
 from paceline.rpc.session import WorkerSession
-from paceline.rpc.workers import until_told
+from paceline.rpc.workers import retry_after_restart
 from refusals import refused
 from rpc_exchange import DEADLINE_S, Clock, beside
 
@@ -60,7 +60,7 @@ class TestSession:
                 replied.append(executed[len(replied)])
                 hub.reply(replied[-1], Message("reply", replied[-1]))
             elif event == "acknowledge" and replied:
-                drawn = data.draw(st.integers(0, replied[-1]))  # an older one changes nothing
+                drawn = data.draw(st.integers(0, replied[-1]))  # old ones change nothing
                 hub.acknowledge(drawn)
                 acknowledged = max(acknowledged, drawn)
         assert executed == list(range(1, last + 1))
@@ -95,7 +95,7 @@ def joined(max_nbytes: int = MAX_NBYTES) -> Outbox:
 
 
 def blocks(action: Callable[[], Any]) -> Future[Any]:
-    """Start an action that must wait; return its result to come."""
+    """Start an action that must wait; return its future result."""
     result = beside(action)
     assert not wait([result], 0.05).done
     return result
@@ -159,8 +159,8 @@ class TestOutbox:
 @pytest.mark.parametrize(
     ("field", "make"),
     [
-        ("run id", lambda: nonce_of("")),
-        ("run id", lambda: Limits("a\nb", 1, 1)),
+        ("run_name", lambda: nonce_of("")),
+        ("run_name", lambda: Limits("a\nb", 1, 1)),
         ("settings", lambda: Limits("run", 1, 1, settings=bytes(65537))),
     ],
 )
@@ -194,7 +194,7 @@ def test_a_worker_tells_again_what_a_hub_has_forgotten():
         if (error := answers.pop(0)) is not None:
             raise error
 
-    until_told(tell)
+    retry_after_restart(tell)
     assert len(told) == 2
 
 
@@ -210,7 +210,7 @@ def test_generated_keys_are_private_never_overwritten_and_a_worker_needs_no_secr
     secret, public = ("hub.key", "worker.key"), ("hub.pub", "worker.pub")
     assert modes == dict.fromkeys(secret, 0o600) | dict.fromkeys(public, 0o644)
     hub = load_hub_keys(tmp_path)
-    with refused("keys"):
+    with refused(tmp_path / "hub.key"):
         generate_keys(tmp_path)
     assert load_hub_keys(tmp_path) == hub
     (tmp_path / "hub.key").unlink()
@@ -247,9 +247,9 @@ def test_keys_that_cannot_be_used_are_refused(tmp_path: Path, spoil, field: str 
 def test_other_texts_than_addresses_are_refused(text: str):
     for right in ("tcp://10.0.0.1:5555", "tcp://[fe80::1]:1", "tcp://a.b:65535"):
         assert connect_address(right, has_keys=True) == right
-    for take in (bind_address, connect_address):
-        with refused("address"):
-            take(text, has_keys=True)
+    for option, check in (("listen", bind_address), ("connect", connect_address)):
+        with refused(option):
+            check(text, has_keys=True)
 
 
 def test_a_hub_never_binds_every_interface_or_without_keys_any_but_loopback_ones():

@@ -93,10 +93,7 @@ def test_versions_that_a_child_hub_has_had_before_its_parent_began_anew_pass(wor
 
 @pytest.mark.parametrize(
     ("layout", "field"),
-    [
-        *((one, "what it says of its run") for one in (b"{" * 10_000, b"\xff", b"")),
-        *((one, "run") for one in (b"[]", b"null", b'{"samples":[5]}')),
-    ],
+    [(one, "run") for one in (b"{" * 10_000, b"\xff", b"", b"[]", b"null", b'{"samples":[5]}')],
 )
 def test_a_layout_that_is_none_is_refused(gate, layout: bytes, field: str):
     with refused(field):

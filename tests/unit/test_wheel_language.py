@@ -191,7 +191,7 @@ def test_hub_and_body_agree_on_the_structure_of_a_sample():
         for train in (WINDOWS, LONGER)
     )
     assert difference(here, here) is None
-    assert difference(here, there) == "targets, tensor: int64 [24] and not int64 [12]"
+    assert "int64 [24]" in difference(here, there)
     assert json.loads(here)["samples"] == 40
 
 

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from halved import CASES, Case, Make, ManualWorker, batches, equal, plain, serve, values
 from paceline.core.errors import NonFinite, StepDiscarded
 from paceline.exchange.step import Learning
-from paceline.rpc.proportion import all_finite
+from paceline.rpc.value_checks import all_finite
 from paceline.strategies.wheel.protocol import take_gradients
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.training.recipes.classification import class_loss

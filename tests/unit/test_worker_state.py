@@ -1,4 +1,4 @@
-"""The state of a worker in memory that another process reads: it goes on from there bit by bit."""
+"""A worker's state, read by another process, continues bit for bit."""
 
 import math
 import os
@@ -30,7 +30,7 @@ def wire() -> Iterator[Wire]:
 
 
 def test_what_is_read_is_what_was_written_last(wire):
-    """Whether it is more or less than before, in the same file; what was read before stays."""
+    """In the same file, larger or smaller than before; earlier copies stay unchanged."""
     found = []
     for numel in (5, 9000, 0):
         wire.write({"sizes": (numel,), "tensor": torch.full((numel,), float(numel))})
@@ -45,7 +45,7 @@ def net() -> nn.Module:
 
 
 def steps(model: nn.Module, optimizers: list[Optimizer], numbers: range) -> None:
-    """Take turns, as threads would: each optimizer has a state of its own."""
+    """Take turns, like threads: each optimizer has its own state."""
     device = next(model.parameters()).device
     for number in numbers:
         source = torch.Generator().manual_seed(number)

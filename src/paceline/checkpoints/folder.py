@@ -1,4 +1,4 @@
-"""The checkpoints of one run: a folder for each, written aside and renamed.
+"""The checkpoints of one run: one folder per step, written under a temporary name and renamed.
 
     checkpoints/
         step-00000500/
@@ -6,12 +6,11 @@
             model.safetensors      tensors: `load_file` of safetensors reads them
             progress.json          values
         step-00001000/
-        .partial-3f9a01c2/         being written, or being removed; never read
-        step-00000500.old/         only while another checkpoint of that step takes its place
+        .partial-3f9a01c2/         being written or removed; never read
+        step-00000500.old/         exists only while this step's checkpoint is being replaced
 
-A writer that is killed at any moment leaves the checkpoints before as they were, or these and a new
-one that is whole. What else it leaves is removed by the next one. Files have the rights of the
-user's umask, as all results of a run have: who may read those may go on with the run.
+If the writer is killed, earlier checkpoints stay intact and a new one is complete or ignored; the
+next writer removes the leftovers. File permissions follow the umask, like all results of a run.
 """
 
 import errno
@@ -33,7 +32,7 @@ from torch import Tensor
 
 from paceline.checkpoints import json_values, manifest, tensor_file
 from paceline.checkpoints.json_values import Json
-from paceline.checkpoints.manifest import MANIFEST, Damaged, FileEntry, Manifest, SummedFile
+from paceline.checkpoints.manifest import MANIFEST, ChecksumWriter, Damaged, FileEntry, Manifest
 from paceline.checkpoints.tensor_file import Tensors
 from paceline.core.errors import CheckpointNotWritten, InvalidInput
 from paceline.links.failpoints import reach
@@ -42,14 +41,14 @@ from paceline.links.files.reading import read_file
 
 logger = logging.getLogger(__name__)
 
-Contents = Mapping[str, Tensor] | Json  # of NAME.safetensors, and of NAME.json
+Contents = Mapping[str, Tensor] | Json  # tensors for NAME.safetensors, a value for NAME.json
 _TENSORS, _JSON = ".safetensors", ".json"
 _NAME = re.compile(r"step-(\d{8,})(\.old)?")
 _OLD, _PARTIAL = ".old", ".partial-"
 
 
 class _Found(NamedTuple):
-    """A checkpoint by its name; of two of one step, the one that is not `.old` is newer."""
+    """A checkpoint folder; a folder without `.old` is newer than its `.old` copy."""
 
     step: int
     is_newer: bool
@@ -58,10 +57,10 @@ class _Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint, each byte of which was checked.
+    """A checkpoint whose checksums were verified.
 
-    `names` are its files. `skipped` has a line for each newer one that is damaged: which file, and
-    what is wrong. `written_s` is when it was written, in seconds since the epoch.
+    `names` are its files. `skipped` has one line per newer, damaged checkpoint: the file and the
+    fault. `written_s` is the time of writing, in seconds since the Unix epoch.
     """
 
     path: Path
@@ -71,93 +70,81 @@ class Loaded:
     skipped: tuple[str, ...] = ()
 
     def tensors(self, name: str) -> Tensors:
-        """Return the tensors of NAME.safetensors, in the host's memory.
-
-        None at all if there is no such file: the state of SGD without momentum has none to write.
-        """
+        """Return the tensors of NAME.safetensors in host memory; {} if there is no such file."""
         path = self.path / (name + _TENSORS)
         if path.name not in self.names:
             return {}
         try:
-            # Copies: the library's are views of the file, which may be removed or replaced.
+            # Copy: the library returns views of the file, which may be removed or replaced.
             return {key: one.clone() for key, one in load_file(path).items()}
-        except (OSError, SafetensorError, KeyError, OverflowError) as error:  # KeyError: a type
-            raise InvalidInput(str(path), f"cannot be read: {error}") from None
+        except (OSError, SafetensorError, KeyError, OverflowError) as error:
+            raise InvalidInput(str(path), f"is not readable: {error}") from None
 
     def json(self, name: str) -> Json:
-        """Return the value of NAME.json; InvalidInput if there is no such file."""
+        """Return the value of NAME.json; raises InvalidInput if there is no such file."""
         path = self.path / (name + _JSON)
         if path.name not in self.names:
-            raise InvalidInput(str(self.path), f"the checkpoint has no {path.name}")
+            raise InvalidInput(str(self.path), f"has no file {path.name}")
         try:
             return json_values.loads(read_file(path, limits.CHECKPOINT_VALUES))
         except ValueError as error:
-            raise InvalidInput(str(path), f"cannot be read: {error}") from None
+            raise InvalidInput(str(path), f"is not readable: {error}") from None
 
 
 class CheckpointFolder:
-    """The checkpoints of one run, of which the newest `keep` stay.
-
-    One process writes. Making the object touches nothing. InvalidInput if `keep` is below 1.
-    """
+    """The checkpoints of one run: keeps the newest `keep`, written by one process at a time."""
 
     def __init__(self, path: Path, keep: int = 2) -> None:
         if keep < 1:
-            raise InvalidInput("keep", f"{keep} checkpoints", hint="at least 1 is kept")
+            raise InvalidInput("keep", "must be at least 1", got=keep)
         self.path, self._keep = path, keep
-        self._damaged: set[Path] = set()  # as `latest` has found
+        self._damaged: set[Path] = set()  # found by `latest`
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The steps of the checkpoints that are there, in order, whole or not.
-
-        Raises InvalidInput if the folder cannot be read.
-        """
+        """The steps of all checkpoints, ascending, damaged checkpoints included."""
         return tuple(sorted({one.step for one in self._found()}))
 
     def write(self, step: int, files: Mapping[str, Contents]) -> Path:
-        """Write the checkpoint of a step, and return its folder.
+        """Write the checkpoint of a step and return its folder.
 
-        `files` are the tensors of each NAME.safetensors, in the host's memory, and the value of
-        each NAME.json. Then all but the newest `keep` are removed, and those of later steps: a run
-        that went on from an earlier one has given them up. Raises CheckpointNotWritten with the
-        reason if there is no space, or the folder cannot be written to: those before stay, and
-        nothing of this one. InvalidInput for what a file cannot hold.
+        `files` has the host tensors of each NAME.safetensors and the value of each NAME.json. All
+        but the newest `keep` checkpoints are then removed, and all of later steps: a run resumed
+        from an earlier step has abandoned them. Raises CheckpointNotWritten, for example on a full
+        disk, and leaves earlier checkpoints intact; InvalidInput for contents no file can hold.
         """
-        texts = {  # before anything is written
-            name: json_values.dumps(name, contents)
-            for name, contents in files.items()
-            if name.endswith(_JSON)
-        }
         for name in files:
             manifest.check_file_name(name)
+        encoded = {  # raises InvalidInput before anything is written
+            name: json_values.dumps(name, one) if name.endswith(_JSON) else one
+            for name, one in files.items()
+        }
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with self._locked():
                 self._clean_up()
-                partial = self._write_partial(step, {**files, **texts})
+                partial = self._write_partial(step, encoded)
                 path = self._put_in_place(partial, step)
                 self._remove_others(step)
             reach("checkpoint.written", step=step)
         except OSError as error:
             raise CheckpointNotWritten(
-                f"{self.path}: the checkpoint of step {step} cannot be written: "
-                f"{error.strerror or error}; {self._what_is_kept()}"
+                f"{self.path}: cannot write the checkpoint of step {step}: "
+                f"{error.strerror or error}; {self._last_good()}"
             ) from error
         return path
 
     def latest(self) -> Loaded | None:
-        """Return the newest checkpoint that is whole; None if there is none at all.
+        """Return the newest complete checkpoint; None if the folder has no checkpoints.
 
-        Raises InvalidInput if all are damaged, naming each; if one is of a newer format; and for a
-        folder that has other things only.
+        Raises InvalidInput if all are damaged, one has a newer format, or only other files exist.
         """
         skipped: list[str] = []
         for _, _, path in reversed(self._found(strict=True)):
             try:
                 found = manifest.read(path)
                 if path.name not in (_name(found.step), _name(found.step) + _OLD):
-                    raise Damaged(f"{MANIFEST} is that of step {found.step}")
+                    raise Damaged(f"{MANIFEST} belongs to step {found.step}")
                 manifest.check_files(path, found)
             except Damaged as error:
                 skipped.append(f"{path}: {error}")
@@ -166,57 +153,54 @@ class CheckpointFolder:
             written_s = (path / MANIFEST).stat().st_mtime
             return Loaded(path, found.step, tuple(found.files), written_s, tuple(skipped))
         if skipped:
-            raise InvalidInput(str(self.path), f"every checkpoint is damaged: {'; '.join(skipped)}")
+            raise InvalidInput(
+                str(self.path), f"has only damaged checkpoints: {'; '.join(skipped)}"
+            )
         return None
 
     def _found(self, *, strict: bool = False) -> list[_Found]:
-        """Return the checkpoints, newest last. Strict: InvalidInput if others' files are there."""
+        """Return the checkpoints, newest last; `strict` refuses a folder of other files only."""
         try:
             paths = sorted(self.path.iterdir())
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise InvalidInput(
-                str(self.path), f"not a folder of checkpoints: {error.strerror}"
-            ) from None
+            raise InvalidInput(str(self.path), f"is not readable: {error.strerror}") from None
         named = [(path, _NAME.fullmatch(path.name)) for path in paths]
         found = [_Found(int(match[1]), not match[2], path) for path, match in named if match]
         others = [path.name for path in paths if not path.name.startswith(".")]
         if strict and others and not found:
-            raise InvalidInput(
-                str(self.path),
-                f"not a folder of checkpoints, which are named as {_name(500)}: it has "
-                f"{others[0]!r}",
-            )
+            problem = f"has no checkpoints such as {_name(500)}, but {others[0]!r}"
+            raise InvalidInput(str(self.path), problem)
         return sorted(found)
 
-    def _what_is_kept(self) -> str:
+    def _last_good(self) -> str:
         with suppress(InvalidInput):
             if steps := self.steps:
-                return f"that of step {steps[-1]} is kept"
-        return "there is none before it"
+                return f"the checkpoint of step {steps[-1]} remains"
+        return "there is no earlier checkpoint"
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other writers away: what they write now would be taken for a killed one's."""
+        """Exclude other writers, whose unfinished files would look like leftovers."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise OSError(errno.EBUSY, "another process is writing there now") from None
+                raise OSError(errno.EBUSY, "another process is writing to it") from None
             except OSError:
                 logger.debug("%s cannot be locked, as on some network file systems", self.path)
             yield
         finally:
-            # Before closing: a process forked meanwhile has the descriptor, too.
+            # Unlock explicitly: a process forked meanwhile has the descriptor, too.
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     def _write_partial(self, step: int, files: Mapping[str, Contents | bytes]) -> Path:
-        """Write a checkpoint aside, and have it on the disk; on any error nothing of it is left."""
-        partial = self._aside()
+        """Write and fsync a checkpoint under a temporary name; on an error remove it."""
+        partial = self._temporary()
         partial.mkdir()
         try:
             entries = {name: _write_file(partial / name, one) for name, one in files.items()}
@@ -228,7 +212,7 @@ class CheckpointFolder:
         return partial
 
     def _put_in_place(self, partial: Path, step: int) -> Path:
-        """Give what was written aside its name; at each moment it or the one before has one."""
+        """Rename a written checkpoint to its step; a replaced one stays readable until then."""
         path = self.path / _name(step)
         try:
             if path in self._damaged:
@@ -240,12 +224,12 @@ class CheckpointFolder:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        _sync(self.path)  # a rename is on the disk once its folder is
+        _sync(self.path)  # makes the rename durable
         reach("checkpoint.named", step=step)
         return path
 
     def _remove_others(self, step: int) -> None:
-        """Remove the checkpoints that are not kept, now that the one of this step is there."""
+        """Remove all but the `keep` newest checkpoints up to this step."""
         found = self._found()
         whole = [one for one in found if one.is_newer and one.path not in self._damaged]
         kept = [one for one in whole if one.step <= step][-self._keep :]
@@ -253,13 +237,11 @@ class CheckpointFolder:
             if one not in kept:
                 try:
                     self._remove(one.path)
-                except OSError as error:  # the new one is written nevertheless
-                    logger.warning(
-                        "%s: an old checkpoint cannot be removed: %s", one.path, error.strerror
-                    )
+                except OSError as error:  # the new checkpoint is written nevertheless
+                    logger.warning("%s: cannot remove it: %s", one.path, error.strerror)
 
     def _clean_up(self) -> None:
-        """Remove what killed writers have left, but for a checkpoint that lost its name."""
+        """Remove leftovers of killed writers, and restore a checkpoint left as `.old`."""
         for partial in self.path.glob(f"{_PARTIAL}*"):
             _delete(partial)
         for one in self._found():
@@ -274,14 +256,14 @@ class CheckpointFolder:
                 one.path.rename(path)
 
     def _remove(self, path: Path) -> None:
-        """Remove a checkpoint, which is never seen half removed."""
-        aside = self._aside()
-        path.rename(aside)
+        """Remove a checkpoint; it is renamed first, so that no reader sees half of it."""
+        partial = self._temporary()
+        path.rename(partial)
         reach("checkpoint.removing")
         self._damaged.discard(path)
-        _delete(aside)
+        _delete(partial)
 
-    def _aside(self) -> Path:
+    def _temporary(self) -> Path:
         return self.path / f"{_PARTIAL}{secrets.token_hex(4)}"
 
 
@@ -297,9 +279,9 @@ def _delete(path: Path) -> None:
 
 
 def _write_file(path: Path, contents: Contents | bytes) -> FileEntry:
-    """Write a file and have it on the disk; return its size and checksum."""
+    """Write and fsync a file; return its size and checksum."""
     with path.open("xb") as file:
-        summed = SummedFile(file)
+        summed = ChecksumWriter(file)
         if isinstance(contents, bytes):
             summed.write(contents)
         else:

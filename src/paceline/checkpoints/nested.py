@@ -1,4 +1,4 @@
-"""Nested dicts and lists of plain values and tensors, taken apart into JSON and named tensors."""
+"""Split nested dicts and lists into plain values and named tensors, and join them again."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,11 +8,11 @@ from torch import Tensor
 from paceline.checkpoints.json_values import Json
 from paceline.checkpoints.tensor_file import Tensors
 
-_Path = tuple[Any, ...]  # keys of dicts and places in lists, from the outside in
+_Path = tuple[Any, ...]  # keys of dicts and indices of lists, outermost first
 
 
 def apart(value: Json) -> tuple[Json, Tensors]:
-    """Return a value without its tensors, and these by their places in it, as KEY/KEY/PLACE."""
+    """Return a value without its tensors, and the tensors by path, as KEY/KEY/INDEX."""
     paths: list[_Path] = []
     tensors: Tensors = {}
 
@@ -24,14 +24,14 @@ def apart(value: Json) -> tuple[Json, Tensors]:
         if isinstance(one, dict):
             return {key: without(inner, (*path, key)) for key, inner in one.items()}
         if isinstance(one, list):
-            return [without(inner, (*path, place)) for place, inner in enumerate(one)]
+            return [without(inner, (*path, index)) for index, inner in enumerate(one)]
         return one
 
     return {"value": without(value, ()), "tensors": paths}, tensors
 
 
 def together(values: Json, tensors: Mapping[str, Tensor]) -> Any:
-    """Return what `apart` was given; LookupError or TypeError if that has not made `values`."""
+    """Invert `apart`; LookupError or TypeError if `values` are not from `apart`."""
     for path in values["tensors"]:
         inner = values["value"]
         for key in path[:-1]:

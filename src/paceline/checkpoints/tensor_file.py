@@ -1,9 +1,8 @@
-"""Safetensors files, written straight from the tensors' memory, one piece after another.
+"""Write safetensors files piece by piece, straight from the tensors' memory.
 
-The file is the one that safetensors' own `save_file` makes, and its library reads it. Written here
-because the checksum is taken of each piece while it is in the processor's cache, because parts of a
-tensor may come from other ranks as they are written, and because errors stay OSErrors. No copy of a
-contiguous tensor is made, and no piece is written with the interpreter's lock held.
+The file equals that of safetensors' `save_file`, which is not used because the checksum of each
+piece is computed while it is in the processor's cache, because pieces of a tensor may arrive from
+other ranks during writing, and because errors stay OSErrors.
 """
 
 import json
@@ -36,36 +35,34 @@ _PIECE_NBYTES = 1 << 20
 
 
 def within(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
-    """Return the tensors whose names begin with a prefix, by the rest of their names."""
-    own = (name for name in tensors if name.startswith(prefix))
-    return {name.removeprefix(prefix): tensors[name] for name in own}
+    """Select the tensors whose names begin with a prefix, and remove it from their names."""
+    return {
+        name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)
+    }
 
 
 def check_can_be_saved(name: str, value: object) -> None:
-    """Raise InvalidInput unless the value is a tensor that a file can hold."""
+    """Raise InvalidInput unless the value is a dense tensor of a type that a file can hold."""
     if not isinstance(value, Tensor) or value.dtype not in _NAMES:
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise InvalidInput(name, f"is {kind}, and cannot be saved")
+        raise InvalidInput(name, f"has type {kind}, which a checkpoint cannot hold")
     if value.layout is not torch.strided:
-        raise InvalidInput(name, f"is {value.layout}, and cannot be saved", hint="make it dense")
+        raise InvalidInput(name, f"has layout {value.layout}", hint="make it dense")
 
 
 def in_file_order(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return the tensors, larger types first, so that each begins on a whole value in the file."""
+    """Sort tensors by descending element size, which aligns each of them in the file."""
     return dict(sorted(tensors.items(), key=lambda one: (-one[1].element_size(), one[0])))
 
 
 def header(entries: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> bytes:
-    """Return what comes before the tensors' bytes, given their types and shapes in order."""
+    """Return the header of a file, given types and shapes of its tensors in order."""
     listed: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begin = 0
     for name, (dtype, shape) in entries.items():
         end = begin + dtype.itemsize * prod(shape)
-        listed[name] = {
-            "dtype": _NAMES[dtype],
-            "shape": list(shape),
-            "data_offsets": [begin, end],
-        }
+        place = {"shape": list(shape), "data_offsets": [begin, end]}
+        listed[name] = {"dtype": _NAMES[dtype]} | place
         begin = end
     text = json.dumps(listed).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
@@ -73,22 +70,22 @@ def header(entries: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> bytes:
 
 
 def bytes_of(tensor: Tensor) -> np.ndarray:
-    """Return the memory of a contiguous tensor of the host as bytes."""
+    """View the memory of a contiguous host tensor as bytes."""
     flat: np.ndarray = tensor.detach().view(-1).view(torch.uint8).numpy()
     return flat
 
 
 def pieces(tensor: Tensor) -> Iterator[memoryview]:
-    """Yield the bytes of a tensor in the host's memory, one small piece of it after another."""
+    """Yield the bytes of a host tensor in pieces of 1 MiB."""
     memory = bytes_of(tensor.contiguous()).data
     for begin in range(0, len(memory), _PIECE_NBYTES):
         yield memory[begin : begin + _PIECE_NBYTES]
 
 
 def write(tensors: Mapping[str, Tensor], sink: Callable[[bytes | memoryview], object]) -> None:
-    """Give a file of tensors in the host's memory to `sink`, piece by piece.
+    """Pass the bytes of a file of host tensors to `sink`, piece by piece.
 
-    Raises InvalidInput for a tensor that a file cannot hold, before anything is written.
+    Raises InvalidInput for a tensor that a file cannot hold, before the first piece.
     """
     for name, tensor in tensors.items():
         check_can_be_saved(name, tensor)

@@ -1,4 +1,4 @@
-"""The state that a worker alone has: that of its threads' optimizers, and its random numbers."""
+"""Save and load one worker's own state: its threads' optimizers and its random numbers."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ from paceline.links.devices import Device
 
 
 def state_of(optimizers: Sequence[Optimizer], device: Device) -> tuple[Tensors, Json]:
-    """Return the state of a worker's optimizers, one for each thread, and its random numbers."""
+    """Return the state of a worker's optimizers, one per thread, and of its random numbers."""
     random, random_values = random_state(device.torch_device)
     tensors = {f"random/{key}": one for key, one in random.items()}
     values = []
@@ -33,18 +33,16 @@ def state_of(optimizers: Sequence[Optimizer], device: Device) -> tuple[Tensors, 
 def load_state(
     optimizers: Sequence[Optimizer], device: Device, tensors: Tensors, values: Json
 ) -> None:
-    """Load what `state_of` has returned; InvalidInput if it is of other optimizers."""
+    """Load what `state_of` returned; raises InvalidInput if the optimizers differ."""
     for number, (optimizer, plain) in enumerate(zip(optimizers, values["optimizers"], strict=True)):
         load_optimizer_state(optimizer, _numbered(optimizer), within(tensors, f"{number}/"), plain)
     restore_random_state(device.torch_device, within(tensors, "random/"), values["random"])
 
 
 def _numbered(optimizer: object) -> list[tuple[str, Tensor]]:
-    """Name the parameters by their places, since an optimizer does not know their names."""
+    """Name the parameters by index, since an optimizer does not know their names."""
     if not isinstance(optimizer, Optimizer):
-        kind = type(optimizer).__name__
-        raise InvalidInput(
-            "optimizer", f"{kind} is not a torch.optim.Optimizer, and cannot be saved"
-        )
+        problem = "must be a torch.optim.Optimizer to be saved"
+        raise InvalidInput("optimizer", problem, got=type(optimizer).__name__)
     own = (one for group in optimizer.param_groups for one in group["params"])
     return [(str(number), one) for number, one in enumerate(own)]

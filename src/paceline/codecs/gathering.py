@@ -23,7 +23,7 @@ from paceline.codecs.codec import Cast, Codec, Payload, pack, row_nbytes, unpack
 from paceline.codecs.feedback import ErrorFeedback
 from paceline.codecs.names import find_codec
 from paceline.core.errors import InvalidInput, NonFinite
-from paceline.links.all_to_all import Posted
+from paceline.links.all_to_all import AllToAll
 
 
 @dataclass
@@ -279,8 +279,8 @@ class RowExchange:
             raise InvalidInput(self.what, problem, got=list(values.shape))
         return own
 
-    def _post(self, rows: Sequence[Tensor], lengths: Sequence[int]) -> Posted:
-        posted, traffic = Posted(rows, lengths, self.group), self.traffic
+    def _post(self, rows: Sequence[Tensor], lengths: Sequence[int]) -> AllToAll:
+        posted, traffic = AllToAll(rows, lengths, self.group), self.traffic
         if traffic is not None and self.in_forward:
             traffic.activations_sent += posted.sent_nbytes
             traffic.activations_received += posted.received_nbytes

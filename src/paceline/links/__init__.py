@@ -1,1 +1,1 @@
-"""Between processes: starting workers, process groups, and what flows between them."""
+"""Start and connect processes: workers, process groups, shared memory, devices and files."""

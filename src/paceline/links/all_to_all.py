@@ -1,4 +1,4 @@
-"""Messages between all pairs of ranks, in both directions at once."""
+"""Exchange messages between all pairs of ranks, in both directions at once."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,12 +7,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class Posted:
-    """A message to each other rank of a group and one from each, sent since construction.
+class AllToAll:
+    """Sends a message to each other rank and receives one from each, starting at construction.
 
-    `sent` has the message for each rank, uint8, and `nbytes` the length of that from each; this
-    rank's own are left out. All ranks post in the same order. No wait is longer than the group's
-    timeout.
+    `sent` has the uint8 message for each rank, `nbytes` the length of each received message; this
+    rank's own entries are ignored. All ranks must construct them in the same order.
     """
 
     def __init__(
@@ -21,12 +20,12 @@ class Posted:
         own, device = dist.get_rank(group), sent[0].device
         lengths = [0 if rank == own else length for rank, length in enumerate(nbytes)]
         empty = torch.empty(0, dtype=torch.uint8, device=device)
-        # Keep the tensors alive until they have been sent: torch holds no reference.
+        # Keep the tensors alive until they are sent: torch holds no reference.
         self._sent = [empty if rank == own else one for rank, one in enumerate(sent)]
         self.sent_nbytes, self.received_nbytes = sum(map(len, self._sent)), sum(lengths)
         whole = torch.empty(sum(lengths), dtype=torch.uint8, device=device)
         self._received = whole.split(lengths)
-        # NCCL has a fast all-to-all of unequal sizes; gloo's own serialises both directions.
+        # gloo's all-to-all of unequal sizes serialises both directions; NCCL's is fast.
         if device.type == "cpu":
             peers = [rank for rank in range(len(self._sent)) if rank != own]
             received = [self._received[peer] for peer in peers]
@@ -39,9 +38,9 @@ class Posted:
             ]
 
     def wait(self) -> list[Tensor]:
-        """Return the message from each rank, uint8, once all of them have come and gone out."""
+        """Return the uint8 message from each rank once all messages are sent and received."""
         for work in self._works:
-            assert work is not None  # this rank is one of the group
+            assert work is not None  # this rank belongs to the group
             work.wait()
         self._works, self._sent = [], []
         return list(self._received)
@@ -53,10 +52,10 @@ def post_pairs(
     peers: Sequence[int],
     group: dist.ProcessGroup | None,
 ) -> list[dist.Work | None]:
-    """Post a receive from each peer, and then a send to each.
+    """Post a receive from each peer, and only then a send to each.
 
-    gloo requests a message on the connection on which it sends: a request that follows a send would
-    wait for it, and the link would be used in one direction at a time.
+    gloo requests a message over the connection that carries sends: a request posted after a send
+    would wait for it, and the link would carry one direction at a time.
     """
     works = [
         dist.irecv(row, group=group, group_src=peer)

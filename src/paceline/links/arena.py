@@ -1,4 +1,4 @@
-"""Sums of gradients in memory that the ranks of one machine share."""
+"""Sum gradients in memory that the ranks of one machine share."""
 
 import os
 import select
@@ -21,18 +21,18 @@ _DTYPES = {
     torch.bfloat16: DType.BFLOAT16,
     torch.float16: DType.FLOAT16,
 }
-_NOT_DONE = {
-    Fault.POST: "delivered its gradients of step {step}",
-    Fault.COMMIT: "delivered its gradients of step {step}",
-    Fault.SUM: "finished its part of the sum of step {step}",
-    Fault.PUBLISH: "passed on the sum of step {step} over all machines",
-    Fault.DRAIN: "left step {step}, which is discarded,",
+_EXPECTED = {  # of a rank that does not answer
+    Fault.POST: "deliver the gradients of step {step}",
+    Fault.COMMIT: "deliver the gradients of step {step}",
+    Fault.SUM: "finish its part of the sum of step {step}",
+    Fault.PUBLISH: "pass on the sum of step {step} over all machines",
+    Fault.DRAIN: "leave the discarded step {step}",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`count` values of one type that begin at byte `offset` of every slot."""
+    """`count` values of one type, beginning at byte `offset` of every slot."""
 
     offset: int
     count: int
@@ -43,12 +43,12 @@ def bytes_of(tensor: Tensor) -> tuple[int, int]:
     """Return address and size; ValueError unless it is a dense tensor in host memory."""
     is_dense = tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor)
     if not tensor.is_cpu or not is_dense:
-        raise ValueError("only a dense tensor in host memory can be copied")
+        raise ValueError("only dense tensors in host memory can be copied")
     return tensor.data_ptr(), tensor.nbytes
 
 
 class PeerProcesses:
-    """The other ranks of a machine, watched by pidfds: a reused process number cannot mislead."""
+    """Watches the other ranks of a machine by pidfds, since process numbers may be reused."""
 
     def __init__(self, place: LocalRanks, rank: int) -> None:
         self._local_rank_of: dict[int, int] = {}  # by pidfd
@@ -59,28 +59,25 @@ class PeerProcesses:
 
     def gone(self) -> list[int]:
         """Return the local ranks whose processes have ended."""
-        ended = select.poll()  # its own, for one cannot be used by two threads at once
+        ended = select.poll()  # a new object, since two threads cannot poll one at once
         for pidfd in self._local_rank_of:
             ended.register(pidfd, select.POLLIN)
         return sorted(self._local_rank_of[pidfd] for pidfd, _ in ended.poll(0))
 
     def name(self, local_rank: int) -> str:
-        """Return a rank's name in messages."""
+        """Return a rank's name in errors."""
         return f"worker {self._place.members[local_rank]} (process {self._place.pids[local_rank]})"
 
     def why_lost(self, lost: Sequence[tuple[int, Fault]], step: int, deadline_s: float) -> str:
-        """Return the message for ranks that were given up; dead ranks come before silent ones."""
+        """Return the error text for lost ranks; dead ranks take precedence over silent ranks."""
         dead = [self.name(local_rank) for local_rank, fault in lost if fault is Fault.DIED]
         if dead:
             return f"{', '.join(dead)} died in the middle of the run"
         names = ", ".join(self.name(local_rank) for local_rank, _ in lost)
-        not_done = _NOT_DONE[lost[0][1]].format(step=step)
-        verb, have = ("does", "it has") if len(lost) == 1 else ("do", "they have")
-        not_done = not_done if len(lost) == 1 else not_done.replace(" its ", " their ")
-        return f"{names} {verb} not answer: {have} not {not_done} within {deadline_s:g} s"
+        return f"{names} did not {_EXPECTED[lost[0][1]].format(step=step)} within {deadline_s:g} s"
 
     def close(self) -> None:
-        """Stop watching. Closing twice is allowed."""
+        """Stop watching. May be called twice."""
         while self._local_rank_of:
             os.close(self._local_rank_of.popitem()[0])
 
@@ -91,27 +88,24 @@ class PeerProcesses:
 class Arena:
     """One rank's view of the memory that the ranks of its machine share.
 
-    It is created collectively over `group`. Sums are multiplied by `scale`, by default
-    1 / world_size. If `held`, by default where there are several machines, a step is complete only
-    when each machine's first rank has called `publish` for every chunk. With `threads` 0 instead of
-    1, only waiting ranks sum. No wait is longer than `deadline_s`. Raises InvalidInput, on all
-    ranks, if any does not get its memory.
+    All ranks of `group` construct it together. Each rank writes gradients to its `slot` and posts
+    them chunk by chunk. Once all ranks have posted a chunk, any rank with time sums it in rank
+    order, (((s0 + s1) + s2) + ...) * scale, so that all ranks read the same bits. Results stay
+    valid until the ranks begin the step after the next. `scale` defaults to 1 / world_size.
 
-    Each rank writes its gradients to its `slot` and posts them chunk by chunk. Once all ranks have
-    posted a chunk, whichever of them has time sums it, (((s0 + s1) + s2) + ...) * scale in rank
-    order, at the same place of the result; all ranks read the same bits. Results stay until the
-    ranks begin the step after the next.
+    A step is: `begin`, then `post` for every chunk, then `commit`, then `wait_step`. A rank whose
+    backward pass fails calls `discard` instead of `commit`. Waiting raises StepDiscarded if a rank
+    discarded the step, WorkerLost if a rank died or did not answer within `deadline_s`.
 
-    A step is: `begin`, then `post` for every chunk, then `commit`, then `wait_step`. If a rank's
-    backward pass fails, it calls `discard` in place of `commit`. Waiting raises StepDiscarded if a
-    rank has discarded the step, WorkerLost if one has died or does not answer within the deadline.
-    Memory is given back when the arena is closed and no tensor shows it any more.
+    `held`, the default with several machines: a step is complete only when each machine's first
+    rank has called `publish` for every chunk. `threads`: 0 lets only waiting ranks sum. Raises
+    InvalidInput on all ranks if one cannot get its memory, which is freed when the arena is closed
+    and no tensor views it.
 
     `members` are the global ranks on this machine, `leaders` the first ranks of all machines, both
-    ascending; a local rank is an index of `members`. `slots` has the slot of every local rank,
-    uint8 [slot_nbytes], which all but its own rank only read; `slot` is this rank's. `flags` is
-    uint8 [local ranks, num_flags, 2], by `step % 2`: a rank writes its own before it commits, and
-    all may read them from `wait_step` on, until they begin the step after the next.
+    ascending; a local rank is an index of `members`. `slots` has each local rank's slot, uint8
+    [slot_nbytes], written only by that rank. `flags` is uint8 [local ranks, num_flags, 2], indexed
+    by `step % 2`: a rank writes its flags before `commit`; all may read them after `wait_step`.
     """
 
     def __init__(
@@ -132,8 +126,8 @@ class Arena:
         held = len(place.leaders) > 1 if held is None else held
         fd = share(group, place, arena_nbytes(*sizes))
         native, problem = None, None
-        # Spinning takes no core from others. In a held arena it would: there a thread waits for
-        # each chunk while its rank computes.
+        # Spinning wastes no core that another rank needs. A held arena never spins: a thread waits
+        # there for each chunk while its rank computes.
         own_core = place.num_cores >= len(place.members) and not held
         two_cores = place.num_cores >= 2 * len(place.members)
         scale = 1 / group.world_size if scale is None else scale
@@ -142,8 +136,8 @@ class Arena:
             how = held, own_core, two_cores, threads > 0
             native = NativeArena(fd, self.local_rank, *sizes, scale, *how)
         except (OSError, RuntimeError) as error:
-            problem = f"shared memory: worker {group.rank} cannot map it: {error}"
-        # All ranks have mapped the memory by now: without a descriptor, kill -9 cannot leak it.
+            problem = f"workers: worker {group.rank} cannot map shared memory: {error}"
+        # All ranks have mapped the memory now. Without a descriptor, kill -9 cannot leak it.
         problems = [text for text in group.gather(problem) if text is not None]
         os.close(fd)
         if native is None or problems:
@@ -156,63 +150,52 @@ class Arena:
         self._discarded: StepDiscarded | None = None
 
     def shared_result(self, step: int) -> Tensor:
-        """Return the sums of a step, uint8 [slot_nbytes], as all ranks of this machine share them.
+        """Return the sums of a step, uint8 [slot_nbytes], in memory shared by this machine's ranks.
 
-        Only the first rank may write to it, and only to a held arena.
+        Only the first rank may write to it, and only in a held arena.
         """
         return torch.from_numpy(self._opened().shared_result(step % 2))
 
     def result(self, step: int) -> Tensor:
-        """Return the sums of a step, uint8 [slot_nbytes]; what this rank writes, it alone sees."""
+        """Return the sums of a step, uint8 [slot_nbytes], as a private copy-on-write view."""
         return torch.from_numpy(self._opened().result(step % 2))
 
     def refresh(self, step: int) -> int:
-        """Undo what this rank has written to `result`; return the bytes of the pages it was in.
-
-        To be called before the result of a step is read, or it would show what was written two
-        steps before.
-        """
+        """Undo this rank's writes to `result` before it is read again; return the bytes undone."""
         return self._opened().refresh(step % 2)
 
     def set_chunks(self, chunks: Sequence[Sequence[Segment]]) -> None:
-        """Set the segments of each chunk: the same on all ranks, and not within a step.
-
-        None overlap: two threads at once would sum them. ValueError if one leaves the slot, or
-        begins within an element.
-        """
+        """Set the segments of each chunk, without overlap, equally on all ranks, between steps."""
         self._opened().set_chunks(
             [[(s.offset, s.count, _DTYPES[s.dtype]) for s in chunk] for chunk in chunks]
         )
 
     def begin(self, step: int) -> None:
-        """Begin a step. Steps are numbered from 1, on all ranks alike, and only grow."""
+        """Begin a step. Step numbers start at 1, ascend, and are equal on all ranks."""
         if self._is_open or step <= self._step:
-            raise RuntimeError(f"step {step} cannot begin in or after step {self._step}")
+            raise RuntimeError(f"cannot begin step {step} in or after step {self._step}")
         self._opened().begin(step)
         self._step, self._is_open = step, True
         self._discarded = None
 
     def copy_in(self, sources: Sequence[tuple[int, Tensor]]) -> None:
-        """Copy tensors to this rank's slot, each to the byte offset that stands before it.
-
-        They must be dense and in host memory; their values stay in the order of that memory.
-        """
+        """Copy dense host tensors, in their memory order, to byte offsets of this rank's slot."""
         self._opened().copy_in(
             self.local_rank, [(offset, *bytes_of(source)) for offset, source in sources]
         )
 
     def copy_out(self, step: int, offset: int, target: Tensor) -> None:
-        """Fill a dense tensor in host memory, in its order, from byte `offset` of the result on."""
+        """Fill a dense host tensor, in its memory order, from byte `offset` of the result."""
         address, nbytes = bytes_of(target)
         self._opened().copy_out(step % 2, offset, address, nbytes)
 
     def post(self, chunk: int) -> None:
-        """Mark this rank's gradients of a chunk as complete in its slot, once a step."""
+        """Mark this rank's gradients of a chunk as complete, once per step."""
         self._check_open()
         self._opened().post(chunk)
 
     def publish(self) -> None:
-        """Mark one more chunk as summed over all machines; on the first rank of a held arena."""
+        """Mark one more chunk as summed over all machines; for the first rank of a held arena."""
         self._check_open()
         self._opened().publish()
 
@@ -237,8 +220,8 @@ class Arena:
     def discard(self) -> None:
         """Discard the step on all ranks, because this rank's backward pass has failed.
 
-        Not after `commit`: others may use the sums then. Waits until no rank works on it any more.
-        Does nothing if the step is discarded already.
+        Not allowed after `commit`, when others may use the sums. Waits until no rank works on the
+        step. Does nothing if the step is already discarded.
         """
         if self._discarded is not None:
             return
@@ -247,16 +230,15 @@ class Arena:
         self._leave_discarded()
 
     def times(self, chunk: int) -> tuple[float, float]:
-        """Return when the last rank had posted a chunk, and when its sum was complete.
+        """Return when the last rank posted the current step's chunk, and when its sum was complete.
 
-        In seconds of CLOCK_MONOTONIC; of the current step once the chunk was waited for.
+        Seconds of CLOCK_MONOTONIC; call `wait_chunk` before.
         """
         posted_ns, reduced_ns = self._opened().times(chunk)
         return posted_ns / 1e9, reduced_ns / 1e9
 
     def close(self) -> None:
-        """Stop summing and release the memory. Closing twice is allowed."""
-        # The memory is unmapped when the last tensor that shows it is gone.
+        """Stop summing, and release the memory once no tensor views it. May be called twice."""
         self._native = None
         self.slots, self.slot, self.flags = (), torch.empty(0), torch.empty(0)
         self._peers.close()
@@ -270,16 +252,16 @@ class Arena:
         if self._discarded is not None:
             raise self._leave_discarded()
         if not self._is_open:
-            raise RuntimeError(f"no step is begun; the last was step {self._step}")
+            raise RuntimeError(f"no step has begun after step {self._step}")
 
     def _wait(self, goal: Goal, chunk: int = 0) -> None:
-        """Wait in slices, so that signals are served and the deadline and the peers watched."""
+        """Wait in slices, to handle signals and to check the deadline and the peers."""
         native, until = self._opened(), time.monotonic() + self._deadline_s
         while (status := native.wait(goal, self._step, chunk)) is not Status.REACHED:
             if status is Status.DISCARDED:
                 raise self._leave_discarded()
             if status is Status.PENDING and (gone := self._peers.gone()):
-                # A peer may have done its part and then ended normally: the goal may be reached.
+                # A peer may have done its part before ending normally.
                 if native.wait(goal, self._step, chunk) is Status.REACHED:
                     return
                 for local_rank in gone:
@@ -291,12 +273,12 @@ class Arena:
                 raise WorkerLost(self._peers.why_lost(lost, self._step, self._deadline_s))
 
     def _leave_discarded(self) -> StepDiscarded:
-        """Wait until no rank works on the discarded step, and return the error to raise."""
+        """Wait until no rank works on the discarded step; return the error to raise."""
         native = self._opened()
         if self._discarded is None:
             culprit = self._peers.name(native.discarded_by())
             self._discarded = StepDiscarded(
-                f"step {self._step} is discarded on all workers: it failed on {culprit}"
+                f"step {self._step} is discarded on all workers: {culprit} failed"
             )
         self._is_open = False
         native.drain()

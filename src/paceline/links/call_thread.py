@@ -1,4 +1,4 @@
-"""A thread that makes calls one after another, beside the thread that asks for them."""
+"""A thread that makes calls in order, in the background."""
 
 import atexit
 import queue
@@ -12,16 +12,16 @@ import torch
 from paceline.links.devices import device_of
 
 T = TypeVar("T")
-_CLOSE_S = 5.0  # a thread that waits in a collective for a lost rank does not end by itself
+_CLOSE_S = 5.0  # a thread that waits for a lost rank in a collective does not end by itself
 _CPU = torch.device("cpu")
 
 
 class CallThread:
-    """Makes calls in their order, on a stream of its own of the device.
+    """Makes calls in order, on a separate stream of the device.
 
-    It is a daemon, unlike an executor's: one that waits for a lost rank must not keep the process
-    alive. After a call that has failed all later ones fail with its error, as the next collective
-    would match another of the other ranks; or they are made, if it `goes_on`.
+    The thread is a daemon, unlike an executor's, so that waiting for a lost rank cannot keep the
+    process alive. After a failed call all later calls fail with its error, since the next
+    collective would match another collective of the other ranks; `goes_on` makes them anyway.
     """
 
     def __init__(self, name: str, device: torch.device = _CPU, *, goes_on: bool = False) -> None:
@@ -29,17 +29,17 @@ class CallThread:
         self._calls = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
-        # A daemon thread that is killed inside torch at interpreter exit aborts the process.
+        # A daemon thread inside torch at interpreter exit would abort the process.
         atexit.register(self.close)
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Make the call after those before it."""
+        """Queue a call after the earlier calls."""
         future: Future[T] = Future()
         self._calls.put((future, call))
         return future
 
     def close(self, within_s: float | None = _CLOSE_S) -> None:
-        """End the thread after the calls that it has; one that takes longer is left behind."""
+        """End the thread after the queued calls, or abandon it after `within_s`."""
         atexit.unregister(self.close)
         self._calls.put(None)
         self._thread.join(within_s)
@@ -58,7 +58,7 @@ class CallThread:
 
 
 def finish_stream(device: torch.device) -> None:
-    """Synchronise in this thread, so that no other thread must order its streams after ours."""
+    """Wait for this thread's stream, so that other threads need not order streams after it."""
     own = device_of(device)
     if own.is_asynchronous:
         own.current_stream().synchronize()

@@ -1,4 +1,4 @@
-"""Marks in time: read at once on a CPU, left in the stream on a GPU."""
+"""Time marks: taken immediately on a CPU, recorded in the stream on a GPU."""
 
 import time
 from collections.abc import Sequence
@@ -14,20 +14,20 @@ _NUM_ORIGINS = 10
 
 
 class Clock(Protocol):
-    """Takes cheap marks now and tells their times later, in seconds of this host's clock."""
+    """Takes cheap marks now, and returns their times later in seconds of this host's clock."""
 
     def mark(self) -> Any:
-        """Return a mark for this moment of the work that was issued so far."""
+        """Return a mark for the end of the work issued so far."""
 
     def seconds(self, marks: Sequence[Any]) -> list[float]:
-        """Return the times of the marks, waiting for the device where that is needed."""
+        """Return the times of the marks; waits for the device if needed."""
 
 
 class HostClock:
-    """The monotonic clock: work on a CPU is done when the call returns."""
+    """The monotonic clock: CPU work is complete when the call returns."""
 
     def mark(self) -> int:
-        """Return nanoseconds of CLOCK_MONOTONIC, which all processes of a kernel share."""
+        """Return nanoseconds of CLOCK_MONOTONIC, shared by all processes of a kernel."""
         return time.monotonic_ns()
 
     def seconds(self, marks: Sequence[int]) -> list[float]:
@@ -36,27 +36,23 @@ class HostClock:
 
 
 class DeviceMark(NamedTuple):
-    """An event, and the number of the anchor from which it is timed."""
+    """An event, and the index of the anchor from which it is timed."""
 
     event: Event
     anchor: int
 
 
 class DeviceClock:
-    """Events of a device: a mark is reached when the work issued before it on its stream is done.
+    """Events of a device, reached when the earlier work of this thread's stream is complete.
 
-    That is the stream in which the thread queues work for this device, whichever device is current.
-
-    CUDA tells the time between two events as a float32 of milliseconds, which after an hour counts
-    in quarters of one. So every few seconds a mark becomes an anchor for those that follow.
-
-    Telling times waits for marks and their anchors alone: later work may still be queued.
+    CUDA returns the time between two events as float32 milliseconds, whose resolution falls to 0.25
+    ms after an hour. So every few seconds a mark becomes the anchor of the following marks.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         device.synchronize()
-        # The host is told some time after an event was reached: the shortest wait errs the least.
+        # The host observes an event with a delay: use the shortest of several waits.
         _, self._anchored_s, origin = min(
             (self._origin() for _ in range(_NUM_ORIGINS)), key=itemgetter(0)
         )
@@ -64,7 +60,7 @@ class DeviceClock:
         self._anchor_times = [self._anchored_s]
 
     def _origin(self) -> tuple[float, float, Event]:
-        """Return how long the host waits for an event, its time then, and the event."""
+        """Return the host's wait for an event, the time after it, and the event."""
         before_s = time.monotonic_ns() * 1e-9
         event = self._device.current_stream().record(timed=True)
         event.synchronize()
@@ -72,7 +68,7 @@ class DeviceClock:
         return after_s - before_s, after_s, event
 
     def mark(self) -> DeviceMark:
-        """Record an event on the current stream; does not wait for the device."""
+        """Record an event on the current stream, without waiting for the device."""
         event = self._device.current_stream().record(timed=True)
         now = time.monotonic_ns() * 1e-9
         if now - self._anchored_s > _ANCHOR_EVERY_S:
@@ -81,7 +77,7 @@ class DeviceClock:
         return DeviceMark(event, len(self._anchors) - 1)
 
     def seconds(self, marks: Sequence[DeviceMark]) -> list[float]:
-        """Wait for the marks, then return when each was reached."""
+        """Wait for the marks, and return the time of each."""
         last = max((mark.anchor for mark in marks), default=0)
         for i in range(len(self._anchor_times), last + 1):
             self._anchor_times.append(self._after(i - 1, self._anchors[i]))
@@ -93,42 +89,42 @@ class DeviceClock:
 
 
 def clock_for(device: torch.device) -> Clock:
-    """Return the clock that sees when work on this device is done."""
+    """Return the clock for work on this device."""
     found = device_of(device)
     return DeviceClock(found) if found.is_asynchronous else HostClock()
 
 
 class TrainingClock:
-    """A clock of training, in nanoseconds, that stands still in pauses."""
+    """Nanoseconds of training, excluding pauses."""
 
     def __init__(self) -> None:
         self.trained_ns = self._epoch_began_ns = self._offset_ns = 0
 
     @property
     def epoch_ns(self) -> int:
-        """The time since the epoch began."""
+        """The nanoseconds of the current epoch."""
         return self.trained_ns - self._epoch_began_ns
 
     def begin_epoch(self) -> None:
-        """Count an epoch from now."""
+        """Begin an epoch now."""
         self._epoch_began_ns = self.trained_ns
 
-    def go_on(self) -> None:
-        """Go on after a pause."""
+    def resume(self) -> None:
+        """Continue after a pause."""
         self._offset_ns = time.monotonic_ns() - self.trained_ns
 
     def stop(self) -> None:
-        """Stand still."""
+        """Pause the clock."""
         self.trained_ns = self.at(time.monotonic_ns())
 
     def at(self, moment_ns: int) -> int:
-        """Return the time of training at a moment of the monotonic clock."""
+        """Convert a moment of the monotonic clock to training time."""
         return moment_ns - self._offset_ns
 
     def state(self) -> list[int]:
-        """Return what the clock goes on from."""
+        """Return the values for `restore`."""
         return [self.trained_ns, self._epoch_began_ns]
 
     def restore(self, state: list[int]) -> None:
-        """Go on from such a state."""
+        """Continue from the values of `state`."""
         self.trained_ns, self._epoch_began_ns = state

@@ -1,4 +1,4 @@
-"""Cores of a rank: each of a machine's ranks on CPUs computes on cores of its own."""
+"""Divide a machine's cores among its ranks that train on CPUs."""
 
 import os
 from collections.abc import Iterator
@@ -8,16 +8,15 @@ from pathlib import Path
 import torch
 
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-_before_sharing: list[tuple[set[int], int]] = []  # the cores and threads of this process
+_before_sharing: list[tuple[set[int], int]] = []  # this process's former cores and threads
 
 
 def share_cores(device: torch.device) -> None:
-    """Give each rank of this machine cores of its own, and a thread for each.
+    """Pin each rank of this machine to its share of the cores, with one thread per core.
 
-    Unpinned, the message that ends a rank's exchange wakes it on the sender's core, where it waits
-    behind the sender's computation for a time slice. A single rank, ranks on GPUs, more ranks than
-    cores, and what the user has set himself (an affinity, OMP_NUM_THREADS) are left alone. Threads
-    that exist already stay where they are.
+    Without pinning, the message that ends a rank's exchange wakes it on the sender's core, where it
+    waits for the sender's time slice. Unchanged are single ranks, ranks on GPUs, more ranks than
+    cores, settings of the user (affinity, OMP_NUM_THREADS) and existing threads.
     """
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     usable = os.sched_getaffinity(0)
@@ -28,7 +27,7 @@ def share_cores(device: torch.device) -> None:
     _before_sharing.append((usable, torch.get_num_threads()))
     if own and len(usable) == os.cpu_count():
         first = own * int(os.environ.get("LOCAL_RANK", "0"))
-        # Whole cores: two hardware threads of one core are no two cores.
+        # Share whole cores: two hardware threads of one core compute like one.
         os.sched_setaffinity(0, {cpu for core in cores[first : first + own] for cpu in core})
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, own))
@@ -36,25 +35,25 @@ def share_cores(device: torch.device) -> None:
 
 @contextmanager
 def all_cores() -> Iterator[None]:
-    """Have the cores and threads that this process had before it shared them with other ranks."""
+    """Restore this process's cores and threads of the time before `share_cores`."""
     if not _before_sharing:
         yield
         return
     now = os.sched_getaffinity(0), torch.get_num_threads()
-    _take(*_before_sharing[-1])
+    _set(*_before_sharing[-1])
     try:
         yield
     finally:
-        _take(*now)
+        _set(*now)
 
 
-def _take(cores: set[int], num_threads: int) -> None:
+def _set(cores: set[int], num_threads: int) -> None:
     os.sched_setaffinity(0, cores)
     torch.set_num_threads(num_threads)
 
 
 def physical_cores(usable: set[int]) -> list[tuple[int, ...]]:
-    """Return the usable processors grouped by the core whose hardware threads they are."""
+    """Group the usable hardware threads by physical core."""
     groups: dict[str, list[int]] = {}
     for cpu in sorted(usable):
         path = Path(_SIBLINGS.format(cpu))

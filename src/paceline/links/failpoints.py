@@ -1,4 +1,4 @@
-"""Named places at which a test makes a fault happen.
+"""Named places at which a test causes a fault.
 
     reach("step.done", worker=1, step=12)      # in the code: does nothing unless a test armed it
 
@@ -6,10 +6,9 @@ A test arms failpoints in the environment, which all processes of a run inherit:
 
     PACELINE_FAILPOINTS='[{"at": "step.done", "worker": 1, "step": 12, "do": "SIGKILL"}]'
 
-Every other key of a failpoint must equal what the code passes under that name; `visit` counts the
-matching visits of this process from 1. `do` is a signal that the process sends itself ("SIGKILL",
-"SIGSTOP") or, after "parent:", its parent; "raise", for an OSError; or "pause:FOLDER", which waits
-until the test lets it go on (`Pause` in tests/faults.py).
+All other keys must equal the arguments of `reach`; `visit` counts this process's matching visits
+from 1. `do` is a signal to this process ("SIGKILL", "SIGSTOP") or to its parent ("parent:SIGKILL");
+"raise" raises an OSError; "pause:FOLDER" waits for the test (`Pause` in tests/faults.py).
 """
 
 import json
@@ -20,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 ARMED = "PACELINE_FAILPOINTS"
-REACHED, GO_ON = "reached", "go_on"  # FIFOs in the folder of a pause
+REACHED, GO_ON = "reached", "go_on"  # FIFOs in the folder of "pause"
 _visits: Counter[str] = Counter()
 
 
 def reach(name: str, **where: Any) -> None:
-    """Do what a test has armed at this place, if anything."""
+    """Perform the action that a test has armed at this place, if any."""
     armed = os.environ.get(ARMED)
     if not armed:
         return
@@ -45,7 +44,7 @@ def _act(action: str, name: str) -> None:
     if kind == "raise":
         raise OSError(f"failpoint {name}")
     if kind == "pause":
-        # Opening a FIFO waits until the other side opens it too.
+        # Opening a FIFO waits until the test opens the other end.
         (Path(argument) / REACHED).write_text(str(os.getpid()))
         (Path(argument) / GO_ON).read_text()
     elif kind == "parent":

@@ -1,8 +1,8 @@
-"""Why the ranks of a run end, told through its store: one line says it, and says the first reason.
+"""Report in one line, once per run, why its ranks end.
 
-A rank that fails takes its peers with it: what they see is a lost connection. The first one to fail
-publishes its reason in the store; the others say that reason if they are on another machine, and
-nothing if its own line is seen here.
+The ranks that follow a failed rank see only a lost connection. So the first failed rank publishes
+its reason in the run's store; ranks on other machines print that reason, ranks on its machine
+print nothing.
 """
 
 import time
@@ -16,32 +16,37 @@ from paceline.core.errors import InvalidInput, WorkerLost, WorkersFailed
 from paceline.links.group import Group, is_loss, unknown_peer
 
 _FAILED_KEY, _FAILURE_KEY = "paceline/failed", "paceline/failure"
-_SPEAKER_KEY = "paceline/speaker"  # the rank that says itself why it has failed
+_SPEAKER_KEY = "paceline/speaker"  # the rank that prints its own error
 _REPORTED_KEY = "paceline/reported"
-_LEFT_KEY = "paceline/left"  # the signal by which a rank has left the run in order
-_SIGNALLED_KEY = "paceline/signalled"  # the signal that the launcher passes on to all ranks
-_STOPPED_KEY = "paceline/stopped"  # the line by which rank 0 has said that the run stops
+_LEFT_KEY = "paceline/left"  # the signal after which a rank has left the run in order
+_SIGNALLED_KEY = "paceline/signalled"  # the signal that the launcher sends to all ranks
+_STOPPED_KEY = "paceline/stopped"  # the line that rank 0 printed when the run stopped
 _REPORT_S = 3.0  # for the first failed rank to print its line; less than the launcher's grace
 
 
 def failure(store: Store) -> str | None:
-    """Return the reason that the first failed rank has published, if there is one."""
+    """Return the first failed rank's reason, if there is one."""
     return store.get(_FAILURE_KEY).decode() if store.check([_FAILURE_KEY]) else None
 
 
 def stopped(store: Store) -> str | None:
-    """Return the line by which rank 0 has said that the run stops, if it has."""
+    """Return the line that rank 0 printed when the run stopped, if it has."""
     return store.get(_STOPPED_KEY).decode() if store.check([_STOPPED_KEY]) else None
 
 
-def signal_follows(store: Store, number: int) -> None:
-    """Tell the ranks that each gets this signal: a peer that is lost from now on may have left."""
-    with suppress(RuntimeError):
-        store.set(_SIGNALLED_KEY, str(number))
+def announce_signal(store: Store, number: int) -> None:
+    """Announce a signal to all ranks, which explains lost peers from now on."""
+    _publish(store, _SIGNALLED_KEY, str(number))
+
+
+def _publish(store: Store | None, key: str, value: str) -> None:
+    if store is not None:
+        with suppress(RuntimeError):  # the store may have ended with another rank
+            store.set(key, value)
 
 
 def tell_left(group: Group, number: int) -> bool:
-    """Tell the other ranks that this one ends by a signal; return True if it is the first."""
+    """Announce that this rank ends after a signal; return True if it is the first."""
     if group.store is None:
         return True
     with suppress(RuntimeError):  # the store may have ended with another rank
@@ -51,26 +56,22 @@ def tell_left(group: Group, number: int) -> bool:
 
 
 def tell_stopped(group: Group, line: str) -> None:
-    """Tell the launcher that this rank has said why all ranks end."""
-    if group.store is not None:
-        with suppress(RuntimeError):
-            group.store.set(_STOPPED_KEY, line)
+    """Report to the launcher that this rank has printed why all ranks end."""
+    _publish(group.store, _STOPPED_KEY, line)
 
 
 def tell_reported(group: Group) -> None:
-    """Tell the other ranks that the first to fail has printed why, so that they may end."""
-    if group.store is not None:
-        with suppress(RuntimeError):  # the store may have ended with another rank
-            group.store.set(_REPORTED_KEY, "")
+    """Report to the other ranks that the first failed rank has printed its error."""
+    _publish(group.store, _REPORTED_KEY, "")
 
 
-def raised_instead(
+def error_to_raise(
     error: Exception | SystemExit, group: Group, store: Store
 ) -> WorkerLost | WorkersFailed | None:
-    """Tell the other ranks why this one ends; return the error to raise in the place of its own.
+    """Publish why this rank ends; return the error to raise instead of its own.
 
-    None: its own, which is the first, and which it has to say. WorkersFailed: there is nothing to
-    say, as another rank has, or as one has left the run in order.
+    None: raise its own error, which is the run's first. WorkersFailed: another rank has printed
+    the reason, or left the run in order.
     """
     # torch's own kinds of errors are all RuntimeErrors
     lost_in_torch = isinstance(error, RuntimeError) and is_loss(error)
@@ -79,8 +80,7 @@ def raised_instead(
     except dist.DistNetworkError:
         if not lost_in_torch:
             return None
-        # The launcher keeps the store. If it has ended, it has said why, and the kernel is about to
-        # end this rank.
+        # The launcher keeps the store. If it is gone, the kernel is about to end this rank.
         time.sleep(_REPORT_S)
         gone = group.dead() or "the process that keeps the run's store"
         return WorkerLost(f"worker {group.rank} stops: {gone} died in the middle of the run")
@@ -105,20 +105,20 @@ def _told_by(
             store.set(_SPEAKER_KEY, str(group.rank))
         store.set(_FAILURE_KEY, reason)
     if is_lost and (is_first or not _is_said_here(group, store)):
-        if lost_in_torch and not is_first:  # the first rank to notice decides it for all
+        if lost_in_torch and not is_first:  # repeat the reason of the first rank that noticed
             reason = store.get(_FAILURE_KEY).decode()
         return WorkerLost(f"worker {group.rank} stops: {reason}")
     if is_first:
         return None
-    # torchrun kills all ranks as soon as one has ended: wait until the first has printed why.
-    # RuntimeError: it died without a word, and maybe the store with it.
+    # torchrun kills all ranks once one has ended: wait for the first to print its error.
+    # RuntimeError: it died without printing, and maybe the store with it.
     with suppress(RuntimeError):
         store.wait([_REPORTED_KEY], timedelta(seconds=_REPORT_S))
     return WorkersFailed(2 if isinstance(error, InvalidInput) else 1)
 
 
 def _is_said_here(group: Group, store: Store) -> bool:
-    """Return True if the first rank to fail runs on this machine, and says itself why."""
+    """Return True if the first failed rank runs on this machine and prints its own error."""
     if not store.check([_SPEAKER_KEY]):
         return False
     speaker = group.members[int(store.get(_SPEAKER_KEY))]

@@ -1,19 +1,18 @@
-"""Fork processes from this one, so that they have its objects: a recipe's data and its closures.
+"""Fork processes that inherit this process's objects, such as a recipe's data and closures.
 
     with forked_from_here():                       # from now on
-        start(module_command("paceline.x", "y"))   # has `paceline.x.main` run in a fork
+        start(module_command("paceline.x", "y"))   # runs `paceline.x.main` in a fork
 
-A fork server (`links.forkserver`) forks them, which is a fork of this process itself:
+A fork of this process serves as fork server (`links.forkserver`):
 
-    a thread of its own ──os.fork──► the server, that thread alone ──os.fork──► a process a start
+    a separate thread ──os.fork──► the server, with only this thread ──os.fork──► each process
 
-For OpenMP a process may be forked only by a thread that has not computed in parallel: the others it
-would wait for in the fork for ever. In the fork that thread is the main one, which gets signals.
-The kernel ends a fork together with the thread that made it, so the thread stays until the end.
+OpenMP requires that the forking thread has not computed in parallel; else its fork would wait
+forever for the other threads. The kernel ends the server with the thread that forked it, so the
+thread lives as long as the context.
 
-Processes have the objects of the moment at which the context began. Memory is shared until it is
-written to. Descriptors are not: sockets, pipes and what else belongs to this process are taken away
-from a fork, and a file that is only read gets a position of its own.
+Forks have the objects of the moment at which the context began, in copy-on-write memory. They do
+not inherit sockets and pipes; files open for reading get separate positions.
 """
 
 import ctypes
@@ -43,16 +42,14 @@ from paceline.native import die_with_parent
 
 _OPEN = Path("/proc/self/fd")
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}  # see mallopt(3)
-_MOST_INT = 2**31 - 1
 _CHECK_S = 60.0  # for a GPU's driver on a busy machine
 
 
 @contextmanager
 def forked_from_here() -> Iterator[None]:
-    """Have processes of this package forked from this one meanwhile.
+    """Fork this package's processes from this process within the block; none outlives it.
 
-    None of them outlives it. Raises InvalidInput if what they compute with does not survive a fork,
-    OSError if there can be no more processes.
+    Raises InvalidInput if GPUs would not work in a fork, OSError if the system refuses processes.
     """
     address, listener = listen()
     with listener:
@@ -68,11 +65,11 @@ def forked_from_here() -> Iterator[None]:
 
 
 class _Server:
-    """A fork of this process that forks others, and the thread with which all of them end."""
+    """A fork of this process that forks others, and the thread on which all of them depend."""
 
     def __init__(self, listener: socket.socket) -> None:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # there may be none, or one of the user's
+            with suppress(Exception):  # there may be none, or a user's object
                 stream.flush()
         self._listener, self._of = listener, os.getpid()
         self._forked = SimpleQueue[int | OSError]()
@@ -85,10 +82,10 @@ class _Server:
         self._pid = found
 
     def _fork(self) -> None:
-        # A signal waits until the fork has let go of the handlers of this program.
+        # Block signals until the fork has removed this program's handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            with warnings.catch_warnings():  # Python warns of forks of processes with threads
+            with warnings.catch_warnings():  # Python warns about forking a process with threads
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
         except OSError as error:
@@ -100,8 +97,8 @@ class _Server:
         self._is_over.wait()
 
     def close(self) -> None:
-        """Kill the server, with which the kernel ends what it has forked."""
-        with suppress(ProcessLookupError, ChildProcessError):  # the program waits for all children
+        """Kill the server; the kernel then ends its forks."""
+        with suppress(ProcessLookupError, ChildProcessError):  # the program may reap all children
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
         self._is_over.set()
@@ -109,25 +106,22 @@ class _Server:
 
 
 def _check() -> None:
-    from paceline.links.devices import num_gpus  # imports torch, which the command line does later
+    from paceline.links.devices import num_gpus  # torch: not imported by the command line
 
-    if not num_gpus():  # cores alone can always be computed with
+    if not num_gpus():  # a CPU always works in a fork
         return
     try:
         code = processes.output(processes.module_command(__name__), _CHECK_S).returncode
     except TimeoutError:
         code = 1
     if code:
-        raise InvalidInput(
-            "model",
-            "a recipe's workers are forked from this program, which has used a GPU, or gone "
-            "through a backward pass where there is one: they could not do it again",
-            hint="name the recipe as package.module:factory, or run this program under torchrun",
-        )
+        problem = "cannot be trained in forks: this program has used a GPU or run backward()"
+        hint = "name the recipe as package.module:factory, or run this program under torchrun"
+        raise InvalidInput("model", problem, hint=hint)
 
 
 def main() -> None:
-    """End this fork with code 1 unless it can compute on all of its devices."""
+    """Exit with code 1 unless this fork can compute on all of its devices."""
     from paceline.links.devices import can_compute_in_fork
 
     if not can_compute_in_fork():
@@ -135,22 +129,21 @@ def main() -> None:
 
 
 def _serve(listener: socket.socket, parent: int, mask: Iterable[int]) -> NoReturn:
-    """Fork what is asked for; in a fork, run that as Python runs a program, and end the process.
+    """Fork on request; in each fork run the module, and end without the program's exit handlers.
 
-    `mask`: the signals that are blocked in the program. Nothing that it would do at its end is
-    done, and nothing of it is freed.
+    `mask`: the signals that the program has blocked.
     """
     code: object = 1
     try:
         die_with_parent(parent)
-        gc.freeze()  # a collection would write to, and so copy, all of it
+        gc.freeze()  # a collection would write to, and so copy, all memory
         for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
-        # Those that end a run wait until this is one of its processes.
+        # Signals that end a run stay blocked until this is one of its processes.
         signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, *SIGNALS})
-        _let_go([listener.fileno()])
+        _detach_descriptors([listener.fileno()])
         _run_module(ForkServer(listener).serve())
         code = 0
     except SystemExit as error:
@@ -167,8 +160,8 @@ def _serve(listener: socket.socket, parent: int, mask: Iterable[int]) -> NoRetur
 
 
 def _run_module(request: ForkRequest) -> None:
-    """Become the process that was asked for, and run its module."""
-    _let_go(request.received)
+    """Become the requested process, and run its module."""
+    _detach_descriptors(request.received)
     become(request)
     sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
     _keep_memory()
@@ -177,17 +170,16 @@ def _run_module(request: ForkRequest) -> None:
 
 
 def _stream(fd: int, mode: str) -> TextIO:
-    """Return a stream as Python has it at first: a program may have put others in their places."""
+    """Return a stream as Python opens it; the program may have replaced its own."""
     binary = io.FileIO(fd, mode, closefd=False)
     buffered = io.BufferedWriter(binary) if mode == "w" else io.BufferedReader(binary)
     return io.TextIOWrapper(buffered, errors="backslashreplace", line_buffering=True)
 
 
-def _let_go(kept: Collection[int]) -> None:
-    """Take the other descriptors away from this process.
+def _detach_descriptors(kept: Collection[int]) -> None:
+    """Replace inherited sockets and pipes by /dev/null; keep files and folders.
 
-    They become /dev/null: an object that believes to own a number might close it, or write to it,
-    when another file has it. Files and folders stay.
+    They are not closed, since an inherited object would later close or write to a reused number.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in [int(path.name) for path in _OPEN.iterdir()]:
@@ -201,7 +193,7 @@ def _let_go(kept: Collection[int]) -> None:
 
 
 def _reposition(fd: int) -> None:
-    """Give a file that is only read a position that other processes do not move."""
+    """Give a file opened for reading a position that other processes do not move."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     if flags & os.O_ACCMODE != os.O_RDONLY:
         return
@@ -212,7 +204,7 @@ def _reposition(fd: int) -> None:
 
 
 def _keep_memory() -> None:
-    """Set what malloc reads from the environment, which it did when this program was started."""
+    """Apply malloc's environment variables, which are read only at a program's start."""
     mallopt = ctypes.CDLL(None).mallopt
     for name, number in _MALLOPT.items():
-        mallopt(number, min(int(os.environ[name]), _MOST_INT))
+        mallopt(number, min(int(os.environ[name]), 2**31 - 1))

@@ -1,9 +1,9 @@
-"""Processes that a user's program forks from a rank: they hold none of its connections to others.
+"""Close a rank's connections to other ranks in processes that the user's program forks.
 
-    rank 0 ──connection── rank 1          rank 0 is killed: rank 1 would not see the end of the
-      └ fork ─────┘                       connection as long as the fork has it, and wait for it
+    rank 0 ──connection── rank 1          If rank 0 is killed, rank 1 would not see the connection
+      └ fork ─────┘                       end while the fork still has it, and wait forever.
 
-A fork has none of torch's threads, and so no use for the connections.
+A fork has no use for the connections, since it has none of torch's threads.
 """
 
 import os
@@ -16,17 +16,17 @@ _peers: set[int] = set()  # process numbers on this machine
 _is_registered = False
 
 
-def let_forks_go_of(pids: Iterable[int]) -> None:
-    """From now on have forks of this process let go of its connections to these processes."""
+def close_connections_in_forks(pids: Iterable[int]) -> None:
+    """Close this process's connections to these processes in all later forks."""
     global _is_registered
     _peers.update(set(pids) - {os.getpid()})
     if _peers and not _is_registered:
         _is_registered = True
-        os.register_at_fork(after_in_child=_let_go)
+        os.register_at_fork(after_in_child=_close_connections)
 
 
-def _let_go() -> None:
-    """Put /dev/null in the place of each descriptor of a connection between ranks."""
+def _close_connections() -> None:
+    """Replace each connection to another rank by /dev/null."""
     of_peers = {(one.raddr, one.laddr) for pid in _peers for one in _connections(pid)}
     nothing = os.open(os.devnull, os.O_RDWR)
     for one in _connections(os.getpid()):
@@ -38,5 +38,5 @@ def _let_go() -> None:
 def _connections(pid: int) -> Iterable[Any]:
     try:
         return psutil.Process(pid).net_connections("tcp")
-    except psutil.Error:  # it is gone, or of another user
+    except psutil.Error:  # it has ended, or belongs to another user
         return ()

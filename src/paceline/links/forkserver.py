@@ -1,18 +1,18 @@
-"""Fork processes from one that has imported torch already: they start in milliseconds.
+"""Fork processes from a server that has already imported torch: they start in milliseconds.
 
-`open_server(modules)` starts the server, early, so that it imports `modules` while this process
-does its own work. From then on `paceline.links.processes.start` has every module of this package
-forked by it, here and in the processes below: they find its address in PACELINE_FORK_SERVER.
+`open_server(modules)` starts the server, which imports `modules` while this process continues. From
+then on `paceline.links.processes.start` has it fork this package's modules, here and in processes
+below, which find its address in PACELINE_FORK_SERVER.
 
     this process ──connect──► server ──fork──► a process per connection
         │    request: command, environment, folder, cores; descriptors by SCM_RIGHTS
-        │    ◄── its process number, and its exit code once it has ended
+        │    ◄── the process number, and later the exit code
         └─ closes the connection, or dies: the server kills the process
 
 The server dies with the process that opened it, and its children die with the server. It has one
-thread, computes nothing and never touches a GPU, as a process has to that is forked. A child cannot
-have other values of what libraries read once, when they are loaded (OMP_NUM_THREADS): the server
-refuses such a request, and the process is started the ordinary way.
+thread, computes nothing and never touches a GPU, so that it can be forked. Some variables, such as
+OMP_NUM_THREADS, take effect only while libraries are loaded: the server refuses requests that
+change them, and the process is started as a new program.
 """
 
 import ctypes
@@ -44,9 +44,9 @@ from paceline.native import die_with_parent
 
 ADDRESS = "PACELINE_FORK_SERVER"
 MAX_NBYTES = 2**20  # of a request
-OF_WORKERS = ["-m", "paceline.links.processes"]  # in the command line of module_command
+OF_WORKERS = ["-m", "paceline.links.processes"]  # how a command of module_command begins
 _MAX_FDS = 64
-# Variables that libraries read when they are loaded.
+# Variables that take effect only while libraries are loaded.
 _READ_ONCE = re.compile(r"(ATEN|GOMP|KMP|LD|MALLOC|MKL|OMP|OPENBLAS|TORCH)_|PYTHON(?!PATH$)")
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _TITLE_LENGTH = 4096
@@ -55,7 +55,7 @@ _CREDENTIALS = struct.Struct("3i")  # of a peer: process, user, group
 
 @dataclass
 class ForkRequest:
-    """A process to fork. `fds` has the numbers that the descriptors sent with it shall have."""
+    """A process to fork. `fds` are the descriptor numbers it needs, in the order `received`."""
 
     command: list[str]
     environment: dict[str, str]
@@ -67,7 +67,7 @@ class ForkRequest:
 
 @contextmanager
 def open_server(modules: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
-    """Run a fork server that has imported `modules`, unless there is one already."""
+    """Run a fork server that has imported `modules`, unless one is running already."""
     if ADDRESS in os.environ:
         yield
         return
@@ -78,7 +78,7 @@ def open_server(modules: Sequence[str], environment: Mapping[str, str]) -> Itera
             [sys.executable, "-m", __spec__.name, *arguments],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # standard output holds the result, and nothing else
+            stdout=subprocess.DEVNULL,  # standard output is only for the result
             pass_fds=(listener.fileno(),),
         )
     listener.close()
@@ -92,7 +92,7 @@ def open_server(modules: Sequence[str], environment: Mapping[str, str]) -> Itera
 
 
 def listen() -> tuple[str, socket.socket]:
-    """Listen at a new abstract address, of which nothing is left in the file system."""
+    """Listen at a new abstract address, which leaves nothing in the file system."""
     address = f"paceline-{secrets.token_hex(16)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind("\0" + address)
@@ -101,13 +101,10 @@ def listen() -> tuple[str, socket.socket]:
 
 
 def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
-    """Fork what is asked for until this process is killed; returns in children that have ended.
-
-    `environment` is the one with which this process was started.
-    """
+    """Fork on request until killed; return in ended children. `environment` is the server's own."""
     retitle([sys.executable, "-m", "paceline.links.forkserver"])
     request = ForkServer(listener, environment).serve()
-    # sklearn sets KMP_INIT_AT_FORK when it is imported: what is imported here has to see that too.
+    # Imports may set variables, as sklearn sets KMP_INIT_AT_FORK: children need them, too.
     by_imports = {name: os.environ[name] for name in os.environ.keys() - environment.keys()}
     by_imports.pop(_NVML_CHECK, None)
     request.environment = by_imports | request.environment
@@ -123,7 +120,7 @@ def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
 
 
 class ForkServer:
-    """Fork a child for each request on a socket; in the child, `forked` is its request.
+    """Forks a child for each request on a socket; in the child, `forked` is its request.
 
     `environment`: the environment in which libraries were loaded; None skips the comparison.
     """
@@ -138,13 +135,13 @@ class ForkServer:
         self.forked: ForkRequest | None = None
 
     def serve(self) -> ForkRequest:
-        """Fork what is asked for; return in a child, with the request that it carries out."""
+        """Fork on request; return in a child, with its request."""
         while self.forked is None:
             for key, _ in self._selector.select():
-                # What came before it in this batch may have closed it.
+                # An earlier event of this batch may have closed it.
                 if self.forked is None and self._selector.get_map().get(key.fd) is key:
                     key.data(key.fileobj)
-        # The child closes what belongs to the server.
+        # The child closes the server's descriptors.
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
@@ -163,7 +160,7 @@ class ForkServer:
             connection.close()
 
     def _receive(self, connection: socket.socket) -> None:
-        """Take a request, then signals to its process, and at last the end of the connection."""
+        """Receive a request, then signals for its process, and finally the connection's end."""
         try:
             packet, fds, _, _ = socket.recv_fds(connection, MAX_NBYTES, _MAX_FDS)
         except ConnectionError:
@@ -184,7 +181,7 @@ class ForkServer:
         server, pid, refused = os.getpid(), -1, ""
         if self._read_once is not None:
             differing = self._read_once ^ _read_once(request.environment)
-            refused = ", ".join(sorted({f"it has another {name}" for name, _ in differing}))
+            refused = ", ".join(sorted({f"{name} differs" for name, _ in differing}))
         if not refused:
             try:
                 pid = os.fork()
@@ -213,7 +210,7 @@ class ForkServer:
             self._drop(connection)
 
     def _answer(self, connection: socket.socket, answer: dict[str, Any]) -> None:
-        with suppress(OSError):  # whoever asked may be gone
+        with suppress(OSError):  # the client may be gone
             connection.send(json.dumps(answer).encode())
 
     def _drop(self, connection: socket.socket) -> None:
@@ -231,8 +228,8 @@ def _close(fds: Sequence[int]) -> None:
 
 
 def become(request: ForkRequest) -> None:
-    """Give a fresh fork what was asked for: its descriptors, environment, folder and cores."""
-    # Descriptors are moved away first: a wanted number may be that of another one received.
+    """Give a fresh fork the requested descriptors, environment, folder and cores."""
+    # Move the descriptors away first: one may have the number that another needs.
     above = max(request.fds) + 1
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in request.received]
     _close(request.received)
@@ -247,11 +244,11 @@ def become(request: ForkRequest) -> None:
     signals.handle_in_worker()
     random.seed()
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # else all processes would draw the same numbers
+        sys.modules["numpy"].random.seed()  # else all processes would draw equal numbers
 
 
 def retitle(command: Sequence[str]) -> None:
-    """Write a command line over this process's own, as `ps` shows it."""
+    """Overwrite this process's command line, as `ps` shows it."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end: see proc(5)
     length = min(end - begin, _TITLE_LENGTH)
@@ -280,32 +277,32 @@ def run(command: Sequence[str]) -> None:
 
 
 def run_module() -> None:
-    """Run the module that sys.argv begins with, as `python -m` does: its `main`, if it has one."""
+    """Run the module that sys.argv begins with, as `python -m` does: by its `main` if imported."""
     module = sys.modules.get(sys.argv[0])
-    if module is not None and hasattr(module, "main"):  # imported already: not to be run twice
+    if module is not None and hasattr(module, "main"):  # imported already: do not run it twice
         module.main()
     else:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 def main() -> None:
-    """Import the modules that the arguments name, and serve at the listening descriptor."""
+    """Import the modules in the arguments, and serve at the inherited listening socket."""
     fd, parent, *modules = sys.argv[1:-1]
     die_with_parent(int(parent))
-    # Signals to the whole group are for those that it has forked, which handle them.
+    # Signals to the process group are for the forked processes, which handle them.
     signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)
     environment = dict(os.environ)
-    # So that an import may ask for GPUs without initialising CUDA, after which none could fork.
+    # Imports may count GPUs without initialising CUDA, after which no fork could use them.
     os.environ.setdefault(_NVML_CHECK, "1")
     for module in modules:
         importlib.import_module(module)
     if "torch" in sys.modules:
         from paceline.links.devices import cuda
 
-        if not cuda.can_fork():  # an import has initialised CUDA all the same
+        if not cuda.can_fork():  # an import has initialised CUDA nevertheless
             return
     gc.collect()
-    gc.freeze()  # a collection in a child would write to, and so copy, all of it
+    gc.freeze()  # a collection in a child would write to, and so copy, all memory
     serve(socket.socket(fileno=int(fd)), environment)
 
 

@@ -1,4 +1,4 @@
-"""The ranks of a run, who they are, and values that they tell each other."""
+"""The ranks of a run, and the values they exchange."""
 
 import json
 import os
@@ -19,18 +19,18 @@ from paceline.core.errors import WorkerLost
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
-# Parts of gloo's and NCCL's messages: torch has no type of error for a lost peer.
+# Parts of gloo's and NCCL's messages: torch has no error type for a lost peer.
 _LOST_MARKS = ("Connection closed by peer", "Connection reset by peer", "imed out", "timeout")
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-_SETTLING_S = 1.0  # a process that died may take a moment to be seen dead
+_SETTLING_S = 1.0  # until a dead process is visible as dead
 
 
 class Member(NamedTuple):
     """The identity of a rank.
 
-    Ranks with one `boot_id` run on one kernel and share its clock; only in one `pid_namespace` too
-    do their process numbers mean the same.
+    Ranks with equal `boot_id` share one kernel and its clock; process numbers are comparable only
+    if `pid_namespace` is equal, too.
     """
 
     rank: int
@@ -42,13 +42,12 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """This process's place in the run.
+    """This process's rank in the run, and its process groups.
 
-    `process_group` carries tensors of the device, None being torch's default group; ranks count
-    within it. `control` carries values in host memory: the same group where that is gloo, one
-    beside it on GPUs, whose own backend would not make the host wait. No wait for another rank is
-    longer than `deadline_s`. `exchanges_alone`: a single rank has a process group, and exchanges
-    with itself what it would with others.
+    `process_group` carries device tensors; None is torch's default group. `control` carries values
+    in host memory: the same group if it is gloo, else an additional gloo group. No wait for another
+    rank exceeds `deadline_s`. `exchanges_alone`: a single rank exchanges with itself, as with
+    others.
     """
 
     rank: int
@@ -65,12 +64,12 @@ class Group:
     def alone(
         cls, device: torch.device, deadline_s: float, process_group: dist.ProcessGroup | None = None
     ) -> Self:
-        """Return the group of a process that has nobody to exchange with."""
+        """Return the group of a single process."""
         return cls(0, 1, device, (myself(0, device),), None, None, deadline_s, process_group)
 
     @property
     def exchanges(self) -> bool:
-        """True if gradients are exchanged: with other ranks, or with itself."""
+        """True if gradients are exchanged, with other ranks or with itself."""
         return self.world_size > 1 or self.exchanges_alone
 
     @property
@@ -81,13 +80,13 @@ class Group:
         return dist.get_process_group_ranks(self.process_group)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, in rank order, on every rank. Values are sent as JSON."""
+        """Return every rank's value, in rank order, on every rank. Values travel as JSON."""
         data = json.dumps(value).encode()
         if self.world_size == 1:
             return [json.loads(data)]
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in self.members]
         with self.naming_lost_ranks():
-            # all_gather needs equal sizes, so send the lengths first and pad to the longest.
+            # all_gather needs equal sizes: gather the lengths first, and pad to the longest.
             dist.all_gather(sizes, torch.tensor([len(data)]), group=self.control)
             padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
             padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -97,10 +96,10 @@ class Group:
         return [json.loads(text) for text in texts]
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite the tensors of all ranks with those of rank 0."""
+        """Overwrite the tensors of all ranks by those of rank 0."""
         if self.world_size > 1:
             for tensor in tensors:
-                sent = tensor.contiguous()  # torch sends memory as it lies, gaps and all
+                sent = tensor.contiguous()  # torch sends the memory including gaps
                 with self.naming_lost_ranks():
                     dist.broadcast(sent, group=self.process_group, group_src=0)
                 if sent is not tensor:
@@ -114,25 +113,22 @@ class Group:
 
     @contextmanager
     def naming_lost_ranks(self) -> Iterator[None]:
-        """Raise WorkerLost with the lost rank, in a user's own loop; else `process_group` does."""
+        """Raise WorkerLost, naming the rank, in a user's own loop; else `process_group` does."""
         try:
             yield
         except RuntimeError as error:
             if self.store is not None or not is_loss(error):
                 raise
             stopped = _names_in(self, _STOPPED)
-            silent = f"{stopped} does not answer: it is stopped" if stopped else None
+            silent = f"{stopped} is stopped and does not answer" if stopped else None
             raise WorkerLost(self.died() or silent or unknown_peer(error)) from error
 
     def dead(self) -> str:
-        """Name the members on this machine whose processes have ended."""
+        """Name the ranks on this machine whose processes have ended."""
         return _names_in(self, _ENDED)
 
     def died(self, is_said: Callable[[], bool] = lambda: False) -> str | None:
-        """Say which members of this machine have died, unless it turns out that one has said why.
-
-        None: none is seen dead within a second, or `is_said`.
-        """
+        """Name the ranks on this machine that died within a second; None if none, or `is_said`."""
         until = time.monotonic() + _SETTLING_S
         while not is_said():
             if gone := self.dead():
@@ -144,21 +140,21 @@ class Group:
 
 
 def myself(rank: int, device: torch.device) -> Member:
-    """Return the identity of this process as this rank."""
+    """Return the identity of this process as rank `rank`."""
     return Member(rank, os.getpid(), boot_id(), str(_PID_NAMESPACE.readlink()), device.type)
 
 
 def boot_id() -> str:
-    """Return a name of this kernel, and so of its clock."""
+    """Return an identifier of this kernel, and so of its clock."""
     return _BOOT_ID.read_text().strip()
 
 
 def _names_in(group: Group, states: Sequence[str]) -> str:
-    """Name the workers on this kernel whose process is in one of psutil's states; gone is dead."""
+    """Name the workers on this kernel whose process is in one of psutil's states."""
     found, own = [], group.members[group.rank]
     for one in group.members:
         if (one.boot_id, one.pid_namespace) != (own.boot_id, own.pid_namespace):
-            continue  # its process number means another process here
+            continue  # its process number belongs to another process here
         try:
             state = psutil.Process(one.pid).status()
         except psutil.NoSuchProcess:
@@ -169,12 +165,12 @@ def _names_in(group: Group, states: Sequence[str]) -> str:
 
 
 def is_loss(error: RuntimeError) -> bool:
-    """Return True if torch says with this error that a peer is gone, or does not answer."""
+    """Return True if torch's error means that a peer is gone or does not answer."""
     return isinstance(error, dist.DistNetworkError) or any(
         mark in str(error) for mark in _LOST_MARKS
     )
 
 
 def unknown_peer(error: BaseException) -> str:
-    """Say that a peer is lost, where nothing says which one."""
+    """Return the text for a lost peer that cannot be identified."""
     return f"another worker does not answer ({str(error).splitlines()[0]})"

@@ -1,10 +1,10 @@
-"""A run that is signalled: it stops between two steps, when it can be gone on with.
+"""Stop a signalled run between two steps, so that it can be resumed.
 
-    rank 0   SIGINT ─► step 41 is over: "all stop after step 52" ─► store
-    rank 1             step 42 is over: looks into the store ─► stops after step 52
+    rank 0   SIGINT ─► step 41 ends: "all stop after step 52" ─► store
+    rank 1             step 42 ends: reads the store ─► stops after step 52
 
-Ranks are never more than a step apart, and each looks a few times a second, or once a step. Any of
-them may be signalled, or all: one that is signalled alone is named.
+Ranks are at most one step apart, and each polls the store a few times a second, or once per step.
+The signal may reach one rank, which is then named, or all.
 """
 
 import math
@@ -22,89 +22,83 @@ from paceline.links.group import Group
 from paceline.links.signals import CommandHandler, handled_by, participle, pass_on
 
 _KEY = "paceline/stop"  # the last step, and the signal
-_ASKED_KEY = "paceline/stop_asked"  # the signal that some rank has got; and with /RANK, which one
+_ASKED_KEY = "paceline/stop_asked"  # the signal that some rank received; with /RANK, which rank
 _POLL_S = 0.25
-_MARGIN_S = 1.0  # in which each rank looks at least once
+_MARGIN_S = 1.0  # in which each rank polls at least once
 _MARGIN_STEPS = 2
 
 
 class Interruption:
-    """Whether the run was asked to stop, by which signal, and the worker that alone has got it."""
+    """A signal handler that notes the first signal, and the worker if only one received it.
+
+    The handlers `before` get later signals; None ignores them.
+    """
 
     def __init__(self) -> None:
         self.number: int | None = None
         self.worker: str | None = None
+        self.before: dict[int, object] | None = None
+        self._is_signalled = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal to this process."""
+        if self._is_signalled and self.before is not None:
+            pass_on(self.before[number], number, frame)
+        self._is_signalled = True
+        self.number = self.number or number
+        self.worker = None  # this process received it, too
+        for one in (self.before or {}).values():
+            if isinstance(one, CommandHandler):
+                one.received = one.received or number
 
     @property
     def requested(self) -> bool:
-        """Return True if the run was asked to stop."""
+        """True if the run was asked to stop."""
         return self.number is not None
 
     def stopped(self, num_steps: int, more: str = "") -> Interrupted:
-        """Return the error of a run that has stopped after so many steps."""
+        """Return the error of a run that stopped after this number of steps."""
         assert self.number is not None
         by = "" if self.worker is None else f"by a signal to {self.worker}"
         words = filter(None, (participle(self.number), by, f"after step {num_steps:,}"))
         return Interrupted(" ".join(words) + more, num_steps, self.number)
 
 
-class _Noting:
-    """Notes the first signal; the handlers `before` handle further ones, None ignores them."""
-
-    def __init__(self, noted: Interruption) -> None:
-        self.noted, self._is_signalled = noted, False
-        self.before: dict[int, object] | None = None
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._is_signalled and self.before is not None:
-            pass_on(self.before[number], number, frame)
-        self._is_signalled = True
-        self.noted.number = self.noted.number or number
-        self.noted.worker = None  # not it alone
-        for one in (self.before or {}).values():
-            if isinstance(one, CommandHandler):
-                one.received = one.received or number
-
-    def told(self, number: int, worker: str) -> None:
-        """Note that a worker was signalled."""
-        if self.noted.number is None:
-            self.noted.number, self.noted.worker = number, worker
-
-
-_noting: list[_Noting] = []  # of this process's run, if it trains
+_interruptible: list[Interruption] = []  # not empty while this process trains
 
 
 @contextmanager
 def interruptible(*, raises_again: bool = False) -> Iterator[Interruption]:
-    """Note SIGINT and SIGTERM, instead of ending; by `raises_again` only the first of them.
+    """Note SIGINT and SIGTERM instead of ending; with `raises_again` only the first signal.
 
-    Only the main thread may handle signals: in any other one nothing is noted.
+    Outside the main thread, which alone handles signals, nothing is noted.
     """
     noted = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield noted
         return
-    noting = _Noting(noted)
-    with handled_by(noting) as before:
-        noting.before = before if raises_again else None
-        _noting.append(noting)
+    with handled_by(noted) as before:
+        noted.before = before if raises_again else None
+        _interruptible.append(noted)
         try:
             yield noted
         except WorkerLost as error:
             if not (raises_again and noted.requested):
                 raise
-            assert noted.number is not None  # the run is not to be started again
+            assert noted.number is not None  # the run must not be restarted
             raise Interrupted(f"{participle(noted.number)}; {error}", 0, noted.number) from error
         finally:
-            _noting.pop()
+            _interruptible.pop()
             if noted.requested and not raises_again:
-                before.clear()  # it stops: the launcher may pass on what it has got, too
+                before.clear()  # the run stops: ignore the launcher's copy of the signal
 
 
-def told_of_signal(number: int, worker: str) -> None:
-    """Stop the run, or what comes before it, because a worker was signalled."""
-    if _noting:
-        _noting[-1].told(number, worker)
+def stop_by_worker_signal(number: int, worker: str) -> None:
+    """Stop the run, or this command before it trains, because a worker was signalled."""
+    if _interruptible:
+        noted = _interruptible[-1]
+        if not noted.requested:
+            noted.number, noted.worker = number, worker
         return
     handler = signal.getsignal(number)
     if isinstance(handler, CommandHandler):
@@ -113,28 +107,25 @@ def told_of_signal(number: int, worker: str) -> None:
 
 
 def is_agreed(store: Store) -> bool:
-    """Return True if ranks have agreed after which step they stop: they save their state then."""
+    """Return True if ranks have agreed on their last step, after which they save their state."""
     return bool(store.check([_KEY]))
 
 
 class StopAgreement:
-    """Agrees between ranks after which step all stop, once one of them was asked to.
-
-    `after(num_steps)` is called after each step, with the steps of the run so far.
-    """
+    """Lets ranks agree on their last step once one was asked to stop; call `after` each step."""
 
     def __init__(self, group: Group, interruption: Interruption, num_steps: int) -> None:
         self._group, self._interruption = group, interruption
         self._polled_s, self._polled = time.monotonic(), num_steps
-        # The shortest mean from one look to the next: while the store's process was stopped, steps
-        # took long, and those that follow do not.
+        # The shortest mean time between polls: steps are slow while the store's process is stopped,
+        # and fast afterwards.
         self._step_s = math.inf
         self._last: int | None = None
         self._agreed: int | None = None  # the signal by which all stop
         self._has_told = False
 
     def after(self, num_steps: int) -> bool:
-        """Return True if this step is the one after which all ranks stop."""
+        """Return True if all ranks stop after this step."""
         now_s = time.monotonic()
         if now_s - self._polled_s >= _POLL_S:
             step_s = (now_s - self._polled_s) / max(1, num_steps - self._polled)
@@ -170,10 +161,10 @@ class StopAgreement:
             self._last, self._agreed = map(int, store.get(_KEY).split())
 
     def _name(self) -> None:
-        """Name the rank that was signalled alone."""
+        """Name the rank if only one was signalled."""
         store, group = self._group.store, self._group
         assert store is not None
-        with suppress(RuntimeError):  # the store may end with its process
+        with suppress(RuntimeError):  # the store's process may have ended
             asked = [one for one in group.members if store.check([f"{_ASKED_KEY}/{one.rank}"])]
             if len(asked) == 1:
                 (one,) = asked

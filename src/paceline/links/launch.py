@@ -1,13 +1,11 @@
-"""Start the workers of this machine, and see to it that none outlives the run.
+"""Start this machine's workers, and ensure that none outlives the run.
 
-The environment that a worker finds is torchrun's, so that the same worker runs under either.
+Workers get torchrun's environment variables, so that they also run under torchrun.
 """
 
 import os
 import socket
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from signal import SIGTERM
@@ -19,36 +17,37 @@ from torch.distributed.distributed_c10d import Store
 
 from paceline.core.errors import InvalidInput, PacelineError, WorkerLost, WorkersFailed
 from paceline.links.failpoints import reach
-from paceline.links.failures import failure, signal_follows, stopped
+from paceline.links.failures import announce_signal, failure, stopped
 from paceline.links.interruption import is_agreed
 from paceline.links.processes import TERMINATION_S, Process, end, reason, signals_held, start, wait
 from paceline.links.signals import EXIT_CODES, CommandHandler, handled_by, participle, pass_on
 
 _LOOPBACK = "127.0.0.1"
-_GRACE_S = 5.0  # for the others to notice by themselves that one is gone, and to say so
+_GRACE_S = 5.0  # for the other workers to notice a loss and report it
 
 
 def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
-    """Run `command` as `num_workers` local workers and wait until all have ended well.
+    """Run `command` as `num_workers` local workers, and wait until all succeed.
 
-    They meet at `port` of the loopback address; 0 takes a free one. Raises InvalidInput if the port
-    is in use, WorkerLost if a worker was killed, WorkersFailed if workers ended with an error. The
-    first SIGINT or SIGTERM is passed on to the workers, which end in order: WorkersFailed, too. No
-    worker is left when it returns or raises, nor when this process is killed.
+    They meet at `port` of the loopback address; 0 chooses a free port. Raises InvalidInput if the
+    port is in use, WorkerLost if a worker was killed, WorkersFailed if workers ended with an error
+    or after the first SIGINT or SIGTERM, which is passed on to them. No worker is left when it
+    returns or raises, nor when this process is killed.
     """
     if not 0 <= port < 2**16:
-        raise InvalidInput("port", f"cannot listen on {_LOOPBACK}:{port}: it is not 0 to 65535")
+        raise InvalidInput("port", "must be 0 to 65535", got=port)
     try:
         listener = socket.create_server((_LOOPBACK, port))  # with SO_REUSEADDR
     except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        raise InvalidInput("port", f"cannot listen on {_LOOPBACK}:{port}: {reason}") from None
+        problem = f"cannot be listened on: {os.strerror(error.errno or 0)}"
+        raise InvalidInput("port", problem, got=port) from None
     port = listener.getsockname()[1]
     store = store_on(listener)
     workers: list[Process] = []
     try:
-        with _passing_on(workers, store) as passed:
-            # A signal between a worker's start and its place in the list would not reach it.
+        passed = _PassedOn(workers, store)
+        with handled_by(passed) as passed.before:
+            # Hold signals: one between a worker's start and its entry in the list would miss it.
             with signals_held(command):
                 for rank in range(num_workers):
                     environment = _environment(rank, num_workers, port)
@@ -62,17 +61,13 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
         if failed:
             raise _failure(workers, failed, failure(store))
     finally:
-        signal_follows(store, SIGTERM)
+        announce_signal(store, SIGTERM)
         end(workers, termination_s=TERMINATION_S)
         del store
 
 
 def store_on(listener: socket.socket) -> Store:
-    """Return a store that takes this listening socket over.
-
-    So the port is ours from the first moment, and bound to one address, which a store that opens
-    its own socket would not do.
-    """
+    """Return a store on this listening socket; a new socket would bind all addresses."""
     host, port = listener.getsockname()
     store: Store = dist.TCPStore(  # type: ignore[attr-defined] # exported, but not declared
         host,
@@ -86,7 +81,7 @@ def store_on(listener: socket.socket) -> Store:
 
 
 def _environment(rank: int, num_workers: int, port: int) -> dict[str, str]:
-    """Return torchrun's description of a worker's place."""
+    """Return torchrun's variables for a worker."""
     place = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -102,10 +97,9 @@ def _environment(rank: int, num_workers: int, port: int) -> dict[str, str]:
 
 
 class _PassedOn:
-    """Passes the first signal on to the workers, which save their state; `number` is then set.
+    """Passes the first signal, then `number`, on to the workers, which save their state.
 
-    A terminal sends it to all processes, a program or a scheduler to this one only. The handlers
-    before handle the second one.
+    A program or scheduler signals only this process. The previous handlers get the second signal.
     """
 
     def __init__(self, workers: Sequence[Process], store: Store) -> None:
@@ -120,16 +114,13 @@ class _PassedOn:
         for one in self.before.values():
             if isinstance(one, CommandHandler):
                 one.received = number
-        signal_follows(self._store, number)
+        announce_signal(self._store, number)
         for worker in self._workers:
             worker.send(number)
 
 
 def _is_saving(store: Store, workers: Sequence[Process], code: int) -> bool:
-    """Return True if a worker that a signal has ended was in step with the others, which save.
-
-    Else it has left before the steps, or after them, and so do the others.
-    """
+    """Return True if others still save; else pass on the signal that ended a worker."""
     if is_agreed(store):
         return True
     for worker in workers:
@@ -137,21 +128,10 @@ def _is_saving(store: Store, workers: Sequence[Process], code: int) -> bool:
     return False
 
 
-@contextmanager
-def _passing_on(workers: Sequence[Process], store: Store) -> Iterator[_PassedOn]:
-    passed = _PassedOn(workers, store)
-    # Only the main thread may handle signals, and gets them.
-    if threading.current_thread() is not threading.main_thread():
-        yield passed
-        return
-    with handled_by(passed) as passed.before:
-        yield passed
-
-
 def _stop(
     workers: Sequence[Process], failed: Sequence[Process], passed: int | None, said: str | None
 ) -> WorkersFailed:
-    """Return the error of a run that a signal has ended: `passed` on, or one to a worker only."""
+    """Return the error of a run ended by a signal: `passed` on, or received by one worker."""
     if said is not None:
         return WorkersFailed(128 + passed if passed else failed[0].poll() or 0, said)
     if passed is None:

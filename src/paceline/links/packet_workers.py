@@ -1,17 +1,17 @@
-"""Worker processes of this machine, and the wire to each: messages in packets, a file for more.
+"""Worker processes of this machine, which exchange packets over a socket, and files in memory.
 
     with PacketWorkers("package.module", deadline_s) as workers:
         process, wire = workers.launch(settings, fds)         # python -m package.module WIRE
         workers.add(PacketWorker(0, process, wire))
-        for worker, message, why in workers.poll():           # why: it was lost
+        for worker, message, why in workers.poll():           # why: the reason of a loss
             ...
 
     settings, wire = Wire.to_starter(sys.argv[1])             # in the worker
     while (message := wire.receive()) is not None:
         wire.send(...)
 
-A packet costs a tenth of a message over TCP, and one that is empty says that the process has ended.
-Messages are pickled: both ends are processes of one user, and one has started the other.
+A packet costs a tenth of a message over TCP; an empty packet means that the process has ended.
+Messages are pickled: both processes belong to one user, and one has started the other.
 """
 
 import os
@@ -30,24 +30,24 @@ import torch
 from paceline.core.error_lines import error_line
 from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.links.processes import Process, reason
-from paceline.links.worker_signals import SignalsOfWorkers, tell_starter
+from paceline.links.worker_signals import WorkerSignals, report_signals
 
-_START_S = 120.0  # to import torch on a machine that is busy
-_STOP_S = 10.0  # to write what it leaves
+_START_S = 120.0  # to import torch on a busy machine
+_STOP_S = 10.0  # to write the final state
 _POLL_S = 0.5
-_MOST_NBYTES = 1 << 17  # of a packet; the kernel takes 200 KB
+_MOST_NBYTES = 1 << 17  # of a packet; the kernel allows 200 KB
 _MOST_TEXT = 4096
 
 
 class Failure(NamedTuple):
-    """The reason why a worker has failed. `by_input` is True if the user's input is to blame."""
+    """A worker's error; `by_input` is True if the user's input caused it."""
 
     by_input: bool
     reason: str
 
     @classmethod
     def of(cls, error: BaseException, number: int) -> Self:
-        """Return the failure of the worker of that number, in one line."""
+        """Convert an error of worker `number` to one line."""
         line = " ".join(error_line(error, number).split())
         return cls(isinstance(error, InvalidInput), line[:_MOST_TEXT])
 
@@ -55,8 +55,8 @@ class Failure(NamedTuple):
 class Wire:
     """One end of a socket between two processes, and a file in memory that both have open.
 
-    A message is anything that can be pickled into a packet. Whatever is larger goes into the file:
-    one process writes it while the other leaves it alone.
+    Messages must fit into a packet when pickled. Larger values go into the file, which only one
+    process may access at a time.
     """
 
     def __init__(self, connection: socket.socket, file: int) -> None:
@@ -64,43 +64,40 @@ class Wire:
 
     @classmethod
     def to_starter(cls, argument: str) -> tuple[Any, Self]:
-        """Return the settings of this process, and its wire, given its only argument."""
-        tell_starter()
+        """Return this process's settings and wire, from its only argument."""
+        report_signals()
         connection, file = map(int, argument.split(","))
         wire = cls(socket.socket(fileno=connection), file)
         return wire.read(), wire
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when a message has come."""
+        """Return a descriptor that is readable once a message has arrived."""
         return self._socket.fileno()
 
     def send(self, message: object) -> None:
-        """Send a message; ConnectionError if the other end is closed."""
+        """Send a message; raises ConnectionError if the other end is closed."""
         self._socket.send(pickle.dumps(message))
 
     def receive(self, *, waits: bool = True) -> Any:
-        """Return the next message, None if the other end is closed.
-
-        Raises BlockingIOError if none has come, and the caller does not wait.
-        """
+        """Return the next message, None if the other end is closed; BlockingIOError if none."""
         packet = b""
         with suppress(ConnectionError):
             packet = self._socket.recv(_MOST_NBYTES, 0 if waits else socket.MSG_DONTWAIT)
         return pickle.loads(packet) if packet else None  # noqa: S301 - see above
 
     def write(self, value: object) -> None:
-        """Write what may have tensors to the file; InvalidInput if memory does not suffice."""
+        """Write a value, with tensors, to the file; InvalidInput if memory is short."""
         try:
             with os.fdopen(os.dup(self._file), "wb") as file:
                 file.seek(0)
                 file.truncate()
                 torch.save(value, file)
         except OSError as error:
-            why = f"a worker's state does not fit: {error.strerror}"
-            raise InvalidInput("shared memory", why) from error
+            problem = f"must be fewer, for lack of memory: {error.strerror}"
+            raise InvalidInput("workers", problem) from error
 
     def read(self) -> Any:
-        """Return a copy of what was written last."""
+        """Return a copy of the last written value."""
         with os.fdopen(os.dup(self._file), "rb") as file:
             file.seek(0)
             return torch.load(file, weights_only=False)
@@ -112,7 +109,7 @@ class Wire:
 
 @dataclass(eq=False)
 class PacketWorker:
-    """A worker process, and the wire to it. It has been silent since `awaited_since_s`."""
+    """A worker process and its wire. Its answer is awaited since `awaited_since_s`."""
 
     number: int
     process: Process
@@ -123,11 +120,11 @@ class PacketWorker:
 
     @property
     def title(self) -> str:
-        """Its name in messages to the user."""
+        """The worker's name in messages."""
         return f"worker {self.number} (process {self.process.pid})"
 
     def send(self, message: object) -> None:
-        """Send a message, and await an answer. If the process has ended, `poll` tells so later."""
+        """Send a message and expect an answer. `poll` reports a process that has ended."""
         self.awaited_since_s = time.monotonic()
         with suppress(ConnectionError):
             self.wire.send(message)
@@ -137,19 +134,16 @@ W = TypeVar("W", bound=PacketWorker)
 
 
 class PacketWorkers(Generic[W]):
-    """Processes that run one module, until the end of this context.
-
-    A worker that answers later than `deadline_s` after it was sent something is dropped.
-    """
+    """Processes that run one module; a worker silent for `deadline_s` after a message is lost."""
 
     def __init__(self, module: str, deadline_s: float) -> None:
         self._module, self._deadline_s = module, deadline_s
         self._files = ExitStack()  # descriptors of memory, and a pipe
-        self._signals = SignalsOfWorkers()
+        self._signals = WorkerSignals()
         self._files.callback(self._signals.close)
         self._selector = selectors.DefaultSelector()
         self._checked_s = 0.0
-        self.workers: list[W] = []  # all that were started
+        self.workers: list[W] = []  # in the order of their starts
 
     def __enter__(self) -> Self:
         return self
@@ -166,7 +160,7 @@ class PacketWorkers(Generic[W]):
         return [worker for worker in self.workers if not worker.is_ended]
 
     def launch(self, settings: object, fds: Sequence[int]) -> tuple[Process, Wire]:
-        """Start a process with settings, that inherits `fds`; OSError if it cannot start."""
+        """Start a process with settings and inherited `fds`; OSError if it cannot start."""
         file = os.memfd_create("paceline-worker", os.MFD_CLOEXEC)
         self._files.callback(os.close, file)
         os.fchmod(file, 0o600)
@@ -184,26 +178,26 @@ class PacketWorkers(Generic[W]):
         return process, wire
 
     def add(self, worker: W) -> None:
-        """Poll a worker that was launched."""
+        """Start polling a launched worker."""
         self.workers.append(worker)
         self._selector.register(worker.wire, selectors.EVENT_READ, worker)
 
     def poll(self) -> Iterator[tuple[W, Any, str]]:
-        """Wait for at most half a second; yield workers with their messages, and those lost.
+        """Wait up to half a second; yield workers with their messages, or with a loss.
 
-        A lost worker comes with None, and the end of a sentence that says why. Raises InvalidInput
-        or WorkerLost if a worker tells why it has failed.
+        A lost worker has message None, and a reason that completes a sentence. Raises InvalidInput
+        or WorkerLost if a worker reports its failure.
         """
         for key, _ in self._selector.select(_POLL_S):
             worker: W = key.data
-            if worker.is_ended:  # by a message of another worker in the same round
+            if worker.is_ended:  # after another worker's message in this round
                 continue
             message, worker.awaited_since_s, worker.is_ready = worker.wire.receive(), inf, True
             if isinstance(message, Failure):
                 why = f"{worker.title} failed: {message.reason}"
                 raise InvalidInput.of(why) if message.by_input else WorkerLost(why)
             yield worker, message, self.end(worker) if message is None else ""
-        # Not for each packet, of which there are thousands a second.
+        # Check at intervals, not for each of thousands of packets per second.
         now_s = time.monotonic()
         if now_s < self._checked_s:
             return
@@ -216,7 +210,7 @@ class PacketWorkers(Generic[W]):
                 yield worker, None, f"did not answer within {allowed_s:g} s"
 
     def end(self, worker: W) -> str:
-        """End a worker's process, if it runs, and return how it ended."""
+        """End a worker's process, if it runs; return the reason of its end."""
         self._selector.unregister(worker.wire)
         self._close(worker)
         self._signals.ended(worker.process, f"worker {worker.number}")
@@ -228,9 +222,9 @@ class PacketWorkers(Generic[W]):
         worker.process.close()
 
     def stop(self, message: object) -> list[Any]:
-        """End all with a message; return what each has left in its file, None if it was killed."""
+        """End all workers by a message; return each one's final value, None if it was killed."""
         stopped = self.running
-        for worker in stopped:  # all before the first is waited for: they end side by side
+        for worker in stopped:  # send to all before waiting, so that they end in parallel
             worker.send(message)
         for worker in stopped:
             worker.process.wait(_STOP_S)

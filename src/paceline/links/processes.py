@@ -1,4 +1,4 @@
-"""Start processes, watch them and end them, so that none outlives the process that started it.
+"""Start, watch and end processes, so that none outlives the process that started it.
 
     command = module_command("paceline.runs.launching", settings.model_dump_json())
     process = start(command, environment={"RANK": "0"}, pass_fds=(socket.fileno(),))
@@ -7,12 +7,12 @@
     process.wait(deadline_s)            # True if it has ended by then
     reason(process.poll())              # "was ended by SIGKILL", "ended with exit code 3"
     failed = wait([process], grace_s=5) # until all have ended, or 5 s after the first failure
-    end([process])                      # SIGTERM, and SIGKILL to those that still run 2 s later
+    end([process])                      # SIGTERM, and SIGKILL after 2 s
     done = output(command, deadline_s)  # a subprocess.CompletedProcess
 
-Standard input is /dev/null. Descriptors in `pass_fds` have the same numbers in the new process.
-A process of `module_command` is killed by the kernel when the one that started it ends, even by
-SIGKILL. It is forked from this one within `paceline.links.forking.forked_from_here`.
+Standard input is /dev/null. Descriptors in `pass_fds` keep their numbers. The kernel kills a
+process of `module_command` when its starter ends, even by SIGKILL. Within
+`paceline.links.forking.forked_from_here` such processes are forked from this one.
 """
 
 import json
@@ -34,24 +34,24 @@ from paceline.links import signals
 from paceline.links.forkserver import ADDRESS, MAX_NBYTES, OF_WORKERS, ForkRequest, run_module
 from paceline.native import die_with_parent
 
-# A step frees what the next one takes again: if it is given back, each page costs a fault.
+# Keep freed memory for the next step: returned pages would cost a fault each.
 KEEPING_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
 STANDARD_ERROR = 2
 TERMINATION_S = 2.0  # for a process to end its own children and write what it knows
 _ANSWER_S = 120.0  # for the fork server to import its modules on a busy machine
 PARENT = "PACELINE_LAUNCHER"
 _RUN = [sys.executable, *OF_WORKERS]
-# Fork servers that are forks of this process (`links.forking`), each with the thread that made it.
+# Addresses of fork servers that are forks of this process, with the thread that created each.
 servers_from_here: list[tuple[int, str]] = []
 
 
 def is_started_by_parent() -> bool:
-    """Return True if the parent of this process has started it by `start`."""
+    """Return True if this process's parent has started it by `start`."""
     return os.environ.get(PARENT) == str(os.getppid())
 
 
 class Process:
-    """A process that was started here; it is readable for a selector once it has ended."""
+    """A started process; a selector finds it readable once it has ended."""
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
         self.pid = child.pid
@@ -59,7 +59,7 @@ class Process:
         self._pidfd = os.pidfd_open(child.pid)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable once it has ended."""
+        """Return a descriptor that is readable once the process has ended."""
         return self._pidfd
 
     def poll(self) -> int | None:
@@ -73,11 +73,11 @@ class Process:
         return self.poll() is not None
 
     def send(self, number: int) -> None:
-        """Send a signal, if it runs."""
+        """Send a signal, if the process runs."""
         self._child.send_signal(number)
 
     def close(self) -> None:
-        """Kill it if it runs, wait for its end, and close the descriptor."""
+        """Kill the process if it runs, wait for its end, and close the descriptor."""
         if self._pidfd >= 0:
             self.send(signal.SIGKILL)
             self._child.wait()
@@ -86,7 +86,7 @@ class Process:
 
 
 class ForkedProcess(Process):
-    """A process that the fork server has forked for this one, over a connection to the server."""
+    """A process that a fork server has forked, over a connection to the server."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.pid = pid
@@ -94,7 +94,7 @@ class ForkedProcess(Process):
         self._code: int | None = None
 
     def fileno(self) -> int:
-        """Return the descriptor of the connection, over which the exit code comes."""
+        """Return the connection's descriptor, over which the exit code arrives."""
         return self._connection.fileno()
 
     def poll(self) -> int | None:
@@ -104,20 +104,20 @@ class ForkedProcess(Process):
                 try:
                     packet = self._connection.recv(MAX_NBYTES, socket.MSG_DONTWAIT)
                 except ConnectionResetError:
-                    # The server answered and closed before it read our last signal. The kernel says
-                    # so once; its answer is still queued.
+                    # The server answered and closed before it read our last signal. The kernel
+                    # reports this once; the answer is still queued.
                     packet = self._connection.recv(MAX_NBYTES, socket.MSG_DONTWAIT)
                 # Without an answer the server has died, and the kernel has killed its children.
                 self._code = json.loads(packet)["code"] if packet else -signal.SIGKILL
         return self._code
 
     def send(self, number: int) -> None:
-        """Send a signal, if it runs: through the server, which knows when its number is free."""
+        """Send a signal by the server, which knows whether the process number is still in use."""
         with suppress(OSError):
             self._connection.send(struct.pack("i", number))
 
     def close(self) -> None:
-        """Kill it if it runs, wait for its end, and close the connection."""
+        """Kill the process if it runs, wait for its end, and close the connection."""
         if self.fileno() >= 0:
             self.send(signal.SIGKILL)
             while not self.wait(_ANSWER_S):
@@ -132,7 +132,7 @@ def _await_readable(what: Process | socket.socket, within_s: float) -> None:
 
 
 def reason(code: int | None) -> str:
-    """Describe the end of a process with this exit code, as the end of a sentence."""
+    """Describe the end of a process as the end of a sentence, given its exit code."""
     if code is None:
         return "is running"
     if code < 0:
@@ -141,7 +141,7 @@ def reason(code: int | None) -> str:
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module as `python -m` does, until this process ends."""
+    """Return the command that runs a module like `python -m`, until this process ends."""
     return [*_RUN, module, *arguments]
 
 
@@ -155,8 +155,7 @@ def start(
 ) -> Process:
     """Start a process.
 
-    `environment` is added to that of this process. Freed memory is kept for the next step unless
-    the user has it otherwise. Raises OSError if the process cannot be started.
+    `environment` is added to this process's. Raises OSError if the process cannot be started.
     """
     added = {PARENT: str(os.getpid())} | dict(environment or {})
     whole = KEEPING_MEMORY | os.environ | added
@@ -169,7 +168,7 @@ def start(
             own = [one for thread, one in servers_from_here if thread == threading.get_ident()]
             return fork(command, whole, fds, own[-1] if own else servers_from_here[-1][1])
         if ADDRESS in os.environ and is_python:
-            with suppress(OSError):  # else the ordinary way
+            with suppress(OSError):  # start a new program instead
                 return fork(command, whole, fds, os.environ[ADDRESS])
     with signals_held(command):
         child = subprocess.Popen(  # noqa: S603 - a command of our own
@@ -184,10 +183,7 @@ def start(
 
 
 def signals_held(command: Sequence[str]) -> AbstractContextManager[None]:
-    """Have signals wait meanwhile if the command is a module of ours, which inherits that.
-
-    It unblocks them itself when it handles them; other programs would never get any.
-    """
+    """Hold signals back while a module of ours starts; it unblocks them once it handles them."""
     return signals.blocked() if command[: len(_RUN)] == _RUN else nullcontext()
 
 
@@ -198,15 +194,11 @@ def _number(file: int | IO[bytes] | None, default: int) -> int:
 
 
 def fork(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    fds: Mapping[int, int],
-    address: str,
+    command: Sequence[str], environment: Mapping[str, str], fds: Mapping[int, int], address: str
 ) -> ForkedProcess:
-    """Have the server at an address fork a process for the command line of a Python program.
+    """Ask the server at `address` to fork a process for a Python command line.
 
-    `fds` are descriptors of this process under the numbers that they shall have in the other.
-    Raises OSError if there is no server, or it cannot.
+    `fds` maps its descriptor numbers to this process's. Raises OSError if the server refuses.
     """
     cores = sorted(os.sched_getaffinity(0))
     request = ForkRequest(list(command), dict(environment), str(Path.cwd()), cores, list(fds))
@@ -229,11 +221,11 @@ def wait(
     grace_s: float,
     is_saving: Callable[[int], bool] = lambda code: False,
 ) -> list[Process]:
-    """Wait until all have ended, but no longer than `grace_s` after the first failure.
+    """Wait until all have ended, but at most `grace_s` after the first failure.
 
-    Returns those that ended with an exit code other than 0, in the order of their ends. It is no
-    failure if one has ended in order by a signal, and the others are still saving their state:
-    `is_saving` is asked with its exit code.
+    Returns the processes with an exit code other than 0, in the order of their ends. A process that
+    a signal ended in order is not a failure if `is_saving(code)` reports that the others still
+    save.
     """
     failed: list[Process] = []
     deadline: float | None = None
@@ -259,7 +251,7 @@ def wait(
 def end(
     processes: Sequence[Process], *, wait_s: float = 0.0, termination_s: float = TERMINATION_S
 ) -> None:
-    """End those that still run after `wait_s`: by SIGTERM, and `termination_s` later by SIGKILL."""
+    """End processes that still run after `wait_s`: SIGTERM, and `termination_s` later SIGKILL."""
     deadline = time.monotonic() + wait_s
     for process in processes:
         process.wait(deadline - time.monotonic())
@@ -277,13 +269,12 @@ def end(
 def output(
     command: Sequence[str], deadline_s: float, termination_s: float = 5.0
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end and return its exit code and what it printed, as text.
+    """Run a command to its end, and return its exit code and output as text.
 
-    Raises TimeoutError if it has not ended after `deadline_s` seconds. It has ended when this
-    returns or raises.
+    Raises TimeoutError if it runs longer than `deadline_s`. It has ended on return in any case.
     """
     with ExitStack() as files:
-        # Files in memory, not pipes: nobody has to read while the process writes.
+        # Files in memory, not pipes, so that nobody has to read while the process writes.
         out, err = (
             files.enter_context(os.fdopen(os.memfd_create("paceline-output"), "w+b"))
             for _ in range(2)
@@ -291,7 +282,7 @@ def output(
         process = start(command, stdout=out, stderr=err)
         try:
             if not process.wait(deadline_s):
-                raise TimeoutError(f"was not done after {deadline_s:g} s, the deadline")
+                raise TimeoutError(f"did not end within {deadline_s:g} s")
         finally:
             end([process], termination_s=termination_s)
         for file in (out, err):
@@ -301,7 +292,7 @@ def output(
 
 
 def main() -> None:
-    """Run the module that the first argument names, until the process that started it ends."""
+    """Run the module in the first argument, until the process that started it ends."""
     signals.handle_in_worker()
     die_with_parent(int(os.environ[PARENT]))
     del sys.argv[0]

@@ -1,4 +1,4 @@
-"""Join a run: the ranks meet, see who they are, and have a process group."""
+"""Join a run: the ranks meet, exchange their identities, and create a process group."""
 
 import importlib
 import json
@@ -24,28 +24,27 @@ from torch.distributed.rendezvous import rendezvous
 
 from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.links.devices import Device, device_of, gpus, num_gpus
-from paceline.links.failures import raised_instead
-from paceline.links.forks_of_ranks import let_forks_go_of
+from paceline.links.failures import error_to_raise
+from paceline.links.forks_of_ranks import close_connections_in_forks
 from paceline.links.group import Group, Member, myself
 
-_meetings = count()  # of this process; the ranks of a run have as many
+_meetings = count()  # of this process; equal on all ranks of a run
 
 
 @contextmanager
 def process_group(
     deadline_s: float, device: torch.device | None = None, *, exchanges_alone: bool = False
 ) -> Iterator[Group]:
-    """Join the run that the environment describes, as torchrun and Paceline's launcher set it.
+    """Join the run described by the environment of torchrun or Paceline's launcher.
 
-    `device` is this rank's: by default its GPU, or the CPU of a machine without any. It is the
-    current one meanwhile. Without RANK in the environment this process is alone; with
-    `exchanges_alone` a single rank has a process group all the same. No collective waits longer
-    than `deadline_s`. Raises WorkerLost if a peer does not come or is gone,
-    InvalidInput if the ranks cannot form a group, WorkersFailed in place of an error if another
-    rank has failed before.
+    `device`, current within the block, is by default this rank's GPU, or the CPU of a machine
+    without GPUs. Without RANK in the environment this process is alone; `exchanges_alone` creates a
+    process group for a single rank, too. No collective waits longer than `deadline_s`. Raises
+    WorkerLost if a peer is lost or does not join, InvalidInput if the ranks cannot form a group,
+    WorkersFailed instead of an error if another rank failed first.
     """
     own = device_of(device_of_rank() if device is None else device)
-    # What names no device, as `.cuda()` in a model, would make a context on the first GPU.
+    # Without `use`, a model's `.cuda()` would create a context on the first GPU.
     with own.use(), _process_group(own, deadline_s, exchanges_alone) as group:
         yield group
 
@@ -58,12 +57,12 @@ def _process_group(own: Device, deadline_s: float, exchanges_alone: bool) -> Ite
     if is_alone and not exchanges_alone:
         yield Group.alone(device, deadline_s)
         return
-    # torch imports it at the first step of an optimizer, and it keeps the process groups that it
-    # finds: their threads would outlive them, and abort an interpreter that ends meanwhile.
+    # torch imports it at an optimizer's first step; it would then keep process groups, whose
+    # threads abort an interpreter that ends meanwhile.
     importlib.import_module("torch._dynamo")
     store, members = _meet(myself(rank, device), world_size, deadline)
     _initialise(own, rank, world_size, store, deadline)
-    # Values in host memory need gloo: nccl would make the host wait for the GPU.
+    # Values in host memory need gloo: NCCL would make the host wait for the GPU.
     control = None if own.backend == "gloo" else dist.new_group(backend="gloo", timeout=deadline)
     group = Group(
         rank, world_size, device, members, store, control, deadline_s, exchanges_alone=is_alone
@@ -71,12 +70,12 @@ def _process_group(own: Device, deadline_s: float, exchanges_alone: bool) -> Ite
     try:
         yield group
     except (Exception, SystemExit) as error:
-        instead = raised_instead(error, group, store)
+        instead = error_to_raise(error, group, store)
         if instead is None:
             raise
         raise instead from error
     finally:
-        # After an error the peers may be gone, and saying goodbye would wait for them.
+        # After an error the peers may be gone, and a regular end would wait for them.
         if sys.exc_info()[0] is None:
             dist.destroy_process_group()
 
@@ -86,13 +85,12 @@ def joined(
     deadline_s: float | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> Group:
-    """Join a program that has initialised torch.distributed itself, or has not.
+    """Return the group of a program that has initialised torch.distributed itself, or has not.
 
-    Without torch.distributed, but with the environment of torchrun, the default group is made:
-    gloo, or nccl for GPUs. Without either this process is alone. The ranks of `process_group` must
-    call it together. The deadline, where none is given, is that of the process group: 30 minutes,
-    unless it was made with another one. Raises InvalidInput if ranks are on devices of different
-    kinds, WorkerLost if one does not come.
+    With torchrun's environment alone, the default group is created: gloo, or NCCL for GPUs. Without
+    either, this process is alone. All ranks of `process_group` must call it together. The default
+    deadline is the process group's timeout. Raises InvalidInput if ranks are on different kinds of
+    devices, WorkerLost if a rank does not join.
     """
     own = device_of(device)
     device = own.torch_device
@@ -114,14 +112,14 @@ def joined(
     _check_kinds(members)
     here = members[rank]
     near = [one for one in members if (one.boot_id, one.pid_namespace) == here[2:4]]
-    let_forks_go_of(one.pid for one in near)
+    close_connections_in_forks(one.pid for one in near)
     return replace(unknown, members=members)
 
 
 def _gloo_beside(
     process_group: dist.ProcessGroup | None, timeout: timedelta | None
 ) -> dist.ProcessGroup | None:
-    """Return a group for values in host memory: nccl would make the host wait for the GPU."""
+    """Return a gloo group for values in host memory: NCCL would make the host wait for the GPU."""
     if dist.get_backend(process_group) == "gloo":
         return process_group
     made: dist.ProcessGroup | None = dist.new_group(
@@ -134,25 +132,22 @@ def _gloo_beside(
 
 
 def with_own_connections(group: Group) -> Group:
-    """Return a group of the same ranks for host memory, whose order no other collective disturbs.
-
-    All ranks of the group call it together. Its connections end with the last reference to it.
-    """
+    """Return a group with separate gloo connections; all ranks must call it together."""
     if group.world_size == 1:
         return group
-    name = group.gather(uuid.uuid4().hex)[0]  # torch's own names come again after a group has ended
+    name = group.gather(uuid.uuid4().hex)[0]  # torch reuses its names after a group has ended
     store = PrefixStore(f"paceline/{name}", _get_default_store())
     timeout = timedelta(seconds=group.deadline_s)
     own: Any = dist.ProcessGroupGloo(store, group.rank, group.world_size, timeout)
     made = replace(group, device=torch.device("cpu"), control=own, process_group=own)
-    made.barrier()  # gloo fails on a rank that connects to one that has left already
+    made.barrier()  # gloo fails on a rank that connects to a rank that has already left
     return made
 
 
 def _make_default_group(own: Device, timeout: timedelta | None) -> None:
-    """Make torch's default group, of the ranks that the environment describes."""
+    """Create torch's default group from the environment."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "1"))
-    # Before it is made: ranks with different backends would wait for each other in vain.
+    # Meet first: ranks with different backends would wait for each other forever.
     store, _ = _meet(myself(rank, own.torch_device), world_size, timeout or default_pg_timeout)
     with own.use():
         _initialise(own, rank, world_size, store, timeout)
@@ -161,10 +156,10 @@ def _make_default_group(own: Device, timeout: timedelta | None) -> None:
 def _initialise(
     own: Device, rank: int, world_size: int, store: Store, timeout: timedelta | None
 ) -> None:
-    """Initialise torch.distributed, and wait until all ranks have.
+    """Initialise torch.distributed on all ranks.
 
-    gloo would fail ("connectFullMesh failed") on a rank that still connects to one that has
-    already left the group.
+    Waits for all of them: gloo fails ("connectFullMesh failed") on a rank that still connects to
+    one that has already left.
     """
     dist.init_process_group(
         own.backend, timeout=timeout, world_size=world_size, rank=rank, store=store
@@ -179,20 +174,17 @@ def _initialise(
 
 
 def _timeout_of(process_group: dist.ProcessGroup | None, device: torch.device) -> timedelta:
-    """Return the longest wait of the backend that carries tensors of the device."""
+    """Return the timeout of the backend for tensors of the device."""
     group: Any = process_group or dist.group.WORLD
     carried = group._device_types
-    # gloo does not know all kinds of devices whose tensors lie in the host's memory.
+    # gloo does not list every kind of device with tensors in host memory.
     found = next((one for one in carried if one.type == device.type), carried[0])
     timeout: timedelta = group._get_backend(found).options._timeout
     return timeout
 
 
 def device_of_rank() -> torch.device:
-    """Return this rank's GPU, or the CPU where there is none.
-
-    Raises InvalidInput if the local ranks are more than the GPUs, or GPUs cannot be used.
-    """
+    """Return this rank's GPU, or the CPU without GPUs; InvalidInput for more ranks than GPUs."""
     found = gpus()
     if not found:
         return torch.device("cpu")
@@ -201,40 +193,35 @@ def device_of_rank() -> torch.device:
 
 
 def check_gpus(num_workers: int) -> None:
-    """Raise InvalidInput if this machine has GPUs, but fewer than these workers of it."""
+    """Raise InvalidInput if this machine has GPUs, but fewer than workers."""
     _check_suffice(num_gpus(), num_workers)
 
 
 def _check_suffice(num_found: int, num_workers: int) -> None:
     if 0 < num_found < num_workers:
-        has = "one GPU" if num_found == 1 else f"{num_found} GPUs"
-        raise InvalidInput(
-            "workers",
-            f"{num_workers} on a machine with {has}, of which each takes one",
-            hint="take fewer, or hide the GPUs with CUDA_VISIBLE_DEVICES= to compute on CPU cores",
-        )
+        hint = "each worker needs one; set CUDA_VISIBLE_DEVICES= to train on CPU cores"
+        problem = f"must be at most {num_found}, the number of this machine's GPUs"
+        raise InvalidInput("workers", problem, got=num_workers, hint=hint)
 
 
 def _meet(own: Member, world_size: int, deadline: timedelta) -> tuple[Store, tuple[Member, ...]]:
-    """Exchange process numbers, machines and device types with all ranks through the store."""
+    """Exchange the ranks' identities through the store."""
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
         store, _, _ = next(rendezvous("env://", own.rank, world_size, timeout=deadline))
         if (attempt := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
-            # torchrun may keep the store of an attempt that failed, with its ranks' addresses.
+            # torchrun may keep a failed attempt's store, with the addresses of its ranks.
             store = PrefixStore(f"attempt {attempt}", store)
         store.set_timeout(deadline)
-        if number := next(_meetings):  # torchrun's store still has what the group before has set
+        if number := next(_meetings):  # torchrun's store still has the keys of the previous group
             store = PrefixStore(f"paceline/{number}", store)
         store.set(f"paceline/member/{own.rank}", json.dumps(own))
         rows = [json.loads(store.get(f"paceline/member/{rank}")) for rank in range(world_size)]
     except ValueError as error:
-        raise InvalidInput(
-            "RANK is set, but the rest of the environment is not", str(error)
-        ) from None
+        raise InvalidInput("RANK", f"requires the other variables of torchrun: {error}") from None
     except RuntimeError as error:
         raise WorkerLost(
-            f"worker {own.rank} stops: not all of {world_size} workers came to {where} "
+            f"worker {own.rank} stops: not all of {world_size} workers joined at {where} "
             f"within {deadline.total_seconds():g} s"
         ) from error
     members = tuple(Member(*row) for row in rows)
@@ -246,8 +233,6 @@ def _check_kinds(members: Sequence[Member]) -> None:
     kinds = {member.device_type: member.rank for member in reversed(members)}
     if len(kinds) > 1:
         ranks = ", ".join(f"rank {rank} on {kind}" for kind, rank in sorted(kinds.items()))
-        raise InvalidInput(
-            "workers",
-            f"{ranks}: torch has no collective between these",
-            hint="hide the GPUs with CUDA_VISIBLE_DEVICES= to train on all CPUs",
-        )
+        problem = f"must all be on the same kind of device, not {ranks}"
+        hint = "set CUDA_VISIBLE_DEVICES= to train on CPUs"
+        raise InvalidInput("workers", problem, hint=hint)

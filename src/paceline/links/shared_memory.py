@@ -1,4 +1,4 @@
-"""Memory that processes share, which the kernel frees with its last user."""
+"""Memory shared between processes, which the kernel frees with its last user."""
 
 import errno
 import fcntl
@@ -20,13 +20,13 @@ from paceline.links.group import Group
 _NAME = "paceline"
 _NONCE_NBYTES = 16
 _PROC_SELF = Path("/proc/self")
-ALIGNMENT = 64  # a cache line: neighbours are not slowed down by each other's writers
+ALIGNMENT = 64  # a cache line, so that writers do not slow down neighbouring tensors
 
 
 class LocalRanks(NamedTuple):
-    """The first ranks of all machines (`leaders`), and the ranks on this one (`members`).
+    """The ranks on this machine (`members`), and the first ranks of all machines (`leaders`).
 
-    Both ascend. `pids` are those of the members; `num_cores` is how many processors they may use.
+    Both ascend. `pids` are the members' processes; `num_cores` counts the processors they may use.
     """
 
     leaders: tuple[int, ...]
@@ -36,10 +36,10 @@ class LocalRanks(NamedTuple):
 
 
 def find_local_ranks(group: Group) -> LocalRanks:
-    """Find the ranks that share this rank's machine, collectively.
+    """Find the ranks on this machine; all ranks call it together.
 
-    A rank proves that it can reach another's memory by reading a secret there. Ranks in different
-    containers may run on one machine and still be unable to; each of them is then a machine.
+    A rank reaches another one's memory if it can read a secret there. Containers on one machine may
+    be unable to, and then count as separate machines.
     """
     nonce = os.urandom(_NONCE_NBYTES)
     fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
@@ -48,7 +48,7 @@ def find_local_ranks(group: Group) -> LocalRanks:
         os.write(fd, nonce)
         usable = sorted(os.sched_getaffinity(0))
         rows = group.gather([os.getpid(), fd, nonce.hex(), usable])
-        # In another PID namespace's /proc, process numbers mean other processes: trust none.
+        # In another PID namespace's /proc, process numbers mean other processes: trust no rank.
         lower = rows[: group.rank] if _PROC_SELF.readlink().name == str(os.getpid()) else []
         reached = [
             rank
@@ -69,10 +69,10 @@ def find_local_ranks(group: Group) -> LocalRanks:
 
 
 def allocate(nbytes: int, what: str = "the gradients") -> int:
-    """Return a descriptor of `nbytes` of memory that are there, and can neither shrink nor grow.
+    """Return a descriptor of `nbytes` of allocated memory, sealed against shrinking and growing.
 
-    Only this user may open it, and it is gone with its last descriptor and mapping. InvalidInput if
-    the machine, or a limit, does not give so much; it says `what` would have been there.
+    Only this user may open it; it is freed with its last descriptor and mapping. Raises
+    InvalidInput, naming `what` it was for, if memory or a limit does not suffice.
     """
     fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -80,27 +80,21 @@ def allocate(nbytes: int, what: str = "the gradients") -> int:
         if nbytes > available:
             raise OSError(errno.ENOMEM, f"{available:,} are available")
         os.fchmod(fd, 0o600)
-        # ftruncate alone would turn a lack of memory into SIGBUS at some later access.
+        # Without allocation, a lack of memory would be SIGBUS at a later access.
         os.posix_fallocate(fd, 0, nbytes)
-        # A file that shrinks would turn accesses of all its users into SIGBUS.
+        # A file that shrinks would cause SIGBUS in all of its users.
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     except OSError as error:
         os.close(fd)
-        raise InvalidInput(
-            "shared memory",
-            f"{what} need {nbytes:,} bytes of this machine, which it does not give: "
-            f"{error.strerror}",
-            hint="use fewer workers or a smaller model",
-        ) from None
+        problem = f"cannot share memory, {nbytes:,} bytes for {what}: {error.strerror}"
+        hint = "use fewer workers or a smaller model"
+        raise InvalidInput("workers", problem, hint=hint) from None
     return fd
 
 
 def share(group: Group, place: LocalRanks, nbytes: int) -> int:
-    """Return a descriptor of memory that the ranks of this machine share, collectively.
-
-    InvalidInput, on all ranks, if any machine does not give so much.
-    """
+    """Return a descriptor of memory shared by this machine's ranks; InvalidInput on all ranks."""
     fd, problem = -1, None
     if group.rank == place.members[0]:
         try:
@@ -115,16 +109,16 @@ def share(group: Group, place: LocalRanks, nbytes: int) -> int:
         raise InvalidInput.of(problems[0])
     if fd >= 0:
         return fd
-    # The leader keeps its descriptor until all ranks have mapped the memory.
+    # The leader keeps its descriptor open until all ranks have mapped the memory.
     path = f"/proc/{place.pids[0]}/fd/{rows[place.members[0]][0]}"
     return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 
 def _read_nonce(pid: int, fd: int) -> bytes | None:
-    """Return the nonce in another process's memfd; None if it cannot be opened or is none."""
+    """Return the nonce in another process's memfd; None if it is not readable."""
     path = Path(f"/proc/{pid}/fd/{fd}")
     with suppress(OSError):
-        # Opening an unrelated file, as a terminal or a pipe, could block: check its name first.
+        # Opening another file, such as a terminal or a pipe, could block: check its name first.
         if str(path.readlink()).startswith(f"/memfd:{_NAME}"):
             opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             with os.fdopen(opened, "rb", buffering=0) as file:
@@ -135,8 +129,8 @@ def _read_nonce(pid: int, fd: int) -> bytes | None:
 def choose_leaders(reached: Sequence[Sequence[int]]) -> list[int]:
     """Return each rank's leader: the lowest leader that it has reached, or itself.
 
-    `reached[rank]` are the lower ranks that a rank has reached, ascending. All ranks must come to
-    the same answer, even if some ranks cannot reach others.
+    `reached[rank]` are the lower ranks that a rank has reached, ascending. All ranks compute the
+    same result, even if some cannot reach others.
     """
     leader_of: list[int] = []
     for rank, lower in enumerate(reached):
@@ -145,51 +139,45 @@ def choose_leaders(reached: Sequence[Sequence[int]]) -> list[int]:
 
 
 def available_nbytes() -> int:
-    """Return the bytes that can be allocated without swapping.
-
-    A larger allocation would not fail: the kernel would kill a process to make room.
-    """
+    """Return the bytes that can be allocated without swapping or out-of-memory kills."""
     return int(psutil.virtual_memory().available)
 
 
 class TensorSpec(NamedTuple):
-    """The place of a tensor: its name, torch's name of its type, its shape and byte offset."""
+    """A tensor's name, type, shape, and byte offset in memory."""
 
     name: str
-    dtype: str
+    dtype: torch.dtype
     shape: tuple[int, ...]
     offset: int
 
     @property
     def end(self) -> int:
-        """The offset of the byte after its last."""
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return self.offset + prod(self.shape) * dtype.itemsize
+        """The offset after its last byte."""
+        return self.offset + prod(self.shape) * self.dtype.itemsize
 
 
 def placed(tensors: Mapping[str, Tensor]) -> tuple[list[TensorSpec], int]:
-    """Return places for tensors beside each other, and the bytes that they need in all."""
+    """Lay out tensors one after another; return their places and the total bytes."""
     entries, offset = [], 0
     for name, tensor in tensors.items():
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        entries.append(TensorSpec(name, dtype, tuple(tensor.shape), offset))
-        offset += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+        entries.append(TensorSpec(name, tensor.dtype, tuple(tensor.shape), offset))
+        offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
     return entries, offset
 
 
 def tensors_in(memory: Tensor, entries: Sequence[TensorSpec]) -> dict[str, Tensor]:
-    """Return the tensors that lie at these places of memory, which is a tensor of bytes."""
+    """Return the tensors at these places of `memory`, a tensor of bytes."""
     return {
-        one.name: memory[one.offset : one.end].view(getattr(torch, one.dtype)).view(one.shape)
-        for one in entries
+        one.name: memory[one.offset : one.end].view(one.dtype).view(one.shape) for one in entries
     }
 
 
 class SharedTensors:
-    """Named tensors in anonymous memory of mode 0600, which goes with its last user.
+    """Named tensors in anonymous memory of mode 0600, freed with its last user.
 
-    `fd` is the descriptor that other processes attach by; `memory` is all of it, as bytes. Pickled,
-    it is the same memory in a process that inherits the descriptor.
+    Other processes attach by the descriptor `fd`; `memory` is all of it as bytes. Unpickled in a
+    process that inherits the descriptor, it is the same memory.
     """
 
     def __init__(self, fd: int, entries: Sequence[TensorSpec]) -> None:
@@ -202,10 +190,7 @@ class SharedTensors:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], what: str) -> Self:
-        """Return copies of the tensors in new memory.
-
-        InvalidInput, which says `what` they are, if the machine does not give so much.
-        """
+        """Copy tensors to new memory; InvalidInput names `what` they are if it is too small."""
         entries, nbytes = placed(tensors)
         shared = cls(allocate(max(1, nbytes), what), entries)
         for name, tensor in tensors.items():
@@ -213,7 +198,7 @@ class SharedTensors:
         return shared
 
     def close(self) -> None:
-        """Close the descriptor; the memory stays as long as tensors look at it."""
+        """Close the descriptor; the memory stays while tensors view it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

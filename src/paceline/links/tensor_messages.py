@@ -1,4 +1,4 @@
-"""Tensors by name, sent between ranks for checkpoints: to rank 0, and from it."""
+"""Send named tensors between ranks for checkpoints: to rank 0, and from it."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ Spec = list[tuple[str, str, list[int]]]  # name, type, shape
 
 
 def gather_tensors(tensors: Mapping[str, Tensor], group: Group) -> list[Tensors]:
-    """Return every rank's tensors on rank 0, in host memory and in rank order; [] on the others."""
+    """Return every rank's tensors on rank 0, in host memory and rank order; [] on the others."""
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     specs: list[Spec] = group.gather(spec_of(own))
     if group.rank != 0:
@@ -32,7 +32,7 @@ def gather_tensors(tensors: Mapping[str, Tensor], group: Group) -> list[Tensors]
 
 
 def broadcast_tensors(tensors: Mapping[str, Tensor], group: Group) -> Tensors:
-    """Return rank 0's tensors on all ranks, in host memory; the others' arguments do not count."""
+    """Return rank 0's tensors on all ranks, in host memory; other ranks' arguments are ignored."""
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     spec: Spec = group.gather(spec_of(own) if group.rank == 0 else [])[0]
     if group.rank != 0:
@@ -45,7 +45,7 @@ def broadcast_tensors(tensors: Mapping[str, Tensor], group: Group) -> Tensors:
 
 
 def spec_of(tensors: Tensors) -> Spec:
-    """Return what a receiver has to know of tensors before they come."""
+    """Return the names, types and shapes that a receiver needs."""
     return [
         (name, str(one.dtype).removeprefix("torch."), list(one.shape))
         for name, one in tensors.items()
@@ -53,10 +53,10 @@ def spec_of(tensors: Tensors) -> Spec:
 
 
 def empty_of(dtype: str, shape: list[int]) -> Tensor:
-    """Return memory for a tensor of a spec."""
+    """Allocate a tensor of a spec."""
     return torch.empty(shape, dtype=getattr(torch, dtype))
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """Return a tensor as bytes, for gloo does not send all types."""
+    """View a tensor as bytes, since gloo does not send all types."""
     return tensor.reshape(-1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""Threads that alternate on one device, in a fixed order (Du et al. 2017, figure 3)."""
+"""Let threads take turns on one device, in a fixed order (Du et al. 2017, figure 3)."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,15 +12,11 @@ _POLL_S = 0.5
 
 
 class Stopped(Exception):
-    """The other lanes are not to go on, for one of them has failed."""
+    """The lanes must stop, because another one has failed."""
 
 
 class Turns:
-    """Gives the lanes of one device turns, so that their computation never overlaps there.
-
-    They come in a fixed order. A lane that has nothing more to do leaves, and a failure of one
-    stops all.
-    """
+    """Gives the lanes of a device turns in a fixed order; a lane can leave, or stop all."""
 
     def __init__(self, lanes: Sequence[int]) -> None:
         self._order = list(lanes)
@@ -29,7 +25,7 @@ class Turns:
 
     @contextmanager
     def of(self, lane: int) -> Iterator[None]:
-        """Wait for the lane's turn, which lasts as long as the block."""
+        """Wait for the lane's turn, which lasts until the end of the block."""
         self._take(lane)
         try:
             yield
@@ -37,31 +33,31 @@ class Turns:
             self._pass_on(lane)
 
     def let_others(self, lane: int) -> None:
-        """Give a turn away that the lane cannot use now, and wait for its next one."""
+        """Give up the lane's turn, and wait for its next one."""
         self._pass_on(lane)
         self._take(lane)
 
     def leave(self, lane: int) -> None:
-        """Leave the order, until a turn is asked for again: then as the last one."""
+        """Leave the order; a lane that asks again is appended to it."""
         with self._condition:
             if lane in self._order:
                 self._order.remove(lane)
             self._condition.notify_all()
 
     def stop(self) -> None:
-        """End all turns: lanes that wait for one raise Stopped."""
+        """End all turns: waiting lanes raise Stopped."""
         with self._condition:
             self._stopped = True
             self._condition.notify_all()
 
     def check(self) -> None:
-        """Raise Stopped if the lanes are not to go on."""
+        """Raise Stopped if the lanes must stop."""
         if self._stopped:
             raise Stopped
 
     def _take(self, lane: int) -> None:
-        # No deadline of its own: the lane whose turn it is waits for the hub only, which has one,
-        # and stops the others when it fails.
+        # No deadline is needed: the lane with the turn waits only for the hub, which has one, and
+        # stops the others if it fails.
         with self._condition:
             if lane not in self._order:
                 self._order.append(lane)
@@ -75,7 +71,7 @@ class Turns:
             self._condition.notify_all()
 
     def run(self, lanes: Mapping[int, Callable[[], None]], device: Device) -> None:
-        """Run each lane in a thread, to the end; the first failure ends them all."""
+        """Run each lane in a thread until all end; raise the first failure, which stops all."""
         failures: list[Exception] = []
         num_threads = torch.get_num_threads()
 
@@ -86,7 +82,7 @@ class Turns:
                     lane()
             except Stopped:
                 return
-            except Exception as error:  # raised again below, in the main thread
+            except Exception as error:  # raised again in the main thread
                 failures.append(error)
                 self.stop()
 
@@ -97,7 +93,7 @@ class Turns:
         for thread in running:
             thread.start()
         for thread in running:
-            # With a timeout, because a signal is handled between two waits only.
+            # Use a timeout, because Python handles a signal only between two waits.
             while thread.is_alive():
                 thread.join(_POLL_S)
         if failures:

@@ -1,11 +1,11 @@
-"""Signals to a worker of a hub or a coordinator: it tells the one that has started it.
+"""Report a worker's signals to the hub or coordinator that started it.
 
-    hub      told = SignalsOfWorkers(); process = told.start("package.module", settings)
-    worker   tell_starter()                    # its own signals go into the pipe
-    hub      told.poll(names)                  # stops the run, and names the worker
+    hub      signals = WorkerSignals(); process = signals.start("package.module", settings)
+    worker   report_signals()                  # writes its signals into the pipe
+    hub      signals.poll(names)               # stops the run, and names the worker
 
-A worker that ended by itself would be one that was lost, with which the others go on. After Ctrl-C
-at a terminal it gets the signal, too, and is needed for what the hub saves.
+A worker that ended by itself would count as lost, and the others would continue. Ctrl-C at a
+terminal signals the worker, too, but the hub needs it for saving.
 """
 
 import os
@@ -13,7 +13,7 @@ import signal
 import struct
 from collections.abc import Mapping, Sequence
 
-from paceline.links.interruption import told_of_signal
+from paceline.links.interruption import stop_by_worker_signal
 from paceline.links.processes import STANDARD_ERROR, Process, module_command, start
 from paceline.links.signals import EXIT_CODES, SIGNALS, handle_in_worker
 
@@ -21,27 +21,24 @@ _DESCRIPTOR = "PACELINE_TELLS_SIGNALS"
 _RECORD = struct.Struct("2i")  # process, signal
 
 
-class SignalsOfWorkers:
-    """A pipe of which each worker has the writing end."""
+class WorkerSignals:
+    """A pipe into which all workers write the signals they receive."""
 
     def __init__(self) -> None:
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._reading, False)
 
     def start(self, module: str, argument: str, fds: Sequence[int] = (), **more: str) -> Process:
-        """Start a worker that runs a module with one argument, and inherits `fds`.
-
-        `more` is added to its environment. Raises OSError if it cannot be started.
-        """
+        """Start a worker with one argument, inherited `fds`, and `more` in its environment."""
         return start(
             module_command(module, argument),
             environment={_DESCRIPTOR: str(self._writing), **more},
-            stdout=STANDARD_ERROR,  # standard output is for the result alone
+            stdout=STANDARD_ERROR,  # standard output is only for the result
             pass_fds=(*fds, self._writing),
         )
 
     def poll(self, names: Mapping[int, str]) -> None:
-        """Stop the run if a worker was signalled. `names`: of workers, by process number."""
+        """Stop the run if a worker was signalled. `names`: workers by process number."""
         if self._writing < 0:
             return
         try:
@@ -49,13 +46,13 @@ class SignalsOfWorkers:
         except BlockingIOError:
             return
         pid, number = _RECORD.unpack(record)
-        told_of_signal(number, f"{names.get(pid, 'a worker')} (process {pid})")
+        stop_by_worker_signal(number, f"{names.get(pid, 'a worker')} (process {pid})")
 
     def ended(self, process: Process, name: str) -> None:
-        """Stop the run if a worker has ended by a signal in order, before it could tell."""
+        """Stop the run if a signal ended a worker in order before it could report it."""
         code = process.poll()
         if code in EXIT_CODES:
-            told_of_signal(code - 128, f"{name} (process {process.pid})")
+            stop_by_worker_signal(code - 128, f"{name} (process {process.pid})")
 
     def close(self) -> None:
         """Close the pipe, if it is open."""
@@ -65,10 +62,10 @@ class SignalsOfWorkers:
             self._reading = self._writing = -1
 
 
-def tell_starter() -> None:
-    """Have the first signal told to the process that has started this one; the second ends it.
+def report_signals() -> None:
+    """Report the first signal to the process that started this one; the second ends this process.
 
-    Where that one does not listen, as it gets them itself, SIGINT is ignored and SIGTERM ends this.
+    Without a starter that listens, SIGINT is ignored (the starter gets it) and SIGTERM ends this.
     """
     if _DESCRIPTOR not in os.environ:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -78,7 +75,7 @@ def tell_starter() -> None:
     def tell(number: int, _: object) -> None:
         handle_in_worker()
         try:
-            os.write(fd, _RECORD.pack(os.getpid(), number))  # whole: it is short
+            os.write(fd, _RECORD.pack(os.getpid(), number))  # atomic: it is short
         except OSError:
             os._exit(128 + number)
 

@@ -1,6 +1,5 @@
-"""Requests and replies between the hub of a parameter server and its workers, over ZeroMQ.
+"""Requests and replies between a parameter server's hub and its workers, over ZeroMQ.
 
-Each request is executed at most once, over as many connections as it takes. A hub that was started
-anew knows of no earlier request, and its workers are told so. `server` and `client` are the two
-ends.
+`server` and `client` are the two ends. Each request is executed at most once, even if it takes
+several connections. A restarted hub knows no earlier requests, and its workers are notified.
 """

@@ -1,7 +1,6 @@
-"""A worker's end: requests with replies, over connections that may break.
+"""A worker's end of the connection: requests with replies, over connections that may break.
 
-`Outbox` lies between the application's threads, which wait for replies, and the client's thread,
-which has the socket.
+The application's threads put requests into `Outbox`; the client's thread owns the socket.
 """
 
 import logging
@@ -21,32 +20,31 @@ from paceline.rpc.sockets import Connection, Disconnected, PollableEvent, wire_n
 
 logger = logging.getLogger(__name__)
 
-_POLL_S = 0.25  # between two looks at the deadline, if nothing arrives
+_POLL_S = 0.25  # between two checks of the deadline, if nothing arrives
 _WELCOME_S = 5.0
-_MIN_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0  # before another connection is made
-_STABLE_S = 1.0  # a connection that lasted for so long resets the pause
-_RESTARTED = "the hub was started anew, or had given this worker up: the step begins again"
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0  # before reconnecting
+_STABLE_S = 1.0  # a connection of this age resets the pause
+_RESTARTED = "the hub was restarted or had dropped this worker: the step begins again"
 
 
 class HubRestarted(PacelineError):
-    """The hub does not know this worker's session any more: begin the step again.
+    """The hub no longer knows this worker's session: begin the step again.
 
-    It was started anew, or had given the worker up. Requests without a reply will not be executed,
-    unless they were before; what the hub had done of the step is gone.
+    The hub's results of the step are lost. Requests without a reply may have been executed.
     """
 
 
 def _copy_of(error: PacelineError) -> PacelineError:
-    """Return a copy of an error: a raised exception belongs to its thread."""
+    # Every thread raises its own copy, because raising changes an exception.
     return type(error)(*error.args)
 
 
 class ReplyFuture(Future[Message]):
-    """The reply to an admitted request, which may not be there yet.
+    """The future reply to a sent request.
 
-    `sequence` is the request's number. `arrived_s` is when the reply came, by `time.monotonic`. Its
-    result raises HubRestarted if the hub came back without knowing of this request, WorkerLost if
-    it stays away for longer than the deadline, InvalidInput if it refuses this worker.
+    `arrived_s` is the reply's arrival by `time.monotonic`. `result` raises HubRestarted if the hub
+    has lost the request, WorkerLost if it does not reconnect within the deadline, InvalidInput if
+    it refuses this worker.
     """
 
     def __init__(self, sequence: int, message: Message) -> None:
@@ -54,54 +52,48 @@ class ReplyFuture(Future[Message]):
         self.sequence, self.message, self.arrived_s = sequence, message, 0.0
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for at most `timeout_s`; return True if `result` will not wait any more."""
+        """Wait for at most `timeout_s`; return True if there is a result or an error."""
         return bool(wait([self], timeout_s).done)
 
 
 class Outbox:
-    """A worker's requests in order, until their replies are there.
+    """A worker's requests in order, until their replies arrive.
 
-    `changed` guards all fields. The first `failure` ends every wait, now and later. A restart of
-    the hub ends the wait for each reply; where nobody waits, the next request raises it.
+    `changed` guards all fields. The first `failure` ends all waiting for good. A restart of the
+    hub fails every open request, or the next request if none is open.
     """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.failure: PacelineError | None = None
         self.session = NO_NONCE
-        self._open: dict[int, ReplyFuture] = {}  # without a reply, by ascending number
+        self._open: dict[int, ReplyFuture] = {}  # requests without a reply, by ascending number
         self._unsent: deque[ReplyFuture] = deque()
-        self._next = 1  # of 0 the hub says that it has no request yet
+        self._next = 1  # the hub reports 0 before the first request
         self._max_message_nbytes = 0
         self._has_restarted = False
 
     @property
     def acknowledged(self) -> int:
-        """Return the number up to which all requests have replies, or will have none."""
+        """The number up to which no request awaits a reply."""
         with self.changed:
             return next(iter(self._open), self._next) - 1
 
     @property
     def last(self) -> int:
-        """Return the number of the last admitted request."""
+        """The number of the last admitted request."""
         with self.changed:
             return self._next - 1
 
     def admit(self, message: Message) -> ReplyFuture:
-        """Append a request; wait while the credit or the window is used up.
-
-        Raises InvalidInput if it is larger than the hub takes, else as `ReplyFuture.result`.
-        """
+        """Append a request once credit and window allow it; InvalidInput if it is too large."""
         nbytes = message.nbytes
         with self.changed:
             session = self.session
             if nbytes > self._max_message_nbytes:
-                raise InvalidInput(
-                    "request",
-                    f"a request of {nbytes:,} bytes is larger than the "
-                    f"{self._max_message_nbytes:,} that the hub takes: hub and worker do not mean "
-                    "the same model or batch size",
-                )
+                problem = f"must be at most {self._max_message_nbytes:,} bytes, the hub's limit"
+                hint = "hub and worker must have the same model and batch size"
+                raise InvalidInput("request", problem, got=nbytes, hint=hint)
             credit_nbytes = limits.CREDIT_MESSAGES * self._max_message_nbytes
 
             def has_room() -> bool:
@@ -122,14 +114,14 @@ class Outbox:
             return future
 
     def take(self) -> ReplyFuture | None:
-        """Return the next request to send; None if there is none."""
+        """Remove and return the next request to send; None if there is none."""
         with self.changed:
             return self._unsent.popleft() if self._unsent else None
 
     def join(self, session: bytes, max_message_nbytes: int, last_request: int) -> bool:
-        """Begin or resume a session, whose hub has all requests up to `last_request`.
+        """Begin or resume a session whose hub has received all requests up to `last_request`.
 
-        Returns False if it replaces another session: then every open request is void.
+        Returns False if it replaces another session; all open requests then fail.
         """
         with self.changed:
             before, self.session = self.session, session
@@ -140,14 +132,14 @@ class Outbox:
                     one for one in self._open.values() if one.sequence > last_request
                 )
             else:
-                # A worker between two requests of a step waits for nothing: its next one raises.
+                # Without an open request, the next one raises HubRestarted instead.
                 self._has_restarted = not self._open
                 self._end(HubRestarted(_RESTARTED))
             self.changed.notify_all()
             return is_known
 
     def answer(self, sequence: int, reply: Message) -> bool:
-        """Store a reply; return False if it came before, over another connection."""
+        """Store a reply; return False if it has already arrived over another connection."""
         with self.changed:
             future = self._open.pop(sequence, None)
             if future is None:
@@ -158,7 +150,7 @@ class Outbox:
             return True
 
     def fail(self, error: PacelineError) -> None:
-        """Make every wait, now and later, raise this error; the first failure stays."""
+        """Raise this error in all current and later waits; only the first failure counts."""
         with self.changed:
             self.failure = self.failure or error
             self._end(self.failure)
@@ -170,7 +162,7 @@ class Outbox:
             raise _copy_of(self.failure)
 
     def _end(self, error: PacelineError) -> None:
-        """End the wait for each reply."""
+        """Fail all open requests."""
         for future in self._open.values():
             future.set_exception(_copy_of(error))
         self._open.clear()
@@ -178,12 +170,11 @@ class Outbox:
 
 
 class Client:
-    """A worker's connection to the hub, which is made again whenever it breaks.
+    """A worker's connection to the hub, which reconnects whenever it breaks.
 
-    The hub may be away for `deadline_s`. `settings` are what the hub sends to every worker.
-    `sent_nbytes` and `received_nbytes` have headers; what is sent again counts again. Raises
-    InvalidInput if the hub refuses this worker, with the reason; WorkerLost if no hub accepts it
-    within the deadline.
+    The hub may be unreachable for `deadline_s`. `settings` come from the hub. `sent_nbytes` and
+    `received_nbytes` include headers and repetitions. Raises InvalidInput if the hub refuses this
+    worker, WorkerLost if no hub accepts it within the deadline.
     """
 
     def __init__(
@@ -202,26 +193,22 @@ class Client:
         self.settings = b""
         self.sent_nbytes = self.received_nbytes = 0
         self._outbox = outbox = Outbox()
-        self._sent_s = self._heard_s = self._clock()  # to and from the hub, at last
+        self._sent_s = self._heard_s = self._clock()  # time of the last message to, from the hub
         self._wakeup = PollableEvent()
         self._closing = threading.Event()
-        self._trouble = ""  # why the last connection broke
+        self._trouble = ""  # the reason why the last connection broke
         self._thread = threading.Thread(target=self._run, name="paceline-rpc", daemon=True)
         self._thread.start()
         try:
             with outbox.changed:
                 outbox.changed.wait_for(lambda: outbox.failure or outbox.session != NO_NONCE)
                 outbox.raise_failure()
-        except BaseException:  # also an interrupt: the thread and its socket must end
+        except BaseException:  # also after an interrupt, the thread and its socket must end
             self.close()
             raise
 
     def request(self, message: Message) -> ReplyFuture:
-        """Send a request, as soon as this worker's credit allows it.
-
-        Raises InvalidInput if it is larger than the hub takes, HubRestarted if the hub was started
-        anew since the last request, WorkerLost if it stays away for longer than the deadline.
-        """
+        """Send a request once the credit allows it; raises errors like `ReplyFuture.result`."""
         future = self._outbox.admit(message)
         self._wakeup.set()
         return future
@@ -235,7 +222,7 @@ class Client:
         self._wakeup.close()
 
     def _run(self) -> None:
-        """Connect to the hub again and again, until this is closed or the deadline has passed."""
+        """Connect to the hub repeatedly until `close` or the deadline."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         pause_s = _MIN_PAUSE_S
         try:
@@ -246,21 +233,21 @@ class Client:
                 pause_s = _MIN_PAUSE_S if is_stable else min(2 * pause_s, _MAX_PAUSE_S)
                 self._closing.wait(pause_s)
                 if self._clock() - self._heard_s >= self._deadline_s:
-                    what = f"nothing was heard of the hub at {self._address}"
+                    what = f"no message from the hub at {self._address}"
                     if self._outbox.session == NO_NONCE:
-                        what = f"no hub at {self._address} has taken worker {self._worker} in"
+                        what = f"no hub at {self._address} has accepted worker {self._worker}"
                     why = f": {self._trouble}" if self._trouble else ""
                     raise WorkerLost(f"{what} within {self._deadline_s:g} s{why}")
         except PacelineError as error:
             self._outbox.fail(error)
-        except Exception as error:  # threads that wait for replies must not wait for ever
+        except Exception as error:  # threads that wait for replies must not wait forever
             self._outbox.fail(WorkerLost(f"the connection to the hub failed: {error!r}"))
             raise
         finally:
             context.term()
 
     def _use(self, connection: Connection) -> None:
-        """Exchange messages over a connection until it breaks, or this is closed."""
+        """Exchange messages over a connection until it breaks or `close` is called."""
         try:
             connection.connect(self._keys)
             self._join(connection)
@@ -269,7 +256,7 @@ class Client:
             trouble = printable(str(error), limits.MOST_TEXT)
             if trouble != self._trouble and not self._closing.is_set():
                 self._trouble = trouble
-                logger.warning("worker %d: %s; connecting again", self._worker, trouble)
+                logger.warning("worker %d: %s; reconnecting", self._worker, trouble)
         finally:
             connection.close(flush=self._closing.is_set())
 
@@ -300,26 +287,23 @@ class Client:
             text = printable(bytes(payload).decode(errors="replace"), limits.MOST_TEXT)
             if kind == MessageKind.BUSY:
                 raise Disconnected(text)
-            raise InvalidInput("hub", f"refuses this worker: {text}")
+            raise InvalidInput("hub", f"has refused this worker: {text}")
         if kind != MessageKind.WELCOME:
             return False
         self._heard_s = self._clock()
         self.received_nbytes += wire_nbytes(payload)
         session, max_nbytes, settings = frames.single_parts(header, payload, 3)
-        self.settings = settings  # before `join`, which lets the constructor return
+        self.settings = settings  # set before `join` ends the wait in the constructor
         most = int.from_bytes(max_nbytes, "little")
         if not self._outbox.join(session, most, header.sequence):
-            logger.warning("worker %d: the hub has begun anew", self._worker)
+            logger.warning("worker %d: the hub was restarted", self._worker)
         elif self._trouble:
-            logger.info("worker %d: connected to the hub again", self._worker)
+            logger.info("worker %d: reconnected to the hub", self._worker)
         self._trouble = ""
         return True
 
     def _exchange(self, connection: Connection) -> None:
-        """Send requests and receive replies until this is closed.
-
-        Raises Disconnected or ProtocolError if another connection is to be made.
-        """
+        """Send requests and receive replies until `close`, or until the connection breaks."""
         assembly, outgoing = frames.Assembly(), frames.PieceQueue(self._next_request)
         while not self._closing.is_set():
             is_blocked = not self._send_requests(connection, outgoing)
@@ -329,7 +313,7 @@ class Client:
                 self._heard_s = self._clock()
                 self.received_nbytes += wire_nbytes(payload)
                 if header.kind is MessageKind.RESET:
-                    raise Disconnected("the hub asks to connect anew")
+                    raise Disconnected("the hub has reset the connection")
                 if header.kind is MessageKind.REPLY:
                     reply = assembly.add(header, payload)
                     if reply is not None:
@@ -339,15 +323,15 @@ class Client:
         self._send_control(connection, MessageKind.BYE)
 
     def _poll(self, connection: Connection, timeout_s: float, *, to_send: bool) -> None:
-        """Wait for messages. A process that was stopped meanwhile has not waited for the hub."""
+        """Wait for messages; time for which this process was stopped does not count as silence."""
         polled_s = self._clock()
         connection.poll(self._wakeup, timeout_s, to_send=to_send)
         self._heard_s += max(0.0, self._clock() - polled_s - timeout_s)
 
     def _send_requests(self, connection: Connection, outgoing: frames.PieceQueue) -> bool:
-        """Send until nothing is left, or the queue is full: then return False."""
+        """Send requests; return False if the queue is full."""
         while True:
-            # Here, between two pieces, so that a large request does not delay it.
+            # Check between two pieces, so that a large request does not delay the heartbeat.
             if self._clock() - self._sent_s > limits.HEARTBEAT_S:
                 self._send_control(connection, MessageKind.HEARTBEAT)
             piece = outgoing.peek()
@@ -365,7 +349,7 @@ class Client:
     def _send_control(
         self, connection: Connection, kind: MessageKind, message: Message = frames.NO_CONTENT
     ) -> None:
-        """Send a message of one piece that is no request, unless the queue is full."""
+        """Send a message of one piece other than a request, unless the queue is full."""
         header = self._header(kind, self._outbox.last)
         self._send(connection, next(frames.split(header, message)))
 

@@ -1,7 +1,4 @@
-"""The settings of what connects to a hub: workers, and hubs that are workers of another.
-
-Descriptions of the fields are the help texts of the command line.
-"""
+"""Settings of processes that connect to a hub; the descriptions are the command line's help."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -11,13 +8,13 @@ from pydantic import BeforeValidator, Field
 
 from paceline.core.settings import Record, Seconds
 
-RUN = "paceline"  # the name of a run that nobody has named
+RUN = "paceline"  # default name of a run
 _KEYS = "Folder of keys that `paceline keys` has written."
 _RUN = "Name of the run, the same for the hub and its workers."
 
 
 def _numbers(text: Any) -> Any:
-    """Return the workers' numbers in a text such as 2,3."""
+    """Parse worker numbers such as 2,3."""
     if not isinstance(text, str):
         return text
     try:
@@ -25,7 +22,7 @@ def _numbers(text: Any) -> Any:
     except ValueError:
         found = ()
     if not found or not 0 <= min(found) <= max(found) < 2**32 or len(set(found)) < len(found):
-        raise ValueError(f"{text!r} are no numbers of workers, such as 0,1")
+        raise ValueError(f"must be distinct worker numbers, such as 0,1, not {text!r}")
     return found
 
 
@@ -33,7 +30,7 @@ Numbers = Annotated[tuple[int, ...], BeforeValidator(_numbers)]
 
 
 class ConnectingWorkers(Record, ABC):
-    """The settings of a process that is one or more workers of a hub."""
+    """Settings of a process that connects one or more workers to a hub."""
 
     connect: str = Field(description="Address of the hub, such as tcp://10.0.0.1:5555.")
     keys: Path | None = Field(None, description=_KEYS)
@@ -45,11 +42,11 @@ class ConnectingWorkers(Record, ABC):
     @property
     @abstractmethod
     def numbers(self) -> tuple[int, ...]:
-        """The numbers of these workers."""
+        """The numbers of the workers in this process."""
 
 
 class WorkerProcessSettings(ConnectingWorkers):
-    """The settings of `paceline worker`, and of the processes that a hub starts itself."""
+    """Settings of `paceline worker`, and of the worker processes that a hub starts."""
 
     workers: Numbers | None = Field(
         None,

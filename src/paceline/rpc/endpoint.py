@@ -1,4 +1,4 @@
-"""Values of a step as messages: encoded, copied to and from the device, and recorded.
+"""Send and receive a step's values: encode, copy to and from the device, and record.
 
 values  -- Endpoint.message -->  parts of a message  -- Endpoint.values -->  values
 """
@@ -21,10 +21,7 @@ from paceline.rpc.tensor_parts import Parts, part_of, parts_of, values_of
 
 
 class CopyLane:
-    """The copies to one device, of all workers there: one at a time, on a stream of their own.
-
-    So the device goes on computing meanwhile.
-    """
+    """Copies to and from one device: one at a time, on a separate stream beside computation."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.turn = device_of(device), threading.Lock()
@@ -32,10 +29,10 @@ class CopyLane:
 
 
 class Endpoint:
-    """One worker's end of the exchange: encodes, copies to and from the device, and records.
+    """One worker's end of the exchange, in the worker's process or at the hub.
 
-    There is one in the worker's process and one at the hub, with codecs of its own, since a codec
-    may remember the values it has lost. `codecs` are named by purpose; `copies` are to its device.
+    Each end has its own codecs, since a codec may keep the error of its last values. `codecs` has
+    the codec's name by purpose.
     """
 
     def __init__(
@@ -51,9 +48,9 @@ class Endpoint:
     def message(
         self, purpose: Purpose, step: int, version: int, values: Tensor, before: Parts = ()
     ) -> Message:
-        """Return the message about values of any shape, which is sent at once.
+        """Encode values of any shape as a message, with the parts `before` in front.
 
-        `before` are parts in front of them. Raises NonFinite if a codec cannot carry a value.
+        Raises NonFinite if a codec cannot encode a value.
         """
         codec, values = self._codecs.get(purpose), values.detach()
         if codec is None:
@@ -64,8 +61,7 @@ class Endpoint:
             if payload.num_nonfinite:
                 raise NonFinite(
                     f"{purpose}: {payload.num_nonfinite:,} of {payload.count:,} values are NaN or "
-                    f"infinite, which codec {codec.name} cannot carry; choose a smaller "
-                    "learning_rate"
+                    f"infinite; codec {codec.name} cannot encode them; lower learning_rate"
                 )
             buffers = payload.buffers
         if self._copies.stream is not None:
@@ -77,16 +73,13 @@ class Endpoint:
         return Message(purpose.value, step, version, name, parts)
 
     def values(self, purpose: Purpose, message: Message, at_s: float, count: int) -> Tensor:
-        """Return the `count` values of a message that came at `at_s`, maybe in its memory.
-
-        Raises InvalidInput if they do not fit.
-        """
+        """Decode the values of a message that arrived at `at_s`; InvalidInput unless `count`."""
         self.recorder.received(message.step, purpose, at_s)
         buffers = self.to_device(message.step, purpose, parts_of(message))
         return self.decode(message.step, purpose, message.codec, buffers, count)
 
     def to_device(self, step: int, purpose: Purpose, parts: Parts) -> tuple[Tensor, ...]:
-        """Return parts that have come, on the device, still encoded."""
+        """Copy received parts to the device, still encoded."""
         buffers = tuple(values_of(part, torch.uint8, part.nbytes) for part in parts)
         device, stream = self._copies.device, self._copies.stream
         if stream is None:
@@ -96,35 +89,26 @@ class Endpoint:
             device.use(stream),
             self.recorder.work(step, Kind.H2D, purpose, Lane.H2D),
         ):
-            # It waits for each: what has come lies in memory that is not pinned.
+            # A synchronous copy: received memory is not pinned.
             moved = tuple(buffer.to(device.torch_device) for buffer in buffers)
         for buffer in moved:
-            device.current_stream().keep(buffer)  # by which they are decoded
+            device.current_stream().keep(buffer)  # this stream will decode it
         return moved
 
     def decode(
         self, step: int, purpose: Purpose, codec: str, buffers: Sequence[Tensor], count: int
     ) -> Tensor:
-        """Return the `count` values of parts on the device, maybe in their memory.
-
-        Raises InvalidInput if the bytes are fewer or more, or made by another codec.
-        """
+        """Decode `count` values of parts on the device; InvalidInput for other bytes or codecs."""
         own = self._codecs.get(purpose)
         name = "" if own is None else own.name
         if codec != name:
-            raise InvalidInput(
-                purpose, f"came by codec {codec or 'none'!r}, and not by {name or 'none'!r}"
-            )
+            problem = f"must be encoded by codec {name or 'none'!r}"
+            raise InvalidInput(purpose, problem, got=codec or "none")
         if own is not None:
             with self.recorder.work(step, Kind.DECODE, purpose):
                 return own.decode(Payload(name, count, tuple(buffers)))
-        found = sum(buffer.numel() for buffer in buffers)
-        if len(buffers) != 1 or found != count * self._dtype.itemsize:
-            raise InvalidInput(
-                purpose,
-                f"{found:,} bytes in {len(buffers)} parts",
-                hint=(
-                    f"{count:,} values of {self._dtype} are {count * self._dtype.itemsize:,} in one"
-                ),
-            )
+        found, nbytes = sum(buffer.numel() for buffer in buffers), count * self._dtype.itemsize
+        if len(buffers) != 1 or found != nbytes:
+            problem = f"must be {nbytes:,} bytes in one part, {count:,} values of {self._dtype}"
+            raise InvalidInput(purpose, problem, got=f"{found:,} in {len(buffers)}")
         return buffers[0].view(self._dtype)

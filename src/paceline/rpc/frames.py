@@ -1,11 +1,11 @@
 """Frames and messages: a fixed header, and a piece of a message's raw bytes.
 
-Every transmission is two frames: a header of fixed size and at most PIECE_NBYTES of payload. Larger
-messages travel in pieces, in order, so that each piece is a sign of life and a socket's buffers
-stay small. Both frames carry a CRC-32, which detects every corrupted byte. Nothing is pickled.
+Every transmission is a header frame and a frame of at most PIECE_NBYTES. Larger messages are sent
+in ordered pieces, so that each piece is a sign of life and socket buffers stay small. A CRC-32 of
+each frame detects corrupted bytes. Nothing is pickled.
 
-The first six bytes of a header, and that the payload of a REFUSED is text, are the same in every
-version of the protocol, so that two versions can recognize each other.
+All protocol versions share the first six header bytes and the text in a REFUSED, so that two
+versions can recognize each other.
 """
 
 import io
@@ -56,24 +56,24 @@ _KINDS = frozenset(MessageKind)
 
 
 class ProtocolError(ValueError):
-    """Received bytes that are not frames of this protocol, or not allowed at this point."""
+    """Received bytes that are not frames of this protocol, or not allowed in this state."""
 
 
 class VersionMismatch(ProtocolError):
-    """Frames of protocol version `protocol`, in which they are of kind `kind`."""
+    """Frames of another version, `protocol`, whose message kind is `kind`."""
 
     def __init__(self, protocol: int, kind: int) -> None:
-        super().__init__(f"protocol {protocol} in place of {PROTOCOL}")
+        super().__init__(f"protocol version {protocol} instead of {PROTOCOL}")
         self.protocol, self.kind = protocol, kind
 
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """The description of a piece: its message, and its place in it.
+    """The header of a piece: its message, and its position in the message.
 
-    `nonce` identifies the run. `acknowledged` is the sequence number up to which the sender has all
-    replies. `sizes` are the bytes of the message's parts; `offset` is where the piece begins in
-    their concatenation. In a WELCOME, `sequence` is that of the last complete request.
+    `nonce` identifies the run. The sender has all replies up to number `acknowledged`. `sizes` are
+    the bytes of the message's parts; `offset` is the piece's position in their concatenation. In a
+    WELCOME, `sequence` is the number of the last complete request.
     """
 
     kind: MessageKind
@@ -90,12 +90,12 @@ class FrameHeader:
 
     @property
     def total_nbytes(self) -> int:
-        """Return the bytes of all parts of the message."""
+        """The bytes of all parts of the message."""
         return sum(self.sizes)
 
 
 def pack(header: FrameHeader, piece: Buffer) -> bytes:
-    """Return the header frame of a piece."""
+    """Encode the header of a piece."""
     origin = (MAGIC, PROTOCOL, header.kind, len(header.sizes), header.nonce, header.worker)
     numbers = (header.sequence, header.acknowledged, header.step, header.version)
     names = (header.topic.encode("ascii"), header.codec.encode("ascii"))
@@ -106,36 +106,36 @@ def pack(header: FrameHeader, piece: Buffer) -> bytes:
 
 
 def unpack(frame: Buffer, piece: Buffer) -> FrameHeader:
-    """Return the header of a piece. Raises ProtocolError unless both frames are as sent."""
+    """Decode and verify the header of a piece; ProtocolError for any corruption."""
     _, _, kind, num_parts, nonce, worker, nbytes, *rest = _FIXED.unpack(_verified(frame))
     sequence, acknowledged, step, version, topic, codec, *sizes, offset, checksum = rest
     if memoryview(piece).nbytes != nbytes:
-        raise ProtocolError(f"a piece of {memoryview(piece).nbytes} bytes where {nbytes} were sent")
+        raise ProtocolError(f"a piece of {memoryview(piece).nbytes} bytes instead of {nbytes}")
     if zlib.crc32(piece) != checksum:
-        raise ProtocolError(f"a piece of {nbytes} bytes whose checksum is wrong")
+        raise ProtocolError(f"wrong checksum of a piece of {nbytes} bytes")
     if num_parts > MAX_PARTS or any(sizes[num_parts:]):
-        raise ProtocolError(f"{num_parts} parts, of which at most {MAX_PARTS} have a size")
+        raise ProtocolError(f"{num_parts} parts, or sizes of more parts")
     total = sum(sizes)
     if total > MAX_MESSAGE_NBYTES or offset + nbytes > total or nbytes > PIECE_NBYTES:
         raise ProtocolError(f"a piece of {nbytes} bytes at {offset} of a message of {total}")
     if total and not nbytes:
-        # Only an empty message has an empty piece, so that every other piece makes progress.
-        raise ProtocolError(f"nothing of a message of {total} bytes")
+        # Only an empty message has an empty piece: every other piece makes progress.
+        raise ProtocolError(f"an empty piece of a message of {total} bytes")
     if kind not in _KINDS:
-        raise ProtocolError(f"kind {kind}, which there is not")
+        raise ProtocolError(f"unknown message kind {kind}")
     topic = topic.rstrip(b"\0").decode("ascii", errors="replace")
     codec = codec.rstrip(b"\0").decode("ascii", errors="replace")
     if not ((topic + codec).isascii() and (topic + codec).isprintable()):
-        raise ProtocolError("a name that is not printable ASCII")
+        raise ProtocolError("a topic or codec that is not printable ASCII")
     numbers, used = (sequence, acknowledged, step, version), tuple(sizes[:num_parts])
     return FrameHeader(MessageKind(kind), nonce, worker, *numbers, topic, codec, used, offset)
 
 
 def _verified(frame: Buffer) -> memoryview:
-    """Return a header frame without its checksum, after verifying it."""
+    """Return a header frame without its checksum, after verifying the checksum."""
     view = memoryview(frame)
     if view.nbytes < _PREFIX.size or view[:4] != MAGIC:
-        raise ProtocolError(f"{view.nbytes} bytes that are no header")
+        raise ProtocolError(f"{view.nbytes} bytes that are not a header")
     _, protocol, kind = _PREFIX.unpack_from(view)
     if view.nbytes == HEADER_NBYTES:
         fixed = view[: _FIXED.size]
@@ -144,20 +144,17 @@ def _verified(frame: Buffer) -> memoryview:
             return fixed
     if protocol != PROTOCOL:
         raise VersionMismatch(protocol, kind)
-    raise ProtocolError(
-        f"a header of {view.nbytes} bytes that is cut off or whose checksum is wrong"
-    )
+    raise ProtocolError(f"a header of {view.nbytes} bytes, cut off or with a wrong checksum")
 
 
 @dataclass(frozen=True)
 class Message:
     """A request or a reply: a topic, and raw bytes in at most eight parts.
 
-    `step`, `version` and `codec` (the encoding of the parts) are for the application. `topic` and
-    `codec` are at most 24 printable ASCII characters. Parts are contiguous buffers, such as
-    `memoryview(array)`. They are not copied: do not change those of a request before its reply
-    came, nor those of a reply before it is acknowledged. The receiver owns the parts of a received
-    message. Raises InvalidInput if names or parts do not fit into a header.
+    `step`, `version` and `codec` (of the parts) are for the application. `topic` and `codec` have
+    at most 24 printable ASCII characters. Parts are contiguous buffers, such as
+    `memoryview(array)`, and not copied: keep a request unchanged until its reply arrives, and a
+    reply until it is acknowledged. The receiver owns received parts.
     """
 
     topic: str
@@ -169,15 +166,14 @@ class Message:
     def __post_init__(self) -> None:
         for field, name in (("topic", self.topic), ("codec", self.codec)):
             if not (name.isascii() and name.isprintable() and len(name) <= _NAME_NBYTES):
-                raise InvalidInput(
-                    field, f"{name!r} is not at most {_NAME_NBYTES} printable ASCII characters"
-                )
+                problem = f"must be at most {_NAME_NBYTES} printable ASCII characters"
+                raise InvalidInput(field, problem, got=name)
         if len(self.parts) > MAX_PARTS:
-            raise InvalidInput("parts", f"{len(self.parts)} are more than {MAX_PARTS}")
+            raise InvalidInput("parts", f"must be at most {MAX_PARTS}", got=len(self.parts))
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all parts."""
+        """The bytes of all parts."""
         return sum(memoryview(part).nbytes for part in self.parts)
 
 
@@ -192,7 +188,7 @@ class MessagePiece(NamedTuple):
 
 
 def split(header: FrameHeader, message: Message) -> Iterator[MessagePiece]:
-    """Yield the pieces of a message. The fields of `message` replace those of `header`."""
+    """Yield the pieces of a message, whose fields replace those of `header`."""
     views = []
     for part in message.parts:
         view = memoryview(part)
@@ -212,10 +208,7 @@ def split(header: FrameHeader, message: Message) -> Iterator[MessagePiece]:
 
 
 class PieceQueue:
-    """The pieces to be sent over a connection, message after message.
-
-    `next_message` returns the header and the content of the next message; None if there is none.
-    """
+    """The pieces to send; `next_message` returns the next header and content, or None."""
 
     def __init__(self, next_message: Callable[[], tuple[FrameHeader, Message] | None]) -> None:
         self._next_message = next_message
@@ -224,11 +217,11 @@ class PieceQueue:
 
     @property
     def is_blocked(self) -> bool:
-        """Return True if a piece was looked at, but not sent."""
+        """True if a peeked piece was not sent."""
         return self._first is not None
 
     def peek(self) -> MessagePiece | None:
-        """Return the next piece, and keep it until `advance`; None if there is none."""
+        """Return the next piece without removing it; None if there is none."""
         if self._first is None:
             self._first = next(self._pieces, None)
         while self._first is None and (following := self._next_message()) is not None:
@@ -237,12 +230,12 @@ class PieceQueue:
         return self._first
 
     def advance(self) -> None:
-        """Remove the next piece: it was sent."""
+        """Remove the next piece after sending it."""
         self._first = None
 
 
 class Assembly:
-    """A message that is received in pieces, each beginning where the one before ended."""
+    """Assembles a message from pieces that arrive in order."""
 
     def __init__(self) -> None:
         self._first: FrameHeader | None = None
@@ -250,25 +243,21 @@ class Assembly:
         self._filled = 0
 
     def add(self, header: FrameHeader, payload: Buffer) -> Message | None:
-        """Copy a piece to its place; return the message if it is complete.
-
-        The next piece then begins another message. Raises ProtocolError if the piece belongs to
-        another message than the one before, or does not follow it.
-        """
-        # `acknowledged` grows while a message is sent; all else is the same in each of its pieces.
+        """Add a piece; return the message once complete, ProtocolError for a piece out of order."""
+        # `acknowledged` grows while a message is sent; all other fields stay constant.
         constant = replace(header, offset=0, acknowledged=0)
         if self._first is None:
             self._first, self._filled = constant, 0
-            # The kernel maps memory when it is written: a large message that never comes takes
+            # The kernel maps memory on the first write: a large message that never arrives takes
             # none.
             self._parts = [np.empty(nbytes, np.uint8) for nbytes in header.sizes]
         first = self._first
         if constant != first or header.offset != self._filled:
             raise ProtocolError(
-                f"byte {header.offset} of message {header.sequence}, where byte {self._filled} of "
-                f"message {first.sequence} was to follow"
+                f"byte {header.offset} of message {header.sequence} instead of byte "
+                f"{self._filled} of message {first.sequence}"
             )
-        # Copy the piece behind what is filled; it may end one part and begin others.
+        # A piece may end one part and begin others.
         left, begin = memoryview(payload), self._filled
         self._filled += left.nbytes
         for part in self._parts:
@@ -285,11 +274,11 @@ class Assembly:
 
 
 def single_parts(header: FrameHeader, payload: Buffer, count: int) -> tuple[bytes, ...]:
-    """Return the parts of a message of one piece. Raises ProtocolError unless they are `count`."""
+    """Split a message of one piece into `count` parts; ProtocolError if it has more or fewer."""
     name = header.kind.name
     if header.offset or header.total_nbytes != memoryview(payload).nbytes:
         raise ProtocolError(f"a {name} in several pieces")
     if len(header.sizes) != count:
-        raise ProtocolError(f"a {name} of {len(header.sizes)} parts")
+        raise ProtocolError(f"a {name} with {len(header.sizes)} parts instead of {count}")
     content = io.BytesIO(payload)
     return tuple(content.read(size) for size in header.sizes)

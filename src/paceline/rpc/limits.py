@@ -1,4 +1,4 @@
-"""Limits on a peer: which run it may join, and how much, how long and how often it may send."""
+"""Limits on workers: the run they may join, and the size, number and pauses of their messages."""
 
 import logging
 import time
@@ -11,39 +11,37 @@ from importlib.metadata import version
 from paceline.core.errors import InvalidInput, printable
 from paceline.rpc.frames import NONCE_NBYTES
 
-WINDOW = 8  # requests of a worker without a reply that it acknowledged
+WINDOW = 8  # requests of a worker without an acknowledged reply
 QUEUED_PIECES = 32  # in each direction of a connection; 8 MiB
 HEARTBEAT_S = 1.0
-SILENCE_S = 5.0  # after which a connection is taken for dead: five heartbeats
-RECONNECT_S = 5.0  # after which a worker is lost whose connection, and so its process, has ended
-LOST_S = 60.0  # after which a worker is lost that was silent
-CREDIT_MESSAGES = 2  # unanswered ones of the largest size: one is executed, the next one travels
+SILENCE_S = 5.0  # a connection silent for five heartbeats counts as dead
+RECONNECT_S = 5.0  # a worker without a connection for so long is lost: its process has ended
+LOST_S = 60.0  # a silent worker is lost
+CREDIT_MESSAGES = 2  # unanswered requests of the largest size: one executing, one on its way
 
 _MAX_SETTINGS_NBYTES = 64 * 1024
 _MAX_RUN_ID = 200
-RELEASE = f"paceline {version('paceline')}"  # which hub and workers must have alike
+RELEASE = f"paceline {version('paceline')}"  # hub and workers must run the same one
 
 _LOG_PAUSE_S = 5.0
-MOST_TEXT = 300  # characters of what a peer says
+MOST_TEXT = 300  # characters of a peer's text in messages
 
 
 def nonce_of(run_id: str) -> bytes:
-    """Return the nonce in every header of a run; InvalidInput for a name that cannot be sent."""
-    printable = run_id.isascii() and run_id.isprintable()
-    if not (printable and 0 < len(run_id) <= _MAX_RUN_ID):
-        raise InvalidInput(
-            "run id", f"{run_id!r} is not 1 to {_MAX_RUN_ID} printable ASCII characters"
-        )
+    """Return the nonce in every header of a run; raises InvalidInput for an invalid name."""
+    is_valid = run_id.isascii() and run_id.isprintable() and 0 < len(run_id) <= _MAX_RUN_ID
+    if not is_valid:
+        problem = f"must be 1 to {_MAX_RUN_ID} printable ASCII characters"
+        raise InvalidInput("run_name", problem, got=run_id)
     return sha256(run_id.encode()).digest()[:NONCE_NBYTES]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The run that a server serves, and what it takes from the run's workers.
+    """A server's run, and its limits on the run's workers.
 
-    `max_message_nbytes` is the size of the largest request or reply; a worker may have sent twice
-    as many bytes that have no reply. `settings`, at most 64 KiB, are sent to every worker. Raises
-    InvalidInput if a field cannot be sent.
+    `max_message_nbytes` bounds each request or reply, and half of a worker's unanswered bytes.
+    `settings`, at most 64 KiB, are sent to every worker.
     """
 
     run_id: str
@@ -52,11 +50,10 @@ class Limits:
     settings: bytes = b""
 
     def __post_init__(self) -> None:
-        nonce_of(self.run_id)  # or InvalidInput, before a thread needs it
+        _ = self.nonce  # raises InvalidInput now, not in the server's thread
         if len(self.settings) > _MAX_SETTINGS_NBYTES:
-            raise InvalidInput(
-                "settings", f"{len(self.settings)} bytes are more than {_MAX_SETTINGS_NBYTES}"
-            )
+            problem = f"must have at most {_MAX_SETTINGS_NBYTES} bytes"
+            raise InvalidInput("settings", problem, got=len(self.settings))
 
     @cached_property
     def nonce(self) -> bytes:
@@ -64,18 +61,18 @@ class Limits:
         return nonce_of(self.run_id)
 
     def mismatch(self, worker: int, run_id: str, release: str) -> str:
-        """Return the reason why a worker may not join; the empty string if it may."""
+        """Return the reason to refuse a worker; empty if it may join."""
         if run_id != self.run_id:
-            return f"run id: the hub's run is {self.run_id!r}, this worker's {run_id!r}"
+            return f"its --run-name is {run_id!r}, the hub's {self.run_id!r}"
         if release != RELEASE:
-            return f"version: the hub has {RELEASE}, this worker {release}; install the same"
+            return f"it runs {release}, the hub {RELEASE}; install the same"
         if worker >= self.num_workers:
-            return f"worker: {worker} is not one of 0 to {self.num_workers - 1}"
+            return f"its number {worker} is not 0 to {self.num_workers - 1}"
         return ""
 
 
 class RateLimitedLog:
-    """Warnings about peers: the first at once, then a line with their number every five seconds."""
+    """Logs the first warning at once, then at most one line with a count every five seconds."""
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger, self._clock = logger, clock
@@ -92,9 +89,9 @@ class RateLimitedLog:
         self.flush()
 
     def flush(self) -> None:
-        """Log the warnings that were held back, unless the last line is too recent."""
+        """Log held-back warnings, unless the last line is too recent."""
         if not self._num_unlogged or self._clock() - self._logged_s < _LOG_PAUSE_S:
             return
-        more = f" ({self._num_unlogged} of such)" if self._num_unlogged > 1 else ""
+        more = f" ({self._num_unlogged} similar)" if self._num_unlogged > 1 else ""
         self._num_unlogged, self._logged_s = 0, self._clock()
         self._logger.warning("%s", self._latest + more)

@@ -1,40 +1,46 @@
-"""Track who takes part in a run: workers wait for its beginning, train, are lost and come back."""
+"""Track the workers of a run: they join, train, are lost, return, or complete nothing."""
 
 import logging
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable
+from statistics import median
 from typing import Protocol
 
 from paceline.core.errors import WorkerLost
 
 logger = logging.getLogger(__name__)
 
+_KEPT = 32  # latest times of a worker, for their median
+_TIMES = 20.0  # a worker may take this multiple of its median time
+_TIMES_AT_FIRST = 10.0  # or of the deadline, before its first request
+
 
 class Workers(Protocol):
-    """The workers of a run, by their numbers from 0 up, and how far each is."""
+    """The workers of a run, numbered from 0, and the progress of each."""
 
     @property
     def live(self) -> set[int]:
-        """The numbers of the workers that train."""
+        """The numbers of the training workers."""
 
     def __len__(self) -> int:
         """Return the number of all workers."""
 
     def next_step_of(self, worker: int) -> int:
-        """Return the first step that a worker has not completed."""
+        """Return a worker's first incomplete step."""
 
     def add(self, worker: int, step: int) -> None:
-        """Count on the worker, from that step on."""
+        """Expect the worker's results from this step on."""
 
     def drop(self, worker: int) -> None:
-        """Count on the worker no longer."""
+        """Expect no more results of the worker."""
 
 
 class Membership:
-    """The processes that take part in a run, as its hub knows them.
+    """The hub's record of the worker processes in a run.
 
-    `admit` is called with a worker and the step with which it begins. Training may begin when all
-    are there, or those who are after `wait_s`; who comes later begins at once.
+    Training begins once all workers have joined, or with those present after `wait_s`; workers that
+    join later begin at once. `admit(worker, step)` lets a worker begin.
     """
 
     def __init__(
@@ -46,20 +52,20 @@ class Membership:
     ) -> None:
         self._workers, self._wait_s, self._admit, self._clock = workers, wait_s, admit, clock
         self._expected = set(range(len(workers)))
-        self._waiting: dict[int, int] = {}  # workers that wait to begin, with the step they are at
-        self._returning: set[int] = set()  # those who were told to begin again
-        self._last_words = "all workers have ended"
-        self._seen_s = self._clock()  # when somebody was there
+        self._waiting: dict[int, int] = {}  # current step of each worker that waits to begin
+        self._returning: set[int] = set()  # workers that were asked to restart the step
+        self._last_end = "all workers have ended"
+        self._present_s = self._clock()  # the last time a worker was present
         self.has_begun = False
         self.done: set[int] = set()
 
     @property
-    def _is_anybody_there(self) -> bool:
+    def _is_any_present(self) -> bool:
         return bool(self._workers.live or self._returning or self._waiting)
 
     @property
     def _is_late(self) -> bool:
-        return self._clock() - self._seen_s > self._wait_s
+        return self._clock() - self._present_s > self._wait_s
 
     @property
     def _missing(self) -> set[int]:
@@ -67,34 +73,34 @@ class Membership:
 
     @property
     def is_over(self) -> bool:
-        """True if all who were there to the end are done."""
-        return bool(self.done) and not self._is_anybody_there
+        """True once every remaining worker is done."""
+        return bool(self.done) and not self._is_any_present
 
     @property
     def is_ready(self) -> bool:
-        """True if training can begin; WorkerLost if nobody is left, or came within `wait_s`."""
-        self._check_anybody_is_left()
+        """True if training can begin; WorkerLost if no worker is left, or joined in `wait_s`."""
+        self._check_any_is_left()
         if self._missing and not self._is_late:
             return False
         if not self._waiting:
-            raise WorkerLost(f"no worker has come within {self._wait_s:g} s")
+            raise WorkerLost(f"no worker has joined within {self._wait_s:g} s")
         return True
 
     @property
     def num_steps(self) -> int:
-        """The number of steps that all who train, or are done, have completed."""
-        there = self._workers.live | self.done
-        return min((self._workers.next_step_of(worker) for worker in there), default=0)
+        """The number of steps completed by all training and finished workers."""
+        present = self._workers.live | self.done
+        return min((self._workers.next_step_of(worker) for worker in present), default=0)
 
     def begin(self) -> None:
-        """Begin the training with those who are there."""
+        """Begin training with the present workers."""
         if self._missing:
             logger.info("training begins without workers %s", sorted(self._missing))
-        self.has_begun, self._seen_s = True, self._clock()
+        self.has_begun, self._present_s = True, self._clock()
         self._admit_waiting()
 
     def wait(self, worker: int, step: int) -> None:
-        """Have a worker at that step wait until it may begin, alone or with the others."""
+        """Let a worker at that step wait until it may begin."""
         self._returning.discard(worker)
         self._waiting[worker] = step
         if self.has_begun and not self._returning:
@@ -106,53 +112,96 @@ class Membership:
         self._workers.drop(worker)
 
     def drop(self, worker: int) -> bool:
-        """Record that a worker is away; return True if it was training."""
+        """Record that a worker is gone; return True if it was training."""
         self._waiting.pop(worker, None)
-        was_there = worker in self._workers.live | self._returning
+        was_training = worker in self._workers.live | self._returning
         self._returning.discard(worker)
         self._workers.drop(worker)
-        return was_there
+        return was_training
 
     def mark_dead(self, worker: int, why: str) -> None:
-        """Record that a worker's process has ended: it will never be back."""
+        """Record that a worker's process has ended, so that it cannot return."""
         self._expected.discard(worker)
         if worker not in self.done:
-            self._last_words = f"worker {worker} {why}"
+            self._last_end = f"worker {worker} {why}"
 
     def restart(self) -> None:
-        """Have all that train begin again, together: what they have begun is void."""
+        """Restart the step of all training workers together; its results are void."""
         self._returning |= self._workers.live
         for worker in self._workers.live:
             self._workers.drop(worker)
 
     def poll(self) -> None:
-        """Admit those who wait; WorkerLost if no worker is left, or none was there for `wait_s`."""
-        self._check_anybody_is_left()
-        if self._is_anybody_there:
-            self._seen_s = self._clock()
+        """Admit waiting workers; WorkerLost if none is left, or present for `wait_s`."""
+        self._check_any_is_left()
+        if self._is_any_present:
+            self._present_s = self._clock()
             if not self._returning:
                 self._admit_waiting()
         elif self._is_late:
-            raise WorkerLost(f"no worker is left, and none came back in {self._wait_s:g} s")
+            raise WorkerLost(f"all workers are lost, and none returned within {self._wait_s:g} s")
 
-    def _check_anybody_is_left(self) -> None:
+    def _check_any_is_left(self) -> None:
         if not self._expected - self.done and not self.done:
-            raise WorkerLost(f"{self._last_words}: no worker is left")
+            raise WorkerLost(f"{self._last_end}: no worker is left")
 
     def _admit_waiting(self) -> None:
-        """Let those who wait begin, each with its next step."""
+        """Let waiting workers begin, each with its next step."""
         others = [self._workers.next_step_of(worker) for worker in self._workers.live]
         for worker, at in sorted(self._waiting.items()):
             own = self._workers.next_step_of(worker)
-            # Steps that others made while it was away are not made up for: all would wait for it.
+            # It skips steps that others completed without it: repeating them would delay all.
             step = max(own, min(others, default=own))
             self._workers.add(worker, step)
             if at > step:
                 logger.info(
-                    "worker %d was at step %d, and this hub knows of %d steps: %d are done again",
+                    "worker %d was at step %d, this hub at step %d: %d steps are repeated",
                     *(worker, at, step, at - step),
                 )
             elif step > own:
-                logger.info("worker %d goes on with the others, at step %d", worker, step)
+                logger.info("worker %d continues with the others, at step %d", worker, step)
             self._admit(worker, step)
         self._waiting.clear()
+
+
+class ProgressDeadline:
+    """Deadline of each worker's next request after a reply, from its usual times.
+
+    Time that a request waits for other workers does not count. Each worker has at least
+    `deadline_s`.
+    """
+
+    def __init__(self, deadline_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._deadline_s, self._clock = deadline_s, clock
+        self._since_s: dict[int, float] = {}
+        self._took_s: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))
+
+    def replied(self, worker: int) -> None:
+        """Start the worker's time."""
+        self._since_s[worker] = self._clock()
+
+    def requested(self, worker: int) -> None:
+        """Stop the worker's time."""
+        since_s = self._since_s.pop(worker, None)
+        if since_s is not None:
+            self._took_s[worker].append(self._clock() - since_s)
+
+    def forget(self, worker: int) -> None:
+        """Expect nothing of the worker."""
+        self._since_s.pop(worker, None)
+
+    def paused(self, seconds: float) -> None:
+        """Exclude seconds in which the hub could not reply."""
+        self._since_s = {worker: one + seconds for worker, one in self._since_s.items()}
+
+    def overdue(self) -> dict[int, float]:
+        """Return the late workers, with the seconds since their last reply."""
+        now_s = self._clock()
+        late = {worker: now_s - since_s for worker, since_s in self._since_s.items()}
+        return {worker: one for worker, one in late.items() if one > self._allowed_s(worker)}
+
+    def _allowed_s(self, worker: int) -> float:
+        took = self._took_s[worker]
+        if not took:
+            return _TIMES_AT_FIRST * self._deadline_s
+        return max(self._deadline_s, _TIMES * median(took))

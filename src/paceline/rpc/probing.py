@@ -1,4 +1,4 @@
-"""Let workers measure their links one after the other, as they may share a wire."""
+"""Let workers measure their links one after another, since they may share a wire."""
 
 import time
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from paceline.core.errors import InvalidInput
 from paceline.rpc.frames import Message
 from paceline.rpc.server import RpcRequest
 
-_MOST = 200  # of one worker: small ones for the latency, some large ones
+_MOST = 200  # probes of one worker: small probes for latency, some large ones
 
 
 class ProbeTurns:
-    """Let one worker probe at a time: a request's step is the number of bytes of its reply.
+    """Lets one worker probe at a time; the step of a request is the size of its reply in bytes.
 
-    A worker that has its turn and makes no use of it for `deadline_s` waits for the next.
+    A worker loses its turn if it sends no probe for `deadline_s`.
     """
 
     def __init__(
@@ -26,21 +26,21 @@ class ProbeTurns:
         self._held: list[RpcRequest] = []
 
     def reply(self, request: RpcRequest) -> Message | None:
-        """Return the reply to a probe; None if it waits for its turn. InvalidInput for too many."""
+        """Return the reply to a probe; None if it must wait. InvalidInput for too many probes."""
         worker, nbytes = request.worker, request.message.step
         if self._worker not in (None, worker):
             self._held.append(request)
             return None
         if not 0 <= nbytes <= self._max_nbytes:
-            raise InvalidInput("probe", f"{nbytes:,} bytes", hint=f"at most {self._max_nbytes:,}")
+            raise InvalidInput("probe", f"must be 0 to {self._max_nbytes} bytes", got=nbytes)
         self._counts[worker] = self._counts.get(worker, 0) + 1
         if self._counts[worker] > _MOST:
-            raise InvalidInput("probe", f"more than {_MOST} of one worker")
+            raise InvalidInput("probe", f"must be sent at most {_MOST} times by a worker")
         self._worker, self._asked_s = worker, self._clock()
         return Message("probe", parts=(memoryview(bytes(nbytes)),))
 
     def end(self, worker: int) -> list[RpcRequest]:
-        """End a worker's turn if it has it; return the requests that waited for that."""
+        """End a worker's turn, if it is its turn; return the waiting requests."""
         if self._worker != worker:
             return []
         self._worker = None
@@ -48,12 +48,12 @@ class ProbeTurns:
         return held
 
     def forget(self, worker: int) -> list[RpcRequest]:
-        """End the probes of a worker that is gone; return the requests that waited for that."""
+        """Remove a lost worker; return the requests that waited for its turn to end."""
         self._held = [one for one in self._held if one.worker != worker]
         self._counts.pop(worker, None)
         return self.end(worker)
 
     def overdue(self) -> int | None:
-        """Return the worker that has its turn, and has not asked for too long; or None."""
+        """Return the worker whose turn it is if it is silent beyond the deadline, else None."""
         late = self._clock() - self._asked_s > self._deadline_s
         return self._worker if late else None

@@ -1,8 +1,7 @@
-"""The hub's end: one address, a session with every worker, and requests to execute.
+"""The hub's end of the connection: one address, a session per worker, and requests to execute.
 
-Pieces that belong to no session are dropped. A worker that sends what it may not has its connection
-reset: it connects again and resumes its session, and the message that it had sent in part is
-forgotten.
+Pieces without a session are dropped. After a protocol error the hub resets the worker's connection
+and forgets its incomplete message; the worker reconnects and resumes its session.
 """
 
 import logging
@@ -28,16 +27,15 @@ logger = logging.getLogger(__name__)
 
 _DRAIN_S = 2.0
 _POLL_MS = 250
-_BLOCKED_MS = 2  # ZeroMQ does not tell when one connection of many has room again: look often
-_TURN_PIECES = limits.QUEUED_PIECES // 2  # to one worker, before the others have their turn
+_BLOCKED_MS = 2  # ZeroMQ does not report when one of many connections has room again: poll often
+_TURN_PIECES = limits.QUEUED_PIECES // 2  # sent to one worker before the next worker's turn
 
 
 @dataclass(frozen=True)
 class RpcRequest:
-    """A request of a worker, to be executed and replied to once.
+    """A worker's request, to be executed and replied to once.
 
-    `session` and `sequence` identify it. `arrived_s` is when its last byte came, by
-    `time.monotonic`.
+    `session` and `sequence` identify it. `arrived_s` is its completion by `time.monotonic`.
     """
 
     worker: int
@@ -49,7 +47,7 @@ class RpcRequest:
 
 @dataclass(frozen=True)
 class Joined:
-    """A worker has joined in a new session; nothing that it did before counts."""
+    """A worker has joined in a new session; everything from its earlier sessions is void."""
 
     worker: int
 
@@ -58,7 +56,7 @@ class Joined:
 class Lost:
     """A worker is gone and its open requests are void; it may join again.
 
-    `why` is the rest of a sentence that begins with "worker 3".
+    `why` completes a sentence that begins with "worker 3".
     """
 
     worker: int
@@ -74,13 +72,13 @@ Event: TypeAlias = RpcRequest | Joined | Lost | Woken
 
 
 class Server:
-    """Accepts the workers of a run, and queues their requests for the callers of `receive`.
+    """Accepts the workers of a run, and queues their requests for `receive`.
 
-    `address` is one address, such as tcp://10.0.0.1:5555, with port 0 for any free one; without
-    `keys` it must be a loopback address. Requests are received and replies sent in a thread of its
-    own, so that a slow request delays no heartbeat. `refusals` logs and counts the clients and
-    messages that were refused or dropped; `sent_nbytes` and `received_nbytes` are as the client's.
-    Raises InvalidInput if the address cannot be bound.
+    `address` is one address, such as tcp://10.0.0.1:5555, with port 0 for any free port; without
+    `keys` it must be a loopback address. A separate thread owns the socket, so that slow requests
+    do not delay heartbeats. `refusals` logs and counts refused clients and dropped messages;
+    `sent_nbytes` and `received_nbytes` include headers. Raises InvalidInput if the address cannot
+    be bound.
     """
 
     def __init__(
@@ -95,8 +93,8 @@ class Server:
         self._limits, self._clock = limits, clock
         self.refusals = RateLimitedLog(logger, clock)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        # Before the router: without an authenticator, ZeroMQ lets in everybody who knows the hub's
-        # public key.
+        # Create the authenticator before the router: without one, ZeroMQ admits everybody who knows
+        # the hub's public key.
         self._authenticator = (
             Authenticator(self._context, keys.workers, self.refusals.warning) if keys else None
         )
@@ -107,10 +105,10 @@ class Server:
             raise
         self.address = self._router.address
         self.sent_nbytes = self.received_nbytes = 0
-        self._arrived = threading.Condition()  # of the events and the failure
+        self._arrived = threading.Condition()  # guards the events and the failure
         self._events: deque[Event] = deque()
         self._failure: Exception | None = None
-        self._lock = threading.Lock()  # of the sessions, which `reply` uses from any thread
+        self._lock = threading.Lock()  # guards the sessions, which any thread uses by `reply`
         self._by_worker: dict[int, WorkerSession] = {}
         self._by_route: dict[bytes, WorkerSession] = {}
         self._wakeup = PollableEvent()
@@ -120,10 +118,10 @@ class Server:
         self._thread.start()
 
     def receive(self, timeout_s: float) -> Event | None:
-        """Return the next event, each once and in order; None if there is none for that long.
+        """Return the next event in order; None if there is none within the timeout.
 
-        Requests of a worker come after its Joined, and never after its Lost. Raises RuntimeError if
-        the thread of the socket has failed.
+        A worker's requests come after its Joined and never after its Lost. Raises RuntimeError if
+        the socket's thread has failed.
         """
         with self._arrived:
             self._arrived.wait_for(
@@ -134,14 +132,11 @@ class Server:
             return self._events.popleft() if self._events else None
 
     def wake(self) -> None:
-        """Make `receive` return Woken after the events that are there; from any thread."""
+        """Add a Woken event, from any thread."""
         self._put(Woken())
 
     def reply(self, request: RpcRequest, message: Message) -> None:
-        """Send a reply, from any thread; does nothing if the worker was lost since.
-
-        The parts of the message must not change until it is acknowledged.
-        """
+        """Send a reply, unless the worker was lost, from any thread. Do not change its parts."""
         with self._lock:
             session = self._by_worker.get(request.worker)
             if session is not None and session.token == request.session:
@@ -149,7 +144,7 @@ class Server:
         self._wakeup.set()
 
     def close(self) -> None:
-        """Give sent replies two seconds to arrive, and stop. Closing twice is fine."""
+        """Give sent replies two seconds to arrive, and stop. May be called twice."""
         deadline_s = time.monotonic() + _DRAIN_S
         while self._thread.is_alive() and time.monotonic() < deadline_s:
             with self._lock:
@@ -162,7 +157,7 @@ class Server:
         self._wakeup.close()
         with self._arrived:
             self._arrived.notify_all()
-        # Before the authenticator, without which ZeroMQ would let in who knows the public key.
+        # Close before the authenticator: without one, ZeroMQ admits all who know the public key.
         self._router.socket.close(linger=0)
         self._context.destroy(linger=0)
 
@@ -183,7 +178,7 @@ class Server:
             raise
 
     def _turn(self) -> int:
-        """Receive and send what there is; return how many milliseconds to wait for more."""
+        """Receive and send without waiting; return the milliseconds to wait for more."""
         if self._authenticator is not None:
             self._authenticator.answer()
         with self._lock:
@@ -200,7 +195,7 @@ class Server:
                         break
                     session.outgoing.advance()
                 else:
-                    wait_ms = 0  # there may be more pieces for this worker
+                    wait_ms = 0  # this worker may have more pieces
                 if session.outgoing.is_blocked:
                     wait_ms = min(wait_ms, _BLOCKED_MS)
             return wait_ms
@@ -209,17 +204,17 @@ class Server:
         session = self._by_route.get(arrival.route)
         try:
             if len(arrival.frames) != 2:
-                raise ProtocolError("a message that is not a header and a piece")
+                raise ProtocolError(f"a message of {len(arrival.frames)} frames instead of 2")
             header, payload = frames.unpack(*arrival.frames), arrival.frames[1]
             if header.kind is MessageKind.HELLO:
                 self._admit(arrival, header, payload)
             elif session is None:
-                raise ProtocolError(f"a {header.kind.name} of somebody who has not joined")
+                raise ProtocolError(f"a {header.kind.name} from a client that has not joined")
             else:
                 self._receive_from(session, header, payload)
         except frames.VersionMismatch as mismatch:
             why = (
-                f"protocol: the hub speaks version {frames.PROTOCOL}, this worker "
+                f"the hub speaks protocol version {frames.PROTOCOL}, this worker "
                 f"{mismatch.protocol}; install the same paceline on both"
             )
             self._refuse(arrival, MessageKind.REFUSED, why)
@@ -229,14 +224,14 @@ class Server:
                 self._disconnect(session)
 
     def _check_workers(self) -> None:
-        """Send every worker a heartbeat, and drop those that were silent for too long."""
+        """Send every worker a heartbeat, and drop workers that were silent for too long."""
         now_s = self._clock()
         for session in list(self._by_worker.values()):
             self._send_control(session, MessageKind.HEARTBEAT)
             closed_for_s = now_s - session.disconnected_s
             if session.route is None and closed_for_s > limits.RECONNECT_S:
-                within = f"{limits.RECONNECT_S:g} s"
-                self._drop(session, f"closed its connection and has not come back in {within}")
+                why = f"closed its connection and did not return in {limits.RECONNECT_S:g} s"
+                self._drop(session, why)
             elif now_s - session.heard_s > limits.LOST_S:
                 self._drop(session, f"was silent for {limits.LOST_S:g} s")
         self.refusals.flush()
@@ -246,7 +241,7 @@ class Server:
             raise ProtocolError(f"a {header.kind.name} of another run or worker")
         session.heard_s = self._clock()
         self.received_nbytes += wire_nbytes(payload)
-        # First of all, as it may make room in the window for this very request.
+        # Acknowledge first: it may make room in the window for this request.
         session.acknowledge(header.acknowledged)
         if header.kind is MessageKind.REQUEST:
             message = session.receive(header, payload)
@@ -255,7 +250,7 @@ class Server:
         elif header.kind is MessageKind.BYE:
             self._drop(session, "has left")
         elif header.kind is not MessageKind.HEARTBEAT:
-            raise ProtocolError(f"a {header.kind.name}, which no worker sends")
+            raise ProtocolError(f"a {header.kind.name}, which workers do not send")
 
     def _admit(self, arrival: Arrival, header: FrameHeader, payload: Buffer) -> None:
         """Resume or begin a worker's session, or refuse the worker."""
@@ -269,11 +264,11 @@ class Server:
         session = self._by_worker.get(header.worker)
         if session is None or session.token != token:
             if session is not None:
-                # ZeroMQ tells of a closed connection only when something is sent over it.
+                # ZeroMQ reports a closed connection only when a message is sent over it.
                 self._send_control(session, MessageKind.HEARTBEAT)
                 silence_s = self._clock() - session.heard_s
                 if session.route is not None and silence_s <= limits.SILENCE_S:
-                    why = f"the hub has a worker {header.worker} already"
+                    why = f"the hub has another worker {header.worker}"
                     self._refuse(arrival, MessageKind.BUSY, why)
                     return
                 self._drop(session, "was replaced by another process")
@@ -281,7 +276,7 @@ class Server:
             self._by_worker[header.worker] = session
             self._put(Joined(header.worker))
         session.acknowledge(header.acknowledged)
-        # A worker may say HELLO again over the same connection, for this session or another.
+        # A worker may repeat HELLO over the same connection, for this session or another one.
         for known in (self._by_route.get(arrival.route), session):
             if known is not None:
                 self._disconnect(known)
@@ -300,7 +295,7 @@ class Server:
         sequence: int = 0,
         message: Message = frames.NO_CONTENT,
     ) -> None:
-        """Send a message of one piece that is no reply, unless the queue is full."""
+        """Send a message of one piece other than a reply, unless the queue is full."""
         header = FrameHeader(kind, self._limits.nonce, session.worker, sequence)
         self._send(session, next(frames.split(header, message)))
 
@@ -320,7 +315,7 @@ class Server:
     def _refuse(self, arrival: Arrival, kind: MessageKind, why: str) -> None:
         refused, text = "refused a worker", Message("", parts=(why.encode(errors="replace"),))
         if kind is MessageKind.RESET:
-            refused, text = "dropped what came", frames.NO_CONTENT
+            refused, text = "dropped a message", frames.NO_CONTENT
         self.refusals.warning(f"{refused} from {arrival.sender}: {why}")
         with suppress(Disconnected):  # it has closed the connection already
             self._router.send(arrival.route, next(frames.split(FrameHeader(kind), text)))
@@ -331,7 +326,7 @@ class Server:
             session.connect(None)
 
     def _drop(self, session: WorkerSession, why: str) -> None:
-        """End a session: its requests are void, also those that were not taken yet."""
+        """End a session: its requests are void, including those in the queue."""
         self._disconnect(session)
         del self._by_worker[session.worker]
         with self._arrived:

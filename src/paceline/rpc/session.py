@@ -13,12 +13,12 @@ from paceline.rpc.limits import Limits
 class WorkerSession:
     """One worker's requests and replies, over one connection or several.
 
-    A worker sends its requests in the order of their sequence numbers, and repeats those that a new
-    connection interrupted in the same order. So `last_request`, the highest complete one, tells
-    which are new, and each is executed at most once. A reply is kept until it is acknowledged.
+    A worker sends its requests in ascending order, and repeats interrupted requests in the same
+    order over a new connection. So requests above `last_request`, the highest complete one, are
+    new, and each is executed at most once. A reply is kept until it is acknowledged.
 
-    `route` is the connection; None if there is none since `disconnected_s`. `heard_s` is when the
-    worker was last heard. Times are by `clock`.
+    `route` is the current connection, None since `disconnected_s`. The worker's last message
+    arrived at `heard_s`. Times are by `clock`.
     """
 
     def __init__(
@@ -29,27 +29,23 @@ class WorkerSession:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.worker, self._clock = worker, clock
-        self.token = frames.NO_NONCE  # random bytes that no other session has, of any hub
+        self.token = frames.NO_NONCE  # random and unique among all sessions of all hubs
         while self.token == frames.NO_NONCE:
             self.token = os.urandom(frames.NONCE_NBYTES)
         self.heard_s = self._clock()
         self.last_request = last_request
         self._limits = limits
-        self._executing: dict[int, int] = {}  # bytes of the requests without a reply
-        self._replies: dict[int, Message] = {}  # those that are not acknowledged
+        self._executing: dict[int, int] = {}  # bytes of requests without a reply, by number
+        self._replies: dict[int, Message] = {}  # replies that are not acknowledged, by number
         self.connect(None)
 
     @property
     def unacknowledged(self) -> list[int]:
-        """Return the requests whose replies are there, but not known to have arrived."""
+        """The requests whose replies are not acknowledged."""
         return sorted(self._replies)
 
     def connect(self, route: bytes | None) -> None:
-        """Resume over a new connection, or wait for one if `route` is None.
-
-        What was sent or received in part is forgotten, and replies that may not have arrived are
-        sent again.
-        """
+        """Resume over a new connection, or wait if it is None; resend unacknowledged replies."""
         self.route = route
         self._assembly = frames.Assembly()
         self.outgoing = frames.PieceQueue(self._next_reply)
@@ -58,29 +54,26 @@ class WorkerSession:
             self.disconnected_s = self._clock()
 
     def receive(self, header: FrameHeader, payload: Buffer) -> Message | None:
-        """Take a piece of a request; return the request if it is complete and new.
+        """Process a piece of a request; return the request if it is complete and new.
 
-        The reply to a request that was complete before is sent again, if there is one. Raises
-        ProtocolError if the piece does not fit, or exceeds the limits.
+        The reply to an earlier request is sent again. Raises ProtocolError if the piece does not
+        fit or exceeds the limits.
         """
         if header.sequence <= self.last_request:
             self._queue_reply(header.sequence)
             return None
-        # Check the limits before memory is taken for the request.
+        # Check the limits before allocating memory for the request.
         nbytes, executing = header.total_nbytes, sum(self._executing.values())
         max_nbytes = self._limits.max_message_nbytes
         credit = limits.CREDIT_MESSAGES * max_nbytes
         if nbytes > max_nbytes:
-            raise ProtocolError(f"a request of {nbytes} bytes, more than {max_nbytes}")
+            raise ProtocolError(f"a request of {nbytes} bytes, above the limit of {max_nbytes}")
         if executing + nbytes > credit:
             raise ProtocolError(
-                f"a request of {nbytes} bytes beside {executing} unanswered ones, where the credit "
-                f"is {credit} bytes"
+                f"requests of {executing} + {nbytes} unanswered bytes, above the credit of {credit}"
             )
         if len(self._executing) + len(self._replies) >= limits.WINDOW:
-            raise ProtocolError(
-                f"more than {limits.WINDOW} requests whose replies have not arrived"
-            )
+            raise ProtocolError(f"more than {limits.WINDOW} requests without an acknowledged reply")
         message = self._assembly.add(header, payload)
         if message is not None:
             self.last_request = header.sequence
@@ -88,13 +81,13 @@ class WorkerSession:
         return message
 
     def reply(self, sequence: int, message: Message) -> None:
-        """Keep the reply to a request that has none, and send it."""
+        """Store the reply to a request and send it."""
         del self._executing[sequence]
         self._replies[sequence] = message
         self._queue_reply(sequence)
 
     def acknowledge(self, sequence: int) -> None:
-        """Forget the replies up to `sequence`: the worker has them."""
+        """Forget the replies up to `sequence`, which the worker has received."""
         for known in [known for known in self._replies if known <= sequence]:
             del self._replies[known]
 
@@ -106,7 +99,7 @@ class WorkerSession:
     def _next_reply(self) -> tuple[FrameHeader, Message] | None:
         while self._unsent:
             sequence = self._unsent.popleft()
-            reply = self._replies.get(sequence)  # none if it was acknowledged meanwhile
+            reply = self._replies.get(sequence)  # None if acknowledged in the meantime
             if reply is not None:
                 header = FrameHeader(MessageKind.REPLY, self._limits.nonce, self.worker, sequence)
                 return header, reply

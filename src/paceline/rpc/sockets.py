@@ -1,4 +1,4 @@
-"""The two ends of a connection as ZeroMQ sockets, and a counter of what they carry."""
+"""ZeroMQ sockets for both ends of a connection."""
 
 import errno
 import os
@@ -14,21 +14,21 @@ from paceline.rpc.frames import HEADER_NBYTES, PIECE_NBYTES, Buffer, MessagePiec
 from paceline.rpc.keys import HubKeys, WorkerKeys
 from paceline.rpc.limits import QUEUED_PIECES
 
-_HANDSHAKE_MS = 5000  # then a stranger that says nothing gives its descriptor back
+_HANDSHAKE_MS = 5000  # then a silent stranger's descriptor is closed
 _CONNECT_MS = 5000
-_LINGER_MS = 200  # for a BYE, without which the hub waits for the worker to connect again
-_CURVE_NBYTES = 64  # more than what encryption adds to a frame, which counts as its size
+_LINGER_MS = 200  # for a BYE, without which the hub waits for the worker to reconnect
+_CURVE_NBYTES = 64  # upper bound of CURVE's overhead, which counts as part of a frame
 
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _EVENTS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | _FAILED
 
-_ZMTP_NBYTES = 2 + 9  # what ZMTP puts before a header, and at most before a piece
+_ZMTP_NBYTES = 2 + 9  # ZMTP's overhead of a header, and at most of a piece
 
 
 def _new_socket(
     context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str
 ) -> "zmq.Socket[bytes]":
-    """Return a socket that is limited in what it takes in and holds back."""
+    """Create a socket with bounded queues, frames and handshakes."""
     socket = context.socket(kind)
     socket.set(zmq.LINGER, 0)
     socket.set_hwm(QUEUED_PIECES)
@@ -39,7 +39,7 @@ def _new_socket(
 
 
 class PollableEvent:
-    """An event that any thread sets, and one thread polls together with sockets and clears."""
+    """An event that any thread sets, and one thread polls together with sockets."""
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -67,29 +67,26 @@ class PollableEvent:
 
 
 class Disconnected(Exception):
-    """A connection is unusable, for the reason in the text; the worker may make another."""
+    """A connection is unusable, for the reason in the text; the worker may reconnect."""
 
 
 class Connection:
-    """A worker's DEALER socket with one connection, which ZeroMQ does not renew by itself.
+    """A worker's DEALER socket with one connection, which ZeroMQ does not renew.
 
-    Thus all that is sent arrives in order and once, or the connection is Disconnected.
+    So all messages arrive in order and once, or the connection is Disconnected.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", to: str) -> None:
         self._to = to
         self._socket = _new_socket(context, zmq.DEALER, to)
-        # A connection that ZeroMQ renewed would go on in the middle of a message.
+        # A connection renewed by ZeroMQ would continue in the middle of a message.
         self._socket.set(zmq.RECONNECT_IVL, -1)
         self._socket.set(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._monitor.set(zmq.LINGER, 0)
 
     def connect(self, keys: WorkerKeys | None) -> None:
-        """Begin to connect. Pieces that are sent before wait for the connection.
-
-        Raises Disconnected if the address cannot be resolved.
-        """
+        """Begin to connect; raises Disconnected if the address cannot be resolved."""
         if keys is not None:
             self._socket.set(zmq.CURVE_SECRETKEY, keys.secret)
             self._socket.set(zmq.CURVE_PUBLICKEY, keys.public)
@@ -100,7 +97,7 @@ class Connection:
             raise Disconnected(str(error)) from error
 
     def send(self, piece: MessagePiece) -> bool:
-        """Send a piece; return False if the queue of the connection is full."""
+        """Send a piece; return False if the connection's queue is full."""
         try:
             self._socket.send_multipart(piece, zmq.DONTWAIT)
         except zmq.Again:
@@ -108,21 +105,18 @@ class Connection:
         return True
 
     def receive(self) -> Iterator[tuple[Buffer, Buffer]]:
-        """Yield headers and payloads that have arrived, at most a queue of them.
-
-        Raises Disconnected if anything else has arrived.
-        """
-        for _ in range(QUEUED_PIECES):  # then the caller sends, also to a hub that never pauses
+        """Yield the headers and payloads that have arrived; Disconnected for anything else."""
+        for _ in range(QUEUED_PIECES):  # bounded, so that the caller also sends
             try:
                 frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.Again:
                 return
             if len(frames) != 2:
-                raise Disconnected(f"the hub sent {len(frames)} frames in place of two")
+                raise Disconnected(f"the hub sent {len(frames)} frames instead of 2")
             yield frames[0].buffer, frames[1].buffer
 
     def poll(self, wakeup: PollableEvent, timeout_s: float, *, to_send: bool) -> None:
-        """Wait until there is something to receive, room `to_send`, or `wakeup` is set.
+        """Wait for a message, room `to_send`, or `wakeup`.
 
         Raises Disconnected if the connection has ended, InvalidInput if the hub refused the key.
         """
@@ -137,17 +131,12 @@ class Connection:
             return
         event = parse_monitor_message(self._monitor.recv_multipart(zmq.DONTWAIT))["event"]
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            raise InvalidInput(
-                "hub",
-                f"the hub at {self._to} does not know this worker's key",
-                hint="its folder of keys needs the worker.pub that belongs to it",
-            )
+            hint = "copy its worker.pub into the hub's folder of keys"
+            raise InvalidInput("keys", "has a worker.key that the hub does not know", hint=hint)
         if event & _FAILED:
-            raise Disconnected(
-                "the hub does not take this worker's keys, or this one not the hub's"
-            )
+            raise Disconnected("hub and worker do not accept each other's keys")
         if event == zmq.EVENT_CLOSED:
-            raise Disconnected(f"nothing answers at {self._to}")
+            raise Disconnected(f"no hub is listening at {self._to}")
         if event == zmq.EVENT_DISCONNECTED:
             raise Disconnected("the connection to the hub has ended")
 
@@ -160,7 +149,7 @@ class Connection:
 
 
 class Arrival(NamedTuple):
-    """A message over the connection `route` from the address `sender`; a piece has two frames."""
+    """A message over connection `route` from the address `sender`; a piece has two frames."""
 
     route: bytes
     sender: str
@@ -168,16 +157,13 @@ class Arrival(NamedTuple):
 
 
 class Router:
-    """The hub's ROUTER socket, bound to `address`, and a bounded queue for each connection.
-
-    Raises InvalidInput if the address cannot be bound.
-    """
+    """The hub's ROUTER socket with a bounded queue per connection; InvalidInput if not bound."""
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", at: str, keys: HubKeys | None
     ) -> None:
         self.socket = _new_socket(context, zmq.ROUTER, at)
-        # By default a ROUTER silently drops what does not fit into a queue, or has no connection.
+        # By default a ROUTER silently drops messages to a full queue or a closed connection.
         self.socket.set(zmq.ROUTER_MANDATORY, 1)
         if keys is not None:
             self.socket.set(zmq.CURVE_SECRETKEY, keys.secret)
@@ -187,12 +173,12 @@ class Router:
         except zmq.ZMQError as error:
             in_use = error.errno == errno.EADDRINUSE
             why = "is in use" if in_use else f"cannot be bound: {error.strerror}"
-            raise InvalidInput("listen", f"{at} {why}") from error
+            raise InvalidInput("listen", why, got=at) from error
         self.address = self.socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def receive(self) -> Iterator[Arrival]:
-        """Yield the messages that have arrived, at most four queues of them."""
-        for _ in range(4 * QUEUED_PIECES):  # then the caller sends replies and heartbeats
+        """Yield the messages that have arrived."""
+        for _ in range(4 * QUEUED_PIECES):  # bounded, so that the caller also sends
             try:
                 route, *frames = self.socket.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.Again:
@@ -204,10 +190,7 @@ class Router:
             yield Arrival(route.bytes, sender, tuple(frame.buffer for frame in frames))
 
     def send(self, route: bytes, piece: MessagePiece) -> bool:
-        """Send a piece; return False if the queue of the connection is full.
-
-        Raises Disconnected if the connection is closed.
-        """
+        """Send a piece; False if the connection's queue is full, Disconnected if it is closed."""
         try:
             self.socket.send_multipart((route, *piece), zmq.DONTWAIT)
         except zmq.Again:
@@ -220,5 +203,5 @@ class Router:
 
 
 def wire_nbytes(payload: Buffer) -> int:
-    """Return the bytes of a piece with its headers, but without what CURVE and TCP add."""
+    """Return the bytes of a piece with headers, but without the overhead of CURVE and TCP."""
     return memoryview(payload).nbytes + HEADER_NBYTES + _ZMTP_NBYTES

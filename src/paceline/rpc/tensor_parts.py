@@ -1,7 +1,7 @@
-"""Tensors as the parts of a message, and their checks when they have come.
+"""Tensors as parts of a message, with checks of received parts.
 
 parameters or gradients  -- flatten -->  vector  -- part_of -->  part of a message
-part that came  -- values_of -->  vector  -- views -->  tensors like before
+received part  -- values_of -->  vector  -- views -->  tensors of the original shapes
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,30 +11,25 @@ from torch import Tensor, nn
 
 from paceline.core.errors import InvalidInput
 from paceline.rpc.frames import Message
-from paceline.rpc.proportion import check_buffers
+from paceline.rpc.value_checks import check_buffers
 
 Parts = tuple[memoryview, ...]
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """Return a new vector of all values, one tensor after the other, each in row-major order."""
-    if not tensors:  # of a head without layers
+    """Concatenate the values of all tensors, each in row-major order, into a new vector."""
+    if not tensors:  # a head without layers
         return torch.empty(0)
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Return views of a vector, one `like` each tensor; InvalidInput if size or type differ."""
+    """View a vector as tensors shaped `like` others; InvalidInput if size or type differ."""
     sizes = [tensor.numel() for tensor in like]
     dtype = like[0].dtype if like else vector.dtype
     if vector.shape != (sum(sizes),) or vector.dtype != dtype:
-        shape = "x".join(map(str, vector.shape)) or "1"
-        came, belongs = (str(one).removeprefix("torch.") for one in (vector.dtype, dtype))
-        raise InvalidInput(
-            "parameters",
-            f"a tensor of {shape} values of {came} came where {sum(sizes)} values of {belongs} "
-            "belong: the other side has another model",
-        )
+        problem = f"must be {sum(sizes):,} values of {dtype}: hub and worker need the same model"
+        raise InvalidInput("parameters", problem, got=f"{list(vector.shape)} of {vector.dtype}")
     return [part.view(one.shape) for part, one in zip(vector.split(sizes), like, strict=True)]
 
 
@@ -46,17 +41,17 @@ def load_vector(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
 
 
 def buffers_of(half: nn.Module) -> memoryview:
-    """Return the values of all buffers of a half, one after the other."""
+    """Concatenate the values of all buffers of a model's half."""
     return memoryview(b"".join(part_of(buffer.detach().cpu()) for buffer in half.buffers()))
 
 
 @torch.no_grad()
 def load_buffers(half: nn.Module, part: memoryview) -> None:
-    """Copy values that `buffers_of` returned into a half's buffers; InvalidInput if not as many."""
+    """Copy the values of `buffers_of` into a half's buffers; InvalidInput if they do not fit."""
     buffers = list(half.buffers())
     sizes = [buffer.nbytes for buffer in buffers]
     values = values_of(part, torch.uint8, sum(sizes))
-    # Copies, because a view as another type has to be aligned.
+    # Clone, because viewing as another type requires alignment.
     found = [
         own.clone().view(buffer.dtype).view(buffer.shape)
         for buffer, own in zip(buffers, values.split(sizes), strict=True)
@@ -67,26 +62,23 @@ def load_buffers(half: nn.Module, part: memoryview) -> None:
 
 
 def parts_of(message: Message) -> Parts:
-    """Return the parts of a message that came."""
+    """Return the parts of a received message."""
     return tuple(memoryview(part) for part in message.parts)
 
 
 def part_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor on the CPU."""
+    """View the memory of a contiguous CPU tensor."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def values_of(part: memoryview, dtype: torch.dtype, count: int) -> Tensor:
-    """Return the values in a part, in its memory; InvalidInput if there are not `count` of them."""
+    """View a part as `count` values; InvalidInput if it has more or fewer bytes."""
     if part.nbytes != count * dtype.itemsize:
-        raise InvalidInput(
-            "parameters",
-            f"{part.nbytes:,} bytes",
-            hint=f"{count:,} values of {dtype} are {count * dtype.itemsize:,}",
-        )
+        problem = f"must be {count:,} values of {dtype}, {count * dtype.itemsize:,} bytes"
+        raise InvalidInput("parameters", problem, got=part.nbytes)
     if not count:
         return torch.empty(0, dtype=dtype)
-    whole = bytearray(part) if part.readonly else part  # torch warns of memory it cannot write
+    whole = bytearray(part) if part.readonly else part  # torch warns about read-only memory
     return torch.frombuffer(whole, dtype=dtype)
 
 
@@ -96,5 +88,5 @@ def numbers_part(numbers: Iterable[int]) -> memoryview:
 
 
 def numbers_of(part: memoryview) -> tuple[int, ...]:
-    """Return the integers in a part; InvalidInput if it does not hold whole ones."""
+    """Decode the integers of a part; InvalidInput if its size is not a multiple of 8 bytes."""
     return tuple(values_of(part, torch.int64, part.nbytes // torch.int64.itemsize).tolist())

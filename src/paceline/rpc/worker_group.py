@@ -1,4 +1,4 @@
-"""The workers of a hub: their processes, who is there, who takes too long, why each was lost."""
+"""The workers of a hub: their processes, membership, deadlines and losses."""
 
 import logging
 import time
@@ -7,22 +7,21 @@ from collections.abc import Callable, Iterator
 from paceline.core.errors import printable
 from paceline.rpc.frames import Message
 from paceline.rpc.limits import MOST_TEXT, RateLimitedLog
-from paceline.rpc.membership import Membership, Workers
-from paceline.rpc.progress_deadline import ProgressDeadline
+from paceline.rpc.membership import Membership, ProgressDeadline, Workers
 from paceline.rpc.server import Lost, RpcRequest, Server
 from paceline.rpc.workers import WorkerPool, refusal
 
 logger = logging.getLogger(__name__)
 _DISMISSAL_S, _POLL_S = 2.0, 0.2
-_LEAVING_S = 5.0  # for processes that are done to say good-bye
-_MOST_LOST = 1000  # of reasons that are kept: a worker may come back and lie again
+_LEAVING_S = 5.0  # for finished processes to exit
+_MOST_LOST = 1000  # reasons kept: a worker may return and fail repeatedly
 
 
 class WorkerGroup:
-    """The workers that `rpc` connects, and those of them that the hub has started, in `pool`.
+    """The workers connected by `rpc`; `pool` has the processes that the hub itself started.
 
-    `begun(worker, step)` returns the reply that lets a worker begin a step. Membership waits for
-    `wait_s`; a worker may be silent for `deadline_s`, or much longer than usual.
+    `begun(worker, step)` returns the reply that lets a worker begin a step. `wait_s` is for
+    `Membership`, `deadline_s` for `ProgressDeadline`.
     """
 
     def __init__(
@@ -39,18 +38,18 @@ class WorkerGroup:
         self._rpc, self._workers, self._pool, self._begun = rpc, workers, pool, begun
         self.membership = Membership(workers, wait_s, self._admit, clock)
         self.deadline = ProgressDeadline(deadline_s, clock)
-        self._begins: dict[int, RpcRequest] = {}  # without a reply, by worker
-        self.lost: list[str] = []  # why each worker was lost
+        self._begins: dict[int, RpcRequest] = {}  # unanswered requests to begin, by worker
+        self.lost: list[str] = []  # one reason per loss
         self._diverged: set[int] = set()
         self._refusals = RateLimitedLog(logger)
 
     @property
     def is_own(self) -> bool:
-        """True for workers of this machine alone, which tell no lies."""
+        """True if the hub started all workers itself, so that their values can be trusted."""
         return self._pool is not None
 
     def wait(self, request: RpcRequest) -> None:
-        """Have a worker wait until it may begin; the request is replied to then."""
+        """Let a worker wait until it may begin; its request is answered then."""
         self._begins[request.worker] = request
         self.membership.wait(request.worker, request.message.step)
 
@@ -58,7 +57,7 @@ class WorkerGroup:
         self.reply(self._begins.pop(worker), self._begun(worker, step))
 
     def reply(self, request: RpcRequest, reply: Message) -> None:
-        """Reply to a worker, whose turn it is then."""
+        """Reply to a worker, and start its deadline if it is training."""
         self._rpc.reply(request, reply)
         if request.worker in self._workers.live:
             self.deadline.replied(request.worker)
@@ -69,18 +68,18 @@ class WorkerGroup:
         self.deadline.forget(worker)
 
     def all_diverged(self, worker: int) -> bool:
-        """Record that a worker's values are not finite; return True if that is so of all."""
+        """Record a worker with non-finite values; return True if all training workers have some."""
         self._diverged.add(worker)
         return self._workers.live <= self._diverged
 
     def refused(self, worker: int, error: Exception) -> str:
-        """Log that a worker's request was refused, now or later; return why it is dropped."""
-        why = f"is refused: {printable(str(error), MOST_TEXT)}"
+        """Log a refused request; return the reason to drop the worker."""
+        why = f"was refused: {printable(str(error), MOST_TEXT)}"
         self._refusals.warning(f"worker {worker} {why}")
         return why
 
     def drop(self, worker: int, why: str) -> bool:
-        """Go on without a worker; return True if it was training."""
+        """Continue without a worker; return True if it was training."""
         self._begins.pop(worker, None)
         self.deadline.forget(worker)
         if not self.membership.drop(worker):
@@ -88,29 +87,27 @@ class WorkerGroup:
         if len(self.lost) < _MOST_LOST:
             self.lost.append(f"worker {worker} {why}")
         logger.info(
-            "worker %d %s: its half-done step is dropped, and its share of the samples is left out "
-            "until it is back",
+            "worker %d %s: training continues without its step and its samples until it returns",
             *(worker, why),
         )
         return True
 
     def poll(self) -> Iterator[tuple[int, str]]:
-        """Yield workers to be dropped, and why: processes that failed, or that take too long.
+        """Yield failed and late workers, which the caller drops, with the reason.
 
-        Admits those who wait when the caller has dropped them. Raises WorkerLost if no worker is
-        left, or none was there for long.
+        Then admits waiting workers. Raises WorkerLost if no worker is left or returns in time.
         """
         for worker, why in self._pool.poll() if self._pool else ():
             self.membership.mark_dead(worker, why)
             yield worker, why
         if self.membership.has_begun:
             for worker, seconds in self.deadline.overdue().items():
-                yield worker, f"is there, and has completed nothing for {seconds:.0f} s"
+                yield worker, f"is connected, but has completed nothing for {seconds:.0f} s"
             self.membership.poll()
         self._refusals.flush()
 
     def dismiss(self, why: str, waiting: list[RpcRequest]) -> None:
-        """Tell those who ask that the run is over, for a moment: they end with the reason."""
+        """End the workers: refuse their requests with the reason, for two seconds."""
         until_s, left = time.monotonic() + _DISMISSAL_S, set(self._workers.live)
         for request in (*waiting, *self._begins.values()):
             self._rpc.reply(request, refusal(why))
@@ -122,7 +119,7 @@ class WorkerGroup:
                 left.discard(event.worker)
 
     def close(self) -> None:
-        """Disconnect, and let processes of this machine end."""
+        """Disconnect, and wait for the hub's own processes to end."""
         self._rpc.close()
         if self._pool is not None:
             self._pool.close(_LEAVING_S)

@@ -1,7 +1,7 @@
-"""The worker processes of a hub: their settings, their connections, and those it starts itself.
+"""The worker processes of a hub: their connections, errors and life.
 
-A strategy with a hub adds a module whose `work(settings)` connects and works; the hub runs it for
-each device of its own machine, `paceline worker` on others.
+A strategy with a hub has a module whose `main` calls `run_as_process`; the hub runs it for each
+device of its machine, `paceline worker` on other machines.
 """
 
 import json
@@ -18,7 +18,7 @@ from paceline.core.errors import InvalidInput, PacelineError
 from paceline.core.reading import read_json
 from paceline.links import processes
 from paceline.links.cores import physical_cores
-from paceline.links.worker_signals import SignalsOfWorkers, tell_starter
+from paceline.links.worker_signals import WorkerSignals, report_signals
 from paceline.rpc.client import Client, HubRestarted
 from paceline.rpc.connecting import ConnectingWorkers
 from paceline.rpc.frames import Message
@@ -29,42 +29,42 @@ AGAIN, REFUSED, FAILED = "again", "refused", "failed"
 
 
 class WorkerRefused(InvalidInput):
-    """The hub does not let this worker take part, and says why."""
+    """The hub refuses this worker, for the reason in the text."""
 
 
 def check_reply(reply: Message, hub: str = "") -> Message:
-    """Return a reply of the hub; raises HubRestarted or WorkerRefused if it is one of these."""
+    """Return a reply; raises HubRestarted or WorkerRefused if the reply means that."""
     if reply.topic == AGAIN:
-        raise HubRestarted("the hub has given the step up: it begins again")
+        raise HubRestarted("the hub restarts the step")
     if reply.topic == REFUSED:
         raise WorkerRefused.of(hub + bytes(reply.parts[0]).decode(errors="replace"))
     return reply
 
 
 def refusal(why: str) -> Message:
-    """Return the reply that tells a worker why it cannot take part."""
+    """Return the reply that refuses a worker, with the reason."""
     return Message(REFUSED, parts=(why.encode(),))
 
 
-def until_told(tell: Callable[[], None]) -> None:
-    """Tell the hub what it must know before training; again if it has forgotten it meanwhile."""
+def retry_after_restart(report: Callable[[], None]) -> None:
+    """Report to the hub before training; repeat it if the hub restarts in the meantime."""
     while True:
         try:
-            tell()
+            report()
             return
         except HubRestarted:
-            logger.info("the hub has begun anew; measuring for it once more")
+            logger.info("the hub was restarted: measuring again")
 
 
 @contextmanager
 def connected(settings: ConnectingWorkers, folder: Path | None) -> Iterator[dict[int, Client]]:
-    """Connect workers, with the keys in a folder; tell the hub why they end, if they fail."""
+    """Connect workers with the keys in a folder; report an error of the block to the hub."""
     keys = None if folder is None else load_worker_keys(folder)
     clients: dict[int, Client] = {}
     with ExitStack() as stack:
         for worker in settings.numbers:
-            own = settings.connect, settings.run_name, worker
-            client = Client(*own, keys=keys, deadline_s=settings.deadline_s)
+            place = settings.connect, settings.run_name, worker
+            client = Client(*place, keys=keys, deadline_s=settings.deadline_s)
             clients[worker] = stack.enter_context(closing(client))
         try:
             yield clients
@@ -76,29 +76,29 @@ def connected(settings: ConnectingWorkers, folder: Path | None) -> Iterator[dict
                 FAILED, by_input, parts=(error_line(error, listed(settings.numbers)).encode(),)
             )
             for client in clients.values():
-                with suppress(PacelineError):  # the hub may be gone
+                with suppress(PacelineError):  # raised if the hub is gone
                     client.request(message).result()
             raise
 
 
 def difference(here: str, there: str) -> str | None:
-    """Return the first difference of two layouts, or None; InvalidInput if `there` is none."""
-    own, other = json.loads(here), read_json(there.encode(), "what it says of its run")
+    """Return the first difference of two JSON layouts; InvalidInput if `there` is invalid."""
+    own, other = json.loads(here), read_json(there.encode(), "run")
     if not isinstance(other, dict):
-        raise InvalidInput("run", "what it says of its run is no mapping")
+        raise InvalidInput("run", "must be a mapping")
     for part, value in own.items():
         found = other.get(part)
         if isinstance(value, dict) and isinstance(found, dict):
             for name in value | found:
                 if value.get(name) != found.get(name):
-                    return f"{part}, {name}: {found.get(name)} and not {value.get(name)}"
+                    return f"{part}, {name}: {found.get(name)} instead of {value.get(name)}"
         elif value != found:
-            return f"{part}: {found} and not {value}"
+            return f"{part}: {found} instead of {value}"
     return None
 
 
 def listed(workers: Sequence[int]) -> str:
-    """Return the numbers of workers as settings have them: 0,1."""
+    """Format worker numbers as settings have them: 0,1."""
     return ",".join(map(str, workers))
 
 
@@ -108,11 +108,8 @@ _Settings = TypeVar("_Settings", bound=ConnectingWorkers)
 def run_as_process(
     work: Callable[[_Settings, Mapping[int, Client]], None], kind: type[_Settings]
 ) -> None:
-    """Work as the only argument says, which are settings of a `kind`.
-
-    Exit code 2 if the input is to blame, 1 for another error.
-    """
-    tell_starter()
+    """Run `work` with connected clients and the settings in this process's only argument."""
+    report_signals()
     settings = kind.model_validate_json(sys.argv[1])
     shown = logging.StreamHandler()
     shown.setFormatter(logging.Formatter("paceline worker: %(message)s"))
@@ -131,11 +128,11 @@ def run_as_process(
 
 
 class WorkerPool:
-    """A hub's own worker processes, which run `module` with settings of their own."""
+    """Worker processes that a hub starts: each runs `module` with its settings."""
 
     def __init__(self, module: str, settings: Sequence[ConnectingWorkers]) -> None:
         self._processes: list[tuple[ConnectingWorkers, processes.Process]] = []
-        self._signals = SignalsOfWorkers()
+        self._signals = WorkerSignals()
         try:
             for one in settings:
                 process = self._signals.start(module, one.model_dump_json())
@@ -145,10 +142,7 @@ class WorkerPool:
             raise
 
     def poll(self) -> list[tuple[int, str]]:
-        """Return the workers whose process has failed since the last call, and how it ended.
-
-        Stops the run if one of them was signalled.
-        """
+        """Return the workers whose process has ended, with the reason; a signal stops the run."""
         found: list[tuple[int, str]] = []
         self._signals.poll(
             {process.pid: f"worker {listed(one.numbers)}" for one, process in self._processes}
@@ -162,7 +156,7 @@ class WorkerPool:
         return found
 
     def close(self, wait_s: float = 0.0) -> None:
-        """End those that still run after `wait_s`."""
+        """End the processes that still run after `wait_s`."""
         running = [process for _, process in self._processes]
         self._processes.clear()
         processes.end(running, wait_s=wait_s, termination_s=0.0)
@@ -170,5 +164,5 @@ class WorkerPool:
 
 
 def num_threads(num_devices: int, num_others: int = 1) -> int:
-    """Return the threads of each of these devices, with so many other processes beside them."""
+    """Return the number of threads per device on CPU cores shared with other processes."""
     return max(1, len(physical_cores(sched_getaffinity(0))) // (num_devices + num_others))

@@ -1,4 +1,4 @@
-"""Devices of this process: what may be done with them, behind one small protocol.
+"""The devices of this process, behind one small protocol.
 
     device = device_of(tensor.device)
     copies = device.new_stream()
@@ -7,8 +7,7 @@
         there.copy_(here, non_blocking=True)
     device.current_stream().wait(copies.record())
 
-Two kinds: the host's cores, and NVIDIA's GPUs. Tests bring a third one, a simulated GPU, with which
-all of that runs on a machine without one.
+There are the CPU and NVIDIA's GPUs; tests add a simulated GPU.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,90 +16,74 @@ from functools import cache
 
 import torch
 
-from paceline.core.errors import InvalidInput
+from paceline.core.errors import InvalidInput, first_line
+from paceline.links.devices import cuda
 from paceline.links.devices.device import Device as Device
 from paceline.links.devices.device import Event as Event
 from paceline.links.devices.device import Stream as Stream
+from paceline.links.devices.host import HostDevice
 
 
 def device_of(device: torch.device) -> Device:
-    """Return what can be done with a device of torch's. InvalidInput if it is of another kind."""
+    """Return the `Device` of a torch device; InvalidInput for other kinds than CPU and CUDA."""
     return _device_of(current_gpu() if device == torch.device("cuda") else device)
 
 
 @cache
 def _device_of(device: torch.device) -> Device:
     if device.type == "cpu":
-        from paceline.links.devices.host import HostDevice
-
         return HostDevice(device)
     if device.type == "cuda":
-        from paceline.links.devices.cuda import CudaDevice
-
-        return CudaDevice(device)
-    raise InvalidInput(
-        "device",
-        f"{str(device)!r} is of a kind that is not known here",
-        hint="take 'cpu' or 'cuda'",
-    )
+        return cuda.CudaDevice(device)
+    raise InvalidInput("device", "must be 'cpu' or 'cuda'", got=str(device))
 
 
 def gpus() -> tuple[torch.device, ...]:
-    """Return the GPUs that this process sees; asking initialises CUDA.
+    """Return the GPUs that this process sees; initialises CUDA.
 
-    Raises InvalidInput if there are some that cannot be used, as with a driver that is too old: to
-    compute on cores instead would be slow without a word.
+    Raises InvalidInput if GPUs exist but are not usable, for example with an old driver, rather
+    than train slowly on CPU cores.
     """
-    from paceline.links.devices import cuda
-
     return cuda.gpus()
 
 
 def first_device() -> torch.device:
-    """Return the first GPU that this process sees, or the CPU where there is none.
-
-    Raises InvalidInput if there are some that cannot be used.
-    """
+    """Return this process's first GPU, or the CPU; InvalidInput if GPUs are not usable."""
     return next(iter(gpus()), torch.device("cpu"))
 
 
 def device_named(name: str) -> torch.device:
-    """Return the device of a name, such as cpu or cuda:0; InvalidInput if it cannot be used."""
+    """Return the device of a name such as cpu or cuda:0; InvalidInput if it is not usable."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, IndexError) as error:
-        first = str(error).splitlines()[0]
-        raise InvalidInput("device", f"{name!r} cannot be used: {first}") from None
+        raise InvalidInput("device", f"cannot be used: {first_line(error)}", got=name) from None
     return device_of(device).torch_device
 
 
 def current_gpu() -> torch.device:
-    """Return the one of NVIDIA's GPUs that is this thread's current one."""
+    """Return this thread's current NVIDIA GPU."""
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def num_gpus() -> int:
-    """Return the number of GPUs that processes see which are started from here.
+    """Return the number of GPUs that this process's children see.
 
-    Where the driver can count them without it, CUDA stays uninitialised: a process that has
-    initialised it cannot fork others that use it. So a driver that is too old is found by `gpus`
-    alone; InvalidInput if torch finds none of the GPUs that there are.
+    Does not initialise CUDA if the driver can count without it, since forks of a process that has
+    initialised CUDA cannot use GPUs. An old driver is thus detected only by `gpus`. Raises
+    InvalidInput if torch finds none of the existing GPUs.
     """
-    from paceline.links.devices import cuda
-
     return cuda.num_gpus()
 
 
 def can_compute_in_fork() -> bool:
-    """Return True, in a process that was forked, if it can compute on all of its devices.
+    """Return True if this forked process can compute on all of its devices.
 
-    It cannot if the one that forked it has initialised CUDA; nor, where there are GPUs, if that one
-    has gone through a backward pass, which started a thread for each.
+    It cannot if its parent has initialised CUDA or, with GPUs, run a backward pass, which starts a
+    thread per GPU.
     """
-    from paceline.links.devices import cuda
-
-    if cuda.is_lost():
+    if cuda.is_broken_by_fork():
         return False
     try:
         torch.ones(1, requires_grad=True).sum().backward()
@@ -111,7 +94,7 @@ def can_compute_in_fork() -> bool:
 
 @contextmanager
 def random_numbers_restored(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Restore the states of torch's random number generators afterwards, of these devices too."""
+    """Restore torch's random number generators after the block, on these devices, too."""
     with torch.random.fork_rng(devices=[]), ExitStack() as stack:
         for device in map(device_of, devices):
             if (state := device.random_state()) is not None:

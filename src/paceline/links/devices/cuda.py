@@ -13,41 +13,41 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity
 
-from paceline.core.errors import InvalidInput
+from paceline.core.errors import InvalidInput, first_line
 from paceline.core.machine import DeviceKind
 from paceline.links.devices.device import Event, Stream
 
 _DEVICE_FILES = Path("/dev")
-_FORK_S = 30.0  # for a process that was forked to answer, on a busy machine
-_HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES by which a person hides all GPUs
+_FORK_S = 30.0  # for a forked process to answer on a busy machine
+_HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
 
 
 def gpus() -> tuple[torch.device, ...]:
-    """Return NVIDIA's GPUs that this process sees; InvalidInput if they cannot be used."""
+    """Return NVIDIA's GPUs that this process sees; InvalidInput if they are not usable."""
     with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")  # torch warns of a driver that is too old, and goes on
+        warnings.simplefilter("always")  # torch only warns about an old driver
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     num_usable = _checked(count, [str(one.message) for one in found])
     return tuple(torch.device("cuda", index) for index in range(num_usable))
 
 
 def num_gpus() -> int:
-    """Return the number of NVIDIA's GPUs, as their driver tells it without initialising CUDA."""
+    """Return the driver's number of NVIDIA GPUs, without initialising CUDA."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # whether they can be used is for `gpus` to say
+        warnings.simplefilter("ignore")  # `gpus` reports GPUs that are not usable
         count = torch.cuda.device_count()
     return _checked(count, ())
 
 
 def can_fork() -> bool:
-    """Return True if a process that is forked from this one can use GPUs.
+    """Return True if forks of this process can use GPUs.
 
-    It cannot if this one has initialised CUDA, which torch tells in the forked process only; nor if
-    what a library does in each fork hangs there.
+    They cannot once this process has initialised CUDA, which torch reports only in a fork, or if a
+    library's fork handler hangs.
     """
     pid = os.fork()
     if pid == 0:
-        os._exit(is_lost())
+        os._exit(is_broken_by_fork())
     pidfd = os.pidfd_open(pid)
     try:
         ended = select.poll()
@@ -59,24 +59,21 @@ def can_fork() -> bool:
     return os.waitpid(pid, 0)[1] == 0
 
 
-def is_lost() -> bool:
-    """Return True, in a process that was forked, if CUDA was initialised before."""
+def is_broken_by_fork() -> bool:
+    """Return True in a forked process if its parent had initialised CUDA."""
     return bool(torch.cuda._is_in_bad_fork())
 
 
 def _checked(count: int, warned: Sequence[str]) -> int:
-    """Return the number of GPUs that torch finds; InvalidInput if there are others only."""
+    """Return torch's number of GPUs; InvalidInput if GPUs exist but torch finds none."""
     if count == 0 and (why := _why_unusable(warned)):
-        raise InvalidInput(
-            "device",
-            f"this machine has a GPU that cannot be used: {why}",
-            hint="mend that, or hide the GPU with CUDA_VISIBLE_DEVICES= to compute on CPU cores",
-        )
+        hint = "fix that, or set CUDA_VISIBLE_DEVICES= to compute on CPU cores"
+        raise InvalidInput("device", f"cannot use this machine's GPU: {why}", hint=hint)
     return count
 
 
 def _why_unusable(warned: Sequence[str]) -> str | None:
-    """Return why torch cannot use a GPU that this machine has; None if it has none, or hides it."""
+    """Return why torch cannot use this machine's GPU; None without a GPU, or if it is hidden."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN:
         return None
     if not any(_DEVICE_FILES.glob("nvidia[0-9]*")):
@@ -91,13 +88,13 @@ class CudaEvent:
     """An event of CUDA."""
 
     def __init__(self, stream: torch.cuda.Stream, timed: bool) -> None:
-        # blocking: the waiting thread sleeps, where spinning would take a core from others
+        # blocking: the waiting thread sleeps instead of spinning on a core
         self.event = torch.cuda.Event(enable_timing=timed, blocking=True)
         self.event.record(stream)
 
     @property
     def is_reached(self) -> bool:
-        """True once it is reached."""
+        """True once all earlier work of the stream is done."""
         return bool(self.event.query())
 
     def synchronize(self) -> None:
@@ -105,7 +102,7 @@ class CudaEvent:
         self.event.synchronize()
 
     def seconds_after(self, earlier: Event) -> float:
-        """Return the seconds between two events, as exact as a float32 of milliseconds is."""
+        """Return the seconds between two events, measured as float32 milliseconds."""
         assert isinstance(earlier, CudaEvent)
         elapsed_ms: float = earlier.event.elapsed_time(self.event)
         return elapsed_ms * 1e-3
@@ -118,30 +115,30 @@ class CudaStream:
         self.stream = stream
 
     def record(self, *, timed: bool = False) -> CudaEvent:
-        """Return an event behind all work that is queued here now."""
+        """Return an event after all queued work."""
         return CudaEvent(self.stream, timed)
 
     def wait(self, event: Event) -> None:
-        """Begin later work only when the event is reached."""
+        """Make later work wait for the event."""
         assert isinstance(event, CudaEvent)
         self.stream.wait_event(event.event)
 
     def wait_stream(self, other: Stream) -> None:
-        """Begin later work after all that is queued in the other stream now."""
+        """Make later work wait for all queued work of the other stream."""
         assert isinstance(other, CudaStream)
         self.stream.wait_stream(other.stream)
 
     def synchronize(self) -> None:
-        """Wait on the host until all work queued here is done."""
+        """Wait on the host until all queued work is done."""
         self.stream.synchronize()
 
     def keep(self, tensor: Tensor) -> None:
-        """Keep the tensor's memory from reuse until this stream has done with it."""
+        """Keep the tensor's memory from reuse until this stream has finished its queued work."""
         tensor.record_stream(self.stream)
 
 
 class CudaDevice:
-    """A GPU of this process. Making this object does not touch it."""
+    """A GPU of this process. Constructing it does not touch the GPU."""
 
     kind = DeviceKind.GPU
     is_asynchronous = True
@@ -154,7 +151,7 @@ class CudaDevice:
 
     @cached_property
     def name(self) -> str:
-        """The name of the product."""
+        """The product's name."""
         return torch.cuda.get_device_name(self.torch_device)
 
     def new_stream(self) -> CudaStream:
@@ -162,11 +159,11 @@ class CudaDevice:
         return CudaStream(torch.cuda.Stream(self.torch_device))
 
     def current_stream(self) -> CudaStream:
-        """Return the stream in which this thread queues work for this GPU."""
+        """Return this thread's current stream of this GPU."""
         return CudaStream(torch.cuda.current_stream(self.torch_device))
 
     def use(self, stream: Stream | None = None) -> AbstractContextManager[object]:
-        """Make this GPU, and one of its streams, those of this thread for a while."""
+        """Make this GPU, and optionally one of its streams, current within the block."""
         if stream is None:
             return torch.cuda.device(self.torch_device)
         assert isinstance(stream, CudaStream)
@@ -174,30 +171,30 @@ class CudaDevice:
 
     @contextmanager
     def _in(self, stream: CudaStream) -> Iterator[None]:
-        # A stream's context restores the stream of the device that was current before: both.
+        # torch.cuda.stream alone restores the stream of the previously current device only.
         with torch.cuda.device(self.torch_device), torch.cuda.stream(stream.stream):
             yield
 
     def synchronize(self) -> None:
-        """Wait until all work that is queued in all streams is done."""
+        """Wait until all queued work of all streams is done."""
         torch.cuda.synchronize(self.torch_device)
 
     def memory_nbytes(self) -> tuple[int, int] | None:
-        """Return the bytes of the GPU's memory that no process has taken, and all of them."""
+        """Return the free and total bytes of the GPU's memory."""
         free, _ = torch.cuda.mem_get_info(self.torch_device)
         return free, int(torch.cuda.get_device_properties(self.torch_device).total_memory)
 
     def limit_memory(self, nbytes: int) -> None:
-        """Refuse this process more than so much of the GPU's memory."""
+        """Limit this process to `nbytes` of the GPU's memory."""
         total = torch.cuda.get_device_properties(self.torch_device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, nbytes / total), self.torch_device)
 
     def reaches(self, other: torch.device) -> bool:
-        """Return True if there is peer access to another GPU."""
+        """Return True if this GPU has peer access to another GPU."""
         return torch.cuda.can_device_access_peer(self.torch_device, other)
 
     def pin(self, memory: Tensor) -> Callable[[], None]:
-        """Pin host memory; return what undoes it. InvalidInput if there is not enough of it."""
+        """Pin host memory; return a function that unpins it. InvalidInput if memory is short."""
         runtime, check = torch.cuda.cudart(), torch.cuda.check_error
         address, nbytes = memory.data_ptr(), memory.nbytes
         with self._pinning(nbytes):
@@ -210,22 +207,19 @@ class CudaDevice:
         return unpin
 
     def pinned_like(self, tensor: Tensor) -> Tensor:
-        """Return a new tensor in pinned host memory, of the same shape, strides and type."""
+        """Return a new tensor in pinned host memory, with equal shape, strides and type."""
         with self._pinning(tensor.nbytes):
             return torch.empty_like(tensor, device="cpu", pin_memory=True)
 
     @contextmanager
     def _pinning(self, nbytes: int) -> Iterator[None]:
-        with self.use():  # or a context would be made on GPU 0
+        with self.use():  # else torch would create a context on GPU 0
             try:
                 yield
             except RuntimeError as error:
-                raise InvalidInput(
-                    "device",
-                    f"{nbytes:,} bytes of host memory cannot be pinned for {self.torch_device}: "
-                    f"{str(error).splitlines()[0]}",
-                    hint="free memory, or use fewer workers",
-                ) from None
+                problem = f"{self.torch_device} cannot pin {nbytes:,} bytes: {first_line(error)}"
+                hint = "free memory, or use fewer workers"
+                raise InvalidInput("device", problem, hint=hint) from None
 
     def random_state(self) -> Tensor | None:
         """Return the state of the GPU's random numbers."""

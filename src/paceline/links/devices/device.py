@@ -1,8 +1,8 @@
-"""What differs between devices: streams, events, memory, random numbers.
+"""The differences between devices: streams, events, memory and random numbers.
 
-A device that is asynchronous has streams, in which work is done one piece after another while the
-host goes on. A thread queues work in its current stream. A stream waits for another at an event.
-Nothing here asks which device is the thread's current one: that belongs to the user.
+An asynchronous device has streams, which execute queued work in order while the host continues. A
+thread queues work in its current stream; a stream waits for another one at an event. Nothing here
+depends on the thread's current device, which belongs to the user.
 """
 
 from collections.abc import Callable
@@ -17,47 +17,46 @@ from paceline.core.machine import DeviceKind
 
 
 class Event(Protocol):
-    """A place in a stream, reached when all work queued there before it is done."""
+    """A position in a stream, reached when all earlier work of the stream is done."""
 
     @property
     def is_reached(self) -> bool:
-        """True once it is reached: `synchronize` returns at once then."""
+        """True once it is reached, when `synchronize` returns immediately."""
 
     def synchronize(self) -> None:
-        """Wait on the host until it is reached; the waiting thread sleeps."""
+        """Wait on the host until it is reached, without spinning."""
 
     def seconds_after(self, earlier: "Event") -> float:
-        """Return the seconds from another event to this one; both timed, and both reached."""
+        """Return the seconds from another event; both must be timed and reached."""
 
 
 class Stream(Protocol):
     """A queue of work on a device."""
 
     def record(self, *, timed: bool = False) -> Event:
-        """Return an event behind all work that is queued here now."""
+        """Return an event after all queued work."""
 
     def wait(self, event: Event) -> None:
-        """Begin the work that is queued here from now on only when the event is reached."""
+        """Make later work wait for the event."""
 
     def wait_stream(self, other: "Stream") -> None:
-        """Begin the work that is queued here from now on after all that is queued there now."""
+        """Make later work wait for all queued work of the other stream."""
 
     def synchronize(self) -> None:
-        """Wait on the host until all work queued here is done."""
+        """Wait on the host until all queued work is done."""
 
     def keep(self, tensor: Tensor) -> None:
-        """Keep the tensor's memory from reuse until the work that is queued here when it is freed.
+        """Keep the tensor's memory from reuse until this stream has finished its queued work.
 
-        Needed for memory that was allocated in another stream: the allocator knows of that alone.
+        Needed for memory allocated in another stream: the allocator tracks only that one.
         """
 
 
 class Device(Protocol):
     """A device of this process.
 
-    `backend`: of torch.distributed, for tensors on devices of this kind. `has_triton`: True if
-    Triton's kernels can run here. `profiled`: what torch.profiler records of it beside the host's
-    calls.
+    `backend` is torch.distributed's for this kind of device. `has_triton`: Triton kernels can run.
+    `profiled`: the activities that torch.profiler records in addition to host calls.
     """
 
     torch_device: torch.device
@@ -75,37 +74,31 @@ class Device(Protocol):
         """Return a new stream."""
 
     def current_stream(self) -> Stream:
-        """Return the stream in which this thread queues work for this device."""
+        """Return this thread's current stream of this device."""
 
     def use(self, stream: Stream | None = None) -> AbstractContextManager[object]:
-        """Make this device, and one of its streams, those of this thread for a while."""
+        """Make this device, and optionally one of its streams, current within the block."""
 
     def synchronize(self) -> None:
-        """Wait until all work that is queued in all streams is done."""
+        """Wait until all queued work of all streams is done."""
 
     def memory_nbytes(self) -> tuple[int, int] | None:
-        """Return the free bytes of its own memory and all of them; None if it has the host's."""
+        """Return the free and total bytes of its memory; None if it uses host memory."""
 
     def limit_memory(self, nbytes: int) -> None:
-        """Refuse this process more than so much of the memory in which tensors lie."""
+        """Limit this process to `nbytes` of the memory for tensors."""
 
     def reaches(self, other: torch.device) -> bool:
-        """Return True if it copies to and from another device of its kind without the host."""
+        """Return True if it can copy to and from another device without the host."""
 
     def pin(self, memory: Tensor) -> Callable[[], None]:
-        """Pin host memory, of which copies are asynchronous then; return what undoes it.
-
-        Raises InvalidInput if the system does not allow so much.
-        """
+        """Pin host memory for asynchronous copies; return a function that unpins it."""
 
     def pinned_like(self, tensor: Tensor) -> Tensor:
-        """Return a new tensor in pinned host memory, of the same shape, strides and type.
-
-        Raises InvalidInput if the system does not allow so much.
-        """
+        """Return a new tensor in pinned host memory, with equal shape, strides and type."""
 
     def random_state(self) -> Tensor | None:
-        """Return the state of the device's random numbers; None if they are the host's."""
+        """Return the state of the device's random numbers; None if it uses the host's."""
 
     def set_random_state(self, state: Tensor) -> None:
         """Set the state of the device's random numbers."""

@@ -1,4 +1,4 @@
-"""The host's own cores: work is done when the call that asks for it returns."""
+"""The CPU: work is done when the call returns."""
 
 import resource
 from collections.abc import Callable
@@ -27,43 +27,43 @@ class HostDevice:
         self.torch_device = device
 
     def new_stream(self) -> NoReturn:
-        """Raise RuntimeError: there are no streams."""
+        """Raise RuntimeError."""
         raise RuntimeError("a CPU has no streams; ask `is_asynchronous` first")
 
     def current_stream(self) -> NoReturn:
-        """Raise RuntimeError: there are no streams."""
+        """Raise RuntimeError."""
         self.new_stream()
 
     def use(self, stream: Stream | None = None) -> AbstractContextManager[object]:
-        """Do nothing: there is one device of this kind."""
+        """Do nothing: there is only one CPU device."""
         return nullcontext()
 
     def synchronize(self) -> None:
         """Do nothing: all work is done."""
 
     def memory_nbytes(self) -> tuple[int, int] | None:
-        """Return None: its memory is the host's."""
+        """Return None, since it uses host memory."""
         return None
 
     def limit_memory(self, nbytes: int) -> None:
-        """Refuse this process more than so much private writable memory."""
+        """Limit this process's private writable memory, without a core dump when it runs out."""
         resource.setrlimit(resource.RLIMIT_DATA, (nbytes, nbytes))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dump when memory runs out
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     def reaches(self, other: torch.device) -> bool:
-        """Return True: its own memory is the only one of this kind."""
+        """Return True: the CPU has one memory."""
         return True
 
     def pin(self, memory: Tensor) -> Callable[[], None]:
-        """Do nothing: nothing is copied between host and device."""
+        """Do nothing: no copies are needed."""
         return lambda: None
 
     def pinned_like(self, tensor: Tensor) -> Tensor:
-        """Return a new tensor of the same shape, strides and type."""
+        """Return a new tensor of equal shape, strides and type."""
         return torch.empty_like(tensor, device="cpu")
 
     def random_state(self) -> Tensor | None:
-        """Return None: the random numbers are the host's."""
+        """Return None, since it uses the host's random numbers."""
         return None
 
     def set_random_state(self, state: Tensor) -> None:

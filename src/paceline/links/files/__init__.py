@@ -1,1 +1,1 @@
-"""Files from outside: how large each kind may be, and how it is read."""
+"""Files of users: size limits, reading and writing."""

@@ -1,4 +1,4 @@
-"""Write files that are whole or not there, whenever the process is killed."""
+"""Write files that are complete or absent, even if the process is killed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,10 +7,7 @@ from pathlib import Path
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Give the block another path to write to, and rename it to this one if the block ends well.
-
-    The other one is removed if the block raises; after `kill -9` it may be left.
-    """
+    """Yield a temporary path, renamed to `path` if the block succeeds, else removed."""
     partial = path.with_name(f".partial-{path.name}")
     try:
         yield partial
@@ -20,6 +17,6 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all."""
+    """Write a text file completely or not at all."""
     with written_whole(path) as partial:
         partial.write_text(text, encoding="utf-8")

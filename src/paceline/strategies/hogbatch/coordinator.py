@@ -143,7 +143,7 @@ class Coordinator:
 
     def _go_on(self) -> None:
         self._is_paused = False
-        self._clock.go_on()
+        self._clock.resume()
         self._status.begin()
         self._hand_out_to_idle()
 

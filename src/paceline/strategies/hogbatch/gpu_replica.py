@@ -86,8 +86,8 @@ def _places(entries: Sequence[TensorSpec]) -> Iterator[tuple[torch.dtype, slice]
     for dtype, group in groupby(entries, key=lambda one: one.dtype):
         own = list(group)
         place = slice(own[0].offset, own[-1].end)
-        if dtype != "bool" and place.start < place.stop:
-            yield getattr(torch, dtype), place
+        if dtype != torch.bool and place.start < place.stop:
+            yield dtype, place
 
 
 class _Sharing:

@@ -15,7 +15,7 @@ from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose
 from paceline.exchange.session import Progress
 from paceline.rpc.client import Client
-from paceline.rpc.workers import connected, run_as_process, until_told
+from paceline.rpc.workers import connected, retry_after_restart, run_as_process
 from paceline.strategies.wheel import job as jobs
 from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.config import RunSpec
@@ -79,7 +79,7 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
         if own is not None:
             lanes = config.workers_by_device.values()
             below = [hub.answers.profiles[one[0]] for one in lanes]
-            until_told(partial(server.parent.measure, own, below, job.whole_nbytes))
+            retry_after_restart(partial(server.parent.measure, own, below, job.whole_nbytes))
         server.begin()
         num_parts = job.steps_per_epoch * spec.place[1]
         progress.begin(job.num_samples * spec.num_steps // num_parts, "samples")

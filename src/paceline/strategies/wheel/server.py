@@ -25,7 +25,7 @@ from paceline.core.outcome import Updates
 from paceline.core.plan import Kind
 from paceline.exchange.step import OF_CLASSES, Learning, Share
 from paceline.rpc import tensor_parts
-from paceline.rpc.proportion import LARGEST_LOSS, ValueChecks, naming
+from paceline.rpc.value_checks import LARGEST_LOSS, ValueChecks, naming
 from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.lent import LentHead
 from paceline.strategies.wheel.staleness import HeadGradients, LossSum, WorkerProgress, Workers

@@ -27,11 +27,11 @@ from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose
 from paceline.measure.device_profile import DeviceProfile
 from paceline.record.worker_trace import Trace
-from paceline.rpc import proportion, tensor_parts
+from paceline.rpc import tensor_parts, value_checks
 from paceline.rpc.client import Client, HubRestarted
 from paceline.rpc.frames import Buffer, Message
-from paceline.rpc.proportion import LARGEST_LOSS
 from paceline.rpc.tensor_parts import Parts
+from paceline.rpc.value_checks import LARGEST_LOSS
 from paceline.rpc.workers import check_reply
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import GradientSum, ParameterServer
@@ -153,7 +153,7 @@ class ChildHubs:
         """Return a child hub's losses by epoch; InvalidInput or NonFinite for what cannot be."""
         num_rows = part.nbytes // (_LOSS_FIELDS * torch.float64.itemsize)
         rows = tensor_parts.values_of(part, torch.float64, num_rows * _LOSS_FIELDS)
-        if not proportion.all_finite([rows]):
+        if not value_checks.all_finite([rows]):
             raise NonFinite("the training loss of a child hub is NaN or infinite")
         found: dict[int, LossSum] = {}
         for epoch, num_samples, total in rows.view(-1, _LOSS_FIELDS).tolist():

@@ -40,7 +40,7 @@ from paceline.rpc.client import Client, HubRestarted, ReplyFuture
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
-from paceline.rpc.workers import check_reply, listed, run_as_process, until_told
+from paceline.rpc.workers import check_reply, listed, retry_after_restart, run_as_process
 from paceline.strategies.wheel import job, protocol
 from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.protocol import Topic
@@ -279,7 +279,7 @@ def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) ->
             for worker, client in clients.items()
         ]
         if spec.profile_s:
-            until_told(bodies[0].profile)
+            retry_after_restart(bodies[0].profile)
         turns.run({body.worker: body.run for body in bodies}, device_of(device))
 
 

@@ -1,4 +1,4 @@
-"""Check values that workers send: finite, and in proportion to those of the others."""
+"""Check values from workers: finite, and with a norm similar to the other workers'."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,42 +11,39 @@ from torch import Tensor
 
 from paceline.core.errors import InvalidInput, NonFinite
 
-LARGEST_LOSS = 1e12  # of a sample: a run diverges that has more
-_KEPT = 64  # norms of accepted gradients
-_FEWEST = 4  # of others, by which one may be judged
-# Norms of healthy gradients differ by a few times from one batch to the next.
+LARGEST_LOSS = 1e12  # of a sample; a larger loss means divergence
+_KEPT = 64  # accepted norms for comparison
+_FEWEST = 4  # norms of other workers needed for a comparison
+# Norms of healthy gradients differ only by a small factor between batches.
 _MOST_TIMES = 100.0
-_MOST_TIMES_PARAMETERS = 1e6  # before others can be compared with
+_MOST_TIMES_PARAMETERS = 1e6  # without norms of other workers
 
 
-class Proportions:
-    """The norms of the `what` that were accepted last, by which others are judged."""
+class NormCheck:
+    """Compares the norm of a worker's values, called `what`, with norms accepted earlier."""
 
     def __init__(self, what: str = "gradients") -> None:
         self._what = what
         self._accepted: deque[tuple[int, float]] = deque(maxlen=_KEPT)
 
     def check(self, worker: int, norm: float, parameters_norm: Callable[[], float]) -> None:
-        """Accept a worker's norm. InvalidInput if those of others, or parameters, are far below."""
+        """Accept a norm; InvalidInput if the others' norms, or the parameters', are far smaller."""
         others = [one for who, one in self._accepted if who != worker and one > 0]
         if len(others) >= _FEWEST:
-            usual, most, whose = median(others), _MOST_TIMES, f"{self._what} of the others"
+            usual, most, whose = median(others), _MOST_TIMES, "other workers'"
         else:
-            usual, most, whose = 1 + parameters_norm(), _MOST_TIMES_PARAMETERS, "parameters"
+            usual, most, whose = 1 + parameters_norm(), _MOST_TIMES_PARAMETERS, "parameters'"
         if norm > most * usual:
-            raise InvalidInput(
-                self._what,
-                f"whose norm is {norm:.3g} are out of all proportion to that of the {whose}, "
-                f"{usual:.3g}",
-            )
+            problem = f"must have a norm similar to the {whose}, {usual:.3g}"
+            raise InvalidInput(self._what, problem, got=float(f"{norm:.3g}"))
         self._accepted.append((worker, norm))
 
 
 class ValueChecks:
-    """Checks values before a model with these `parameters` takes them.
+    """Checks values before a model with these `parameters` uses them.
 
-    In a rehearsal, whose values are all zeros, `reads_values` is False. Norms are compared if
-    `compares_norms` is set, as for workers of elsewhere; not those of gradients that are clipped.
+    `reads_values` is False in a rehearsal, whose values are all zeros. `compares_norms` is set for
+    workers on other machines; norms of clipped gradients are not compared.
     """
 
     def __init__(
@@ -54,18 +51,17 @@ class ValueChecks:
     ) -> None:
         self._parameters, self._reads_values = parameters, reads_values
         self._is_clipped, self.compares_norms = is_clipped, False
-        self._of_gradients, self._of_activations = Proportions(), Proportions("activations")
+        self._of_gradients, self._of_activations = NormCheck(), NormCheck("activations")
 
     def finite(self, who: str, what: str, values: Iterable[Tensor]) -> None:
         """Raise NonFinite if one of the values is not finite."""
         if self._reads_values and not all_finite(values):
             raise NonFinite(
-                f"{who}: the {what} are NaN or infinite, and were not used; choose a smaller "
-                "learning_rate"
+                f"{who}: {what} are NaN or infinite and were not used; lower learning_rate"
             )
 
     def activations(self, who: str, worker: int, values: Tensor) -> None:
-        """Raise NonFinite or InvalidInput before a head has taken activations into its buffers."""
+        """Raise NonFinite or InvalidInput for activations that would spoil a head's buffers."""
         if not len(values):
             return
         self.finite(who, "activations", [values])
@@ -84,14 +80,14 @@ class ValueChecks:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Return True if no value is NaN or infinite; then each was read only once."""
-    # A sum with NaN or infinity in it is never finite; a sum of finite values may overflow.
+    """Return True if no value is NaN or infinite."""
+    # A finite sum proves finite values in one pass; the sum of finite values may overflow.
     return all(bool(one.sum().isfinite()) or bool(one.isfinite().all()) for one in tensors)
 
 
 @contextmanager
 def naming(who: str) -> Iterator[None]:
-    """Name the worker in an InvalidInput that its values cause."""
+    """Prefix an InvalidInput of the block with the worker's name."""
     try:
         yield
     except InvalidInput as error:
@@ -102,18 +98,15 @@ def check_buffers(found: Sequence[Tensor], known: Sequence[Tensor]) -> None:
     """Raise NonFinite or InvalidInput for buffers, such as running means, that spoil a model."""
     norm = norm_of(one for one in found if one.is_floating_point())
     if not isfinite(norm):
-        raise NonFinite("buffers: values that are NaN or infinite; choose a smaller learning_rate")
+        raise NonFinite("buffers are NaN or infinite; lower learning_rate")
     usual = 1 + norm_of(one for one in known if one.is_floating_point())
     if norm > _MOST_TIMES_PARAMETERS * usual:
-        raise InvalidInput(
-            "buffers",
-            f"buffers whose norm is {norm:.3g} are out of all proportion to those before, "
-            f"{usual:.3g}",
-        )
+        problem = f"must have a norm similar to the previous one, {usual:.3g}"
+        raise InvalidInput("buffers", problem, got=float(f"{norm:.3g}"))
 
 
 def norm_of(vectors: Iterable[Tensor]) -> float:
-    """Return the norm of all values, which is not finite if one of them is not."""
+    """Return the norm of all values; it is not finite if a value is not."""
     return hypot(*map(_norm, vectors))
 
 
@@ -121,4 +114,4 @@ def _norm(vector: Tensor) -> float:
     norm = float(torch.linalg.vector_norm(vector))
     if isfinite(norm):
         return norm
-    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))  # squares had overflown
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))  # squares overflowed
