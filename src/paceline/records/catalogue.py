@@ -5,9 +5,9 @@
     device = "v100"
     devices = 8          # of a host
     hosts = 2
-    link = "nvlink2"     # between the devices of a host; by default what the device has
+    link = "nvlink2"     # between the devices of a host; by default the GPU model's link
     network = "25gbe"    # between hosts
-    rails = 1            # network adapters of a host, each of which has this network's rate
+    rails = 1            # network adapters of a host, each with the rate of `network`
 
 Devices of a host exchange messages over `link`, each at the full rate unless they share a bus. They
 reach the host's memory and the network over PCI Express.
@@ -15,9 +15,10 @@ reach the host's memory and the network over PCI Express.
 
 import re
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -30,15 +31,16 @@ from paceline.core.names import not_known
 from paceline.core.network import Link
 from paceline.core.reading import first_fault
 
-# Shares of data-sheet rates that layers reach: large convolutions, and memory copies.
+# Shares of data-sheet rates that large convolutions and memory copies reach.
 _FLOPS_REACHED, _MEMORY_REACHED = 0.68, 0.8
-_HALF_REACHED = 0.45  # share of tensor-core rates, which layers use less
+_HALF_REACHED = 0.45  # share of tensor-core rates
 _CALL_S = 5e-6
 # A server's cores, memory and bandwidth for each GPU: half a socket.
 _HOST_CORES, _HOST_NBYTES, _HOST_BYTES_PER_S = 6, 64e9, 16e9
 _BY_NAME = re.compile(
     r"(?:(?P<hosts>\d+)x)?(?P<devices>\d+)x(?P<device>[a-z][a-z0-9-]*)(?:\+(?:(?P<rails>\d+)x)?(?P<network>[a-z0-9-]+))?"
 )
+_Entry = TypeVar("_Entry")
 _SWITCH, _LINKS = "switch", "links"  # rates between hosts, and between devices of a host
 
 
@@ -85,18 +87,18 @@ def _catalogue() -> _Catalogue:
 
 def known_link(name: str) -> KnownLink:
     """Look up a link; InvalidInput lists the known names."""
-    known = _catalogue().links
-    if name not in known:
-        raise not_known("link", name, sorted(known))
-    return known[name]
+    return _known(_catalogue().links, "link", name)
 
 
 def known_model(name: str) -> KnownModel:
     """Look up a GPU model; InvalidInput lists the known names."""
-    known = _catalogue().devices
-    if name not in known:
-        raise not_known("device", name, sorted(known))
-    return known[name]
+    return _known(_catalogue().devices, "device", name)
+
+
+def _known(entries: Mapping[str, _Entry], field: str, name: str) -> _Entry:
+    if name not in entries:
+        raise not_known(field, name, sorted(entries))
+    return entries[name]
 
 
 class EqualDevices(Fact):
@@ -112,9 +114,9 @@ class EqualDevices(Fact):
     @model_validator(mode="after")
     def _is_joined(self) -> Self:
         if self.hosts > 1 and self.network is None:
-            raise ValueError('network: several hosts need one between them, such as "25gbe"')
+            raise ValueError('network: is required for several hosts, such as "25gbe"')
         if self.rails > 1 and self.hosts == 1:
-            raise ValueError("rails: a single host has no network between hosts; leave them out")
+            raise ValueError("rails: must be 1 for a single host, which has no network")
         return self
 
     def machine(self, name: str, losses: Losses | None = None) -> Machine:
@@ -152,7 +154,7 @@ class EqualDevices(Fact):
             cores=_HOST_CORES * count,
             memory_bytes=_HOST_NBYTES * count,
             memory_bandwidth_bytes_per_s=_HOST_BYTES_PER_S * count,
-            source="usual of servers with so many GPUs",
+            source="typical server for this number of GPUs",
         )
 
     def _device(self, number: int, model: KnownModel) -> Device:
@@ -170,7 +172,7 @@ class EqualDevices(Fact):
         )
 
     def _joined(self, link: str, bus: str) -> dict[str, Any]:
-        """Return the links, and a switch if devices have more than the host's bus."""
+        """Return the links, and a switch if devices have a faster link than the host's bus."""
         known = known_link(link)
         own = [f"gpu{number}" for number in range(self.devices)]
         links = [_link((device, "host"), known_link(bus)) for device in own]
@@ -190,7 +192,7 @@ class EqualDevices(Fact):
 
 
 def _link(between: tuple[str, str], known: KnownLink) -> Link:
-    # a message between two devices uses two of these links
+    # A message between two devices uses two of these links, hence half the latency.
     return Link(
         between=between,
         bandwidth_bytes_per_s=known.bandwidth_bytes_per_s,
@@ -225,4 +227,4 @@ def by_name(text: str) -> Machine | None:
     try:
         return EqualDevices.model_validate(given).machine(text.replace("+", "."))
     except ValidationError as error:
-        raise InvalidInput("machine", f"{text}: {first_fault(error)}") from None
+        raise InvalidInput("machine", first_fault(error), got=text) from None
