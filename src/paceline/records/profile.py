@@ -55,7 +55,9 @@ class ProfileSettings(Record):
     def _batch_fits_workers(self) -> Self:
         size = self.batch_size
         if size < self.workers:
-            raise ValueError(f"batch_size: must be at least {self.workers}, the workers (got {size})")
+            raise ValueError(
+                f"batch_size: must be at least {self.workers}, the workers (got {size})"
+            )
         return self
 
 

@@ -200,7 +200,9 @@ def _numbered(given: dict[str, Any]) -> dict[str, Any]:
         hint = f"a list requires strategy {' or '.join(taking)}"
         raise InvalidInput("workers", "must be an integer", got=workers, hint=hint)
     if len(workers) > _MOST_DIGITS:
-        raise InvalidInput("workers", f"must have at most {_MOST_DIGITS} digits", got=shown(workers))
+        raise InvalidInput(
+            "workers", f"must have at most {_MOST_DIGITS} digits", got=shown(workers)
+        )
     return given | {"workers": int(workers)}
 
 
