@@ -58,6 +58,16 @@ class KnownLink(Fact):
     rdma: bool = False
     source: Source
 
+    @property
+    def half(self) -> dict[str, Any]:
+        """Fields of each of the two links on the way between devices, or between hosts."""
+        return {
+            "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
+            "share": self.share,
+            "latency_s": self.latency_s / 2,
+            "source": self.source,
+        }
+
 
 class KnownModel(Fact):
     """A GPU model by its data sheet, and its links.
@@ -135,17 +145,8 @@ class EqualDevices(Fact):
             return Machine(**fields)
         assert self.network is not None
         net = known_link(self.network)
-        level = Level(
-            name=_SWITCH,
-            count=self.hosts,
-            bandwidth_bytes_per_s=net.bandwidth_bytes_per_s,
-            latency_s=net.latency_s / 2,
-            share=net.share,
-            rails=self.rails,
-            rdma=net.rdma,
-            source=net.source,
-        )
-        return Cluster(**fields, levels=(level,))
+        own = {"name": _SWITCH, "count": self.hosts, "rails": self.rails, "rdma": net.rdma}
+        return Cluster(**fields, levels=(Level(**own, **net.half),))
 
     def _host(self) -> Host:
         count = self.devices
@@ -175,10 +176,10 @@ class EqualDevices(Fact):
         """Return the links, and a switch if devices have a faster link than the host's bus."""
         known = known_link(link)
         own = [f"gpu{number}" for number in range(self.devices)]
-        links = [_link((device, "host"), known_link(bus)) for device in own]
+        links = [Link(between=(device, "host"), **known_link(bus).half) for device in own]
         if link == bus:
             return {"links": tuple(links)}
-        links += [_link((device, _LINKS), known) for device in own]
+        links += [Link(between=(device, _LINKS), **known.half) for device in own]
         if known.together_bytes_per_s is not None:
             links.append(
                 Link(
@@ -189,17 +190,6 @@ class EqualDevices(Fact):
                 )
             )
         return {"links": tuple(links), "switches": (Switch(name=_LINKS, source=known.source),)}
-
-
-def _link(between: tuple[str, str], known: KnownLink) -> Link:
-    # A message between two devices uses two of these links, hence half the latency.
-    return Link(
-        between=between,
-        bandwidth_bytes_per_s=known.bandwidth_bytes_per_s,
-        share=known.share,
-        latency_s=known.latency_s / 2,
-        source=known.source,
-    )
 
 
 class EqualFile(Fact):
@@ -227,4 +217,5 @@ def by_name(text: str) -> Machine | None:
     try:
         return EqualDevices.model_validate(given).machine(text.replace("+", "."))
     except ValidationError as error:
-        raise InvalidInput("machine", first_fault(error), got=text) from None
+        fault = InvalidInput.of(first_fault(error))
+        raise InvalidInput("machine", f"{text}: {fault}") from None

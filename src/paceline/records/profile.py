@@ -53,11 +53,9 @@ class ProfileSettings(Record):
 
     @model_validator(mode="after")
     def _batch_fits_workers(self) -> Self:
-        size = self.batch_size
-        if size < self.workers:
-            raise ValueError(
-                f"batch_size: must be at least {self.workers}, the workers (got {size})"
-            )
+        if self.batch_size < self.workers:
+            problem = f"must be at least the number of workers, {self.workers}"
+            raise ValueError(f"batch_size: {problem} (got {self.batch_size})")
         return self
 
 

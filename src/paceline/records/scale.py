@@ -39,7 +39,7 @@ class Point(NamedTuple):
         return self.batch if self.scaling == "strong" else self.batch * self.workers
 
     def steps_of(self, samples: int) -> int:
-        """Return the steps of an epoch; `samples`: of one worker's epoch."""
+        """Return the steps of an epoch of `samples`, with weak scaling of each worker."""
         total = samples * self.workers if self.scaling == "weak" else samples
         return -(-total // self.batch_size)
 
@@ -57,6 +57,7 @@ def _read_counts(values: Any) -> Any:
 _Counts = Annotated[
     tuple[_Count, ...], Field(min_length=1, max_length=_MOST), BeforeValidator(_read_counts)
 ]
+_Scalings = Annotated[tuple[Scaling, ...], Field(min_length=1), BeforeValidator(read_list)]
 _Names = Annotated[
     tuple[str, ...], Field(min_length=1, max_length=_MOST), BeforeValidator(read_list)
 ]
@@ -72,29 +73,21 @@ class ScaleSettings(Record):
     model: Model
     workers: _Counts = Field((1, 2), description="Numbers of workers, such as 1,2,4.")
     batch_size: _Counts = Field(
-        (16, 32, 64),
-        description="Batch sizes: over all workers with strong scaling, of each otherwise.",
+        (16, 32, 64), description="Batch sizes, over all workers with strong scaling, or of each."
     )
     strategy: _Names = Field(
         tuple(EXCHANGES), description="Strategies to compare, such as allreduce,tree."
     )
-    scaling: Annotated[tuple[Scaling, ...], Field(min_length=1), BeforeValidator(read_list)] = (
-        Field(
-            ("strong",),
-            description="Whether batches are shared (strong) or of each worker.",
-        )
+    scaling: _Scalings = Field(
+        ("strong",), description="Whether batches are shared (strong) or of each worker."
     )
     overhead: bool = Field(
-        False,
-        description="Let one worker exchange with itself, which shows each strategy's own cost.",
+        False, description="Measure each strategy's overhead: one worker exchanges with itself."
     )
     kinds: Annotated[tuple[Kind, ...], BeforeValidator(read_list)] = Field(
-        (),
-        description="Kinds of cells; by default measured, or rehearsed with --device.",
+        (), description="Kinds of cells; by default measured, or rehearsed with --device."
     )
-    device: str | None = Field(
-        None, description="Device whose times the layers take in a rehearsal."
-    )
+    device: str | None = Field(None, description="Device to emulate in a rehearsal.")
     machine: str | None = Field(
         None, description="Machine file or name of a machine to predict for; by default profiles."
     )
@@ -104,7 +97,7 @@ class ScaleSettings(Record):
         262_144,
         ge=1,
         le=2**53,
-        description="Samples of an epoch; with weak scaling those of each worker.",
+        description="Samples of an epoch; with weak scaling per worker.",
     )
     input_shape: InputShape = None
     classes: int = Field(10, ge=2, description="Classes of the random samples.")

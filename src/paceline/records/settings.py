@@ -40,8 +40,7 @@ class PlanSettings(Record):
     kind: Literal["plan"] = "plan"
     model: Model
     machine: str | None = Field(
-        None,
-        description="Machine file or name of a machine; without one, this machine is profiled.",
+        None, description="Machine file, or name of a machine; by default this machine, profiled."
     )
     strategy: Annotated[tuple[str, ...] | None, BeforeValidator(read_list)] = Field(
         None, description="Strategies to plan, such as allreduce,host; by default all."
@@ -57,8 +56,7 @@ class PlanSettings(Record):
     input_shape: InputShape = None
     precision: Precision = Field("float32", description="Precision of forward and backward.")
     measured: str | None = Field(
-        None,
-        description="Measured rate of one device, such as 350/s, or 350/s@128 at batch 128.",
+        None, description="Measured rate of one device, such as 350/s, or 350/s@128 at batch 128."
     )
     profile: Path | None = Field(
         None, description="Profile of the model on one device, from `paceline profile`."
@@ -75,9 +73,9 @@ def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
     None selects the strategy's or model's default. For a user's model, which may be a recipe with
     its own optimizer, None stays None.
     """
-    given = _given(values)
+    given = {name: value for name, value in values.items() if value is not None}
     if "epochs" in given and "steps" in given:
-        raise InvalidInput("steps", "cannot be combined with epochs")
+        raise InvalidInput("steps", "cannot be combined with --epochs")
     if given.get("strategy") == AUTO:
         if given.get("options"):
             hint = "name the strategy that has these options"
@@ -97,7 +95,8 @@ def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
 
 def validated_rehearsal(values: Mapping[str, Any]) -> RehearseSettings:
     """Validate the settings of a rehearsal; InvalidInput names the wrong field."""
-    settings = validated(RehearseSettings, _of_strategy(_given(values), RehearseSettings))
+    given = {name: value for name, value in values.items() if value is not None}
+    settings = validated(RehearseSettings, _of_strategy(given, RehearseSettings))
     if not strategy_of(settings).is_rehearsed:
         known = ", ".join(name for name, one in STRATEGIES.items() if one.is_rehearsed)
         problem = "must be a strategy that can be rehearsed"
@@ -147,10 +146,6 @@ def check_options(strategy: Strategy, options: Mapping[str, Any], num_workers: i
         if name not in known:
             raise not_known("options", name, known, f" for strategy {strategy.name}")
     return validated(strategy.config, {**options, "workers": num_workers}, "options.")
-
-
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _of_strategy(given: dict[str, Any], kind: type[RunSettings]) -> dict[str, Any]:

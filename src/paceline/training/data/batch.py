@@ -53,10 +53,9 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> "Batch":
         """Copy the batch to a device."""
-        if self.targets is self.inputs:
-            moved = _moved(self.inputs, device)
-            return Batch(moved, moved)
-        return Batch(_moved(self.inputs, device), _moved(self.targets, device))
+        return self._map(
+            lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf
+        )
 
     def split(self, count: int, num_samples: int) -> list["Batch"]:
         """Split the samples into `count` parts whose sizes differ by at most one."""
@@ -65,16 +64,12 @@ class Batch(NamedTuple):
 
     def rows(self, rows: slice) -> "Batch":
         """Return a range of the samples."""
-        inputs = tree_map(lambda leaf: leaf[rows], self.inputs)
-        if self.targets is self.inputs:
-            return Batch(inputs, inputs)
-        return Batch(inputs, tree_map(lambda leaf: leaf[rows], self.targets))
+        return self._map(lambda leaf: leaf[rows])
 
-
-def _moved(tree: Any, device: torch.device) -> Any:
-    return tree_map(
-        lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, tree
-    )
+    def _map(self, function: Callable[[Any], Any]) -> "Batch":
+        inputs = tree_map(function, self.inputs)
+        is_same = self.targets is self.inputs
+        return Batch(inputs, inputs if is_same else tree_map(function, self.targets))
 
 
 def call(model: Callable[..., Any], inputs: Any) -> Any:
@@ -156,8 +151,8 @@ def batches_of(
 class SampleShare:
     """The batches of one worker by step, equal to those of a data-parallel rank.
 
-    A step of all workers has `batch_size` samples, divided among the workers. The last epoch ends
-    after `num_steps` steps in total. Raises InvalidInput if the samples cannot be divided.
+    `batch_size`: samples of a step over all workers. The last epoch ends after `num_steps` steps in
+    total. Raises InvalidInput if the samples cannot be divided.
     """
 
     def __init__(

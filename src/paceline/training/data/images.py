@@ -88,7 +88,7 @@ def load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
     """
     shape = sample_shape or _DEFAULT_SHAPE
     if len(shape) != 3 or shape[0] not in (1, 3):
-        problem = "must be 3xHxW (colour) or 1xHxW (grey) for images"
+        problem = "must be 3xHxW (colour) or 1xHxW (grey) for data images:FOLDER"
         raise InvalidInput("input_shape", problem, got=shape_text(shape))
     root = Path(folder)
     if not root.is_dir():

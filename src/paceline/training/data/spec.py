@@ -36,7 +36,7 @@ def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
     shape = sample_shape or (1, _SIDE, _SIDE)
     is_flat, is_image = shape == (_SIDE * _SIDE,), len(shape) == 3 and shape[0] in (1, 3)
     if not is_flat and not is_image:
-        problem = f"must be {_SIDE * _SIDE}, 1xHxW or 3xHxW for digits"
+        problem = f"must be {_SIDE * _SIDE}, 1xHxW or 3xHxW for data digits"
         raise InvalidInput("input_shape", problem, got=shape_text(shape))
     # optional package; `load` reports it if missing
     from sklearn import datasets

@@ -69,32 +69,41 @@ class TokenWindows(IndexedSamples):
         return max(0, len(self.tokens) - 1) // self.length
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        found = _gather(self, indices, self.length + 1)  # (len(indices), length + 1)
+        found = self._gather(indices, self.length + 1)  # (len(indices), length + 1)
         inputs, targets = (np.ascontiguousarray(part) for part in (found[:, :-1], found[:, 1:]))
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
+    def _gather(self, indices: Sequence[int], width: int) -> NDArray[np.int64]:
+        """Return windows (len(indices), width) that start at multiples of `length`."""
+        rows, count = np.asarray(indices, dtype=np.int64), len(self)
+        if rows.size and not (-count <= rows.min() and rows.max() < count):
+            raise IndexError(f"{self.source} has {count} samples: {rows.tolist()}")
+        places = (rows % max(1, count))[:, None] * self.length + np.arange(width)
+        found: NDArray[np.int64] = self.tokens[places].astype(np.int64)
+        is_wrong = (found < 0) | (found >= self.vocabulary)
+        if is_wrong.any():
+            problem = f"must have tokens from 0 to {self.vocabulary - 1}"
+            raise InvalidInput(self.source, problem, got=int(found[is_wrong][0]))
+        return found
+
 
 @dataclass(frozen=True, eq=False)
-class MaskedTokens(IndexedSamples):
+class MaskedTokens(TokenWindows):
     """Windows of `length` tokens, some masked; targets are the original tokens.
 
     Each window has the same number of masked positions, 15 % and at least one. Eight in ten get the
     token `vocabulary`, the mask; one in ten gets a random token, and one in ten is unchanged
     (Devlin et al. 2018, section 3.1). Other targets are -100. `seed` and the sample's index
-    determine the positions. Shapes and errors are those of `TokenWindows`.
+    determine the positions.
     """
 
-    tokens: Tokens
-    length: int
-    vocabulary: int
-    source: str
     seed: int
 
     def __len__(self) -> int:
         return len(self.tokens) // self.length
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        inputs = _gather(self, indices, self.length)  # (len(indices), length)
+        inputs = self._gather(indices, self.length)  # (len(indices), length)
         targets = np.full_like(inputs, IGNORED)
         for row, index in enumerate(np.asarray(indices, dtype=np.int64) % max(1, len(self))):
             places, replaced = self._masked(int(index), inputs[row])
@@ -114,24 +123,6 @@ class MaskedTokens(IndexedSamples):
         random = (bits.random_raw(count) % self.vocabulary).astype(np.int64)
         unmasked = np.where(draws < _KEPT, window[places], random)
         return places, np.where(draws < _KEPT + _RANDOM, unmasked, self.vocabulary)
-
-
-def _gather(
-    samples: TokenWindows | MaskedTokens, indices: Sequence[int], width: int
-) -> NDArray[np.int64]:
-    """Return windows (len(indices), width) that start at multiples of `length`."""
-    rows = np.asarray(indices, dtype=np.int64)
-    count = len(samples)
-    if rows.size and not (-count <= rows.min() and rows.max() < count):
-        raise IndexError(f"{samples.source} has {count} samples: {rows.tolist()}")
-    places = (rows % max(1, count))[:, None] * samples.length + np.arange(width)
-    found: NDArray[np.int64] = samples.tokens[places].astype(np.int64)
-    is_wrong = (found < 0) | (found >= samples.vocabulary)
-    if is_wrong.any():
-        wrong = found[is_wrong][0]
-        problem = f"must have tokens from 0 to {samples.vocabulary - 1}"
-        raise InvalidInput(samples.source, problem, got=int(wrong))
-    return found
 
 
 def load_text(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
@@ -179,17 +170,12 @@ def _length(sample_shape: Shape | None, name: str) -> int:
     if sample_shape is None:
         return _LENGTH
     if len(sample_shape) != 1:
-        problem = f"must be a number of tokens for {name}, such as {_LENGTH}"
-        raise InvalidInput("input_shape", problem, got=shape_text(sample_shape))
+        problem, got = f"must be a number of tokens for data {name}", shape_text(sample_shape)
+        raise InvalidInput("input_shape", problem, got=got, hint="choose a language model")
     return sample_shape[0]
 
 
-def _dataset(
-    name: str,
-    train: TokenWindows | MaskedTokens,
-    test: TokenWindows | MaskedTokens,
-    num_classes: int,
-) -> Dataset:
+def _dataset(name: str, train: TokenWindows, test: TokenWindows, num_classes: int) -> Dataset:
     for samples, use in ((train, "training"), (test, "testing")):
         if not len(samples):
             problem = f"has {len(samples.tokens):,} tokens for {use}, too few for a sample"

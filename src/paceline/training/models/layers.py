@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -81,3 +82,12 @@ def duplicate(model: nn.Module, substitute: Callable[[Tensor], Tensor]) -> nn.Mo
     except Exception as error:
         name = type(model).__name__
         raise InvalidInput(name, f"cannot be copied: {first_line(error)}") from error
+
+
+def copied(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to a device; a meta tensor becomes zeros."""
+    if device.type == "meta":
+        return torch.empty_like(tensor, device=device)
+    if tensor.is_meta:
+        return torch.zeros_like(tensor, device=device)
+    return tensor.detach().to(device, copy=True)

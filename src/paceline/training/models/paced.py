@@ -158,11 +158,8 @@ class PacedModel(nn.Module):
 
     def _layer(self, layer: Layer, forward_s: float, backward_s: float) -> _PacedLayer:
         """Create a layer, with its module and missing parent modules."""
-        module: nn.Module = self
-        for part in [] if layer.name == ROOT else layer.name.split("."):
-            if part not in module._modules:
-                module.add_module(part, _PacedModule())
-            module = module.get_submodule(part)
+        path = [] if layer.name == ROOT else layer.name.split(".")
+        module = _submodule(self, path, _PacedModule)
         prefix = "" if layer.name == ROOT else f"{layer.name}."
         parameters = []
         for parameter in layer.parameters:
@@ -219,12 +216,16 @@ class PacedWhole(nn.Module):
         self.layers: tuple[LayerModule, ...] = (*layers_of(body), *layers_of(head))
         for name, parameter in chain(body.named_parameters(), head.named_parameters()):
             *path, own = name.split(".")
-            module: nn.Module = self
-            for part in path:
-                if part not in module._modules:
-                    module.add_module(part, nn.Module())
-                module = module.get_submodule(part)
-            module.register_parameter(own, parameter)
+            _submodule(self, path, nn.Module).register_parameter(own, parameter)
+
+
+def _submodule(module: nn.Module, path: Sequence[str], make: Callable[[], nn.Module]) -> nn.Module:
+    """Return the submodule at a path; `make` creates missing ones."""
+    for part in path:
+        if part not in module._modules:
+            module.add_module(part, make())
+        module = module.get_submodule(part)
+    return module
 
 
 class _ZeroGradients(torch.autograd.Function):

@@ -19,7 +19,7 @@ from paceline.core.workload import Workload
 from paceline.training.data.dataset import Dataset
 from paceline.training.models.describe import describe
 from paceline.training.models.factory import architected, find
-from paceline.training.models.layers import duplicate
+from paceline.training.models.layers import copied, duplicate
 from paceline.training.recipes.classification import (
     accuracy,
     class_loss,
@@ -29,7 +29,6 @@ from paceline.training.recipes.classification import (
 from paceline.training.recipes.losses import bits_per_byte, next_token_loss
 from paceline.training.recipes.recipe import NAMELESS, Loss, Recipe, new_model
 
-_NUM_TRIED = 2  # samples of a trial batch; batch norm needs two
 _Found = TypeVar("_Found")
 _TEXTS = ("text", "masked-text")  # data sets with bytes as tokens
 _GIVEN = "given-recipe"  # prefix of temporary names in the settings of runs
@@ -164,41 +163,43 @@ def tried_with(
     model: str | nn.Module | Recipe,
     attempt: Callable[[nn.Module, Any], _Found],
     input_shape: tuple[int, ...] | None = None,
+    num_samples: int = 2,
 ) -> _Found:
-    """Call `attempt(model, inputs)` on a fresh copy in training mode, with a batch of two.
+    """Call `attempt(model, inputs)` on a fresh copy in training mode.
 
-    The copy is on the meta device or, if that fails, on the CPU. The arguments are those of
-    `workload_of`. Raises the errors of `attempt` on the CPU.
+    The copy is on the meta device or, if that fails, on the CPU. By default there are two samples,
+    because batch norm needs two. Other arguments are those of `workload_of`. Raises the errors of
+    `attempt` on the CPU.
     """
+    instance = partial(_instance, model, input_shape, num_samples)
     with torch.random.fork_rng(devices=[]):  # do not advance the program's random numbers
         try:
             with torch.device("meta"):
-                return attempt(*_instance(model, input_shape, torch.device("meta")))
+                return attempt(*instance(device=torch.device("meta")))
         except Exception:  # the model may need tensor values
-            return attempt(*_instance(model, input_shape, torch.device("cpu")))
+            return attempt(*instance(device=torch.device("cpu")))
 
 
 def _instance(
-    model: str | nn.Module | Recipe, input_shape: tuple[int, ...] | None, device: torch.device
+    model: str | nn.Module | Recipe,
+    input_shape: tuple[int, ...] | None,
+    num_samples: int,
+    device: torch.device,
 ) -> tuple[nn.Module, Any]:
-    """Return a fresh model on the device, and inputs of two samples."""
+    """Return a fresh model on the device, and its inputs."""
     recipe = own_recipe(model) if isinstance(model, str) else model
     if isinstance(recipe, nn.Module):
-        example = _example(_NUM_TRIED, input_shape)
-        own = duplicate(recipe, partial(_copied, device=device))
+        example = _example(num_samples, input_shape)
+        own = duplicate(recipe, partial(copied, device=device))
     elif recipe is not None:
-        own, example = new_model(recipe), recipe.example(_NUM_TRIED)
+        own, example = new_model(recipe), recipe.example(num_samples)
     else:
         assert isinstance(model, str)
         architecture = find(model)
         own = architecture.build(None)
         shape = input_shape or architecture.input_shape
-        example = _example(_NUM_TRIED, shape, architecture.input_dtype)
+        example = _example(num_samples, shape, architecture.input_dtype)
     return own.train(), tree_map(lambda leaf: leaf.to(device), example)
-
-
-def _copied(tensor: Tensor, device: torch.device) -> Tensor:
-    return torch.empty_like(tensor, device="meta") if device.type == "meta" else tensor.clone()
 
 
 def _of_builder(model: str, batch_size: int, input_shape: tuple[int, ...] | None) -> Workload:
@@ -226,12 +227,6 @@ def _example(
 
 
 def _workload_of_recipe(recipe: Recipe, batch_size: int) -> Workload:
-    """Describe a step of a recipe on the meta device, or on the CPU if that fails."""
-    example, name = recipe.example(batch_size), recipe.name or NAMELESS
-    with torch.random.fork_rng(devices=[]):  # do not advance the program's random numbers
-        try:
-            with torch.device("meta"):
-                described = describe(new_model(recipe).train(), example, name)
-        except Exception:  # the model may need tensor values
-            described = describe(new_model(recipe).train(), example, name)
+    name = recipe.name or NAMELESS
+    described = tried_with(recipe, partial(describe, name=name), num_samples=batch_size)
     return replace(described, target_nbytes=recipe.target_nbytes(batch_size))

@@ -14,8 +14,7 @@ from paceline.core.errors import InvalidInput, first_line
 from paceline.core.importing import FORM, factory_of
 from paceline.core.names import did_you_mean, not_known
 from paceline.core.settings import TrainSettings
-
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+from paceline.training.recipes.recipe import OptimizerFactory
 
 _SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # fields that are settings
 _CLOSURE = "requires a closure, which computes the loss several times in a step"
@@ -157,7 +156,7 @@ def _read(field: str, value: Any, parameter: inspect.Parameter | None) -> Any:
     try:
         TypeAdapter(kind, config=_STRICT).validate_python(value, strict=True)
     except ValidationError as error:
-        why = error.errors(include_url=False)[0]["msg"]
+        why = error.errors(include_url=False)[0]["msg"].replace("Input should", "must")
         raise InvalidInput(f"optimizer_options.{field}", why, got=value) from None
     return value
 

@@ -10,8 +10,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from paceline.core.errors import InvalidInput, first_line
 from paceline.core.importing import FORM, factory_of
 from paceline.core.names import not_known
-
-ScheduleFactory = Callable[[Optimizer, int], LRScheduler]
+from paceline.training.recipes.recipe import ScheduleFactory
 
 # Share of the full rate by the completed share of the steps after the warm-up.
 _SHARES: dict[str, Callable[[float], float]] = {
