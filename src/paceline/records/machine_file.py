@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from itertools import compress, islice
 from math import inf
 from pathlib import Path
@@ -219,23 +218,21 @@ def _prefix(value: float, unit: str) -> tuple[str, float]:
     return next((one for one in known if one[1] <= value), known[-1])
 
 
-def _given(fact: BaseModel) -> Iterator[tuple[str, Any]]:
-    for name, field in type(fact).model_fields.items():
-        value = getattr(fact, name)
-        if field.is_required() or value != field.default:
-            yield name, value
-
-
-def _plain(field: str, value: Any) -> Any:
+def _plain(key: str, value: Any) -> Any:
     """Convert a field's value to TOML's types, quantities with their unit."""
     if isinstance(value, BaseModel):
-        return {name: _plain(name, one) for name, one in _given(value)}
+        fields = type(value).model_fields.items()
+        return {
+            name: _plain(name, one)
+            for name, field in fields
+            if (one := getattr(value, name)) != field.default or field.is_required()
+        }
     if isinstance(value, dict):
-        return {str(key): _plain(field, one) for key, one in value.items()}
+        return {str(name): _plain(key, one) for name, one in value.items()}
     if isinstance(value, tuple):
-        return [_plain(field, one) for one in value]
+        return [_plain(key, one) for one in value]
     if isinstance(value, str | int):
         return value
-    unit = next((unit for end, unit in _UNITS.items() if field.endswith(end)), None)
+    unit = next((unit for end, unit in _UNITS.items() if key.endswith(end)), None)
     text = None if unit is None else quantity(value, unit)
     return value if text is None else text

@@ -25,14 +25,13 @@ from paceline.records.scale import ScaleResult
 class PlanRow(Record):
     """One planned configuration.
 
-    `config`: the strategy's configuration. `efficiency`: throughput relative to the devices without
-    any exchange. `link_nbytes_per_step`: by direction of a link; for a ring, on its slowest link.
-    `memory_nbytes`: by device, and by host if it holds tensors. `is_balanced`: shares of the batch
-    follow the workers' speeds. `range_share`: half width of the range that should contain the
-    median measured step in nine of ten cases, relative to `step_s`. `why`, `notes`: explanations.
-    `after_backward`: communication left after backward, if the strategy reports it.
-    `is_same_training`: whether it computes what one worker with the whole batch would; otherwise
-    `steps_to_loss` compares the steps to the same loss, if known.
+    `efficiency`: throughput relative to devices without any exchange. `link_nbytes_per_step`: by
+    direction of a link; for a ring, on its slowest link. `memory_nbytes`: by device, and by host if
+    it holds tensors. `is_balanced`: shares of the batch follow the workers' speeds. `range_share`:
+    half width of the range that should contain the median measured step in nine of ten cases,
+    relative to `step_s`. `after_backward`: communication left after backward, if the strategy
+    reports it. `is_same_training`: the result equals that of one worker with the whole batch;
+    otherwise `steps_to_loss` compares the steps to the same loss, if known.
     """
 
     strategy: str

@@ -93,24 +93,7 @@ def load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
     root = Path(folder)
     if not root.is_dir():
         raise InvalidInput("data", "must name a folder", got=folder)
-    halves = [root / "train", root / "test"]
-    if any(half.is_dir() for half in halves):
-        for half in halves:
-            if not half.is_dir():
-                hint = f"add it, or put the class folders into {root}"
-                raise InvalidInput("data", f"has no folder {half}", hint=hint)
-        by_class, tests = (_files_by_class(half) for half in halves)
-        for name in sorted(by_class.keys() ^ tests.keys()):
-            here, there = halves if name in by_class else reversed(halves)
-            raise InvalidInput("data", f"has class {name} in {here}, but not in {there}")
-        parts = [_flat(by_class), _flat(tests)]
-    else:
-        by_class = _files_by_class(root)
-        paths, targets = _flat(by_class)
-        parts = [
-            ([paths[row] for row in rows], targets[rows])
-            for rows in stratified_split(targets, seed)
-        ]
+    parts, num_classes = _parts(root, seed)
     for paths, _ in parts:
         for path in paths:
             with _opened(path):  # reads the header
@@ -118,11 +101,32 @@ def load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
     train, test = (
         ImageSamples(tuple(paths), torch.from_numpy(targets), shape) for paths, targets in parts
     )
-    return Dataset(root.resolve().name, train, test, len(by_class), shape)
+    return Dataset(root.resolve().name, train, test, num_classes, shape)
 
 
-def _flat(by_class: dict[str, list[Path]]) -> tuple[list[Path], NDArray[np.int64]]:
-    """Return all paths and their class numbers."""
+_Files = tuple[list[Path], NDArray[np.int64]]  # paths and class numbers
+
+
+def _parts(root: Path, seed: int) -> tuple[list[_Files], int]:
+    """Return the training and the test files, and the number of classes."""
+    halves = [root / "train", root / "test"]
+    if not any(half.is_dir() for half in halves):
+        by_class = _files_by_class(root)
+        paths, targets = _flat(by_class)
+        rows_of_parts = stratified_split(targets, seed)
+        return [([paths[i] for i in rows], targets[rows]) for rows in rows_of_parts], len(by_class)
+    for half in halves:
+        if not half.is_dir():
+            hint = f"add it, or put the class folders into {root}"
+            raise InvalidInput("data", f"has no folder {half}", hint=hint)
+    by_class, tests = (_files_by_class(half) for half in halves)
+    for name in sorted(by_class.keys() ^ tests.keys()):
+        here, there = halves if name in by_class else reversed(halves)
+        raise InvalidInput("data", f"has class {name} in {here}, but not in {there}")
+    return [_flat(by_class), _flat(tests)], len(by_class)
+
+
+def _flat(by_class: dict[str, list[Path]]) -> _Files:
     paths = [path for files in by_class.values() for path in files]
     counts = [len(files) for files in by_class.values()]
     return paths, np.repeat(np.arange(len(counts), dtype=np.int64), counts)

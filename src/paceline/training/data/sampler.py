@@ -105,15 +105,12 @@ Position = tuple[int, int]  # number of epochs begun, and of batches drawn in th
 class BalancedSampler(_Batches):
     """The batches of one rank, as lists of sample indices; a `batch_sampler` for a DataLoader.
 
-    `batch_size` is global: an epoch's permutation is cut into batches of that size, the last of
-    which may be smaller, and each batch into one part for every rank. The sizes of the parts are
-    `shares`: equal at first, then as set by `update`, which a DataParallel with `balance` calls.
-    The samples of a step depend only on the seed and epoch, so an epoch uses every sample exactly
-    once for any shares, and all ranks take the same number of steps. `most`: largest share of each
-    rank (None: no limit).
-
-    A rank may get no samples in a step: its list is empty, and `Collate` makes an empty batch.
-    Raises InvalidInput for an argument that is out of range.
+    An epoch's permutation is cut into batches of `batch_size` (the last may be smaller), and each
+    batch into a part for each rank. The sizes of the parts are `shares`: equal at first, then set
+    by `update`, which a DataParallel with `balance` calls. So an epoch uses every sample exactly
+    once, and all ranks have the same number of steps. `most`: largest share of each rank (None: no
+    limit). A rank may get an empty list, for which `Collate` makes an empty batch. Raises
+    InvalidInput for an argument that is out of range.
     """
 
     def __init__(
@@ -148,9 +145,9 @@ class BalancedSampler(_Batches):
     def update(self, shares: Sequence[int], first: Position | None = None) -> None:
         """Change the shares from position `first` on; None: from the next batch drawn.
 
-        All ranks must call this with the same arguments. DataLoaders with worker processes draw
-        batches ahead, each by a different number: `first` must be at least the maximum of `drawn`
-        over the ranks. Raises InvalidInput if shares do not add up to a batch or exceed `most`.
+        All ranks must pass the same arguments, with `first` at least the maximum of `drawn` over
+        the ranks, because DataLoaders with worker processes draw batches ahead. Raises InvalidInput
+        if shares do not add up to a batch or exceed `most`.
         """
         if len(shares) != self.world_size or min(shares) < 0 or sum(shares) != self.batch_size:
             problem = f"must be {self.world_size} numbers that add up to {self.batch_size}"

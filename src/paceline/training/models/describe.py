@@ -264,8 +264,8 @@ class CostCounter(TorchDispatchMode):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counts = (0, 0, 0)
-        self._activations = activations
-        self._alive = alive
+        self._activations = activations or SegmentActivations()
+        self._alive = alive or LiveMemory()
 
     def __torch_dispatch__(
         self,
@@ -281,20 +281,17 @@ class CostCounter(TorchDispatchMode):
         changes = func._schema.is_mutable and torch.Tag.inplace_view not in func.tags
         storages = {storage_of(tensor) for tensor in inputs} - {None}
         is_alias = bool(outputs) and all(storage_of(tensor) in storages for tensor in outputs)
-        view = is_alias and not changes
-        if not view:
-            flops, nbytes, num_calls = self.counts
-            flops += flops_of(func, args, kwargs, out)
-            nbytes += nbytes_of(func, inputs, outputs)
-            self.counts = (flops, nbytes, num_calls + (not allocates(func)))
-        if self._activations is not None:
-            self._activations.read(inputs)
-            if not view:
-                self._activations.made(outputs)
-        if self._alive is not None and not view:
-            self._alive.made(outputs, inputs)
-            # Autograd adds gradients of branches in place, but not under a dispatch mode.
-            in_place = func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0
-            if not in_place:
-                self._alive.update_peak(workspace_nbytes(func, args))
+        self._activations.read(inputs)
+        if is_alias and not changes:  # a view
+            return out
+        flops, nbytes, num_calls = self.counts
+        flops += flops_of(func, args, kwargs, out)
+        nbytes += nbytes_of(func, inputs, outputs)
+        self.counts = (flops, nbytes, num_calls + (not allocates(func)))
+        self._activations.made(outputs)
+        self._alive.made(outputs, inputs)
+        # Autograd adds gradients of branches in place, but not under a dispatch mode.
+        in_place = func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0
+        if not in_place:
+            self._alive.update_peak(workspace_nbytes(func, args))
         return out

@@ -74,8 +74,7 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
     Parameters, buffers, modes and random state do not change. No other thread may use a model
     meanwhile. InvalidInput names the layer or connection that prevents the cut.
     """
-    label = type(model).__name__
-    apart = f"{label} cannot be cut before {first!r}"
+    apart = f"{type(model).__name__} cannot be cut before {first!r}"
     layers = layers_of(model)
     choices = [layer.name for layer in layers if layer.name != ROOT]
     is_whole = first == LOSS and LOSS not in choices
@@ -86,7 +85,7 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
     parameters = [own for layer in layers for own in layer.parameters]
     for name, parameter in parameters:
         if parameter.dtype != parameters[0][1].dtype or parameter.dtype not in _DTYPES:
-            problem = f"must have only float32 or only float64 parameters ({name!r} of {label})"
+            problem = f"must have only float32 or only float64 parameters ({name!r})"
             raise InvalidInput("model", problem, got=parameter.dtype)
     with _state_restored(model):
         model.train()

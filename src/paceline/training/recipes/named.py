@@ -18,7 +18,7 @@ from paceline.core.importing import imported
 from paceline.core.workload import Workload
 from paceline.training.data.dataset import Dataset
 from paceline.training.models.describe import describe
-from paceline.training.models.factory import architected, find
+from paceline.training.models.factory import Architecture, architected, find
 from paceline.training.models.layers import copied, duplicate
 from paceline.training.recipes.classification import (
     accuracy,
@@ -195,10 +195,7 @@ def _instance(
         own, example = new_model(recipe), recipe.example(num_samples)
     else:
         assert isinstance(model, str)
-        architecture = find(model)
-        own = architecture.build(None)
-        shape = input_shape or architecture.input_shape
-        example = _example(num_samples, shape, architecture.input_dtype)
+        own, example = _built(find(model), input_shape, num_samples)
     return own.train(), tree_map(lambda leaf: leaf.to(device), example)
 
 
@@ -207,14 +204,19 @@ def _of_builder(model: str, batch_size: int, input_shape: tuple[int, ...] | None
     architecture = find(model)
     # User factories may compute with their tensors, so build those on the CPU.
     with torch.device("meta" if architecture.num_classes else "cpu"):
-        built = architecture.build(None)
-        shape = input_shape or architecture.input_shape
-        example = _example(batch_size, shape, architecture.input_dtype)
+        built, example = _built(architecture, input_shape, batch_size)
     return describe(built, example, model)
 
 
 # Plans need the same workloads repeatedly, and built-in models never change.
 _of_name = lru_cache(maxsize=256)(_of_builder)
+
+
+def _built(
+    architecture: Architecture, input_shape: tuple[int, ...] | None, num_samples: int
+) -> tuple[nn.Module, Tensor]:
+    shape = input_shape or architecture.input_shape
+    return architecture.build(None), _example(num_samples, shape, architecture.input_dtype)
 
 
 def _example(

@@ -131,7 +131,7 @@ def _known_options(
     """Validate the options; InvalidInput names the field or value."""
     by_name = [field for field, one in fields.items() if one.kind not in (*_POSITIONS, _ANYTHING)]
     known = [field for field in by_name if field not in _SETTING_OF]
-    takes_any = any(one.kind is _ANYTHING for one in fields.values())
+    takes_any = _supports(fields, "")
     given = {}
     for field, value in options.items():
         if field in _SETTING_OF:
@@ -168,19 +168,19 @@ def _own_settings(
     momentum: float | None,
 ) -> dict[str, Any]:
     """Return lr and momentum as fields; InvalidInput if the optimizer lacks one."""
-    takes_any = any(one.kind is _ANYTHING for one in fields.values())
-    own: dict[str, Any] = {}
-    if learning_rate is not None:
-        if "lr" not in fields and not takes_any:
-            problem = f"is not supported by optimizer {name}, which has no lr"
-            raise InvalidInput("learning_rate", problem, hint="leave it out")
-        own["lr"] = learning_rate
-    if momentum is not None and ("momentum" in fields or momentum):
-        if "momentum" not in fields and not takes_any:
+    if "momentum" not in fields:
+        momentum = momentum or None  # zero is the same as none
+    given = {"lr": learning_rate, "momentum": momentum}
+    own = {field: value for field, value in given.items() if value is not None}
+    for field in own:
+        if not _supports(fields, field):
             problem = f"is not supported by optimizer {name}"
-            raise InvalidInput("momentum", problem, hint="leave it at 0")
-        own["momentum"] = momentum
+            raise InvalidInput(_SETTING_OF[field], problem, hint="leave it out")
     return own
+
+
+def _supports(fields: Mapping[str, inspect.Parameter], field: str) -> bool:
+    return field in fields or any(one.kind is _ANYTHING for one in fields.values())
 
 
 def _try_out(

@@ -34,7 +34,7 @@ def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
     alone, so a resumed run only needs `last_epoch`.
 
     Raises InvalidInput for an unknown name. The factory raises it if the warm-up is not shorter
-    than the run, the user's factory returns no schedule, or the optimizer is not torch's.
+    than the run, or no schedule can be made.
     """
     if ":" in name:
         if warmup_steps:
