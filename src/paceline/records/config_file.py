@@ -47,10 +47,10 @@ def read_config(path: Path, kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def merged(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the given settings over those in `below`.
+    """Merge the given settings over those in `below`, and tables by key.
 
-    Tables are merged by key. `codec` replaces the options that it abbreviates, `epochs` replaces
-    `steps`, `device` replaces `slowdown`, and vice versa.
+    `codec` replaces the options that it abbreviates, `epochs` replaces `steps`, `device` replaces
+    `slowdown`, and vice versa.
     """
     below = {name: value for name, value in below.items() if _REPLACES.get(name) not in given}
     if isinstance(below.get("options"), dict):

@@ -34,11 +34,7 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, eq=False)
 class SparseFile:
-    """A parsed file: float32 CSR features, and a label or a row of labels for each sample.
-
-    Single labels keep their values; several labels per sample become a bool for each label.
-    `nbytes`: size of the text.
-    """
+    """A parsed file: float32 CSR features, a label per sample, and the size of the text."""
 
     path: Path
     features: Any
@@ -69,7 +65,7 @@ def _content_of(path: Path) -> bytes:
 
 
 def _pieces(file: IO[bytes], path: Path, most: int) -> Iterator[bytes]:
-    """Yield the decompressed content in pieces, up to a limit."""
+    """Yield the decompressed content in pieces; InvalidInput if it exceeds a limit."""
     found = 0
     while piece := file.read(_PIECE_NBYTES):
         found += len(piece)
@@ -206,6 +202,5 @@ def _classes_of(files: Sequence[SparseFile]) -> Any:
 
 
 def _dense(features: Any, shape: Shape) -> torch.Tensor:
-    """Convert sparse rows to dense samples of a shape."""
     features.resize((features.shape[0], prod(shape)))
     return torch.from_numpy(features.toarray()).reshape(-1, *shape)
