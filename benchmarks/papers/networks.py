@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from paceline.core.workload import Workload
 from paceline.training.models.describe import describe
 from paceline.training.models.networks import Bottleneck, ResNet
-from paceline.training.models.transformer_blocks import Attention, FeedForward
+from paceline.training.models.transformers import Attention, FeedForward
 from paceline.training.recipes.named import workload_of
 
 _VOCABULARY, _CONTEXT = 30_522, 512

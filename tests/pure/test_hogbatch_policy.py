@@ -199,9 +199,8 @@ def test_what_is_no_policy_is_refused(name: str):
 
 @pytest.mark.parametrize("name", ["omnivore", "a:", ":b", "a b:c", "a.1:c", ""])
 def test_other_names_are_refused(name: str):
-    with refused("strategy hogbatch") as caught:
+    with refused("options.policy"):
         check_options(STRATEGY, {"policy": name}, 2)
-    assert caught.value.problem.startswith("policy: ")
 
 
 @pytest.mark.parametrize(("name", "worker"), [("Silent", 0), ("Silent", 1), ("Failing", 1)])

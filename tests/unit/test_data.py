@@ -322,7 +322,7 @@ def test_shares_that_are_no_parts_of_a_batch_or_of_the_memory_are_refused(shares
 def test_what_has_been_drawn_does_not_change() -> None:
     sampler = BalancedSampler(9, 4, 0, 2)
     next(iter(sampler))
-    with refused("shares"):
+    with refused("first"):
         sampler.update((3, 1), (1, 0))
     with refused("epoch", got=-1):
         sampler.set_epoch(-1)

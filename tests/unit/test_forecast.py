@@ -40,7 +40,7 @@ def test_it_is_what_the_plan_says_of_that_strategy(strategy: str):
         ({"strategy": "nonsense"}, "strategy"),
         ({"precision": "int8"}, "precision"),
         ({"strategy": "wheel", "balanced": True}, "balanced"),
-        ({"options": {"nofield": 1}}, "strategy allreduce"),
+        ({"options": {"nofield": 1}}, "options"),
         ({"options": {"workers": 2}}, "options"),
         ({"workers": 3}, "workers"),
         ({"batch_size": 0}, "batch_size"),

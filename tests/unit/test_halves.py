@@ -16,7 +16,7 @@ from paceline.strategies.wheel.split import Split
 from paceline.training.models import describe, layers_of
 from paceline.training.models import paced as module_of_paced
 from paceline.training.models.halves import Halves, cut
-from paceline.training.models.paced_halves import paced_halves
+from paceline.training.models.paced import paced_halves
 from refusals import refused
 from ticking import Sleeping
 

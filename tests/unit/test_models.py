@@ -194,7 +194,7 @@ def folder(own_modules) -> None:
 def test_unknown_names(name: str, nearest: str) -> None:
     with refused("model") as caught:
         find(name)
-    assert nearest in caught.value.problem
+    assert nearest in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -218,13 +218,13 @@ def test_own_factory_in_the_current_directory(folder, name: str) -> None:
         ("own_script:Tiny", "SystemExit: 2"),
         ("own_syntax:Tiny", "SyntaxError: "),
         ("own_models:Family.large", "'Family.large'"),
-        ("own_models:WIDTH", " int"),
-        ("own_models:made", " Tiny"),
+        ("own_models:WIDTH", "int"),
+        ("own_models:made", "Tiny"),
         # Found, but they make no model.
         ("own_models:broken", "RuntimeError: first line (at own_models.py:"),
         ("own_models:needs", "TypeError: "),
         ("own_models:leaves", "SystemExit: 3"),
-        ("own_models:number", " int"),
+        ("own_models:number", "int"),
         ("own_models:frozen", "parameters"),
         ("own_models:empty", "parameters"),
     ],
@@ -233,4 +233,4 @@ def test_factories_that_make_no_model(folder, name: str, cause: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         find(name).build(None)
     assert caught.value.field in ("model", name)
-    assert cause in caught.value.problem
+    assert cause in str(caught.value)

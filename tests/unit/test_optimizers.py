@@ -139,26 +139,25 @@ def test_fields_reach_the_optimizer_as_torch_takes_them(name: str, options: dict
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "named"),  # the options that the error names
+    ("name", "options", "named"),  # the option that the error names, if it is one
     [
-        ("adamw", {"weight_decy": 0.1}, "'weight_decy'"),
-        ("adamw", {"params": []}, "'params'"),
-        ("sgd", {"lr": 0.1}, "lr"),  # a setting of its own
-        ("sgd", {"momentum": 0.1}, "momentum"),  # so is this
-        *(("adamw", {"betas": betas}, "betas") for betas in (0.9, [0.9], [0.9] * 3, [0.9, 1.5])),
-        *(("adamw", {"eps": eps}, "eps") for eps in ("1e-8", -1, float("inf"), float("nan"))),
-        ("adamw", {"weight_decay": True}, "weight_decay"),
-        *(("adamw", {"amsgrad": value}, "amsgrad") for value in ("yes", 1)),
-        ("adamw", {"eps": 1e-6, "weight_decay": -0.1}, "weight_decay"),
-        ("muon", {"ns_steps": 2.5}, "ns_steps"),
-        ("sgd", {"nesterov": True}, "nesterov"),  # without momentum
-        ("adamw", {"fused": True, "foreach": True}, "fused, foreach"),  # neither alone is wrong
+        ("adamw", {"weight_decy": 0.1}, ""),
+        ("adamw", {"params": []}, ""),
+        ("sgd", {"lr": 0.1}, ".lr"),  # a setting of its own
+        ("sgd", {"momentum": 0.1}, ".momentum"),  # so is this
+        *(("adamw", {"betas": betas}, ".betas") for betas in (0.9, [0.9], [0.9] * 3, [0.9, 1.5])),
+        *(("adamw", {"eps": eps}, ".eps") for eps in ("1e-8", -1, float("inf"), float("nan"))),
+        ("adamw", {"weight_decay": True}, ".weight_decay"),
+        *(("adamw", {"amsgrad": value}, ".amsgrad") for value in ("yes", 1)),
+        ("adamw", {"eps": 1e-6, "weight_decay": -0.1}, ".weight_decay"),
+        ("muon", {"ns_steps": 2.5}, ".ns_steps"),
+        ("sgd", {"nesterov": True}, ".nesterov"),  # without momentum
+        ("adamw", {"fused": True, "foreach": True}, ""),  # neither alone is wrong
     ],
 )
 def test_options_that_an_optimizer_does_not_take_are_refused(name, options, named):
-    with refused("optimizer_options") as caught:
+    with refused(f"optimizer_options{named}"):
         optimizer_of(name, 0.1, 0.0 if name == "sgd" else None, options)
-    assert caught.value.problem.startswith(f"{named} ")
 
 
 def test_a_momentum_is_for_those_that_have_one():
@@ -205,7 +204,7 @@ def test_a_factory_of_ones_own_gets_the_fields_that_are_given(own, name, rate, o
         ("own_optimizers:plain", None, {"decay": 1}, "optimizer_options"),
         ("own_optimizers:steady", 0.1, {}, "learning_rate"),
         ("own_optimizers:needs", None, {"width": 1}, "learning_rate"),
-        ("own_optimizers:needs", 0.1, {}, "optimizer_options: width"),
+        ("own_optimizers:needs", 0.1, {}, "optimizer_options.width"),
     ],
 )
 def test_a_factory_that_cannot_be_used_is_refused(own, name, rate, options, field):

@@ -59,7 +59,7 @@ REFUSED = {
         "largest_batch": (0, "8 apples"),
     }
     | {"memory": (0, "8 GiB/s", "8 GiB"), "strategy": ("wheel", "magic")},
-    "scale": {"workers": ("one", (), (1,) * 65), "batch_size": ("16,few",), "scaling.0": ("",)}
+    "scale": {"workers": ("one", (), (1,) * 65), "batch_size": ("16,few",), "scaling": ("",)}
     | {"strategy": ("wheel", "host,host"), "steps": (4,), "classes": (1,), "repeats": (0, 1001)}
     | {"samples": (0,)},
     "probe": {"workers": (0,), "seconds": (0, NAN, INF)},
@@ -104,12 +104,12 @@ TOGETHER = [
     ("train", AUTO | {"workers": "cpu:1"}, "workers"),
     ("train", SUBBATCH | {"codec": "all=half"}, "codec"),
     ("train", SUBBATCH | {"options": {"activations": "onebit"}}, "codec"),
-    ("train", {"options": {"bucket_mb": 1.5}}, "strategy allreduce"),
-    ("train", {"options": {"buckets": 1}}, "strategy allreduce"),
+    ("train", {"options": {"bucket_mb": 1.5}}, "options.bucket_mb"),
+    ("train", {"options": {"buckets": 1}}, "options"),
     ("train", WHEEL | {"keys": "folder"}, "keys"),
-    ("train", WHEEL | {"options": {"lanes": 0}}, "strategy wheel"),
-    ("train", WHEEL | {"options": {"hub": "a"}}, "options"),
-    ("train", WHEEL | {"options": {"staleness": -1}}, "strategy wheel"),
+    ("train", WHEEL | {"options": {"lanes": 0}}, "options.lanes"),
+    ("train", WHEEL | {"options": {"hub": "a"}}, "options.hub"),
+    ("train", WHEEL | {"options": {"staleness": -1}}, "options.staleness"),
     *(
         ("train", WHEEL | {"codec": codec}, "codec")
         for codec in ("dynamic8", "labels=half", "activation_gradients=zip", "activations=")
@@ -118,18 +118,18 @@ TOGETHER = [
     ("train", WHEEL | {"codec": "activations=half", "options": {"activations": "none"}}, "codec"),
     ("train", HOGBATCH | {"profile_s": 0}, "profile_s"),
     ("train", HOGBATCH | {"workers": "cpu"}, "workers"),
-    ("train", HOGBATCH | {"options": {"policy": "fair"}}, "strategy hogbatch"),
-    ("train", HOGBATCH | {"options": {"threads": 2}}, "options"),
-    ("train", HOGBATCH | {"options": {"cpu_batch": [9, 4]}}, "strategy hogbatch"),
+    ("train", HOGBATCH | {"options": {"policy": "fair"}}, "options.policy"),
+    ("train", HOGBATCH | {"options": {"threads": 2}}, "options.threads"),
+    ("train", HOGBATCH | {"options": {"cpu_batch": [9, 4]}}, "options.cpu_batch"),
     ("rehearse", {"device": None}, "device"),
-    ("rehearse", {"device": None, "slowdown": 0.5}, "slowdown.0"),
+    ("rehearse", {"device": None, "slowdown": 0.5}, "slowdown"),
     ("rehearse", {"device": None, "slowdown": "1,2,3"}, "slowdown"),
     ("rehearse", {"device": None, "slowdown": 2, "update_ms": 1}, "update_ms"),
     ("rehearse", {"device": None, "slowdown": 2} | SUBBATCH, "slowdown"),
-    ("rehearse", SEARCH | WHEEL, "strategy wheel"),
-    ("rehearse", HOST | {"options": {"chunk": "best"}}, "strategy host"),
-    ("rehearse", HOST | {"options": {"chunk": "search", "interval": 0}}, "strategy host"),
-    ("plan", {"input_shape": "1x-1x32"}, "input_shape.1"),
+    ("rehearse", SEARCH | WHEEL, "options"),
+    ("rehearse", HOST | {"options": {"chunk": "best"}}, "options.chunk"),
+    ("rehearse", HOST | {"options": {"chunk": "search", "interval": 0}}, "options.interval"),
+    ("plan", {"input_shape": "1x-1x32"}, "input_shape"),
     ("profile", {"workers": 3, "batch_size": 2}, "batch_size"),
     ("scale", {"machine": "k40-gigabit"}, "machine"),
     ("scale", {"overhead": True, "workers": "2"}, "overhead"),

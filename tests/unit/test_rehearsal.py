@@ -292,7 +292,7 @@ WRONG = {
     "raises": ("own_recipes:raises", "ValueError: there is no third file"),
     "number": ("own_recipes:number", " int"),
     "empty": ("own_recipes:empty", ""),
-    "stream": ("own_recipes:stream", " Stream"),
+    "stream": ("own_recipes:stream", "Stream"),
     "vector_loss": ("loss of own_recipes:vector_loss", "float32 1"),
     "unfit_loss": ("loss of own_recipes:unfit_loss", "RuntimeError: "),
     "vector_score": ("score of own_recipes:vector_score", "bool 1x12"),
@@ -309,7 +309,7 @@ def test_what_is_wrong_with_a_recipe_is_refused(name: str) -> None:
     field, figure = WRONG[name]
     with refused(field) as caught:
         built(recipe_of(f"own_recipes:{name}", None, 0), 0)
-    assert figure in caught.value.problem
+    assert figure in str(caught.value)
     if name in UNDESCRIBED:
         with refused(field):
             workload_of(f"own_recipes:{name}", 2)

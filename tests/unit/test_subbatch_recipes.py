@@ -16,8 +16,7 @@ from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.loss import check_objective
 from paceline.strategies.subbatch.row_wise import check_row_wise
 from paceline.training.data.dataset import TensorSamples
-from paceline.training.models.bypass import bypassed
-from paceline.training.models.chained_head import partition
+from paceline.training.models.chained_head import bypassed, partition
 from paceline.training.recipes.classification import accuracy, class_loss, label_loss
 from paceline.training.recipes.losses import bits_per_byte, next_token_loss
 from paceline.training.recipes.recipe import Recipe

@@ -104,7 +104,7 @@ GIVEN = {"model": "lenet5", "strategy": "subbatch"}
         ("balance", {"balance": "auto"}),
         ("accumulate", {"accumulate": 2}),
         ("codec", {"options": {"activations": "threshold:1"}}),
-        ("strategy subbatch", {"options": {"chunk": 2}}),
+        ("options", {"options": {"chunk": 2}}),
     ],
 )
 def test_settings_that_do_not_go_with_it_are_refused(field: str, more: dict):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.training.data import Dataset, load
-from paceline.training.data.windows import IGNORED, MaskedTokens, TokenWindows
+from paceline.training.data.text import IGNORED, MaskedTokens, TokenWindows
 from refusals import refused
 
 

@@ -6,8 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm
 
 from paceline.training.models.factory import find
-from paceline.training.models.transformer_blocks import Attention
-from paceline.training.models.transformers import GPT, ViT
+from paceline.training.models.transformers import GPT, Attention, ViT
 from refusals import refused
 
 

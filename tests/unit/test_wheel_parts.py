@@ -29,9 +29,8 @@ from paceline.rpc.tensor_parts import values_of
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.protocol import check_codecs, share_of, share_part
 from paceline.strategies.wheel.split import TO_HUB
-from paceline.training.data.batch import Batch
+from paceline.training.data.batch import Batch, SampleShare
 from paceline.training.data.dataset import TensorSamples
-from paceline.training.data.sample_share import SampleShare
 from paceline.training.recipes.recipe import Recipe
 from refusals import refused
 from rpc_exchange import beside

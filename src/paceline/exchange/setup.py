@@ -25,8 +25,8 @@ from paceline.training.data.dataset import IndexedSamples
 from paceline.training.models import describe, find
 from paceline.training.models.paced import PacedModel, PacedSGD
 from paceline.training.recipes.named import own_recipe, recipe_of, workload_of
-from paceline.training.recipes.optimizers import OptimizerFactory, checked_optimizer, optimizer_for
-from paceline.training.recipes.recipe import NAMELESS, Recipe, built
+from paceline.training.recipes.optimizers import checked_optimizer, optimizer_for
+from paceline.training.recipes.recipe import NAMELESS, OptimizerFactory, Recipe, built
 from paceline.training.recipes.schedules import checked_schedule, schedule_of
 
 NUM_TRACED = 20

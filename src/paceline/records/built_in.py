@@ -2,15 +2,17 @@
 
     python -m paceline.records.built_in      # regenerates the record with torch in half a minute
 
-Each cost of a layer is a linear function a b + c of the batch size b, except `working_nbytes`,
-which is the maximum of several linear functions. This is exact from two samples on; for a single
-sample PyTorch sums some gradients differently, so those layers are recorded twice.
+Each cost of a layer is a linear function a b + c of the batch size b; `working_nbytes` is the
+maximum of several. This is exact for two or more samples. PyTorch sums some gradients of a single
+sample differently, so those layers are recorded separately ("alone").
 """
 
 import json
+import re
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import resources
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,13 @@ from paceline.core.workload import Cost, Layer, Parameter, Workload
 
 _FILE = "built_in.json"
 RECORDED = ("lenet5", "alexnet", "vgg16", "resnet18", "resnet50", "gpt", "gpt2")
-_MOST = 2**20  # largest batch size that was compared with a description
-_MOST_COUNTED = 2**13  # larger floats are not exact integers
+_MOST = 2**20  # largest batch size for which the lines are compared with a description
+_MOST_COUNTED = 2**13  # the same for counts, which are floats: larger ones are not exact
 _SIZES = ("activation_nbytes", "kept_nbytes", "working_nbytes")
 _COSTS = ("flops", "nbytes", "num_calls", "num_syncs")
 
-# A cost: a constant, or its lines [a, c].
-_Growing = int | list[list[int]]
-_Numbers = dict[str, Any]  # `_SIZES`, each growing; "forward" and "backward", each `_COSTS`
+_Growing = int | list[list[int]]  # a cost: a constant, or its lines [a, c]
+_Numbers = dict[str, Any]  # a `_Growing` for each of `_SIZES`; lists by `_COSTS` for each pass
 _Describe = Callable[[int], Workload]
 
 
@@ -67,12 +68,7 @@ def _layer(one: dict[str, Any], numbers: _Numbers, batch_size: int) -> Layer:
     )
     parameters = tuple(Parameter(name, tuple(shape)) for name, shape in one["parameters"])
     return Layer(
-        one["name"],
-        parameters,
-        forward=forward,
-        backward=backward,
-        kind=one["kind"],
-        **sizes,
+        one["name"], parameters, forward=forward, backward=backward, kind=one["kind"], **sizes
     )
 
 
@@ -86,33 +82,29 @@ def _at(number: _Growing, batch_size: int) -> int:
 
 
 def record_of(describe: _Describe) -> dict[str, Any]:
-    """Make the record of a model; `describe(n)` returns its step with n samples.
+    """Record a model; `describe(n)` returns its step with n samples.
 
     Raises ValueError if a cost is not linear.
     """
     known = cache(describe)
     some, alone = known(2), known(1)
-    if [some.backward_order, *map(_shape, some.layers)] != [
-        alone.backward_order,
-        *map(_shape, alone.layers),
-    ]:
-        raise ValueError(f"{some.name}: a single sample has other layers than two")
+    if _structure(some) != _structure(alone):
+        raise ValueError(f"{some.name}: layers differ between one sample and two")
     layers = [_recorded_layer(known, number) for number in range(len(some.layers))]
-    pairs = [(layer.name, layer, _numbers_of(layer)) for layer in alone.layers]
     return {
         "sample_nbytes": alone.input_nbytes,
         "backward_order": some.backward_order,
         "layers": layers,
         "alone": {
-            name: numbers
-            for (name, layer, numbers), one in zip(pairs, layers, strict=True)
+            layer.name: _numbers_of(layer)
+            for layer, one in zip(alone.layers, layers, strict=True)
             if _layer(one, one, 1) != layer
         },
     }
 
 
-def _shape(layer: Layer) -> tuple[object, ...]:
-    return layer.name, layer.kind, layer.parameters
+def _structure(step: Workload) -> object:
+    return step.backward_order, [(one.name, one.kind, one.parameters) for one in step.layers]
 
 
 def _numbers_of(layer: Layer) -> _Numbers:
@@ -122,24 +114,20 @@ def _numbers_of(layer: Layer) -> _Numbers:
 
 
 def _recorded_layer(known: _Describe, number: int) -> dict[str, Any]:
-    def growing(of: Callable[[_Numbers], int], most: int) -> _Growing:
-        lines = _lines(lambda size: of(_numbers_of(known(size).layers[number])), 2, most)
+    def growing(of: Callable[[Layer], float], most: int) -> _Growing:
+        lines = _lines(lambda size: int(of(known(size).layers[number])), 2, most)
         return lines[0][1] if [slope for slope, _ in lines] == [0] else lines
 
-    def size_of(name: str) -> _Growing:
-        return growing(lambda numbers: int(numbers[name]), _MOST)
-
-    def cost_of(way: str, index: int) -> _Growing:
-        return growing(lambda numbers: int(numbers[way][index]), _MOST_COUNTED)
+    def costs_of(way: str) -> list[_Growing]:
+        return [growing(attrgetter(f"{way}.{name}"), _MOST_COUNTED) for name in _COSTS]
 
     layer = known(2).layers[number]
-    ways = ("forward", "backward")
     return {
         "name": layer.name,
         "kind": layer.kind,
         "parameters": [[parameter.name, parameter.shape] for parameter in layer.parameters],
-        **{name: size_of(name) for name in _SIZES},
-        **{way: [cost_of(way, index) for index in range(len(_COSTS))] for way in ways},
+        **{name: growing(attrgetter(name), _MOST) for name in _SIZES},
+        **{way: costs_of(way) for way in ("forward", "backward")},
     }
 
 
@@ -156,7 +144,7 @@ def _lines(value: Callable[[int], int], low: int, high: int) -> list[list[int]]:
         looked_at |= {start, stop}
         if first == last:
             continue
-        # At the intersection the value lies on both lines, or further lines are needed in between.
+        # Unless the value at the intersection is on both lines, there are further lines.
         meeting = (first[1] - last[1]) // (last[0] - first[0])
         around = [size for size in (meeting, meeting + 1) if start <= size <= stop]
         looked_at |= {*around}
@@ -164,7 +152,7 @@ def _lines(value: Callable[[int], int], low: int, high: int) -> list[list[int]]:
             waiting += [(start, meeting), (meeting + 1, stop)]
     for size in sorted(looked_at):
         if value(size) != max(a * size + c for a, c in lines):
-            raise ValueError(f"what is needed of {size} samples is not the largest of some lines")
+            raise ValueError(f"the cost of {size} samples is not on any of the lines")
     return [[*line] for line in sorted(lines)]
 
 
@@ -175,22 +163,8 @@ def _through(value: Callable[[int], int], size: int) -> tuple[int, int]:
 
 def _written(models: dict[str, Any], version: str) -> str:
     """Format the record as JSON with one line for each layer."""
-
-    def block(opening: str, lines: list[str], closing: str) -> str:
-        return "\n".join([opening, ",\n".join(lines), closing]) if lines else opening + closing
-
-    def shown(value: object) -> str:
-        return json.dumps(value, separators=(",", ":"))
-
-    blocks = []
-    for name, one in models.items():
-        alone = [f"{shown(layer)}:{shown(numbers)}" for layer, numbers in one["alone"].items()]
-        head = f'"sample_nbytes":{one["sample_nbytes"]},\n'
-        head += f'"backward_order":{shown(one["backward_order"])},\n'
-        layers = block('"layers":[', [shown(layer) for layer in one["layers"]], "]")
-        of_one = block('"alone":{', alone, "}")
-        blocks.append(f'"{name}":{{\n{head}{layers},\n{of_one}}}')
-    return block(f'{{"torch":"{version}","models":{{', blocks, "}}") + "\n"
+    text = json.dumps({"torch": version, "models": models}, separators=(",", ":"))
+    return re.sub(r'(?=\{"name":|"[\w.()-]+":\{)', "\n", text) + "\n"
 
 
 def main() -> None:
@@ -200,9 +174,8 @@ def main() -> None:
     from paceline.training.recipes.named import workload_of
 
     models = {name: record_of(partial(workload_of, name)) for name in RECORDED}
-    Path(__file__).with_name(_FILE).write_text(
-        _written(models, torch.__version__), encoding="utf-8"
-    )
+    text = _written(models, torch.__version__)
+    Path(__file__).with_name(_FILE).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

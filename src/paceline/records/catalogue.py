@@ -5,9 +5,9 @@
     device = "v100"
     devices = 8          # of a host
     hosts = 2
-    link = "nvlink2"     # between the devices of a host; by default what the device has
+    link = "nvlink2"     # between the devices of a host; by default the GPU model's link
     network = "25gbe"    # between hosts
-    rails = 1            # network adapters of a host, each of which has this network's rate
+    rails = 1            # network adapters of a host, each with the rate of `network`
 
 Devices of a host exchange messages over `link`, each at the full rate unless they share a bus. They
 reach the host's memory and the network over PCI Express.
@@ -15,9 +15,10 @@ reach the host's memory and the network over PCI Express.
 
 import re
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -30,15 +31,16 @@ from paceline.core.names import not_known
 from paceline.core.network import Link
 from paceline.core.reading import first_fault
 
-# Shares of data-sheet rates that layers reach: large convolutions, and memory copies.
+# Shares of data-sheet rates that large convolutions and memory copies reach.
 _FLOPS_REACHED, _MEMORY_REACHED = 0.68, 0.8
-_HALF_REACHED = 0.45  # share of tensor-core rates, which layers use less
+_HALF_REACHED = 0.45  # share of tensor-core rates
 _CALL_S = 5e-6
 # A server's cores, memory and bandwidth for each GPU: half a socket.
 _HOST_CORES, _HOST_NBYTES, _HOST_BYTES_PER_S = 6, 64e9, 16e9
 _BY_NAME = re.compile(
     r"(?:(?P<hosts>\d+)x)?(?P<devices>\d+)x(?P<device>[a-z][a-z0-9-]*)(?:\+(?:(?P<rails>\d+)x)?(?P<network>[a-z0-9-]+))?"
 )
+_Entry = TypeVar("_Entry")
 _SWITCH, _LINKS = "switch", "links"  # rates between hosts, and between devices of a host
 
 
@@ -55,6 +57,16 @@ class KnownLink(Fact):
     latency_s: Annotated[Seconds, Field(ge=0)]
     rdma: bool = False
     source: Source
+
+    @property
+    def half(self) -> dict[str, Any]:
+        """Fields of each of the two links on the way between devices, or between hosts."""
+        return {
+            "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
+            "share": self.share,
+            "latency_s": self.latency_s / 2,
+            "source": self.source,
+        }
 
 
 class KnownModel(Fact):
@@ -85,18 +97,18 @@ def _catalogue() -> _Catalogue:
 
 def known_link(name: str) -> KnownLink:
     """Look up a link; InvalidInput lists the known names."""
-    known = _catalogue().links
-    if name not in known:
-        raise not_known("link", name, sorted(known))
-    return known[name]
+    return _known(_catalogue().links, "link", name)
 
 
 def known_model(name: str) -> KnownModel:
     """Look up a GPU model; InvalidInput lists the known names."""
-    known = _catalogue().devices
-    if name not in known:
-        raise not_known("device", name, sorted(known))
-    return known[name]
+    return _known(_catalogue().devices, "device", name)
+
+
+def _known(entries: Mapping[str, _Entry], field: str, name: str) -> _Entry:
+    if name not in entries:
+        raise not_known(field, name, sorted(entries))
+    return entries[name]
 
 
 class EqualDevices(Fact):
@@ -112,9 +124,9 @@ class EqualDevices(Fact):
     @model_validator(mode="after")
     def _is_joined(self) -> Self:
         if self.hosts > 1 and self.network is None:
-            raise ValueError('network: several hosts need one between them, such as "25gbe"')
+            raise ValueError('network: is required for several hosts, such as "25gbe"')
         if self.rails > 1 and self.hosts == 1:
-            raise ValueError("rails: a single host has no network between hosts; leave them out")
+            raise ValueError("rails: must be 1 for a single host, which has no network")
         return self
 
     def machine(self, name: str, losses: Losses | None = None) -> Machine:
@@ -133,17 +145,8 @@ class EqualDevices(Fact):
             return Machine(**fields)
         assert self.network is not None
         net = known_link(self.network)
-        level = Level(
-            name=_SWITCH,
-            count=self.hosts,
-            bandwidth_bytes_per_s=net.bandwidth_bytes_per_s,
-            latency_s=net.latency_s / 2,
-            share=net.share,
-            rails=self.rails,
-            rdma=net.rdma,
-            source=net.source,
-        )
-        return Cluster(**fields, levels=(level,))
+        own = {"name": _SWITCH, "count": self.hosts, "rails": self.rails, "rdma": net.rdma}
+        return Cluster(**fields, levels=(Level(**own, **net.half),))
 
     def _host(self) -> Host:
         count = self.devices
@@ -152,7 +155,7 @@ class EqualDevices(Fact):
             cores=_HOST_CORES * count,
             memory_bytes=_HOST_NBYTES * count,
             memory_bandwidth_bytes_per_s=_HOST_BYTES_PER_S * count,
-            source="usual of servers with so many GPUs",
+            source="typical server for this number of GPUs",
         )
 
     def _device(self, number: int, model: KnownModel) -> Device:
@@ -170,13 +173,13 @@ class EqualDevices(Fact):
         )
 
     def _joined(self, link: str, bus: str) -> dict[str, Any]:
-        """Return the links, and a switch if devices have more than the host's bus."""
+        """Return the links, and a switch if devices have a faster link than the host's bus."""
         known = known_link(link)
         own = [f"gpu{number}" for number in range(self.devices)]
-        links = [_link((device, "host"), known_link(bus)) for device in own]
+        links = [Link(between=(device, "host"), **known_link(bus).half) for device in own]
         if link == bus:
             return {"links": tuple(links)}
-        links += [_link((device, _LINKS), known) for device in own]
+        links += [Link(between=(device, _LINKS), **known.half) for device in own]
         if known.together_bytes_per_s is not None:
             links.append(
                 Link(
@@ -187,17 +190,6 @@ class EqualDevices(Fact):
                 )
             )
         return {"links": tuple(links), "switches": (Switch(name=_LINKS, source=known.source),)}
-
-
-def _link(between: tuple[str, str], known: KnownLink) -> Link:
-    # a message between two devices uses two of these links
-    return Link(
-        between=between,
-        bandwidth_bytes_per_s=known.bandwidth_bytes_per_s,
-        share=known.share,
-        latency_s=known.latency_s / 2,
-        source=known.source,
-    )
 
 
 class EqualFile(Fact):
@@ -225,4 +217,5 @@ def by_name(text: str) -> Machine | None:
     try:
         return EqualDevices.model_validate(given).machine(text.replace("+", "."))
     except ValidationError as error:
-        raise InvalidInput("machine", f"{text}: {first_fault(error)}") from None
+        fault = InvalidInput.of(first_fault(error))
+        raise InvalidInput("machine", f"{text}: {fault}") from None

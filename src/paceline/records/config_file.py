@@ -24,24 +24,19 @@ from paceline.records.settings import useful_settings
 
 FILE_NAME = "run.toml"
 _NULL = "null"
-# Settings that override another one from the file.
-_INSTEAD = {"epochs": "steps", "steps": "epochs", "device": "slowdown", "slowdown": "device"}
+# Settings of the file, each with the given setting that replaces it.
+_REPLACES = {"epochs": "steps", "steps": "epochs", "device": "slowdown", "slowdown": "device"}
 
 
 def read_config(path: Path, kind: type[BaseModel]) -> dict[str, Any]:
-    """Read the settings in a file, and validate each one.
-
-    Raises InvalidInput that names the file and the invalid line, key or value.
-    """
+    """Read and validate the settings in a file; InvalidInput names the file and the key or line."""
     found = read_toml_file(path, limits.CONFIGURATION, largest=sys.float_info.max)
     known = {name: field for name, field in kind.model_fields.items() if name != "kind"}
     values = {}
     for name, value in found.items():
         if name not in known:
-            hint = did_you_mean(name, known)
-            raise InvalidInput(
-                str(path), f"{name!r} is no setting{hint} Known are {', '.join(known)}"
-            )
+            hint = did_you_mean(name, known).strip(".; ")
+            raise InvalidInput(str(path), f"{name!r} is not a setting", hint=hint)
         values[name] = _with_null(value) if isinstance(value, dict) else value
         annotation: Any = known[name].annotation
         try:
@@ -52,12 +47,12 @@ def read_config(path: Path, kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def merged(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the given settings over those in `below`.
+    """Merge the given settings over those in `below`, and tables by key.
 
-    Tables are merged by their keys. The shorthand `codec` replaces the options that it stands
-    for, and `epochs` replaces `steps`.
+    `codec` replaces the options that it abbreviates, `epochs` replaces `steps`, `device` replaces
+    `slowdown`, and vice versa.
     """
-    below = {name: value for name, value in below.items() if _INSTEAD.get(name) not in given}
+    below = {name: value for name, value in below.items() if _REPLACES.get(name) not in given}
     if isinstance(below.get("options"), dict):
         parts = str(given["codec"]).split(",") if "codec" in given else []
         shorthands = {part.partition("=")[0].strip() for part in parts}
@@ -72,18 +67,16 @@ def merged(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]
 
 
 def with_resumed(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
-    """Merge the values over the settings of the resumed run, if they resume one.
+    """Merge the values over those of the run in folder `resume`, if given.
 
-    Raises InvalidInput if `resume` is not the folder of a run.
+    Raises InvalidInput if the folder holds no run.
     """
     folder = values.get("resume")
     if folder is None:
         return dict(values)
     path = Path(str(folder)) / FILE_NAME
     if not path.is_file():
-        raise InvalidInput(
-            "resume", f"{folder} is not the folder of a run, as it has no {FILE_NAME}"
-        )
+        raise InvalidInput("resume", f"must be a folder with a {FILE_NAME}", got=str(folder))
     before = read_config(path, kind)
     if "strategy" in values and values["strategy"] != before.get("strategy"):
         before.pop("options", None)  # options of another strategy
@@ -121,7 +114,7 @@ def write_config(folder: Path, settings: Record) -> None:
     try:
         write_text(path, text)
     except OSError as error:
-        raise InvalidInput("output", f"cannot write {path}: {error.strerror}") from None
+        raise InvalidInput("output", f"{path}: {error.strerror}") from None
 
 
 def to_toml(values: Mapping[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from itertools import compress, islice
 from math import inf
 from pathlib import Path
@@ -38,8 +37,7 @@ _UNITS = {
 def read_machine(path: Path) -> Machine:
     """Read the machine or cluster of a TOML file.
 
-    InvalidInput names the file, the field or line, and what is expected there; also if devices are
-    not connected.
+    InvalidInput names the file, and the field or line; also if devices are not connected.
     """
     values = read_toml_file(path, limits.MACHINE, largest=inf)
     model: type[Fact] = Machine
@@ -49,21 +47,19 @@ def read_machine(path: Path) -> Machine:
         model = Cluster
     try:
         found = model.model_validate(values)
-    except ValidationError as error:
-        raise InvalidInput(str(path), f"{first_fault(error)}{_right(error, model)}") from None
-    try:
         machine = found.machine if isinstance(found, EqualFile) else found
+    except ValidationError as error:
+        problem = f"{first_fault(error)}{_expected(error, model)}"
+        raise InvalidInput(str(path), problem) from None
     except InvalidInput as error:
         raise InvalidInput(str(path), str(error)) from None
     assert isinstance(machine, Machine)
-    missing = _missing_link(machine)
-    if missing:
-        raise InvalidInput(str(path), f"links: {missing}")
+    _check_connected(machine, path)
     return machine
 
 
-def _right(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return a hint with the expected fields for a missing or unknown one."""
+def _expected(error: ValidationError, model: type[BaseModel]) -> str:
+    """Return the fields that are expected in place of a missing or unknown one."""
     fault = fault_of(error)
     *inside, last = [part for part in fault["loc"] if isinstance(part, str)] or [""]
     for part in inside:
@@ -71,12 +67,12 @@ def _right(error: ValidationError, model: type[BaseModel]) -> str:
         model = model if field is None else _model_in(field.annotation) or model
     if fault["type"] == "extra_forbidden":
         hint = did_you_mean(last, model.model_fields)
-        return f"{hint} Known are {', '.join(model.model_fields)}"
+        return f"{hint} Fields: {', '.join(model.model_fields)}"
     field = model.model_fields.get(last)
     if fault["type"] not in ("missing", "tuple_type") or field is None:
         return ""
     if _model_in(field.annotation):
-        return f"; it is at least one table [[{last}]]"
+        return f"; add at least one table [[{last}]]"
     return f"; for example {last} = {json.dumps(field.examples[0])}" if field.examples else ""
 
 
@@ -86,8 +82,8 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
-def _missing_link(machine: Machine) -> str | None:
-    """Describe the stations without a route to the first device, and a link to add.
+def _check_connected(machine: Machine, path: Path) -> None:
+    """Raise InvalidInput unless links connect the first device with all devices and servers.
 
     CPU devices of one host communicate through its memory, and need no link. A host without devices
     may be a server.
@@ -97,16 +93,13 @@ def _missing_link(machine: Machine) -> str | None:
     occupied = {device.host for device in machine.devices}
     free = [host for host in machine.hosts if host.name not in occupied]
     stations: list[Station] = [*machine.devices, *free]
-    apart = next((one for one in stations if place_of(one) not in reached), None)
-    if apart is None:
-        return None
-    place = place_of(apart)
-    kind = "device" if place == apart.name and isinstance(apart, Device) else "host"
-    ways = "no link" if place not in machine.network.linked else "no way over links"
-    return (
-        f"{ways} leads to {kind} {place!r} from {place_of(first)!r}; "
-        f'a [[links]] table with between = ["{min(reached)}", "{place}"] would join them'
-    )
+    apart = next((place for place in map(place_of, stations) if place not in reached), None)
+    if apart is not None:
+        raise InvalidInput(
+            str(path),
+            f"links: no route from {place_of(first)!r} to {apart!r}",
+            hint=f'add a [[links]] table with between = ["{min(reached)}", "{apart}"]',
+        )
 
 
 def find_machine(name: str) -> Machine:
@@ -126,7 +119,7 @@ def find_machine(name: str) -> Machine:
         return machine
     if path.suffix:
         return read_machine(path)  # raises the error of reading it
-    also = ", any FILE.toml, and equal devices such as 8xv100 or 4x8xv100+25gbe"
+    also = ", FILE.toml, or equal devices such as 8xv100 or 4x8xv100+25gbe"
     raise not_known("machine", name, sorted(known), also)
 
 
@@ -145,9 +138,8 @@ class KnownDevice(NamedTuple):
 def find_device(name: str) -> KnownDevice:
     """Find a device by name, or the first whose label starts with or contains the name.
 
-    FILE.toml:NAME searches that file only; otherwise ./machines and Paceline's own files are
-    searched. Labels are "MACHINE/DEVICE", and case does not matter. InvalidInput lists the known
-    devices.
+    FILE.toml:NAME searches that file only, NAME ./machines and Paceline's own files. Labels are
+    "MACHINE/DEVICE", and case does not matter. InvalidInput lists the known devices.
     """
     file, _, wanted = name.rpartition(":")
     machines = map(read_machine, [Path(file)] if file else _machine_files())
@@ -160,7 +152,7 @@ def find_device(name: str) -> KnownDevice:
     )
     found = [one for matching in fits for one in compress(known, matching)]
     if not wanted or not found:
-        also = ", and others as FILE.toml:NAME"
+        also = ", or FILE.toml:NAME"
         raise not_known("device", name, [one.label for one in known], also)
     return found[0]
 
@@ -196,7 +188,7 @@ def quantity(value: float, unit: str) -> str | None:
     None if no text is exact, or the value is zero, infinite or too small.
     """
     prefixes = [_prefix(value, unit)]
-    if unit == "B":  # memory sizes are powers of two
+    if unit == "B":  # memory sizes may be multiples of powers of two
         prefixes += [one for one in _BINARY if one[1] <= value][:1]
     texts = []
     for prefix, factor in prefixes:
@@ -215,7 +207,7 @@ def rounded(value: float, unit: str) -> str:
 
 
 def as_rounded(value: float, unit: str) -> float:
-    """Return the value as rounded by `rounded`."""
+    """Return the value that `rounded` shows."""
     factor = _prefix(value, unit)[1]
     return float(f"{value / factor:.3g}") * factor
 
@@ -226,23 +218,21 @@ def _prefix(value: float, unit: str) -> tuple[str, float]:
     return next((one for one in known if one[1] <= value), known[-1])
 
 
-def _given(fact: BaseModel) -> Iterator[tuple[str, Any]]:
-    for name, field in type(fact).model_fields.items():
-        value = getattr(fact, name)
-        if field.is_required() or value != field.default:
-            yield name, value
-
-
-def _plain(field: str, value: Any) -> Any:
+def _plain(key: str, value: Any) -> Any:
     """Convert a field's value to TOML's types, quantities with their unit."""
     if isinstance(value, BaseModel):
-        return {name: _plain(name, one) for name, one in _given(value)}
+        fields = type(value).model_fields.items()
+        return {
+            name: _plain(name, one)
+            for name, field in fields
+            if (one := getattr(value, name)) != field.default or field.is_required()
+        }
     if isinstance(value, dict):
-        return {str(key): _plain(field, one) for key, one in value.items()}
+        return {str(name): _plain(key, one) for name, one in value.items()}
     if isinstance(value, tuple):
-        return [_plain(field, one) for one in value]
+        return [_plain(key, one) for one in value]
     if isinstance(value, str | int):
         return value
-    unit = next((unit for end, unit in _UNITS.items() if field.endswith(end)), None)
+    unit = next((unit for end, unit in _UNITS.items() if key.endswith(end)), None)
     text = None if unit is None else quantity(value, unit)
     return value if text is None else text

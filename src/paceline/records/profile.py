@@ -53,11 +53,9 @@ class ProfileSettings(Record):
 
     @model_validator(mode="after")
     def _batch_fits_workers(self) -> Self:
-        size = self.batch_size
-        if size < self.workers:
-            raise ValueError(
-                f"batch_size: {size} samples cannot be shared by {self.workers} workers"
-            )
+        if self.batch_size < self.workers:
+            problem = f"must be at least the number of workers, {self.workers}"
+            raise ValueError(f"batch_size: {problem} (got {self.batch_size})")
         return self
 
 

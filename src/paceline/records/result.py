@@ -25,14 +25,13 @@ from paceline.records.scale import ScaleResult
 class PlanRow(Record):
     """One planned configuration.
 
-    `config`: the strategy's configuration. `efficiency`: throughput relative to the devices without
-    any exchange. `link_nbytes_per_step`: by direction of a link; for a ring, on its slowest link.
-    `memory_nbytes`: by device, and by host if it holds tensors. `is_balanced`: shares of the batch
-    follow the workers' speeds. `range_share`: half width of the range that should contain the
-    median measured step in nine of ten cases, relative to `step_s`. `why`, `notes`: explanations.
-    `after_backward`: communication left after backward, if the strategy reports it.
-    `is_same_training`: whether it computes what one worker with the whole batch would; otherwise
-    `steps_to_loss` compares the steps to the same loss, if known.
+    `efficiency`: throughput relative to devices without any exchange. `link_nbytes_per_step`: by
+    direction of a link; for a ring, on its slowest link. `memory_nbytes`: by device, and by host if
+    it holds tensors. `is_balanced`: shares of the batch follow the workers' speeds. `range_share`:
+    half width of the range that should contain the median measured step in nine of ten cases,
+    relative to `step_s`. `after_backward`: communication left after backward, if the strategy
+    reports it. `is_same_training`: the result equals that of one worker with the whole batch;
+    otherwise `steps_to_loss` compares the steps to the same loss, if known.
     """
 
     strategy: str
@@ -116,8 +115,8 @@ class AdviceRow(Record):
 class RankingRows(Record):
     """All plans of a machine, best first.
 
-    `workers_worth`: number of workers beyond which more gain almost nothing; None if only one
-    number was planned. `alone_samples_per_s`: throughput of the best single worker, if planned.
+    `workers_worth`: largest number of workers that pays; None if only one number was planned.
+    `alone_samples_per_s`: throughput of the best single worker, if planned.
     """
 
     plans: tuple[PlanRow, ...]
@@ -148,8 +147,8 @@ class RankingRows(Record):
 class RunResult(RunMetrics):
     """The result of a training or rehearsal: settings, predictions and metrics.
 
-    `strategy`: the strategy used last. `devices`: the devices that a rehearsal emulated. `plans`:
-    forecasts before the first step, the best first. `accuracy`: after the last epoch, None without
+    `strategy`: the strategy used last. `devices`: the emulated devices of a rehearsal. `plans`:
+    forecasts before the first step, best first. `accuracy`: after the last epoch, None without
     a test. `step_s` and its quartiles cover the untraced steps, `comparison` the traced ones.
     """
 
@@ -172,18 +171,18 @@ class RunResult(RunMetrics):
     @model_validator(mode="after")
     def _steps_are_known(self) -> Self:
         if self.step_s is not None and not self.step_s > 0:
-            raise ValueError(f"step_s: {self.step_s} s; a step takes time")
+            raise ValueError(f"step_s: must be greater than 0 (got {self.step_s})")
         if self.comparison is not None:
             if self.step_s is None:
-                raise ValueError("step_s: is missing, and a comparison of steps is there")
+                raise ValueError("step_s: is required by comparison")
             if not str(self.settings.workers).isdecimal():
                 workers = shown(self.settings.workers)
-                raise ValueError(f"settings.workers: {workers} is no number of workers in step")
+                raise ValueError(f"settings.workers: must be an integer (got {workers})")
         return self
 
     @property
     def is_rehearsal(self) -> bool:
-        """True for a rehearsal, which learns nothing."""
+        """Whether layers were emulated, so that nothing was learned."""
         return self.origin is Origin.REHEARSED
 
     @property
@@ -223,8 +222,8 @@ class RunResult(RunMetrics):
 class PlanResult(Record):
     """The plans of a model on a machine, best first.
 
-    `machine`: a machine file's name, or "this machine". `facts`: the version, and the description
-    of this machine.
+    `machine`: a machine file's name, or "this machine". `facts`: Paceline's version, and a
+    description of this machine.
     """
 
     kind: Literal["plan"] = "plan"
@@ -248,45 +247,32 @@ class _AnyKind(BaseModel):
     kind: Literal["run", "plan", "profile", "scale"]
 
 
-_ANY_KIND = TypeAdapter(_AnyKind)
-
-
 def read_result(folder: Path) -> AnyResult:
     """Read the result in a folder; InvalidInput names the file and the problem."""
-    check_exists(folder)
+    _check_exists(folder)
     path = folder / "result.json"
     text, what = read_file(path, limits.RESULT), str(path)
     # A union type's errors would name its members as if they were fields.
-    kind = _TYPES[read_finite_record(_ANY_KIND, text, what).kind]
+    kind = _TYPES[read_finite_record(TypeAdapter(_AnyKind), text, what).kind]
     return read_record(TypeAdapter[AnyResult](kind), text, what)
 
 
-def check_exists(folder: Path) -> None:
-    """Raise InvalidInput if there is no such folder."""
+def _check_exists(folder: Path) -> None:
     if not folder.is_dir():
-        raise InvalidInput(
-            str(folder),
-            "there is no such folder",
-            hint=(
-                "that of a run is named in its last line, and lies in runs/ unless --output has "
-                "named another"
-            ),
-        )
+        hint = "runs are in runs/, or in the folder given to --output"
+        raise InvalidInput(str(folder), "is not a folder of a run", hint=hint)
 
 
 def check_run(folder: Path) -> None:
     """Raise InvalidInput if the folder does not exist or holds a result other than a run's."""
-    check_exists(folder)
+    _check_exists(folder)
     if (folder / "result.json").exists():
         read_run(folder)
 
 
 def read_run(folder: Path) -> RunResult:
     """Read the result of a run or rehearsal; InvalidInput if the folder holds another kind."""
-    check_exists(folder)
-    path = folder / "result.json"
-    text, what = read_file(path, limits.RESULT), str(path)
-    kind = read_finite_record(_ANY_KIND, text, what).kind
-    if kind != "run":
-        raise InvalidInput(str(folder), f"holds a {kind}, not a run or a rehearsal")
-    return read_record(TypeAdapter(RunResult), text, what)
+    found = read_result(folder)
+    if not isinstance(found, RunResult):
+        raise InvalidInput(str(folder), "must be a run or rehearsal", got=found.kind)
+    return found

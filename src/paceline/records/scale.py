@@ -39,7 +39,7 @@ class Point(NamedTuple):
         return self.batch if self.scaling == "strong" else self.batch * self.workers
 
     def steps_of(self, samples: int) -> int:
-        """Return the steps of an epoch; `samples`: of one worker's epoch."""
+        """Return the steps of an epoch of `samples`, with weak scaling of each worker."""
         total = samples * self.workers if self.scaling == "weak" else samples
         return -(-total // self.batch_size)
 
@@ -57,6 +57,7 @@ def _read_counts(values: Any) -> Any:
 _Counts = Annotated[
     tuple[_Count, ...], Field(min_length=1, max_length=_MOST), BeforeValidator(_read_counts)
 ]
+_Scalings = Annotated[tuple[Scaling, ...], Field(min_length=1), BeforeValidator(read_list)]
 _Names = Annotated[
     tuple[str, ...], Field(min_length=1, max_length=_MOST), BeforeValidator(read_list)
 ]
@@ -72,29 +73,21 @@ class ScaleSettings(Record):
     model: Model
     workers: _Counts = Field((1, 2), description="Numbers of workers, such as 1,2,4.")
     batch_size: _Counts = Field(
-        (16, 32, 64),
-        description="Batch sizes: over all workers with strong scaling, of each otherwise.",
+        (16, 32, 64), description="Batch sizes, over all workers with strong scaling, or of each."
     )
     strategy: _Names = Field(
         tuple(EXCHANGES), description="Strategies to compare, such as allreduce,tree."
     )
-    scaling: Annotated[tuple[Scaling, ...], Field(min_length=1), BeforeValidator(read_list)] = (
-        Field(
-            ("strong",),
-            description="Whether batches are shared (strong) or of each worker.",
-        )
+    scaling: _Scalings = Field(
+        ("strong",), description="Whether batches are shared (strong) or of each worker."
     )
     overhead: bool = Field(
-        False,
-        description="Let one worker exchange with itself, which shows each strategy's own cost.",
+        False, description="Measure each strategy's overhead: one worker exchanges with itself."
     )
     kinds: Annotated[tuple[Kind, ...], BeforeValidator(read_list)] = Field(
-        (),
-        description="Kinds of cells; by default measured, or rehearsed with --device.",
+        (), description="Kinds of cells; by default measured, or rehearsed with --device."
     )
-    device: str | None = Field(
-        None, description="Device whose times the layers take in a rehearsal."
-    )
+    device: str | None = Field(None, description="Device to emulate in a rehearsal.")
     machine: str | None = Field(
         None, description="Machine file or name of a machine to predict for; by default profiles."
     )
@@ -104,7 +97,7 @@ class ScaleSettings(Record):
         262_144,
         ge=1,
         le=2**53,
-        description="Samples of an epoch; with weak scaling those of each worker.",
+        description="Samples of an epoch; with weak scaling per worker.",
     )
     input_shape: InputShape = None
     classes: int = Field(10, ge=2, description="Classes of the random samples.")
@@ -118,7 +111,7 @@ class ScaleSettings(Record):
         for name in names:
             if name not in EXCHANGES:
                 find_exchange(name)  # raises a better error for a known name
-                raise ValueError(f"{name!r} is not one of Paceline's own, which alone are compared")
+                raise ValueError(f"must be built-in strategies (got {name!r})")
         return names
 
     @model_validator(mode="before")
@@ -134,19 +127,21 @@ class ScaleSettings(Record):
     def _each_once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
         twice = [value for value in values if values.count(value) > 1]
         if twice:
-            raise ValueError(f"{twice[0]!r} stands there twice")
+            raise ValueError(f"has {twice[0]!r} twice")
         return values
 
     @model_validator(mode="after")
     def _machine_is_predicted(self) -> Self:
         if self.machine is not None and Origin.PREDICTED not in self.kinds:
-            raise ValueError("machine: goes only with kind predicted")
-        if (self.device is None) == (Origin.REHEARSED in self.kinds):
-            raise ValueError("device: is that of rehearsed cells; give both, or neither")
+            raise ValueError("machine: requires kind predicted")
+        if self.device is None and Origin.REHEARSED in self.kinds:
+            raise ValueError("device: is required by kind rehearsed")
+        if self.device is not None and Origin.REHEARSED not in self.kinds:
+            raise ValueError("device: requires kind rehearsed")
         if self.overhead and 1 not in self.workers:
-            raise ValueError("overhead: is that of one worker, which workers do not name")
+            raise ValueError("overhead: requires 1 among workers")
         if self.overhead and self.kinds == (Origin.PREDICTED,):
-            raise ValueError("overhead: is measured or rehearsed; a plan of one worker has none")
+            raise ValueError("overhead: requires kind measured or rehearsed")
         return self
 
     @property
@@ -166,11 +161,11 @@ class ScaleSettings(Record):
 class ScaleCell(Record):
     """The time and memory of an epoch with a method, number of workers and batch size.
 
-    `batch` belongs to all workers with scaling "strong", otherwise to each one. Seconds are per
-    epoch: its steps times the median of the repetitions. `spread`: quartiles of the repetitions;
-    for a prediction, the range that should contain the measured epoch in nine of ten cases. The
-    parts except `hidden_s`, and loading, add up to `epoch_s`. `memory_bytes`: of the worker that
-    needs the most, out of `capacity_bytes`. A cell with an `error` has no figures.
+    `batch`: samples of all workers with scaling "strong", otherwise of each. Seconds are per epoch:
+    its steps times the median of the repetitions. `spread`: quartiles of the repetitions; for a
+    prediction, the range that should contain the measured epoch in nine of ten cases. The parts
+    except `hidden_s` add up to `epoch_s` minus loading. `memory_bytes`: maximum over the workers,
+    out of `capacity_bytes`. A cell with an `error` has no figures.
     """
 
     method: str
@@ -211,7 +206,7 @@ class TimedCell(ScaleCell):
 
     @property
     def rate(self) -> float:
-        """Throughput in epochs of one worker's samples per second, comparable between cells."""
+        """Epochs of one worker's samples per second, comparable between cells."""
         return self.num_shares / self.epoch_s
 
     @property
@@ -231,19 +226,16 @@ class TimedCell(ScaleCell):
         """Samples of a worker's step."""
         return -(-self.batch // self.workers) if self.scaling == "strong" else self.batch
 
-    @property
-    def shortest_s(self) -> float:
-        """Lower end of the spread, for one worker's samples."""
-        return (self.epoch_s if self.spread is None else self.spread[0]) / self.num_shares
-
-    @property
-    def longest_s(self) -> float:
-        """Upper end of the spread, for one worker's samples."""
-        return (self.epoch_s if self.spread is None else self.spread[1]) / self.num_shares
-
-    def tells_apart(self, other: "TimedCell") -> bool:
+    def differs_from(self, other: "TimedCell") -> bool:
         """Return whether the spreads of the two rates do not overlap."""
-        return self.longest_s < other.shortest_s or other.longest_s < self.shortest_s
+        (low, high), (other_low, other_high) = self._bounds_s, other._bounds_s
+        return high < other_low or other_high < low
+
+    @property
+    def _bounds_s(self) -> tuple[float, float]:
+        """The spread, for one worker's samples."""
+        low, high = self.spread or (self.epoch_s, self.epoch_s)
+        return low / self.num_shares, high / self.num_shares
 
 
 def timed(cells: Iterable[ScaleCell]) -> list[TimedCell]:
@@ -256,7 +248,7 @@ def timed(cells: Iterable[ScaleCell]) -> list[TimedCell]:
 
 
 def most_real(cells: Sequence[TimedCell]) -> list[TimedCell]:
-    """Return the cells of the most real kind available."""
+    """Return the measured cells, or else the rehearsed, or else the predicted ones."""
     first = next((kind for kind in Origin if any(cell.kind is kind for cell in cells)), None)
     return [cell for cell in cells if cell.kind is first]
 
@@ -290,5 +282,5 @@ class ScaleResult(Record):
         for name in ("batch", "workers", "method"):
             count = len({getattr(cell, name) for cell in self.cells})
             if count > _MOST:
-                raise ValueError(f"cells: {count:,} different {name}s; a study has at most {_MOST}")
+                raise ValueError(f"cells: has {count:,} values of {name}, at most {_MOST} allowed")
         return self

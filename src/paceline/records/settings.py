@@ -1,5 +1,6 @@
 """Validate the settings of a run against its strategy; errors name the field."""
 
+import re
 import sys
 from collections.abc import Mapping
 from inspect import signature
@@ -29,6 +30,7 @@ from paceline.strategies import EXCHANGES, STRATEGIES, find_runnable
 
 AUTO = "auto"  # selects the strategy predicted to be fastest
 _MOST_DIGITS = 9  # most digits of a number of workers
+_ITEM = re.compile(r"(?<=\w)\.\d+(?=: )")  # of a list, which options name as a whole
 _Validated = TypeVar("_Validated")
 
 
@@ -38,8 +40,7 @@ class PlanSettings(Record):
     kind: Literal["plan"] = "plan"
     model: Model
     machine: str | None = Field(
-        None,
-        description="Machine file or name of a machine; without one, this machine is profiled.",
+        None, description="Machine file, or name of a machine; by default this machine, profiled."
     )
     strategy: Annotated[tuple[str, ...] | None, BeforeValidator(read_list)] = Field(
         None, description="Strategies to plan, such as allreduce,host; by default all."
@@ -55,8 +56,7 @@ class PlanSettings(Record):
     input_shape: InputShape = None
     precision: Precision = Field("float32", description="Precision of forward and backward.")
     measured: str | None = Field(
-        None,
-        description="Measured rate of one device, such as 350/s, or 350/s@128 at batch 128.",
+        None, description="Measured rate of one device, such as 350/s, or 350/s@128 at batch 128."
     )
     profile: Path | None = Field(
         None, description="Profile of the model on one device, from `paceline profile`."
@@ -73,15 +73,13 @@ def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
     None selects the strategy's or model's default. For a user's model, which may be a recipe with
     its own optimizer, None stays None.
     """
-    given = _given(values)
+    given = {name: value for name, value in values.items() if value is not None}
     if "epochs" in given and "steps" in given:
-        raise InvalidInput("steps", "are instead of epochs, and both are given")
+        raise InvalidInput("steps", "cannot be combined with --epochs")
     if given.get("strategy") == AUTO:
         if given.get("options"):
-            names = ", ".join(given["options"])
-            raise InvalidInput(
-                "options", f"with strategy auto nobody knows {names}", hint="name a strategy"
-            )
+            hint = "name the strategy that has these options"
+            raise InvalidInput("options", "cannot be combined with strategy auto", hint=hint)
         # strategies without codecs are tried without one
         asked = {k: v for k, v in given.items() if (k, v) != ("codec", "auto")}
         for strategy in EXCHANGES.values():
@@ -92,29 +90,25 @@ def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
         settings = validated(TrainSettings, _of_strategy(given, TrainSettings))
         is_balanced = "balance" in strategy_of(settings).options.settings
     if settings.force and settings.balance is None and is_balanced:
-        raise InvalidInput("force", "goes only with balance, which may refuse workers")
+        raise InvalidInput("force", "requires balance")
     _check(settings)
     return settings if ":" in settings.model else completed(settings)
 
 
 def validated_rehearsal(values: Mapping[str, Any]) -> RehearseSettings:
     """Validate the settings of a rehearsal; InvalidInput names the wrong field."""
-    settings = validated(RehearseSettings, _of_strategy(_given(values), RehearseSettings))
-    name = settings.strategy
+    given = {name: value for name, value in values.items() if value is not None}
+    settings = validated(RehearseSettings, _of_strategy(given, RehearseSettings))
     if not strategy_of(settings).is_rehearsed:
         known = ", ".join(name for name, one in STRATEGIES.items() if one.is_rehearsed)
-        raise InvalidInput(
-            "strategy", f"{name!r} cannot be rehearsed", hint=f"choose one of {known}"
-        )
+        problem = "must be a strategy that can be rehearsed"
+        raise InvalidInput("strategy", problem, got=settings.strategy, hint=f"choose from {known}")
     _check(settings)
     return settings
 
 
 def _check(settings: RunSettings) -> None:
-    """Raise InvalidInput for options that the strategy does not support, or that need a profile.
-
-    Also for numbers that could not be read back from run.toml.
-    """
+    """Validate the options, including their numbers in run.toml, and `profile_s`."""
     for name in ("options", "optimizer_options"):
         check_numbers(getattr(settings, name, {}), name, largest=sys.float_info.max)
     is_named = settings.strategy != AUTO
@@ -138,27 +132,22 @@ def configuration(settings: RunSettings) -> Any:
 
 
 def strategy_config(strategy: Strategy, options: Mapping[str, Any], num_workers: int) -> Any:
-    """Build a strategy's configuration from options; InvalidInput names the wrong one."""
+    """Build the configuration of a run from options; InvalidInput names the wrong one."""
     for field, why in strategy.options.refused_options.items():
         if field in options:
-            raise InvalidInput("options", f"{field} {why}")
+            raise InvalidInput(f"options.{field}", why)
     return check_options(strategy, options, num_workers)
 
 
 def check_options(strategy: Strategy, options: Mapping[str, Any], num_workers: int = 1) -> Any:
     """Build a configuration to plan with; InvalidInput names the wrong option."""
     if "workers" in options:
-        raise InvalidInput("options", "workers is a setting of its own, not one of the strategy")
+        raise InvalidInput("options", "cannot contain workers", hint="workers is a setting")
     known = [name for name in signature(strategy.config).parameters if name != "workers"]
     for name in options:
         if name not in known:
-            raise not_known(f"strategy {strategy.name}", name, known)
-    values = {**options, "workers": num_workers}
-    return validated(strategy.config, values, f"strategy {strategy.name}")
-
-
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+            raise not_known("options", name, known, f" for strategy {strategy.name}")
+    return validated(strategy.config, {**options, "workers": num_workers}, "options.")
 
 
 def _of_strategy(given: dict[str, Any], kind: type[RunSettings]) -> dict[str, Any]:
@@ -166,15 +155,14 @@ def _of_strategy(given: dict[str, Any], kind: type[RunSettings]) -> dict[str, An
     name = given.get("strategy", RunSettings.model_fields["strategy"].default)
     strategy = find_runnable(str(name))
     _refuse_useless(given, strategy, strategy.name, kind)
-    # a rehearsal has no momentum
-    own = strategy.options.defaults
+    own = strategy.options.defaults  # some are not settings of a rehearsal, such as momentum
     defaults = {name: value for name, value in own.items() if name in kind.model_fields}
     given = without_shorthands({**defaults, **given}, strategy)
     if strategy.options.count_workers is number_of:
         return _numbered(given)
     workers = str(given.get("workers", kind.model_fields["workers"].default))
     strategy.options.count_workers(workers)
-    # As text even for a number: these workers do not share a batch, so it may be smaller.
+    # As text, which is not compared with the batch size: each worker has its own batches.
     return given | {"workers": workers}
 
 
@@ -190,8 +178,8 @@ def without_shorthands(given: Mapping[str, Any], strategy: Strategy) -> dict[str
         raise InvalidInput("codec", "must be text", got=given["codec"])
     for field, value in _codecs(given["codec"], strategy).items():
         if options.get(field, value) != value:
-            what = repr(value) if field == "codec" else f"{field} is {value!r}"
-            raise InvalidInput("codec", f"{what}, but options say {options[field]!r}")
+            problem = f"contradicts option {field}={options[field]}"
+            raise InvalidInput("codec", problem, got=given["codec"], hint="leave one out")
         options = options | {field: value}
     return others | {"options": options}
 
@@ -202,17 +190,16 @@ def _numbered(given: dict[str, Any]) -> dict[str, Any]:
     if isinstance(workers, int):
         return given
     if not isinstance(workers, str):
-        raise InvalidInput("workers", f"Input should be a valid integer, not {shown(workers)}")
+        raise InvalidInput("workers", "must be an integer", got=workers)
     if not workers.strip().isdecimal():
         known = STRATEGIES.values()
         taking = [one.name for one in known if one.options.count_workers is not number_of]
-        raise InvalidInput(
-            "workers",
-            f"{shown(workers)} is not a number",
-            hint=f"only strategy {', '.join(taking)} takes a list",
-        )
+        hint = f"a list requires strategy {' or '.join(taking)}"
+        raise InvalidInput("workers", "must be an integer", got=workers, hint=hint)
     if len(workers) > _MOST_DIGITS:
-        raise InvalidInput("workers", f"{shown(workers)} are more than any machine has")
+        raise InvalidInput(
+            "workers", f"must have at most {_MOST_DIGITS} digits", got=shown(workers)
+        )
     return given | {"workers": int(workers)}
 
 
@@ -226,25 +213,23 @@ def _refuse_useless(
         is_default = name in kind.model_fields and given[name] == kind.model_fields[name].default
         is_idle = is_default or given[name] is False
         if knowing and name not in strategy.options.settings and not is_idle:
-            noun, names = "strategy" if len(knowing) == 1 else "strategies", ", ".join(knowing)
-            raise InvalidInput(name, f"goes not with strategy {asked}, only with {noun} {names}")
+            hint = f"supported by {', '.join(knowing)}"
+            raise InvalidInput(name, f"is not supported by strategy {asked}", hint=hint)
     for name, why in strategy.options.refused_settings.items():
         is_given = name in given and name in kind.model_fields
         if is_given and given[name] != kind.model_fields[name].default:
-            raise InvalidInput(name, f"goes not with strategy {strategy.name}: {why}")
+            raise InvalidInput(name, f"is not supported by strategy {strategy.name}", hint=why)
 
 
 def _knowing(name: str) -> list[str]:
-    """Return the strategies that support an optional setting; none if all do."""
+    """Return the strategies that support an optional setting; [] if all do."""
     return [one.name for one in STRATEGIES.values() if name in one.options.settings]
 
 
 def useful_settings(settings: RunSettings) -> dict[str, Any]:
     """Return the set fields that the strategy uses, by name."""
-    if settings.strategy == AUTO:
-        strategies = tuple(EXCHANGES.values())
-    else:
-        strategies = (strategy_of(settings),)
+    is_auto = settings.strategy == AUTO
+    strategies = tuple(EXCHANGES.values()) if is_auto else (strategy_of(settings),)
     values = settings.model_dump(exclude={"kind"}, exclude_none=True)
     return {
         name: value
@@ -262,19 +247,22 @@ def _codecs(text: str, strategy: Strategy) -> dict[str, Any]:
     for part in text.split(","):
         purpose, equals, codec = (word.strip() for word in part.partition("="))
         if not equals or not codec:
-            raise InvalidInput("codec", f"{part!r} is not of the form gradients=dynamic8")
+            raise InvalidInput("codec", "must be a list such as gradients=dynamic8", got=part)
         if purpose not in fields:
-            known = ", ".join(fields)
-            raise InvalidInput("codec", f"{purpose!r} travels by none", hint=f"choose from {known}")
+            raise not_known("codec", purpose, fields)
         if purpose in options:
-            raise InvalidInput("codec", f"{purpose} is named twice")
+            raise InvalidInput("codec", f"has two values for {purpose}", got=text)
         options[purpose] = None if codec == "none" else codec
     return options
 
 
-def validated(kind: type[_Validated], values: Any, source: str = "") -> _Validated:
-    """Create a validated instance; InvalidInput names the first wrong field."""
+def validated(kind: type[_Validated], values: Any, prefix: str = "") -> _Validated:
+    """Create a validated instance; InvalidInput names the first wrong field.
+
+    `prefix` precedes the field in the error.
+    """
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
-        raise InvalidInput.of(": ".join(filter(None, (source, first_fault(error))))) from None
+        fault = _ITEM.sub("", first_fault(error))
+        raise InvalidInput.of(f"{prefix}{fault}") from None

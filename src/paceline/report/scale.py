@@ -144,7 +144,7 @@ def _overhead(alone: Sequence[TimedCell]) -> Table:
 def _longer(one: TimedCell, least: TimedCell) -> Quantity:
     """Format the extra time over the fastest epoch, marked if the two spreads overlap."""
     change = one.epoch_s / least.epoch_s - 1
-    unsure = one is not least and not one.tells_apart(least)
+    unsure = one is not least and not one.differs_from(least)
     text = change_text(change) + (", not told apart" if unsure else "")
     return Quantity(text, 100 * change, "%")
 

@@ -58,7 +58,7 @@ def _of_methods(cells: Sequence[TimedCell], first: TimedCell, found: Metrics) ->
     """Add the time saved by the fastest method over the second, if their spreads do not overlap."""
     workers = max(one.workers for one in cells) if first.workers == 1 else first.workers
     compared = sorted((one for one in cells if one.workers == workers), key=lambda one: one.epoch_s)
-    if workers > 1 and len(compared) > 1 and compared[0].tells_apart(compared[1]):
+    if workers > 1 and len(compared) > 1 and compared[0].differs_from(compared[1]):
         best, second = compared[:2]
         found.values["best_saves"] = 1 - best.epoch_s / second.epoch_s
         each = "" if best.scaling == "strong" else " each"

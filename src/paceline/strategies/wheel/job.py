@@ -38,10 +38,9 @@ from paceline.training.data.batch import Batch, call
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.data.sampler import ShardedBatches
 from paceline.training.models import describe
-from paceline.training.models.halves import Halves, cut, tied
+from paceline.training.models.halves import UNTIE, Halves, cut, tied
 from paceline.training.models.layers import LayerModule, layers_of
-from paceline.training.models.paced import PacedSGD
-from paceline.training.models.paced_halves import PacedWhole, paced_halves
+from paceline.training.models.paced import PacedSGD, PacedWhole, paced_halves
 from paceline.training.recipes.named import is_given, recipe_of, workload_of
 from paceline.training.recipes.recipe import Recipe, built
 
@@ -339,9 +338,8 @@ def _tried(workload: Workload, config: Wheel, model: nn.Module, recipe: Recipe) 
         split(workload, config)
     except InvalidInput:
         if why := tied(model, config.head):
-            raise InvalidInput(
-                "wheel", f"model {workload.name} has no head to split off: {why}"
-            ) from None
+            problem = f"model {workload.name} has no head to split off: {why}"
+            raise InvalidInput("wheel", problem, hint=UNTIE) from None
         raise
     return with_possible_cut(model.train(), recipe.example(_NUM_EXAMPLES), workload, config)
 

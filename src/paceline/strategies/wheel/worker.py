@@ -44,8 +44,7 @@ from paceline.rpc.workers import check_reply, listed, retry_after_restart, run_a
 from paceline.strategies.wheel import job, protocol
 from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.protocol import Topic
-from paceline.training.data.batch import Batch
-from paceline.training.data.sample_share import SampleShare
+from paceline.training.data.batch import Batch, SampleShare
 from paceline.training.models.halves import buffers_restored
 from paceline.training.recipes.recipe import Recipe
 

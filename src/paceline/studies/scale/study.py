@@ -160,7 +160,7 @@ class ScalingStudy:
         except Crashed as error:
             which = f"repetition {number} of {self.repeats(run)}: " if number > 1 else ""
             raise Crashed(f"{which}{error}") from None
-        return study_runs.steps_of(validated(RunResult, result, "its result"))
+        return study_runs.steps_of(validated(RunResult, result, "its result: "))
 
     def cells(self, run: StudyRun, steps: Sequence[Mapping[Origin, RunStep]]) -> list[ScaleCell]:
         """Return the cells of a run from the steps of its repetitions."""

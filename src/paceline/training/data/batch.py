@@ -9,6 +9,7 @@ arguments, and the loss receives the whole mapping.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +20,7 @@ from torch.utils.data import IterableDataset
 
 from paceline.core.errors import InvalidInput, first_line
 from paceline.training.data.dataset import Collate, IndexedSamples
+from paceline.training.data.sampler import ShardedBatches
 
 
 class MapDataset(Protocol):
@@ -46,18 +48,14 @@ class Batch(NamedTuple):
             return cls(*samples)
         kind = type(samples).__name__
         shown = f"{kind} of {len(samples)}" if isinstance(samples, tuple | list) else kind
-        raise InvalidInput(
-            "train",
-            "a sample must be a pair (inputs, targets), or a mapping that is both",
-            hint=f"this one is a {shown}",
-        )
+        problem = "must have samples that are pairs (inputs, targets) or mappings"
+        raise InvalidInput("train", problem, got=shown)
 
     def to(self, device: torch.device) -> "Batch":
         """Copy the batch to a device."""
-        if self.targets is self.inputs:
-            moved = _moved(self.inputs, device)
-            return Batch(moved, moved)
-        return Batch(_moved(self.inputs, device), _moved(self.targets, device))
+        return self._map(
+            lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf
+        )
 
     def split(self, count: int, num_samples: int) -> list["Batch"]:
         """Split the samples into `count` parts whose sizes differ by at most one."""
@@ -66,16 +64,12 @@ class Batch(NamedTuple):
 
     def rows(self, rows: slice) -> "Batch":
         """Return a range of the samples."""
-        inputs = tree_map(lambda leaf: leaf[rows], self.inputs)
-        if self.targets is self.inputs:
-            return Batch(inputs, inputs)
-        return Batch(inputs, tree_map(lambda leaf: leaf[rows], self.targets))
+        return self._map(lambda leaf: leaf[rows])
 
-
-def _moved(tree: Any, device: torch.device) -> Any:
-    return tree_map(
-        lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, tree
-    )
+    def _map(self, function: Callable[[Any], Any]) -> "Batch":
+        inputs = tree_map(function, self.inputs)
+        is_same = self.targets is self.inputs
+        return Batch(inputs, inputs if is_same else tree_map(function, self.targets))
 
 
 def call(model: Callable[..., Any], inputs: Any) -> Any:
@@ -110,17 +104,16 @@ class CollatedSamples(IndexedSamples):
             try:
                 samples.append(self.dataset[int(index)])
             except (Exception, SystemExit) as error:
-                raise InvalidInput(
-                    self._name, f"sample {index} of its data cannot be read: {first_line(error)}"
-                ) from error
+                problem = f"reading sample {index} failed: {first_line(error)}"
+                raise InvalidInput(self._name, problem) from error
         try:
             batch = self._collate(samples)
         except (Exception, SystemExit) as error:
             shown = ", ".join(map(str, list(indices)[:3]))
             raise InvalidInput(
                 self._name,
-                f"samples {shown}, ... cannot be made a batch: {first_line(error)}",
-                hint="samples need equal shapes, or the recipe a collate of its own",
+                f"collating samples {shown}, ... failed: {first_line(error)}",
+                hint="give all samples the same shape, or the recipe a collate function",
             ) from error
         check_tensors(batch, self._name)
         return batch
@@ -133,11 +126,8 @@ def check_tensors(batch: Any, name: str) -> None:
     other = [leaf for leaf in leaves if not isinstance(leaf, Tensor) or not leaf.ndim]
     if other or len(sizes) != 1:
         found = type(other[0]).__name__ if other else f"tensors of {sorted(sizes)} rows"
-        raise InvalidInput(
-            name,
-            f"a batch has {found}",
-            hint="it must consist of tensors with one row for each sample",
-        )
+        problem = "must have batches of tensors with one row for each sample"
+        raise InvalidInput(name, problem, got=found)
 
 
 def batches_of(
@@ -149,13 +139,59 @@ def batches_of(
     """
     is_stream = isinstance(dataset, IterableDataset)
     if is_stream or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise InvalidInput(
-            name,
-            f"its data are a {type(dataset).__name__}, which has no samples by number",
-            hint="a recipe needs a map-style data set, with __len__ and __getitem__",
-        )
+        problem = "must have map-style data sets, with __len__ and __getitem__"
+        raise InvalidInput(name, problem, got=type(dataset).__name__)
     if not len(dataset):
-        raise InvalidInput(name, "its data have no samples")
+        raise InvalidInput(name, "has a data set without samples")
     if isinstance(dataset, IndexedSamples):
         return dataset
     return CollatedSamples(dataset, collate, name)
+
+
+class SampleShare:
+    """The batches of one worker by step, equal to those of a data-parallel rank.
+
+    `batch_size`: samples of a step over all workers. The last epoch ends after `num_steps` steps in
+    total. Raises InvalidInput if the samples cannot be divided.
+    """
+
+    def __init__(
+        self,
+        samples: IndexedSamples,
+        batch_size: int,
+        worker: int,
+        workers: int,
+        num_steps: int,
+        seed: int,
+    ) -> None:
+        shared = len(samples), batch_size, worker, workers, seed
+
+        def rows_of(epoch: int) -> list[list[int]]:
+            batches = ShardedBatches(*shared)  # one for each epoch's thread
+            batches.set_epoch(epoch)
+            return list(batches)
+
+        # Keep two epochs: the next epoch's first batch is read while the last one is trained on.
+        self._rows_of = lru_cache(maxsize=2)(rows_of)
+        self._sizes, self._workers = ShardedBatches(*shared).global_sizes, workers
+        self._samples = samples
+        self.steps_per_epoch = len(self._sizes)  # steps of one pass over all samples
+        self.num_steps = num_steps
+
+    def ends_epoch(self, step: int) -> bool:
+        """Return whether a step is the last of its epoch."""
+        return (step + 1) % self.steps_per_epoch == 0 or step + 1 == self.num_steps
+
+    def weight(self, step: int) -> float:
+        """Return the factor for this worker's mean loss that gives all samples equal weight."""
+        whole = self._sizes[step % self.steps_per_epoch]
+        return len(self.rows(step)) * self._workers / whole
+
+    def rows(self, step: int) -> list[int]:
+        """Return the indices of a step's samples."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        return self._rows_of(epoch)[place]
+
+    def batch(self, step: int) -> Batch:
+        """Return the samples of a step."""
+        return Batch.of(self._samples.__getitems__(self.rows(step)))

@@ -25,18 +25,18 @@ class IndexedSamples(ABC):
     """A map-style data set that returns whole batches, for torch's DataLoader.
 
     A sample is a pair of inputs and targets, or another pytree of tensors. For classification,
-    inputs are float32 and a target is an int64 class number, or a bool for each label if samples
-    may have several labels. For text, inputs are int64 tokens, and a target is one token for each
-    position, or -100 to ignore the position.
+    inputs are float32 and a target is an int64 class number, or a bool per label if samples may
+    have several labels. For text, inputs are int64 tokens, and targets a token per position, or
+    -100 to ignore the position.
     """
 
     @abstractmethod
     def __len__(self) -> int:
         """Return the number of samples."""
 
-    @abstractmethod
     def __getitem__(self, index: int) -> Any:
         """Return one sample."""
+        return tree_map(lambda leaf: leaf[0], self.__getitems__([index]))
 
     @abstractmethod
     def __getitems__(self, indices: Sequence[int]) -> Any:
@@ -74,8 +74,7 @@ Read = Callable[[Tensor], Any]  # samples by their numbers (N,)
 def reader_of(samples: IndexedSamples) -> Read:
     """Return a function that reads a batch of samples by their numbers.
 
-    Several threads at once read tensors in memory, one at a time any other data set, as a
-    DataLoader does.
+    Threads read samples in memory concurrently, and other data sets one at a time.
     """
     if isinstance(samples, TensorSamples):
         return samples.__getitems__  # type: ignore[return-value]  # it takes a tensor, too
@@ -90,10 +89,9 @@ def reader_of(samples: IndexedSamples) -> Read:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A classification task; every input has `sample_shape`, class numbers are 0..num_classes-1.
+    """Training and test samples; every input has `sample_shape`.
 
-    `num_classes` is the number of labels if samples may have several, and the vocabulary size of
-    text.
+    `num_classes`: number of classes, or labels, or the vocabulary size of text.
     """
 
     name: str
@@ -109,15 +107,12 @@ def loader(
     """Return a DataLoader of one rank's batches, in the order of `batches`.
 
     Call `batches.set_epoch` before each pass. `num_workers`: processes that decode image files;
-    must be 0 for samples in memory. torch's global random state does not change. Raises
+    must be 0 for samples in memory. Does not change torch's global random state. Raises
     InvalidInput for inconsistent arguments.
     """
     if len(samples) != batches.num_samples:
-        raise InvalidInput(
-            "batches",
-            f"the batches were made for {batches.num_samples} samples, but there are "
-            f"{len(samples)}",
-        )
+        problem = f"must be batches of {len(samples)} samples"
+        raise InvalidInput("batches", problem, got=batches.num_samples)
     if num_workers and isinstance(samples, TensorSamples):
         raise InvalidInput("num_workers", "must be 0 for samples in memory", got=num_workers)
     return DataLoader(
@@ -143,23 +138,17 @@ def require_memory(num_samples: int, sample_shape: Shape, field: str = "data") -
         4 * num_samples * prod(sample_shape),
         field,
         f"{num_samples} samples of {shape_text(sample_shape)} float32 values",
-        "take fewer or smaller samples",
+        "use fewer or smaller samples",
     )
 
 
 def require_nbytes(nbytes: int, field: str, what: str, instead: str) -> None:
-    """Raise InvalidInput about a field if `nbytes` exceed this machine's free memory.
-
-    The error says that `what` needs the memory, and recommends `instead`.
-    """
+    """Raise InvalidInput if `what` needs more `nbytes` than free; `instead` is its hint."""
     available = available_nbytes()
     if nbytes > available:
-        raise InvalidInput(
-            field,
-            f"{what} would take {nbytes / 2**30:,.1f} GiB, but this machine has "
-            f"{available / 2**30:,.1f} GiB of free memory",
-            hint=instead,
-        )
+        needed, free = (f"{size / 2**30:,.1f} GiB" for size in (nbytes, available))
+        problem = f"{what} would need {needed} of memory, but only {free} are free"
+        raise InvalidInput(field, problem, hint=instead)
 
 
 def shape_text(shape: Shape) -> str:

@@ -40,10 +40,6 @@ class ImageSamples(IndexedSamples):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, index: int) -> Batch:
-        inputs, targets = self.__getitems__([index])
-        return inputs[0], targets[0]
-
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         channels, height, width = self.shape
         pixels = np.empty((len(indices), height, width, channels), dtype=np.uint8)
@@ -68,19 +64,16 @@ def _opened(path: Path) -> Iterator[Image.Image]:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=_FORMATS) as image:
                 if image.width * image.height > limits.PIXELS:
-                    raise InvalidInput(
-                        str(path),
-                        f"has {image.width}x{image.height} pixels, over {limits.PIXELS:,}: make "
-                        "it smaller",
-                    )
+                    size = f"{image.width}x{image.height}"
+                    problem = f"must have at most {limits.PIXELS:,} pixels"
+                    raise InvalidInput(str(path), problem, got=size)
                 # Pillow would silently clip these modes to 8 bits.
                 if image.mode.startswith(("I", "F")):
-                    raise InvalidInput(str(path), "has more than 8 bits per pixel: convert it to 8")
+                    problem = "must have 8 bits per channel"
+                    raise InvalidInput(str(path), problem, got=image.mode)
                 yield image
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise InvalidInput(
-            str(path), f"has too many pixels to be decoded safely: {error}"
-        ) from error
+        raise InvalidInput(str(path), f"has too many pixels: {error}") from error
     except UnidentifiedImageError as error:
         raise InvalidInput(str(path), "is not a PNG, JPEG, BMP or WebP image") from error
     except _BROKEN as error:
@@ -90,40 +83,17 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 def load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
     """Load FOLDER/train/CLASS and FOLDER/test/CLASS, or split FOLDER/CLASS.
 
-    Classes are numbered by sorted folder names. All headers are read now, so that broken files are
-    found before training; pixels are read batch by batch.
+    Classes are numbered by sorted folder names. Headers are read now, to find broken files before
+    training, and pixels batch by batch.
     """
     shape = sample_shape or _DEFAULT_SHAPE
     if len(shape) != 3 or shape[0] not in (1, 3):
-        raise InvalidInput(
-            "input_shape",
-            f"images cannot have the sample shape {shape_text(shape)}: right would be 3xHxW "
-            "(colour) or 1xHxW (grey)",
-        )
+        problem = "must be 3xHxW (colour) or 1xHxW (grey) for data images:FOLDER"
+        raise InvalidInput("input_shape", problem, got=shape_text(shape))
     root = Path(folder)
     if not root.is_dir():
-        raise InvalidInput("data", f"there is no folder {root}")
-    halves = [root / "train", root / "test"]
-    if any(half.is_dir() for half in halves):
-        for half in halves:
-            if not half.is_dir():
-                raise InvalidInput(
-                    "data",
-                    f"there is no folder {half}: give both train and test, or put the class "
-                    f"folders into {root}",
-                )
-        by_class, tests = (_files_by_class(half) for half in halves)
-        for name in sorted(by_class.keys() ^ tests.keys()):
-            here, there = halves if name in by_class else reversed(halves)
-            raise InvalidInput("data", f"the class {name} is in {here}, but not in {there}")
-        parts = [_flat(by_class), _flat(tests)]
-    else:
-        by_class = _files_by_class(root)
-        paths, targets = _flat(by_class)
-        parts = [
-            ([paths[row] for row in rows], targets[rows])
-            for rows in stratified_split(targets, seed)
-        ]
+        raise InvalidInput("data", "must name a folder", got=folder)
+    parts, num_classes = _parts(root, seed)
     for paths, _ in parts:
         for path in paths:
             with _opened(path):  # reads the header
@@ -131,11 +101,32 @@ def load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
     train, test = (
         ImageSamples(tuple(paths), torch.from_numpy(targets), shape) for paths, targets in parts
     )
-    return Dataset(root.resolve().name, train, test, len(by_class), shape)
+    return Dataset(root.resolve().name, train, test, num_classes, shape)
 
 
-def _flat(by_class: dict[str, list[Path]]) -> tuple[list[Path], NDArray[np.int64]]:
-    """Return all paths and their class numbers."""
+_Files = tuple[list[Path], NDArray[np.int64]]  # paths and class numbers
+
+
+def _parts(root: Path, seed: int) -> tuple[list[_Files], int]:
+    """Return the training and the test files, and the number of classes."""
+    halves = [root / "train", root / "test"]
+    if not any(half.is_dir() for half in halves):
+        by_class = _files_by_class(root)
+        paths, targets = _flat(by_class)
+        rows_of_parts = stratified_split(targets, seed)
+        return [([paths[i] for i in rows], targets[rows]) for rows in rows_of_parts], len(by_class)
+    for half in halves:
+        if not half.is_dir():
+            hint = f"add it, or put the class folders into {root}"
+            raise InvalidInput("data", f"has no folder {half}", hint=hint)
+    by_class, tests = (_files_by_class(half) for half in halves)
+    for name in sorted(by_class.keys() ^ tests.keys()):
+        here, there = halves if name in by_class else reversed(halves)
+        raise InvalidInput("data", f"has class {name} in {here}, but not in {there}")
+    return [_flat(by_class), _flat(tests)], len(by_class)
+
+
+def _flat(by_class: dict[str, list[Path]]) -> _Files:
     paths = [path for files in by_class.values() for path in files]
     counts = [len(files) for files in by_class.values()]
     return paths, np.repeat(np.arange(len(counts), dtype=np.int64), counts)
@@ -146,23 +137,18 @@ def _files_by_class(root: Path) -> dict[str, list[Path]]:
     folders = [entry for entry in _visible(root) if entry.is_dir()]
     for entry in _visible(root):
         if entry.suffix.lower() in SUFFIXES and not entry.is_dir():
-            raise InvalidInput(str(entry), f"belongs to no class: put it into a folder of {root}")
+            raise InvalidInput(str(entry), f"must be in a class folder: {root}/CLASS/IMAGE")
     if len(folders) < 2:
-        raise InvalidInput(
-            str(root),
-            f"has {len(folders)} class folders, but at least two are needed: {root}/CLASS/IMAGE",
-        )
+        problem = f"must have at least two class folders: {root}/CLASS/IMAGE"
+        raise InvalidInput(str(root), problem, got=len(folders))
     by_class = {}
     for folder in folders:
         files = _visible(folder)
         for path in files:
             if path.suffix.lower() not in SUFFIXES or path.is_dir():
-                raise InvalidInput(
-                    str(path),
-                    f"is not an image: a class folder may hold {', '.join(SUFFIXES)} files only",
-                )
+                raise InvalidInput(str(path), f"must be an image: {', '.join(SUFFIXES)}")
         if not files:
-            raise InvalidInput(str(folder), "is a class folder without images")
+            raise InvalidInput(str(folder), "has no images")
         by_class[folder.name] = files
     return by_class
 

@@ -2,7 +2,7 @@
 
 import bz2
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -24,8 +24,9 @@ from paceline.training.data.dataset import (
 )
 from paceline.training.data.sampler import stratified_split
 
-_VALID_LINE = "'+1 3:0.5 7:1.25' (a whole number as label, then index:value with rising indices)"
+_VALID_LINE = "a valid line: +1 3:0.5 7:1.25 (integer label, then index:value with rising indices)"
 _OTHERWISE_COMPRESSED = (".gz", ".xz", ".zip")
+_LESS = "use a part of it"
 _PIECE_NBYTES, _CHECKED_NBYTES = 2**20, 2**28
 _INDEX_LIMIT = 2**31 - 1
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -33,11 +34,7 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, eq=False)
 class SparseFile:
-    """A parsed file: float32 CSR features, and a label or a row of labels for each sample.
-
-    Single labels keep their values; several labels per sample become a bool for each label.
-    `nbytes`: size of the text.
-    """
+    """A parsed file: float32 CSR features, a label per sample, and the size of the text."""
 
     path: Path
     features: Any
@@ -45,18 +42,18 @@ class SparseFile:
     nbytes: int
 
 
-def content_of(path: Path) -> bytes:
+def _content_of(path: Path) -> bytes:
     """Read a file, decompressed if its name ends in .bz2.
 
     Raises OSError for an unreadable file, and InvalidInput if it exceeds this machine's memory or
     decompresses implausibly far.
     """
     if path.suffix in _OTHERWISE_COMPRESSED:
-        raise InvalidInput(str(path), "is compressed: unpack it first, or compress it with bzip2")
+        raise InvalidInput(str(path), "cannot be unpacked", hint="compress it with bzip2")
     nbytes = path.stat().st_size
-    if not (path.is_file() or path.is_dir()):  # raises for a folder; opening a pipe would block
-        raise InvalidInput(str(path), "cannot be read: it is no file")
-    require_nbytes(nbytes, str(path), "the file", "take a part of it")
+    if not (path.is_file() or path.is_dir()):  # opening a pipe would block; a folder raises OSError
+        raise InvalidInput(str(path), "is not a file")
+    require_nbytes(nbytes, str(path), "the file", _LESS)
     if path.suffix != ".bz2":
         return path.read_bytes()
     try:
@@ -64,53 +61,35 @@ def content_of(path: Path) -> bytes:
         with bz2.open(path) as file:
             return b"".join(_pieces(file, path, most))
     except (OSError, ValueError, EOFError) as error:
-        raise InvalidInput(str(path), f"is damaged, or no bzip2 file: {error}") from error
+        raise InvalidInput(str(path), f"is not a valid bzip2 file: {error}") from error
 
 
 def _pieces(file: IO[bytes], path: Path, most: int) -> Iterator[bytes]:
-    """Yield the decompressed content in pieces, up to a limit."""
+    """Yield the decompressed content in pieces; InvalidInput if it exceeds a limit."""
     found = 0
     while piece := file.read(_PIECE_NBYTES):
         found += len(piece)
         if found > most:
-            raise InvalidInput(
-                str(path),
-                f"unpacks into more than {most:,} bytes, {limits.MOST_UNPACKED} times its size, "
-                "which no such text does",
-                hint="unpack it yourself if it is right",
-            )
+            problem = f"must unpack into at most {most:,} bytes"
+            raise InvalidInput(str(path), problem, hint="if this is wrong, unpack it yourself")
         if found % _CHECKED_NBYTES < _PIECE_NBYTES:
-            require_nbytes(found, str(path), "the unpacked text", "take a part of it")
+            require_nbytes(found, str(path), "the unpacked text", _LESS)
         yield piece
 
 
-def require_proportion(nbytes: int, text_nbytes: int, field: str, what: str) -> None:
-    """Raise InvalidInput if dense values need implausibly more bytes than the text.
-
-    `what`: describes the number in the file that causes the size.
-    """
-    if nbytes > max(limits.DENSE_AT_LEAST, limits.MOST_DENSE * text_nbytes):
-        raise InvalidInput(
-            field,
-            f"{what}: dense values would take {nbytes:,} bytes, over {limits.MOST_DENSE} times the "
-            f"{text_nbytes:,} bytes of the text",
-            hint="is that number right?",
-        )
-
-
-def parse(paths: Sequence[Path]) -> list[SparseFile]:
+def _parse(paths: Sequence[Path]) -> list[SparseFile]:
     """Parse files together, so that their features have the same numbers.
 
     InvalidInput names the file and line of the first error.
     """
     from sklearn.datasets import load_svmlight_files
 
-    contents = [content_of(path) for path in paths]
+    contents = [_content_of(path) for path in paths]
     try:
         parsed = load_svmlight_files([io.BytesIO(text) for text in contents], dtype=np.float32)
     except (ValueError, OverflowError) as error:
         for path, content in zip(paths, contents, strict=True):
-            raise_first_fault(path, content.split(b"\n"), _fault, _VALID_LINE)
+            _raise_first_fault(path, content)
         raise InvalidInput(str(paths[0]), f"is not a LIBSVM file: {error}") from error
     sizes = map(len, contents)
     files = [
@@ -118,71 +97,51 @@ def parse(paths: Sequence[Path]) -> list[SparseFile]:
     ]
     # Refuse values that scikit-learn accepts but training cannot use.
     for file, content in zip(files, contents, strict=True):
-        if not len(file.labels):
-            raise InvalidInput(
-                str(file.path), "has no samples", hint=f"a valid line looks like {_VALID_LINE}"
-            )
         has_odd_label = not np.all(np.floor(file.labels) == file.labels)
         has_odd_label |= not np.isfinite(file.labels).all()
         # scikit-learn skips query ids, which are for ranking.
         if has_odd_label or not np.isfinite(file.features.data).all() or b"qid" in content:
-            raise_first_fault(file.path, content.split(b"\n"), _fault, _VALID_LINE)
+            _raise_first_fault(file.path, content)
         if not len(file.features.indices):
-            raise InvalidInput(
-                str(file.path), "has labels only", hint=f"a valid line looks like {_VALID_LINE}"
-            )
+            missing = "features" if len(file.labels) else "samples"
+            raise InvalidInput(str(file.path), f"has no {missing}", hint=_VALID_LINE)
     return files
 
 
-def raise_first_fault(
-    path: Path,
-    lines: Sequence[bytes],
-    fault_of: Callable[[bytes], str | None],
-    valid_line: str,
-    first: int = 1,
-) -> None:
-    """Raise InvalidInput for the first invalid line; numbers start at `first`."""
-    for number, line in enumerate(lines, start=first):
-        fault = fault_of(line)
-        if fault:
-            raise InvalidInput(
-                str(path), f"line {number}: {fault}", hint=f"a valid line: {valid_line}"
-            )
+def _raise_first_fault(path: Path, content: bytes) -> None:
+    """Raise InvalidInput for the first invalid line, if any."""
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if fault := _fault(line):
+            raise InvalidInput(str(path), f"line {number}: {fault}", hint=_VALID_LINE)
 
 
-def features_fault(words: Sequence[bytes], limit: int = _INDEX_LIMIT) -> str | None:
-    """Return the error in index:value words, or None; indices must increase below `limit`."""
+def _fault(line: bytes) -> str | None:
+    """Return the error in a line, or None."""
+    label, *features = line.partition(b"#")[0].split() or [b"0"]
+    try:
+        if not float(label).is_integer():
+            return f"label {_quoted(label)} is not an integer"
+    except ValueError:
+        return f"label {_quoted(label)} is not a number"
     previous = -1
-    for word in words:
+    for word in features:
         index_text, _, value_text = word.partition(b":")
         try:
             index, value = int(index_text), float(value_text)
         except ValueError:
-            return f"{quoted(word)} is not index:value"
-        if not previous < index < limit:
-            if previous + 1 >= limit:
-                return f"the index of {quoted(word)} comes after the highest, {limit - 1}"
-            return f"the index of {quoted(word)} is not from {previous + 1} to {limit - 1}"
+            return f"{_quoted(word)} is not index:value"
+        if not previous < index < _INDEX_LIMIT:
+            return f"the index of {_quoted(word)} must be from {previous + 1} to {_INDEX_LIMIT - 1}"
         if not abs(value) <= _FLOAT32_MAX:
-            return f"the value of {quoted(word)} is not a finite float32"
+            return f"the value of {_quoted(word)} is not a finite float32"
         previous = index
     return None
 
 
-def quoted(word: bytes) -> str:
+def _quoted(word: bytes) -> str:
     """Quote a word of a file, shortened for an error message."""
     text = word.decode("utf-8", errors="backslashreplace")
     return repr(text if len(text) <= 40 else text[:40] + "...")
-
-
-def _fault(line: bytes) -> str | None:
-    label, *features = line.partition(b"#")[0].split() or [b"0"]
-    try:
-        if not float(label).is_integer():
-            return f"the label {quoted(label)} is not a whole number"
-    except ValueError:
-        return f"the label {quoted(label)} is not a number"
-    return features_fault(features)
 
 
 def load_libsvm(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
@@ -194,79 +153,54 @@ def load_libsvm(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
     """
     train, bz2 = Path(path), ".bz2" if path.endswith(".bz2") else ""
     test = Path(f"{path.removesuffix(bz2)}.t{bz2}")
-    files = parse([train, test] if test.exists() else [train])
-    return dataset_of(train.name.removesuffix(bz2), files, sample_shape, seed)
-
-
-def dataset_of(
-    name: str,
-    files: Sequence[SparseFile],
-    sample_shape: Shape | None,
-    seed: int,
-    adjust: Callable[[torch.Tensor], object] | None = None,
-) -> Dataset:
-    """Build a data set from one file, which is split, or from a training and a test file.
-
-    `adjust` may change the dense values (n, num_features) in place.
-    """
+    files = _parse([train, test] if test.exists() else [train])
     shape = sample_shape or (files[0].features.shape[1],)
-    _check_size(files, shape, states_size=sample_shape is None)
+    _check_size(files, shape, is_stated=sample_shape is None)
     classes = _classes_of(files)
     parts = [(file.features, np.searchsorted(classes, file.labels)) for file in files]
     if len(parts) == 1:
         # Split sparse data: a second dense copy may not fit into memory.
         [(features, targets)] = parts
         parts = [(features[rows], targets[rows]) for rows in stratified_split(targets, seed)]
-    train, test = (
-        TensorSamples(dense(features, shape, adjust), torch.from_numpy(targets))
+    train_samples, test_samples = (
+        TensorSamples(_dense(features, shape), torch.from_numpy(targets))
         for features, targets in parts
     )
-    return Dataset(name, train, test, len(classes), shape)
+    name = train.name.removesuffix(bz2)
+    return Dataset(name, train_samples, test_samples, len(classes), shape)
 
 
-def _check_size(files: Sequence[SparseFile], shape: Shape, *, states_size: bool) -> None:
+def _check_size(files: Sequence[SparseFile], shape: Shape, *, is_stated: bool) -> None:
     """Raise InvalidInput if features exceed the shape, or values exceed the memory.
 
-    `states_size`: only the file states the number of features, which may be implausible.
+    `is_stated`: only the file states the number of features, which may be implausible.
     """
-    num_features = files[0].features.shape[1]
+    path, num_features = str(files[0].path), files[0].features.shape[1]
     if num_features > prod(shape):
-        raise InvalidInput(
-            str(files[0].path),
-            f"has {num_features} features, but the sample shape {shape_text(shape)} holds "
-            f"{prod(shape)}",
-        )
+        problem = f"has {num_features} features, more than input_shape {shape_text(shape)}"
+        raise InvalidInput(path, problem)
     num_samples = sum(len(file.labels) for file in files)
-    if states_size:
-        text_nbytes = sum(file.nbytes for file in files)
-        what = f"has the feature {num_features:,}"
-        require_proportion(4 * num_samples * num_features, text_nbytes, str(files[0].path), what)
-    require_memory(num_samples, shape, str(files[0].path))
+    text_nbytes = sum(file.nbytes for file in files)
+    nbytes = 4 * num_samples * num_features
+    if is_stated and nbytes > max(limits.DENSE_AT_LEAST, limits.MOST_DENSE * text_nbytes):
+        problem = f"has the implausible feature {num_features:,}: dense, {nbytes:,} bytes"
+        raise InvalidInput(path, problem, hint="check this index")
+    require_memory(num_samples, shape, path)
 
 
 def _classes_of(files: Sequence[SparseFile]) -> Any:
     """Return the sorted labels of the first file; InvalidInput if another file has more."""
     classes = np.unique(files[0].labels)
     if len(classes) < 2:
-        raise InvalidInput(
-            str(files[0].path),
-            f"has one class only (label {classes[0]:g}): at least two are needed",
-        )
+        raise InvalidInput(str(files[0].path), "must have at least two classes", got=len(classes))
     for file in files[1:]:
         unknown = np.setdiff1d(file.labels, classes)
         if len(unknown):
-            raise InvalidInput(
-                str(file.path), f"has the label {unknown[0]:g}, which {files[0].path} has not"
-            )
+            problem = f"has label {unknown[0]:g}, which is not in {files[0].path}"
+            raise InvalidInput(str(file.path), problem)
     return classes
 
 
-def dense(
-    features: Any, shape: Shape, adjust: Callable[[torch.Tensor], object] | None = None
-) -> torch.Tensor:
-    """Convert sparse rows to dense samples of a shape."""
+def _dense(features: Any, shape: Shape) -> torch.Tensor:
     features.resize((features.shape[0], prod(shape)))
-    values = torch.from_numpy(features.toarray())
-    if adjust is not None:
-        adjust(values)
-    return values.reshape(-1, *shape)
+    return torch.from_numpy(features.toarray()).reshape(-1, *shape)

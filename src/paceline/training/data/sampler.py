@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from paceline.core.balance import apportion
 from paceline.core.errors import InvalidInput
 
-TEST_SHARE = 5  # one in so many samples is for testing
+TEST_SHARE = 5  # one in five samples is for testing
 
 
 def shuffled(num_samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """Return a permutation of range(num_samples) determined by the arguments alone."""
-    # numpy promises that SeedSequence and raw PCG64 output never change, but not that
-    # Generator.permutation does not: machines with different numpy versions must agree.
+    # Machines with different numpy versions must agree: numpy guarantees that SeedSequence and
+    # raw PCG64 output never change, unlike Generator.permutation.
     bits = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(epoch,)))
     return np.argsort(bits.random_raw(num_samples), kind="stable").astype(np.int64)
 
@@ -46,10 +46,7 @@ class _Batches:
         return -(-self.num_samples // self.batch_size)
 
     def set_epoch(self, epoch: int, first_step: int = 0) -> None:
-        """Choose the permutation of the next iteration; must be called alike on every rank.
-
-        The iteration begins with the batch of `first_step`, to resume a run.
-        """
+        """Choose the next iteration's permutation, and its first step; the same on every rank."""
         if epoch < 0:
             raise InvalidInput("epoch", "must be 0 or more", got=epoch)
         if not 0 <= first_step <= len(self):
@@ -60,16 +57,15 @@ class _Batches:
 class ShardedBatches(_Batches):
     """The batches of one rank, as lists of sample indices; a `batch_sampler` for a DataLoader.
 
-    `batch_size` is global: the most samples that a step takes over all workers. An epoch has
-    ceil(num_samples / batch_size) steps. Its permutation is cut into that many steps, and each step
-    into `world_size` parts; both cuts give sizes that differ by at most one. So an epoch uses every
-    sample exactly once, every rank takes the same number of steps, and no rank gets an empty batch.
-    The set of samples in a step depends on the seed and the epoch, but not on `world_size`.
+    `batch_size` is the maximum number of samples in a step over all ranks. An epoch has
+    ceil(num_samples / batch_size) steps. Its permutation is cut into steps, and each step into
+    `world_size` parts; sizes differ by at most one. So an epoch uses every sample exactly once, and
+    no rank gets an empty batch. A step's samples do not depend on `world_size`.
 
-    Parts of a step may differ in size by one. The average of the ranks' gradients is that of the
-    whole step if each rank scales its mean loss by `local_size * world_size / global_sizes[step]`.
+    The average of the ranks' gradients is the whole step's gradient if each rank scales its mean
+    loss by `local_size * world_size / global_sizes[step]`.
 
-    Raises InvalidInput where a rank would get an empty batch, or an argument is out of range.
+    Raises InvalidInput if a rank would get an empty batch, or an argument is out of range.
     """
 
     def __init__(
@@ -77,20 +73,13 @@ class ShardedBatches(_Batches):
     ) -> None:
         super().__init__(num_samples, batch_size, rank, world_size, seed)
         if num_samples < world_size:
-            raise InvalidInput(
-                "workers",
-                f"{_count(num_samples, 'sample')} cannot be shared by "
-                f"{_count(world_size, 'worker')}: each worker needs at least one",
-            )
+            problem = f"must be at most {num_samples}, the number of samples"
+            raise InvalidInput("workers", problem, got=world_size)
         least = -(-num_samples // (num_samples // world_size))
         if batch_size < least:
-            raise InvalidInput(
-                "batch_size",
-                f"must be at least {least}, or some of {_count(world_size, 'worker')} have no "
-                "sample in a step",
-                got=batch_size,
-                hint=f"or take at most {_count(num_samples // len(self), 'worker')}",
-            )
+            problem = f"must be at least {least}, so that each worker has a sample in each step"
+            hint = f"or use at most workers={num_samples // len(self)}"
+            raise InvalidInput("batch_size", problem, got=batch_size, hint=hint)
 
     def __iter__(self) -> Iterator[list[int]]:
         order = shuffled(self.num_samples, self.seed, self.epoch)
@@ -110,25 +99,18 @@ class ShardedBatches(_Batches):
         return tuple(last - first for first, last in pairwise(cuts))
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 Position = tuple[int, int]  # number of epochs begun, and of batches drawn in the last one
 
 
 class BalancedSampler(_Batches):
     """The batches of one rank, as lists of sample indices; a `batch_sampler` for a DataLoader.
 
-    `batch_size` is global: an epoch's permutation is cut into batches of that size, the last of
-    which may be smaller, and each batch into one part for every rank. The sizes of the parts are
-    `shares`: equal at first, then as set by `update`, which a DataParallel with `balance` calls.
-    The samples of a step depend only on the seed and epoch, so an epoch uses every sample exactly
-    once for any shares, and all ranks take the same number of steps. `most`: largest share of each
-    rank (None: no limit).
-
-    A rank may get no samples in a step: its list is empty, and `Collate` makes an empty batch.
-    Raises InvalidInput for an argument that is out of range.
+    An epoch's permutation is cut into batches of `batch_size` (the last may be smaller), and each
+    batch into a part for each rank. The sizes of the parts are `shares`: equal at first, then set
+    by `update`, which a DataParallel with `balance` calls. So an epoch uses every sample exactly
+    once, and all ranks have the same number of steps. `most`: largest share of each rank (None: no
+    limit). A rank may get an empty list, for which `Collate` makes an empty batch. Raises
+    InvalidInput for an argument that is out of range.
     """
 
     def __init__(
@@ -146,13 +128,11 @@ class BalancedSampler(_Batches):
         self.most: tuple[int | None, ...] = (None,) * world_size if most is None else tuple(most)
         bounds = [batch_size if bound is None else bound for bound in self.most]
         if len(bounds) != world_size or min(bounds) < 0:
-            raise InvalidInput(
-                "most", f"must be {world_size} numbers of samples or None, not {list(self.most)}"
-            )
+            problem = f"must have a number of samples or None for each of {world_size} ranks"
+            raise InvalidInput("most", problem, got=list(self.most))
         if sum(bounds) < batch_size:
-            raise InvalidInput(
-                "most", f"the ranks together take fewer samples than a batch of {batch_size} has"
-            )
+            problem = f"must add up to at least {batch_size}, the batch size"
+            raise InvalidInput("most", problem, got=list(self.most))
         equal = apportion(batch_size, [1.0] * world_size, self.most)
         self._changes: list[tuple[Position, tuple[int, ...]]] = [((0, 0), equal)]
         self.drawn: Position = (0, 0)
@@ -165,23 +145,20 @@ class BalancedSampler(_Batches):
     def update(self, shares: Sequence[int], first: Position | None = None) -> None:
         """Change the shares from position `first` on; None: from the next batch drawn.
 
-        All ranks must call this with the same arguments. DataLoaders with worker processes draw
-        batches ahead, each by a different number: `first` must be at least the maximum of `drawn`
-        over the ranks. Raises InvalidInput if shares do not add up to a batch or exceed `most`.
+        All ranks must pass the same arguments, with `first` at least the maximum of `drawn` over
+        the ranks, because DataLoaders with worker processes draw batches ahead. Raises InvalidInput
+        if shares do not add up to a batch or exceed `most`.
         """
         if len(shares) != self.world_size or min(shares) < 0 or sum(shares) != self.batch_size:
-            raise InvalidInput(
-                "shares",
-                f"{list(shares)} are not {self.world_size} parts of a batch of {self.batch_size}",
-            )
+            problem = f"must be {self.world_size} numbers that add up to {self.batch_size}"
+            raise InvalidInput("shares", problem, got=list(shares))
         for rank, (share, bound) in enumerate(zip(shares, self.most, strict=True)):
             if bound is not None and share > bound:
-                raise InvalidInput("shares", f"rank {rank} takes at most {bound}", got=share)
+                problem = f"must be at most {bound} for rank {rank}"
+                raise InvalidInput("shares", problem, got=share)
         start: Position = self.drawn if first is None else (first[0], first[1])
         if start < self.drawn:
-            raise InvalidInput(
-                "shares", f"the batch of epoch {start[0]}, step {start[1]} has been drawn already"
-            )
+            raise InvalidInput("first", f"must be at least {self.drawn}", got=start)
         # Of the changes before `drawn`, only the latest is needed.
         passed = sum(place <= self.drawn for place, _ in self._changes)
         self._changes = [
@@ -228,7 +205,7 @@ def stratified_split(
     if not is_test.any():
         raise InvalidInput(
             "data",
-            "no class has two samples, so none can be set aside for testing",
-            hint="add samples, or supply a test set",
+            "must have a class with two samples, so that one can be used for testing",
+            hint="add samples or a test set",
         )
     return np.flatnonzero(~is_test), np.flatnonzero(is_test)

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from paceline.core.errors import InvalidInput
-from paceline.core.names import did_you_mean
+from paceline.core.errors import InvalidInput, shown
+from paceline.core.names import not_known
 from paceline.training.data.dataset import Dataset, Shape, TensorSamples, require_memory, shape_text
 from paceline.training.data.libsvm import load_libsvm
 from paceline.training.data.sampler import stratified_split
@@ -36,11 +36,8 @@ def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
     shape = sample_shape or (1, _SIDE, _SIDE)
     is_flat, is_image = shape == (_SIDE * _SIDE,), len(shape) == 3 and shape[0] in (1, 3)
     if not is_flat and not is_image:
-        raise InvalidInput(
-            "input_shape",
-            f"digits cannot have the sample shape {shape_text(shape)}: right would be "
-            f"{_SIDE * _SIDE}, 1xHxW or 3xHxW",
-        )
+        problem = f"must be {_SIDE * _SIDE}, 1xHxW or 3xHxW for data digits"
+        raise InvalidInput("input_shape", problem, got=shape_text(shape))
     # optional package; `load` reports it if missing
     from sklearn import datasets
 
@@ -69,15 +66,13 @@ def load_synthetic(options: str, sample_shape: Shape | None, seed: int) -> Datas
 
     A sample is its class's pattern plus Gaussian noise of the same power, scaled to a mean square
     of about 1; classes are equally frequent. Patterns of CxHxW samples are smooth. The shape is
-    taken from the options, `sample_shape`, or 3x224x224.
+    that in the options, or `sample_shape`, or 3x224x224.
     """
     shape, num_classes, num_train = _parse(options)
     if shape and sample_shape and shape != sample_shape:
-        raise InvalidInput(
-            "data",
-            f"the synthetic samples are {shape_text(shape)}, but the model takes "
-            f"{shape_text(sample_shape)}: leave the shape out of the spec",
-        )
+        problem = f"must have the model's input shape {shape_text(sample_shape)}"
+        hint = "leave the shape out"
+        raise InvalidInput("data", problem, got=f"synthetic:{options}", hint=hint)
     shape = shape or sample_shape or (3, 224, 224)
     num_samples = num_train + -(-num_train // 4)
     require_memory(num_samples, shape)
@@ -115,23 +110,19 @@ def _parse(options: str) -> tuple[Shape | None, int, int]:
         elif _SHAPE.fullmatch(item) and shape is None:
             shape = tuple(map(int, item.split("x")))
         else:
-            raise InvalidInput(
-                "data", f"cannot read {item!r} in 'synthetic:{options}': write {_SYNTHETIC}"
-            )
+            hint = f"write {_SYNTHETIC}"
+            raise InvalidInput("data", f"cannot contain {shown(item)}", hint=hint)
     num_classes, num_train = counts.get("classes", 10), counts.get("samples", 512)
     if num_classes < 2:
-        raise InvalidInput("data", "synthetic: classes must be at least 2, not 1")
+        raise InvalidInput("data", "must have classes=2 or more", got=f"synthetic:{options}")
     if num_train < num_classes:
-        raise InvalidInput(
-            "data",
-            f"synthetic: {num_train} samples cannot cover {num_classes} classes: samples must be "
-            f"at least {num_classes}",
-        )
+        problem = f"must have samples={num_classes} or more, one for each class"
+        raise InvalidInput("data", problem, got=f"synthetic:{options}")
     return shape, num_classes, num_train
 
 
 def _load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
-    from paceline.training.data.images import load_images  # needs the optional Pillow
+    from paceline.training.data.images import load_images  # imports the optional Pillow
 
     return load_images(folder, sample_shape, seed)
 
@@ -156,10 +147,8 @@ def load(spec: str, sample_shape: Shape | None = None, seed: int = 0) -> Dataset
     or a missing optional package.
     """
     if sample_shape is not None and (not sample_shape or min(sample_shape) < 1):
-        raise InvalidInput(
-            "input_shape",
-            f"a sample shape needs sizes of at least 1, not {shape_text(sample_shape) or 'none'}",
-        )
+        problem = "must have sizes of at least 1"
+        raise InvalidInput("input_shape", problem, got=shape_text(sample_shape))
     if seed < 0:
         raise InvalidInput("seed", "must be 0 or more", got=seed)
     source, _, argument = spec.partition(":")
@@ -176,8 +165,8 @@ def load(spec: str, sample_shape: Shape | None = None, seed: int = 0) -> Dataset
         package = _OPTIONAL.get((error.name or "").partition(".")[0])
         if package is None:
             raise
-        raise InvalidInput("data", f"{spec} needs {package}: install paceline[data]") from error
+        problem, hint = f"{spec} requires {package}", "install paceline[data]"
+        raise InvalidInput("data", problem, hint=hint) from error
     except OSError as error:
-        raise InvalidInput("data", f"{spec} cannot be read: {error}") from error
-    hint = did_you_mean(spec, FORMS)
-    raise InvalidInput("data", f"no such data set: {spec!r}{hint} Write one of {', '.join(FORMS)}")
+        raise InvalidInput("data", f"{spec}: {error}") from error
+    raise not_known("data", spec, FORMS)

@@ -1,28 +1,42 @@
 """Load token data sets: text as bytes, and arrays of token ids.
 
-One in twenty files, chosen by a hash of its path, is for testing; of a single file or array it is
-the last twentieth. At most 128 Ki tokens are tested; further files chosen for testing are not
-trained on either.
+Samples are adjacent windows of a token sequence, read from memory or a memory-mapped file when a
+batch needs them. One in twenty files, chosen by a hash of its path, is for testing; of a single
+file or array the last twentieth. At most 128 Ki test tokens are used; the others are left out.
 """
 
 import os
 import re
 import sysconfig
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from tokenize import TokenError
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from paceline.core.errors import InvalidInput, first_line
-from paceline.training.data.dataset import Dataset, Shape, require_nbytes, shape_text
-from paceline.training.data.windows import MaskedTokens, Tokens, TokenWindows
+from paceline.training.data.dataset import (
+    Batch,
+    Dataset,
+    IndexedSamples,
+    Shape,
+    require_nbytes,
+    shape_text,
+)
 
+Tokens = NDArray[np.integer[Any]]
+IGNORED = -100  # ignore_index of torch.nn.functional.cross_entropy
+_MASKED_SHARE = 0.15
+_KEPT, _RANDOM = 0.1, 0.1  # shares of masked positions that keep their token, or get a random one
 _LENGTH = 256
 _BYTES = 256  # number of different bytes
-_TEST_SHARE = 20  # one in so many files is for testing
+_TEST_SHARE = 20  # one in twenty files is for testing
 _MOST_TESTED = 128 * 1024
 _BLOCK = 1 << 24  # tokens
 # Exclude installed packages and tests, which some Python distributions omit.
@@ -35,7 +49,80 @@ _BROKEN = (
     *(ValueError, EOFError, OverflowError, OSError, SyntaxError, TokenError, TypeError),
     *(RecursionError, MemoryError, LookupError),
 )
-_FORM = "right would be a .npy file with one dimension of integers, as tokens:PATH"
+_FORM = "write tokens:PATH of a one-dimensional .npy file of integers"
+
+
+@dataclass(frozen=True, eq=False)
+class TokenWindows(IndexedSamples):
+    """Windows of `length` tokens, with the next tokens as targets, both int64 (length,).
+
+    `tokens` (N,): integers from 0 to `vocabulary` - 1; `source` names them in errors. Reading
+    another token raises InvalidInput.
+    """
+
+    tokens: Tokens
+    length: int
+    vocabulary: int
+    source: str
+
+    def __len__(self) -> int:
+        return max(0, len(self.tokens) - 1) // self.length
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        found = self._gather(indices, self.length + 1)  # (len(indices), length + 1)
+        inputs, targets = (np.ascontiguousarray(part) for part in (found[:, :-1], found[:, 1:]))
+        return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+    def _gather(self, indices: Sequence[int], width: int) -> NDArray[np.int64]:
+        """Return windows (len(indices), width) that start at multiples of `length`."""
+        rows, count = np.asarray(indices, dtype=np.int64), len(self)
+        if rows.size and not (-count <= rows.min() and rows.max() < count):
+            raise IndexError(f"{self.source} has {count} samples: {rows.tolist()}")
+        places = (rows % max(1, count))[:, None] * self.length + np.arange(width)
+        found: NDArray[np.int64] = self.tokens[places].astype(np.int64)
+        is_wrong = (found < 0) | (found >= self.vocabulary)
+        if is_wrong.any():
+            problem = f"must have tokens from 0 to {self.vocabulary - 1}"
+            raise InvalidInput(self.source, problem, got=int(found[is_wrong][0]))
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedTokens(TokenWindows):
+    """Windows of `length` tokens, some masked; targets are the original tokens.
+
+    Each window has the same number of masked positions, 15 % and at least one. Eight in ten get the
+    token `vocabulary`, the mask; one in ten gets a random token, and one in ten is unchanged
+    (Devlin et al. 2018, section 3.1). Other targets are -100. `seed` and the sample's index
+    determine the positions.
+    """
+
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.tokens) // self.length
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        inputs = self._gather(indices, self.length)  # (len(indices), length)
+        targets = np.full_like(inputs, IGNORED)
+        for row, index in enumerate(np.asarray(indices, dtype=np.int64) % max(1, len(self))):
+            places, replaced = self._masked(int(index), inputs[row])
+            targets[row, places] = inputs[row, places]
+            inputs[row, places] = replaced
+        return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+    def _masked(
+        self, index: int, window: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the masked positions (M,) of a window, and their new tokens (M,)."""
+        count = max(1, round(_MASKED_SHARE * self.length))
+        # Raw bits: numpy guarantees that they never change, unlike its distributions.
+        bits = np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(index,)))
+        places = np.argsort(bits.random_raw(self.length), kind="stable")[:count]
+        draws = bits.random_raw(count) / 2.0**64
+        random = (bits.random_raw(count) % self.vocabulary).astype(np.int64)
+        unmasked = np.where(draws < _KEPT, window[places], random)
+        return places, np.where(draws < _KEPT + _RANDOM, unmasked, self.vocabulary)
 
 
 def load_text(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
@@ -83,28 +170,17 @@ def _length(sample_shape: Shape | None, name: str) -> int:
     if sample_shape is None:
         return _LENGTH
     if len(sample_shape) != 1:
-        raise InvalidInput(
-            "input_shape",
-            f"{name} cannot have the sample shape {shape_text(sample_shape)}: right would be one "
-            f"number of tokens, such as {_LENGTH}",
-        )
+        problem, got = f"must be a number of tokens for data {name}", shape_text(sample_shape)
+        raise InvalidInput("input_shape", problem, got=got, hint="choose a language model")
     return sample_shape[0]
 
 
-def _dataset(
-    name: str,
-    train: TokenWindows | MaskedTokens,
-    test: TokenWindows | MaskedTokens,
-    num_classes: int,
-) -> Dataset:
+def _dataset(name: str, train: TokenWindows, test: TokenWindows, num_classes: int) -> Dataset:
     for samples, use in ((train, "training"), (test, "testing")):
         if not len(samples):
-            raise InvalidInput(
-                samples.source,
-                f"{len(samples.tokens):,} tokens for {use} are too few for one sample of "
-                f"{samples.length}",
-                hint="give more, or take shorter samples",
-            )
+            problem = f"has {len(samples.tokens):,} tokens for {use}, too few for a sample"
+            hint = f"samples have {samples.length} tokens; a smaller input_shape needs less"
+            raise InvalidInput(samples.source, problem, hint=hint)
     return Dataset(name, train, test, num_classes, (train.length,))
 
 
@@ -117,9 +193,9 @@ def _bytes_of(path: str) -> tuple[tuple[Tokens, Tokens], str]:
     if Path(path).is_dir():
         return _split_by_file(Path(path), _files(Path(path))), path
     if not Path(path).is_file():
-        raise InvalidInput("data", f"there is no file or folder {path}")
+        raise InvalidInput("data", "must name a file or folder", got=path)
     if not Path(path).stat().st_size:  # an empty file cannot be memory-mapped
-        raise InvalidInput(str(path), "is empty: right would be a file of text")
+        raise InvalidInput(path, "is empty")
     return _ends_apart(np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))), path
 
 
@@ -142,18 +218,16 @@ def _files(folder: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:
 def _split_by_file(folder: Path, files: list[Path]) -> tuple[Tokens, Tokens]:
     """Return the bytes of the training files and of the test files, in order."""
     if len(files) < 2:
-        raise InvalidInput(
-            str(folder),
-            f"{len(files)} files of text cannot be split for training and testing",
-            hint="give more, or the path of one",
-        )
+        problem = "must have at least two files, one of them for testing"
+        hint = "add files, or name a single file"
+        raise InvalidInput(str(folder), problem, got=len(files), hint=hint)
     nbytes = sum(file.stat().st_size for file in files)
     require_nbytes(nbytes, str(folder), "the text", "name a folder with less, or one file")
 
     def digest(file: Path) -> bytes:
         return sha256(os.fsencode(file.relative_to(folder).as_posix())).digest()
 
-    # Ordered by hash, so that files within the limit come from the whole folder.
+    # Order by hash, so that the tested files come from all parts of the folder.
     tested = sorted(files, key=digest)[: -(-len(files) // _TEST_SHARE)]
     trained = sorted(set(files).difference(tested))
     return _joined(trained), _joined(tested)[:_MOST_TESTED]
@@ -171,17 +245,16 @@ def _ends_apart(tokens: Tokens) -> tuple[Tokens, Tokens]:
 
 def _mapped(path: str) -> Tokens:
     if not Path(path).is_file():
-        raise InvalidInput(
-            "data", f"there is no file {path}: {_FORM} or tokens:PATH,vocabulary=50257"
-        )
+        raise InvalidInput("data", "must name a file", got=path, hint=_FORM)
     try:
         with warnings.catch_warnings():  # headers of Python 2, and old type names
             warnings.simplefilter("ignore")
             found = np.lib.format.open_memmap(path, mode="r")  # reads neither pickles nor archives
     except _BROKEN as error:
-        raise InvalidInput(str(path), f"cannot be used: {first_line(error)}", hint=_FORM) from error
+        raise InvalidInput(path, f"cannot be read: {first_line(error)}", hint=_FORM) from error
     if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise InvalidInput(str(path), f"has {found.ndim} dimensions of {found.dtype}: {_FORM}")
+        kind = f"{found.ndim} dimensions of {found.dtype}"
+        raise InvalidInput(path, "must be a one-dimensional array of integers", got=kind)
     return np.asarray(found)
 
 
@@ -191,8 +264,6 @@ def _vocabulary_of(tokens: Tokens, path: str) -> int:
     for start in range(0, len(tokens), _BLOCK):
         block = tokens[start : start + _BLOCK]
         if block.min() < 0:
-            raise InvalidInput(
-                str(path), f"has the token {block.min()}: tokens are the numbers from 0 up"
-            )
+            raise InvalidInput(path, "must have tokens of at least 0", got=int(block.min()))
         highest = max(highest, int(block.max()))
     return highest + 1

@@ -1,8 +1,9 @@
 """Split a model into its body and the chain of layers to be sharded.
 
-A head of one final layer is bypassed (`bypass`). Otherwise the modules *around* the head's layers
-are traced (`torch.fx`); all other modules are called unchanged. Modules between the layers must be
-elementwise or dropouts, so that they can run on a rank's columns alone.
+A head of one final layer is replaced by a module that returns its input, so that the forward pass
+may contain anything: assertions, loops, optional arguments. For a longer head, the modules *around*
+its layers are traced (`torch.fx`); all other modules are called unchanged. Modules between the
+layers must be elementwise or dropouts, so that they can run on a rank's columns alone.
 """
 
 import copy
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from paceline.core.errors import InvalidInput, first_line
-from paceline.training.models.bypass import bypassed
+from paceline.training.data.batch import call
 
 _ELEMENTWISE = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish),
@@ -34,7 +35,7 @@ _FORWARDS = (nn.Linear.forward, nn.BatchNorm1d.forward)  # subclasses may overri
 
 
 class Elementwise(nn.Module):
-    """An elementwise function with its other arguments."""
+    """Applies an elementwise function with fixed further arguments."""
 
     def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
@@ -67,7 +68,7 @@ def partition(
     """
 
     def refusal(problem: str, hint: str = "") -> InvalidInput:
-        where = f"{label} cannot be split from layer {names[0]!r} on"
+        where = f"cannot begin at layer {names[0]!r} of {label}"
         return InvalidInput("head", f"{where}: {problem}", hint=hint)
 
     body = None
@@ -82,9 +83,9 @@ def partition(
     for one in head:  # body and head would train separate copies of a shared parameter
         for key, parameter in one.module.named_parameters():
             if id(parameter) in in_body:
-                raise refusal(f"the body uses {one.name}.{key}, too")
+                raise refusal(f"the body also uses {one.name}.{key}")
     if not any(parameter.requires_grad for parameter in body.parameters()):
-        raise refusal("nothing before it is trained")
+        raise refusal("no layer before it is trainable")
     return body, head
 
 
@@ -94,15 +95,13 @@ def _traced(
     try:
         nodes = list(_HeadTracer(model, names).trace(model).nodes)
     except Exception as error:
-        raise refusal(
-            f"the forward pass around it cannot be traced: {first_line(error)}"
-        ) from error
+        raise refusal(f"tracing the forward pass failed: {first_line(error)}") from error
     called = [node.target if node.op == "call_module" else None for node in nodes]
     if names[0] not in called:
-        raise refusal("its forward pass never calls that layer")
+        raise refusal("the forward pass never calls it")
     border = called.index(names[0])
     if any(node.target is F.dropout for node in nodes):
-        raise refusal("it calls dropout() around it", hint="use nn.Dropout")
+        raise refusal("the model calls dropout()", hint="use nn.Dropout")
     head = _head(model, nodes[border:], names, refusal)
     graph, known = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in nodes[:border]:
@@ -136,13 +135,11 @@ def _head(
     value, left = nodes[0].all_input_nodes[0], list(names)
     for node in nodes:
         if node.all_input_nodes != [value]:
-            raise refusal(
-                f"{_name(node)} takes something else than the result of {_name(value)}",
-                hint="the head must be a chain",
-            )
+            problem = f"{_name(node)} must take the output of {_name(value)} alone"
+            raise refusal(problem, hint="the head must be a chain")
         if node.op == "output":
             if node.args[0] is not value:
-                raise refusal("the model must return its scores, and only these")
+                raise refusal("the model must return its scores alone")
             break
         value = node
         if left and node.op == "call_module" and node.target == left[0]:
@@ -151,20 +148,17 @@ def _head(
         else:
             chain[-1][2].append((_name(node), _between(model, node, refusal)))
     if left:
-        raise refusal(f"its forward pass does not call layer {left[0]!r} after it")
+        raise refusal(f"the forward pass does not call layer {left[0]!r} after it")
     return tuple(TracedLayer(name, module, tuple(after)) for name, module, after in chain)
 
 
 def _layer(module: nn.Module, name: str, refusal: _Refusal) -> nn.Linear | nn.BatchNorm1d:
     if not isinstance(module, _LAYERS) or type(module).forward not in _FORWARDS:
-        raise refusal(
-            f"layer {name!r} is {type(module).__name__}, which works on all outputs of a sample "
-            "together",
-            hint="choose Linear and BatchNorm1d, or a head that begins after it",
-        )
+        problem = f"layer {name!r} is {type(module).__name__}, not Linear or BatchNorm1d"
+        raise refusal(problem, hint="choose a head that begins after it")
     frozen = [key for key, one in module.named_parameters() if not one.requires_grad]
     if frozen:
-        raise refusal(f"{name}.{frozen[0]} is frozen", hint="train all of a head's layers")
+        raise refusal(f"{name}.{frozen[0]} is frozen")
     return module
 
 
@@ -190,10 +184,7 @@ def _between(model: nn.Module, node: fx.Node, refusal: _Refusal) -> nn.Module:
         return Elementwise(getattr(torch, str(node.target)), (), {})
     else:
         what = f"{_name(node)} is called"
-    raise refusal(
-        f"{what} there, and only activations of each value and nn.Dropout can stand between "
-        "layers that are split",
-    )
+    raise refusal(f"{what} in the head; only elementwise functions and nn.Dropout are supported")
 
 
 def _name(node: fx.Node) -> str:
@@ -202,3 +193,55 @@ def _name(node: fx.Node) -> str:
     if node.op == "output":
         return "the model's output"
     return f"{getattr(node.target, '__name__', node.target)}()"
+
+
+class _KeepInput(nn.Module):
+    """Replaces a layer, and keeps its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[Tensor] = []
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return the values unchanged."""
+        self.taken.append(values)
+        return values
+
+
+@torch.no_grad()
+def bypassed(model: nn.Module, name: str, inputs: Any) -> nn.Module | None:
+    """Return the model without a final layer; None if the model does not return its output.
+
+    The result shares all other modules with `model`, under the same names. It is tried with
+    `inputs` in evaluation mode. Its forward pass raises InvalidInput unless it returns the layer's
+    input.
+    """
+    instead = _KeepInput()
+    body = _without(model, name, instead)
+    body._forward_hooks = type(model._forward_hooks)(model._forward_hooks)  # not shared
+
+    def check(module: nn.Module, arguments: Any, found: Any) -> None:
+        taken, instead.taken = instead.taken, []
+        if len(taken) != 1 or found is not taken[0]:
+            problem = f"layer {name!r} must be called once, and the model must return its output"
+            raise InvalidInput("head", problem, got=f"{len(taken)} calls")
+
+    body.register_forward_hook(check)
+    was_training = model.training
+    try:
+        call(body.eval(), inputs)
+    except Exception:  # the model uses the layer's output
+        return None
+    finally:
+        body.train(was_training)
+    return body
+
+
+def _without(model: nn.Module, name: str, instead: nn.Module) -> nn.Module:
+    own = copy.copy(model)
+    own._modules = dict(own._modules)
+    child, _, rest = name.partition(".")
+    within = own._modules[child]
+    assert within is not None  # `name` is a layer's
+    own._modules[child] = _without(within, rest, instead) if rest else instead
+    return own

@@ -1,13 +1,12 @@
 """Describe a model as a `Workload` by tracing one training step without data.
 
 The step runs on a copy of the model on PyTorch's meta device, where tensors have shapes but no
-values, so nothing large is allocated or computed, and the user's model does not change. A model
-that depends on values (`if x.sum() > 0`) is copied with its values and run for real. A model with
-recurrent layers runs on the CPU: on the meta device PyTorch decomposes them into steps, while the
-CPU's kernel keeps other tensors for backward.
+values, so nothing large is allocated or computed. A model that depends on values (`if x.sum() > 0`)
+is copied with its values. A model with recurrent layers runs on the CPU: on the meta device PyTorch
+decomposes them into steps, while the CPU's kernel keeps other tensors for backward.
 
-A segment of the forward pass begins when a layer's module is entered for the first time. What runs
-before the first layer belongs to that layer. A segment of the backward pass ends when the last
+A segment of the forward pass begins when a layer's module is entered for the first time; operations
+before the first layer belong to that layer. A segment of the backward pass ends when the last
 gradient of a layer has been accumulated.
 """
 
@@ -19,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -30,7 +28,7 @@ from paceline.links.devices import random_numbers_restored
 from paceline.training.data.batch import call
 from paceline.training.models.flops import allocates, flops_of, nbytes_of, tensors_in
 from paceline.training.models.fused_attention import attention_as_on_cpu
-from paceline.training.models.layers import LayerModule, duplicate, layers_of
+from paceline.training.models.layers import LayerModule, copied, duplicate, layers_of
 from paceline.training.models.live_memory import (
     LiveMemory,
     SegmentActivations,
@@ -39,18 +37,16 @@ from paceline.training.models.live_memory import (
 )
 
 Counts = tuple[int, int, int]  # arithmetic operations, bytes, calls except allocations
-_Slice = tuple[StorageWeakRef, int, tuple[int, ...]]
 
 
 @dataclass
 class _Step:
     """Records of one step. Layers are indices into `layers_of`; segments are in entry order.
 
-    `forward_peaks`: peak of live bytes in each segment of forward.
-    `ready`: each (layer, parameter) with a gradient, in the order of their last ones. `layer_ends`:
-    the counts at the last gradient of each layer, in the order of those.
-    `laps`: for each gradient, its layer and the peak of live bytes since the gradient before it;
-    the last lap is from the last gradient to the end.
+    `forward_peaks`: peak of live bytes in each segment of forward. `ready`: each (layer, parameter)
+    with a gradient, and `layer_ends`: the counts at each layer's last gradient, both in the order
+    of last gradients. `laps`: for each gradient, its layer and the peak of live bytes since the
+    previous gradient; the last lap ends with the pass.
     """
 
     entered: list[int] = field(default_factory=list)
@@ -67,38 +63,34 @@ class _Step:
 def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> Workload:
     """Trace one training step of `model` on a batch, and return its costs.
 
-    `example_batch`: a tensor, a sequence of positional arguments or a mapping of the others, in
-    which all leaves are tensors. The first dimension of the first one is the batch size; the model
-    is called in the mode (training or evaluation) in which
-    it is. The backward pass starts from all floating-point outputs, each with a gradient of ones.
-    Costs are those of the whole batch. `activation_nbytes` counts what is made in a layer's
-    forward segment and read after it: between two layers of a chain, the tensor handed on;
-    `kept_nbytes`, what is made there and read in the backward pass; `working_nbytes`, what is alive
-    in the layer's backward segment beside that, and beside the gradients of parameters.
-    Layers whose gradients never come stand last in `backward_order`; a layer whose module is never
-    entered (its parent uses its parameters) has no forward cost of its own.
+    `example_batch`: a tensor, a sequence of positional arguments, or a mapping of keyword
+    arguments. The first dimension of the first tensor is the batch size. The model keeps its mode
+    (training or evaluation). The backward pass starts from all floating-point outputs, each with a
+    gradient of ones.
 
-    The model's parameters, buffers, gradients, hooks and mode stay as they are, and so do the
-    random number generators of PyTorch and Python. Its forward hooks run as in any call.
-    Raises InvalidInput if the model has nothing to train or cannot run on such a batch.
+    Costs are those of the whole batch. `activation_nbytes`: tensors made in a layer's forward
+    segment and read by later segments. `kept_nbytes`: those read in backward. `working_nbytes`:
+    peak in the layer's backward segment, without kept tensors and parameters' gradients. Layers
+    without gradients are last in `backward_order`. A layer whose module is never entered, because
+    its parent uses its parameters, has no forward cost.
+
+    The model does not change, nor do the random number generators of PyTorch and Python. Its
+    forward hooks run. Raises InvalidInput if nothing is trainable or the step fails.
     """
     label = name or type(model).__name__
     batch = tree_leaves(example_batch)
     if not batch or not all(isinstance(tensor, Tensor) for tensor in batch):
-        raise InvalidInput(label, "an example batch consists of tensors")
+        raise InvalidInput(label, "requires an example batch of tensors")
     if batch[0].dim() == 0 or batch[0].shape[0] == 0:
-        raise InvalidInput(
-            label,
-            f"the example batch has shape {tuple(batch[0].shape)}",
-            hint="its first dimension must be the number of samples, at least 1",
-        )
+        problem = "requires an example batch with at least one row"
+        raise InvalidInput(label, problem, got=tuple(batch[0].shape))
     layers = layers_of(model)
     if not layers:
         raise InvalidInput(label, "has no trainable parameters")
     step = _trace(model, example_batch, label)
     order = list(step.entered)
     for index in range(len(layers)):
-        if index not in step.entered:  # place it after the layer registered before it
+        if index not in step.entered:  # insert it after the layer registered before it
             order.insert(order.index(index - 1) + 1 if index else 0, index)
     never = [index for index in reversed(order) if index not in step.layer_ends]
     return Workload(
@@ -120,13 +112,13 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
                 is_recurrent = any(isinstance(one, nn.RNNBase) for one in model.modules())
                 device = torch.device("cpu" if is_recurrent else "meta")
                 try:
-                    there = tree_map(lambda tensor: _copied(tensor, device), batch)
-                    copied = duplicate(model, lambda tensor: _copied(tensor, device))
+                    there = tree_map(lambda tensor: copied(tensor, device), batch)
+                    own = duplicate(model, lambda tensor: copied(tensor, device))
                     with device:
-                        return _run(copied, there)
+                        return _run(own, there)
                 except InvalidInput:
                     raise
-                except Exception:  # noqa: S110 - what fails there is tried where the model is
+                except Exception:  # noqa: S110 - then run it on the model's device
                     pass
             real_batch = tree_map(lambda tensor: tensor.detach().clone(), batch)
             return _run(duplicate(model, torch.clone), real_batch)
@@ -134,20 +126,10 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
         raise
     except Exception as error:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tree_leaves(batch))
-        raise InvalidInput(
-            label, f"cannot run a training step on a batch of shape {shapes}: {blamed(error)}"
-        ) from error
+        problem = f"cannot run a training step on a batch of shape {shapes}: {blamed(error)}"
+        raise InvalidInput(label, problem) from error
     finally:
         random.setstate(state)
-
-
-def _copied(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device; a meta tensor becomes zeros."""
-    if device.type == "meta":
-        return torch.empty_like(tensor, device=device)
-    if tensor.is_meta:
-        return torch.zeros_like(tensor, device=device)
-    return tensor.detach().to(device, copy=True)
 
 
 def _run(model: nn.Module, batch: Any) -> _Step:
@@ -188,7 +170,7 @@ def _run(model: nn.Module, batch: Any) -> _Step:
     activations.in_backward = True
     trained = [output for output in outputs if output.requires_grad]
     if not trained:
-        raise InvalidInput("model", "no output of the model depends on a trainable parameter")
+        raise InvalidInput("model", "has no output that depends on a trainable parameter")
     gradients = [torch.ones_like(output) for output in trained]
     alive.made(gradients)
     alive.lap()
@@ -245,11 +227,10 @@ def _kind_of(module: nn.Module) -> str:
 
 
 def _working(layers: Sequence[LayerModule], kept: Mapping[int, int], step: _Step) -> dict[int, int]:
-    """Return each layer's peak bytes in backward, excluding kept tensors and gradients.
+    """Return each layer's peak bytes in forward or backward, minus the tensors held then.
 
-    Kept: the activations of this layer and of those whose backward comes later. Gradients: those of
-    this layer's parameters and of the layers whose backward came before. Where the layer's forward
-    had more alive than its backward, they are what makes up the difference.
+    In a layer's backward these are the kept activations of this and later layers, and the gradients
+    of this and earlier ones.
     """
     in_forward = dict(zip(step.entered, step.forward_peaks, strict=False))
     ends = list(step.layer_ends)
@@ -283,8 +264,8 @@ class CostCounter(TorchDispatchMode):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counts = (0, 0, 0)
-        self._activations = activations
-        self._alive = alive
+        self._activations = activations or SegmentActivations()
+        self._alive = alive or LiveMemory()
 
     def __torch_dispatch__(
         self,
@@ -300,20 +281,17 @@ class CostCounter(TorchDispatchMode):
         changes = func._schema.is_mutable and torch.Tag.inplace_view not in func.tags
         storages = {storage_of(tensor) for tensor in inputs} - {None}
         is_alias = bool(outputs) and all(storage_of(tensor) in storages for tensor in outputs)
-        view = is_alias and not changes
-        if not view:
-            flops, nbytes, num_calls = self.counts
-            flops += flops_of(func, args, kwargs, out)
-            nbytes += nbytes_of(func, inputs, outputs)
-            self.counts = (flops, nbytes, num_calls + (not allocates(func)))
-        if self._activations is not None:
-            self._activations.read(inputs)
-            if not view:
-                self._activations.made(outputs)
-        if self._alive is not None and not view:
-            self._alive.made(outputs, inputs)
-            # Under a dispatch mode, autograd does not add gradients of branches in place.
-            in_place = func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0
-            if not in_place:
-                self._alive.update_peak(workspace_nbytes(func, args))
+        self._activations.read(inputs)
+        if is_alias and not changes:  # a view
+            return out
+        flops, nbytes, num_calls = self.counts
+        flops += flops_of(func, args, kwargs, out)
+        nbytes += nbytes_of(func, inputs, outputs)
+        self.counts = (flops, nbytes, num_calls + (not allocates(func)))
+        self._activations.made(outputs)
+        self._alive.made(outputs, inputs)
+        # Autograd adds gradients of branches in place, but not under a dispatch mode.
+        in_place = func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0
+        if not in_place:
+            self._alive.update_peak(workspace_nbytes(func, args))
         return out

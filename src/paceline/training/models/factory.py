@@ -19,9 +19,9 @@ from paceline.training.data import load
 from paceline.training.data.dataset import Dataset
 from paceline.training.models import networks, transformers
 from paceline.training.models.inception import GoogLeNet, InceptionV3
+from paceline.training.models.layers import require_trainable
 
-# The covtype network of Ma, Rusu et al. 2020, table II.
-_MLP_WIDTHS = (54, 512, 512, 512, 512, 512, 2)
+_MLP_WIDTHS = (54, 512, 512, 512, 512, 512, 2)  # covtype of Ma, Rusu et al. 2020, table II
 _WIDTHS = re.compile(r"(?:sigmoid-)?mlp((?:-\d+)+)")
 # Their four networks, with the hidden layers of section VII-A.
 _SIGMOID_MLPS = {
@@ -48,7 +48,7 @@ def _of_tokens(make: Callable[[int], nn.Module], context: int, vocabulary: int) 
 def _gpts(
     name: str, make: Callable[..., nn.Module], context: int, vocabulary: int = 256
 ) -> dict[str, _BuiltIn]:
-    """Return a GPT with tied weights, and the same without, by name."""
+    """Return a GPT with tied and with untied weights, by name."""
     untied = partial(make, tied=False)
     return {
         name: _of_tokens(make, context, vocabulary),
@@ -74,19 +74,18 @@ _BUILT_IN = {
     **_gpts("gpt2", transformers.GPT, 1024, 50_257),
 }
 ANY_WIDTH = "mlp"
+_COMMON = "lenet5, alexnet, vgg16, resnet18, resnet50, vit, gpt, gpt2, mlp"
 
 
 @dataclass(frozen=True)
 class Architecture:
     """A model that can be built, with the properties of its samples.
 
-    `build(num_classes)` returns a new model with random weights; None asks for the usual number of
-    classes, and a factory of the user's has its own number whatever is asked. `input_shape` is the
-    shape of one sample, `num_classes` the usual number of classes; both are None where only the
-    user's code knows them. A sample's values are of `input_dtype`. The classes of a language model
-    are its vocabulary, and its sample is as many tokens as its context, or fewer. `build` raises
-    InvalidInput for a number of classes below 1, and if the user's factory fails or returns nothing
-    that can be trained.
+    `build(num_classes)` returns a new model with random weights, for None with `num_classes`; user
+    factories ignore the number. It raises InvalidInput for a number below 1, and if a user's
+    factory fails or returns no trainable model. `input_shape`: shape of one sample; a language
+    model accepts fewer tokens, and its classes are its vocabulary. `input_shape` and `num_classes`
+    are None for user factories.
     """
 
     name: str
@@ -104,11 +103,11 @@ def names() -> tuple[str, ...]:
 def find(name: str) -> Architecture:
     """Look up a built-in name, or a user's `package.module:factory`.
 
-    "mlp-54-512-2" is a multilayer perceptron of these widths, with rectifiers and biases;
-    "sigmoid-mlp-54-512-2" has sigmoids and no biases. A factory is any function or class
-    that returns an nn.Module when called without arguments; its module is imported as with
-    `python -m`, so it may be in the current directory, which goes onto `sys.path`.
-    Raises InvalidInput if there is no such name, module or attribute, or the import fails.
+    "mlp-54-512-2" is a multilayer perceptron of these widths, with ReLU and biases;
+    "sigmoid-mlp-54-512-2" has sigmoids and no biases. A factory is a function or class that returns
+    an nn.Module when called without arguments; its module may be in the current directory, which is
+    added to `sys.path`. Raises InvalidInput for an unknown name, module or attribute, or if the
+    import fails.
     """
     if ":" in name:
         return _of_user(name)
@@ -125,16 +124,13 @@ def find(name: str) -> Architecture:
         network, hidden = networks.SigmoidMLP if is_sigmoid else networks.MLP, widths[:-1]
         found = _BuiltIn(lambda n: network((*hidden, n)), (widths[0],), widths[-1])
     else:
-        hint = did_you_mean(name, names())
-        raise InvalidInput(
-            "model",
-            f"no model is called {name!r}{hint} Known are {', '.join(names())}, "
-            f"mlp-WIDTH-...-WIDTH, sigmoid-mlp-WIDTH-...-WIDTH, and your own as {FORM}",
-        )
+        nearest = did_you_mean(name, names()).strip("; .")
+        hint = f"{nearest} Built-in: {_COMMON}, ... (docs/models.md); your own: {FORM}".strip()
+        raise InvalidInput("model", "is not known", got=name, hint=hint)
 
     def build(num_classes: int | None) -> nn.Module:
         if num_classes is not None and num_classes < 1:
-            raise InvalidInput("num_classes", "a model needs at least 1 class", got=num_classes)
+            raise InvalidInput("num_classes", "must be at least 1", got=num_classes)
         return found.make(found.num_classes if num_classes is None else num_classes)
 
     return Architecture(name, build, *found[1:])
@@ -143,23 +139,15 @@ def find(name: str) -> Architecture:
 def _of_user(name: str) -> Architecture:
     factory = imported("model", name)
     if isinstance(factory, nn.Module) or not callable(factory):
-        raise InvalidInput(
-            name,
-            f"{name.rpartition(':')[2]} is of type {type(factory).__name__}",
-            hint="it must be a function or class that returns a model or a recipe when called",
-        )
+        problem = "must be a function or class that returns a model or recipe"
+        raise InvalidInput(name, problem, got=type(factory).__name__)
 
     def build(num_classes: int | None) -> nn.Module:
-        # The factory takes no arguments; a mismatch with the data shows when the model runs.
         try:
             model = factory()
         except (Exception, SystemExit) as error:
             raise InvalidInput(name, f"calling it failed: {blamed(error)}") from error
-        if not isinstance(model, nn.Module):
-            raise InvalidInput(name, f"it returned {type(model).__name__}, not a torch.nn.Module")
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise InvalidInput(name, "the model has no trainable parameters")
-        return model
+        return require_trainable(name, model)
 
     return Architecture(name, build, None, None)
 
@@ -167,11 +155,10 @@ def _of_user(name: str) -> Architecture:
 def architected(
     model: str, data: str | None, seed: int, loaded: Dataset | None = None
 ) -> tuple[Dataset, str, int | None, tuple[int, ...] | None]:
-    """Return the data, and the arguments of `find` and `Architecture.build` for them.
+    """Return the data set, the exact model name, and its numbers of classes and sample shape.
 
-    These are the model's name, the number of classes (None: the model's own), and the requested
-    sample shape (None: the data's own). `data` of None selects the model's usual data. `loaded`:
-    the data, if already in memory.
+    A number of classes or shape of None means that of the model or data. `data`: by default the
+    model's usual data. `loaded`: the data, if already in memory.
     """
     data = data or usual_for(model).data
     shape = None if model == ANY_WIDTH else find(model).input_shape

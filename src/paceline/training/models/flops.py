@@ -1,16 +1,15 @@
 """Arithmetic and memory traffic of one PyTorch operation.
 
-A multiplication and an addition are two operations. Matrix products, convolutions and attention
-follow PyTorch's own formulas (`torch.utils.flop_counter`), except for what those get wrong: they
-count the weight gradient of a grouped convolution once per group, and the fused CPU kernels for
-LSTMs and attention as nothing. Everything else, which they leave out, is counted from its
-definition: each addition, multiplication, division, comparison, root, exponential, logarithm and
-error function is one operation; the constants stand in the tables of flops.toml and below. An
-operation in none of the tables costs one per value it returns. Moving data, a look-up in an
-embedding too, costs bytes only.
+A multiplication and an addition are two operations. Matrix products, convolutions and attention use
+PyTorch's formulas (`torch.utils.flop_counter`), with two corrections: PyTorch counts the weight
+gradient of a grouped convolution once per group, and nothing for the fused CPU kernels of LSTMs and
+attention. Other operations are counted from their definitions: each addition, multiplication,
+division, comparison, root, exponential, logarithm and error function is one operation, with the
+constants in flops.toml and below. An operation without a constant costs one per returned value.
+Moving data, including embedding look-ups, costs bytes only.
 
 Attention costs its products over all T x T scores, two forward and five backward (the scores are
-made again), causal or not, and nothing for the softmax. With a causal mask CPU kernels skip scores
+recomputed), causal or not, and nothing for the softmax. With a causal mask CPU kernels skip scores
 only in blocks of 512 keys; others may skip up to half.
 """
 
@@ -104,13 +103,13 @@ def flops_of(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], o
 
 
 def _base_name(func: OpOverload) -> str:
-    """`add` for aten.add.Tensor and for its in-place form; the full name outside of aten."""
+    """Return "add" for aten.add.Tensor and its in-place form; the full name outside of aten."""
     name: str = func.overloadpacket.__name__ if func.namespace == "aten" else func.name()
     return name.removesuffix("_")
 
 
 def _convolution_backward(args: Sequence[Any], out: Any) -> int:
-    """Count as many operations as in forward for each of the input's and weight's gradients."""
+    """Count forward's operations for each of the gradients of input and weight."""
     gradient, x, weight = args[:3]
     transposed, mask = args[7], args[10]
     pixels = (x if transposed else gradient).shape[2:]
@@ -119,13 +118,13 @@ def _convolution_backward(args: Sequence[Any], out: Any) -> int:
 
 
 def _pool(args: Sequence[Any], out: Any) -> int:
-    """Count one operation for each value of the window and value returned."""
+    """Count one operation for each returned value and value of its window."""
     output: Tensor = next(tensors_in(out))
     return output.numel() * _window(args[1], args[0].dim())
 
 
 def _window(size: Sequence[int], dim: int) -> int:
-    # One number gives all sides of a window; a batch has two dimensions more than its images.
+    # A single size is that of all sides; a batch has two dimensions more than a window.
     return prod(size) if len(size) > 1 else int(size[0]) ** (dim - 2)
 
 
@@ -136,7 +135,7 @@ def _rnn(args: Sequence[Any], out: Any) -> int:
 
 
 def _lstm_layer(args: Sequence[Any], out: Any) -> int:
-    """Count the products, and for each unit 4 additions, sigmoids of 4, 2 tanh of 5, 4 of cells."""
+    """Count the products, and per unit 4 additions, 3 sigmoids, 2 tanh and 4 cell operations."""
     num_units = prod(args[0].shape[:2]) * args[2].shape[1]
     return int(_rnn(args, out) + num_units * (4 + 3 * 4 + 2 * 5 + 4))
 
@@ -168,7 +167,7 @@ _FORMULAS: dict[str, _Formula] = {
     "index_add": lambda args, out: args[3].numel(),
     "scatter_add": lambda args, out: args[3].numel(),
     "index_put": lambda args, out: args[2].numel() if len(args) > 3 and args[3] else 0,
-    # Normalise again 2, two sums 3, gradient of the input 4 (1 where the statistics are fixed).
+    # Normalise again 2, two sums 3, gradient of the input 4 (1 with fixed statistics).
     "native_batch_norm_backward": lambda args, out: args[0].numel() * (9 if args[7] else 6),
     "cudnn_batch_norm_backward": lambda args, out: args[0].numel() * 9,  # only in training
     "_scaled_dot_product_flash_attention_for_cpu": lambda args, out: flop_registry[

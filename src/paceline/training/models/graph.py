@@ -1,8 +1,7 @@
 """Trace the modules around a layer as a graph (`torch.fx`), for any model inputs.
 
-The graph has a placeholder for each input tensor. Input sizes are constants, so that a forward pass
-may compare the number of tokens, except the number of samples, because an epoch's last batch may be
-smaller.
+The graph has a placeholder for each input tensor. Input sizes are constants, so that the forward
+pass may compare them, except the number of samples: an epoch's last batch may be smaller.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,8 +44,8 @@ def _tree_of(*args: Any, **kwargs: Any) -> TreeSpec:
 def traced(model: nn.Module, inputs: Any, first: nn.Module) -> list[fx.Node]:
     """Trace the modules around `first` in a forward pass, and return the nodes.
 
-    Only one thread traces at a time; calls in other threads are not affected. Errors of the forward
-    pass are raised.
+    Only one thread traces at a time; calls in other threads are not affected. Raises the errors of
+    the forward pass.
     """
     with _tracing, _factories_recorded():
         return list(_Around(inputs, model, first).trace(model).nodes)

@@ -6,7 +6,6 @@ The forward pass is traced as a graph, which is cut. Only the modules *around* t
 are traced (`torch.fx`); all other modules are called unchanged, with their hooks, mode and random
 numbers. `torch.distributed.pipelining` instead exports the whole model into operations: without
 hooks, and with the example's batch size in every `view`, which fails for an epoch's last batch.
-
 A process that trains one half also holds the other one.
 """
 
@@ -20,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from paceline.core.cutting import LOSS
 from paceline.core.errors import InvalidInput, first_line
+from paceline.core.names import not_known
 from paceline.links.devices import random_numbers_restored
 from paceline.training.data.batch import call
 from paceline.training.models.graph import Called, is_unused_size, traced
@@ -28,11 +28,9 @@ from paceline.training.models.layers import ROOT, layers_of
 _DTYPES = (torch.float32, torch.float64)
 
 
-_UNTIE = (
-    ", and each half would have its own: take the model with an untied embedding (built-in names "
-    "end in -untied), or a data-parallel strategy"
-)
-_WHAT_WOULD_DO = "name another layer by head, or choose a data-parallel strategy"
+UNTIE = "use a model with untied weights (NAME-untied), or a data-parallel strategy"
+_OTHER_LAYER = "choose another layer, or a data-parallel strategy"
+_MOST_NAMED = 10  # most layers in an error
 
 
 class Halves(NamedTuple):
@@ -66,38 +64,30 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 
 
 def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
-    """Cut `model` before the layer `first` into body and head.
+    """Cut `model` before the layer `first` (a name of `layers_of`) into body and head.
 
-    `first` is the name of a layer as `layers_of` has it; what has no parameters and stands before
-    it belongs to the body. With "loss" the body is all of the model. The halves consist of the
-    model's own modules: a module's mode, hooks, buffers and random numbers are its own wherever it
-    is called from. What the modules around `first` compute themselves is as in training mode.
+    Modules without parameters before `first` belong to the body. "loss": the body is the whole
+    model. The halves share the model's modules. Code around `first` is traced in training mode.
 
-    `inputs` are those of two or more samples, on the model's device: halves and model must give the
-    same outputs, a tensor or a pytree of tensors. The body is called as the model is, the head with
-    what the body hands on. Parameters, buffers, modes and random numbers stay as they are. No other
-    thread may use any model meanwhile. InvalidInput says which layer or connection stops it.
+    `inputs`: two or more samples on the model's device. The body is called like the model, the head
+    with the body's output; their outputs, a tensor or pytree of tensors, must equal the model's.
+    Parameters, buffers, modes and random state do not change. No other thread may use a model
+    meanwhile. InvalidInput names the layer or connection that prevents the cut.
     """
-    label = type(model).__name__
-    apart = f"{label} cannot be cut before {first!r}"
+    apart = f"{type(model).__name__} cannot be cut before {first!r}"
     layers = layers_of(model)
     choices = [layer.name for layer in layers if layer.name != ROOT]
     is_whole = first == LOSS and LOSS not in choices
     if not is_whole and first not in choices:
         if why := tied(model, first):
-            raise _refused(apart, why)
-        raise InvalidInput(
-            "head", f"{label} has no layer {first!r}", hint=f"choose one of {choices}"
-        )
+            raise _refused(apart, why, hint=UNTIE)
+        raise not_known("head", first, choices[-_MOST_NAMED:])
     parameters = [own for layer in layers for own in layer.parameters]
     for name, parameter in parameters:
         if parameter.dtype != parameters[0][1].dtype or parameter.dtype not in _DTYPES:
-            raise InvalidInput(
-                "model",
-                f"parameter {name!r} of {label} is {parameter.dtype}",
-                hint="models are cut whose parameters are all float32, or all float64",
-            )
-    with _as_it_was(model):
+            problem = f"must have only float32 or only float64 parameters ({name!r})"
+            raise InvalidInput("model", problem, got=parameter.dtype)
+    with _state_restored(model):
         model.train()
         halves = (model, nn.Identity()) if is_whole else _halves(model, inputs, first, apart)
         body, head = halves
@@ -107,10 +97,10 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
         )
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if id(tensor) in used_by_body & used_by_head:  # each half would have its own copy
-                raise _refused(apart, f"{name!r} is used on both sides of the cut{_UNTIE}")
+                raise _refused(apart, f"both halves use {name!r}", hint=UNTIE)
         if not trainable(body):
-            raise _refused(apart, "nothing before it is trained")
-        crossing = _compared(model, body, head, inputs, f"{label}, cut before {first!r}")
+            raise _refused(apart, "no layer before it is trainable")
+        crossing = _compared(model, body, head, inputs, apart)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     in_body, in_head = (tuple(names[id(one)] for one in trainable(half)) for half in (body, head))
     return Halves(body, head, in_body, in_head, crossing)
@@ -121,15 +111,12 @@ def _refused(of: str, why: str, *, hint: str = "") -> InvalidInput:
 
 
 def tied(model: nn.Module, first: str | None) -> str:
-    """Return why the layer `first` cannot begin a head: its weight is an embedding's; or "".
-
-    Without a name, check all layers.
-    """
+    """Return the weight that the layer `first`, or any layer, shares with an embedding, or ""."""
     known: dict[int, str] = {}
     for name, module in model.named_modules():
         for key, one in module.named_parameters(recurse=False):
             if first in (None, name) and id(one) in known:
-                return f"'{name}.{key}' is {known[id(one)]!r} (tied){_UNTIE}"
+                return f"'{name}.{key}' is tied to {known[id(one)]!r}"
             if isinstance(module, nn.Embedding):
                 known[id(one)] = f"{name}.{key}"
     return ""
@@ -148,8 +135,8 @@ def buffers_restored(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """Afterwards restore modes, buffers and random state, and remove the tracer's attributes."""
+def _state_restored(model: nn.Module) -> Iterator[None]:
+    """Restore modes, buffers and random state afterwards; remove attributes of the tracer."""
     modes = {module: module.training for module in model.modules()}
     before = set(vars(model))
     devices = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
@@ -178,29 +165,21 @@ def _compared(
         activations = call(body, inputs)
         if not isinstance(activations, Tensor) or activations.dtype not in _DTYPES:
             kind = getattr(activations, "dtype", type(activations).__name__)
-            raise _refused(of, f"would hand {kind} across the cut, not a float tensor")
+            raise _refused(of, f"the body's output is {kind}, not a float tensor")
         if not activations.requires_grad:
-            raise _refused(of, "hands on what does not depend on the body's parameters")
+            raise _refused(of, "the body's output does not depend on its parameters")
         if activations.dim() == 0 or len(activations) != num_samples:
-            raise _refused(
-                of,
-                f"hands on shape {tuple(activations.shape)} of {num_samples} samples",
-                hint="the first dimension must be the samples'",
-            )
+            shape = tuple(activations.shape)
+            raise _refused(of, f"the body's output {shape} has no row for each sample")
         outputs = head(activations.detach().requires_grad_())
     except InvalidInput:
         raise
     except Exception as error:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(inputs))
-        raise _refused(
-            of, f"cannot run on a batch of shape {shapes}: {first_line(error)}"
-        ) from error
+        problem = f"running it on a batch of shape {shapes} failed: {first_line(error)}"
+        raise _refused(of, problem) from error
     if not _is_same(whole, outputs, of):
-        raise _refused(
-            of,
-            "computes something else than in one piece: its forward pass depends on more than its "
-            "input and its modules",
-        )
+        raise _refused(of, "the halves do not return the model's output", hint=_OTHER_LAYER)
     return tuple(activations.shape[1:])
 
 
@@ -209,24 +188,21 @@ def _is_same(whole: Any, outputs: Any, of: str) -> bool:
     (expected, tree), (found, other) = tree_flatten(whole), tree_flatten(outputs)
     strange = [leaf for leaf in expected if not isinstance(leaf, Tensor | float | int | None)]
     if strange:
-        kind = type(strange[0]).__name__
-        raise _refused(of, f"returns {kind}, not tensors: its halves cannot be compared")
+        raise _refused(of, f"its output contains {type(strange[0]).__name__}, not only tensors")
     if tree != other:
         return False
-    for one, two in zip(expected, found, strict=True):
-        if not isinstance(one, Tensor):
-            if one != two:
-                return False
-            continue
-        if one.is_meta:  # a plan's model has no values
-            if not isinstance(two, Tensor) or (one.shape, one.dtype) != (two.shape, two.dtype):
-                return False
-            continue
-        rtol, atol = (0.0, 0.0) if one.device.type == "cpu" else (1e-3, 1e-5)
-        fits = isinstance(two, Tensor) and (one.shape, one.dtype) == (two.shape, two.dtype)
-        if not fits or not torch.allclose(one, two, rtol, atol, equal_nan=True):
-            return False
-    return True
+    return all(map(_is_equal, expected, found))
+
+
+def _is_equal(one: Any, two: Any) -> bool:
+    if not isinstance(one, Tensor):
+        return bool(one == two)
+    if not isinstance(two, Tensor) or (one.shape, one.dtype) != (two.shape, two.dtype):
+        return False
+    if one.is_meta:  # a plan's model has no values
+        return True
+    rtol, atol = (0.0, 0.0) if one.device.type == "cpu" else (1e-3, 1e-5)
+    return torch.allclose(one, two, rtol, atol, equal_nan=True)
 
 
 def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn.Module, nn.Module]:
@@ -234,11 +210,8 @@ def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn
     try:
         found = traced(model, inputs, model.get_submodule(first))
     except Exception as error:
-        raise _refused(
-            refusal,
-            f"the forward pass around that layer cannot be traced: {first_line(error)}",
-            hint=_WHAT_WOULD_DO,
-        ) from error
+        problem = f"tracing the forward pass failed: {first_line(error)}"
+        raise _refused(refusal, problem, hint=_OTHER_LAYER) from error
     nodes = [node for node in found if not is_unused_size(node)]
     # Find the first node that uses the layer's module or its parameters.
     places = {node: index for index, node in enumerate(nodes)}
@@ -249,7 +222,7 @@ def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn
         elif node.op == "get_attr" and str(node.target).rpartition(".")[0] == first:
             uses += [places[user] for user in node.users]
     if not uses:
-        raise _refused(refusal, "its forward pass never calls that layer")
+        raise _refused(refusal, "the forward pass never calls it")
     border = min(uses)
     crossing = _crossing(nodes, border, refusal)
     body, head = fx.Graph(), fx.Graph()
@@ -266,22 +239,14 @@ def _crossing(nodes: Sequence[fx.Node], border: int, refusal: str) -> fx.Node:
     after = (node for node in nodes[border:] if node.op != "get_attr")
     used = (value for node in after for value in node.all_input_nodes if value in before)
     crossing = list(dict.fromkeys(used))
+    if not crossing:
+        raise _refused(refusal, "it uses no value that was computed before")
     if any(node.op == "placeholder" for node in crossing):
-        raise _refused(
-            refusal,
-            "the model's input is used behind the cut, too, and only a body has it"
-            if len(crossing) > 1
-            else "it takes the model's input itself, which leaves nothing for the body",
-        )
-    if len(crossing) != 1:
-        raise _refused(
-            refusal,
-            f"{len(crossing)} values are used behind the cut, the results of "
-            f"{', '.join(map(_described, crossing))}, and one can cross it; choose a layer that "
-            "no connection passes by"
-            if crossing
-            else "it takes in nothing that was computed before",
-        )
+        raise _refused(refusal, "the head would need the model's input, which only the body has")
+    if len(crossing) > 1:
+        values = ", ".join(map(_described, crossing[:_MOST_NAMED]))
+        problem = f"the head would need {len(crossing)} values of the body: {values}"
+        raise _refused(refusal, problem, hint="choose a layer that needs one value only")
     return crossing[0]
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from paceline.training.models.networks import he_normal_, pooled_classifier, response_norm
 
-# Per inception block, in the order of the paper's Table 1: 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5,
-# and the projection behind the pooling.
+# Channels of each inception block in the order of the paper's Table 1: 1x1, 3x3 reduce, 3x3,
+# 5x5 reduce, 5x5, pool projection.
 _WIDTHS = {
     "3a": (64, 96, 128, 16, 32, 32),
     "3b": (128, 128, 192, 32, 96, 64),
@@ -86,14 +86,14 @@ class GoogLeNet(nn.Sequential):
 
 
 _Size = int | tuple[int, int]
-# Of a convolution: output channels, size and stride.
+# Output channels, size and stride of a convolution.
 _Convolution = tuple[int, _Size] | tuple[int, _Size, int]
 
 
 def _conv(
     in_channels: int, out_channels: int, size: _Size, stride: int = 1, pad: bool = True
 ) -> nn.Sequential:
-    """Build a convolution that keeps the size of the image; one with a stride does not pad."""
+    """Build a convolution with batch norm and ReLU, which pads the image if its stride is 1."""
     rows, columns = (size, size) if isinstance(size, int) else size
     padding = (rows // 2, columns // 2) if pad and stride == 1 else 0
     return nn.Sequential(

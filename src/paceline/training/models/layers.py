@@ -3,22 +3,24 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from paceline.core.errors import InvalidInput
+from paceline.core.errors import InvalidInput, first_line
 
 ROOT = "(root)"
 
 
 @dataclass(frozen=True, eq=False)
 class LayerModule:
-    """A module with trainable parameters of its own.
+    """A module that directly owns trainable parameters.
 
-    `name` is the module's qualified name in the model ("features.0"), or "(root)" for the model
-    itself. `parameters` pairs the qualified name of each of its own trainable parameters with the
-    tensor. A parameter that several modules share stands only in the first.
+    `name`: qualified name in the model ("features.0"), or "(root)" for the model itself.
+    `parameters`: its trainable parameters with their qualified names. A parameter shared by several
+    modules belongs to the first one only.
     """
 
     name: str
@@ -26,12 +28,20 @@ class LayerModule:
     parameters: tuple[tuple[str, nn.Parameter], ...]
 
 
-def layers_of(model: nn.Module) -> tuple[LayerModule, ...]:
-    """Return the layers of `model` in registration order.
+def require_trainable(name: str, built: Any) -> nn.Module:
+    """Return the result of factory `name`; InvalidInput if it is not a trainable module."""
+    if not isinstance(built, nn.Module):
+        raise InvalidInput(name, f"returned {type(built).__name__}, not a torch.nn.Module")
+    if not any(parameter.requires_grad for parameter in built.parameters()):
+        raise InvalidInput(name, "has no trainable parameters")
+    return built
 
-    Frozen parameters are left out, and a module without trainable parameters of its own is no
-    layer. In a training step the layers may run in another order: `Workload.layers` has that one.
-    Raises InvalidInput for parameters whose shape is not known yet (PyTorch's lazy modules).
+
+def layers_of(model: nn.Module) -> tuple[LayerModule, ...]:
+    """Return the layers of `model` in registration order, without frozen parameters.
+
+    A training step may run the layers in another order, that of `Workload.layers`. Raises
+    InvalidInput for lazy modules without parameter shapes.
     """
     layers: list[LayerModule] = []
     seen: set[nn.Parameter] = set()
@@ -40,11 +50,8 @@ def layers_of(model: nn.Module) -> tuple[LayerModule, ...]:
         own: list[tuple[str, nn.Parameter]] = []
         for short, parameter in module.named_parameters(recurse=False):
             if is_lazy(parameter):
-                raise InvalidInput(
-                    "model",
-                    f"parameter {prefix + short!r} has no shape yet: run the model on one batch "
-                    "first, so that its lazy modules are initialised",
-                )
+                problem = f"has the uninitialised lazy parameter {prefix + short!r}"
+                raise InvalidInput("model", problem, hint="run the model on one batch first")
             if parameter.requires_grad and parameter not in seen:
                 seen.add(parameter)
                 own.append((prefix + short, parameter))
@@ -56,9 +63,8 @@ def layers_of(model: nn.Module) -> tuple[LayerModule, ...]:
 def duplicate(model: nn.Module, substitute: Callable[[Tensor], Tensor]) -> nn.Module:
     """Deep-copy `model`, replacing every tensor by `substitute(tensor)`.
 
-    Shared tensors stay shared, and parameters keep being parameters, trainable or frozen as
-    before. `model` itself is only read. The hooks are those of `model`, not copies: a hook may
-    belong to an object that cannot be copied. Raises InvalidInput if a module cannot be copied.
+    Shared tensors stay shared, parameters stay trainable or frozen. Hooks are not copied, because a
+    hook may belong to an object that cannot be copied. Raises InvalidInput if copying fails.
     """
     memo: dict[int, object] = {}
     for module in model.modules():
@@ -75,4 +81,13 @@ def duplicate(model: nn.Module, substitute: Callable[[Tensor], Tensor]) -> nn.Mo
         return copy.deepcopy(model, memo)
     except Exception as error:
         name = type(model).__name__
-        raise InvalidInput(name, f"cannot be copied: {type(error).__name__}: {error}") from error
+        raise InvalidInput(name, f"cannot be copied: {first_line(error)}") from error
+
+
+def copied(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to a device; a meta tensor becomes zeros."""
+    if device.type == "meta":
+        return torch.empty_like(tensor, device=device)
+    if tensor.is_meta:
+        return torch.zeros_like(tensor, device=device)
+    return tensor.detach().to(device, copy=True)

@@ -16,7 +16,7 @@ _Slice = tuple[StorageWeakRef, int, tuple[int, ...]]
 
 _BLOCK = 16
 _FEW_CHANNELS = 4  # oneDNN does not reorder inputs with fewer channels
-# These operations first copy a non-contiguous gradient.
+# Operations that first copy a non-contiguous gradient.
 _GATHERING = (
     *(torch.ops.aten.avg_pool2d_backward, torch.ops.aten.max_pool2d_with_indices_backward),
     torch.ops.aten.convolution_backward,
@@ -87,14 +87,10 @@ def _blocked_nbytes(tensor: Tensor) -> int:
 
 
 class SegmentActivations:
-    """Finds the tensors that each segment of forward makes and later segments read.
+    """Finds the tensors that each segment of forward makes and later segments or backward read.
 
-    In a chain of layers that is the one tensor between two neighbours. Around a branch a tensor
-    counts where it was made, once, however many segments read it. A tensor changed in place counts
-    as made by the last segment that changed it.
-
-    Once `in_backward` is set, it finds what of each segment is kept until then: the storages that
-    backward reads.
+    A tensor counts once, for the last segment that changed it. Set `in_backward` before backward:
+    the storages that it reads count as kept.
     """
 
     def __init__(self) -> None:
@@ -105,7 +101,7 @@ class SegmentActivations:
         self._kept: dict[int, dict[StorageWeakRef, int]] = defaultdict(dict)
 
     def read(self, tensors: Sequence[Tensor], outside: bool = False) -> None:
-        """Record that the current segment reads tensors, or, if `outside`, the model's caller."""
+        """Record that the current segment, or if `outside` the model's caller, reads tensors."""
         for tensor in tensors:
             storage = storage_of(tensor)
             maker = None if storage is None else self._maker.get(storage)
@@ -139,7 +135,7 @@ class SegmentActivations:
 
 def storage_of(tensor: Tensor) -> StorageWeakRef | None:
     """Return the identity of a tensor's storage; None if it is not strided."""
-    # A weak reference keeps the address from being reused, but not the memory.
+    # A weak reference prevents the address from being reused, but frees the memory.
     if tensor.layout != torch.strided:
         return None
     return StorageWeakRef(tensor.untyped_storage())

@@ -35,9 +35,8 @@ def he_normal_(model: nn.Module) -> None:
 class LeNet5(nn.Sequential):
     """LeNet-5 in its common modern form: images (N, 1, 32, 32) to scores (N, `num_classes`).
 
-    61,706 parameters with ten classes. The original has 60,000: its second convolution sees only
-    some of the maps before it, its poolings have a trainable coefficient and bias per map, and its
-    output units measure distances to fixed codes. `docs/models.md` counts the difference.
+    61,706 parameters with ten classes; `docs/models.md` explains the difference to the original's
+    60,000.
     """
 
     def __init__(self, num_classes: int = 10) -> None:
@@ -138,8 +137,8 @@ class MLP(nn.Sequential):
     """Multilayer perceptron with ReLU activations.
 
     `widths`: units of every layer from input to output, as in 54-512-512-2. Inputs are (N, ...)
-    with `widths[0]` values per sample, scores are (N, `widths[-1]`). Raises InvalidInput unless
-    there are at least two positive widths.
+    with `widths[0]` values per sample, scores are (N, `widths[-1]`). InvalidInput for fewer than
+    two widths, or a width below 1.
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
@@ -152,7 +151,7 @@ class MLP(nn.Sequential):
         """Raise InvalidInput unless `widths` are at least two positive numbers."""
         if len(widths) < 2 or min(widths) < 1:
             shown = "-".join(map(str, widths))
-            raise InvalidInput("model", "an MLP needs at least two widths, all positive", got=shown)
+            raise InvalidInput("model", "must have at least two positive widths", got=shown)
 
 
 class SigmoidMLP(nn.Sequential):
@@ -170,8 +169,7 @@ class SigmoidMLP(nn.Sequential):
                 # A sigmoid's slope is at most 1/4, so the weights are larger than for rectifiers.
                 nn.init.normal_(layer.weight, std=_SIGMOID_GAIN / sqrt(layer.in_features))
                 with torch.no_grad():
-                    # A sigmoid's mean is 1/2: a unit whose weights did not sum up to zero would be
-                    # driven by that alone, the same for every sample.
+                    # Zero sums cancel the sigmoids' mean of 1/2, which is equal for all samples.
                     layer.weight -= layer.weight.mean(1, keepdim=True)
 
 
@@ -229,8 +227,8 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Sequential):
     """The ImageNet form: images (N, 3, 224, 224) to scores (N, `num_classes`).
 
-    `blocks` are the residual blocks of the four stages. Where a stage changes the shape, the
-    shortcut is a 1x1 convolution (option B). Any image of at least 32x32 pixels will do.
+    `blocks`: residual blocks in each of the four stages. Shortcuts that change the shape are 1x1
+    convolutions (option B). Images must have at least 32x32 pixels.
     """
 
     def __init__(

@@ -4,22 +4,22 @@ A paced model has the layers and parameters of a real one, and produces gradient
 in the real order. Hooks, copies and the exchange are the real code. All values are zero, unless the
 size of encoded gradients depends on values.
 
-**Time.** Layers sleep, so that the processor is free for the exchange. Within a phase they sleep
-until absolute deadlines: each deadline is the previous one plus the layer's time, so that late
-wake-ups do not accumulate. Host work in a gradient's hook therefore overlaps with the next layers,
-as with a GPU's queue, unless it takes longer than the queued work: the next layer, and at least
-`QUEUED_S`. Then that layer's time counts from now. A phase (forward, backward, update) counts from
-its call. Building the graph for backward happens within the time of the first layers.
+**Time.** Layers sleep, so that the processor is free for the exchange. Within a phase (forward,
+backward, update), each layer sleeps until an absolute deadline, the previous one plus its time, so
+that late wake-ups do not accumulate. Host work in a gradient's hook therefore overlaps with the
+next layers, as with a GPU's queue, unless it takes longer than the queued work: the next layer, and
+at least `QUEUED_S`. Then that layer's time counts from now.
 
 **Stretched models** compute, and then wait, layer by layer. Forward is divided at each entry of a
 layer's module, backward when a gradient is ready, as in `describe` and the recorder. The wait comes
-before the border, so that a gradient is as late as on the slower device. The graph and all values
-are unchanged.
+before the border, so that a gradient is as late as on the slower device.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 from math import isfinite
 from typing import Any
 
@@ -32,7 +32,8 @@ from torch.utils.hooks import RemovableHandle
 
 from paceline.core.errors import InvalidInput
 from paceline.core.workload import Layer, Workload
-from paceline.training.models.layers import ROOT, layers_of
+from paceline.training.models.halves import Halves
+from paceline.training.models.layers import ROOT, LayerModule, layers_of
 
 QUEUED_S = 1e-3  # time of the kernels queued on a GPU: some tens, each of 10 us or more
 
@@ -105,14 +106,12 @@ class _Backward(torch.autograd.Function):
 class PacedModel(nn.Module):
     """A model whose layers sleep for given times instead of computing.
 
-    `forward_s` and `backward_s` stand in the order of `workload.layers` (`core.cost.LayerTimes` has
-    them); `update_s` is for its `PacedSGD`. `layers_of` finds the same layers and parameters as in
-    the real model, but in forward order where that differs from the order of registration there.
-    Gradients become ready in the workload's order of layers, those of one layer together. Targets
-    of a loss lie below `num_classes`. `gradient_like` makes a parameter's gradient, if values
-    matter: then each backward copies them. Memory is that of the float32 parameters, on the CPU,
-    and of one gradient each. Raises ValueError for times that are missing, negative or not finite,
-    and InvalidInput for parameters of another size than float32.
+    `forward_s`, `backward_s`: seconds of `workload.layers` (`core.cost.LayerTimes`); `update_s` is
+    for `PacedSGD`. `layers_of` returns the real model's layers and parameters in forward order.
+    Gradients become ready in the workload's backward order, those of one layer together.
+    `gradient_like(p)` supplies gradient values, which each backward copies; zeros by default.
+    Memory: float32 parameters and gradients on the CPU. Raises ValueError for times that are
+    missing, negative or not finite, and InvalidInput for parameters other than float32.
     """
 
     def __init__(
@@ -159,32 +158,24 @@ class PacedModel(nn.Module):
 
     def _layer(self, layer: Layer, forward_s: float, backward_s: float) -> _PacedLayer:
         """Create a layer, with its module and missing parent modules."""
-        module: nn.Module = self
-        for part in [] if layer.name == ROOT else layer.name.split("."):
-            if part not in module._modules:
-                module.add_module(part, _PacedModule())
-            module = module.get_submodule(part)
+        path = [] if layer.name == ROOT else layer.name.split(".")
+        module = _submodule(self, path, _PacedModule)
         prefix = "" if layer.name == ROOT else f"{layer.name}."
         parameters = []
         for parameter in layer.parameters:
             if parameter.element_size != torch.float32.itemsize:
-                raise InvalidInput(
-                    self._name,
-                    f"parameter {parameter.name!r} has {parameter.element_size} bytes a value",
-                    hint="only float32 models can be rehearsed",
-                )
+                problem = f"must have float32 parameters to be rehearsed ({parameter.name!r})"
+                raise InvalidInput(self._name, problem)
             short_name = parameter.name.removeprefix(prefix)
             if not parameter.name.startswith(prefix) or not short_name or "." in short_name:
-                raise ValueError(
-                    f"{self._name}: parameter {parameter.name!r} is none of layer {layer.name!r}"
-                )
+                raise ValueError(f"{parameter.name!r} is not a parameter of layer {layer.name!r}")
             parameters.append(nn.Parameter(torch.zeros(parameter.shape)))
             module.register_parameter(short_name, parameters[-1])
         # Not buffers of the module: DistributedDataParallel broadcasts those.
         like = self._gradient_like or torch.zeros_like
         gradients = tuple(like(p.detach()) for p in parameters)
-        # Autograd avoids a copy only for an unreferenced tensor, so return new aliases; but an
-        # exchange may overwrite them, so copy gradients whose values matter.
+        # Return new aliases, because autograd copies referenced tensors. An exchange may overwrite
+        # them, so copy gradients whose values matter.
         hand_out = torch.clone if self._gradient_like else Tensor.detach
         times = (self._clock, forward_s, backward_s)
         return _PacedLayer(module, *times, tuple(parameters), gradients, hand_out)
@@ -212,7 +203,72 @@ class PacedSGD(torch.optim.Optimizer):
 
 def _check_time(seconds: float) -> None:
     if not (isfinite(seconds) and seconds >= 0):
-        raise ValueError(f"a layer or an update cannot take {seconds} s")
+        raise ValueError(f"times must be finite and at least 0 s (got {seconds})")
+
+
+class PacedWhole(nn.Module):
+    """Both halves' parameters under the whole model's names; `update_s` is for `PacedSGD`."""
+
+    def __init__(self, body: PacedModel, head: PacedModel) -> None:
+        super().__init__()
+        self.update_s = head.update_s
+        # The halves' layers, because their modules are called, not the whole's.
+        self.layers: tuple[LayerModule, ...] = (*layers_of(body), *layers_of(head))
+        for name, parameter in chain(body.named_parameters(), head.named_parameters()):
+            *path, own = name.split(".")
+            _submodule(self, path, nn.Module).register_parameter(own, parameter)
+
+
+def _submodule(module: nn.Module, path: Sequence[str], make: Callable[[], nn.Module]) -> nn.Module:
+    """Return the submodule at a path; `make` creates missing ones."""
+    for part in path:
+        if part not in module._modules:
+            module.add_module(part, make())
+        module = module.get_submodule(part)
+    return module
+
+
+class _ZeroGradients(torch.autograd.Function):
+    """Returns zero gradients for activations, and passes the scores' gradients to the head."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, activations: Tensor) -> Tensor:
+        ctx.shape = activations.shape
+        return scores.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *of_scores: Tensor) -> tuple[Tensor | None, ...]:
+        # Autograd avoids a copy only for an unreferenced tensor.
+        return of_scores[0], _zeros(ctx.shape).detach()
+
+
+_zeros = lru_cache(maxsize=2)(torch.zeros)  # an epoch's last batch may be smaller
+
+
+def paced_halves(
+    body_workload: Workload,
+    head_workload: Workload,
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    update_s: float,
+    num_classes: int = 1,
+    gradient_like: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[PacedWhole, Halves]:
+    """Return a paced model and its halves.
+
+    `forward_s`, `backward_s`: seconds of the body's layers in forward order, then the head's. The
+    body outputs as many values per sample as the real one, and the head returns as many activation
+    gradients. `gradient_like` makes the body's gradients. Errors are those of `PacedModel`.
+    """
+    count = len(body_workload.layers)
+    values = head_workload.input_nbytes // (torch.float32.itemsize * body_workload.batch_size)
+    times = forward_s[:count], backward_s[:count], 0.0
+    body = PacedModel(body_workload, *times, values, gradient_like)
+    head = PacedModel(head_workload, forward_s[count:], backward_s[count:], update_s, num_classes)
+    # connects the head's backward with the activations
+    head.register_forward_hook(lambda _, inputs, scores: _ZeroGradients.apply(scores, inputs[0]))  # type: ignore[no-untyped-call]
+    in_body, in_head = (tuple(name for name, _ in half.named_parameters()) for half in (body, head))
+    return PacedWhole(body, head), Halves(body, head, in_body, in_head, (values,))
 
 
 class Stretched:
@@ -226,16 +282,10 @@ class Stretched:
 
     def __init__(self, model: nn.Module, factor: float) -> None:
         if not (isfinite(factor) and factor >= 1):
-            raise InvalidInput(
-                "factor", f"a device can be slowed down {factor} times only from 1 up"
-            )
-        for name, parameter in model.named_parameters():
+            raise InvalidInput("factor", "must be at least 1 and finite", got=factor)
+        for parameter in model.parameters():
             if parameter.device.type != "cpu":
-                raise InvalidInput(
-                    "model",
-                    f"parameter {name!r} lies on {parameter.device}",
-                    hint="only a model on the CPU can be stretched",
-                )
+                raise InvalidInput("model", "must be on the CPU", got=str(parameter.device))
         self._factor = factor
         self._since: float | None = None  # start of the work not slowed down yet
         self._owed_s = 0.0  # negative after oversleeping

@@ -1,11 +1,11 @@
 """Build models with only a rank's rows of the head's layers.
 
-No rank ever holds the whole head. A model is built twice: first on the meta device, to learn which
+No rank ever holds the whole head. A model is built twice: first on the meta device, to find which
 tensor, in order of creation, becomes which parameter; then normally, with the same random numbers,
-except that the head's tensors stay on the meta device. Each time one of them is filled, it is
-allocated, filled, and cut down to this rank's rows, so at most one tensor is whole at a time. This
-requires that tensors are made by `torch.empty`, as in torch's layers, and filled as a whole. A
-model that reads such a tensor while it is built is built whole, and cut layer by layer.
+except that the head's tensors stay on the meta device. An operation that fills such a tensor runs
+on a temporary CPU tensor, of which only this rank's rows are kept. This requires tensors that are
+made by `torch.empty`, as in torch's layers, and filled as a whole. A model that reads such a tensor
+while it is built is built whole, and cut layer by layer.
 """
 
 from collections.abc import Callable, Mapping
@@ -60,14 +60,13 @@ class Sharding:
 
 
 class _WholeTensorRead(Exception):
-    """A tensor was read that exists only in part on this rank."""
+    """The model read a tensor of which this rank keeps only some rows."""
 
 
 def build_sharded(build: Build, shards: Mapping[str, Shard], seed: int) -> nn.Module:
-    """Build a model after `torch.manual_seed(seed)`, with the head cut down.
+    """Build a model after `torch.manual_seed(seed)`, with only this rank's rows of the head.
 
-    `shards`: this rank's outputs of each layer of the head, by name. The parameters and buffers of
-    these layers keep only the rows of these outputs.
+    `shards`: this rank's outputs of each layer of the head, by name.
     """
     wanted: dict[int, Shard] = {}  # by order of creation by `torch.empty`
     numbers = _NumberTensors()

@@ -11,12 +11,82 @@ from functools import partial
 from math import sqrt
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.core.errors import InvalidInput
-from paceline.training.models.transformer_blocks import Attention, PreNormBlock
 
 _DEVIATION = 0.02  # standard deviation of GPT-2's initial weights
+_HIDDEN = 4  # hidden width of a feed-forward network, relative to the block's
+
+
+class Attention(nn.Module):
+    """Self-attention of `num_heads` heads: (B, T, C) to (B, T, C).
+
+    `causal`: a token sees itself and the ones before it. Raises InvalidInput if the heads do not
+    divide the width.
+    """
+
+    def __init__(self, width: int, num_heads: int, *, causal: bool, dropout: float = 0.0) -> None:
+        super().__init__()
+        if width % num_heads:
+            raise InvalidInput("num_heads", f"must divide the width {width}", got=num_heads)
+        self.num_heads, self.causal, self.dropout = num_heads, causal, dropout
+        self.qkv = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, C) to (B, T, C)."""
+        q, k, v = self.qkv(x).chunk(3, dim=-1)  # each (B, T, C)
+        x = F.scaled_dot_product_attention(
+            self._heads(q),  # (B, H, T, D), as the next two
+            self._heads(k),
+            self._heads(v),
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=self.causal,
+        )
+        result: Tensor = self.output(x.transpose(1, 2).flatten(2))  # (B, T, H, D), then (B, T, C)
+        return result
+
+    def _heads(self, x: Tensor) -> Tensor:
+        split = x.view(*x.shape[:2], self.num_heads, -1)  # (B, T, H, D)
+        return split.transpose(1, 2)
+
+
+class FeedForward(nn.Sequential):
+    """Two linear layers applied to each token: (B, T, C) to (B, T, C)."""
+
+    def __init__(self, width: int, gelu: nn.Module) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(width, _HIDDEN * width)
+        self.gelu = gelu
+        self.output = nn.Linear(_HIDDEN * width, width)
+
+
+class PreNormBlock(nn.Module):
+    """Pre-norm block of GPT-2 and ViT."""
+
+    def __init__(
+        self,
+        attention: Attention,
+        width: int,
+        *,
+        gelu: nn.Module,
+        epsilon: float,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=epsilon)
+        self.attention = attention
+        self.norm2 = nn.LayerNorm(width, eps=epsilon)
+        self.feed_forward = FeedForward(width, gelu)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, C) to (B, T, C)."""
+        x = x + self.dropout(self.attention(self.norm1(x)))
+        result: Tensor = x + self.dropout(self.feed_forward(self.norm2(x)))
+        return result
 
 
 class TokenEmbedding(nn.Module):
@@ -96,11 +166,8 @@ class PatchEmbedding(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(B, channels, height, width) to (B, T, C). Raises InvalidInput for another size."""
         if tuple(images.shape[1:]) != self.image:
-            raise InvalidInput(
-                "input_shape",
-                f"images of {tuple(images.shape[1:])} do not fit this ViT, which takes "
-                f"{self.image}",
-            )
+            problem = f"must be {self.image} for this ViT"
+            raise InvalidInput("input_shape", problem, got=tuple(images.shape[1:]))
         x = self.patches(images).flatten(2).transpose(1, 2)  # (B, C, h, w), then (B, h w, C)
         x = torch.cat((self.class_token.expand(len(x), -1, -1), x), dim=1)  # (B, 1 + h w, C)
         return x + self.positions
@@ -135,7 +202,7 @@ class ViT(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
         nn.init.normal_(self.embedding.patches.weight, std=1 / sqrt(image[0] * patch * patch))
-        # The authors initialise it to zero, so that the first step would train nothing else.
+        # Not zero, as in the authors' code, because then the first step would train only the head.
         nn.init.normal_(self.head.weight, std=_DEVIATION)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -148,16 +215,12 @@ class ViT(nn.Module):
 def _places(tokens: Tensor, context: int) -> Tensor:
     """Return the positions (T,) of tokens (B, T)."""
     if tokens.dim() != 2:
-        raise InvalidInput(
-            "tokens",
-            f"tokens of shape {tuple(tokens.shape)}: right would be two dimensions, samples and "
-            "the tokens of each",
-        )
+        problem = "must have the shape (samples, tokens)"
+        raise InvalidInput("tokens", problem, got=tuple(tokens.shape))
     length = tokens.shape[1]
     if length > context:
-        raise InvalidInput(
-            "input_shape", f"{length} tokens a sample are more than the model's context, {context}"
-        )
+        problem = f"must be at most {context} tokens, the model's context"
+        raise InvalidInput("input_shape", problem, got=length)
     return torch.arange(length, device=tokens.device)
 
 

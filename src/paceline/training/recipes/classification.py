@@ -40,28 +40,22 @@ def precision_at_1(outputs: Tensor, targets: Tensor) -> Tensor:
     return targets.gather(1, outputs.argmax(1, keepdim=True)).double().mean()
 
 
-precision_at_1.__name__ = "precision@1"  # named as it is usually written
+precision_at_1.__name__ = "precision@1"  # the usual spelling, for reports
 
 
 def check_classes(name: str, outputs: Any, targets: Tensor, num_classes: int) -> None:
     """Raise InvalidInput unless a model returns a score for each class or token.
 
-    More scores are allowed, except for several labels per sample.
+    More scores are allowed, except with several labels per sample.
     """
     has_labels = targets.dtype == torch.bool
     num_dims = targets.ndim if has_labels else targets.ndim + 1
     if not isinstance(outputs, torch.Tensor) or outputs.ndim != num_dims:
-        shape = getattr(outputs, "shape", type(outputs).__name__)
+        shape = tuple(getattr(outputs, "shape", ())) or type(outputs).__name__
         wanted = "(batch, classes)" if num_dims == _OF_SAMPLES else "(batch, tokens, vocabulary)"
-        raise InvalidInput(f"model {name}", f"gives {shape}, but must give {wanted}")
+        raise InvalidInput(f"model {name}", f"must return scores of shape {wanted}", got=shape)
     given = outputs.shape[-1]
-    if has_labels and given != num_classes:
-        raise InvalidInput(
-            f"model {name}",
-            f"has {given} outputs, but its data have {num_classes} labels, of which a sample may "
-            f"have several: it needs {num_classes} outputs",
-        )
-    if given < num_classes:
-        raise InvalidInput(
-            f"model {name}", f"has {given} outputs, but its data have {num_classes} classes"
-        )
+    if given < num_classes or (has_labels and given != num_classes):
+        kind = "labels" if has_labels else "classes"
+        problem = f"must return a score for each of {num_classes} {kind} of the data"
+        raise InvalidInput(f"model {name}", problem, got=given)

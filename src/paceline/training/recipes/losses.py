@@ -5,7 +5,7 @@ from math import log
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.training.data.windows import IGNORED
+from paceline.training.data.text import IGNORED
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:

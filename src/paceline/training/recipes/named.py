@@ -18,8 +18,8 @@ from paceline.core.importing import imported
 from paceline.core.workload import Workload
 from paceline.training.data.dataset import Dataset
 from paceline.training.models.describe import describe
-from paceline.training.models.factory import architected, find
-from paceline.training.models.layers import duplicate
+from paceline.training.models.factory import Architecture, architected, find
+from paceline.training.models.layers import copied, duplicate
 from paceline.training.recipes.classification import (
     accuracy,
     class_loss,
@@ -29,7 +29,6 @@ from paceline.training.recipes.classification import (
 from paceline.training.recipes.losses import bits_per_byte, next_token_loss
 from paceline.training.recipes.recipe import NAMELESS, Loss, Recipe, new_model
 
-_NUM_TRIED = 2  # samples of a trial batch; batch norm needs two
 _Found = TypeVar("_Found")
 _TEXTS = ("text", "masked-text")  # data sets with bytes as tokens
 _GIVEN = "given-recipe"  # prefix of temporary names in the settings of runs
@@ -61,40 +60,36 @@ def is_given(name: str) -> bool:
 def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = None) -> Recipe:
     """Look up a recipe by model name; `data` overrides its data set.
 
-    `model`: a built-in name or "package.module:factory", which is a recipe, or a function or class
-    that returns a recipe or model. `seed` determines the data's split. `loaded`: the data, if
-    already in memory. Raises InvalidInput for an unknown name, or if model and data do not fit.
+    `model`: a built-in name, or "package.module:name" of a recipe, or of a function or class that
+    returns a recipe or model. `seed` determines the data's split. `loaded`: the data, if already in
+    memory. Raises InvalidInput for an unknown name, or if model and data do not fit.
     """
     found = own_recipe(model)
     if found is not None:
         if data is not None:
-            raise InvalidInput(
-                "data", f"{found.name} is a recipe, which has data of its own", hint="leave it out"
-            )
+            problem = f"cannot be combined with recipe {found.name}, which includes its data"
+            raise InvalidInput("data", problem)
         return found
     loaded, name, num_classes, _ = architected(model, data, seed, loaded)
     return replace(recipe_of_data(loaded), name=model, model=partial(find(name).build, num_classes))
 
 
 def own_recipe(model: str) -> Recipe | None:
-    """Return the user's recipe of this name; None for a model.
+    """Return the user's recipe of this name, or None for a model.
 
     Raises InvalidInput if the user's factory fails or returns neither.
     """
     if model in _given:
         return replace(_given[model], name=_given[model].name or NAMELESS)
     if model.startswith(f"{_GIVEN}:"):
-        raise InvalidInput(
-            model,
-            "this recipe was an object of a Python program, which alone can train it again, or go "
-            "on by paceline.train(recipe, resume=FOLDER)",
-        )
+        hint = "call paceline.train(recipe, resume=FOLDER) in that program"
+        raise InvalidInput(model, "is an object of the program that started the run", hint=hint)
     found = _of_user(model)
     return None if found is None else replace(found, name=found.name or model)
 
 
 def takes_any_data(model: str) -> bool:
-    """Return whether a model accepts any float data: not a recipe, and not a token model."""
+    """Return whether a model accepts any float data, unlike recipes and token models."""
     return own_recipe(model) is None and find(model).input_dtype.is_floating_point
 
 
@@ -107,19 +102,21 @@ def _of_user(name: str) -> Recipe | None:
         return found
     is_class = isinstance(found, type) and issubclass(found, nn.Module)
     if is_class or isinstance(found, nn.Module) or not callable(found):
-        return None  # `find` reports the error
+        return None  # a model, or `find` reports the error
     try:
         with torch.random.fork_rng(devices=[]):
             made = found()
     except InvalidInput as error:  # raised by Recipe itself
-        why = str(error).removeprefix(f"{NAMELESS}: ")
-        raise InvalidInput(name, why) from error
+        is_of_recipe = error.field == NAMELESS
+        known = (
+            InvalidInput.of(error.told(name)) if is_of_recipe else InvalidInput(name, str(error))
+        )
+        raise known from error
     except (Exception, SystemExit) as error:
         raise InvalidInput(name, f"calling it failed: {blamed(error)}") from error
     if not isinstance(made, Recipe | nn.Module):
-        raise InvalidInput(
-            name, f"it returned {type(made).__name__}, not a paceline.Recipe or torch.nn.Module"
-        )
+        kind = type(made).__name__
+        raise InvalidInput(name, f"returned {kind}, not a paceline.Recipe or torch.nn.Module")
     return made if isinstance(made, Recipe) else None
 
 
@@ -152,12 +149,11 @@ def workload_of(
     it is unknown or does not fit.
     """
     if isinstance(model, nn.Module):
-        example = _example(type(model).__name__, batch_size, input_shape)
-        return describe(model, example)
+        return describe(model, _example(batch_size, input_shape))
     recipe = own_recipe(model) if isinstance(model, str) else model
     if recipe is not None:
         if input_shape is not None:
-            raise InvalidInput("input_shape", "the recipe's data say it", hint="leave it out")
+            raise InvalidInput("input_shape", "cannot be combined with a recipe")
         return _workload_of_recipe(recipe, batch_size)
     assert isinstance(model, str)
     return (_of_builder if ":" in model else _of_name)(model, batch_size, input_shape)
@@ -167,41 +163,40 @@ def tried_with(
     model: str | nn.Module | Recipe,
     attempt: Callable[[nn.Module, Any], _Found],
     input_shape: tuple[int, ...] | None = None,
+    num_samples: int = 2,
 ) -> _Found:
-    """Call `attempt(model, inputs)` on a fresh copy in training mode, with a batch of two.
+    """Call `attempt(model, inputs)` on a fresh copy in training mode.
 
-    The copy is on the meta device or, if that fails, on the CPU. The arguments are those of
-    `workload_of`. Raises the errors of `attempt` on the CPU.
+    The copy is on the meta device or, if that fails, on the CPU. By default there are two samples,
+    because batch norm needs two. Other arguments are those of `workload_of`. Raises the errors of
+    `attempt` on the CPU.
     """
-    with torch.random.fork_rng(devices=[]):  # those that are drawn here are not the program's
+    instance = partial(_instance, model, input_shape, num_samples)
+    with torch.random.fork_rng(devices=[]):  # do not advance the program's random numbers
         try:
             with torch.device("meta"):
-                return attempt(*_instance(model, input_shape, torch.device("meta")))
-        except Exception:  # what fails is tried with values
-            return attempt(*_instance(model, input_shape, torch.device("cpu")))
+                return attempt(*instance(device=torch.device("meta")))
+        except Exception:  # the model may need tensor values
+            return attempt(*instance(device=torch.device("cpu")))
 
 
 def _instance(
-    model: str | nn.Module | Recipe, input_shape: tuple[int, ...] | None, device: torch.device
+    model: str | nn.Module | Recipe,
+    input_shape: tuple[int, ...] | None,
+    num_samples: int,
+    device: torch.device,
 ) -> tuple[nn.Module, Any]:
-    """Return a fresh model on the device, and inputs of two samples."""
+    """Return a fresh model on the device, and its inputs."""
     recipe = own_recipe(model) if isinstance(model, str) else model
     if isinstance(recipe, nn.Module):
-        example = _example(type(recipe).__name__, _NUM_TRIED, input_shape)
-        own = duplicate(recipe, partial(_copied, device=device))
+        example = _example(num_samples, input_shape)
+        own = duplicate(recipe, partial(copied, device=device))
     elif recipe is not None:
-        own, example = new_model(recipe), recipe.example(_NUM_TRIED)
+        own, example = new_model(recipe), recipe.example(num_samples)
     else:
         assert isinstance(model, str)
-        architecture = find(model)
-        shape = input_shape or architecture.input_shape
-        own = architecture.build(None)
-        example = _example(model, _NUM_TRIED, shape, architecture.input_dtype)
+        own, example = _built(find(model), input_shape, num_samples)
     return own.train(), tree_map(lambda leaf: leaf.to(device), example)
-
-
-def _copied(tensor: Tensor, device: torch.device) -> Tensor:
-    return torch.empty_like(tensor, device="meta") if device.type == "meta" else tensor.clone()
 
 
 def _of_builder(model: str, batch_size: int, input_shape: tuple[int, ...] | None) -> Workload:
@@ -209,9 +204,7 @@ def _of_builder(model: str, batch_size: int, input_shape: tuple[int, ...] | None
     architecture = find(model)
     # User factories may compute with their tensors, so build those on the CPU.
     with torch.device("meta" if architecture.num_classes else "cpu"):
-        built = architecture.build(None)
-        shape = input_shape or architecture.input_shape
-        example = _example(model, batch_size, shape, architecture.input_dtype)
+        built, example = _built(architecture, input_shape, batch_size)
     return describe(built, example, model)
 
 
@@ -219,23 +212,23 @@ def _of_builder(model: str, batch_size: int, input_shape: tuple[int, ...] | None
 _of_name = lru_cache(maxsize=256)(_of_builder)
 
 
+def _built(
+    architecture: Architecture, input_shape: tuple[int, ...] | None, num_samples: int
+) -> tuple[nn.Module, Tensor]:
+    shape = input_shape or architecture.input_shape
+    return architecture.build(None), _example(num_samples, shape, architecture.input_dtype)
+
+
 def _example(
-    name: str, batch_size: int, shape: tuple[int, ...] | None, dtype: torch.dtype = torch.float32
+    batch_size: int, shape: tuple[int, ...] | None, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     if shape is None:
-        raise InvalidInput(
-            "input_shape", f"model {name} does not say it", hint="write for example 3x224x224"
-        )
+        hint = "for example 3x224x224"
+        raise InvalidInput("input_shape", "is required for a model of your own", hint=hint)
     return torch.zeros(batch_size, *shape, dtype=dtype)
 
 
 def _workload_of_recipe(recipe: Recipe, batch_size: int) -> Workload:
-    """Describe a step of a recipe on the meta device, or on the CPU if that fails."""
-    example, name = recipe.example(batch_size), recipe.name or NAMELESS
-    with torch.random.fork_rng(devices=[]):  # those that are drawn here are not the program's
-        try:
-            with torch.device("meta"):
-                described = describe(new_model(recipe).train(), example, name)
-        except Exception:  # what fails is tried with values
-            described = describe(new_model(recipe).train(), example, name)
+    name = recipe.name or NAMELESS
+    described = tried_with(recipe, partial(describe, name=name), num_samples=batch_size)
     return replace(described, target_nbytes=recipe.target_nbytes(batch_size))

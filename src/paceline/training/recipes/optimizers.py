@@ -12,14 +12,13 @@ from torch.optim import Optimizer
 from paceline.core.defaults import completed
 from paceline.core.errors import InvalidInput, first_line
 from paceline.core.importing import FORM, factory_of
-from paceline.core.names import did_you_mean
+from paceline.core.names import did_you_mean, not_known
 from paceline.core.settings import TrainSettings
+from paceline.training.recipes.recipe import OptimizerFactory
 
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
-
-_SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # fields set by own settings
-_CLOSURE = "it computes the loss several times in a step (a closure), and a step here has one"
-_SPARSE = "it takes sparse gradients only, and gradients are exchanged dense"
+_SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # fields that are settings
+_CLOSURE = "requires a closure, which computes the loss several times in a step"
+_SPARSE = "requires sparse gradients, but exchanged gradients are dense"
 _ANYTHING = inspect.Parameter.VAR_KEYWORD
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, _ANYTHING)
 _POSITIONS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY)
@@ -50,9 +49,9 @@ def optimizer_of(
     `name`: a class of torch.optim, in any case, or "package.module:factory", which is called with
     the parameters and the given fields, including lr and momentum. It must update parameters in
     place without another forward pass. None for rate or momentum selects the optimizer's default.
-    Lists in `options` become tuples if a field's default is one.
+    Lists in `options` become tuples if a field's default is a tuple.
 
-    Raises InvalidInput for an unknown name or field, or an invalid value; the factory raises it if
+    Raises InvalidInput for an unknown name or field, or an invalid value, as does the factory if
     the optimizer refuses the parameters.
     """
     is_of_user = ":" in name
@@ -63,10 +62,10 @@ def optimizer_of(
     for field, parameter in fields.items():
         is_needed = parameter.default is inspect.Parameter.empty and parameter.kind not in _VARIADIC
         if is_needed and field not in given | own:
-            setting = _SETTING_OF.get(field, f"optimizer_options: {field}")
-            raise InvalidInput(setting, f"optimizer {name} has no default for it", hint="give one")
+            setting = _SETTING_OF.get(field, f"optimizer_options.{field}")
+            raise InvalidInput(setting, f"is required by optimizer {name}")
     if given and not is_of_user:
-        _try_out(name, factory, own, given)
+        _try_out(factory, own, given)
 
     return checked_optimizer(name, lambda parameters: factory(parameters, **own, **given))
 
@@ -86,14 +85,14 @@ def checked_optimizer(name: str, factory: Callable[..., Any]) -> OptimizerFactor
             kind, parts = type(made).__name__, ", ".join(missing)
             raise InvalidInput("optimizer", f"{name} returned {kind}, which has no {parts}")
         if _needs_closure(type(made)):
-            raise InvalidInput("optimizer", f"{name} cannot be used: {_CLOSURE}")
+            raise InvalidInput("optimizer", f"{name} {_CLOSURE}")
         return made
 
     return make
 
 
 def _of_torch(name: str) -> type[Optimizer]:
-    """Look up a class of torch.optim, in any case; InvalidInput lists the known names."""
+    """Look up a class of torch.optim, in any case; InvalidInput if it cannot be used."""
     every: dict[str, type[Optimizer]] = {
         key.lower(): value
         for key, value in vars(torch.optim).items()
@@ -101,19 +100,12 @@ def _of_torch(name: str) -> type[Optimizer]:
     }
     refused = {key: _CLOSURE for key, value in every.items() if _needs_closure(value)}
     refused |= {"sparseadam": _SPARSE}
-    known = sorted(every.keys() - refused)
     if name.lower() in refused:
-        raise InvalidInput(
-            "optimizer",
-            f"{name!r} is not one that can be used: {refused[name.lower()]}",
-            hint=f"known are {', '.join(known)}",
-        )
-    if name.lower() not in known:
-        raise InvalidInput(
-            "optimizer",
-            f"{name!r} is not one that can be used{did_you_mean(name.lower(), known)} Known are "
-            f"{', '.join(known)}, and your own as {FORM}",
-        )
+        raise InvalidInput("optimizer", f"{name} {refused[name.lower()]}", hint="use another one")
+    if name.lower() not in every:
+        nearest = did_you_mean(name, every.keys() - refused).strip("; .")
+        hint = f"{nearest} Use a class of torch.optim, or {FORM}".strip()
+        raise InvalidInput("optimizer", "is not known", got=name, hint=hint)
     return every[name.lower()]
 
 
@@ -139,23 +131,20 @@ def _known_options(
     """Validate the options; InvalidInput names the field or value."""
     by_name = [field for field, one in fields.items() if one.kind not in (*_POSITIONS, _ANYTHING)]
     known = [field for field in by_name if field not in _SETTING_OF]
-    takes_any = any(one.kind is _ANYTHING for one in fields.values())
+    takes_any = _supports(fields, "")
     given = {}
     for field, value in options.items():
         if field in _SETTING_OF:
             setting = _SETTING_OF[field]
-            raise InvalidInput("optimizer_options", f"{field} is a setting of its own: {setting}")
+            hint = f"use setting {setting}"
+            raise InvalidInput(f"optimizer_options.{field}", "cannot be an option", hint=hint)
         if field not in known and not takes_any:
-            raise InvalidInput(
-                "optimizer_options",
-                f"{field!r} is no field of {name}{did_you_mean(field, known)} Known are "
-                f"{', '.join(known) or 'none'}",
-            )
-        given[field] = _read(name, field, value, fields.get(field))
+            raise not_known("optimizer_options", field, known)
+        given[field] = _read(field, value, fields.get(field))
     return given
 
 
-def _read(name: str, field: str, value: Any, parameter: inspect.Parameter | None) -> Any:
+def _read(field: str, value: Any, parameter: inspect.Parameter | None) -> Any:
     """Convert a value to a field's type; InvalidInput if that fails."""
     if parameter is None:
         return value
@@ -167,8 +156,8 @@ def _read(name: str, field: str, value: Any, parameter: inspect.Parameter | None
     try:
         TypeAdapter(kind, config=_STRICT).validate_python(value, strict=True)
     except ValidationError as error:
-        why = error.errors(include_url=False)[0]["msg"]
-        raise InvalidInput("optimizer_options", f"{field} of {name}: {why}", got=value) from None
+        why = error.errors(include_url=False)[0]["msg"].replace("Input should", "must")
+        raise InvalidInput(f"optimizer_options.{field}", why, got=value) from None
     return value
 
 
@@ -179,23 +168,23 @@ def _own_settings(
     momentum: float | None,
 ) -> dict[str, Any]:
     """Return lr and momentum as fields; InvalidInput if the optimizer lacks one."""
-    takes_any = any(one.kind is _ANYTHING for one in fields.values())
-    own: dict[str, Any] = {}
-    if learning_rate is not None:
-        if "lr" not in fields and not takes_any:
-            raise InvalidInput(
-                "learning_rate", f"optimizer {name} has none (no lr)", hint="leave it out"
-            )
-        own["lr"] = learning_rate
-    if momentum is not None and ("momentum" in fields or momentum):
-        if "momentum" not in fields and not takes_any:
-            raise InvalidInput("momentum", f"optimizer {name} has none", hint="leave it at 0")
-        own["momentum"] = momentum
+    if "momentum" not in fields:
+        momentum = momentum or None  # zero is the same as none
+    given = {"lr": learning_rate, "momentum": momentum}
+    own = {field: value for field, value in given.items() if value is not None}
+    for field in own:
+        if not _supports(fields, field):
+            problem = f"is not supported by optimizer {name}"
+            raise InvalidInput(_SETTING_OF[field], problem, hint="leave it out")
     return own
 
 
+def _supports(fields: Mapping[str, inspect.Parameter], field: str) -> bool:
+    return field in fields or any(one.kind is _ANYTHING for one in fields.values())
+
+
 def _try_out(
-    name: str, factory: Callable[..., Any], own: Mapping[str, Any], options: Mapping[str, Any]
+    factory: Callable[..., Any], own: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
     """Create a trial optimizer; InvalidInput names the option that it refuses."""
 
@@ -212,5 +201,5 @@ def _try_out(
         return
     for field, value in options.items():
         if alone := refusal({field: value}):
-            raise InvalidInput("optimizer_options", f"{field} of {name}: {alone}")
-    raise InvalidInput("optimizer_options", f"{', '.join(options)} of {name}: {together}")
+            raise InvalidInput(f"optimizer_options.{field}", alone, got=value)
+    raise InvalidInput("optimizer_options", together, got=dict(options))

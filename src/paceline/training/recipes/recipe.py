@@ -16,6 +16,7 @@ from paceline.core.error_lines import blamed
 from paceline.core.errors import InvalidInput
 from paceline.training.data.batch import Batch, MapDataset, batches_of, call
 from paceline.training.data.dataset import IndexedSamples
+from paceline.training.models.layers import require_trainable
 from paceline.training.recipes.classification import check_classes
 
 Loss = Callable[[Any, Any], Tensor]
@@ -31,9 +32,9 @@ class Recipe:
     `model()` builds a new model, after torch's random numbers are seeded. `train` and `test` are
     map-style data sets. `loss(outputs, targets)` returns a 0-d tensor, the mean over a batch's
     samples; `score(outputs, targets)` does the same for tests, and is reported under its function
-    name. `optimizer(parameters)` and `schedule(optimizer, num_steps)` are replaced by those in a
-    run's settings. `collate` makes a batch of a list of samples. `num_classes`: targets are class
-    numbers below it. `name` is used in messages.
+    name. A run's settings replace `optimizer(parameters)` and `schedule(optimizer, num_steps)`.
+    `collate` makes a batch of a list of samples. `num_classes`: upper bound of class numbers, if
+    targets are class numbers. `name` is used in messages.
     """
 
     model: Callable[[], nn.Module]
@@ -52,8 +53,8 @@ class Recipe:
     def __post_init__(self) -> None:
         """Raise InvalidInput for an empty data set, or one that is not map-style."""
         name = self.name or NAMELESS
-        tested = None if self.test is None else batches_of(self.test, self.collate, name)
         object.__setattr__(self, "samples", batches_of(self.train, self.collate, name))
+        tested = None if self.test is None else batches_of(self.test, self.collate, name)
         object.__setattr__(self, "test_samples", tested)
 
     @property
@@ -100,26 +101,19 @@ def new_model(recipe: Recipe) -> nn.Module:
     except InvalidInput:
         raise
     except (Exception, SystemExit) as error:
-        raise InvalidInput(recipe.name, f"its model cannot be made: {blamed(error)}") from error
-    if not isinstance(model, nn.Module):
-        raise InvalidInput(
-            recipe.name, f"model returned {type(model).__name__}, not a torch.nn.Module"
-        )
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InvalidInput(recipe.name, "the model has no trainable parameters")
-    return model
+        raise InvalidInput(recipe.name, f"building the model failed: {blamed(error)}") from error
+    return require_trainable(recipe.name, model)
 
 
 @torch.no_grad()
 def built(recipe: Recipe, seed: int) -> nn.Module:
     """Build the model after `torch.manual_seed(seed)`, in training mode.
 
-    Raises InvalidInput if nothing is trainable, or if model, data, loss and score do not fit, which
-    is tried with the first sample in evaluation mode.
+    Raises InvalidInput if nothing is trainable, or if model, loss or score fail on the first
+    sample in evaluation mode.
     """
     torch.manual_seed(seed)
-    model = new_model(recipe)
-    model.eval()
+    model = new_model(recipe).eval()
     check_fit(recipe, model, recipe.samples, "train")
     if recipe.test_samples is not None:
         check_fit(recipe, model, recipe.test_samples, "test")
@@ -128,15 +122,14 @@ def built(recipe: Recipe, seed: int) -> nn.Module:
 
 def check_fit(recipe: Recipe, model: nn.Module, samples: IndexedSamples, part: str) -> None:
     """Raise InvalidInput if model, loss or score fail on the first sample."""
-    batch = Batch.of(samples.__getitems__([0]))
     device = next(model.parameters()).device
-    inputs, targets = batch.to(device)
+    inputs, targets = Batch.of(samples.__getitems__([0])).to(device)
     try:
         outputs = call(model, inputs)
     except Exception as error:
         raise InvalidInput(
             f"model {recipe.name}",
-            f"fails on a sample of its {part} data, {described(inputs)}: {blamed(error)}",
+            f"fails on the first {part} sample, {described(inputs)}: {blamed(error)}",
         ) from error
     if recipe.num_classes is not None:
         check_classes(recipe.name, outputs, targets, recipe.num_classes)
@@ -158,28 +151,21 @@ def scalar_of(what: str, function: Loss, outputs: Any, targets: Any) -> Tensor:
             f"{blamed(error)}",
         ) from error
     if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
-        raise InvalidInput(
-            what,
-            f"is {described(value)}",
-            hint=(
-                "it must be a scalar: a tensor without dimensions, the mean over the samples (of "
-                f"outputs {described(outputs)})"
-            ),
-        )
+        problem = "must be a 0-d floating-point tensor, the mean over the samples"
+        raise InvalidInput(what, f"{problem}, not {described(value)}")
     return value
 
 
 def learnable_loss(name: str, loss: Loss, outputs: Any, targets: Any) -> Tensor:
-    """Compute a batch's differentiable loss; `name`: of the recipe.
+    """Compute the differentiable loss of recipe `name`.
 
     Raises InvalidInput if the loss fails, or is not a scalar that depends on the model.
     """
     value = scalar_of(f"loss of {name}", loss, outputs, targets)
     if not value.requires_grad:
+        hint = "compute it from the outputs, without detach or torch.no_grad"
         raise InvalidInput(
-            f"loss of {name}",
-            "does not depend on the model's parameters",
-            hint="it must be computed from the outputs, without detach or torch.no_grad",
+            f"loss of {name}", "does not depend on the model's parameters", hint=hint
         )
     return value
 
