@@ -186,8 +186,7 @@ def test_a_strategy_without_symmetry_is_planned_on_many_workers_that_are_asked_f
     assert {one.workers for one in unasked.refused} == {256, 512}
     for workers, num_layers, most in ((512, 100, 327), (1000, 2, 512)):
         (refusal,) = found(1024, workers, num_layers).refused
-        assert numbers(refusal.why)[0] == workers
-        assert most in numbers(refusal.why)
+        assert {workers, most} <= set(numbers(refusal.why))
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from findings import numbers
 from paceline.core.cost import Roofline, layer_times
 from paceline.core.machine import Machine
 from paceline.core.simulate import period
-from paceline.core.steps_to_loss import UNKNOWN, StepsToLoss
+from paceline.core.steps_to_loss import StepsToLoss
 from paceline.core.strategy import Window
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.planner import Forecast, forecast, search
+from paceline.planner.explanations import of_learning
 from paceline.planner.ranking import rank
 from paceline.records.result import PlanRow
 from paceline.strategies import find_strategy
@@ -315,7 +316,7 @@ def test_steps_to_a_loss_are_a_range_over_all_rows_that_are_near():
     other = replace(ROW, sync_every=50, steps=1.0, low=0.9, high=1.2, model="an MLP", seeds=1)
     found = estimate(1_000_000, Local(), [ROW, other])
     assert (found.median, found.low, found.high) == pytest.approx((1.1, 0.9, 1.4))
-    assert numbers(found.sentence)[:3] == [1.1, 0.9, 1.4]
+    assert numbers(of_learning(found))[:3] == [1.1, 0.9, 1.4]
     assert all(row.low <= row.steps <= row.high for row in rows())
 
 
@@ -357,4 +358,4 @@ def test_a_ranking_has_what_learns_otherwise_apart_and_by_the_time_to_a_loss(kno
     assert last.learnt_samples_per_s == (last.samples_per_s / 1.5 if known else 0.0)
     row = PlanRow.of(last)
     assert (row.is_same_training, row.steps_to_loss) == (False, known)
-    assert (known.sentence if known else UNKNOWN) in row.explanation
+    assert of_learning(known) in row.explanation

@@ -15,7 +15,7 @@ from paceline.core.losses import (
 )
 from paceline.core.machine import Machine
 from paceline.planner import Forecast, forecast
-from paceline.planner.ranges import half_width
+from paceline.planner.forecast import half_width
 from paceline.records.catalogue import EqualDevices
 from paceline.report.advice import of_unrest
 from paceline.strategies import STRATEGIES

@@ -97,18 +97,15 @@ def test_a_layer_that_normalises_gathers_nothing():
     assert "send[fc2/0]" in names
 
 
-NO_HEAD = "strategy subbatch"
-
-
 @pytest.mark.parametrize(
     ("workload", "config", "field", "layer"),
     [
-        (model(FC1, CONV), SubBatch(2), NO_HEAD, "conv"),
-        (model(CONV, NORM), SubBatch(2), NO_HEAD, "norm"),
-        (model(FC1), SubBatch(2), NO_HEAD, "fc1"),
-        (model(CONV, ATTENTION, TOKEN_NORM), SubBatch(2), NO_HEAD, "norm"),
-        (model(CONV, replace(FC1, kind="Embedding")), SubBatch(2), NO_HEAD, "fc1"),
-        (model(CONV, replace(NORM, kind="Linear")), SubBatch(2), NO_HEAD, "norm"),
+        (model(FC1, CONV), SubBatch(2), "head", "conv"),
+        (model(CONV, NORM), SubBatch(2), "head", "norm"),
+        (model(FC1), SubBatch(2), "head", "fc1"),
+        (model(CONV, ATTENTION, TOKEN_NORM), SubBatch(2), "head", "norm"),
+        (model(CONV, replace(FC1, kind="Embedding")), SubBatch(2), "head", "fc1"),
+        (model(CONV, replace(NORM, kind="Linear")), SubBatch(2), "head", "norm"),
         (LANGUAGE, SubBatch(2, head="attention"), "head", "norm"),
         (NET, SubBatch(2, head="fc9"), "head", "fc9"),
         (NET, SubBatch(2, head="conv"), "head", "conv"),  # which has no body before it
@@ -121,7 +118,7 @@ NO_HEAD = "strategy subbatch"
 def test_what_cannot_be_split_is_refused_by_name(workload, config, field, layer):
     with refused(field) as caught:
         plan(workload, ring_of(13), config, Window(1))
-    assert repr(layer) in caught.value.problem
+    assert repr(layer) in str(caught.value)
 
 
 def test_two_workers_have_these_tasks_and_no_others():
@@ -210,9 +207,8 @@ def test_as_many_sub_batches_as_their_size_makes(workers, batch_size, sub_batch,
 
 @pytest.mark.parametrize("sub_batch", [2, 37])
 def test_a_sub_batch_has_a_sample_of_each_worker_and_is_in_a_step(sub_batch: int):
-    with refused("sub_batch") as caught:
+    with refused("sub_batch", got=sub_batch):
         made(workers=3, sub_batch=sub_batch)
-    assert "3 to 36" in caught.value.hint
 
 
 @pytest.mark.parametrize("num_passes", [1, 2, 4])

@@ -1,4 +1,4 @@
-"""Strategy allreduce: torch's DistributedDataParallel, the baseline of every claim."""
+"""Strategy allreduce: torch's DistributedDataParallel."""
 
 from paceline.core.strategy import Options, Planning, Running, Strategy
 from paceline.strategies.allreduce import plan

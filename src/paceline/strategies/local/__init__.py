@@ -1,4 +1,4 @@
-"""Strategy local: inner steps, and an exchange every so many (DiLoCo, arXiv 2311.08105)."""
+"""Strategy local: inner steps, and an exchange in each round (DiLoCo, arXiv 2311.08105)."""
 
 from paceline.core.strategy import Options, Planning, Running, Strategy
 from paceline.strategies.local import plan

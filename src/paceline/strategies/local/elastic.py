@@ -1,4 +1,4 @@
-"""The runner of a worker that comes and goes: nothing is measured, and nothing is planned."""
+"""Train an elastic worker, which may join and leave at any time, without profile and plan."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,25 +19,25 @@ from paceline.strategies.local.learner import LocalModel, LocalReplica
 
 
 class ElasticRunner:
-    """Trains this worker's replica, which meets those of whoever is there."""
+    """Trains this worker's replica, and averages with the workers that are present."""
 
     def __init__(self, session: TrainingSession) -> None:
         assert session.elastic is not None
         self._session, self._elastic = session, session.elastic
         number, num_workers, _ = session.elastic
-        # As one of so many ranks it takes its part of each batch; it meets the others by torchft.
+        # The rank selects its share of each batch; torchft connects the workers.
         as_rank = replace(session.group, rank=number, world_size=num_workers)
         self.setup = setup_for(session.settings, as_rank, session.device)
         self.workload = self.setup.workload
         self.samples_per_step = self.setup.samples_per_step
         size = f"{self.workload.num_parameters:,} parameters in {len(self.workload.layers)} layers"
         self.about = (
-            f"{session.settings.model}: {size}; {num_workers} elastic workers, which meet every "
+            f"{session.settings.model}: {size}; {num_workers} elastic workers, rounds of "
             f"{session.config.sync_every} steps"
         )
 
     def measure(self) -> None:
-        """Measure nothing: the others may be training already."""
+        """Do nothing, because the other workers may be training already."""
 
     def train(self, config: Local) -> Outcome:
         """Train to the run's last step."""
@@ -49,13 +49,13 @@ class ElasticRunner:
         begun = model.updates.num_steps
         replica.learner = model
         trained = train(session, self.setup, recorder, replica, model.learner)
-        # Epochs that were over when it joined are not its own to tell of.
+        # Do not report epochs that were over when it joined.
         epochs = trained.epochs[self._epoch_of(begun) :]
         trained = replace(trained, spans=(), epochs=epochs)
         return outcome_of(session, self.setup, trained, lambda window: Plan(()), config=config)
 
     def _epoch_of(self, num_steps: int) -> int:
-        """Return the epoch in which so many steps of the run are done."""
+        """Return the epoch of a step of the run."""
         for number, count in enumerate(self.setup.epoch_steps):
             if num_steps < count:
                 return number
@@ -63,6 +63,6 @@ class ElasticRunner:
         return len(self.setup.epoch_steps)
 
     def save(self, path: Path) -> None:
-        """Write the model as safetensors, where this worker speaks for the run."""
+        """Write the model as safetensors, if this worker reports for the run."""
         if self._session.speaks:
             save_model(self.setup.model, str(path))

@@ -1,4 +1,4 @@
-"""Run strategy local: replicas that train by themselves, and exchange outer gradients in rounds."""
+"""Run strategy local: replicas take inner steps, and exchange outer gradients in rounds."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,12 +29,12 @@ from paceline.strategies.local.trace import spans_of
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["LocalRunner | ElasticRunner"]:
-    """Yield the runner of a session; see `paceline.exchange.session.Start`."""
+    """Yield the runner of a session (`paceline.exchange.session.Start`)."""
     yield LocalRunner(session, replica) if session.elastic is None else ElasticRunner(session)
 
 
 def replica(module: nn.Module, config: Local, group: Group) -> ModelReplica:
-    """Return a replica whose all-reduce of as many bytes is measured for the plan."""
+    """Return a replica whose all-reduce is measured for the plan."""
     compression = None if config.codec is None else Compression(config.codec)
     device_ids = [group.device] if device_of(group.device).is_asynchronous else None
     method = Method("allreduce", compression=compression)
@@ -42,10 +42,10 @@ def replica(module: nn.Module, config: Local, group: Group) -> ModelReplica:
 
 
 class LocalRunner(ReplicaRunner):
-    """Trains or rehearses this rank's replica, which meets those of the other ranks in rounds."""
+    """Trains or rehearses this rank's replica."""
 
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
-        """Measure the layers, and the exchange of each strategy: of this one that of all layers."""
+        """Measure layers and exchanges; of this strategy an exchange of all layers."""
         whole = [
             (one, replace(config, fragments=1, delay=0) if isinstance(config, Local) else config)
             for one, config in beside
@@ -65,14 +65,14 @@ class LocalRunner(ReplicaRunner):
         assert self.profiled is not None
         device = self.profiled.machine.devices[session.group.rank]
         spans = tuple(spans_of(tuple(model.updates.log.latest), config, device, session.group.rank))
-        # The step in which a round ends is longer than the others: their mean is a step's time.
+        # The last step of a round is longer, so report the mean of each round.
         seconds = _means(trained.step_seconds, config.sync_every)
         offset = clock_offset(session.group)
         return replace(trained, spans=spans, offset=offset, step_seconds=seconds)
 
 
 def _means(seconds: Sequence[float], count: int) -> tuple[float, ...]:
-    """Return the mean of each `count` numbers, and of all if they are fewer."""
+    """Return the mean of each `count` numbers, or of all if there are fewer."""
     whole = range(0, len(seconds) - count + 1, count)
     found = [fmean(seconds[first : first + count]) for first in whole]
     return tuple(found) if found or not seconds else (fmean(seconds),)

@@ -1,4 +1,4 @@
-"""The last rounds of a worker, as spans under the names of the plan's tasks."""
+"""Convert a worker's last rounds to spans named as the plan's tasks."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -17,7 +17,7 @@ _MOST_ROUNDS = 5
 def spans_of(
     times: Sequence[ExchangeTimes], config: Local, device: Device, worker: int
 ) -> Iterator[Span]:
-    """Yield the spans of the last whole rounds, the first of which has the number 0."""
+    """Yield the spans of the last whole rounds, numbered from 0."""
     count = config.fragments
     rounds = sorted({one.number // count for one in times})
     whole = [r for r in rounds if sum(one.number // count == r for one in times) == count]
@@ -25,7 +25,7 @@ def spans_of(
         return
     first = whole[-_MOST_ROUNDS:][0]
     for before, one in pairwise([None, *times]):
-        assert one is not None  # only the first one has none before it
+        assert one is not None  # None is only before the first
         if first <= one.number // count <= whole[-1]:
             fragment = _Fragment(one, before, config, device, worker, first)
             yield from fragment.trained()
@@ -33,7 +33,7 @@ def spans_of(
 
 
 class _Fragment:
-    """The spans of one fragment of a round, and of the inner steps before it was sent."""
+    """Makes the spans of a fragment of a round, and of the inner steps before it."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class _Fragment:
         self._is_gpu = device.kind is DeviceKind.GPU
 
     def trained(self) -> Iterator[Span]:
-        """Yield the inner steps beside the fragment before, and those without it."""
+        """Yield the inner steps during and after the exchange of the fragment before."""
         times, before = self._times, self._before
         part, start_s = str(self._fragment), times.trained_from_s
         if before is not None and self._turn.beside:
             if self._round or self._fragment:
                 yield self._span(Kind.TRAIN, f"{part}.beside", before.copied_s, before.due_s)
-            else:  # in the first round of a plan nothing travels
+            else:  # nothing travels in the first round of a plan
                 start_s = before.copied_s
         if self._turn.alone or not (self._round or self._fragment):
             yield self._span(Kind.TRAIN, part, start_s, times.sent_s)
@@ -70,7 +70,7 @@ class _Fragment:
             yield self._span(Kind.D2H, part, times.sent_s, times.copied_s, Lane.D2H)
             yield self._span(Kind.STEP, part, times.averaged_s, times.stepped_s)
             yield self._span(Kind.H2D, part, times.loading_s, times.loaded_s, Lane.H2D)
-        elif self._has_delay:  # the outer step was taken beside inner steps
+        elif self._has_delay:  # the outer step ran beside inner steps
             yield self._span(Kind.STEP, part, times.loading_s, times.loaded_s)
         else:
             yield self._span(Kind.STEP, part, times.averaged_s, times.loaded_s)

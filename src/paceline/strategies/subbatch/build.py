@@ -1,4 +1,4 @@
-"""A recipe's model on one rank: described without its values, checked, and built in parts."""
+"""Describe a recipe's model, find a cut, and build one rank's part."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from paceline.core.cutting import with_refused_cuts
 from paceline.core.errors import InvalidInput
 from paceline.core.workload import Workload
 from paceline.links.group import Group
@@ -36,9 +37,8 @@ def split(
 ) -> SplitModel:
     """Return this rank's part of the model that `build` makes after `torch.manual_seed(seed)`.
 
-    `workload` describes a rank's largest part of a step, `inputs` are those of some samples. A
-    sample has so many rows, by default as the workload has it. Raises InvalidInput with the layer
-    that keeps the head from being split.
+    `workload`: the largest rank's part of a step. `inputs`: of some samples. `rows_per_sample`: by
+    default as in the workload. InvalidInput with the layer that prevents the split.
     """
     try:
         cut = head.cut(workload, config.head, config.workers)
@@ -57,8 +57,7 @@ def split(
             if isinstance(layer.module, nn.BatchNorm1d):
                 raise InvalidInput(
                     "head",
-                    f"layer {layer.name!r} of {workload.name} would normalise over tokens what it "
-                    "normalises over samples",
+                    f"cannot split BatchNorm1d {layer.name!r} of {workload.name} by tokens",
                     hint="choose a head that begins after it",
                 )
     own_head = (HeadLayer(*one, group.rank) for one in zip(traced, shardings, strict=True))
@@ -66,7 +65,7 @@ def split(
 
 
 def _of_tied(build: Callable[[], nn.Module], name: str) -> InvalidInput | None:
-    """Return the reason why a model whose output layer has an embedding's weight is refused."""
+    """Return the error for a model whose output layer shares an embedding's weight, if it does."""
     owners: dict[int, dict[type, str]] = {}
     with suppress(Exception), torch.random.fork_rng(devices=[]), torch.device("meta"):
         model = build()
@@ -77,36 +76,35 @@ def _of_tied(build: Callable[[], nn.Module], name: str) -> InvalidInput | None:
             if nn.Linear in own and nn.Embedding in own:
                 return InvalidInput(
                     "head",
-                    f"{own[nn.Linear]} of {name} is {own[nn.Embedding]}: a tied output layer "
-                    "cannot be split, because the body needs the weight whole",
-                    hint="untie it (as gpt-untied does), or take strategy allreduce or host",
+                    f"cannot split {own[nn.Linear]} of {name}, which is tied to "
+                    f"{own[nn.Embedding]} in the body",
+                    hint="untie it, as in gpt-untied, or use strategy allreduce or host",
                 )
     return None
 
 
 @dataclass(frozen=True)
 class Described:
-    """A rank's largest part of a step, and its outputs, without their values."""
+    """The largest rank's part of a step, and the outputs, without values."""
 
     workload: Workload
     outputs: Any
 
     @property
     def rows_per_sample(self) -> int:
-        """The rows of a sample's outputs: one, or one for each of its tokens."""
+        """The rows of a sample: 1, or the number of its tokens."""
         return prod(self.outputs.shape[1:-1])
 
 
 def describe_recipe(recipe: Recipe, num_samples: int) -> Described:
-    """Describe a step of so many samples, without the values of the model where it allows that.
+    """Describe a step, without allocating the model if possible, so that no rank has a whole head.
 
-    So no rank has a whole head. Raises InvalidInput if the model cannot run, or if its loss is not
-    cross entropy of its outputs.
+    InvalidInput if the model cannot run, or if its loss is not cross entropy of its outputs.
     """
     with torch.random.fork_rng(devices=[]):
         try:
             found = _described(recipe, num_samples, "meta")
-        except Exception:  # it cannot do without its values
+        except Exception:  # the model needs its values
             found = _described(recipe, num_samples, "cpu")
     targets = Batch.of(recipe.samples.__getitems__([0])).targets
     outputs = found.outputs
@@ -119,11 +117,29 @@ def _described(recipe: Recipe, num_samples: int, device: str) -> Described:
     with torch.device(device):
         model = recipe.model()
     if not isinstance(model, nn.Module):
-        raise InvalidInput(
-            recipe.name, f"model returned {type(model).__name__}, not a torch.nn.Module"
-        )
+        raise InvalidInput("model", f"is a {type(model).__name__}, not a Module", got=recipe.name)
     model.train()
     workload = describe(model, inputs, recipe.name)
     inputs = tree_map(lambda leaf: leaf.to(device), inputs)
     with torch.no_grad(), torch.device(device):
         return Described(workload, call(model.eval(), inputs))
+
+
+def with_possible_cut(
+    model: nn.Module, inputs: Any, workload: Workload, config: SubBatch
+) -> Workload:
+    """Mark cuts at which the model cannot be split, so that `head.cut` finds another one.
+
+    `inputs`: of a few samples, on the model's device, which may be meta. InvalidInput if no head
+    can be split.
+    """
+
+    def names_from(first: str) -> list[str]:
+        return [layer.name for layer in head.cut(workload, first, config.workers).head]
+
+    return with_refused_cuts(
+        workload,
+        config,
+        lambda described, one: head.cut(described, one.head, one.workers).head[0].name,
+        lambda first: partition(model, names_from(first), workload.name, inputs),
+    )

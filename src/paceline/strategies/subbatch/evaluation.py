@@ -1,4 +1,4 @@
-"""Tests of a model whose head is sharded: some samples of each rank go through it together."""
+"""Test a model with a sharded head, in batches of samples of all ranks."""
 
 from collections.abc import Sequence
 
@@ -24,12 +24,10 @@ def evaluate(
 ) -> tuple[float, float]:
     """Return the summed loss and score of this rank's share of the samples.
 
-    All ranks call it together, and each sample is of exactly one of them. The loss of a batch over
-    all ranks is the mean over its rows; a score that needs logits gets those of this rank's
-    samples.
+    All ranks call it together. The loss of a batch is the mean over the rows of all ranks.
     """
     model, group = trainer.model, trainer.group
-    # Each rank has running statistics of its own samples: all test the body that rank 0 has.
+    # Ranks have different running statistics, so all test rank 0's body.
     group.broadcast(model.body.buffers())
     model.body.eval()
     loss = of_score = 0.0
@@ -47,7 +45,7 @@ def evaluate(
 def _test(
     trainer: SplitTrainer, samples: IndexedSamples, shares: Sequence[range], score: Loss | None
 ) -> tuple[float, float]:
-    """Return the loss and the score of some samples of each rank, summed over this rank's."""
+    """Test some samples of each rank; return the sums over this rank's."""
     model, rank = trainer.model, trainer.group.rank
     batch = Batch.of(samples.__getitems__(shares[rank] or [0]))  # no batch is empty
     batch = batch.to(trainer.group.device)
@@ -71,7 +69,7 @@ def _test(
 
 
 def _logits(trainer: SplitTrainer, values: Tensor) -> Tensor:
-    """Return this rank's columns of the logits: (rows, own), of all rows of the body."""
+    """Return this rank's columns of the logits: (rows, own)."""
     head = trainer.model.head
     for place, layer in enumerate(head):
         if layer.is_linear and place:
@@ -82,11 +80,11 @@ def _logits(trainer: SplitTrainer, values: Tensor) -> Tensor:
 
 
 def _tested(trainer: SplitTrainer, logits: Tensor, batch: StepBatch, num_samples: int) -> Tested:
-    """Return what is known of this rank's rows of a test."""
+    """Combine the logits of all ranks for this rank's rows."""
     shard, ranks = trainer.model.head[-1].shard, len(batch.rows)
     terms = loss_terms(logits, batch.targets, shard)
     best, places = logits.max(1)
-    # Classes are exact in float32 up to 2**24 of them.
+    # float32 is exact for up to 2**24 classes.
     own = torch.cat((terms, torch.stack((best, (places + shard.first).to(best)), 1)), 1)
     found = _gather(trainer, own, [len(own)] * ranks).view(ranks, len(own), -1)
     losses = CrossEntropy.of(found[:, :, :-2], batch.targets).losses
@@ -114,6 +112,6 @@ def _mine(values: Tensor, sizes: Sequence[int], rank: int) -> Tensor:
 
 
 def _gather(trainer: SplitTrainer, values: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
-    """Return the rows of all ranks, of which there are so many of each; by default one."""
+    """Gather the rows of all ranks; `sizes`: rows per rank, by default 1."""
     known = sizes or [1] * trainer.group.world_size
     return begin_gather(values, None, trainer.thread.process_group, known, what="a test").wait()

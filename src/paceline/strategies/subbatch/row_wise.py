@@ -1,4 +1,4 @@
-"""Optimizers that update each value by its own gradients, as rows of a weight need it."""
+"""Check that an optimizer updates each row of a weight independently of the others."""
 
 import torch
 from torch import Tensor, nn
@@ -11,30 +11,27 @@ _ALL, _HALVES = slice(0, 4), (slice(0, 2), slice(2, 4))  # outputs of a layer of
 
 
 def check_row_wise(optimizer: Optimize) -> None:
-    """Raise InvalidInput if an optimizer updates rows of a weight otherwise than all of it.
-
-    It is tried: on a small layer, and beside it on the halves of that.
-    """
+    """Raise InvalidInput if an optimizer updates halves of a small layer other than the whole."""
     try:
         made, apart = _moves(optimizer, has_bias=True)
-    except Exception:  # as of one that takes matrices alone
+    except Exception:  # some optimizers take matrices only
         try:
             made, apart = _moves(optimizer, has_bias=False)
         except Exception as error:
             raise InvalidInput(
-                "optimizer", f"fails on a layer of four outputs: {first_line(error)}"
+                "optimizer", f"cannot update a linear layer: {first_line(error)}"
             ) from error
     if apart:
         raise InvalidInput(
             "optimizer",
-            f"{made} updates a value by more than its own gradients, and with subbatch a worker "
-            "has some rows of the head's weights",
-            hint="take one that does not, as adamw or sgd, or strategy allreduce or host",
+            "must update each row of a weight independently, because subbatch splits the head",
+            got=made,
+            hint="use adamw or sgd, or strategy allreduce or host",
         )
 
 
 def _moves(optimizer: Optimize, has_bias: bool) -> tuple[str, bool]:
-    """Return the optimizer's name, and whether halves of a layer move otherwise than the whole."""
+    """Return the optimizer's name, and whether it updates halves of a layer differently."""
     source = torch.Generator().manual_seed(0)
 
     def drawn() -> list[Tensor]:
@@ -61,7 +58,7 @@ def _moves(optimizer: Optimize, has_bias: bool) -> tuple[str, bool]:
 
 
 def _layer(values: list[Tensor]) -> nn.Linear:
-    """Return a layer with these weights, and biases if there are any."""
+    """Return a layer with these weights and, if present, biases."""
     num_outputs, num_inputs = values[0].shape
     layer = nn.Linear(num_inputs, num_outputs, bias=len(values) > 1, dtype=torch.float64)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""One sub-batch through the head, forward and backward, in turns.
+"""Run a sub-batch through the head, forward and backward, in turns.
 
 fc1 [gather] forward [gather] fc2 forward [loss] fc2 backward [return] ... fc1 backward [return]
 """
@@ -25,10 +25,10 @@ from paceline.strategies.subbatch.plan import LOSS, returned_of, weights_of
 
 @dataclass(frozen=True)
 class HeadPasses:
-    """Pass of all sub-batches of a rank through the head.
+    """What a rank's sub-batches share.
 
-    `update` changes a layer's weights by its gradients, where that happens with each sub-batch;
-    None: once a step. `sent` and `sent_of_loss` count bytes.
+    `update`: updates a layer after each sub-batch; None if layers are updated once a step. `sent`,
+    `sent_of_loss`: byte counts.
     """
 
     head: tuple[HeadLayer, ...]
@@ -42,10 +42,10 @@ class HeadPasses:
 
 
 class SubBatchPass:
-    """The forward and backward of one sub-batch.
+    """Forward and backward of one sub-batch.
 
-    At the end of the `turns`, `gradients` (N, features) are those by the activations of this rank's
-    rows, and `loss` is the sub-batch's part of the mean loss.
+    After all `turns`, `gradients` (N, features) are those of this rank's activations, and `loss` is
+    the sub-batch's part of the mean loss.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class SubBatchPass:
         self._rows = batch.rows_of(number)
         self._targets = batch.targets[self._rows]
         self._of_row = 1 / max(1, batch.num_counted)  # of the mean loss
-        # Updates per sub-batch are by the gradients of the sub-batch's own mean loss.
+        # Updates per sub-batch use the gradients of the sub-batch's mean loss.
         counted = 0 if through.update is None else num_counted(self._targets)
         self._update = through.update if counted else None
         self._scale = batch.num_counted / counted if counted else 1.0
@@ -69,7 +69,7 @@ class SubBatchPass:
         self.loss = activations.new_zeros(())
 
     def turns(self) -> Iterator[None]:
-        """Run the sub-batch; each turn ends when an exchange has begun."""
+        """Run the sub-batch; a turn ends after starting an exchange."""
         values, last = self._activations, self._layers[-1]
         for place, layer in enumerate(self._layers):
             if layer.is_linear:
@@ -96,7 +96,7 @@ class SubBatchPass:
                 if self._update is not None and not layer.is_linear:
                     self._update(layer)
             if layer.is_linear:
-                # The gradients by the inputs travel while those by the weights are computed.
+                # Send input gradients while computing weight gradients.
                 future = self._return(place, values)
                 with self._computing(Kind.BACKWARD, weights_of(layer.name)):
                     layer.backward_weight(self._number, self._scale)
@@ -113,18 +113,18 @@ class SubBatchPass:
         return stack
 
     def _gather(self, place: int, values: Tensor) -> Future[Tensor]:
-        """Begin to gather the input of a linear layer: rows of all ranks, or columns."""
+        """Start gathering the inputs of a linear layer: rows of the body, columns of a layer."""
         what, sizes = "activations of the body", self._batch.sizes_of(self._number)
         if place:
             before = self._layers[place - 1]
             what, sizes = f"activations of layer {before.name!r}", before.sharding.sizes
-            values = values.t()  # rows are gathered, and these are columns
+            values = values.t()  # `begin_gather` gathers rows
         codec, sent = self._through.config.activations, self._through.sent
         post = partial(begin_gather, values, codec, sizes=sizes, traffic=sent, what=what)
         return self._begin(Kind.SEND, self._layers[place].name, post)
 
     def _return(self, place: int, gradients: Tensor) -> Future[Tensor]:
-        """Begin to add up the gradients by a linear layer's input, where the input came from."""
+        """Start summing the input gradients of a linear layer, each where its input came from."""
         name, sizes = self._layers[place].name, self._batch.sizes_of(self._number)
         if place:
             gradients, sizes = gradients.t(), self._layers[place - 1].sharding.sizes

@@ -1,12 +1,11 @@
-"""The steps of a model whose head is sharded, as the training loop asks for them.
+"""Take the training steps of a model with a sharded head.
 
     main      body's forward | fc1/0 fc1/1 | fc2/0 fc2/1 | backward ... | body's backward | update
     thread    [labels]    [fc1/0][fc1/1]    [fc2/0][fc2/1]  [loss/0] ...
 
-A step's sub-batches go through the head as `plan` draws it. All are under way together, and take
-turns: while one waits for an exchange, the next computes. All ranks take the same turns, and so
-begin their exchanges in the same order. With updates per sub-batch, a sub-batch is through before
-the next begins to compute, whose activations are on their way by then.
+The sub-batches of a step (see `plan`) take turns: while one waits for an exchange, the next
+computes. All ranks take the same turns, so their exchanges have the same order. With updates per
+sub-batch, a sub-batch ends before the next one computes, but after that one's activations are sent.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,16 +40,15 @@ from paceline.training.models.sharded import Sharding
 from paceline.training.recipes.recipe import described
 
 Schedule = Callable[[Optimizer], LRScheduler | None]
-WHOLE = "model"  # an optimizer of all parameters; others have the name of what they update
-BODY = "body"
+WHOLE, BODY = "model", "body"  # names of optimizers; others have the name of a head layer
 
 
 @dataclass(frozen=True)
 class SplitModel:
-    """A model on one rank: the whole body, and the rank's outputs of the head's layers.
+    """A model on one rank: the body, and the rank's outputs of the head's layers.
 
-    `module` holds the parameters of both. `batch_size` is the most samples of a rank in a step,
-    each of which has as many rows as it has outputs of the last layer: one, or one a token.
+    `module` has the parameters of both. `batch_size`: largest number of a rank's samples in a step.
+    `rows_per_sample`: 1, or the number of a sample's tokens.
     """
 
     module: nn.Module
@@ -61,37 +59,33 @@ class SplitModel:
 
     @property
     def num_classes(self) -> int:
-        """All outputs of the model for a row."""
+        """The number of the model's outputs per row."""
         return self.head[-1].sharding.num_outputs
 
     @property
     def shardings(self) -> dict[str, Sharding]:
-        """The sharding of each layer of the head, by its name."""
+        """The sharding of the head's layers, by name."""
         return {layer.name: layer.sharding for layer in self.head}
 
     def activations(self, body: Callable[..., Tensor], share: Share, learning: Learning) -> Tensor:
-        """Return what the body hands on: (samples, ..., features), in the type of the head.
-
-        Raises InvalidInput unless it has a row for each target.
-        """
+        """Return the body's outputs (samples, ..., features) in the type of the head."""
         with learning.autocast(share.targets.device):
             found = call(body, share.inputs)
         if not isinstance(found, Tensor) or found.shape[:-1] != share.targets.shape:
             raise InvalidInput(
                 "data",
-                f"the body of the model hands on {described(found)}, and the targets are "
-                f"{described(share.targets)}: a row for each target is needed",
+                f"requires a target for each row: the model's body returns {described(found)}, and "
+                f"targets are {described(share.targets)}",
             )
         return found.to(self.head[0].module.weight.dtype)
 
 
 class SplitTrainer:
-    """Takes the steps of a rank.
+    """Takes the steps of a rank; all ranks create it together.
 
-    All ranks make it together. `seed` is that of the dropout masks. `thread` is by default made
-    here. `sent`: the bytes that this rank has sent for the head; `sent_of_loss`: for the terms of
-    the loss, and the labels. The header of a message, of 40 bytes, counts. `num_steps` have been
-    taken. Raises InvalidInput for gradients that are to be clipped after the head has taken them.
+    `seed`: of the dropout masks. `sent`: bytes sent for the head; `sent_of_loss`: for loss and
+    labels. Both include message headers of 40 bytes. InvalidInput for clipping with updates per
+    sub-batch.
     """
 
     def __init__(
@@ -112,9 +106,8 @@ class SplitTrainer:
         if updates_each and learning.clip_norm is not None:
             raise InvalidInput(
                 "clip_norm",
-                "the norm of all gradients is not known before the head is updated with those of "
-                "its first sub-batch",
-                hint="choose updates=step",
+                "requires updates=step, because sub-batches update the head before all gradients "
+                "are known",
             )
         self.model, self.config, self.group, self.recorder = model, config, group, recorder
         self.learning = learning
@@ -136,7 +129,7 @@ class SplitTrainer:
         )
 
     def _replicated(self) -> ModelReplica:
-        """Return the body as one of the group's replicas, averaging gradients by layers."""
+        """Wrap the body as a replica that averages gradients layer by layer."""
         body, group = self.model.body, self.group
         if group.world_size == 1:
             return SingleReplica(body)
@@ -147,7 +140,7 @@ class SplitTrainer:
 
     @property
     def sent_nbytes(self) -> dict[str, float]:
-        """The bytes that this rank sends in a step, by purpose."""
+        """Bytes that this rank sends in a step, by purpose."""
         sent = {
             "activations": self.sent.activations_sent,
             "activation_gradients": self.sent.activation_gradients_sent,
@@ -157,25 +150,25 @@ class SplitTrainer:
         return {purpose: nbytes / max(1, self.num_steps) for purpose, nbytes in sent.items()}
 
     def num_copies(self, parameter: nn.Parameter) -> int:
-        """Return the tensors of a parameter's size: itself, its gradient, the optimizer's."""
+        """Count the tensors of a parameter: itself, its gradient, the optimizer's."""
         kept = [one.state.get(parameter, {}).values() for one in self.optimizers.values()]
         tensors = [one for values in kept for one in values if isinstance(one, Tensor)]
         return 2 + sum(one.shape == parameter.shape for one in tensors)
 
     def state(self) -> State:
-        """Return the state in whole form, on rank 0; all ranks call it together."""
+        """Return the whole state on rank 0; all ranks call it together."""
         own = self.model.module, self.model.shardings, self.optimizers, self.schedules
         return gather_state(*own, self.num_steps, self.group)
 
     def load(self, state: State) -> None:
-        """Load this rank's part of a state that any number of ranks has left."""
+        """Load this rank's part of a state."""
         own = self.model.module, self.model.shardings, self.optimizers, self.schedules
         self.num_steps = load_state(state, *own, self.group.rank)
 
     def step(self, source: Iterator[Share]) -> Tensor:
-        """Take a step and return the mean loss of the whole batch, a 0-d tensor.
+        """Take a step and return the batch's mean loss, a 0-d tensor.
 
-        Raises NonFinite, on all ranks, with the rank and the layer whose values are not finite.
+        Raises NonFinite on all ranks, with the rank and the layer whose values are not finite.
         """
         recorder, model = self.recorder, self.model
         with recorder.phase(Kind.LOAD):
@@ -190,10 +183,10 @@ class SplitTrainer:
         except NonFinite as error:
             rate = "" if self._learning_rate is None else f" than {self._learning_rate:g}"
             raise NonFinite(
-                f"{error}; if the loss has grown before, choose a smaller learning_rate{rate}"
+                f"{error}; if the loss rose before, choose a smaller learning_rate{rate}"
             ) from error
         with recorder.phase(Kind.BACKWARD):
-            # The exchange averages over ranks; these are gradients of the mean over all rows.
+            # The exchange averages over ranks, but these are gradients of the mean over all rows.
             activations.backward(gradients.view_as(activations) * self.group.world_size)
         with recorder.phase(Kind.STEP):
             if self.learning.clip_norm is not None:
@@ -220,10 +213,10 @@ class SplitTrainer:
     def _run_head(
         self, activations: Tensor, batch: StepBatch, masks: DropoutMasks
     ) -> tuple[Tensor, Tensor]:
-        """Run the head forward and backward, and let its parameters' gradients accumulate.
+        """Run the head forward and backward, and accumulate its parameters' gradients.
 
-        Returns the gradients of the whole batch's mean loss by this rank's rows of `activations`,
-        (rows, features), and that loss, a 0-d tensor.
+        Returns the gradients (rows, features) of this rank's activations, and the batch's mean
+        loss, a 0-d tensor.
         """
         parts = activations.detach().tensor_split(len(batch.rows[0]))  # of samples
         passes = [
@@ -234,7 +227,7 @@ class SplitTrainer:
         if self._passes.update is not None:
             next(turns[0])
             for one, following in zip(turns, [*turns[1:], iter(())], strict=True):
-                next(following, None)  # its first turn only sends activations
+                next(following, None)  # its first turn sends activations
                 for _ in one:
                     pass
         else:
@@ -244,16 +237,15 @@ class SplitTrainer:
         return gradients, torch.stack([one.loss for one in passes]).sum()
 
     def _update(self, layer: HeadLayer) -> None:
-        """Update a layer of the head with the gradients of a sub-batch."""
+        """Update a layer of the head."""
         self.optimizers[layer.name].step()
         self.optimizers[layer.name].zero_grad()
 
     @torch.no_grad()
     def _clip(self, most: float) -> None:
-        """Scale the gradients of the whole model to a norm of `most`, if theirs is larger.
+        """Clip the norm of the model's gradients.
 
-        All ranks have the body's gradients, and each some of the head's: the sum of these squares
-        is the only value that travels.
+        Ranks exchange only the sum of squares of their parts of the head.
         """
         body, head = list(self.model.body.parameters()), self.model.head
         own = [parameter for layer in head for parameter in layer.parameters]
@@ -265,7 +257,7 @@ class SplitTrainer:
         clip_grads_with_norm_([*body, *own], most, (of_body + squares).sqrt())
 
     def close(self) -> None:
-        """End the exchange of gradients, and the thread."""
+        """Close the replica and the thread."""
         self.replica.close()
         self.thread.close()
 

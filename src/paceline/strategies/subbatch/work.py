@@ -1,4 +1,4 @@
-"""The work of a head's layer for one sub-batch: the same for the plan and for paced layers."""
+"""Compute the work of a head's layer for a sub-batch, for plans and paced layers."""
 
 from typing import NamedTuple, Self
 
@@ -8,9 +8,10 @@ from paceline.strategies.subbatch.head import matrix_of
 
 
 class LayerWork(NamedTuple):
-    """The work of some outputs of a layer; without `backward_weight`, all of it is in the input's.
+    """The work of some outputs of a layer.
 
-    A linear layer has one product for the gradients by its input, and one for those by its weights.
+    A linear layer computes input and weight gradients separately; for others `backward_weight` is
+    None.
     """
 
     forward: Cost
@@ -18,17 +19,17 @@ class LayerWork(NamedTuple):
     backward_weight: Cost | None
 
     def with_update(self, update: Cost) -> Self:
-        """Return the same work, with the update of the weights by their gradients at its end."""
+        """Add the weight update at the end."""
         if self.backward_weight is None:
             return self._replace(backward_input=self.backward_input + update)
         return self._replace(backward_weight=self.backward_weight + update)
 
 
 def layer_work(layer: Layer, share: float, part: float, accumulates: bool) -> LayerWork:
-    """Return the work of a `share` of the outputs for `part` of the samples that `layer` is of.
+    """Return the work of a `share` of a layer's outputs for `part` of its samples.
 
-    However few samples there are, weights are read whole, and their gradients written: once in each
-    product. What `accumulates` reads the gradients before, and adds them up.
+    Each product reads all weights or writes all their gradients, even for few samples.
+    `accumulates`: gradients are read and added.
     """
     weights = layer.gradient_nbytes * share
     forward = _of(layer.forward, share, part, weights)
@@ -46,13 +47,13 @@ def layer_work(layer: Layer, share: float, part: float, accumulates: bool) -> La
 
 
 def update_work(layer: Layer, share: float) -> Cost:
-    """Return the update of a share of a layer's outputs."""
+    """Return the cost of updating a share of a layer's outputs."""
     whole = update_cost(Workload(layer.name, 1, (layer,), (0,), 0))
     return Cost(whole.flops * share, whole.nbytes * share, whole.num_calls)
 
 
 def _of(cost: Cost, share: float, part: float, weights: float) -> Cost:
-    """Return the cost for some samples, of which `weights` bytes are the same for any number."""
+    """Return the cost for `part` of the samples; `weights` bytes do not depend on it."""
     fixed = min(weights, cost.nbytes * share)
     nbytes = fixed + (cost.nbytes * share - fixed) * part
     return Cost(cost.flops * share * part, nbytes, cost.num_calls)

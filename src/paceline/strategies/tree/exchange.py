@@ -1,9 +1,9 @@
-"""The typical data parallel training of Le et al. 2018, section 2.3, as BVLC/Caffe does it.
+"""Sum gradients in a binary tree, as BVLC/Caffe does (Le et al. 2018, section 2.3).
 
-After backward the gradients go up a binary tree to rank 0 (step T-3), which makes them the mean.
-The means come down the same tree, where the paper's rank 0 sends the parameters that it alone has
-updated (T-5): as many bytes at the same place, but every rank has gradients to clip, to scale and
-to update its own parameters by, as with DistributedDataParallel. All messages are point to point.
+After backward gradients are sent up the tree to rank 0 (step T-3), which divides the sums. The
+means are sent down the same tree. The paper's rank 0 sends updated parameters instead (T-5), which
+have the same size; with means every rank can clip and scale gradients and update its own
+parameters. All messages are point to point.
 """
 
 import itertools
@@ -25,11 +25,11 @@ from paceline.strategies.tree.plan import children, parent
 
 
 class FlatGradients:
-    """A buffer of all gradients of one type, one after another, and behind them a flag for each.
+    """A flat buffer of all gradients of one type, followed by a flag for each.
 
-    The flag says whether the gradient has changed; added up, on how many ranks it has. With
-    `as_views` gradients are parts of the buffer from the first exchange on. A rank that `receives`
-    from children has a second buffer for what comes.
+    A flag is 1 if the gradient has changed, so the sum is the number of ranks with a change.
+    `as_views`: gradients are views of the buffer from the first exchange on. `receives`: the rank
+    has children, and needs a second buffer for their gradients.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class FlatGradients:
         for slot, part in zip(self._slots, self._parts, strict=True):
             gradient = slot.parameter.grad
             if gradient is None:
-                # This rank adds nothing, but its place in the buffer has the last step's mean.
+                # The buffer still has the mean of the step before.
                 part.zero_()
             elif not _is_view(gradient, part):
                 part.copy_(gradient)
         self._flags.copy_(torch.tensor([float(touched[slot.index]) for slot in self._slots]))
 
     def copy_out(self) -> list[int]:
-        """Give each gradient that changed on any rank its mean; return the slots' indices."""
+        """Replace gradients that changed on any rank by their means; return the slots' indices."""
         indices = []
         for slot, part, count in zip(self._slots, self._parts, self._flags.tolist(), strict=True):
             if not count:
@@ -87,14 +87,11 @@ def _is_view(gradient: Tensor, part: Tensor) -> bool:
     return gradient.data_ptr() == part.data_ptr() and gradient.numel() > 0
 
 
-_tags = itertools.count()  # so that messages of one model cannot be taken for another's
+_tags = itertools.count()  # a tag for each model, so that their messages are not confused
 
 
 class TreeExchange(Exchange):
-    """One rank's side: gradients up, means down.
-
-    With `as_views` gradients are views of the buffer that travels, which saves a copy.
-    """
+    """One rank's exchange; with `as_views` gradients are views of the sent buffer."""
 
     name = "tree"
     chunked = False
@@ -111,18 +108,17 @@ class TreeExchange(Exchange):
         self._flats: tuple[FlatGradients, ...] = ()
 
     def open(self, layout: Layout) -> None:
-        """Make a flat buffer for the gradients of each type, and one for children's, if any.
+        """Allocate buffers for each type of gradients.
 
-        InvalidInput if gloo would send gradients of a GPU: it reads the memory of hosts only.
+        InvalidInput for a GPU with gloo, which reads host memory only.
         """
         group, needs_nccl = self._group, device_of(self._group.device).backend == "nccl"
         config = dist.get_backend_config(group.process_group) if group.exchanges else "nccl"
         if needs_nccl and "nccl" not in config:
             raise InvalidInput(
                 "exchange",
-                "tree sends gradients from GPU to GPU, and the process group's backend is gloo, "
-                "which cannot read a GPU's memory",
-                hint="make it with NCCL and a GPU for each rank, or choose exchange='host'",
+                "is tree, which cannot send a GPU's gradients with gloo",
+                hint="create the process group with NCCL, or choose exchange='host'",
             )
         self._flats = tuple(
             FlatGradients(layout, dtype, self._group.device, self._as_views, bool(self._children))
@@ -131,7 +127,7 @@ class TreeExchange(Exchange):
 
     @torch.no_grad()
     def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
-        """Bring the gradients to rank 0, and their means to all."""
+        """Send gradients up the tree, and means down."""
         started = time.monotonic()
         changed = [False] * len(touched)
         for flat in self._flats:
@@ -146,7 +142,7 @@ class TreeExchange(Exchange):
 
     def _reduce_and_broadcast(self, flat: FlatGradients) -> None:
         own = self._group.rank
-        # In a fixed order, so that sums have the same bits in every run.
+        # Add in a fixed order, so that sums are bitwise reproducible.
         for child in self._children:
             self._receive(flat.incoming, child, f"up{child}")
             with noted(self.recorder, Kind.REDUCE, f"{child}", alone=True):
@@ -170,15 +166,15 @@ class TreeExchange(Exchange):
         self._bytes_received += values.nbytes
 
     def discard(self) -> None:
-        """Refuse to go on: the others wait for gradients that will not come."""
+        """Raise InvalidInput, because the other ranks wait for this rank's gradients."""
         raise InvalidInput(
             "exchange",
-            "a backward pass failed on this rank, and tree cannot take a step back",
-            hint="use host, or end the run",
+            "cannot discard a step after a failed backward pass",
+            hint="end the run, or use exchange='host' on one machine",
         )
 
     def statistics(self) -> Statistics:
-        """Return the traffic and time so far: nothing is hidden."""
+        """Return the traffic and time so far, all of it exposed."""
         sent, received = self._bytes_sent, self._bytes_received
         return Statistics(self.name, self._num_steps, sent, received, self._exposed_s, 0.0)
 

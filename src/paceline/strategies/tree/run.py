@@ -1,4 +1,4 @@
-"""Run strategy tree: gradients to rank 0, their means to all."""
+"""Run strategy tree."""
 
 from torch import nn
 
@@ -14,10 +14,10 @@ from paceline.strategies.tree.exchange import TreeExchange
 def method(
     config: Tree, compression: Compression | None = None, chunk: Chunking | None = None
 ) -> Method:
-    """Return the exchange through the tree, which takes no codec and has no chunks."""
+    """Return the exchange, without codec and chunks."""
     return Method("tree", TreeExchange, takes_codec=False)
 
 
 def replica(module: nn.Module, config: Tree, group: Group) -> ModelReplica:
-    """Return the module as one of the group's replicas."""
+    """Wrap the module as a replica of the group."""
     return Synchronized(module, method(config), group=group, gradient_as_bucket_view=True)
