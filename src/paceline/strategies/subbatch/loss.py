@@ -6,7 +6,6 @@ the mean over all other rows of the batch.
 """
 
 from dataclasses import dataclass
-from math import log
 from typing import Any, Self
 
 import torch
@@ -15,8 +14,8 @@ from torch.nn.functional import cross_entropy
 
 from paceline.core.errors import InvalidInput
 from paceline.training.models.sharded import Shard
-from paceline.training.recipes.classification import accuracy, check_classes, class_loss
-from paceline.training.recipes.losses import bits_per_byte, next_token_loss
+from paceline.training.recipes.classification import check_classes, class_loss
+from paceline.training.recipes.losses import next_token_loss
 from paceline.training.recipes.recipe import Recipe, described, scalar_of
 
 IGNORED = -100  # the `ignore_index` of torch's cross entropy
@@ -124,33 +123,3 @@ def _is_plain(loss: Any) -> bool:
 
 def _named(loss: Any) -> str:
     return getattr(loss, "__name__", type(loss).__name__)
-
-
-@dataclass(frozen=True)
-class Tested:
-    """The loss and the best class of this rank's rows of a test, each (N,).
-
-    `num_samples`, `num_counted`: samples, and rows that are not ignored, over all ranks.
-    """
-
-    losses: Tensor
-    classes: Tensor
-    targets: Tensor
-    num_samples: int
-    num_counted: int
-
-    @property
-    def loss(self) -> float:
-        """This rank's part of the mean loss over all rows, times the samples."""
-        return float(self.losses.sum()) * self.num_samples / max(1, self.num_counted)
-
-    def score(self, score: Any) -> float | None:
-        """Return this rank's sum of the score over samples; None if it needs the logits."""
-        if score is accuracy:
-            return float((self.classes == self.targets).sum())
-        return self.loss / log(2) if score is bits_per_byte else None
-
-
-def best_of(bests: Tensor, classes: Tensor) -> Tensor:
-    """Return the class of each row's best logit, from each rank's best: (ranks, N)."""
-    return classes.gather(0, bests.argmax(0, keepdim=True)).squeeze(0).long()

@@ -16,10 +16,9 @@ from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.cost import LayerTimes, PacedDevice, Rate, layer_times
 from paceline.core.workload import Layer, Workload
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.head import Cut, cut, matrix_of, num_outputs
+from paceline.strategies.subbatch.head import Cut, cut, layer_work, matrix_of, num_outputs
 from paceline.strategies.subbatch.layers import DropoutMasks, HeadLayer
 from paceline.strategies.subbatch.trainer import SplitModel
-from paceline.strategies.subbatch.work import layer_work
 from paceline.training.models.chained_head import TracedLayer
 from paceline.training.models.paced import PacedModel, PacedSGD
 from paceline.training.models.sharded import Sharding

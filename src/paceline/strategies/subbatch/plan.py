@@ -34,8 +34,16 @@ from paceline.core.transfer import Ring, Transfer
 from paceline.core.wire_format import Purpose
 from paceline.core.workload import Layer, Workload, kept_nbytes, replica_nbytes, state_nbytes
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.head import Cut, cut, matrix_of, num_outputs, shares
-from paceline.strategies.subbatch.work import LayerWork, layer_work, update_work
+from paceline.strategies.subbatch.head import (
+    Cut,
+    LayerWork,
+    cut,
+    layer_work,
+    matrix_of,
+    num_outputs,
+    shares,
+    update_work,
+)
 
 LOSS, LABELS = "loss", "labels"  # parts of tasks
 _LOSS_VALUES = 3  # per row: largest logit, sum of exponentials, target's logit

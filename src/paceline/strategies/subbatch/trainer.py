@@ -10,6 +10,7 @@ sub-batch, a sub-batch ends before the next one computes, but after that one's a
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,7 +20,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.codecs.gathering import Sent, begin_gather
+from paceline.codecs.gathering import Pending, Sent, begin_gather, begin_return
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.plan import Kind
 from paceline.exchange.checkpoints import State
@@ -29,12 +30,12 @@ from paceline.exchange.step import OF_CLASSES, Learning, Optimize, Share
 from paceline.exchange.synchronized import Synchronized
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
-from paceline.strategies.subbatch.batch import StepBatch, label_message
+from paceline.strategies.subbatch.batch import StepBatch, label_message, num_counted
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.layers import DropoutMasks, HeadLayer
-from paceline.strategies.subbatch.plan import LABELS
+from paceline.strategies.subbatch.loss import CrossEntropy, loss_terms
+from paceline.strategies.subbatch.plan import LABELS, LOSS, returned_of, weights_of
 from paceline.strategies.subbatch.state import gather_state, load_state
-from paceline.strategies.subbatch.sub_batch import HeadPasses, SubBatchPass
 from paceline.training.data.batch import call
 from paceline.training.models.sharded import Sharding
 from paceline.training.recipes.recipe import described
@@ -102,8 +103,8 @@ class SplitTrainer:
         schedule: Schedule = lambda optimizer: None,
         thread: CommunicationThread | None = None,
     ) -> None:
-        updates_each = config.updates == "sub-batch"
-        if updates_each and learning.clip_norm is not None:
+        self.updates_each = config.updates == "sub-batch"
+        if self.updates_each and learning.clip_norm is not None:
             raise InvalidInput(
                 "clip_norm",
                 "requires updates=step, because sub-batches update the head before all gradients "
@@ -118,15 +119,12 @@ class SplitTrainer:
         self.replica = self._replicated()
         self.num_steps = 0
         self._num_sub_batches = config.num_sub_batches(model.batch_size)
-        updated = {BODY if updates_each else WHOLE: model.body if updates_each else model.module}
-        updated |= {layer.name: layer.module for layer in model.head if updates_each}
+        updated = {WHOLE: model.module}
+        if self.updates_each:
+            updated = {BODY: model.body} | {layer.name: layer.module for layer in model.head}
         self.optimizers = {name: optimizer(module) for name, module in updated.items()}
         schedules = {name: schedule(one) for name, one in self.optimizers.items()}
         self.schedules = {name: one for name, one in schedules.items() if one is not None}
-        self._passes = HeadPasses(
-            *(model.head, config, learning, self.thread, recorder, self.sent, self.sent_of_loss),
-            update=self._update if updates_each else None,
-        )
 
     def _replicated(self) -> ModelReplica:
         """Wrap the body as a replica that averages gradients layer by layer."""
@@ -220,11 +218,11 @@ class SplitTrainer:
         """
         parts = activations.detach().tensor_split(len(batch.rows[0]))  # of samples
         passes = [
-            SubBatchPass(self._passes, number, batch, masks, part.flatten(0, -2))
+            SubBatchPass(self, number, batch, masks, part.flatten(0, -2))
             for number, part in enumerate(parts)
         ]
         turns = [one.turns() for one in passes]
-        if self._passes.update is not None:
+        if self.updates_each:
             next(turns[0])
             for one, following in zip(turns, [*turns[1:], iter(())], strict=True):
                 next(following, None)  # its first turn sends activations
@@ -236,7 +234,7 @@ class SplitTrainer:
         gradients = torch.cat([one.gradients for one in passes])
         return gradients, torch.stack([one.loss for one in passes]).sum()
 
-    def _update(self, layer: HeadLayer) -> None:
+    def update(self, layer: HeadLayer) -> None:
         """Update a layer of the head."""
         self.optimizers[layer.name].step()
         self.optimizers[layer.name].zero_grad()
@@ -264,3 +262,103 @@ class SplitTrainer:
 
 def _norm(parameters: list[nn.Parameter]) -> Tensor:
     return get_total_norm([one.grad for one in parameters if one.grad is not None])
+
+
+class SubBatchPass:
+    """Forward and backward of one sub-batch.
+
+    After all `turns`, `gradients` (N, features) are those of this rank's activations, and `loss` is
+    the sub-batch's part of the mean loss.
+    """
+
+    def __init__(
+        self,
+        trainer: SplitTrainer,
+        number: int,
+        batch: StepBatch,
+        masks: DropoutMasks,
+        activations: Tensor,
+    ) -> None:
+        self._trainer, self._layers = trainer, trainer.model.head
+        self._number, self._batch, self._masks = number, batch, masks
+        self._rows = batch.rows_of(number)
+        self._targets = batch.targets[self._rows]
+        self._of_row = 1 / max(1, batch.num_counted)  # of the mean loss
+        # Updates per sub-batch use the gradients of the sub-batch's mean loss.
+        counted = num_counted(self._targets) if trainer.updates_each else 0
+        self._updates = counted > 0
+        self._scale = batch.num_counted / counted if counted else 1.0
+        self._activations = self.gradients = activations
+        self.loss = activations.new_zeros(())
+
+    def turns(self) -> Iterator[None]:
+        """Run the sub-batch; a turn ends after starting an exchange."""
+        values, last = self._activations, self._layers[-1]
+        for place, layer in enumerate(self._layers):
+            if layer.is_linear:
+                future = self._gather(place, values)
+                yield
+                values = future.result() if place == 0 else future.result().t()
+            with self._computing(Kind.FORWARD, layer.name):
+                values = layer.forward(self._number, values, self._rows, self._masks)
+                if layer is last:
+                    terms = loss_terms(values, self._targets, layer.shard)
+        num_ranks = len(self._batch.rows)
+        sizes = [len(terms)] * num_ranks
+        what, sent = f"logits of layer {last.name!r}", self._trainer.sent_of_loss
+        post = partial(begin_gather, terms, None, sizes=sizes, traffic=sent, what=what)
+        future = self._begin(Kind.SEND, LOSS, post)
+        yield
+        loss = CrossEntropy.of(future.result().view(num_ranks, *terms.shape), self._targets)
+        self.loss = loss.losses.sum() * self._of_row
+        for place, layer in reversed(list(enumerate(self._layers))):
+            with self._computing(Kind.BACKWARD, layer.name):
+                if layer is last:
+                    values = loss.gradients(values, self._targets, layer.shard, self._of_row)
+                values = layer.backward_input(self._number, values, self._scale)
+                if self._updates and not layer.is_linear:
+                    self._trainer.update(layer)
+            if layer.is_linear:
+                # Send input gradients while computing weight gradients.
+                future = self._return(place, values)
+                with self._computing(Kind.BACKWARD, weights_of(layer.name)):
+                    layer.backward_weight(self._number, self._scale)
+                    if self._updates:
+                        self._trainer.update(layer)
+                yield
+                values = future.result() if place == 0 else future.result().t()
+        self.gradients = values
+
+    def _computing(self, kind: Kind, part: str) -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(self._trainer.recorder.computing(kind, part, self._number))
+        stack.enter_context(self._trainer.learning.autocast(self._activations.device))
+        return stack
+
+    def _gather(self, place: int, values: Tensor) -> Future[Tensor]:
+        """Start gathering the inputs of a linear layer: rows of the body, columns of a layer."""
+        what, sizes = "activations of the body", self._batch.sizes_of(self._number)
+        if place:
+            before = self._layers[place - 1]
+            what, sizes = f"activations of layer {before.name!r}", before.sharding.sizes
+            values = values.t()  # `begin_gather` gathers rows
+        codec, sent = self._trainer.config.activations, self._trainer.sent
+        post = partial(begin_gather, values, codec, sizes=sizes, traffic=sent, what=what)
+        return self._begin(Kind.SEND, self._layers[place].name, post)
+
+    def _return(self, place: int, gradients: Tensor) -> Future[Tensor]:
+        """Start summing the input gradients of a linear layer, each where its input came from."""
+        name, sizes = self._layers[place].name, self._batch.sizes_of(self._number)
+        if place:
+            gradients, sizes = gradients.t(), self._layers[place - 1].sharding.sizes
+        codec, sent = self._trainer.config.activation_gradients, self._trainer.sent
+        what = f"activation gradients of layer {name!r}"
+        post = partial(begin_return, gradients, codec, sizes=sizes, traffic=sent, what=what)
+        return self._begin(Kind.REDUCE, returned_of(name), post)
+
+    def _begin(self, kind: Kind, part: str, post: Callable[..., Pending]) -> Future[Tensor]:
+        recorder, number, thread = self._trainer.recorder, self._number, self._trainer.thread
+        return thread.begin(
+            lambda: post(group=thread.process_group),
+            lambda start_s, end_s: recorder.add_exchange(kind, part, start_s, end_s, number),
+        )
