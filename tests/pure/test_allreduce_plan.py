@@ -58,7 +58,6 @@ def test_buckets_hold_every_gradient_once(sizes, bucket_mb):
     ready = [layer(f"l{i}", *mib) for i, mib in enumerate(sizes)]
     parts = buckets(ready, bucket_mb)
     assert sum(part.nbytes for part in parts) == sum(one.gradient_nbytes for one in ready)
-    assert sum(part.num_parameters for part in parts) == sum(map(len, sizes))
     assert parts[-1].last_layer == ready[-1].name
 
 

@@ -14,7 +14,6 @@ from functools import partial
 
 from paceline.core.collective import Collective, coding_of
 from paceline.core.cost import compute_lane
-from paceline.core.link_fit import ExchangeSamples, line_through, linked_in_ring
 from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import Cost, Kind, Plan, Task, TaskId
 from paceline.core.step import ComputeStep
@@ -34,7 +33,6 @@ class Bucket:
 
     nbytes: int = 0
     last_layer: str = ""
-    num_parameters: int = 0
     num_values: int = 0
 
 
@@ -55,12 +53,8 @@ def buckets(ready: Sequence[Layer], bucket_mb: int | None) -> list[Bucket]:
         for parameter in layer.parameters:
             group = parameter.element_size
             before = open_.pop(group, Bucket())
-            bucket = Bucket(
-                before.nbytes + parameter.nbytes,
-                layer.name,
-                before.num_parameters + 1,
-                before.num_values + parameter.numel,
-            )
+            numel = before.num_values + parameter.numel
+            bucket = Bucket(before.nbytes + parameter.nbytes, layer.name, numel)
             number = num_closed.get(group, 0)
             if bucket.nbytes >= capacities[min(number, len(capacities) - 1)]:
                 closed.append(bucket)
@@ -124,11 +118,3 @@ def _step_tasks(compute: ComputeStep, exchanges: _Exchanges, step: int) -> Itera
         decoded = [one.result(step, worker) for _, one in exchanges if one.coders]
         after = (*last, *decoded, compute.after_backward(step, worker))
         yield compute.step_task(step, worker, after)
-
-
-def calibrate(
-    machine: Machine, measured: ExchangeSamples, config: AllReduce | None = None
-) -> Machine:
-    """Return the machine with a ring of links fitted to the measured exchanges."""
-    codec = config.codec if config else None
-    return linked_in_ring(machine, machine.devices, line_through(measured), codec, at_once=True)

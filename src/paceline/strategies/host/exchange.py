@@ -170,12 +170,12 @@ class HostExchange:
 
     def state(self) -> dict[str, Tensor]:
         """Return the error feedback of a leader's codecs."""
-        return {} if self._between is None else self._between.state()
+        return self._encoded.state_dict() if self._encoded else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Load error feedback saved by the same rank."""
-        if self._between is not None:
-            self._between.load_state(state)
+        if self._encoded is not None:
+            self._encoded.load_state_dict(state)
 
     def statistics(self) -> Statistics:
         """Return the traffic and time so far, after a GPU's last exchange."""
@@ -187,9 +187,14 @@ class HostExchange:
         known = self.name, self._step, nbytes, nbytes, *times, chunk
         if self._between is None or self._guard is None:
             return Statistics(*known)
-        found = self._guard.num_nonfinite, self._guard.num_skipped
-        between = self._between
-        return Statistics(*known, between.why, *found, sent_share=between.sent_share)
+        encoded, found = self._encoded, (self._guard.num_nonfinite, self._guard.num_skipped)
+        # Only leaders know the measurements behind the codec.
+        why = encoded.why if encoded else f"{self._between.codec}: asked for"
+        return Statistics(*known, why, *found, sent_share=encoded.sent_share if encoded else None)
+
+    @property
+    def _encoded(self) -> CodecAllReduce | None:
+        return self._between.encoded if self._between else None
 
     def _num_nonfinite(self) -> int:
         """Return the number of this step's values that became NaN."""
@@ -234,15 +239,15 @@ class LeaderAllReduce:
             timeout=timedelta(seconds=group.deadline_s),
             use_local_synchronization=True,
         )
-        self._codec = name_of(compression.codec) if compression else None
-        check_same_codec(self._codec, group)
+        self.codec = name_of(compression.codec) if compression else None
+        check_same_codec(self.codec, group)
         self._thread: CallThread | None = None  # this and the following: on leaders only
         self._exchanged: Future[None] | None = None  # the current step
-        self._encoded: CodecAllReduce | None = None
+        self.encoded: CodecAllReduce | None = None
         if group.rank in arena.leaders:
             if compression is not None:
                 cpu, deadline_s = torch.device("cpu"), group.deadline_s
-                self._encoded = CodecAllReduce(compression.codec, leaders, cpu, deadline_s)
+                self.encoded = CodecAllReduce(compression.codec, leaders, cpu, deadline_s)
             self._thread = CallThread("between")
 
     @property
@@ -252,7 +257,7 @@ class LeaderAllReduce:
 
     def begin(self, step: int, chunks: tuple[Chunk, ...], recorder: Recorder | None) -> None:
         """Begin to exchange a step's chunks, as soon as this machine has summed each."""
-        if self._codec is not None and chunks is not self._chunks:
+        if self.codec is not None and chunks is not self._chunks:
             for slot in (slot for chunk in chunks for slot in chunk.slots):
                 if slot.dtype != torch.float32:
                     raise InvalidInput(
@@ -274,36 +279,17 @@ class LeaderAllReduce:
         except StepDiscarded as error:
             raise InvalidInput("exchange", str(error), hint=_NO_DISCARD) from error
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the error feedback of this leader's codecs."""
-        return self._encoded.state_dict() if self._encoded else {}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback saved by the same leader."""
-        if self._encoded is not None:
-            self._encoded.load_state_dict(state)
-
-    @property
-    def why(self) -> str:
-        """The codec and the reason for it; the measurements are known to leaders only."""
-        return self._encoded.why if self._encoded else f"{self._codec}: asked for"
-
-    @property
-    def sent_share(self) -> float | None:
-        """Share of values that this leader has sent, for threshold codecs."""
-        return self._encoded.sent_share if self._encoded else None
-
     def close(self) -> None:
         """End the thread."""
         if self._thread is not None:
             self._thread.close(None)
-        if self._encoded is not None:
-            self._encoded.close()
+        if self.encoded is not None:
+            self.encoded.close()
 
     def _exchange(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
         result = self._arena.shared_result(step)
-        if self._encoded is not None:
-            self._encoded.begin_step()
+        if self.encoded is not None:
+            self.encoded.begin_step()
         pending = []
         for chunk in chunks:
             self._arena.wait_chunk(chunk.number)
@@ -315,11 +301,11 @@ class LeaderAllReduce:
                 dist.all_reduce(changed, dist.ReduceOp.MAX, group=self._leaders)
                 self._arena.flags[self._arena.local_rank, :, step % 2] = changed
             publish = partial(self._publish, chunk, started, recorder)
-            if self._encoded is not None:
+            if self.encoded is not None:
                 # One chunk travels while another is decoded.
                 sums = _without_gaps(chunk, result)
                 # Error feedback belongs to the values of a chunk, so its size is in the name.
-                work = self._encoded.reduce(f"chunk{chunk.number}of{len(sums)}", sums)
+                work = self.encoded.reduce(f"chunk{chunk.number}of{len(sums)}", sums)
                 pending.append(work.future.then(publish))
                 continue
             for sums in _parts_of(chunk, result):

@@ -1,6 +1,8 @@
 """Train an elastic worker, which may join and leave at any time, without profile and plan."""
 
+from bisect import bisect
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -46,21 +48,12 @@ class ElasticRunner:
         torch.manual_seed(getattr(session.settings, "seed", 0) + number)
         replica = LocalReplica(self.setup.model)
         model = LocalModel(session, self.setup, recorder, replica, config, manager)
-        begun = model.updates.num_steps
+        # Do not report epochs that were over when it joined.
+        joined = bisect(list(accumulate(self.setup.epoch_steps)), model.updates.num_steps)
         replica.learner = model
         trained = train(session, self.setup, recorder, replica, model.learner)
-        # Do not report epochs that were over when it joined.
-        epochs = trained.epochs[self._epoch_of(begun) :]
-        trained = replace(trained, spans=(), epochs=epochs)
+        trained = replace(trained, spans=(), epochs=trained.epochs[joined:])
         return outcome_of(session, self.setup, trained, lambda window: Plan(()), config=config)
-
-    def _epoch_of(self, num_steps: int) -> int:
-        """Return the epoch of a step of the run."""
-        for number, count in enumerate(self.setup.epoch_steps):
-            if num_steps < count:
-                return number
-            num_steps -= count
-        return len(self.setup.epoch_steps)
 
     def save(self, path: Path) -> None:
         """Write the model as safetensors, if this worker reports for the run."""

@@ -19,7 +19,6 @@ from paceline.core import cost as costs
 from paceline.core.balance import apportion
 from paceline.core.collective import Coding, Collective
 from paceline.core.errors import InvalidInput
-from paceline.core.link_fit import ExchangeSamples, line_through, linked_in_ring
 from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import Cost, Kind, Lane, Plan, Resource, Task, TaskId
 from paceline.core.step import ComputeStep
@@ -57,12 +56,6 @@ def memory(workload: Workload, machine: Machine, config: Local) -> Mapping[str, 
     for device in devices:
         needed[device.host] = needed.get(device.host, 0) + kept
     return needed
-
-
-def calibrate(machine: Machine, measured: ExchangeSamples, config: Local | None = None) -> Machine:
-    """Return the machine with a ring of links fitted to the measured exchanges."""
-    codec = config.codec if config else None
-    return linked_in_ring(machine, machine.devices, line_through(measured), codec, at_once=True)
 
 
 def fragments_of(workload: Workload, config: Local) -> tuple[tuple[Layer, ...], ...]:
