@@ -15,7 +15,7 @@ from paceline.core.strategy import Window, codec_fields
 from paceline.core.workload import Workload
 from paceline.planner.best_chunk import with_best_chunk
 from paceline.planner.grouping import Windows
-from paceline.planner.steady import Steady
+from paceline.planner.steady import steady
 from paceline.records.built_in import recorded
 from paceline.records.machine_file import find_machine
 from paceline.strategies import STRATEGIES
@@ -83,7 +83,7 @@ def test_groups_of_layers_take_as_long_as_layers(name, on, codec):
         expected = makespan_s(windows.of_layers(num_steps), windows.model)
         found = makespan_s(windows.of(num_steps), windows.cost)
         assert found == pytest.approx(expected, rel=1e-9)
-    spans = Steady.of(windows).timeline.spans
+    spans = steady(windows).timeline.spans
     parts = {layer.name for layer in work.layers}
     assert parts <= {span.part for span in spans}  # what is drawn has all layers
 

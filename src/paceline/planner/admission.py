@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from paceline.core.balance import apportion
 from paceline.core.plan import Kind, PriceKey
@@ -65,9 +64,19 @@ def admit(
         raise ValueError(f"speeds and exchange_s: {list(speeds)} samples/s, {exchange_s} s")
     bounds = list(most) if most is not None else [None] * len(speeds)
     fixed = list(fixed_s) if fixed_s is not None else [0.0] * len(speeds)
-    group = _Group(speeds, bounds, fixed, batch_size, exchange_s)
+
+    def rate(ranks: Sequence[int], is_balanced: bool) -> float:
+        """Return the throughput of some workers; 0 if a batch does not fit into them."""
+        fit = [bounds[rank] for rank in ranks]
+        if sum(batch_size if bound is None else bound for bound in fit) < batch_size:
+            return 0.0
+        own = [speeds[rank] if is_balanced else 1.0 for rank in ranks]
+        parts = zip(ranks, apportion(batch_size, own, fit), strict=True)
+        slowest_s = max(part / speeds[rank] + fixed[rank] for rank, part in parts)
+        return batch_size / (slowest_s + exchange_s * (len(ranks) > 1))
+
     order = sorted(range(len(speeds)), key=lambda rank: -speeds[rank])
-    rates = [group.rate(order[: number + 1], balanced) for number in range(len(order))]
+    rates = [rate(order[: number + 1], balanced) for number in range(len(order))]
     if not max(rates):
         raise ValueError(f"most: {bounds} samples are fewer than a batch of {batch_size}")
     number = next(i + 1 for i, one in enumerate(rates) if one * _GAIN >= max(rates))
@@ -77,30 +86,10 @@ def admit(
         least = max(number, order.index(rank) + 1)
         best = max(range(least, len(order) + 1), key=lambda n: rates[n - 1])
         together = there if rank in there else order[:best]
-        without = group.rate([one for one in there if one != rank], balanced)
-        equal, even = group.rate(together, False), group.rate(together, True)
+        without = rate([one for one in there if one != rank], balanced)
+        equal, even = rate(together, False), rate(together, True)
         verdicts.append(Admission(rank, speed, without, equal, even, balanced, rank in there))
     return tuple(verdicts)
-
-
-class _Group(NamedTuple):
-    """The arguments of `admit`."""
-
-    speeds: Sequence[float]
-    bounds: Sequence[int | None]
-    fixed_s: Sequence[float]
-    batch_size: int
-    exchange_s: float
-
-    def rate(self, ranks: Sequence[int], is_balanced: bool) -> float:
-        """Return the throughput of these workers; 0 if a batch does not fit into them."""
-        own, fit = [self.speeds[rank] for rank in ranks], [self.bounds[rank] for rank in ranks]
-        if sum(self.batch_size if bound is None else bound for bound in fit) < self.batch_size:
-            return 0.0
-        parts = apportion(self.batch_size, own if is_balanced else [1.0] * len(own), fit)
-        each = zip(ranks, parts, own, strict=True)
-        slowest_s = max(part / speed + self.fixed_s[rank] for rank, part, speed in each)
-        return self.batch_size / (slowest_s + self.exchange_s * (len(own) > 1))
 
 
 def admit_profiled(

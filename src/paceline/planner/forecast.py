@@ -5,33 +5,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.core.after_backward import AfterBackward
 from paceline.core.compare import Breakdown
 from paceline.core.cost import CostModel
 from paceline.core.losses import BETWEEN_HOSTS, WITHIN_A_HOST
 from paceline.core.machine import Machine
 from paceline.core.steps_to_loss import StepsToLoss
 from paceline.core.strategy import Strategy, codec_fields
-from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload, replica_nbytes
 from paceline.planner import explanations
 from paceline.planner.grouping import Windows
-from paceline.planner.steady import Steady, devices_of
+from paceline.planner.steady import Steady, devices_of, steady
 
 ERROR_BAR = 0.06  # mean error of a predicted step (benchmarks/planner)
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """The predicted step of a strategy: its seconds, their parts, bytes and memory.
+class Forecast(Steady):
+    """The predicted step of a strategy: its time and memory, and the throughput.
 
-    `link_nbytes`: bytes of a step per direction of a link. `memory_nbytes`: by device, and by host
-    if it holds tensors. `wire_s`: seconds of a step during which the busiest link is in use.
-    `placement`: the choice of devices. `alone_samples_per_s`: their total throughput without any
-    exchange. `is_balanced`: the plan splits batches by the devices' speeds. `notes`: further
-    sentences next to `why`. `steps_per_update`: steps between two updates in the timeline (local
-    steps). `slowdown`: computing time relative to undisturbed computing (`core.losses`), with its
-    causes in `slowed_by`. `after_backward`: communication left then, if the strategy reports it.
+    `memory_nbytes`: by device, and by host if it holds tensors. `placement`: the choice of devices.
+    `alone_samples_per_s`: their total throughput without any exchange. `is_balanced`: the plan
+    splits batches by the devices' speeds. `notes`: further sentences next to `why`.
     `is_same_training`: computes what one worker with the whole batch would, except for a codec's
     rounding; otherwise `steps_to_loss` are the steps to the same loss, if known.
     """
@@ -39,22 +33,13 @@ class Forecast:
     strategy: str
     config: Any
     workers: int
-    step_s: float
     samples_per_s: float
-    link_nbytes: Mapping[str, float]
     memory_nbytes: Mapping[str, int]
-    wire_s: float
-    breakdown: Breakdown
     machine: Machine
-    timeline: Timeline
     placement: str = "as listed"
     alone_samples_per_s: float | None = None
     is_balanced: bool = False
     notes: tuple[str, ...] = ()
-    steps_per_update: float = 1.0
-    slowdown: float = 1.0
-    slowed_by: tuple[str, ...] = ()
-    after_backward: AfterBackward | None = None
     is_same_training: bool = True
     steps_to_loss: StepsToLoss | None = None
 
@@ -140,31 +125,21 @@ def forecast(
 
 def forecast_of(windows: Windows, samples_per_step: float) -> Forecast:
     """Predict a strategy from its windows of steps."""
-    machine, config, steady = windows.machine, windows.config, Steady.of(windows)
-    step_s, notes = _fed(machine, config.workers, samples_per_step, steady.step_s)
-    learns_as, caveats = _learning(windows)
-    limit = windows.strategy.planning.limit
-    limiting = (limit and limit(machine, config, steady.outline)) or ""
+    machine, config, found = windows.machine, windows.config, steady(windows)
+    step_s, notes = _fed(machine, config.workers, samples_per_step, found.step_s)
+    steps_to_loss, caveats = _learning(windows)
     return Forecast(
-        windows.strategy.name,
-        config,
-        config.workers,
-        step_s,
-        samples_per_step / step_s,
-        steady.link_nbytes,
-        memory(windows.workload, machine, windows.strategy, config),
-        steady.wire_s,
-        steady.breakdown,
-        machine,
-        steady.timeline,
+        **vars(found) | {"step_s": step_s},
+        strategy=windows.strategy.name,
+        config=config,
+        workers=config.workers,
+        samples_per_s=samples_per_step / step_s,
+        memory_nbytes=memory(windows.workload, machine, windows.strategy, config),
+        machine=machine,
         is_balanced=windows.is_balanced,
-        notes=tuple(filter(None, (*notes, limiting, *caveats))),
-        steps_per_update=steady.steps_per_update,
-        slowdown=steady.slowdown,
-        slowed_by=steady.slowed_by,
-        after_backward=steady.after_backward,
+        notes=tuple(filter(None, (*notes, found.limit, *caveats))),
         is_same_training=not caveats,
-        steps_to_loss=learns_as,
+        steps_to_loss=steps_to_loss,
     )
 
 

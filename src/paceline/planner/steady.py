@@ -26,60 +26,64 @@ _COPY, _EXCHANGE = "copy", "exchange"
 
 @dataclass(frozen=True)
 class Steady:
-    """A simulated window of steps in the steady state, and the times of one step.
+    """A step in the steady state: its seconds, their parts and bytes.
 
-    `outline` has the spans of groups of layers, `timeline` those of all layers. For the other
-    fields see `Forecast`.
+    `wire_s`: seconds during which the busiest link is in use. `link_nbytes`: by direction of a
+    link. `timeline`: a window of steps, with `steps_per_update` steps between two updates (local
+    steps). `slowdown`: computing time relative to undisturbed computing (`core.losses`), with its
+    causes in `slowed_by`. `after_backward`: communication left then, and `limit`: what limits
+    further workers, if the strategy reports them.
     """
 
     step_s: float
     wire_s: float
     link_nbytes: Mapping[str, float]
     breakdown: Breakdown
-    outline: Timeline
     timeline: Timeline
     steps_per_update: float
     slowdown: float
     slowed_by: tuple[str, ...]
     after_backward: AfterBackward | None
+    limit: str | None
 
-    @classmethod
-    def of(cls, windows: Windows) -> "Steady":
-        """Simulate windows until the slowdown and the period are known."""
-        config, planning = windows.config, windows.strategy.planning
-        per_period, alike = planning.steps_per_period(config), planning.repeats_after(config)
-        for num_steps, looked_at in _window_steps(windows, per_period, alike):
-            plan, cost = windows.of(num_steps), windows.cost
+
+def steady(windows: Windows) -> Steady:
+    """Simulate windows until the slowdown and the period are known."""
+    config, planning = windows.config, windows.strategy.planning
+    per_period, alike = planning.steps_per_period(config), planning.repeats_after(config)
+    for num_steps, looked_at in _window_steps(windows, per_period, alike):
+        plan, cost = windows.of(num_steps), windows.cost
+        outline = simulate(plan, cost)
+        slowdown, slowed_by = _slowdown(outline, windows)
+        if slowdown != 1.0:
+            cost = Slowed(cost, slowdown)
             outline = simulate(plan, cost)
-            slowdown, slowed_by = _slowdown(outline, windows)
-            if slowdown != 1.0:
-                cost = Slowed(cost, slowdown)
-                outline = simulate(plan, cost)
-            period_s = steady_period(outline, num_steps, alike, looked_at)
-            if period_s is not None:
-                break
-        if period_s is None:
-            # The difference of two windows excludes the first and the last step.
-            longer_s = makespan_s(windows.of(2 * num_steps), cost)
-            period_s = (longer_s - outline.makespan_s) / num_steps
-        num_taken, per_update = num_steps * per_period, 1.0
-        inner = outline
-        if per_period > 1:
-            per_update = num_taken / outline.num_steps()
-            inner = _inner_periods(outline, num_steps)
-        priced = Slowed(windows.model, slowdown)
-        return cls(
-            period_s / per_period,
-            _wire_s(outline) / outline.num_steps() / per_update,
-            {link: nbytes / num_taken for link, nbytes in _sent(plan).items()},
-            breakdown(inner).divided(per_update),
-            outline,
-            _in_layers(windows, num_steps, priced, outline),
-            per_update,
-            slowdown,
-            slowed_by,
-            _after_backward(windows, priced),
-        )
+        period_s = steady_period(outline, num_steps, alike, looked_at)
+        if period_s is not None:
+            break
+    if period_s is None:
+        # The difference of two windows excludes the first and the last step.
+        longer_s = makespan_s(windows.of(2 * num_steps), cost)
+        period_s = (longer_s - outline.makespan_s) / num_steps
+    num_taken, per_update = num_steps * per_period, 1.0
+    inner = outline
+    if per_period > 1:
+        per_update = num_taken / outline.num_steps()
+        inner = _inner_periods(outline, num_steps)
+    priced = Slowed(windows.model, slowdown)
+    limit = planning.limit and planning.limit(windows.machine, config, outline)
+    return Steady(
+        period_s / per_period,
+        _wire_s(outline) / outline.num_steps() / per_update,
+        {link: nbytes / num_taken for link, nbytes in _sent(plan).items()},
+        breakdown(inner).divided(per_update),
+        _in_layers(windows, num_steps, priced, outline),
+        per_update,
+        slowdown,
+        slowed_by,
+        _after_backward(windows, priced),
+        limit,
+    )
 
 
 def _in_layers(windows: Windows, num_steps: int, cost: CostModel, outline: Timeline) -> Timeline:
