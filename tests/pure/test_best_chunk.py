@@ -1,4 +1,4 @@
-"""A search simulates chunks in place of layers, and no window longer than it takes to be steady."""
+"""Searches plan chunks instead of layers, in windows that are as short as possible."""
 
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,7 @@ NUM_STEPS = 8
 
 
 def question(model: str, name: str) -> tuple[Workload, Machine]:
-    """A step of the model, and a machine for two workers or more."""
+    """A step of a model, and a machine for two or more workers."""
     found = recorded(model, 16)
     assert found is not None
     machine = find_machine(name)

@@ -1,4 +1,4 @@
-"""Host, in chunks, and tree: their exchanges in closed form, and what Le et al. 2018 derive."""
+"""Plans of host and tree against closed forms and the definitions of Le et al. 2018."""
 
 from itertools import combinations, pairwise
 from types import SimpleNamespace
@@ -57,7 +57,7 @@ def test_cpus_move_each_byte_through_their_memory_3n_plus_1_times(workers):
 
 @pytest.mark.parametrize("uses_cores", [False, True])
 def test_sums_hide_behind_backward_unless_the_ranks_have_all_cores(uses_cores):
-    # 2 s of backward beside a sum of 1 s; the last layer's gradients are nothing.
+    # 2 s of backward during a sum of 1 s; the last layer's gradients are tiny.
     links = [link("h", "h", 1.0, uses_cores=uses_cores)]
     machine = box("cpu", "cpu", links=links, host={"reduce_latency_s": 1.0})
     window = lambda n: plan(chain((2, 4), (2, 4)), machine, HostReduce(), Window(n))  # noqa: E731
@@ -107,13 +107,13 @@ def test_several_hosts_sum_their_own_and_exchange_the_sums_in_a_ring():
     assert Roofline.of(machine).seconds(send) == pytest.approx(4.0 + 2 * 0.25)
     assert set(after(tasks["s0/step@worker2"])) >= {"s0/send[0]", "s0/send[1]"}
     assert exchange_s(tasks, machine) == pytest.approx(2 * 4.5)  # sums go on beside the network
-    # What a worker waits for is communication and not idle time.
+    # A worker's wait is communication, not idle time.
     for parts in breakdown_by_device(simulate(tasks, Roofline.of(machine))).values():
         assert (parts.exposed_s, parts.idle_s) == pytest.approx((9.0, 0.0), abs=1e-4)
 
 
 def between_all(number: int, nbytes_per_s: float) -> list[dict]:
-    """Return links of which each GPU has one of its own with each other one."""
+    """Return a separate link between each pair of GPUs."""
     pairs = combinations(range(number), 2)
     return [link(f"gpu{i}", f"gpu{j}", nbytes_per_s) for i, j in pairs]
 
@@ -154,10 +154,10 @@ def test_every_worker_updates_when_it_has_the_means_and_has_passed_them_on():
         assert ends[f"s0/step@worker{rank}"].start_s >= ends[f"s0/send[down{rank}]"].end_s
         assert after(tasks[f"s1/load@worker{rank}"]) == (f"s0/step@worker{rank}",)
     assert after(tasks["s0/send[down2]"]) == ("s0/reduce[2]@worker0",)
-    # Who has children sends before it goes on, the nearest last.
+    # A worker with children sends to all of them first, the nearest last.
     assert after(tasks["s0/step@worker0"]) == ("s0/send[down1]",)
     assert after(tasks["s0/step@worker2"]) == ("s0/send[down3]",)
-    # The largest distance first, so that both halves of the tree go on at once.
+    # The largest distance first, so that both halves of the tree proceed in parallel.
     assert ends["s0/send[down1]"].start_s == ends["s0/send[down3]"].start_s
     assert ends["s0/send[down2]"].end_s == ends["s0/send[down1]"].start_s
 
@@ -174,7 +174,7 @@ def left(strategy: Strategy, workload, machine, workers: int, num_steps: int = 2
 
 
 def in_turn(sizes):
-    """Return the layers with so long a backward that no copy ever waits for another."""
+    """Return layers with backward passes so long that no copy waits for another."""
     wire_times = [(t_bp, 4 * n / NBYTES_PER_S) for t_bp, n in sizes]
     times = [LayerPhases(t_bp, SYNC_S, 2 * t, t) for t_bp, t in wire_times]
     return [

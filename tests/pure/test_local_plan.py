@@ -1,4 +1,4 @@
-"""The plan of strategy local against closed forms: rounds, exchanges, uneven workers, fragments."""
+"""Plans of strategy local against closed forms: rounds, exchanges, uneven workers, fragments."""
 
 from dataclasses import asdict, replace
 
@@ -75,7 +75,7 @@ def test_these_tasks_and_no_others_are_a_round():
     own = {f"{kind}[{p}{piece}]" for kind, piece in PARTS for p in range(2)} | {"train[1.beside]"}
     expected = {f"{name}@worker{w}" for name in own for w in range(2)}
     expected |= {"reduce[0.0]", "reduce[1.0]"}
-    # In the first round nothing travels beside the steps before the first fragment.
+    # In the first round nothing is exchanged during the steps before the first fragment.
     assert named(tasks) == expected
     later = {task.name.removeprefix("s1/") for task in tasks.tasks if task.step == 1}
     assert later == expected | {f"train[0.beside]@worker{w}" for w in range(2)}
@@ -132,14 +132,14 @@ def test_an_inner_step_takes_as_long_as_its_layers_and_its_update_one_after_anot
 @pytest.mark.parametrize(
     ("machine", "config", "step_s", "shown_s"),
     [
-        # Of two workers each sends half of the bytes twice, at the same time as the other one.
+        # Each of two workers sends half of the bytes twice, at the same time as the other.
         *[
             (hosts(latency_s=0.25), Local(sync_every=n), STEP_S, NBYTES / PACE + 2 * 0.25)
             for n in (1, 7, 1000)
         ],
         # One worker alone exchanges nothing.
         (hosts((1,)), Local(workers=1, sync_every=3), STEP_S, 0),
-        # A delay hides 4 s as far as its steps last.
+        # A delay hides up to 4 s, as long as its steps last.
         *[
             (hosts(), Local(sync_every=20, delay=delay), 1.0, shown_s)
             for delay, shown_s in ((0, 4), (3, 1), (4, 0), (12, 0))
@@ -226,7 +226,7 @@ def test_codecs_take_the_devices_or_the_hosts_of_gpus_and_shrink_the_wire(kind):
     names = named(plan(two_layers(), machine, config, Window(1)))
     assert {"encode[0.0]@worker0", "decode[0.0]@worker0"} <= names
     assert ({"d2h[0]@worker0", "h2d[0]@worker0"} <= names) is (kind == "gpu")
-    # Hosts, in whose memory the outer steps are taken, are no devices of the breakdown.
+    # Hosts, which take the outer steps, are not devices of the breakdown.
     found = forecast_of(machine, config)
     assert found.breakdown.step_s == pytest.approx(found.step_s)
     with refused("codec") as caught:
@@ -324,7 +324,7 @@ def test_steps_to_a_loss_are_a_range_over_all_rows_that_are_near():
     ("seconds", "sync_every"), [(STEP_S, 10), (100 * STEP_S, 1), (None, Local.sync_every)]
 )
 def test_a_search_takes_the_rounds_that_reach_a_loss_soonest(monkeypatch, seconds, sync_every):
-    # An exchange takes as long as 0.2 steps, or 0.002; of another model nothing is known.
+    # An exchange takes as long as 0.2 steps, or 0.002; other models have no rows.
     known = {1: 1.0, 10: 1.1}
     own = dict.fromkeys(("low", "steps", "high"), 1.0) | {"parameters": NBYTES // 4}
     table = [

@@ -1,4 +1,4 @@
-"""Where a model is cut by default: a layer before which it can be, in plans as in trainings."""
+"""Default cuts of models are possible ones, in plans and in training."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""What strategy subbatch trains of recipes, and refuses: losses, targets, optimizers, models."""
+"""Recipes that strategy subbatch trains or refuses: losses, targets, optimizers, models."""
 
 from functools import partial
 from typing import Any
@@ -106,7 +106,7 @@ def test_optimizers_of_each_value_can_have_rows(optimizer: Any):
 
 
 class Normed(optim.SGD):
-    """Scales each gradient by the norm of the whole tensor's, as LARS does."""
+    """Scales each gradient by the norm of the whole tensor, as LARS does."""
 
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
@@ -128,7 +128,7 @@ def tied() -> Language:
 
 
 class Doubling(Language):
-    """Returns something else than its last layer gives."""
+    """Returns twice its last layer's output."""
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         return 2 * super().forward(tokens, mask)
@@ -159,7 +159,7 @@ def test_a_norm_of_tokens_stays_in_the_body():
 
 @pytest.mark.parametrize("optional", [True, False])
 def test_a_body_is_the_model_up_to_its_last_layer(optional: bool):
-    """Tracing would fix the assertion, and whether the second argument is given."""
+    """The assertion and the optional argument must not be traced as constants."""
     torch.manual_seed(0)
     model, tokens = Language(), torch.arange(12).view(2, 6)
     mask = torch.rand(2, 6) > 0.5 if optional else None
@@ -198,7 +198,7 @@ def test_a_tied_head_is_refused(head: str | None):
 
 
 def test_nothing_is_described_with_values():
-    """A factory that makes its tensors where torch says makes none of a head on this machine."""
+    """A factory that respects torch.device allocates no head."""
     made = []
 
     class Watched(Language):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline.core.balance import apportion
 from paceline.core.plan import Kind, PriceKey
@@ -64,17 +65,7 @@ def admit(
         raise ValueError(f"speeds and exchange_s: {list(speeds)} samples/s, {exchange_s} s")
     bounds = list(most) if most is not None else [None] * len(speeds)
     fixed = list(fixed_s) if fixed_s is not None else [0.0] * len(speeds)
-
-    def rate(ranks: Sequence[int], is_balanced: bool) -> float:
-        """Return the throughput of some workers; 0 if a batch does not fit into them."""
-        fit = [bounds[rank] for rank in ranks]
-        if sum(batch_size if bound is None else bound for bound in fit) < batch_size:
-            return 0.0
-        own = [speeds[rank] if is_balanced else 1.0 for rank in ranks]
-        parts = zip(ranks, apportion(batch_size, own, fit), strict=True)
-        slowest_s = max(part / speeds[rank] + fixed[rank] for rank, part in parts)
-        return batch_size / (slowest_s + exchange_s * (len(ranks) > 1))
-
+    rate = _Group(speeds, bounds, fixed, batch_size, exchange_s).rate
     order = sorted(range(len(speeds)), key=lambda rank: -speeds[rank])
     rates = [rate(order[: number + 1], balanced) for number in range(len(order))]
     if not max(rates):
@@ -90,6 +81,24 @@ def admit(
         equal, even = rate(together, False), rate(together, True)
         verdicts.append(Admission(rank, speed, without, equal, even, balanced, rank in there))
     return tuple(verdicts)
+
+
+class _Group(NamedTuple):
+    speeds: Sequence[float]
+    bounds: Sequence[int | None]
+    fixed_s: Sequence[float]
+    batch_size: int
+    exchange_s: float
+
+    def rate(self, ranks: Sequence[int], is_balanced: bool) -> float:
+        """Return the throughput of some workers; 0 if a batch does not fit into them."""
+        fit = [self.bounds[rank] for rank in ranks]
+        if sum(self.batch_size if bound is None else bound for bound in fit) < self.batch_size:
+            return 0.0
+        own = [self.speeds[rank] if is_balanced else 1.0 for rank in ranks]
+        parts = zip(ranks, apportion(self.batch_size, own, fit), strict=True)
+        slowest_s = max(part / self.speeds[rank] + self.fixed_s[rank] for rank, part in parts)
+        return self.batch_size / (slowest_s + self.exchange_s * (len(ranks) > 1))
 
 
 def admit_profiled(

@@ -49,8 +49,9 @@ class Alternatives:
                 chosen = config if workers == 1 else self.with_chunk(config, options)
                 equal = list(self._with_codecs(chosen))
                 found += equal
-                if self.strategy.planning.plan_balanced and is_uneven(self.machine, workers):
-                    found += map(self._balanced, equal)
+                if self.strategy.planning.plan_balanced:
+                    if len(set(map(rates, self.machine.first_devices(workers)))) > 1:
+                        found += map(self._balanced, equal)
         except InvalidInput as error:
             problem = str(error)
         return _soonest(found, self.strategy), problem
@@ -196,11 +197,6 @@ def shortage(machine: Machine, needed: Mapping[str, int]) -> str | None:
         if nbytes > station.memory_bytes:
             return explanations.of_shortage(station.name, nbytes, station.memory_bytes)
     return None
-
-
-def is_uneven(machine: Machine, workers: int) -> bool:
-    """Whether the workers' devices differ in speed."""
-    return len(set(map(rates, machine.first_devices(workers)))) > 1
 
 
 def rates(device: Device) -> tuple[float, ...]:

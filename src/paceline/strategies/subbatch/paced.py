@@ -84,12 +84,9 @@ class _PacedBody(PacedModel):
 
 def paced_optimizer(each_s: float) -> Callable[[nn.Module], torch.optim.Optimizer]:
     """Return a factory of optimizers that sleep for a time per value, and change nothing."""
-
-    def optimizer(module: nn.Module) -> torch.optim.Optimizer:
-        parameters = list(module.parameters())
-        return PacedSGD(parameters, each_s * sum(one.numel() for one in parameters))
-
-    return optimizer
+    return lambda module: PacedSGD(
+        list(module.parameters()), each_s * sum(one.numel() for one in module.parameters())
+    )
 
 
 def paced_model(workload: Workload, config: SubBatch, rank: int, device: PacedDevice) -> SplitModel:
