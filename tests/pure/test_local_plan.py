@@ -72,15 +72,17 @@ def forecast_of(machine: Machine, config: Local, **options) -> Forecast:
 def test_these_tasks_and_no_others_are_a_round():
     config = Local(sync_every=10, fragments=2, delay=2, codec="dynamic8")
     tasks = plan(two_layers(), hosts(device=CODECS), config, Window(2))
-    own = {f"{kind}[{p}{piece}]" for kind, piece in PARTS for p in range(2)} | {"train[1.beside]"}
+    own = {f"{kind}[{p}{piece}]" for kind, piece in PARTS for p in range(2)} | {
+        "train[1.overlapped]"
+    }
     expected = {f"{name}@worker{w}" for name in own for w in range(2)}
     expected |= {"reduce[0.0]", "reduce[1.0]"}
     # In the first round nothing is exchanged during the steps before the first fragment.
     assert named(tasks) == expected
     later = {task.name.removeprefix("s1/") for task in tasks.tasks if task.step == 1}
-    assert later == expected | {f"train[0.beside]@worker{w}" for w in range(2)}
+    assert later == expected | {f"train[0.overlapped]@worker{w}" for w in range(2)}
     without = named(plan(two_layers(), hosts(), Local(sync_every=10), Window(1)))
-    assert not any("encode" in name or "beside" in name for name in without)
+    assert not any("encode" in name or "overlapped" in name for name in without)
 
 
 PARTS = (("train", ""), ("encode", ".0"), ("decode", ".0"), ("step", ""))
@@ -91,13 +93,13 @@ def test_a_fragment_waits_for_all_workers_and_inner_steps_for_the_fragment_befor
     tasks = plan(two_layers(), hosts((1, 1, 1)), config, Window(2))
     trained = {f"s0/train[1]@worker{w}" for w in range(3)}
     assert set(after(tasks["s0/reduce[1]"])) == trained | {"s0/reduce[0]"}
-    assert after(tasks["s1/train[0.beside]@worker2"]) == ("s0/train[1]@worker2",)
-    before = {"s0/step[1]@worker2", "s1/train[0.beside]@worker2"}
+    assert after(tasks["s1/train[0.overlapped]@worker2"]) == ("s0/train[1]@worker2",)
+    before = {"s0/step[1]@worker2", "s1/train[0.overlapped]@worker2"}
     assert set(after(tasks["s1/train[0]@worker2"])) == before
 
 
 @given(st.integers(1, 400), st.integers(1, 12), st.integers(0, 60), st.integers(1, 999))
-def test_turns_hold_all_inner_steps_and_as_many_beside_as_fit(sync_every, fragments, delay, count):
+def test_turns_hold_all_inner_steps_and_overlap_as_many_as_fit(sync_every, fragments, delay, count):
     try:
         config = Local(sync_every, fragments, delay)
     except ValueError:
@@ -106,8 +108,8 @@ def test_turns_hold_all_inner_steps_and_as_many_beside_as_fit(sync_every, fragme
     assert sum(map(sum, found)) == count
     sizes = [sum(turn) for turn in found]
     assert max(sizes) - min(sizes) <= 2 + count / sync_every  # whole steps of the others, scaled
-    beside = round(delay * count / sync_every)
-    assert all(turn.beside == min(beside, sum(turn)) for turn in found)
+    most = round(delay * count / sync_every)
+    assert all(turn.overlapped == min(most, sum(turn)) for turn in found)
 
 
 def test_an_inner_step_takes_as_long_as_its_layers_and_its_update_one_after_another():

@@ -136,7 +136,7 @@ def test_a_codec_is_compared_with_the_best_that_does_without():
     pair = forecasts(slow)
     assert advise(pair).pays
     advice = advise([*pair, alone])
-    assert (advice.plain, advice.beside) == (alone, pair[0])
+    assert (advice.plain, advice.same_workers) == (alone, pair[0])
     assert not advice.pays
     slower = replace(alone, step_s=100.0, samples_per_s=0.08)
     assert advise([*pair, slower]).plain == pair[0]

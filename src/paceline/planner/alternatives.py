@@ -49,9 +49,8 @@ class Alternatives:
                 chosen = config if workers == 1 else self.with_chunk(config, options)
                 equal = list(self._with_codecs(chosen))
                 found += equal
-                if self.strategy.planning.plan_balanced:
-                    if len(set(map(rates, self.machine.first_devices(workers)))) > 1:
-                        found += map(self._balanced, equal)
+                if self.strategy.planning.plan_balanced and self._is_uneven(workers):
+                    found += map(self._balanced, equal)
         except InvalidInput as error:
             problem = str(error)
         return _soonest(found, self.strategy), problem
@@ -66,6 +65,9 @@ class Alternatives:
     def shortage(self, config: Any) -> str | None:
         """Return which device or host has too little memory for a configuration, or None."""
         return shortage(self.machine, memory(self.workload, self.machine, self.strategy, config))
+
+    def _is_uneven(self, workers: int) -> bool:
+        return len(set(map(rates, self.machine.first_devices(workers)))) > 1
 
     def _configurations(self, workers: int, options: Mapping[str, Any]) -> Iterable[Any]:
         if options or self.strategy.planning.variants is None:

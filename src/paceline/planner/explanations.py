@@ -62,8 +62,9 @@ def of_after_backward(plans: Iterable[Any]) -> str | None:
         if (one.workers, one.placement) == (first.workers, first.placement):
             found.setdefault(one.strategy, one.after_backward)
     backward = duration(min(one.backward_s for one in found.values()))
-    left = "; ".join(f"{_left(one)} with {name}" for name, one in found.items())
-    text = f"after backward ({backward} on each of {first.workers} workers), {left}"
+    left = ", ".join(f"{duration(one.left_s)} with {n} ({_hides(one)})" for n, one in found.items())
+    workers = f"{backward} on each of {first.workers} workers"
+    text = f"after backward ({workers}), the communication left is {left}"
     if len(found) == 1:
         return text
     ordered = sorted(found.items(), key=lambda item: item[1].overhead_s)
@@ -71,7 +72,6 @@ def of_after_backward(plans: Iterable[Any]) -> str | None:
     return f"{text}; added to backward: {added} (Le et al. 2018, section 3.2)"
 
 
-def _left(times: AfterBackward) -> str:
-    hidden, whole = duration(times.hidden_s), duration(times.exchange_s)
-    text = f"{duration(times.left_s)} of communication are left, and {hidden} of {whole} are hidden"
-    return text + (f" (GPU synchronisation adds {duration(times.sync_s)})" if times.sync_s else "")
+def _hides(times: AfterBackward) -> str:
+    text = f"hides {duration(times.hidden_s)} of {duration(times.exchange_s)}"
+    return text + (f"; GPU synchronisation adds {duration(times.sync_s)}" if times.sync_s else "")

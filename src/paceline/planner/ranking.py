@@ -30,12 +30,12 @@ def rank(forecasts: Iterable[Forecast]) -> list[Forecast]:
 class Advice:
     """The best forecasts without and with a codec.
 
-    `beside`: the best one without a codec on the same number of workers as `encoded`.
+    `same_workers`: the best one without a codec on as many workers as `encoded`.
     """
 
     plain: Forecast
     encoded: Forecast
-    beside: Forecast
+    same_workers: Forecast
 
     @property
     def pays(self) -> bool:
@@ -83,8 +83,8 @@ class Ranking(Sequence[Forecast]):
         encoded = next((one for one in replicas if one.codec is not None), None)
         if encoded is None:
             return None
-        beside = next(one for one in plain if one.workers == encoded.workers)
-        return Advice(plain[0], encoded, beside)
+        alike = next(one for one in plain if one.workers == encoded.workers)
+        return Advice(plain[0], encoded, alike)
 
     @cached_property
     def best_of(self) -> dict[int, Forecast]:

@@ -1,6 +1,6 @@
 """Plan rounds of inner steps, and the all-reduces of outer gradients.
 
-    worker 0 compute   train 0        | beside 1 | step 0 | train 1        | beside 0 | step 1 ...
+    worker 0 compute   train 0        | during 1 | step 0 | train 1        | during 0 | step 1 ...
     exchange                          [0         ]                         [1         ]
 
 A step of the plan is a round: each worker takes `sync_every` inner steps, and sends each fragment
@@ -110,9 +110,9 @@ def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
 
 
 class Turn(NamedTuple):
-    """Inner steps before a fragment is sent: `beside` the fragment before it, then `alone`."""
+    """Inner steps before a fragment is sent: `overlapped` with the exchange before, then `alone`."""
 
-    beside: int
+    overlapped: int
     alone: int
 
 
@@ -121,20 +121,20 @@ def turns(config: Local, num_steps: int) -> tuple[Turn, ...]:
     sent = [0, *(config.sent_after(fragment) for fragment in range(config.fragments))]
     scale = num_steps / config.sync_every
     counts = [round(after * scale) - round(before * scale) for before, after in pairwise(sent)]
-    besides = [min(round(config.delay * scale), count) for count in counts]
-    return tuple(Turn(own, count - own) for own, count in zip(besides, counts, strict=True))
+    overlapped = [min(round(config.delay * scale), count) for count in counts]
+    return tuple(Turn(own, count - own) for own, count in zip(overlapped, counts, strict=True))
 
 
 class _Work(NamedTuple):
     """A worker's costs for a fragment; None for zero steps, or if nothing is copied.
 
-    `beside`: inner steps while the fragment before travels. `alone`: the other ones before this
+    `overlapped`: inner steps during the exchange before. `alone`: the other ones before this
     fragment is sent. `first`: both, for the first round, in which nothing travels. `copy`: between
     a GPU and its host, in each direction.
     """
 
     on: tuple[Resource, ...]
-    beside: Cost | None
+    overlapped: Cost | None
     alone: Cost | None
     first: Cost | None
     step: Transfer
@@ -184,7 +184,7 @@ class _Rounds:
         ready: list[tuple[TaskId, ...]] = [()] * len(self.devices)  # before inner steps
         sent: list[tuple[TaskId, ...]] = [()] * len(
             self.devices
-        )  # before inner steps beside a fragment
+        )  # before inner steps that overlap with an exchange
         last: tuple[TaskId, ...] = ()
         for number in range(num_rounds):
             for fragment in range(len(self.counts)):
@@ -217,10 +217,10 @@ class _Rounds:
         work = self.work[worker][fragment]
         travels = number > 0 or fragment > 0
         alone = work.alone if travels else work.first
-        if travels and work.beside is not None:
-            beside = TaskId(number, Kind.TRAIN, f"{fragment}.beside", worker)
-            yield Task(beside, work.on, work.beside, sent)
-            ready += (beside,)
+        if travels and work.overlapped is not None:
+            overlapped = TaskId(number, Kind.TRAIN, f"{fragment}.overlapped", worker)
+            yield Task(overlapped, work.on, work.overlapped, sent)
+            ready += (overlapped,)
         if alone is not None:
             trained = TaskId(number, Kind.TRAIN, str(fragment), worker)
             yield Task(trained, work.on, alone, ready)
@@ -257,9 +257,9 @@ class _Rounds:
         return [
             _Work(
                 on=(costs.compute_lane(device.name),),
-                beside=_times(step, turn.beside),
+                overlapped=_times(step, turn.overlapped),
                 alone=_times(step, turn.alone),
-                first=_times(step, turn.beside + turn.alone),
+                first=_times(step, turn.overlapped + turn.alone),
                 step=self._outer_step(worker, count),
                 copy=Cost(nbytes=_FLOAT32_NBYTES * count, num_calls=1) if is_gpu else None,
             )

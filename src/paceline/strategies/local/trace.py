@@ -49,18 +49,18 @@ def _spans_of_fragment(
         return Span(kind, number, part, worker, on, start_s, max(start_s, end_s))
 
     start_s = times.trained_from_s
-    if before is not None and turn.beside:
+    if before is not None and turn.overlapped:
         if is_first:  # nothing travels in the first round of a plan
             start_s = before.copied_s
         else:
-            yield span(Kind.TRAIN, f"{part}.beside", before.copied_s, before.due_s)
+            yield span(Kind.TRAIN, f"{part}.overlapped", before.copied_s, before.due_s)
     if turn.alone or is_first:
         yield span(Kind.TRAIN, part, start_s, times.sent_s)
     if is_gpu:
         yield span(Kind.D2H, part, times.sent_s, times.copied_s, Lane.D2H)
         yield span(Kind.STEP, part, times.averaged_s, times.stepped_s)
         yield span(Kind.H2D, part, times.loading_s, times.loaded_s, Lane.H2D)
-    else:  # with a delay, the exchange includes the outer step, which runs beside inner steps
+    else:  # with a delay, the exchange includes the outer step, which overlaps with inner steps
         stepping_s = times.loading_s if has_delay else times.averaged_s
         yield span(Kind.STEP, part, stepping_s, times.loaded_s)
     end_s = times.stepped_s if has_delay and not is_gpu else times.averaged_s
