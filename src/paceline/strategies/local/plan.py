@@ -110,7 +110,7 @@ def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
 
 
 class Turn(NamedTuple):
-    """Inner steps before a fragment is sent: `overlapped` with the exchange before, then `alone`."""
+    """Inner steps before a fragment is sent: `overlapped` with an exchange, then `alone`."""
 
     overlapped: int
     alone: int

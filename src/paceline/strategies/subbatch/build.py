@@ -1,4 +1,4 @@
-"""Describe a recipe's model, find a cut, and build one rank's part."""
+"""Describe a recipe's model, find a cut, build one rank's part, and check the optimizer."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from paceline.core.cutting import with_refused_cuts
-from paceline.core.errors import InvalidInput
+from paceline.core.errors import InvalidInput, first_line
 from paceline.core.workload import Workload
+from paceline.exchange.step import Optimize
 from paceline.links.group import Group
 from paceline.strategies.subbatch import head
 from paceline.strategies.subbatch.config import SubBatch
@@ -24,6 +25,9 @@ from paceline.training.models import describe
 from paceline.training.models.chained_head import partition
 from paceline.training.models.sharded import Sharding, build_sharded
 from paceline.training.recipes.recipe import Recipe
+
+_NUM_STEPS = 3
+_ALL, _HALVES = slice(0, 4), (slice(0, 2), slice(2, 4))  # outputs of a layer of four
 
 
 def split(
@@ -52,14 +56,13 @@ def split(
         body, traced = partition(module, names, workload.name, inputs)
     except InvalidInput as error:
         raise _of_tied(build, workload.name) or error from None
-    if num_rows > 1:
-        for layer in traced:
-            if isinstance(layer.module, nn.BatchNorm1d):
-                raise InvalidInput(
-                    "head",
-                    f"cannot split BatchNorm1d {layer.name!r} of {workload.name} by tokens",
-                    hint="choose a head that begins after it",
-                )
+    norms = (layer.name for layer in traced if isinstance(layer.module, nn.BatchNorm1d))
+    if num_rows > 1 and (name := next(norms, None)) is not None:
+        raise InvalidInput(
+            "head",
+            f"cannot split BatchNorm1d {name!r} of {workload.name} by tokens",
+            hint="choose a head that begins after it",
+        )
     own_head = (HeadLayer(*one, group.rank) for one in zip(traced, shardings, strict=True))
     return SplitModel(module, body, tuple(own_head), workload.batch_size, num_rows)
 
@@ -143,3 +146,60 @@ def with_possible_cut(
         lambda described, one: head.cut(described, one.head, one.workers).head[0].name,
         lambda first: partition(model, names_from(first), workload.name, inputs),
     )
+
+
+def check_row_wise(optimizer: Optimize) -> None:
+    """Raise InvalidInput if an optimizer updates halves of a small layer other than the whole."""
+    try:
+        made, apart = _moves(optimizer, has_bias=True)
+    except Exception:  # some optimizers take matrices only
+        try:
+            made, apart = _moves(optimizer, has_bias=False)
+        except Exception as error:
+            raise InvalidInput(
+                "optimizer", f"cannot update a linear layer: {first_line(error)}"
+            ) from error
+    if apart:
+        raise InvalidInput(
+            "optimizer",
+            "must update each row of a weight independently, because subbatch splits the head",
+            got=made,
+            hint="use adamw or sgd, or strategy allreduce or host",
+        )
+
+
+def _moves(optimizer: Optimize, has_bias: bool) -> tuple[str, bool]:
+    """Return the optimizer's name, and whether it updates halves of a layer differently."""
+    source = torch.Generator().manual_seed(0)
+
+    def drawn() -> list[Tensor]:
+        shapes = [(4, 3), (4,)] if has_bias else [(4, 3)]
+        return [torch.randn(one, generator=source, dtype=torch.float64) for one in shapes]
+
+    before, parts = drawn(), (_ALL, *_HALVES)
+    layers = [_layer([value[part] for value in before]) for part in parts]
+    optimizers = [optimizer(layer) for layer in layers]
+    for _ in range(_NUM_STEPS):
+        gradients = drawn()
+        for layer, part in zip(layers, parts, strict=True):
+            for parameter, gradient in zip(layer.parameters(), gradients, strict=True):
+                parameter.grad = gradient[part].clone()
+        for one in optimizers:
+            one.step()
+    whole, *halves = ([one.detach() for one in layer.parameters()] for layer in layers)
+    moved = [
+        (value - start, torch.cat(rows) - start)
+        for start, value, *rows in zip(before, whole, *halves, strict=True)
+    ]
+    apart = any(not torch.allclose(*pair, rtol=1e-6, atol=1e-14) for pair in moved)
+    return type(optimizers[0]).__name__, apart
+
+
+def _layer(values: list[Tensor]) -> nn.Linear:
+    """Return a layer with these weights and, if present, biases."""
+    num_outputs, num_inputs = values[0].shape
+    layer = nn.Linear(num_inputs, num_outputs, bias=len(values) > 1, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter, value in zip(layer.parameters(), values, strict=True):
+            parameter.copy_(value)
+    return layer

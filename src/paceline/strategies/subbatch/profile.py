@@ -96,10 +96,8 @@ def _calibrated(
     if len(machine.devices) > 1:
         # Measured exchanges include encoding and decoding.
         machine = linked_in_ring(machine, machine.devices, _ANY_LINE)
-        speeds = {"codecs": dict.fromkeys(get_args(Kernel), _WITHIN_LINKS)}
-        hosts = tuple(host.model_copy(update=speeds) for host in machine.hosts)
-        devices = tuple(device.model_copy(update=speeds) for device in machine.devices)
-        machine = machine.model_copy(update={"hosts": hosts, "devices": devices})
+        codecs = dict.fromkeys(get_args(Kernel), _WITHIN_LINKS)
+        machine = machine.with_each("hosts", codecs=codecs).with_each("devices", codecs=codecs)
     durations: dict[PriceKey, float] = {}
     for task in plan(workload, machine, config, Window(1)).tasks:
         key = task.price_key

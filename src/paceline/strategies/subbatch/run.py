@@ -26,14 +26,18 @@ from paceline.exchange.step import Share
 from paceline.links.clock import clock_for
 from paceline.measure.this_machine import this_machine
 from paceline.record.recorder import Recorder
-from paceline.strategies.subbatch.build import describe_recipe, split, with_possible_cut
+from paceline.strategies.subbatch.build import (
+    check_row_wise,
+    describe_recipe,
+    split,
+    with_possible_cut,
+)
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.evaluation import evaluate
 from paceline.strategies.subbatch.head import shares
 from paceline.strategies.subbatch.paced import paced_model, paced_optimizer
 from paceline.strategies.subbatch.plan import plan
 from paceline.strategies.subbatch.profile import ANY_SPEED, planned_nbytes, profile
-from paceline.strategies.subbatch.row_wise import check_row_wise
 from paceline.strategies.subbatch.state import save
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 from paceline.training.recipes.named import recipe_of, tried_with, workload_of
