@@ -85,10 +85,7 @@ def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window
 
 
 def _copied(workload: Workload, devices: Sequence[Device], traffic: int) -> Workload:
-    """Add `traffic` bytes per byte of gradients to backward, unless all workers are GPUs.
-
-    GPUs copy at hundreds of GB/s.
-    """
+    """Add `traffic` bytes per byte of gradients to backward, unless all workers are GPUs."""
     if all(device.kind == DeviceKind.GPU for device in devices):
         return workload
     layers = tuple(

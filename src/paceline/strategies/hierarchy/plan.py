@@ -41,8 +41,8 @@ def plan(workload: Workload, machine: Machine, config: Hierarchy, window: Window
     if config.workers > 1:
         memory, has_servers = HostMemory(machine, devices), config.between == "servers"
         num_hosts = machine.peers(memory.hosts).num_ranks
-        is_alone, num_servers = num_hosts == 1, _num_servers(config, num_hosts)
-        levels = () if is_alone else rings(machine, memory.hosts, devices)
+        num_servers = _num_servers(config, num_hosts)
+        levels = rings(machine, memory.hosts, devices) if num_hosts > 1 else ()
         if len(levels) > 1 and config.servers is not None:
             raise InvalidInput(
                 "servers",

@@ -182,7 +182,8 @@ class DeviceTransfer:
 
     def _count_latest(self) -> None:
         if self._latest is not None:
-            self._times.add(self._latest.exposed_s(), self._latest.hidden_s())
+            self._times.exposed_s += self._latest.exposed_s()
+            self._times.hidden_s += self._latest.hidden_s()
         self._latest = None
 
     def abandon(self) -> None:

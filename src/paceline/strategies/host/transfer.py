@@ -19,11 +19,6 @@ class ExchangeTimes:
     exposed_s: float = 0.0
     hidden_s: float = 0.0
 
-    def add(self, exposed_s: float, hidden_s: float) -> None:
-        """Add the seconds of a step or a part of it."""
-        self.exposed_s += exposed_s
-        self.hidden_s += hidden_s
-
 
 def changed_on_any(arena: Arena, step: int) -> list[int]:
     """Return, for each parameter, 1 if its gradient changed on any rank, otherwise 0."""
@@ -75,7 +70,8 @@ class CpuTransfer:
 
     def took(self, exposed_s: float = 0.0, hidden_s: float = 0.0) -> None:
         """Count seconds of the host's clock."""
-        self._times.add(exposed_s, hidden_s)
+        self._times.exposed_s += exposed_s
+        self._times.hidden_s += hidden_s
 
     def count_times(self) -> None:
         """Do nothing, because `took` counts all times."""

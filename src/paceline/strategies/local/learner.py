@@ -1,6 +1,7 @@
 """Inner steps of a rank, tests of the averaged model, and checkpoints."""
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from paceline.checkpoints.nested import apart, together
 from paceline.checkpoints.state import load_optimizer_state, optimizer_state
 from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.errors import InvalidInput
+from paceline.core.rounds import Rounds
 from paceline.exchange.checkpoints import State
 from paceline.exchange.learner import WholeModel
 from paceline.exchange.local_updates import LocalUpdates
@@ -83,14 +85,7 @@ class LocalModel(WholeModel):
         self.updates = LocalUpdates(
             setup.model,
             self._optimizer,
-            config.sync_every,
-            fragments=config.fragments,
-            delay=config.delay,
-            mixing=config.mixing,
-            codec=config.codec,
-            outer=config.outer,
-            outer_learning_rate=config.outer_learning_rate,
-            outer_momentum=config.outer_momentum,
+            **{one.name: getattr(config, one.name) for one in fields(Rounds)},
             num_steps=self._num_steps,
             process_group=session.group.process_group,
             deadline_s=session.group.deadline_s,

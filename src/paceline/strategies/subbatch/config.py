@@ -41,10 +41,7 @@ class SubBatch:
     sub_batch: Annotated[int, Field(ge=1)] | None = None
 
     def num_sub_batches(self, batch_size: int) -> int:
-        """Return the number of sub-batches in a step; `batch_size` is the largest worker's.
-
-        InvalidInput if a sub-batch has less than a sample of each worker, or more than the step.
-        """
+        """Return the number of sub-batches in a step; `batch_size` is the largest worker's."""
         if self.sub_batch is None:
             return min(batch_size, self.workers)
         most = batch_size * self.workers

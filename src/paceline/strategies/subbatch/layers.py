@@ -28,9 +28,8 @@ class DropoutMasks:
     """The dropout masks of a step with `num_rows` rows over all ranks.
 
     A mask equals that of `nn.Dropout` on a CPU for the whole batch, in rank order, after
-    `torch.manual_seed(dropout_seed(seed, step, name))`. Each rank draws the whole mask, which is
-    cheap compared with a linear layer, and uses its rows and columns. So masks do not depend on the
-    numbers of workers and sub-batches.
+    `torch.manual_seed(dropout_seed(seed, step, name))`, for any number of workers and sub-batches.
+    Each rank draws the whole mask, which is cheap compared with a linear layer.
     """
 
     def __init__(self, seed: int, step: int, num_rows: int) -> None:

@@ -1,9 +1,8 @@
 """Run strategy tree: sum gradients in a binary tree (Le et al. 2018, section 2.3; BVLC/Caffe).
 
-After backward gradients are sent up the tree to rank 0 (step T-3), which divides the sums. The
-means are sent down the same tree. The paper's rank 0 sends updated parameters instead (T-5), which
-have the same size; with means every rank can clip and scale gradients and update its own
-parameters. All messages are point to point.
+Rank 0 divides the sums (step T-3) and sends means, where the paper's rank 0 sends updated
+parameters (T-5): with means every rank can clip and scale gradients. All messages are point to
+point.
 """
 
 import itertools
