@@ -22,9 +22,8 @@ from paceline.core.workload import Layer
 from paceline.links.group import Group
 from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.head import matrix_of, num_outputs
+from paceline.strategies.subbatch.head import layer_work, matrix_of, num_outputs
 from paceline.strategies.subbatch.paced import PacedHeadLayer
-from paceline.strategies.subbatch.work import layer_work
 from paceline.training.models.sharded import Sharding
 from papers.dettmers8bit_network import BATCH, CONVOLUTIONS, TOTAL_MS
 from papers.dettmers8bit_planned import GPUS, alexnet

@@ -186,7 +186,7 @@ def test_whom_the_exchange_costs_more_than_it_gains_is_refused() -> None:
     idle = admit([100.0, 0.5], 64)[1]
     assert not idle.helps
     assert idle.balanced_samples_per_s == idle.without_samples_per_s == pytest.approx(100)
-    verdicts = [one.why.partition("samples/s, ")[2].partition(":")[0] for one in (slower, idle)]
+    verdicts = [one.why.partition(") ")[2].partition(":")[0] for one in (slower, idle)]
     assert verdicts[0] != verdicts[1]
     # Many may be worth an exchange that two are not: alone 1 s, two 0.5 + 0.6 s, four 0.25 + 0.6 s.
     assert helps([100.0] * 2, 100, exchange_s=0.6) == [True, False]

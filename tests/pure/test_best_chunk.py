@@ -1,4 +1,4 @@
-"""A search simulates chunks in place of layers, and no window longer than it takes to be steady."""
+"""Searches plan chunks instead of layers, in windows that are as short as possible."""
 
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,7 @@ from paceline.core.strategy import Window, codec_fields
 from paceline.core.workload import Workload
 from paceline.planner.best_chunk import with_best_chunk
 from paceline.planner.grouping import Windows
-from paceline.planner.steady import Steady
+from paceline.planner.steady import steady
 from paceline.records.built_in import recorded
 from paceline.records.machine_file import find_machine
 from paceline.strategies import STRATEGIES
@@ -25,7 +25,7 @@ NUM_STEPS = 8
 
 
 def question(model: str, name: str) -> tuple[Workload, Machine]:
-    """A step of the model, and a machine for two workers or more."""
+    """A step of a model, and a machine for two or more workers."""
     found = recorded(model, 16)
     assert found is not None
     machine = find_machine(name)
@@ -83,7 +83,7 @@ def test_groups_of_layers_take_as_long_as_layers(name, on, codec):
         expected = makespan_s(windows.of_layers(num_steps), windows.model)
         found = makespan_s(windows.of(num_steps), windows.cost)
         assert found == pytest.approx(expected, rel=1e-9)
-    spans = Steady.of(windows).timeline.spans
+    spans = steady(windows).timeline.spans
     parts = {layer.name for layer in work.layers}
     assert parts <= {span.part for span in spans}  # what is drawn has all layers
 

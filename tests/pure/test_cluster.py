@@ -1,4 +1,4 @@
-"""Clusters planned by one representative node, and exchanges in groups of hosts."""
+"""Clusters planned with one node for all equal ones, and exchanges of groups of hosts."""
 
 from collections import Counter
 from itertools import combinations
@@ -51,7 +51,7 @@ RACKS = (
 
 
 def cluster(kind: str = "gpu", per_node: int = 4, levels=RACKS) -> Cluster:
-    """Nodes of GPUs, each behind its own link, or of cores that message through memory."""
+    """Nodes of GPUs, each with a separate link, or of CPU workers that exchange through memory."""
     gpus = [link(f"gpu{i}", "n", 2e6 + 1e5 * i, 1e-5) for i in range(per_node)]
     links = gpus if kind == "gpu" else [link("n", "n", 3e6, 1e-5)]
     host = {"reduce_latency_s": 1e-4, "memory_bandwidth_bytes_per_s": 1e7, "codecs": CODECS}
@@ -164,7 +164,7 @@ BIG = cluster(levels=[level("rack", 30, 1e6), level("row", 32, 1e6)])
         (0, True, "1 to 3840"),
         (5000, True, "1 to 3840"),
         (130, True, "128 or 132"),  # do not fill nodes
-        (516, False, "512"),  # too many whose every task is planned
+        (516, False, "512"),  # too many to plan each worker's tasks
     ],
 )
 def test_what_cannot_be_planned_is_refused(workers, symmetric, figures):
@@ -174,7 +174,7 @@ def test_what_cannot_be_planned_is_refused(workers, symmetric, figures):
 
 
 def test_a_strategy_without_symmetry_is_planned_on_many_workers_that_are_asked_for():
-    """A tree has different tasks for each worker, so the search limits the workers by default."""
+    """A tree has tasks of every worker, so large numbers are planned only if the user asks."""
 
     def found(batch_size: int, asked: int | None, num_layers: int = 2):
         work = chain(*[(0.01, 4000)] * num_layers)

@@ -1,4 +1,4 @@
-"""What holds of every strategy that exchanges all gradients in each step, and fitted links."""
+"""Properties of all strategies that exchange gradients in each step, and of fitted links."""
 
 import pytest
 from hypothesis import given
@@ -142,7 +142,7 @@ def test_an_exchange_measured_with_a_codec_takes_as_long_with_it(strategy, kind,
             exchanging(found, strategy, LARGE, codec="dynamic8" if codec == "onebit" else "onebit")
     for nbytes in (SMALL, LARGE, 20 * LARGE):  # what is beyond a piece was measured in pieces
         tasks = exchanging(found, strategy, nbytes, codec=codec)
-        # The recorder notes an exchange as a whole: a trace has the spans of one without a codec.
+        # The recorder records whole exchanges, so the tasks are those without a codec.
         without = exchanging(plain, strategy, nbytes)
         assert [task.id for task in tasks.tasks] == [task.id for task in without.tasks]
         # Blocks that are not full are rounded up.

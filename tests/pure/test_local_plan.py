@@ -1,4 +1,4 @@
-"""The plan of strategy local against closed forms: rounds, exchanges, uneven workers, fragments."""
+"""Plans of strategy local against closed forms: rounds, exchanges, uneven workers, fragments."""
 
 from dataclasses import asdict, replace
 
@@ -15,6 +15,7 @@ from paceline.core.simulate import period
 from paceline.core.strategy import StepsToLoss, Window
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.planner import Forecast, forecast, search
+from paceline.planner.explanations import of_learning
 from paceline.planner.ranking import rank
 from paceline.records.result import PlanRow
 from paceline.strategies import find_strategy
@@ -70,15 +71,17 @@ def forecast_of(machine: Machine, config: Local, **options) -> Forecast:
 def test_these_tasks_and_no_others_are_a_round():
     config = Local(sync_every=10, fragments=2, delay=2, codec="dynamic8")
     tasks = plan(two_layers(), hosts(device=CODECS), config, Window(2))
-    own = {f"{kind}[{p}{piece}]" for kind, piece in PARTS for p in range(2)} | {"train[1.beside]"}
+    own = {f"{kind}[{p}{piece}]" for kind, piece in PARTS for p in range(2)} | {
+        "train[1.overlapped]"
+    }
     expected = {f"{name}@worker{w}" for name in own for w in range(2)}
     expected |= {"reduce[0.0]", "reduce[1.0]"}
-    # In the first round nothing travels beside the steps before the first fragment.
+    # In the first round nothing is exchanged during the steps before the first fragment.
     assert named(tasks) == expected
     later = {task.name.removeprefix("s1/") for task in tasks.tasks if task.step == 1}
-    assert later == expected | {f"train[0.beside]@worker{w}" for w in range(2)}
+    assert later == expected | {f"train[0.overlapped]@worker{w}" for w in range(2)}
     without = named(plan(two_layers(), hosts(), Local(sync_every=10), Window(1)))
-    assert not any("encode" in name or "beside" in name for name in without)
+    assert not any("encode" in name or "overlapped" in name for name in without)
 
 
 PARTS = (("train", ""), ("encode", ".0"), ("decode", ".0"), ("step", ""))
@@ -89,13 +92,13 @@ def test_a_fragment_waits_for_all_workers_and_inner_steps_for_the_fragment_befor
     tasks = plan(two_layers(), hosts((1, 1, 1)), config, Window(2))
     trained = {f"s0/train[1]@worker{w}" for w in range(3)}
     assert set(after(tasks["s0/reduce[1]"])) == trained | {"s0/reduce[0]"}
-    assert after(tasks["s1/train[0.beside]@worker2"]) == ("s0/train[1]@worker2",)
-    before = {"s0/step[1]@worker2", "s1/train[0.beside]@worker2"}
+    assert after(tasks["s1/train[0.overlapped]@worker2"]) == ("s0/train[1]@worker2",)
+    before = {"s0/step[1]@worker2", "s1/train[0.overlapped]@worker2"}
     assert set(after(tasks["s1/train[0]@worker2"])) == before
 
 
 @given(st.integers(1, 400), st.integers(1, 12), st.integers(0, 60), st.integers(1, 999))
-def test_turns_hold_all_inner_steps_and_as_many_beside_as_fit(sync_every, fragments, delay, count):
+def test_turns_hold_all_inner_steps_and_overlap_as_many_as_fit(sync_every, fragments, delay, count):
     try:
         config = Local(sync_every, fragments, delay)
     except ValueError:
@@ -104,8 +107,8 @@ def test_turns_hold_all_inner_steps_and_as_many_beside_as_fit(sync_every, fragme
     assert sum(map(sum, found)) == count
     sizes = [sum(turn) for turn in found]
     assert max(sizes) - min(sizes) <= 2 + count / sync_every  # whole steps of the others, scaled
-    beside = round(delay * count / sync_every)
-    assert all(turn.beside == min(beside, sum(turn)) for turn in found)
+    most = round(delay * count / sync_every)
+    assert all(turn.overlapped == min(most, sum(turn)) for turn in found)
 
 
 def test_an_inner_step_takes_as_long_as_its_layers_and_its_update_one_after_another():
@@ -130,14 +133,14 @@ def test_an_inner_step_takes_as_long_as_its_layers_and_its_update_one_after_anot
 @pytest.mark.parametrize(
     ("machine", "config", "step_s", "shown_s"),
     [
-        # Of two workers each sends half of the bytes twice, at the same time as the other one.
+        # Each of two workers sends half of the bytes twice, at the same time as the other.
         *[
             (hosts(latency_s=0.25), Local(sync_every=n), STEP_S, NBYTES / PACE + 2 * 0.25)
             for n in (1, 7, 1000)
         ],
         # One worker alone exchanges nothing.
         (hosts((1,)), Local(workers=1, sync_every=3), STEP_S, 0),
-        # A delay hides 4 s as far as its steps last.
+        # A delay hides up to 4 s, as long as its steps last.
         *[
             (hosts(), Local(sync_every=20, delay=delay), 1.0, shown_s)
             for delay, shown_s in ((0, 4), (3, 1), (4, 0), (12, 0))
@@ -224,7 +227,7 @@ def test_codecs_take_the_devices_or_the_hosts_of_gpus_and_shrink_the_wire(kind):
     names = named(plan(two_layers(), machine, config, Window(1)))
     assert {"encode[0.0]@worker0", "decode[0.0]@worker0"} <= names
     assert ({"d2h[0]@worker0", "h2d[0]@worker0"} <= names) is (kind == "gpu")
-    # Hosts, in whose memory the outer steps are taken, are no devices of the breakdown.
+    # Hosts, which take the outer steps, are not devices of the breakdown.
     found = forecast_of(machine, config)
     assert found.breakdown.step_s == pytest.approx(found.step_s)
     with refused("codec") as caught:
@@ -314,6 +317,7 @@ def test_steps_to_a_loss_are_a_range_over_all_rows_that_are_near():
     other = replace(ROW, sync_every=50, steps=1.0, low=0.9, high=1.2, model="an MLP", seeds=1)
     found = estimate(1_000_000, Local(), [ROW, other])
     assert (found.median, found.low, found.high) == pytest.approx((1.1, 0.9, 1.4))
+    assert numbers(of_learning(found))[:3] == [1.1, 0.9, 1.4]
     assert all(row.low <= row.steps <= row.high for row in rows())
 
 
@@ -321,7 +325,7 @@ def test_steps_to_a_loss_are_a_range_over_all_rows_that_are_near():
     ("seconds", "sync_every"), [(STEP_S, 10), (100 * STEP_S, 1), (None, Local.sync_every)]
 )
 def test_a_search_takes_the_rounds_that_reach_a_loss_soonest(monkeypatch, seconds, sync_every):
-    # An exchange takes as long as 0.2 steps, or 0.002; of another model nothing is known.
+    # An exchange takes as long as 0.2 steps, or 0.002; other models have no rows.
     known = {1: 1.0, 10: 1.1}
     own = dict.fromkeys(("low", "steps", "high"), 1.0) | {"parameters": NBYTES // 4}
     table = [
@@ -355,4 +359,4 @@ def test_a_ranking_has_what_learns_otherwise_apart_and_by_the_time_to_a_loss(kno
     assert last.learnt_samples_per_s == (last.samples_per_s / 1.5 if known else 0.0)
     row = PlanRow.of(last)
     assert (row.is_same_training, row.steps_to_loss) == (False, known)
-    assert (known.measured_on if known else "unknown") in row.explanation
+    assert of_learning(known) in row.explanation

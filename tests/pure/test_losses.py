@@ -15,7 +15,7 @@ from paceline.core.losses import (
 )
 from paceline.core.machine import Machine
 from paceline.planner import Forecast, forecast
-from paceline.planner.ranges import half_width
+from paceline.planner.forecast import half_width
 from paceline.records.catalogue import EqualDevices
 from paceline.report.advice import of_unrest
 from paceline.strategies import STRATEGIES
@@ -32,7 +32,7 @@ def forecast_of(machine: Machine, strategy: str, *layers, workers: int = 2, **co
     return forecast(chain(*layers), machine, known, config, workers)
 
 
-LONG = ((1000.0, 4), (1000.0, 8_000_000))  # the exchange is beside half of backward
+LONG = ((1000.0, 4), (1000.0, 8_000_000))  # during half of backward
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_the_largest_of_normal_numbers_is_that_of_the_tables(count: int, expecte
 
 
 def test_cores_between_hosts_lose_as_much_as_was_measured_beside_their_exchange() -> None:
-    """The 8 MB of the layer that backward begins with take 1,000 s, beside half of backward."""
+    """The first layer's 8 MB are exchanged in 1,000 s, during half of backward."""
     for hosts, usual in ((1, WITHIN_A_HOST), (2, BETWEEN_HOSTS)):  # of GPUs
         gpus = EqualDevices(device="v100", devices=4, hosts=hosts, network="25gbe").machine("some")
         assert gpus.for_workers(4 * hosts).usual_losses == usual
@@ -72,7 +72,7 @@ def test_copies_to_and_from_the_host_take_less_from_a_gpu_than_sums(beside_copie
     gpus = losing(box("gpu", "gpu", links=links, host=slow), **shares)
     found = forecast_of(gpus, "host", *LONG, chunk=1)
     assert found.slowdown == pytest.approx(expected, rel=1e-4)
-    # The cores that sum are those that compute.
+    # The same cores sum and compute.
     cores = losing(box("cpu", "cpu", host=slow), beside_exchange=0.9, beside_copies=0.0)
     assert forecast_of(cores, "host", *LONG, chunk=1).slowdown > 1 + 0.9 * 190 / 2000
 
@@ -82,7 +82,7 @@ def test_copies_to_and_from_the_host_take_less_from_a_gpu_than_sums(beside_copie
     [
         *[(0.0, 0.0, 0.13), (0.05, 0.0, 0.13), (0.25, 0.0, 0.33), (0.0, 0.5, 0.195)],
         (9.0, 0.0, 9.08),
-        # A described machine is the less sure the more it exchanges: 0.07 + 2.5 * (0.2 - 0.02).
+        # The range of a described machine grows with its exchange: 0.07 + 2.5 * (0.2 - 0.02).
         *[(None, 0.0, 0.07), (None, 0.01, 0.07), (None, 0.2, 0.52), (None, 0.7, 0.7)],
     ],
 )
@@ -96,7 +96,7 @@ def test_a_restless_profile_and_an_exchange_widen_the_range(unrest, exposed_s, e
 @pytest.mark.parametrize(
     ("shares", "percent", "causes"),
     [
-        # 4 s of exchange beside 8 s of backward; two workers wait for 0.59 standard deviations.
+        # 4 s of exchange during 8 s of backward; two workers wait for 0.59 standard deviations.
         ({"beside_exchange": 0.5, "spread": 0.1}, 31, 2),
         ({"beside_exchange": 0.5}, 25, 1),
         ({"spread": 0.1}, 6, 1),

@@ -1,4 +1,4 @@
-"""Which plans are looked at, which are refused, and what a sweep over links finds."""
+"""Searches: which plans are tried and refused; sweeps over links."""
 
 import itertools
 from dataclasses import replace
@@ -31,7 +31,7 @@ SECONDS = 8.0  # of backward for a batch of 8
 
 
 def workload(samples: int) -> Workload:
-    """One layer: its time goes with the samples, its 4 MB of gradients do not."""
+    """One layer, whose time is proportional to samples, with 4 MB of gradients."""
     return replace(chain((SECONDS * samples / 8, 4_000_000)), batch_size=samples)
 
 
@@ -49,7 +49,7 @@ def joined(kinds: list[str], nbytes_per_s: float, **facts) -> Machine:
         (4, 4e6, None, 2),  # 4 + 2 s; 3 take 3 + 4, 4 take 2 + 6
         (2, 4e7, None, 2),  # 4 + 0.2 s, for 8
         (2, 1e5, None, 1),  # 8 s, for 84
-        # Four gain 2 % at most, or more would be worth using: 4 + 1 and 2 + 3 s, as fast;
+        # Four gain less than 2 %, or more are worth using: 4 + 1 and 2 + 3 s, as fast;
         (4, 8e6, None, 2),
         (4, 8e6 / 0.97, None, 2),  # 4.97 for 4.91 s
         (4, 8e6 / 1.05, None, 2),  # 5.05 for 5.15 s
@@ -81,7 +81,7 @@ def gpus(count: int, nbytes_per_s: float) -> Machine:
 
 @pytest.mark.parametrize("workers", [None, 2])
 def test_the_gain_of_workers_is_that_without_a_change_of_what_is_learned(workers):
-    """Eight GPUs were "worth using, 7.2x one": with an asynchronous strategy, which it hid."""
+    """An asynchronous strategy must not count as a gain of more workers."""
     found = ranked(gpus(2, 4e6), ALLREDUCE, STRATEGIES["hogbatch"], workers=workers)
     first, one = found[0], found.alone or found.best_of[1]
     assert (first.strategy, first.workers) == ("allreduce", 2)
@@ -94,7 +94,7 @@ def test_the_gain_of_workers_is_that_without_a_change_of_what_is_learned(workers
 
 
 def test_what_does_not_fit_is_refused_and_no_number_is_worth_more_that_nothing_is_beside():
-    """A whole batch does not fit into one device, its half does into each of two."""
+    """A whole batch does not fit into one device, but half of it fits into each of two."""
     machine = joined(["cpu"] * 2, 4e6, device={"memory_bytes": 12_000_000 + 1000})
 
     def kept(samples: int) -> Workload:
@@ -145,10 +145,10 @@ def test_workers_may_be_spread_over_hosts_or_stay_on_one():
         return {name: [device.name for device in one.devices] for name, one in found.items()}
 
     machine, listed = box(*["cpu"] * 4, hosts="aabb"), ["cpu0", "cpu1", "cpu2", "cpu3"]
-    # The other devices stay, after those that are taken.
+    # The other devices follow the chosen ones.
     spread = ["cpu0", "cpu2", "cpu1", "cpu3"]
     assert names(machine, 2) == {"as listed": listed, "spread": spread}
-    assert names(machine, 4) == {"as listed": listed}  # the same devices are looked at once
+    assert names(machine, 4) == {"as listed": listed}  # equal choices are tried once
 
 
 WORKERS = 8
@@ -159,7 +159,7 @@ def net(samples: int) -> Workload:
 
 
 def searched(latency_s: float, **options: int) -> tuple[Machine, Ranking]:
-    """Return a ring of GPUs, and what is found for strategy subbatch on it."""
+    """Return a ring of GPUs, and its forecasts of strategy subbatch."""
     device = {"codecs": {"eightbit": codec_speed(1e4, 1e4)}}
     links = ring([f"gpu{i}" for i in range(WORKERS)], 1e4, latency_s)
     machine = box(*["gpu"] * WORKERS, links=links, device=device)
@@ -182,7 +182,7 @@ def test_the_sub_batches_of_the_shortest_step_are_found_for_each_codec(latency_s
         shortest = min(step_s(other) for other in sizes(net(BATCH), asked))
         assert step_s(one.config) == pytest.approx(shortest, rel=1e-3)
         assert any("sub_batch=" in note for note in one.notes) == bool(one.config.sub_batch)
-    # Messages that cost much make them larger. A size that is asked for is the only one.
+    # Expensive messages make sub-batches larger. A size that the user sets is the only one.
     whole = (found[0].config.sub_batch or BATCH) == WORKERS * BATCH
     assert whole is (latency_s == 1.0)
     assert {one.config.sub_batch for one in searched(1.0, sub_batch=20)[1]} == {20}
@@ -259,7 +259,7 @@ def test_a_whole_step_is_drawn_with_what_takes_its_time():
     assert first == "gpu/compute |" + "F" * 36 + "B" * 35 + "U|"
     assert second == "    gpu/d2h |" + "." * 54 + "<" * 9 + "." * 9 + "|"
     assert legend.split()[0] == "7.2e+04"
-    # Many lanes are cut and counted.
+    # Further lanes are counted.
     made = [Span(Kind.FORWARD, 0, "", i, (compute_lane(f"gpu{i}"),), 0.0, 1.0) for i in range(30)]
     lines = drawing(Timeline(made, "predicted"), 1, most_lanes=4).splitlines()
     assert (len(lines), numbers(lines[4])) == (6, [26])

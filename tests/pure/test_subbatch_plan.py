@@ -1,4 +1,4 @@
-"""The head that subbatch splits, and its plans against closed forms: bytes, overlap, memory."""
+"""The cut of strategy subbatch, and its plans against closed forms: bytes, overlap, memory."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -59,7 +59,7 @@ def sent(tasks: Iterable[Task]) -> float:
 
 
 KNOWN = [replace(FC1, kind="Linear"), replace(NORM, kind="BatchNorm1d")]
-# A network of image patches that hands on one of its tokens, which is normalised.
+# A network of image patches whose body returns one normalised token.
 PATCHES = layer("mixed", (WIDTH, WIDTH), out=9 * WIDTH)
 # The gradients of fc1 are ready last: it is not on the way from conv to fc2 alone.
 BRANCHED = Workload("net", BATCH, (CONV, FC1, FC2), (2, 0, 1), 0)
@@ -73,12 +73,12 @@ BRANCHED = Workload("net", BATCH, (CONV, FC1, FC2), (2, 0, 1), 0)
         (model(CONV, FC1, NORM, FC2), None, ["fc1", "norm", "fc2"]),
         (model(CONV, *KNOWN, FC2), None, ["fc1", "norm", "fc2"]),
         (model(CONV, NORM, FC1), None, ["fc1"]),
-        # One that takes other inputs than the layer before has outputs is not its successor.
+        # A layer whose inputs differ from the outputs before does not follow.
         (model(CONV, OTHER, FC1, FC2), None, ["fc1", "fc2"]),
         (model(FC1, FC2), None, ["fc2"]),  # the first stays in the body
         (LANGUAGE, None, ["head"]),  # a norm of tokens belongs to the body
         (model(CONV, PATCHES, NORM, FC2), None, ["fc2"]),
-        # What normalises the outputs of a sample is no part of a head.
+        # A normalisation of a sample's outputs is not part of a head.
         (model(CONV, FC1, replace(NORM, kind="LayerNorm"), FC2), None, ["fc2"]),
         (BRANCHED, None, ["fc2"]),
     ],
@@ -97,18 +97,15 @@ def test_a_layer_that_normalises_gathers_nothing():
     assert "send[fc2/0]" in names
 
 
-NO_HEAD = "strategy subbatch"
-
-
 @pytest.mark.parametrize(
     ("workload", "config", "field", "layer"),
     [
-        (model(FC1, CONV), SubBatch(2), NO_HEAD, "conv"),
-        (model(CONV, NORM), SubBatch(2), NO_HEAD, "norm"),
-        (model(FC1), SubBatch(2), NO_HEAD, "fc1"),
-        (model(CONV, ATTENTION, TOKEN_NORM), SubBatch(2), NO_HEAD, "norm"),
-        (model(CONV, replace(FC1, kind="Embedding")), SubBatch(2), NO_HEAD, "fc1"),
-        (model(CONV, replace(NORM, kind="Linear")), SubBatch(2), NO_HEAD, "norm"),
+        (model(FC1, CONV), SubBatch(2), "head", "conv"),
+        (model(CONV, NORM), SubBatch(2), "head", "norm"),
+        (model(FC1), SubBatch(2), "head", "fc1"),
+        (model(CONV, ATTENTION, TOKEN_NORM), SubBatch(2), "head", "norm"),
+        (model(CONV, replace(FC1, kind="Embedding")), SubBatch(2), "head", "fc1"),
+        (model(CONV, replace(NORM, kind="Linear")), SubBatch(2), "head", "norm"),
         (LANGUAGE, SubBatch(2, head="attention"), "head", "norm"),
         (NET, SubBatch(2, head="fc9"), "head", "fc9"),
         (NET, SubBatch(2, head="conv"), "head", "conv"),  # which has no body before it
@@ -121,7 +118,7 @@ NO_HEAD = "strategy subbatch"
 def test_what_cannot_be_split_is_refused_by_name(workload, config, field, layer):
     with refused(field) as caught:
         plan(workload, ring_of(13), config, Window(1))
-    assert repr(layer) in caught.value.problem
+    assert repr(layer) in str(caught.value)
 
 
 def test_two_workers_have_these_tasks_and_no_others():
@@ -134,7 +131,7 @@ def test_two_workers_have_these_tasks_and_no_others():
             shared |= {f"send[{fc}/{number}]", f"reduce[{fc}:activation_gradients/{number}]"}
         shared |= {f"send[loss/{number}]"}
     assert named(made()) == shared | {f"{name}@worker{w}" for name in own for w in (0, 1)}
-    # Nothing of the body goes back before all errors are there.
+    # The body's backward begins after all activation gradients have arrived.
     waits = {f"s0/reduce[fc1:activation_gradients/{number}]" for number in (0, 1)}
     for worker in (0, 1):
         assert set(after(made()[f"s0/backward[conv]@worker{worker}"])) == waits
@@ -204,15 +201,14 @@ def test_as_many_sub_batches_as_their_size_makes(workers, batch_size, sub_batch,
     nbytes = (workers - 1) * FEATURES * 4 * BATCH / batch_size
     found = {t.sub_batch: t.cost.nbytes for t in passes}
     assert found == {i: pytest.approx(nbytes * n) for i, n in enumerate(own)}
-    # A size changes no arithmetic and no bytes.
+    # The size changes neither arithmetic nor bytes.
     assert (computed(tasks), sent(tasks)) == pytest.approx((computed(whole), sent(whole)))
 
 
 @pytest.mark.parametrize("sub_batch", [2, 37])
 def test_a_sub_batch_has_a_sample_of_each_worker_and_is_in_a_step(sub_batch: int):
-    with refused("sub_batch") as caught:
+    with refused("sub_batch", got=sub_batch):
         made(workers=3, sub_batch=sub_batch)
-    assert "3 to 36" in caught.value.hint
 
 
 @pytest.mark.parametrize("num_passes", [1, 2, 4])
@@ -247,7 +243,7 @@ def test_updates_per_sub_batch_are_waited_for_and_updates_per_step_are_not(updat
 def test_each_direction_has_a_codec_of_its_own():
     tasks = made(activations="dynamic8", activation_gradients="half")
     values = BATCH // 2 * FEATURES
-    # Each worker sends half of what travels: its own values of 8 bits and a scale, or of 16 bits.
+    # Each worker sends half: its values of 8 bits and a scale, or of 16 bits.
     assert tasks["s0/send[fc1/0]"].cost.nbytes == values + 4
     assert tasks["s0/reduce[fc1:activation_gradients/0]"].cost.nbytes == 2 * values
     assert tasks["s0/encode[fc1/0]@worker0"].cost.flops == values
@@ -279,7 +275,7 @@ def test_updates_per_sub_batch_keep_less():
         memory(NET, ring_of(4), SubBatch(4, updates=updates))["gpu0"]
         for updates in ("step", "sub-batch")
     )
-    # Of the last layer's outputs a worker has a quarter.
+    # A worker has a quarter of the last layer's outputs.
     features = FC1.activation_nbytes + CONV.activation_nbytes + FC2.activation_nbytes / 4
     assert whole - each == 2 * features
 

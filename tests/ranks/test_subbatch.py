@@ -39,7 +39,7 @@ class Net(nn.Module):
 
 
 def batch(step: int, size: int) -> Batch:
-    """Ranks have unevenly many samples, and now and then fewer than there are workers."""
+    """Ranks have different numbers of samples, sometimes fewer than workers."""
     counts = [1 + (5 * rank + 3 * step) % MOST for rank in range(size)]
     source = torch.Generator().manual_seed(1 + step)
     inputs = torch.randn(sum(counts), FEATURES, generator=source)
@@ -52,7 +52,7 @@ def split(lr: float = 0.1, build: Any = Net, **more: Any) -> Split:
 
 
 def equal() -> int:
-    """Once a step, no codec: as one process with plain modules; return the head's own values."""
+    """Train without codec and compare with plain modules; return the head's values."""
     own, num_steps = split(), 50
     oracle = trained_together(own, num_steps)
     own.check_tests(oracle, TensorSamples(*batch(num_steps, own.size)[:2]), accuracy)
@@ -61,7 +61,7 @@ def equal() -> int:
 
 
 def loaded() -> None:
-    """Take over what another number of ranks has written."""
+    """Load a state written by another number of ranks."""
     own, path, found = split(), Path("model.safetensors"), Net()
     load_model(found, str(path))
     load_tensors(load_file(path), own.model.module, own.model.shardings, dist.get_rank())
@@ -91,7 +91,7 @@ def test_fifty_steps_of_three_are_those_of_one_process(pair: Ranks, triple: Rank
 
 
 def sized(sizes: list[int]) -> list[int]:
-    """Sub-batches of any size train as one process does; return the bytes of the loss's terms."""
+    """Compare sub-batches of a size with one process; return the bytes of the loss's terms."""
     sent = []
     for sub_batch in sizes:
         own = split(sub_batch=sub_batch)
@@ -113,7 +113,7 @@ def test_any_size_of_sub_batch_trains_as_one_process_does(ranks: Ranks, tmp_path
 
 
 def by_passes(updates: str, sub_batch: int | None) -> None:
-    """A head with statistics, or updated per sub-batch, as one process takes the sub-batches."""
+    """Compare BatchNorm1d, or updates per sub-batch, with sub-batches of one process."""
     build = partial(Net, p=0.0, norm=updates == "step")
     own = split(0.05, build, updates=updates, sub_batch=sub_batch)
     num_passes = own.size if sub_batch is None else -(-own.size * MOST // sub_batch)
@@ -129,7 +129,7 @@ def test_sub_batches_are_those_of_one_process(ranks: Ranks, tmp_path, updates, s
 
 
 def encoded() -> list[float]:
-    """All that travels is encoded: training goes on alike."""
+    """With all codecs training stays close to that without."""
     losses, purposes = [], ("activations", "activation_gradients", "gradients")
     for codec in (None, "dynamic8"):
         own = split(0.3, is_float64=False, **dict.fromkeys(purposes, codec))
@@ -146,7 +146,7 @@ def test_what_is_encoded_trains_alike_on_all_ranks(triple: Ranks):
 
 
 def poisoned(layer: str) -> None:
-    """One rank's part of a layer becomes NaN: all say of which rank and layer."""
+    """If a rank's part of a layer is NaN, all ranks name that rank and layer."""
     own = split()
     own.losses(1)
     if own.rank == own.size - 1:

@@ -50,7 +50,7 @@ def split(
 
 
 def largest(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """A score that needs the logits, and is alike for each sample."""
+    """A score that needs logits."""
     return outputs.amax((1, 2)).mean()
 
 
@@ -63,7 +63,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def equal(case: str) -> None:
-    """As one process with the whole batch: parameters, losses of steps, tests."""
+    """Compare parameters, losses and tests with one process and the whole batch."""
     own = split(**CASES[case])
     oracle = trained_together(own, NUM_STEPS)
     if case != "masked":
@@ -81,7 +81,7 @@ def each_sub_batch() -> None:
 @pytest.mark.parametrize("place", ["pair", pytest.param("triple", marks=slow)])
 @pytest.mark.parametrize("case", CASES)
 def test_steps_are_those_of_one_process_with_the_whole_batch(ranks: Ranks, tmp_path, case):
-    """Targets of -100 lie unevenly: some ranks and some sub-batches have hardly any others."""
+    """Ignored targets are uneven: some ranks and sub-batches have hardly any others."""
     ranks(equal, case, cwd=tmp_path)
 
 
@@ -92,7 +92,7 @@ def test_updates_per_sub_batch_are_by_the_mean_over_its_own_tokens(pair, triple,
 
 
 def bfloat16() -> None:
-    """As one process under autocast: losses, and the types of what is kept."""
+    """Compare losses and types with one process under autocast."""
     make, learning = partial(torch.optim.AdamW, lr=0.01), {"bfloat16": True}
     own = split(make, is_float64=False, learning=learning)
     types, linear = set(), nn.functional.linear
@@ -119,7 +119,7 @@ def bfloat16() -> None:
         optimizer.step()
         assert abs(found - float(loss)) < 5e-3
     codecs = dict.fromkeys(("activations", "activation_gradients"), "bfloat16")
-    # What travels is rounded already.
+    # Messages are rounded already.
     other = split(make, is_float64=False, learning=learning, **codecs)
     assert other.losses(NUM_STEPS) == ours
     other.trainer.close()
@@ -140,7 +140,7 @@ def of_six(way: str) -> Split:
 
 
 def left(way: str) -> dict[str, Any]:
-    """Five steps, after which the state is written down; and five more."""
+    """Take five steps, save, and take five more."""
     own = of_six(way)
     own.losses(5)
     state = own.trainer.state()
@@ -150,14 +150,14 @@ def left(way: str) -> dict[str, Any]:
 
 
 def went_on(way: str) -> dict[str, Any]:
-    """Another training with the state that was written down."""
+    """Resume from the saved state."""
     own = of_six(way)
     own.trainer.load(State(*torch.load("state.pt", weights_only=False)))
     return ended(own)
 
 
 def ended(own: Split) -> dict[str, Any]:
-    """Five more steps."""
+    """Take five more steps."""
     losses, state = own.losses(5, first=5), own.trainer.state()
     own.trainer.close()
     if not state.parts:

@@ -1,4 +1,4 @@
-"""Where a model is cut by default: a layer before which it can be, in plans as in trainings."""
+"""Default cuts of models are possible ones, in plans and in training."""
 
 import sys
 import threading
@@ -20,8 +20,8 @@ from paceline.core.errors import InvalidInput
 from paceline.records.settings import check_options
 from paceline.runs.planning import forecast, plan
 from paceline.strategies import find_strategy
+from paceline.strategies.subbatch import build as of_subbatch
 from paceline.strategies.subbatch import head
-from paceline.strategies.subbatch import trial as of_subbatch
 from paceline.strategies.subbatch.build import describe_recipe
 from paceline.strategies.subbatch.build import split as split_model
 from paceline.strategies.subbatch.config import SubBatch

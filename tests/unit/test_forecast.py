@@ -44,7 +44,7 @@ def test_it_is_what_the_plan_says_of_that_strategy(strategy: str):
         ({"options": {"workers": 2}}, "options"),
         ({"workers": 3}, "workers"),
         ({"batch_size": 0}, "batch_size"),
-        ({"batch_size": 10**6}, "memory"),
+        ({"batch_size": 10**6}, "batch_size"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(asked: dict, field: str):

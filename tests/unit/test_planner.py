@@ -68,13 +68,13 @@ SPEED = {"encode_values_per_s": 1e9, "decode_values_per_s": 1e9}
 
 
 def hosts(kernels: tuple[str, ...], nbytes_per_s: float = 1e6, codec: dict = SPEED) -> Machine:
-    """Two hosts of one core each, whose codecs of these kernels are that fast."""
+    """Two hosts of one core each, with given codec speeds."""
     facts = {"device": {"codecs": dict.fromkeys(kernels, codec)}}
     return box("cpu", "cpu", hosts="ab", links=[link("a", "b", nbytes_per_s, 1e-3)], **facts)
 
 
 def forecasts(machine: Machine, name: str = "allreduce", workers: int = 2) -> list[Forecast]:
-    """Those of one strategy, the plain one first."""
+    """The forecasts of a strategy, the one without a codec first."""
     found = search(lambda _: workload(), machine, [find_exchange(name)], 8, workers)
     codecs = (None, "half", "bfloat16", "dynamic8", "onebit")
     return sorted(found, key=lambda one: codecs.index(one.codec))
@@ -136,7 +136,7 @@ def test_a_codec_is_compared_with_the_best_that_does_without():
     pair = forecasts(slow)
     assert advise(pair).pays
     advice = advise([*pair, alone])
-    assert (advice.plain, advice.beside) == (alone, pair[0])
+    assert (advice.plain, advice.same_workers) == (alone, pair[0])
     assert not advice.pays
     slower = replace(alone, step_s=100.0, samples_per_s=0.08)
     assert advise([*pair, slower]).plain == pair[0]

@@ -1,4 +1,4 @@
-"""What strategy subbatch trains of recipes, and refuses: losses, targets, optimizers, models."""
+"""Recipes that strategy subbatch trains or refuses: losses, targets, optimizers, models."""
 
 from functools import partial
 from typing import Any
@@ -11,10 +11,9 @@ from torch.nn.functional import cross_entropy
 from language_nets import TOKENS, VOCABULARY, Language
 from paceline.links.rendezvous import process_group
 from paceline.strategies.subbatch.batch import label_message
-from paceline.strategies.subbatch.build import describe_recipe, split
+from paceline.strategies.subbatch.build import check_row_wise, describe_recipe, split
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.loss import check_objective
-from paceline.strategies.subbatch.row_wise import check_row_wise
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.models.chained_head import bypassed, partition
 from paceline.training.recipes.classification import accuracy, class_loss, label_loss
@@ -105,7 +104,7 @@ def test_optimizers_of_each_value_can_have_rows(optimizer: Any):
 
 
 class Normed(optim.SGD):
-    """Scales each gradient by the norm of the whole tensor's, as LARS does."""
+    """Scales each gradient by the norm of the whole tensor, as LARS does."""
 
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
@@ -127,7 +126,7 @@ def tied() -> Language:
 
 
 class Doubling(Language):
-    """Returns something else than its last layer gives."""
+    """Returns twice its last layer's output."""
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         return 2 * super().forward(tokens, mask)
@@ -158,7 +157,7 @@ def test_a_norm_of_tokens_stays_in_the_body():
 
 @pytest.mark.parametrize("optional", [True, False])
 def test_a_body_is_the_model_up_to_its_last_layer(optional: bool):
-    """Tracing would fix the assertion, and whether the second argument is given."""
+    """The assertion and the optional argument must not be traced as constants."""
     torch.manual_seed(0)
     model, tokens = Language(), torch.arange(12).view(2, 6)
     mask = torch.rand(2, 6) > 0.5 if optional else None
@@ -197,7 +196,7 @@ def test_a_tied_head_is_refused(head: str | None):
 
 
 def test_nothing_is_described_with_values():
-    """A factory that makes its tensors where torch says makes none of a head on this machine."""
+    """A factory that respects torch.device allocates no head."""
     made = []
 
     class Watched(Language):

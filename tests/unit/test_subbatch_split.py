@@ -1,4 +1,4 @@
-"""A head in parts within one process: what is cut, what is refused, and what parts compute."""
+"""A split head within one process: cuts, refusals, and the parts' values."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ ROWS, RANKS = 7, 3
 
 
 class Functional(nn.Module):
-    """Calls functions between its layers, in a forward pass of its own."""
+    """Calls functions between its layers in `forward`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Functional(nn.Module):
 
 
 class Skipping(Functional):
-    """A connection passes the head's first layer by."""
+    """A residual connection skips the head's first layer."""
 
     def forward(self, images: Tensor) -> Tensor:
         values = torch.flatten(self.conv(images), 1)
@@ -52,7 +52,7 @@ class Skipping(Functional):
 
 
 class Dropping(Functional):
-    """Calls a dropout that would be one of training in tests, too."""
+    """Calls a dropout that stays active in tests."""
 
     def forward(self, images: Tensor) -> Tensor:
         values = torch.flatten(self.conv(images), 1)
@@ -135,7 +135,7 @@ def test_masks_are_those_of_plain_dropouts_on_the_whole_batch(p: float):
     ],
 )
 def test_parts_are_rows_of_the_model_that_is_built_whole(name: str, layers: tuple[str, ...]):
-    """The last one subtracts means of its weights: it is built whole, and cut afterwards."""
+    """The last one subtracts the mean of its weights, so it is built whole and then cut."""
 
     def build() -> nn.Module:
         return find(name).build(10)
@@ -177,7 +177,7 @@ SCALE = 0.125
 def parted(
     logits: torch.Tensor, targets: torch.Tensor, ranks: int
 ) -> tuple[CrossEntropy, torch.Tensor]:
-    """The loss, and all derivatives, as ranks of which each has some columns find them."""
+    """Return loss and gradients as computed by ranks with some columns each."""
     sharding = Sharding.even(logits.shape[1], ranks)
     shards = [sharding.shard(rank) for rank in range(ranks)]
     own = list(logits.split(sharding.sizes, 1))

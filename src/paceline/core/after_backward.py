@@ -19,18 +19,19 @@ from paceline.core.timeline import Span, Timeline, intersection, length, union
 
 @dataclass(frozen=True)
 class AfterBackward:
-    """Seconds of backward with a strategy's exchange, and the reason.
+    """Seconds of backward with a strategy's exchange.
 
     `backward_s`: T_BP. `sync_s`: time added by synchronising a GPU with its host (the sum of all
-    t_as). `left_s`: exchange left when backward ends. `total_s`: T or T'. `because`: a clause that
-    explains the times.
+    t_as). `left_s`: exchange left when backward ends. `total_s`: T or T'. `exchange_s`: seconds
+    during which any exchange runs; `hidden_s`: the part of them before the end of backward.
     """
 
     backward_s: float
     sync_s: float
     left_s: float
     total_s: float
-    because: str
+    exchange_s: float = 0.0
+    hidden_s: float = 0.0
 
     @property
     def overhead_s(self) -> float:
@@ -108,9 +109,11 @@ class BackwardPhase:
         alone = task._replace(cost=replace(task.cost, num_syncs=0))
         return self.cost.seconds(task) - self.cost.seconds(alone)
 
-    def explained(self, because: str) -> AfterBackward:
-        """Return the times with a strategy's explanation."""
+    def times(self) -> AfterBackward:
+        """Return the times of backward and of its exchange."""
         backward_s = sum(span.duration_s for span in self._backward) - self.sync_s
         update_s = self.spans[self.last_update.id].start_s
         left_s, total_s = update_s - self.end_s, update_s - self.start_s
-        return AfterBackward(backward_s, self.sync_s, left_s, total_s, because)
+        return AfterBackward(
+            backward_s, self.sync_s, left_s, total_s, self.exchange_s, self.hidden_s
+        )

@@ -66,9 +66,12 @@ def linked(machine: Machine, pairs: Iterable[Sequence[Station]], each: LinearTim
     return machine.model_copy(update={"links": links})
 
 
-def in_ring(machine: Machine, measured: ExchangeSamples, config: object = None) -> Machine:
-    """Return the machine with a ring of links fitted to the measured exchanges."""
-    return linked_in_ring(machine, machine.devices, line_through(measured))
+def in_ring(
+    machine: Machine, measured: ExchangeSamples, config: object = None, *, at_once: bool = False
+) -> Machine:
+    """Return the machine with a ring of links fitted to exchanges measured with `config`."""
+    codec = getattr(config, "codec", None)
+    return linked_in_ring(machine, machine.devices, line_through(measured), codec, at_once=at_once)
 
 
 def linked_in_ring(

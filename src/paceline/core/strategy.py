@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from paceline.core.after_backward import AfterBackward, BackwardPhase
 from paceline.core.cost import ProfiledCost
 from paceline.core.errors import InvalidInput, shown
 from paceline.core.link_fit import in_ring
@@ -123,8 +122,8 @@ class Planning:
     steps_to_loss: Callable[[Workload, Any], StepsToLoss | None] | None = None
     """Returns the steps to synchronous training's loss, None if unknown; by default equal."""
 
-    after_backward: Callable[[BackwardPhase], AfterBackward] | None = None
-    """Returns the communication left after backward, with the reason."""
+    reports_after_backward: bool = False
+    """Forecasts report the communication left after backward (Le et al. 2018, section 3.2)."""
 
     limit: Callable[[Machine, Any, Timeline], str | None] | None = None
     """Returns a sentence about what limits further workers, or None."""

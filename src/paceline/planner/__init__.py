@@ -1,4 +1,4 @@
-"""Forecast what strategies would take on a machine, rank them, and say whether a codec pays."""
+"""Predict the step times of strategies on a machine, and rank them."""
 
 from paceline.planner.forecast import ERROR_BAR, Forecast, forecast
 from paceline.planner.ranking import Ranking, Refusal, rank

@@ -1,4 +1,4 @@
-"""Admission of workers: the predicted throughput of all with a worker, and without."""
+"""Decide which workers are worth having, by the predicted throughput with and without each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from paceline.core.balance import apportion
 from paceline.core.plan import Kind, PriceKey
 from paceline.planner.forecast import Forecast
 
-_GAIN = 1.02  # what a worker has to gain to be worth having
+_GAIN = 1.02  # minimum speed-up by a worker that is worth having
 
 
 @dataclass(frozen=True)
 class Admission:
-    """The effect of a worker: samples a second of all with it and without.
+    """Throughput of all workers with and without one of them.
 
-    With it, batches are `equal_samples_per_s` if all workers get equal parts, and
-    `balanced_samples_per_s` if the parts follow the workers' speeds; `is_balanced` says which of
-    the two was asked about. `helps` says whether it is worth having.
+    `samples_per_s`: speed of the worker alone. `equal_samples_per_s`, `balanced_samples_per_s`:
+    throughput of all, if batches are split equally or by speed; `is_balanced` selects the one that
+    decides. `helps`: whether the worker is worth having.
     """
 
     worker: int
@@ -30,20 +30,18 @@ class Admission:
 
     @property
     def why(self) -> str:
-        """One sentence, with the figures."""
-        equal, balanced = self.equal_samples_per_s, self.balanced_samples_per_s
-        own, other = (balanced, equal) if self.is_balanced else (equal, balanced)
-        way, other_way = ("balanced", "equal") if self.is_balanced else ("equal", "balanced")
+        """The verdict and its numbers, as a sentence."""
+        rates = {"equal": self.equal_samples_per_s, "balanced": self.balanced_samples_per_s}
+        way, other = ("balanced", "equal") if self.is_balanced else ("equal", "balanced")
+        verdict = "would hardly make training faster"
         if self.helps:
-            verdict = "helps"
-        elif own < self.without_samples_per_s:
+            verdict = "makes training faster"
+        elif rates[way] < self.without_samples_per_s:
             verdict = "would slow the others down"
-        else:
-            verdict = "would gain next to nothing"
         return (
-            f"worker {self.worker}, which computes {self.samples_per_s:.4g} samples/s, {verdict}: "
-            f"with it all reach {own:.4g} samples/s in {way} batches ({other:.4g} in {other_way} "
-            f"ones), without it {self.without_samples_per_s:.4g}"
+            f"worker {self.worker} ({self.samples_per_s:.4g} samples/s) {verdict}: all reach "
+            f"{rates[way]:.4g} samples/s with it in {way} batches ({rates[other]:.4g} in {other} "
+            f"ones), and {self.without_samples_per_s:.4g} without it"
         )
 
 
@@ -57,37 +55,35 @@ def admit(
 ) -> tuple[Admission, ...]:
     """Judge each worker, in rank order.
 
-    `speeds` are samples a second of each worker by itself, beside the `fixed_s` of a step that do
-    not depend on its samples. Two or more exchange gradients, which takes `exchange_s` of a step
-    that nothing hides. `most` bounds the samples of each in a batch.
-    Admitted are the fewest of the fastest workers that others would hardly make faster. ValueError
-    if there is no worker, a speed is not positive, or a batch does not fit into all of them.
+    `speeds`: samples per second of each worker alone; `fixed_s`: seconds of its step that do not
+    depend on samples; `exchange_s`: exposed exchange of a step of two or more workers; `most`:
+    largest number of samples of each worker in a batch.
+    Admits the fastest workers, until all others together would add less than 2 %. ValueError if
+    there is no worker, a speed is not positive, or a batch does not fit into all of them.
     """
     if not speeds or min(speeds) <= 0 or exchange_s < 0:
-        raise ValueError(f"speeds and exchange_s: {list(speeds)} samples/s and {exchange_s} s")
+        raise ValueError(f"speeds and exchange_s: {list(speeds)} samples/s, {exchange_s} s")
     bounds = list(most) if most is not None else [None] * len(speeds)
     fixed = list(fixed_s) if fixed_s is not None else [0.0] * len(speeds)
-    group = _Group(speeds, bounds, fixed, batch_size, exchange_s)
+    rate = _Group(speeds, bounds, fixed, batch_size, exchange_s).rate
     order = sorted(range(len(speeds)), key=lambda rank: -speeds[rank])
-    rates = [group.rate(order[: number + 1], balanced) for number in range(len(order))]
+    rates = [rate(order[: number + 1], balanced) for number in range(len(order))]
     if not max(rates):
-        raise ValueError(f"most: a batch of {batch_size} does not fit into all workers: {bounds}")
+        raise ValueError(f"most: {bounds} samples are fewer than a batch of {batch_size}")
     number = next(i + 1 for i, one in enumerate(rates) if one * _GAIN >= max(rates))
     there, verdicts = order[:number], []
     for rank, speed in enumerate(speeds):
-        # One that was not admitted comes with all that are faster than itself, or with all.
+        # Judge a refused worker in the best group that includes all faster workers.
         least = max(number, order.index(rank) + 1)
         best = max(range(least, len(order) + 1), key=lambda n: rates[n - 1])
         together = there if rank in there else order[:best]
-        without = group.rate([one for one in there if one != rank], balanced)
-        equal, even = group.rate(together, False), group.rate(together, True)
+        without = rate([one for one in there if one != rank], balanced)
+        equal, even = rate(together, False), rate(together, True)
         verdicts.append(Admission(rank, speed, without, equal, even, balanced, rank in there))
     return tuple(verdicts)
 
 
 class _Group(NamedTuple):
-    """All workers' speeds, bounds and fixed seconds; the batch, and the exchange of a step."""
-
     speeds: Sequence[float]
     bounds: Sequence[int | None]
     fixed_s: Sequence[float]
@@ -95,15 +91,14 @@ class _Group(NamedTuple):
     exchange_s: float
 
     def rate(self, ranks: Sequence[int], is_balanced: bool) -> float:
-        """Return the samples a second of these together; 0 if a batch does not fit into them."""
-        own, fit = [self.speeds[rank] for rank in ranks], [self.bounds[rank] for rank in ranks]
+        """Return the throughput of some workers; 0 if a batch does not fit into them."""
+        fit = [self.bounds[rank] for rank in ranks]
         if sum(self.batch_size if bound is None else bound for bound in fit) < self.batch_size:
             return 0.0
-        parts = apportion(self.batch_size, own if is_balanced else [1.0] * len(own), fit)
-        # All wait for the slowest; one worker alone exchanges nothing.
-        each = zip(ranks, parts, own, strict=True)
-        slowest_s = max(part / speed + self.fixed_s[rank] for rank, part, speed in each)
-        return self.batch_size / (slowest_s + self.exchange_s * (len(own) > 1))
+        own = [self.speeds[rank] if is_balanced else 1.0 for rank in ranks]
+        parts = zip(ranks, apportion(self.batch_size, own, fit), strict=True)
+        slowest_s = max(part / self.speeds[rank] + self.fixed_s[rank] for rank, part in parts)
+        return self.batch_size / (slowest_s + self.exchange_s * (len(ranks) > 1))
 
 
 def admit_profiled(
@@ -114,8 +109,8 @@ def admit_profiled(
 ) -> tuple[Admission, ...]:
     """Judge each device of a forecast in balanced batches.
 
-    `durations` are the measured seconds of the parts of a step with `samples` on each device. What
-    the forecast's step takes beyond the slowest device's own is the exchange's.
+    `durations`: measured seconds of the parts of a step with `samples` on each device. The rest of
+    the forecast's step is exchange.
     """
     own_s, fixed_s = (dict.fromkeys(forecast.devices, 0.0) for _ in range(2))
     for key, seconds in durations.items():

@@ -1,4 +1,4 @@
-"""Configurations of a strategy to try: chunks, exchange sizes, codecs, balanced parts."""
+"""Configurations of a strategy to try: chunks, exchange sizes, codecs, balanced batches."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -11,19 +11,20 @@ from paceline.core.plan import Kind
 from paceline.core.strategy import Strategy, Window, codec_fields
 from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
+from paceline.planner import explanations
 from paceline.planner.best_chunk import with_best_chunk
 from paceline.planner.forecast import Forecast, forecast, forecast_of, memory
 from paceline.planner.grouping import Windows
 
-# The four 8-bit types are equally fast, and so are the 4-bit ones: one stands for all.
+# All 8-bit types are equally fast, and all 4-bit ones, so one of each is tried.
 _CODECS = ("half", "bfloat16", "dynamic8", "dynamic4", "onebit")
-_LEAST_BITS = 8  # of an activation: a sign is too little (Dettmers 2016, section 4.2)
-_SHORTER = 0.999  # of a step that is worth another size
+_LEAST_BITS = 8  # of an activation (Dettmers 2016, section 4.2)
+_SHORTER = 0.999  # ratio of step times for which another size is chosen
 
 
 @dataclass(frozen=True)
 class Alternatives:
-    """The ways to use a strategy with one worker's part of a step, on a machine's first devices."""
+    """The configurations of a strategy on a machine's first devices."""
 
     workload: Workload
     machine: Machine
@@ -33,38 +34,40 @@ class Alternatives:
     def forecasts(
         self, workers: int, options: Mapping[str, Any]
     ) -> tuple[list[Forecast], str | None]:
-        """Return the forecasts with so many workers, and why others cannot be.
+        """Return forecasts for a number of workers, and the reason if a configuration is refused.
 
-        With `options` of that configuration, otherwise of the strategy's usual ones.
+        Without `options` the strategy's variants are tried.
         """
         found: list[Forecast] = []
         problem = None
         try:
             for config in self._configurations(workers, options):
-                # Before any step is planned: what is refused costs no time.
+                # Check memory first, because planning takes longer.
                 problem = self._shortage_with_any_size(config)
                 if problem:
                     return found, problem
                 chosen = config if workers == 1 else self.with_chunk(config, options)
                 equal = list(self._with_codecs(chosen))
                 found += equal
-                if self.strategy.planning.plan_balanced and is_uneven(self.machine, workers):
+                if self.strategy.planning.plan_balanced and self._is_uneven(workers):
                     found += map(self._balanced, equal)
         except InvalidInput as error:
             problem = str(error)
         return _soonest(found, self.strategy), problem
 
     def with_chunk(self, config: Any, options: Collection[str]) -> Any:
-        """Return the configuration with the best chunk, unless `options` give a number."""
+        """Choose the best chunk, unless `options` has a number."""
         chunk = getattr(config, "chunk", None)
         if chunk is None or ("chunk" in options and isinstance(chunk, int)):
             return config
         return with_best_chunk(self.workload, self.machine, self.strategy, config)
 
     def shortage(self, config: Any) -> str | None:
-        """Return what is short of memory with this configuration, if anything."""
-        needed = memory(self.workload, self.machine, self.strategy, config)
-        return shortage(self.machine, needed)
+        """Return which device or host has too little memory for a configuration, or None."""
+        return shortage(self.machine, memory(self.workload, self.machine, self.strategy, config))
+
+    def _is_uneven(self, workers: int) -> bool:
+        return len(set(map(rates, self.machine.first_devices(workers)))) > 1
 
     def _configurations(self, workers: int, options: Mapping[str, Any]) -> Iterable[Any]:
         if options or self.strategy.planning.variants is None:
@@ -72,25 +75,24 @@ class Alternatives:
         return self.strategy.planning.variants(workers)
 
     def _sizes(self, config: Any) -> Iterator[Any]:
-        """Yield the configurations of other sizes whose memory suffices."""
+        """Yield configurations with other exchange sizes that fit into memory."""
         sizes = self.strategy.planning.sizes
         for other in sizes(self.workload, config) if sizes else ():
             try:
                 if self.shortage(other) is None:
                     yield other
             except InvalidInput:
-                continue  # as with more devices than there are
+                continue  # for example, the machine has too few devices
 
     def _shortage_with_any_size(self, config: Any) -> str | None:
-        """Return what is short of memory with all sizes; None if one of them fits."""
+        """Return the shortage if no exchange size fits into memory."""
         problem = self.shortage(config)
         return None if problem and next(self._sizes(config), None) else problem
 
     def _with_codecs(self, asked: Any) -> Iterator[Forecast]:
-        """Yield the forecasts without a codec, and with each that the strategy can use.
+        """Yield forecasts without a codec and with others, or with those that `asked` names.
 
-        Where `asked` names codecs, with these alone. Otherwise those are looked at that encode
-        something there, and whose speed the machine says.
+        A codec is tried if the strategy would use it and the machine has its speed.
         """
         encoded = codec_fields(asked)
         plain = replace(asked, **dict.fromkeys(encoded)) if encoded else asked
@@ -115,7 +117,7 @@ class Alternatives:
             yield replace(formats[alike], config=replace(formats[alike].config, **named))
 
     def _encodes(self, config: Any) -> bool:
-        """Return True if anything is encoded with this configuration."""
+        """Whether the plan of a configuration encodes anything."""
         try:
             plan = self.strategy.planning.plan(self.workload, self.machine, config, Window(1))
         except InvalidInput:
@@ -123,10 +125,9 @@ class Alternatives:
         return any(task.kind is Kind.ENCODE for task in plan.tasks)
 
     def _with_best_size(self, config: Any) -> Forecast:
-        """Return the forecast of the size with the shortest step, with a note if it is another.
+        """Forecast the exchange size with the shortest step, with a note if it is another.
 
-        Steps become shorter with smaller sizes, and at last longer again: two that are longer than
-        the shortest are the last that are looked at. Of equal ones the first is taken.
+        Steps become shorter with smaller sizes, then longer again, so stop after two longer ones.
         """
         if self.strategy.planning.sizes is None or config.workers == 1:
             return self._forecast(config)
@@ -138,21 +139,21 @@ class Alternatives:
             try:
                 step_s = windows.compared_s(other)
             except InvalidInput:
-                continue  # as without a link to more devices
+                continue  # for example, a link is missing
             num_longer = 0 if step_s < shortest_s else num_longer + 1
             if step_s < _SHORTER * shortest_s:
                 best, shortest_s = other, step_s
         is_known = best == config and self.machine.reached is self.machine
         found = forecast_of(windows, self.batch_size) if is_known else self._forecast(best)
         chosen = _chosen(best, config)
-        notes = (f"with {chosen}, the best that was tried",) if chosen else ()
+        notes = (f"best of the sizes tried: {chosen}",) if chosen else ()
         return replace(found, notes=(*notes, *found.notes))
 
     def _balanced(self, equal: Forecast) -> Forecast:
-        """Return the forecast with parts that follow the workers' speeds, and their gain."""
+        """Forecast batches split by the devices' speeds, with a note about the gain."""
         found = self._forecast(equal.config, balanced=True)
         times = found.samples_per_s / equal.samples_per_s
-        note = f"with --balance auto, {times:.2f} times as fast as with equal parts"
+        note = f"with --balance auto, {times:.2f} times as fast as with equal batches"
         return replace(found, notes=(note, *found.notes))
 
     def _forecast(self, config: Any, *, balanced: bool = False) -> Forecast:
@@ -163,9 +164,9 @@ class Alternatives:
 
 
 def _soonest(found: list[Forecast], strategy: Strategy) -> list[Forecast]:
-    """Return the forecast with each codec that reaches a loss soonest, where learning differs.
+    """Keep, for each codec, the forecast that reaches a loss first, if variants learn differently.
 
-    The first one where nothing is known of the steps to a loss.
+    If the steps to a loss are unknown, this is the first forecast.
     """
     if strategy.planning.steps_to_loss is None or not found:
         return found
@@ -176,7 +177,7 @@ def _soonest(found: list[Forecast], strategy: Strategy) -> list[Forecast]:
             best[alike] = one
     usual = found[0].config
     return [
-        replace(one, notes=(f"with {chosen}, the soonest that was measured", *one.notes))
+        replace(one, notes=(f"fastest to a loss of those measured: {chosen}", *one.notes))
         if (chosen := _chosen(one.config, usual))
         else one
         for one in best.values()
@@ -184,31 +185,22 @@ def _soonest(found: list[Forecast], strategy: Strategy) -> list[Forecast]:
 
 
 def _chosen(best: Any, config: Any) -> str:
-    """Return the options by which a configuration becomes the best one; codecs are named apart."""
+    """Return the options that turn a configuration into the best one, without codecs."""
     names = (one.name for one in fields(best) if one.name not in codec_fields(best))
     changed = [name for name in names if getattr(best, name) != getattr(config, name)]
     return " ".join(f"--strategy-option {name}={getattr(best, name)}" for name in changed)
 
 
 def shortage(machine: Machine, needed: Mapping[str, int]) -> str | None:
-    """Return a sentence that names the device or host with too little memory, or None."""
+    """Return a sentence about the first device or host with too little memory, or None."""
     stations: tuple[Station, ...] = (*machine.devices, *machine.hosts)
     for station in stations:
         nbytes = needed.get(station.name, 0)
         if nbytes > station.memory_bytes:
-            return (
-                f"{station.name} needs {nbytes / 1e9:.3g} GB and has "
-                f"{station.memory_bytes / 1e9:.3g} GB; a smaller batch, or more workers, "
-                "need less on each"
-            )
+            return explanations.of_shortage(station.name, nbytes, station.memory_bytes)
     return None
 
 
-def is_uneven(machine: Machine, workers: int) -> bool:
-    """Return True if the workers' devices differ in speed."""
-    return len(set(map(rates, machine.first_devices(workers)))) > 1
-
-
 def rates(device: Device) -> tuple[float, ...]:
-    """Return what makes a device as fast as it is."""
+    """Return the numbers that determine a device's speed."""
     return device.flops_per_s, device.memory_bandwidth_bytes_per_s, device.call_latency_s

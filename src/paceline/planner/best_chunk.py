@@ -1,4 +1,4 @@
-"""The best number of layers that a strategy exchanges together, among those a tuner would try."""
+"""Find the best chunk: the number of layers that a strategy exchanges together."""
 
 from dataclasses import replace
 from math import inf, isclose
@@ -21,24 +21,23 @@ def with_best_chunk(
     config: Any,
     cost: CostModel | None = None,
 ) -> Any:
-    """Return the configuration with the chunk of the shortest step.
+    """Return the configuration with the chunk of the shortest step, the smallest of equal ones.
 
-    The strategy exchanges `core.chunks` of the layers in the order of backward, and synchronises a
-    GPU for each. Sizes are compared by one step; of equal ones the smallest is
-    taken. InvalidInput if it does not fit.
+    Tries the sizes of `core.chunks`; a GPU synchronises once per chunk. InvalidInput if the
+    strategy does not fit.
     """
     model, shortest_s, found = cost or Roofline.of(machine), inf, dict[int, float]()
     devices, layers = machine.first_devices(config.workers), LayerCost(model)
-    # Cores copy to their host between the layers of a chunk, which then is not one layer.
+    # CPU workers copy between the layers of a chunk, so a chunk cannot be planned as one layer.
     is_layered = any(device.kind == DeviceKind.CPU for device in devices)
     lane = compute_lane(devices[0].name)
     sync = Task(TaskId(0, Kind.BACKWARD), (lane,), Cost(num_syncs=1))
     sync_s = model.seconds(sync) if devices[0].kind == DeviceKind.GPU else 0.0
-    computing_s = 0.0  # of a step, but for synchronising
+    computing_s = 0.0  # per step, without synchronising
     num_layers = len(workload.layers)
     parts = {size: chunks(num_layers, size) for size in candidates(num_layers)}
     for size, ranges in sorted(parts.items(), key=lambda part: len(part[1])):
-        # No step is shorter than it computes: the fewest chunks, planned first, are refused least.
+        # A step takes at least its computing time, so skip sizes that cannot be the shortest.
         if computing_s + len(ranges) * sync_s > shortest_s:
             continue
         whole, prices, own = workload, model, replace(config, chunk=size)

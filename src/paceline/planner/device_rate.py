@@ -1,4 +1,4 @@
-"""The machine whose devices are as fast as one of them was measured to be, by one figure."""
+"""Calibrate a machine's devices with the measured throughput of one (`--measured`)."""
 
 import re
 from collections.abc import Callable
@@ -11,22 +11,19 @@ from paceline.planner.forecast import forecast
 from paceline.strategies import STRATEGIES
 
 _RATE = re.compile(r"(?P<rate>[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*/\s*s(?:@(?P<batch>[0-9]+))?")
-_ALONE = "allreduce"  # one worker exchanges nothing: all strategies are the same
+_ALONE = "allreduce"  # any strategy, because one worker exchanges nothing
 
 
 @dataclass(frozen=True)
 class DeviceRate:
-    """Throughput of one device alone, in samples a second, at a batch size.
-
-    `batch_size` None: of the size that a worker of the plan has.
-    """
+    """Throughput of one device alone; `batch_size` None is that of a worker of the plan."""
 
     samples_per_s: float
     batch_size: int | None = None
 
     @classmethod
     def parse(cls, text: str | float) -> "DeviceRate":
-        """Read "350/s" or "350/s@128", or a number of samples a second; else InvalidInput."""
+        """Parse "350/s", "350/s@128", or a number of samples per second."""
         match = _RATE.fullmatch(str(text) if isinstance(text, str) else f"{text!r}/s")
         try:
             rate = float(match["rate"]) if match else 0.0
@@ -36,11 +33,9 @@ class DeviceRate:
         if match is None or not 0 < rate < float("inf") or batch == 0:
             raise InvalidInput(
                 "measured",
-                f"{text!r} is no speed",
-                hint=(
-                    "write samples a second of one device such as 350/s, or 350/s@128 for batches "
-                    "of 128"
-                ),
+                "must be samples per second of one device",
+                got=text,
+                hint="write 350/s, or 350/s@128 for batches of 128",
             )
         return cls(rate, batch)
 
@@ -51,15 +46,15 @@ def calibrated(
     rate: DeviceRate,
     usual_batch: int,
 ) -> Machine:
-    """Return the machine with devices on which a lone worker reaches the rate.
+    """Scale all devices by one factor, so that a worker on the first reaches the rate.
 
-    All devices are as many times faster or slower as the first one, and have at least the memory
-    that the batch needs: it was trained there. `usual_batch`: the batch if the rate says none.
+    Devices get at least the memory of that batch, because it was trained there. `usual_batch`: the
+    batch size if the rate has none.
     """
     batch_size = rate.batch_size or usual_batch
     strategy = STRATEGIES[_ALONE]
     config = strategy.config(workers=1)
-    computing = machine.with_each("hosts", samples_per_s=None)  # the device, and not what feeds it
+    computing = machine.with_each("hosts", samples_per_s=None)  # measure devices, not loading
     found = forecast(workload_of(batch_size), computing, strategy, config, batch_size)
     slower = found.samples_per_s / rate.samples_per_s
     (needed,) = found.memory_nbytes.values()

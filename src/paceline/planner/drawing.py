@@ -1,4 +1,4 @@
-"""A predicted timeline as text: one step of each lane, from left to right."""
+"""Draw one step of a predicted timeline as text."""
 
 from collections.abc import Iterable
 
@@ -6,11 +6,11 @@ from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Span, Timeline
 
 _WIDTH = 72
-_LEGEND = {  # the mark of each kind, and its meaning
+_LEGEND = {  # mark and meaning
     Kind.LOAD: ("L", "load"),
     Kind.FORWARD: ("F", "forward"),
     Kind.BACKWARD: ("B", "backward"),
-    Kind.TRAIN: ("T", "steps of its own"),
+    Kind.TRAIN: ("T", "local steps"),
     Kind.ENCODE: ("e", "encode"),
     Kind.DECODE: ("d", "decode"),
     Kind.D2H: ("<", "to the host"),
@@ -22,12 +22,10 @@ _LEGEND = {  # the mark of each kind, and its meaning
 
 
 def drawing(timeline: Timeline, step_s: float, most_lanes: int = 24) -> str:
-    """Return a step of a predicted timeline, the one before the last: a line for each lane.
+    """Draw the last step but one, with a line for each of the first `most_lanes` lanes.
 
-    The last line explains the marks. Where updates are not synchronous, the drawing is as long as a
-    step and ends with one of them. Of what happens within a character the longest is shown. Lanes
-    that are only held beside others are left out, and so are those beyond `most_lanes`; a line says
-    how many.
+    A character shows the kind of task that takes most of its time. If updates are asynchronous, the
+    drawing ends with an update and is one step long.
     """
     start, end = some_step(timeline, step_s)
     rows: dict[Resource, list[Span]] = {}
@@ -39,7 +37,7 @@ def drawing(timeline: Timeline, step_s: float, most_lanes: int = 24) -> str:
     width = max(len(str(resource)) for resource, _ in shown)
     lines = [f"{resource!s:>{width}} |{_row(spans, start, end)}|" for resource, spans in shown]
     if len(rows) > len(shown):
-        lines.append(f"{'':>{width}}  and {len(rows) - len(shown)} lanes more")
+        lines.append(f"{'':>{width}}  and {len(rows) - len(shown)} more lanes")
     used = {span.kind for _, spans in shown for span in spans}
     legend = ", ".join(" ".join(_LEGEND[kind]) for kind in Kind if kind in used)
     lines.append(f"{'':>{width}}  {(end - start) * 1e3:.4g} ms: {legend}")
@@ -47,7 +45,7 @@ def drawing(timeline: Timeline, step_s: float, most_lanes: int = 24) -> str:
 
 
 def some_step(timeline: Timeline, step_s: float) -> tuple[float, float]:
-    """Return start and end of a step in the steady state, which asynchronous workers may leave."""
+    """Return start and end of a step in the steady state."""
     updates = [span.end_s for span in timeline.spans if span.kind is Kind.STEP]
     wanted = timeline.end_s - step_s
     end = min(updates, key=lambda time: abs(time - wanted), default=timeline.end_s)
@@ -55,7 +53,7 @@ def some_step(timeline: Timeline, step_s: float) -> tuple[float, float]:
 
 
 def _row(spans: Iterable[Span], start: float, end: float) -> str:
-    """Return a character for each part of the time: the kind that takes most of it, or a dot."""
+    """Return a character for each part of the time: the mark of the longest kind, or a dot."""
     size = (end - start) / _WIDTH
     taken: list[dict[str, float]] = [{} for _ in range(_WIDTH)]
     for span in spans:
@@ -66,7 +64,7 @@ def _row(spans: Iterable[Span], start: float, end: float) -> str:
             within = min(span.end_s, right) - max(span.start_s, left)
             mark, _ = _LEGEND[span.kind]
             taken[place][mark] = taken[place].get(mark, 0.0) + within
-    # What takes less than a tenth of a character's time would look ten times as long.
+    # Show nothing that takes less than a tenth of a character's time.
     return "".join(
         max(marks, key=marks.__getitem__) if sum(marks.values()) > 0.1 * size else "."
         for marks in taken

@@ -1,67 +1,44 @@
-"""Forecasts: the predicted seconds of a strategy's step on a machine."""
+"""Predict the step time of a strategy on a machine."""
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.core.after_backward import AfterBackward
 from paceline.core.compare import Breakdown
 from paceline.core.cost import CostModel
-from paceline.core.durations import duration
+from paceline.core.losses import BETWEEN_HOSTS, WITHIN_A_HOST
 from paceline.core.machine import Machine
 from paceline.core.strategy import StepsToLoss, Strategy, codec_fields, exchange_name
-from paceline.core.timeline import Timeline
 from paceline.core.workload import Workload, replica_nbytes
+from paceline.planner import explanations
 from paceline.planner.grouping import Windows
-from paceline.planner.ranges import half_width
-from paceline.planner.steady import Steady, devices_of
+from paceline.planner.steady import Steady, devices_of, steady
 
-_SHOWN_SLOWDOWN = 1.005
-_ASYNCHRONOUS = (
-    "not the same training: workers do not wait for each other, and their gradients are of "
-    "parameters that others have changed meanwhile"
-)
-# Mean absolute error of a predicted step: benchmarks/planner.
-ERROR_BAR = 0.06
+ERROR_BAR = 0.06  # mean error of a predicted step (benchmarks/planner)
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """The prediction for one strategy: seconds a step, and the parts of a step's time.
+class Forecast(Steady):
+    """The predicted step of a strategy: its time and memory, and the throughput.
 
-    `link_nbytes` are the bytes that a step sends in each direction of each link, `memory_nbytes`
-    what each device needs, and each host that holds anything, `wire_s` the seconds in which the
-    busiest link is in use. `placement` says which devices it
-    takes; on their own they would reach `alone_samples_per_s` together. `is_balanced`: the workers'
-    parts follow their speeds, and the plan knows it. `notes` are sentences to stand beside `why`.
-    Between two updates of a device in the timeline lie `steps_per_update` steps: more than one
-    where workers take several between two exchanges. `slowdown`: how many times longer computation
-    takes than undisturbed (see `core.losses`), through what `slowed_by` names. `after_backward`:
-    what the exchange leaves to be done then, where the strategy says so. `is_same_training`: as by
-    one worker with the whole batch, but for what a codec rounds; if not, `steps_to_loss` are those
-    to the same loss, where they are known.
+    `memory_nbytes`: by device, and by host if it holds tensors. `placement`: the choice of devices.
+    `alone_samples_per_s`: their total throughput without any exchange. `is_balanced`: the plan
+    splits batches by the devices' speeds. `notes`: further sentences next to `why`.
+    `is_same_training`: computes what one worker with the whole batch would, except for a codec's
+    rounding; otherwise `steps_to_loss` are the steps to the same loss, if known.
     """
 
     strategy: str
     config: Any
     workers: int
-    step_s: float
     samples_per_s: float
-    link_nbytes: Mapping[str, float]
     memory_nbytes: Mapping[str, int]
-    wire_s: float
-    breakdown: Breakdown
     machine: Machine
-    timeline: Timeline
     placement: str = "as listed"
     alone_samples_per_s: float | None = None
     is_balanced: bool = False
     notes: tuple[str, ...] = ()
-    steps_per_update: float = 1.0
-    slowdown: float = 1.0
-    slowed_by: tuple[str, ...] = ()
-    after_backward: AfterBackward | None = None
     is_same_training: bool = True
     steps_to_loss: StepsToLoss | None = None
 
@@ -72,51 +49,51 @@ class Forecast:
 
     @property
     def learnt_samples_per_s(self) -> float:
-        """The samples of synchronous training to the same loss a second; 0 if that is unknown."""
+        """Throughput, divided by the extra steps to synchronous training's loss; 0 if unknown."""
         if self.is_same_training:
             return self.samples_per_s
         return self.samples_per_s / self.steps_to_loss.median if self.steps_to_loss else 0.0
 
     @property
     def codec(self) -> str | None:
-        """The codec by which anything travels."""
+        """The first codec of the configuration."""
         codecs = (getattr(self.config, field) for field in codec_fields(self.config))
         return next((codec for codec in codecs if codec is not None), None)
 
     @property
     def efficiency(self) -> float | None:
-        """Samples a second over what the devices would reach on their own; None if not known."""
+        """Throughput relative to the devices without any exchange; None if not known."""
         alone = self.alone_samples_per_s
         return None if alone is None else self.samples_per_s / alone
 
     @property
     def wire_nbytes(self) -> float:
-        """The bytes that a step sends over the busiest link, in one direction."""
+        """Bytes of a step on the busiest link, in one direction."""
         return max(self.link_nbytes.values(), default=0.0)
 
     @property
     def link_busy(self) -> float:
-        """The share of the step in which the busiest link is in use."""
+        """Share of the step during which the busiest link is in use."""
         return self.wire_s / self.step_s
 
     @property
     def range_share(self) -> float:
-        """How far from `step_s` the median of measured steps is meant to be at most, as a share."""
+        """Half width of `range_s`, relative to `step_s`."""
         return half_width(self.machine, self.breakdown)
 
     @property
     def range_s(self) -> tuple[float, float]:
-        """The seconds between which that median is meant to lie in nine of ten cases."""
+        """The range that should contain the median measured step in nine of ten cases."""
         return (1 - self.range_share) * self.step_s, (1 + self.range_share) * self.step_s
 
     def surely_faster_than(self, other: "Forecast") -> bool:
-        """Return True if it trains more samples a second wherever in their ranges both are."""
+        """Whether it is faster even at the worst ends of both ranges."""
         slowest, fastest = 1 + self.range_share, 1 - other.range_share
         return self.samples_per_s / slowest > other.samples_per_s / fastest
 
     @property
     def shown_s(self) -> float:
-        """The seconds between two updates of the timeline, of which a drawing shows one."""
+        """Seconds between two updates in the timeline."""
         return self.step_s * self.steps_per_update
 
     @property
@@ -126,20 +103,8 @@ class Forecast:
 
     @property
     def why(self) -> str:
-        """One sentence about the parts of the step's time."""
-        parts = self.breakdown
-        # Asynchronous devices have steps of their own.
-        share = 100 / (parts.compute_s + parts.exposed_s + parts.idle_s)
-        computing = f"computes {parts.compute_s * share:.0f} % of the step"
-        if self.slowdown >= _SHOWN_SLOWDOWN:
-            longer = f"{100 * (self.slowdown - 1):.0f} % longer than undisturbed"
-            computing += f", {longer}: {', and '.join(self.slowed_by)}"
-        if not parts.communication_s:
-            return f"{computing}; nothing is exchanged"
-        return (
-            f"{computing}; {parts.exposed_s * share:.0f} % is communication that shows, "
-            f"of {duration(parts.communication_s)}"
-        )
+        """The parts of the step's time, as a sentence."""
+        return explanations.of_parts(self.breakdown, self.slowdown, self.slowed_by)
 
 
 def forecast(
@@ -154,58 +119,49 @@ def forecast(
 ) -> Forecast:
     """Predict a strategy on a machine, priced by the machine's rates or by `cost`.
 
-    `workload` is one worker's part of a step, the largest if the samples do not divide evenly;
-    `samples_per_step` are those of all workers. `balanced`: with parts that follow the workers'
-    speeds, if the strategy plans them. InvalidInput if the strategy does not fit.
+    `workload`: the largest worker's part of a step. `samples_per_step`: over all workers.
+    `balanced`: split batches by the devices' speeds, if the strategy plans that. InvalidInput if
+    the strategy does not fit.
     """
     windows = Windows(strategy, workload, machine.reached, config, cost, balanced=balanced)
     return forecast_of(windows, samples_per_step)
 
 
 def forecast_of(windows: Windows, samples_per_step: float) -> Forecast:
-    """Predict a strategy by its windows of steps."""
-    machine, config, steady = windows.machine, windows.config, Steady.of(windows)
-    step_s, notes = _fed(machine, config.workers, samples_per_step, steady.step_s)
-    learns_as, caveats = _learning(windows)
-    limit = windows.strategy.planning.limit
-    limiting = limit(machine, config, steady.outline) if limit else None
+    """Predict a strategy from its windows of steps."""
+    machine, config, found = windows.machine, windows.config, steady(windows)
+    step_s, notes = _fed(machine, config.workers, samples_per_step, found.step_s)
+    steps_to_loss, caveats = _learning(windows)
     return Forecast(
-        windows.strategy.name,
-        config,
-        config.workers,
-        step_s,
-        samples_per_step / step_s,
-        steady.link_nbytes,
-        memory(windows.workload, machine, windows.strategy, config),
-        steady.wire_s,
-        steady.breakdown,
-        machine,
-        steady.timeline,
+        **vars(found) | {"step_s": step_s},
+        strategy=windows.strategy.name,
+        config=config,
+        workers=config.workers,
+        samples_per_s=samples_per_step / step_s,
+        memory_nbytes=memory(windows.workload, machine, windows.strategy, config),
+        machine=machine,
         is_balanced=windows.is_balanced,
-        notes=(*notes, *([limiting] if limiting else []), *caveats),
-        steps_per_update=steady.steps_per_update,
-        slowdown=steady.slowdown,
-        slowed_by=steady.slowed_by,
-        after_backward=steady.after_backward,
+        notes=tuple(filter(None, (*notes, found.limit, *caveats))),
         is_same_training=not caveats,
-        steps_to_loss=learns_as,
+        steps_to_loss=steps_to_loss,
     )
 
 
 def _learning(windows: Windows) -> tuple[StepsToLoss | None, tuple[str, ...]]:
-    """Return the steps to a loss, if known, and what differs from synchronous training."""
+    """Return the steps to a loss, if known, and a note if training differs from synchronous."""
     planning, config = windows.strategy.planning, windows.config
-    if planning.steps_to_loss is not None and config.workers > 1:
+    if config.workers == 1:
+        return None, ()
+    if planning.steps_to_loss is not None:
         found = planning.steps_to_loss(windows.workload, config)
-        where = "unknown" if found is None else f"measured on {found.measured_on}"
-        return found, (f"steps to a loss: {where}",)
-    return None, (_ASYNCHRONOUS,) if planning.is_asynchronous and config.workers > 1 else ()
+        return found, (explanations.of_learning(found),)
+    return None, (explanations.ASYNCHRONOUS,) if planning.is_asynchronous else ()
 
 
 def _fed(
     machine: Machine, workers: int, samples_per_step: float, step_s: float
 ) -> tuple[float, tuple[str, ...]]:
-    """Return the seconds of a step of workers that wait for samples if hosts do not keep up."""
+    """Lengthen a step to the time in which hosts read its samples, with a note if they limit it."""
     devices = devices_of(machine, workers)
     on_host = Counter(device.host for device in devices)
     for host in machine.hosts:
@@ -213,17 +169,41 @@ def _fed(
             share = on_host[host.name] / min(workers, machine.num_devices)
             wanted = share * samples_per_step
             if wanted > step_s * host.samples_per_s:
-                step_s = wanted / host.samples_per_s
-                note = f"{host.name} reads {host.samples_per_s:g} samples/s, which is what limits"
-                return step_s, (note,)
+                note = f"limited by {host.name}, which reads {host.samples_per_s:g} samples/s"
+                return wanted / host.samples_per_s, (note,)
     return step_s, ()
 
 
 def memory(
     workload: Workload, machine: Machine, strategy: Strategy, config: Any
 ) -> Mapping[str, int]:
-    """Return the bytes that each device needs, and each host that holds anything, by name."""
+    """Return the bytes that devices need, and hosts that hold tensors, by name."""
     if strategy.planning.memory is not None:
         return strategy.planning.memory(workload, machine, config)
     devices = machine.first_devices(config.workers)
     return {device.name: replica_nbytes(workload) for device in devices}
+
+
+# Half widths of ranges as shares of a step: without an exposed exchange, and added if all of the
+# step is exchange. Profiled machines: benchmarks/planner, which predicts and then runs each
+# configuration. Figures of a machine file: benchmarks/codecs, seven steps between two hosts, at
+# most 19 % off. Published losses: the tables of benchmarks/scaling_tables, where links and
+# frameworks differ by factors.
+_PROFILED, _PROFILED_EXPOSED = 0.13, 0.13
+_QUIET = 0.05  # unrest of a profile's steps that is included
+_STATED, _STATED_EXCHANGED = 0.13, 0.26
+_PUBLISHED, _PUBLISHED_EXCHANGED, _HARDLY_EXCHANGED = 0.07, 2.5, 0.02
+_WIDEST = 0.7
+
+
+def half_width(machine: Machine, parts: Breakdown) -> float:
+    """Return half the width of the range of measured steps, relative to the predicted step."""
+    whole = parts.compute_s + parts.exposed_s + parts.idle_s
+    if not machine.usual_losses.spread:  # profiled, with all workers in parallel
+        unrest = max(0.0, machine.usual_losses.unrest - _QUIET)
+        return _PROFILED + _PROFILED_EXPOSED * parts.exposed_s / whole + unrest
+    exchanged = min(1.0, parts.communication_s / whole)
+    if machine.usual_losses not in (WITHIN_A_HOST, BETWEEN_HOSTS):
+        return _STATED + _STATED_EXCHANGED * exchanged
+    more = _PUBLISHED_EXCHANGED * max(0.0, exchanged - _HARDLY_EXCHANGED)
+    return min(_WIDEST, _PUBLISHED + more)

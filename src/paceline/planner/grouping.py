@@ -1,6 +1,6 @@
-"""Layers between which a strategy does nothing else, planned as one: few tasks in place of many.
+"""Plan consecutive layers as one, if nothing happens between them, to have fewer tasks.
 
-layers   a   b   c  |  d  |  e   f       exchanges begin when the gradients of e, d, a are there
+layers   a   b   c  |  d  |  e   f       exchanges begin with the gradients of e, d, a
 groups   [a to c]      d    [e to f]
 """
 
@@ -24,14 +24,14 @@ PASSES = (Kind.FORWARD, Kind.BACKWARD)
 
 
 class LayerCost:
-    """Prices the passes of layers by `model`, each once."""
+    """Prices layers' passes with `model` and remembers them."""
 
     def __init__(self, model: CostModel) -> None:
         self.model = model
         self._known: dict[tuple[tuple[Resource, ...], Kind, str], float] = {}
 
     def seconds(self, on: tuple[Resource, ...], kind: Kind, layer: Layer) -> float:
-        """Return the seconds of a layer's forward or backward on these resources."""
+        """Return the seconds of a layer's forward or backward on some resources."""
         key = on, kind, layer.name
         found = self._known.get(key)
         if found is None:
@@ -43,16 +43,16 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class GroupCost:
-    """Prices a group's pass as the sum of its layers', and everything else by their model.
+    """Prices a group's pass as the sum of its layers' passes, and other tasks with the model.
 
-    `members` are the layers of groups of several, whose names are no layer's.
+    `members`: the layers of each group of two or more, by the group's name.
     """
 
     members: dict[str, tuple[Layer, ...]]
     layers: LayerCost
 
     def seconds(self, task: Task) -> float:
-        """Return the seconds for which the task holds its resources."""
+        """Return the seconds of a task."""
         members = self.members.get(task.part, ()) if task.kind in PASSES else ()
         if not members:
             return self.layers.model.seconds(task)
@@ -66,14 +66,14 @@ class GroupCost:
 def grouped(
     workload: Workload, groups: Sequence[Sequence[int]], layers: LayerCost
 ) -> tuple[Workload, GroupCost]:
-    """Return the workload with a layer for each group, and its prices.
+    """Join the layers of each group; return the new workload and its cost model.
 
-    `groups` number the layers in the order of backward, in which they are joined.
+    `groups`: indices of layers in backward order.
     """
     ready, order = workload.in_backward_order, workload.backward_order
     members = [tuple(ready[i] for i in group) for group in groups]
     made = list(map(_joined, members))
-    # A group is where its last layer is: what that one hands on is what the group does.
+    # In forward order a group is at its last layer, whose output is the group's.
     last = [max(order[i] for i in group) for group in groups]
     forward = sorted(range(len(groups)), key=last.__getitem__)
     backward = sorted(range(len(groups)), key=forward.__getitem__)
@@ -85,7 +85,7 @@ def grouped(
 
 
 def _joined(layers: Sequence[Layer]) -> Layer:
-    """Return the layer that several make, which are given in the order of backward."""
+    """Join layers, which are in backward order."""
     if len(layers) == 1:
         return layers[0]
     return Layer(
@@ -98,13 +98,14 @@ def _joined(layers: Sequence[Layer]) -> Layer:
 
 
 def _groups_of(step: Plan, workload: Workload) -> list[list[int]]:
-    """Return the layers of a step, in the order of backward, as they can be joined.
+    """Group the layers of a step, as indices in backward order.
 
-    One follows another if on all workers it waits for that one alone, which nothing else does.
+    A layer joins the group before it if, on all workers, its passes wait only for that layer and no
+    other task waits for that layer.
     """
     after: dict[tuple[Kind, str], set[str]] = defaultdict(set)
     for task, children in zip(step.tasks, step.children, strict=True):
-        # Of a batch of another size the costs are not the layers'.
+        # For a batch of another size, a task's cost is not its layer's cost.
         if task.kind in PASSES and task.sub_batch is None and not task.num_samples:
             after[task.kind, task.part].add(_follower(step, task, children))
     ready = workload.in_backward_order
@@ -120,7 +121,7 @@ def _groups_of(step: Plan, workload: Workload) -> list[list[int]]:
 
 
 def _follower(step: Plan, task: Task, children: Sequence[int]) -> str:
-    """Return the layer whose pass follows a task at once and waits for it alone, or ""."""
+    """Return the layer whose pass is the only follower of a task and waits only for it, or ""."""
     if len(children) != 1 or step.num_parents[children[0]] != 1:
         return ""
     child = step.tasks[children[0]]
@@ -129,7 +130,7 @@ def _follower(step: Plan, task: Task, children: Sequence[int]) -> str:
 
 
 def _shares_lanes(step: Plan, layers: Collection[str]) -> bool:
-    """Return True if anything that is exchanged holds what these layers compute on."""
+    """Whether an exchange uses the resources on which these layers compute."""
     passes = (task for task in step.tasks if task.kind in PASSES and task.part in layers)
     computing = {on for task in passes for on in task.on}
     exchanges = (task for task in step.tasks if task.kind in COMMUNICATION)
@@ -137,10 +138,10 @@ def _shares_lanes(step: Plan, layers: Collection[str]) -> bool:
 
 
 class Windows:
-    """A strategy's plans of any number of steps, of groups of layers where those take as long.
+    """A strategy's plans of windows of steps, with groups of layers if these take as long.
 
-    `step` is the plan of one step with all layers; `cost` prices the windows, `model` all layers.
-    `is_balanced`: with parts that follow the workers' speeds, if the strategy plans them.
+    `step`: the plan of one step with all layers. `cost` prices windows, `model` single layers.
+    `is_balanced`: batches are split by the devices' speeds, if the strategy plans that.
     InvalidInput if the strategy does not fit.
     """
 
@@ -166,42 +167,42 @@ class Windows:
             self._group(groups)
 
     def _group(self, groups: Sequence[Sequence[int]]) -> None:
-        """Plan these groups from now on, if a step of them takes as long as one of all layers."""
+        """Plan these groups from now on, if a step takes as long with them as with layers."""
         ready = self.workload.in_backward_order
         several = {ready[i].name for group in groups if len(group) > 1 for i in group}
-        # Where steps overlap, what comes between layers may show in a later step only.
+        # Steps overlap, so one step does not show the effect of tasks between layers.
         if self.strategy.planning.is_asynchronous and _shares_lanes(self.step, several):
             return
         joined, cost = grouped(self.workload, groups, LayerCost(self.model))
         try:
             step = self._plan_of(joined, self.machine, _in_ones(self.config), Window(1))
-        except InvalidInput:  # as of a head that is named, and no group's name
+        except InvalidInput:  # for example, `head` names a layer inside a group
             return
         if isclose(makespan_s(step, cost), makespan_s(self.step, self.model)):
             self._grouped, self.cost = joined, cost
 
     @property
     def is_grouped(self) -> bool:
-        """True if groups of layers are planned."""
+        """Whether groups of layers are planned."""
         return self._grouped is not self.workload
 
     def compared_s(self, config: Any) -> float:
-        """Return the seconds of a step of another configuration, to compare with others."""
+        """Return the seconds of a step of another configuration, for comparisons."""
         if self.strategy.planning.is_asynchronous:
             return period(partial(self.of, config=config), self.cost, 1)
         return makespan_s(self.of(1, config), self.cost)
 
     def of(self, num_steps: int, config: Any = None) -> Plan:
-        """Return the plan of so many steps, of this configuration or another."""
+        """Plan a window of this configuration or another."""
         asked = config or self.config
         asked = _in_ones(asked) if self.is_grouped else asked
         return self._plan_of(self._grouped, self.machine, asked, Window(num_steps))
 
     def of_layers(self, num_steps: int) -> Plan:
-        """Return the plan of so many steps with all layers."""
+        """Plan a window with all layers."""
         return self._plan_of(self.workload, self.machine, self.config, Window(num_steps))
 
 
 def _in_ones(config: Any) -> Any:
-    """Return the configuration that exchanges each group by itself."""
+    """Set the chunk to one, because a group is planned as one layer."""
     return replace(config, chunk=1) if hasattr(config, "chunk") else config

@@ -1,10 +1,10 @@
-"""Steps in half precision: layers compute with values of two bytes, as autocast has them.
+"""Plan steps in half precision, as with torch.autocast.
 
-    parameters, gradients, the optimizer's state    float32, as without it; so is what is exchanged
-    activations, and what backward reads of them    half the bytes, to keep and to move
-    parameters as layers compute with them          copies in half precision, kept until backward
+    parameters, gradients, optimizer state, exchange    float32
+    activations, and their copies kept for backward     half the bytes
+    parameters used by layers                           half-precision copies, kept until backward
 
-How fast devices compute so, their `half_flops_per_s` say, or a rate that was measured so.
+A device's speed is its `half_flops_per_s`, or calibrated with a measured rate.
 """
 
 from collections.abc import Callable
@@ -26,10 +26,10 @@ def in_precision(
     *,
     is_measured: bool,
 ) -> tuple[Machine, Callable[[int], Workload]]:
-    """Return the machine and the steps as they are in that precision.
+    """Convert a machine and workloads to a precision.
 
-    InvalidInput for an unknown precision, and if nothing says how fast a device computes in it:
-    neither the machine, nor a rate of one device that `is_measured`.
+    InvalidInput for an unknown precision, or if a device has no `half_flops_per_s` and its rate in
+    this precision is not measured either.
     """
     if precision not in PRECISIONS:
         raise InvalidInput("precision", f"must be one of {', '.join(PRECISIONS)}", got=precision)
@@ -39,8 +39,8 @@ def in_precision(
     if slow is not None and not is_measured:
         raise InvalidInput(
             "precision",
-            f"{machine.name!r} does not say the half_flops_per_s of {slow}",
-            hint="add it, or say what one device makes so with --measured",
+            f"requires half_flops_per_s of {slow} in machine {machine.name}",
+            hint="add it, or pass --measured with a rate in this precision",
         )
     devices = tuple(
         one.model_copy(update={"flops_per_s": one.half_flops_per_s or one.flops_per_s})
@@ -50,9 +50,9 @@ def in_precision(
 
 
 def in_half(workload: Workload) -> Workload:
-    """Return the step with activations of half the bytes."""
+    """Halve the bytes of activations."""
     first, *others = workload.layers
-    # Backward reads the copies of parameters, but for the first layer's: nothing is before it.
+    # Backward reads the copied parameters of all layers except the first.
     layers = [_layer_in_half(layer, layer.gradient_nbytes // 2) for layer in others]
     return replace(workload, layers=(_layer_in_half(first, 0), *layers))
 

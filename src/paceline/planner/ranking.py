@@ -1,4 +1,4 @@
-"""Forecasts ranked by throughput, and what they say of workers and codecs."""
+"""Rank forecasts, and compare numbers of workers and codecs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,48 +8,44 @@ from typing import overload
 from paceline.planner.forecast import Forecast
 from paceline.strategies import EXCHANGES
 
-_GAIN = 1.02  # what more workers have to gain to be worth using
-_NUM_DIGITS = 12  # of throughputs that are told apart
+_GAIN = 1.02  # minimum speed-up by workers that are worth using
+_NUM_DIGITS = 12  # of throughputs; further ones differ by rounding
 
 
 def rank(forecasts: Iterable[Forecast]) -> list[Forecast]:
-    """Return the forecasts by throughput, best first; then those that change what is learnt.
+    """Sort forecasts by throughput, best first, then those that change training.
 
-    These are ranked by the time to a loss, and the ones of which nothing is known by throughput.
+    The latter are sorted by time to a loss, or by throughput if that is unknown.
     """
 
     def place(one: Forecast) -> tuple[bool, float, float]:
-        learnt, trained = map(_told, (one.learnt_samples_per_s, one.samples_per_s))
+        rates = one.learnt_samples_per_s, one.samples_per_s
+        learnt, trained = (float(f"{rate:.{_NUM_DIGITS}g}") for rate in rates)
         return not one.is_same_training, -learnt, -trained
 
     return sorted(forecasts, key=place)
 
 
-def _told(value: float) -> float:
-    """Return the digits that tell one plan from another: the last ones are those of rounding."""
-    return float(f"{value:.{_NUM_DIGITS}g}")
-
-
 @dataclass(frozen=True)
 class Advice:
-    """The advice about codecs: the best forecast without one, and the best with one.
+    """The best forecasts without and with a codec.
 
-    `beside` is the best without one on as many workers as the one with it.
+    `same_workers`: the best one without a codec on as many workers as `encoded`.
     """
 
     plain: Forecast
     encoded: Forecast
-    beside: Forecast
+    same_workers: Forecast
 
     @property
     def pays(self) -> bool:
-        """True if a step is faster whatever the predictions err: worth the codec's rounding."""
+        """Whether the codec is faster even at the worst ends of both ranges."""
         return self.encoded.surely_faster_than(self.plain)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A strategy that cannot be used on so many workers, and why."""
+    """A strategy that cannot be used on a number of workers, and the reason."""
 
     strategy: str
     workers: int
@@ -59,9 +55,9 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Ranking(Sequence[Forecast]):
-    """Forecasts, best first, and what was refused.
+    """Forecasts, best first, and refused strategies.
 
-    `alone` is the best forecast of one worker, where only another number was asked for.
+    `alone`: the best forecast of one worker, if only another number was asked for.
     """
 
     forecasts: tuple[Forecast, ...]
@@ -81,18 +77,18 @@ class Ranking(Sequence[Forecast]):
 
     @cached_property
     def advice(self) -> Advice | None:
-        """The advice about codecs of gradients, where whole replicas exchange them, or None."""
+        """Codecs compared, for strategies that exchange all gradients; None without a codec."""
         replicas = [one for one in self.forecasts if one.strategy in EXCHANGES]
         plain = [one for one in replicas if one.codec is None]
         encoded = next((one for one in replicas if one.codec is not None), None)
         if encoded is None:
             return None
-        beside = next(one for one in plain if one.workers == encoded.workers)
-        return Advice(plain[0], encoded, beside)
+        alike = next(one for one in plain if one.workers == encoded.workers)
+        return Advice(plain[0], encoded, alike)
 
     @cached_property
     def best_of(self) -> dict[int, Forecast]:
-        """The best forecast for each number of workers, by that number."""
+        """The best forecast by number of workers."""
         best: dict[int, Forecast] = {}
         for forecast in self.forecasts:
             best.setdefault(forecast.workers, forecast)
@@ -100,11 +96,11 @@ class Ranking(Sequence[Forecast]):
 
     @property
     def worth(self) -> int | None:
-        """The fewest workers beyond which more hardly gain, or lose.
+        """The number of workers beyond which more gain less than 2 %.
 
-        None if nothing could be planned, or if only one number was looked at of those that may be.
+        None if numbers of workers were not compared, although there is more than one worker.
         """
-        if not self._is_comparison:
+        if len(self.best_of) < 2 and set(self.best_of) != {1}:
             return None
         most = self.forecasts[0].samples_per_s
         return next(
@@ -112,8 +108,3 @@ class Ranking(Sequence[Forecast]):
             for workers, forecast in self.best_of.items()
             if forecast.samples_per_s * _GAIN >= most
         )
-
-    @property
-    def _is_comparison(self) -> bool:
-        """True if numbers of workers were compared, or one worker is all that there is."""
-        return len(self.best_of) > 1 or set(self.best_of) == {1}

@@ -19,20 +19,20 @@ from paceline.strategies import find_exchange
 _FEW_DEVICES = 8
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LISTED = "as listed"
-_ALONE = "allreduce"  # one worker exchanges nothing: all strategies are the same
-# Of a strategy each of whose tasks is planned: layers of all workers, for a plan in about 5 s, and
-# workers that any network may have, which are also the most that are looked at without being asked.
+_ALONE = "allreduce"  # any strategy, because one worker exchanges nothing
+# Limits for strategies that plan the tasks of every worker: layers times workers, for a plan in
+# about 5 s; and workers of any model, if the user asks for no number.
 _MOST_LAYERS, _MOST_UNASKED = 2**15, 128
 
 
 def placements(machine: Machine, workers: int) -> dict[str, Machine]:
-    """Return the machine with the devices that workers take put first, by the name of the choice.
+    """Return machines whose first devices are a choice for the workers, by the choice's name.
 
-    The choices that differ are: as listed, spread over hosts, the fastest. Within each the order of
-    the machine is kept, which is that of the ranks.
+    Choices: as listed, spread over hosts, fastest; equal ones once. Each keeps the machine's order,
+    which is the order of ranks.
     """
     turns, of_host = dict[str, int](), Counter[str]()
-    for device in machine.devices:  # the first of each host, then the second of each, and so on
+    for device in machine.devices:  # the first device of each host, then the second, and so on
         turns[device.name] = of_host[device.host]
         of_host[device.host] += 1
     chosen: dict[frozenset[str], tuple[str, Machine]] = {}
@@ -47,7 +47,7 @@ def placements(machine: Machine, workers: int) -> dict[str, Machine]:
 
 
 def _with_first(machine: Machine, names: Collection[str]) -> Machine:
-    """Return the machine with these devices put first, or itself if they are."""
+    """Return the machine with these devices first."""
     ordered = tuple(sorted(machine.devices, key=lambda device: device.name not in names))
     if ordered == machine.devices:
         return machine
@@ -57,10 +57,10 @@ def _with_first(machine: Machine, names: Collection[str]) -> Machine:
 def worker_counts(
     machine: Machine, batch_size: int, wanted: int | None, shares_devices: bool = False
 ) -> list[int]:
-    """Return the wanted count, or all up to a few, then only doublings and the whole machine.
+    """Return the wanted count, or the counts to compare.
 
-    Of a cluster one worker, and then whole nodes. With `shares_devices` there may be more workers
-    than devices, if so many are wanted.
+    These are all up to 8, then doublings and the whole machine; of a cluster one worker, then whole
+    nodes. `shares_devices`: the wanted count may exceed the devices.
     """
     num_devices, of_node = machine.num_devices, len(machine.devices)
     most = min(num_devices, batch_size)
@@ -81,8 +81,8 @@ def worker_counts(
 def _too_many(
     machine: Machine, batch_size: int, wanted: int, most: int, *more: str
 ) -> InvalidInput:
-    fits = f"machine {machine.name} with batch_size {batch_size} allows 1 to {most}"
-    return InvalidInput("workers", "; ".join((f"{wanted} do not fit", fits, *more)))
+    problem = f"must be from 1 to {most} on {machine.name} with a batch of {batch_size}"
+    return InvalidInput("workers", problem, got=wanted, hint="; ".join(more))
 
 
 @without_collection()
@@ -94,12 +94,12 @@ def search(
     workers: int | None = None,
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Ranking:
-    """Return all forecasts, best first, and what was refused and why.
+    """Forecast all strategies, and return the forecasts, best first, and the refusals.
 
-    `workload_of` describes one worker's part of a step by its samples; `batch_size` are the samples
-    of a step over all workers. Where one number of `workers` is asked for, one worker is forecast
-    as well, to judge it by. `options` are fields of all strategies' configurations, but for one
-    worker beside more. InvalidInput if so many workers do not fit.
+    `workload_of` describes a worker's part of a step by its number of samples; `batch_size` is the
+    number over all workers. `workers`: the only number to plan, compared with one worker. `options`
+    are fields of the strategies' configurations, and do not apply to that one worker. InvalidInput
+    if the workers do not fit.
     """
     known = tuple(strategies)
     question = _Search(workload_of, machine, known, batch_size, asked=workers is not None)
@@ -108,15 +108,14 @@ def search(
     sharing = {one.name for one in known if one.planning.shares_devices}
     counts = worker_counts(machine, batch_size, workers, bool(sharing))
     for count in counts:
-        # A worker that is looked at beside others is what any strategy makes of one.
         own = options if question.asked or count > 1 else NO_OPTIONS
         found, why = question.with_workers(count, own)
         forecasts += found
         refused += why
     fit = min(machine.num_devices, batch_size)
     if workers is not None and workers > fit and not forecasts:
-        told = [f"{one.strategy}: {one.why}" for one in refused if one.strategy in sharing]
-        raise _too_many(machine, batch_size, workers, fit, *told)
+        reasons = [f"{one.strategy}: {one.why}" for one in refused if one.strategy in sharing]
+        raise _too_many(machine, batch_size, workers, fit, *reasons)
     alone = question.with_workers(1, NO_OPTIONS)[0] if 1 not in counts else []
     best_alone = next(iter(rank(alone)), None)
     return Ranking(tuple(rank(forecasts)), tuple(refused), batch_size, best_alone)
@@ -124,9 +123,9 @@ def search(
 
 @dataclass(frozen=True)
 class _Search:
-    """The question that is searched; `asked`: only one number of workers is wanted.
+    """The arguments of a search; `asked`: the user wants a single number of workers.
 
-    `_speeds` has the samples a second of devices that train alone, by what makes them as fast.
+    `_speeds`: throughput of a device that trains alone, by batch size and the device's rates.
     """
 
     workload_of: Callable[[int], Workload]
@@ -139,12 +138,11 @@ class _Search:
     def with_workers(
         self, count: int, options: Mapping[str, Any]
     ) -> tuple[list[Forecast], list[Refusal]]:
-        """Return the forecasts of all strategies on so many workers, and what was refused."""
+        """Forecast all strategies on a number of workers; return the refusals, too."""
         forecasts: list[Forecast] = []
         refused: list[Refusal] = []
-        # Where samples do not divide evenly, the worker with the most decides the step's time.
+        # The worker with the most samples determines the step time.
         workload = self.workload_of(-(-self.batch_size // count))
-        # One worker has nobody to exchange with, and all strategies are the same.
         for strategy in self.strategies if count > 1 else self.strategies[:1]:
             try:
                 places = self._places(strategy, workload, count)
@@ -167,18 +165,18 @@ class _Search:
         return placements(part, count) if part is self.machine else {_LISTED: part}
 
     def alone(self, workload: Workload, place: Machine, count: int) -> float:
-        """Return the samples a second of so many devices of a place that train alone."""
-        # Of a cluster every node has the same devices.
+        """Return the total throughput of a placement's devices that train alone."""
+        # All nodes of a cluster have the same devices.
         is_cluster = self.machine.num_devices > len(self.machine.devices)
         chosen = self.machine if is_cluster else place
         nodes, rest = divmod(count, len(chosen.devices))
         own = [self._speed(workload, chosen, one) for one in chosen.devices]
-        if count > self.machine.num_devices:  # they share them, which compute no faster for it
+        if count > self.machine.num_devices:  # sharing a device does not make it faster
             return sum(own)
         return nodes * sum(own) + sum(own[:rest])
 
     def _speed(self, workload: Workload, machine: Machine, device: Device) -> float:
-        """Return the samples a second of a device that trains alone."""
+        """Return the throughput of a device that trains alone."""
         alike = (workload.batch_size, *rates(device))
         if alike not in self._speeds:
             own, alone = _with_first(machine, {device.name}), find_exchange(_ALONE)
@@ -197,10 +195,10 @@ def forecast_one(
     balanced: bool = False,
     any_chunk: bool = False,
 ) -> Forecast:
-    """Return the forecast of a strategy with this configuration, on the devices as listed.
+    """Forecast a strategy with a given configuration, on the devices as listed.
 
-    With `any_chunk` the best one is taken, as in a search. `balanced`: with parts that follow the
-    workers' speeds. InvalidInput if it cannot be planned, or does not fit in memory.
+    `any_chunk`: choose the best chunk, as `search` does. `balanced`: split batches by the devices'
+    speeds. InvalidInput if the strategy does not fit, or lacks memory.
     """
     shares_devices = strategy.planning.shares_devices
     (count,) = worker_counts(machine, batch_size, config.workers, shares_devices)
@@ -210,7 +208,7 @@ def forecast_one(
     if count > 1:
         config = ways.with_chunk(config, () if any_chunk else ("chunk",))
     if problem := ways.shortage(config):
-        raise InvalidInput("memory", problem)
+        raise InvalidInput("batch_size", problem)
     found = forecast(workload, part, strategy, config, batch_size, balanced=balanced)
     question = _Search(workload_of, machine, (strategy,), batch_size, asked=True)
     return replace(found, alone_samples_per_s=question.alone(workload, part, count))
@@ -219,26 +217,15 @@ def forecast_one(
 def _part(
     machine: Machine, strategy: Strategy, workload: Workload, count: int, asked: bool
 ) -> Machine:
-    """Return the part of the machine on which so many workers are planned."""
+    """Return the part of the machine on which a number of workers is planned."""
     part = machine.for_workers(count, strategy.planning.symmetric)
-    if not strategy.planning.symmetric and part is not machine:
-        _check_size(count, len(workload.layers), asked)
+    # The plan would take too long: it has tasks of every worker.
+    most = max(_MOST_UNASKED, _MOST_LAYERS // len(workload.layers)) if asked else _MOST_UNASKED
+    if not strategy.planning.symmetric and part is not machine and count > most:
+        raise InvalidInput(
+            "workers",
+            f"must be at most {most} with strategy {strategy.name}",
+            got=count,
+            hint="" if asked else f"try --workers {count}",
+        )
     return part
-
-
-def _check_size(workers: int, num_layers: int, asked: bool) -> None:
-    """Raise InvalidInput if a plan of each worker's tasks would take too long."""
-    most = max(_MOST_UNASKED, _MOST_LAYERS // num_layers)
-    if workers > most:
-        raise InvalidInput(
-            "workers",
-            f"{workers} are too many for a strategy without symmetry, each of whose tasks is "
-            "planned",
-            hint=f"at most {most} of a model of {num_layers} layers",
-        )
-    if workers > _MOST_UNASKED and not asked:
-        raise InvalidInput(
-            "workers",
-            f"more than {_MOST_UNASKED} of a strategy without symmetry, each of whose tasks is "
-            f"planned, are looked at only if they are asked for (--workers {workers})",
-        )

@@ -1,4 +1,4 @@
-"""The steady state of a strategy's steps, simulated: their period, its parts, and what slows it."""
+"""Simulate the steady state of a strategy's steps: their period, its parts and slowdown."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,77 +14,80 @@ from paceline.core.simulate import LOOKED_AT, makespan_s, simulate, steady_perio
 from paceline.core.timeline import Origin, Span, Timeline, intersection, length, union
 from paceline.planner.grouping import Windows
 
-_WINDOW = 8  # steps: enough for the first, which starts cold, to drop out of the period
-_IN_STEP = 4, 2  # where all wait for each other in each step: two between the first and the last
-_SHORT_WINDOW = 2  # for plans so wide that their steps hardly depend on the one before
-_FEWEST_PERIODS = 3  # the first, the last, and one between them
-_MOST_LOOKED_AT = 8  # devices: others are like them
-_MANY_TASKS = 8_000  # of a step
+_WINDOW = 8  # steps: enough to exclude the first one, which nothing overlaps
+_IN_STEP = 4, 2  # synchronous steps: two between the first and the last are enough
+_SHORT_WINDOW = 2  # steps of many tasks, which hardly depend on the step before
+_FEWEST_PERIODS = 3  # the first, one between, the last
+_MOST_SAMPLED = 8  # devices, as a sample of all
+_MANY_TASKS = 8_000  # tasks per step
 _COPY_ENGINES = frozenset({Lane.D2H, Lane.H2D})
 _COPY, _EXCHANGE = "copy", "exchange"
 
 
 @dataclass(frozen=True)
 class Steady:
-    """A window of steps in the steady state, and what a step of it takes.
+    """A step in the steady state: its seconds, their parts and bytes.
 
-    `wire_s` are the seconds in which the busiest link is in use, `link_nbytes` the bytes that each
-    direction of a link carries. `outline` has the spans of groups of layers, `timeline` those of
-    all layers. The other fields are those of `Forecast`.
+    `wire_s`: seconds during which the busiest link is in use. `link_nbytes`: by direction of a
+    link. `timeline`: a window of steps, with `steps_per_update` steps between two updates (local
+    steps). `slowdown`: computing time relative to undisturbed computing (`core.losses`), with its
+    causes in `slowed_by`. `after_backward`: communication left then, and `limit`: what limits
+    further workers, if the strategy reports them.
     """
 
     step_s: float
     wire_s: float
     link_nbytes: Mapping[str, float]
     breakdown: Breakdown
-    outline: Timeline
     timeline: Timeline
     steps_per_update: float
     slowdown: float
     slowed_by: tuple[str, ...]
     after_backward: AfterBackward | None
+    limit: str | None
 
-    @classmethod
-    def of(cls, windows: Windows) -> "Steady":
-        """Simulate a window, as often as it takes to know what slows it and its period."""
-        config, planning = windows.config, windows.strategy.planning
-        per_period, alike = planning.steps_per_period(config), planning.repeats_after(config)
-        for num_steps, looked_at in _window_steps(windows, per_period, alike):
-            plan, cost = windows.of(num_steps), windows.cost
+
+def steady(windows: Windows) -> Steady:
+    """Simulate windows until the slowdown and the period are known."""
+    config, planning = windows.config, windows.strategy.planning
+    per_period, alike = planning.steps_per_period(config), planning.repeats_after(config)
+    for num_steps, looked_at in _window_steps(windows, per_period, alike):
+        plan, cost = windows.of(num_steps), windows.cost
+        outline = simulate(plan, cost)
+        slowdown, slowed_by = _slowdown(outline, windows)
+        if slowdown != 1.0:
+            cost = Slowed(cost, slowdown)
             outline = simulate(plan, cost)
-            slowdown, slowed_by = _slowdown(outline, windows)
-            if slowdown != 1.0:
-                cost = Slowed(cost, slowdown)
-                outline = simulate(plan, cost)
-            period_s = steady_period(outline, num_steps, alike, looked_at)
-            if period_s is not None:
-                break
-        if period_s is None:
-            # The first step starts cold, and none overlaps with the last: take two windows.
-            longer_s = makespan_s(windows.of(2 * num_steps), cost)
-            period_s = (longer_s - outline.makespan_s) / num_steps
-        num_taken, per_update = num_steps * per_period, 1.0
-        inner = outline
-        if per_period > 1:
-            per_update = num_taken / outline.num_steps()
-            inner = _inner_periods(outline, num_steps)
-        priced = Slowed(windows.model, slowdown)
-        return cls(
-            period_s / per_period,
-            _wire_s(outline) / outline.num_steps() / per_update,
-            {link: nbytes / num_taken for link, nbytes in _sent(plan).items()},
-            breakdown(inner).divided(per_update),
-            outline,
-            _in_layers(windows, num_steps, priced, outline),
-            per_update,
-            slowdown,
-            slowed_by,
-            _after_backward(windows, priced),
-        )
+        period_s = steady_period(outline, num_steps, alike, looked_at)
+        if period_s is not None:
+            break
+    if period_s is None:
+        # The difference of two windows excludes the first and the last step.
+        longer_s = makespan_s(windows.of(2 * num_steps), cost)
+        period_s = (longer_s - outline.makespan_s) / num_steps
+    num_taken, per_update = num_steps * per_period, 1.0
+    inner = outline
+    if per_period > 1:
+        per_update = num_taken / outline.num_steps()
+        inner = _inner_periods(outline, num_steps)
+    priced = Slowed(windows.model, slowdown)
+    limit = planning.limit and planning.limit(windows.machine, config, outline)
+    return Steady(
+        period_s / per_period,
+        _wire_s(outline) / outline.num_steps() / per_update,
+        {link: nbytes / num_taken for link, nbytes in _sent(plan).items()},
+        breakdown(inner).divided(per_update),
+        _in_layers(windows, num_steps, priced, outline),
+        per_update,
+        slowdown,
+        slowed_by,
+        _after_backward(windows, priced),
+        limit,
+    )
 
 
 def _in_layers(windows: Windows, num_steps: int, cost: CostModel, outline: Timeline) -> Timeline:
-    """Return the same timeline with the spans of all layers, which are made on first use."""
+    """Return the timeline of all layers, simulated on first use."""
 
     def spans() -> Iterator[Span]:
         yield from simulate(windows.of_layers(num_steps), cost).spans
@@ -93,24 +96,23 @@ def _in_layers(windows: Windows, num_steps: int, cost: CostModel, outline: Timel
 
 
 def _after_backward(windows: Windows, cost: CostModel) -> AfterBackward | None:
-    """Return what the exchange of several workers leaves, where the strategy says so."""
-    told = windows.strategy.planning.after_backward
-    if told is None or windows.config.workers == 1:
+    """Return the communication left after backward, if the strategy reports it."""
+    if not windows.strategy.planning.reports_after_backward or windows.config.workers == 1:
         return None
-    return told(BackwardPhase(windows.step, cost, simulate(windows.step, cost)))
+    return BackwardPhase(windows.step, cost, simulate(windows.step, cost)).times()
 
 
 def _wire_s(outline: Timeline) -> float:
-    """Return the seconds in which the busiest direction of a link is in use."""
+    """Return the seconds during which the busiest direction of a link is in use."""
     tracks = (track for on, track in outline.tracks.items() if on.lane is Lane.WIRE)
     return max((sum(span.duration_s for span in track) for track in tracks), default=0.0)
 
 
 def _window_steps(windows: Windows, per_period: int, alike: int) -> Iterator[tuple[int, int]]:
-    """Yield the steps of windows, in whole periods, and how many periods of them to look at."""
+    """Yield windows to try: their steps, in whole periods, and the periods to compare."""
     is_wide = len(windows.step) > _MANY_TASKS
     in_step = per_period == alike == 1 and not windows.strategy.planning.is_asynchronous
-    if in_step and not is_wide and not windows.is_grouped:  # where each step has many tasks
+    if in_step and not is_wide and not windows.is_grouped:  # a step has many tasks
         yield _IN_STEP
     num_steps = _SHORT_WINDOW if is_wide else _WINDOW
     if per_period > 1:
@@ -119,7 +121,7 @@ def _window_steps(windows: Windows, per_period: int, alike: int) -> Iterator[tup
 
 
 def _sent(plan: Plan) -> Mapping[str, float]:
-    """Return the bytes that a plan sends in each direction of each link."""
+    """Return the bytes of a plan by direction of a link."""
     found: dict[str, float] = defaultdict(float)
     sorts, sort_of = plan.priced_alike
     for number, times in Counter(sort_of).items():
@@ -131,43 +133,38 @@ def _sent(plan: Plan) -> Mapping[str, float]:
 
 
 def devices_of(machine: Machine, workers: int) -> tuple[Device, ...]:
-    """Return the workers' devices, of which some may serve several workers in turns."""
+    """Return the workers' devices; several workers may share one."""
     return machine.first_devices(min(workers, machine.num_devices))
 
 
 def _slowdown(outline: Timeline, windows: Windows) -> tuple[float, tuple[str, ...]]:
-    """Return by how much longer computation takes than in a timeline without losses, and why."""
+    """Return the computing time relative to undisturbed computing, and the causes."""
     config, planning = windows.config, windows.strategy.planning
-    some = devices_of(windows.machine, config.workers)[:_MOST_LOOKED_AT]
-    of_all = [one for one in outline.spans if _is_of_all(one)]
-    shares = [_beside(outline, device, of_all) for device in some]
+    some = devices_of(windows.machine, config.workers)[:_MOST_SAMPLED]
+    shared = [one for one in outline.spans if one.kind is Kind.SEND and one.worker is None]
+    shares = [_concurrent(outline, device, shared) for device in some]
     hidden, copied = (sum(each) / len(shares) for each in zip(*shares, strict=True))
     num_waiting = 1 if planning.is_asynchronous else config.workers
     losses, num_steps = windows.machine.usual_losses, planning.steps_per_period(config)
     causes = {
-        "beside exchanges": losses.slowdown(hidden, 1, copied=copied),
-        "waiting for the slowest": losses.slowdown(0.0, num_waiting, num_steps),
+        "during exchanges": losses.slowdown(hidden, 1, copied=copied),
+        "because of stragglers": losses.slowdown(0.0, num_waiting, num_steps),
     }
     slowed_by = tuple(cause for cause, times in causes.items() if times > 1)
     return losses.slowdown(hidden, num_waiting, num_steps, copied=copied), slowed_by
 
 
-def _is_of_all(span: Span) -> bool:
-    """Return True for what is sent for all workers."""
-    return span.kind is Kind.SEND and span.worker is None
+def _concurrent(timeline: Timeline, device: Device, shared: Sequence[Span]) -> tuple[float, float]:
+    """Return the shares of a device's computing during an exchange, and during a copy alone.
 
-
-def _beside(timeline: Timeline, device: Device, of_all: Sequence[Span]) -> tuple[float, float]:
-    """Return the exchange beside a device's computation, and its copies alone, as shares of that.
-
-    What its host exchanges for it counts, too: the same cores, memory and bus carry the bytes. Sums
-    in the host's memory take nothing from a GPU, which waits for them.
+    Exchanges of its host count (`shared`), because they use the same cores, memory and bus. Sums in
+    the host's memory do not slow a GPU.
     """
     lane = compute_lane(device.name)
     computing = union(one for one in timeline.tracks.get(lane, ()) if one.kind in COMPUTE)
     own_tracks = (track for on, track in timeline.tracks.items() if on.owner == device.name)
-    kinds: dict[int, str] = {}  # by the identity of what is held: few sets are, by many spans
-    spans: dict[str, list[Span]] = {_COPY: [], _EXCHANGE: list(of_all), "": []}
+    kinds: dict[int, str] = {}  # by id of the resources: many spans have the same
+    spans: dict[str, list[Span]] = {_COPY: [], _EXCHANGE: list(shared), "": []}
     for one in chain.from_iterable(own_tracks):
         if one.kind in COMPUTE:
             continue
@@ -185,7 +182,7 @@ def _beside(timeline: Timeline, device: Device, of_all: Sequence[Span]) -> tuple
 
 
 def _kind_of(span: Span, device: Device) -> str:
-    """Return what a span on a device's own lanes is to the device: a copy, an exchange, or ""."""
+    """Return whether a span on a device's lanes is a copy, an exchange, or neither ("")."""
     if any(on.owner == device.name and on.lane in _COPY_ENGINES for on in span.on):
         return _COPY
     is_summed = device.kind == DeviceKind.GPU and any(on.lane is Lane.REDUCE for on in span.on)
@@ -193,9 +190,9 @@ def _kind_of(span: Span, device: Device) -> str:
 
 
 def _inner_periods(timeline: Timeline, num_periods: int) -> Timeline:
-    """Return the spans from the end of the first period to that of the last but one.
+    """Return the spans from the end of the first period to the end of the last but one.
 
-    The first starts cold, and beside the end of the last no steps hide its exchange.
+    Nothing overlaps the start of the first period, nor the end of the last one.
     """
     updates = [span for span in timeline.spans if span.kind is Kind.STEP]
     last_of_first = {span.worker: span.start_s for span in updates if span.step == 0}

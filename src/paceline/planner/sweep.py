@@ -1,4 +1,4 @@
-"""The crossover chart: the throughput of each strategy as the links between hosts get faster."""
+"""Sweep the links between hosts, and chart the throughput of each strategy."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -19,14 +19,14 @@ from paceline.planner.search import NO_OPTIONS, search
 Quantity = Literal["bandwidth", "latency"]
 _NUM_POINTS = 7
 _PREFIXES = dict(zip("numkKMGT", (1e-9, 1e-6, 1e-3, 1e3, 1e3, 1e6, 1e9, 1e12), strict=True))
-# A number alone would be bits or seconds, which nobody means; seconds may be named.
+# A unit is required, because nobody means single bits per second, or seconds without an "s".
 _UNITS = {"bandwidth": "([kMGT])(?:bit/s|bit|b)?", "latency": "([num]|(?=s))s?"}
-_EXAMPLES = "bandwidth=100M:10G, in bits a second, or latency=10u:1m, in seconds"
+_EXAMPLES = "write bandwidth=100M:10G (bit/s) or latency=10u:1m (seconds)"
 
 
 @dataclass(frozen=True)
 class Range:
-    """From where to where a quantity goes, and its values in between, evenly on a log scale."""
+    """A range of a quantity, with values evenly spaced on a log scale."""
 
     quantity: Quantity
     first: float
@@ -34,13 +34,13 @@ class Range:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The values, first to last."""
+        """The values, from first to last."""
         ratio = self.last / self.first
         return tuple(self.first * ratio ** (i / (_NUM_POINTS - 1)) for i in range(_NUM_POINTS))
 
 
 def parse_range(text: str) -> Range:
-    """Return the range of "bandwidth=100M:10G" or "latency=10u:1m"; InvalidInput for others."""
+    """Parse "bandwidth=100M:10G" or "latency=10u:1m"."""
     name, _, both = text.partition("=")
     for quantity in get_args(Quantity):
         if quantity == name:
@@ -49,9 +49,7 @@ def parse_range(text: str) -> Range:
             ends = [float(one[1]) * _PREFIXES.get(one[2], 1.0) if one else 0.0 for one in found]
             if len(ends) == 2 and 0 < ends[0] < ends[1] < inf:
                 return Range(quantity, *ends)
-    bare = re.findall(r"(?<=[=:])\s*([0-9.]+)\s*(?=:|$)", text)
-    why = f": {bare[0]} has no unit" if bare else ""
-    raise InvalidInput("sweep", f"{text!r} is no range from less to more, such as {_EXAMPLES}{why}")
+    raise InvalidInput("sweep", "must be a rising range with units", got=text, hint=_EXAMPLES)
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class Sweep:
 
     @property
     def series(self) -> dict[str, tuple[float | None, ...]]:
-        """Samples a second of each way, by its name: a strategy, with or without a codec."""
+        """Throughput along the range by strategy, with and without a codec."""
         points: list[dict[str, float]] = []
         for ranking in self.rankings:
             points.append({})
@@ -74,12 +72,12 @@ class Sweep:
 
     @property
     def sentences(self) -> list[str]:
-        """One sentence for each stretch of the range, with its best strategy."""
+        """The best strategy of each part of the range, one line each."""
         sentences = []
         pairs = zip(self.range.values, self.rankings, strict=True)
         for name, stretch in groupby(pairs, key=lambda pair: _label(pair[1][0])):
             values = [shown(self.range, value) for value, _ in stretch]
-            ends = dict.fromkeys((values[0], values[-1]))  # one, if they are the same
+            ends = dict.fromkeys((values[0], values[-1]))
             sentences.append(f"{' to '.join(ends)}: {name}")
         return sentences
 
@@ -93,10 +91,10 @@ def sweep(
     workers: int | None = None,
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Sweep:
-    """Return the rankings along a range of what links between hosts, or else all links, can do.
+    """Rank strategies along a range of the links between hosts, or of all links of one host.
 
-    With as many workers as the machine has devices, unless `workers` says how many; `options` are
-    those of `search`. InvalidInput if nothing can be planned.
+    `workers`: by default one per device. `options`: as for `search`. InvalidInput if nothing can be
+    planned.
     """
     known = tuple(strategies)
     count = min(len(machine.devices), batch_size) if workers is None else workers
@@ -106,7 +104,7 @@ def sweep(
             workload_of, _with(machine, over.quantity, value), known, batch_size, count, options
         )
         if not ranking.forecasts:
-            raise InvalidInput("sweep", f"nothing can be planned: {ranking.refused[0].why}")
+            raise InvalidInput("sweep", f"has nothing to plan: {ranking.refused[0].why}")
         rankings.append(ranking)
     return Sweep(over, tuple(rankings))
 
@@ -118,7 +116,7 @@ def _with(machine: Machine, quantity: Quantity, value: float) -> Machine:
     if isinstance(machine, Cluster):
         levels = tuple(level.model_copy(update=facts) for level in machine.levels)
         return machine.model_copy(update={"levels": levels})
-    # The host of each device, and of each switch that joins what is in one host.
+    # The host of each device, and of each switch within a host.
     host_of = {host.name: host.name for host in machine.hosts}
     host_of |= {device.name: device.host for device in machine.devices}
     joined: dict[str, set[str]] = {switch.name: set() for switch in machine.switches}
@@ -141,7 +139,7 @@ def _label(forecast: Forecast) -> str:
 
 
 def shown(over: Range, value: float) -> str:
-    """Return a value of the range with its unit."""
+    """Format a value of the range with its unit."""
     if over.quantity == "bandwidth":
         return f"{value / 1e9:.3g} Gbit/s" if value >= 1e9 else f"{value / 1e6:.3g} Mbit/s"
     return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} us"
@@ -153,7 +151,7 @@ _MARKS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def chart(found: Sweep) -> str:
-    """Return the chart; where two ways are as fast, the better of them is shown."""
+    """Draw throughput along the range; of two equal strategies, show the better one."""
     series = found.series
     names = sorted(series, key=lambda name: -(series[name][-1] or 0.0))
     values = [value for line in series.values() for value in line if value is not None]
@@ -166,7 +164,7 @@ def chart(found: Sweep) -> str:
             None if value is None else round((_ROWS - 1) * (high - log10(value)) / extent)
             for value in series[name]
         ]
-        # A mark at each value, and dots between two that follow one another.
+        # A mark at each value, and dots between neighbouring values.
         for column in range(num_columns):
             number, i = divmod(column, _STRIDE)
             row, after = rows[number], rows[min(number + 1, len(rows) - 1)]

@@ -106,7 +106,7 @@ class AdviceRow(Record):
         return cls(
             pays=advice.pays,
             codec=str(encoded.codec),
-            link_busy=advice.beside.link_busy,
+            link_busy=advice.same_workers.link_busy,
             **{name: getattr(encoded, name) for name in names},
             **{f"plain_{name}": getattr(plain, name) for name in names},
         )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 from paceline.planner import Refusal
-from paceline.planner.backward import after_backward_sentence
+from paceline.planner.explanations import of_after_backward
 from paceline.records.result import PlanResult, PlanRow, RankingRows
 from paceline.report.format import Quantity, counted, duration, nbytes, number, ratio, share
 from paceline.report.metrics import named
@@ -112,7 +112,7 @@ def explanation(ranking: RankingRows) -> Iterator[str]:
     """Yield the reasons for each plan's time, each refused strategy, and the meaning of ±."""
     for plan in _fastest(ranking.plans):
         yield f"{named(plan)}: {plan.explanation}"
-    if (sentence := after_backward_sentence(ranking.plans)) is not None:
+    if (sentence := of_after_backward(ranking.plans)) is not None:
         yield sentence
     first = {row.strategy: row for row in reversed(ranking.refused)}
     for row in first.values():

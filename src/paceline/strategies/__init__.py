@@ -1,6 +1,6 @@
-"""The ways of training in parallel: each a folder of its own, and one line in the table below.
+"""The table of strategies of parallel training, one folder each.
 
-A strategy from elsewhere is named as package.module:record, as a model is.
+`package.module:record` names a strategy outside of this package.
 """
 
 from collections.abc import Mapping
@@ -16,24 +16,24 @@ STRATEGIES: dict[str, Strategy] = {
     for package in (allreduce, host, tree, wheel, subbatch, hogbatch, local, hierarchy)
 }
 
-# Those of equal workers that exchange all gradients in each step, and so learn the same: their
-# exchange can be measured by itself, and they need as many steps to a loss.
+# Strategies that exchange all gradients in each step: they need as many steps to a loss as one
+# worker, and their exchange can be measured alone.
 EXCHANGES = {
     name: one
     for name, one in STRATEGIES.items()
     if one.planning.calibrate and not one.planning.steps_to_loss
 }
 
-# Those of ranks that go through a run step by step together.
+# Strategies whose ranks take each step together.
 IN_STEP = {name: one for name, one in STRATEGIES.items() if one.running and not one.is_led}
 
 
 def find_strategy(
     name: str, among: Mapping[str, Strategy] | None = None, why: str = ""
 ) -> Strategy:
-    """Return the strategy of that name, or of package.module:record; InvalidInput lists the known.
+    """Return the strategy of a name, or of package.module:record.
 
-    `among` restricts the names to some of the table, and `why` says what the others are or lack.
+    InvalidInput for an unknown name, and for one that is not `among` the allowed: `why`.
     """
     known = STRATEGIES if among is None else among
     if name in known:
@@ -41,24 +41,23 @@ def find_strategy(
     if ":" in name:
         return _imported(name)
     if name in STRATEGIES:
-        raise InvalidInput("strategy", f"{name!r} {why}", hint=f"choose one of {', '.join(known)}")
+        raise InvalidInput("strategy", why, got=name, hint=f"choose one of {', '.join(known)}")
     raise not_known("strategy", name, known)
 
 
 def find_runnable(name: str) -> Strategy:
-    """Return the strategy of that name that can be trained with; InvalidInput lists the known."""
+    """Return a strategy that can be trained with."""
     runnable = {name: one for name, one in STRATEGIES.items() if one.running}
-    return find_strategy(name, runnable, "can be planned, but not run here")
+    return find_strategy(name, runnable, "cannot be run, only planned")
 
 
 def find_exchange(name: str) -> Strategy:
-    """Return the strategy of that name whose exchange can be measured by itself."""
-    why = "can be trained with and planned, but its exchange cannot be measured by itself"
-    return find_strategy(name, EXCHANGES, why)
+    """Return a strategy whose exchange can be measured alone."""
+    return find_strategy(name, EXCHANGES, "has no exchange that can be measured alone")
 
 
 def _imported(name: str) -> Strategy:
     found = imported("strategy", name)
     if not isinstance(found, Strategy):
-        raise InvalidInput("strategy", f"{name!r} is a {type(found).__name__}, not a Strategy")
+        raise InvalidInput("strategy", f"is a {type(found).__name__}, not a Strategy", got=name)
     return found

@@ -1,5 +1,8 @@
-"""Strategy allreduce: torch's DistributedDataParallel, the baseline of every claim."""
+"""Strategy allreduce: torch's DistributedDataParallel."""
 
+from functools import partial
+
+from paceline.core.link_fit import in_ring
 from paceline.core.strategy import Options, Planning, Running, Strategy
 from paceline.strategies.allreduce import plan
 from paceline.strategies.allreduce.config import AllReduce
@@ -7,7 +10,7 @@ from paceline.strategies.allreduce.config import AllReduce
 STRATEGY = Strategy(
     name="allreduce",
     config=AllReduce,
-    planning=Planning(plan=plan.plan, calibrate=plan.calibrate, symmetric=True),
+    planning=Planning(plan=plan.plan, calibrate=partial(in_ring, at_once=True), symmetric=True),
     running=Running(module="paceline.strategies.allreduce.run"),
     options=Options(
         settings=frozenset({"balance", "codec", "exchange_alone", "force", "slowdown"})

@@ -1,4 +1,4 @@
-"""The configuration of strategy allreduce."""
+"""Configuration of strategy allreduce."""
 
 from typing import Annotated
 
@@ -10,11 +10,10 @@ from paceline.core.wire_format import check_codec
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class AllReduce:
-    """The settings of torch's DistributedDataParallel that decide its speed.
+    """Settings of torch's DistributedDataParallel.
 
-    `bucket_mb` is the bucket size in MiB; None is torch's default, a first bucket of 1 MiB and
-    then 25 MiB. `gradient_as_bucket_view` saves a copy of all gradients.
-    `codec` encodes what travels.
+    `bucket_mb`: bucket size in MiB; by default the first bucket has 1 MiB, all others 25 MiB.
+    `gradient_as_bucket_view` saves a copy of all gradients. `codec` encodes gradients.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2

@@ -1,11 +1,11 @@
-"""The plan of strategy allreduce: bucketed and overlapped as torch's DistributedDataParallel does.
+"""Plan buckets and their all-reduces, as torch's DistributedDataParallel does.
 
     worker0 compute   load  fwd1 fwd2 fwd3 | bwd3 bwd2 bwd1 |          step
     exchange                                      [bucket 0] [bucket 1]
 
-A bucket is reduced when all workers have computed all its gradients; buckets follow one another;
-the weight update waits for the last. With a codec, see `core.collective`. Cores copy gradients into
-buckets in backward, and what a codec has decoded back into them.
+A bucket is reduced after all workers have computed all its gradients, and after the bucket before
+it. The weight update waits for the last bucket. CPU workers copy gradients into buckets during
+backward; with a codec (`core.collective`) they copy the decoded gradients, too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,6 @@ from functools import partial
 
 from paceline.core.collective import Collective, coding_of
 from paceline.core.cost import compute_lane
-from paceline.core.link_fit import ExchangeSamples, line_through, linked_in_ring
 from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import Cost, Kind, Plan, Task, TaskId
 from paceline.core.step import ComputeStep
@@ -24,17 +23,16 @@ from paceline.core.workload import Layer, Workload
 from paceline.strategies.allreduce.config import AllReduce
 
 _MIB = 2**20
-_ENCODABLE = (2, 4)  # bytes: float32, and what it holds exactly
-_COPIED = 2  # bytes read and written for each byte that is copied
+_ENCODABLE = (2, 4)  # bytes of float32 and of the types that it holds exactly
+_COPIED = 2  # bytes of memory traffic per copied byte
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that are reduced together; it is complete when `last_layer` has been computed."""
+    """Gradients that are reduced together, after the backward of `last_layer`."""
 
     nbytes: int = 0
     last_layer: str = ""
-    num_parameters: int = 0
     num_values: int = 0
 
 
@@ -42,10 +40,10 @@ _Exchanges = tuple[tuple[Bucket, Collective], ...]
 
 
 def buckets(ready: Sequence[Layer], bucket_mb: int | None) -> list[Bucket]:
-    """Return the buckets that DistributedDataParallel makes after its first iteration.
+    """Return the buckets of DistributedDataParallel after its first iteration.
 
-    Parameters are taken as their gradients become ready, one group per element size. A bucket is
-    closed by the parameter with which it reaches its capacity.
+    Parameters are added in backward order, to one open bucket per element size. A bucket is closed
+    when it reaches its capacity.
     """
     capacities = [_MIB, 25 * _MIB] if bucket_mb is None else [bucket_mb * _MIB]
     closed: list[Bucket] = []
@@ -55,12 +53,8 @@ def buckets(ready: Sequence[Layer], bucket_mb: int | None) -> list[Bucket]:
         for parameter in layer.parameters:
             group = parameter.element_size
             before = open_.pop(group, Bucket())
-            bucket = Bucket(
-                before.nbytes + parameter.nbytes,
-                layer.name,
-                before.num_parameters + 1,
-                before.num_values + parameter.numel,
-            )
+            numel = before.num_values + parameter.numel
+            bucket = Bucket(before.nbytes + parameter.nbytes, layer.name, numel)
             number = num_closed.get(group, 0)
             if bucket.nbytes >= capacities[min(number, len(capacities) - 1)]:
                 closed.append(bucket)
@@ -71,10 +65,9 @@ def buckets(ready: Sequence[Layer], bucket_mb: int | None) -> list[Bucket]:
 
 
 def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window) -> Plan:
-    """Return the tasks of `window` steps on the first `config.workers` devices of the machine.
+    """Plan a window of steps on the first `config.workers` devices.
 
-    InvalidInput if the machine has fewer devices or they are not linked, or it is not known how
-    fast they are with the codec.
+    InvalidInput if devices or links are missing, or a device's speed with the codec is unknown.
     """
     devices = machine.first_devices(config.workers)
     exchanges: _Exchanges = ()
@@ -92,10 +85,7 @@ def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window
 
 
 def _copied(workload: Workload, devices: Sequence[Device], traffic: int) -> Workload:
-    """Return the workload whose backward has so many bytes more for each byte of gradients.
-
-    Where there are cores: GPUs copy at hundreds of GB/s, and their host meanwhile does nothing.
-    """
+    """Add `traffic` bytes per byte of gradients to backward, unless all workers are GPUs."""
     if all(device.kind == DeviceKind.GPU for device in devices):
         return workload
     layers = tuple(
@@ -113,7 +103,7 @@ def _step_tasks(compute: ComputeStep, exchanges: _Exchanges, step: int) -> Itera
         for task in compute.tasks(step, worker):
             yield task
             if task.kind is Kind.BACKWARD:
-                # Encoding begins here, in the hook of a bucket's last gradient.
+                # Encoding begins in the hook of the bucket's last gradient.
                 for exchange in completed.get(task.part, ()):
                     yield from exchange.encodes(step, worker, task.id)
     last: tuple[TaskId, ...] = ()
@@ -125,12 +115,3 @@ def _step_tasks(compute: ComputeStep, exchanges: _Exchanges, step: int) -> Itera
         decoded = [one.result(step, worker) for _, one in exchanges if one.coders]
         after = (*last, *decoded, compute.after_backward(step, worker))
         yield compute.step_task(step, worker, after)
-
-
-def calibrate(
-    machine: Machine, measured: ExchangeSamples, config: AllReduce | None = None
-) -> Machine:
-    """Return the machine whose devices are joined in a ring as fast as the measured exchanges."""
-    codec = config.codec if config else None
-    line = line_through(measured)
-    return linked_in_ring(machine, machine.devices, line, codec, at_once=True)

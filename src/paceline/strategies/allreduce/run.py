@@ -1,7 +1,4 @@
-"""Run strategy allreduce: torch's DistributedDataParallel, with a hook that notes its collectives.
-
-It is the baseline that every claim is measured against, and so it is the real one.
-"""
+"""Run strategy allreduce: torch's DistributedDataParallel, with a hook that records exchanges."""
 
 from torch import nn
 
@@ -17,14 +14,14 @@ from paceline.strategies.allreduce.config import AllReduce
 def method(
     config: AllReduce, compression: Compression | None = None, chunk: Chunking | None = None
 ) -> Method:
-    """Return torch's all-reduce; `compression` goes before the config's, `chunk` has no meaning."""
+    """Return torch's all-reduce; `compression` overrides the config's codec, `chunk` is ignored."""
     if compression is None and config.codec is not None:
         compression = Compression(config.codec)
     return Method("allreduce", compression=compression)
 
 
 def replica(module: nn.Module, config: AllReduce, group: Group) -> ModelReplica:
-    """Return the module as one of the group's replicas."""
+    """Wrap the module as a replica of the group."""
     return Synchronized(
         module,
         method(config),

@@ -1,4 +1,4 @@
-"""The configuration of strategy hierarchy."""
+"""Configuration of strategy hierarchy."""
 
 from typing import Annotated, Literal, Self
 
@@ -8,11 +8,11 @@ from pydantic.dataclasses import dataclass
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Hierarchy:
-    """Gradients are summed in the memory of the workers' hosts, then group by group of hosts.
+    """Sum gradients in each host's memory, then among groups of hosts, level by level.
 
-    `chunk` layers go together. With "rings" every worker gets all sums and updates its weights;
-    with "servers" each host is the parameter server of a share of them, or only the first
-    `servers` hosts are.
+    `chunk`: layers exchanged together. `between`: with "rings" every worker gets all sums and
+    updates its weights; with "servers" each host, or each of the first `servers`, is the parameter
+    server of a share.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2
@@ -23,5 +23,5 @@ class Hierarchy:
     @model_validator(mode="after")
     def _has_servers(self) -> Self:
         if self.servers is not None and self.between != "servers":
-            raise ValueError('servers: a number of them needs between "servers"')
+            raise ValueError("servers: requires between=servers")
         return self

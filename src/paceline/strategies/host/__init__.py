@@ -1,8 +1,7 @@
-"""Strategy host: gradients are summed in the memory of the workers' host (Le et al. 2018)."""
+"""Strategy host: sum gradients in host memory during backward (Le et al. 2018)."""
 
 from paceline.core.strategy import Options, Planning, Running, Strategy
 from paceline.strategies.host import plan
-from paceline.strategies.host.after_backward import after_backward
 from paceline.strategies.host.config import HostReduce
 
 STRATEGY = Strategy(
@@ -13,7 +12,7 @@ STRATEGY = Strategy(
         memory=plan.memory,
         calibrate=plan.calibrate,
         symmetric=True,
-        after_backward=after_backward,
+        reports_after_backward=True,
     ),
     running=Running(module="paceline.strategies.host.run"),
     options=Options(

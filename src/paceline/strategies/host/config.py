@@ -1,4 +1,4 @@
-"""The configuration of strategy host."""
+"""Configuration of strategy host."""
 
 from typing import Annotated, Literal
 
@@ -14,16 +14,16 @@ _SEARCHES = ("search", "predicted")
 def _check_chunk(chunk: object) -> object:
     if chunk in _SEARCHES or (isinstance(chunk, int) and chunk >= 1):
         return chunk
-    raise ValueError(f"must be a number of layers, or {' or '.join(_SEARCHES)}, not {chunk!r}")
+    raise ValueError(f"must be a number of layers, or {' or '.join(_SEARCHES)} (got {chunk!r})")
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class HostReduce:
-    """Gradients are summed in the memory of the workers' host, `chunk` layers at a time.
+    """Sum gradients in host memory, `chunk` layers at a time.
 
-    `chunk` may be searched while steps are taken: by "search" with Algorithm 1 of Le et al. 2018,
-    whose step and range are `search_step` and `search_range`, or from the "predicted" best one.
-    Either tries a size for `interval` steps. `codec` encodes the sums that travel between hosts.
+    `chunk` "search" finds the best size during training with Algorithm 1 of Le et al. 2018, whose
+    step and range are `search_step` and `search_range`; "predicted" starts at the predicted best
+    size. Both try a size for `interval` steps. `codec` encodes the sums sent between hosts.
     """
 
     workers: _Positive = 2
@@ -35,5 +35,5 @@ class HostReduce:
 
     @property
     def first_chunk(self) -> int:
-        """The layers that are exchanged together at first: a search begins with single ones."""
+        """The chunk of the first step; a search begins with 1."""
         return 1 if isinstance(self.chunk, str) else self.chunk

@@ -1,19 +1,19 @@
-"""Transfers between gradients on a GPU and the arena of its machine.
+"""Copy gradients between a GPU and the machine's arena.
 
-There are three streams, as in the paper's section 3.1, and a flat buffer on the device, in which
-the gradients of a chunk lie as they do in the arena: one copy moves them all.
+Three streams are used (Le et al. 2018, section 3.1), and a flat buffer on the device with the
+arena's layout, so that one copy moves all gradients of a chunk.
 
     compute     backward, gather 0 .. backward, gather 1 .. end of backward   wait, scatter, step
     to host               d2h 0 ................. d2h 1
     host                        post 0, sum 0 ...... post 1, sum 1
     to device                               h2d 0 .............. h2d 1
 
-The stream that computes gathers a chunk in the hook of its last gradient; the host never waits for
-the device inside backward. Gradients are only read until backward is over: then their means are
-scattered from the buffer, also in the stream that computes, and before the optimizer.
+The compute stream gathers a chunk in the hook of its last gradient; the host does not wait for the
+device during backward. After backward the compute stream scatters the means from the buffer to the
+gradients, before the optimizer runs.
 
-Two threads stand where CUDA would call the host: one posts a chunk once it has arrived in the
-arena, whose memory is pinned; the other begins the copy back once the sum is there.
+Two threads replace CUDA's callbacks to the host: one posts a chunk after its copy to the arena's
+pinned memory; the other starts the copy back after the sum.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,9 +36,10 @@ from paceline.strategies.host.transfer import ExchangeTimes, changed_on_any
 
 
 class _StepTimes(NamedTuple):
-    """Events of a step: when backward ended, and when the means had reached the gradients.
+    """Events of a step.
 
-    Of each chunk's gathering and exchange, on its way to the host and back, begin and end.
+    `end`: the means are in the gradients. `gathers`, `exchanges`: begin and end of each chunk's
+    gathering, and of its exchange from the copy to the host to the copy back.
     """
 
     backward_end: Event
@@ -47,12 +48,12 @@ class _StepTimes(NamedTuple):
     exchanges: list[tuple[Event, Event]]
 
     def exposed_s(self) -> float:
-        """Return the seconds in which the device exchanged in place of computing."""
+        """Return the seconds during which the device exchanged instead of computing."""
         gathering_s = sum(end.seconds_after(begin) for begin, end in self.gathers)
         return gathering_s + self.end.seconds_after(self.backward_end)
 
     def hidden_s(self) -> float:
-        """Return the seconds in which chunks were on their way while backward went on."""
+        """Return the seconds of exchanges during backward."""
         first = self.exchanges[0][0]
         end_s = self.backward_end.seconds_after(first)
         spans = [(a.seconds_after(first), b.seconds_after(first)) for a, b in self.exchanges]
@@ -60,7 +61,7 @@ class _StepTimes(NamedTuple):
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the length of what lies in any of the spans."""
+    """Return the length of the union of spans."""
     total, reached = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, reached))
@@ -69,10 +70,7 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 class DeviceTransfer:
-    """Moves gradients on streams of its own, beside the computation.
-
-    The arena's memory is pinned as long as it is used here.
-    """
+    """Copies gradients on separate streams, to and from the arena's pinned memory."""
 
     def __init__(
         self, arena: Arena, layout: Layout, times: ExchangeTimes, deadline_s: float
@@ -86,34 +84,34 @@ class DeviceTransfer:
             layout.nbytes, dtype=torch.uint8, device=self._device.torch_device
         )
         self._parts = {slot.index: slot.of(self._buffer) for slot in layout.slots}
-        self._free = self._device.current_stream().record()  # the buffer: nothing is in it
-        # They go on after a step that is discarded.
+        self._free = self._device.current_stream().record()  # the buffer may be written
+        # The threads survive a discarded step.
         self._poster = CallThread("post", goes_on=True)
         self._fetcher = CallThread("fetch", goes_on=True)
         self._posted: list[Future[None]] = []
         self._fetched: list[Future[None]] = []
         self._gathers: list[tuple[Event, Event]] = []
-        self._begun: dict[int, Event] = {}  # by chunk: its way to the host
-        self._ended: dict[int, Event] = {}  # and its way back
+        self._begun: dict[int, Event] = {}  # copies to the host, by chunk
+        self._ended: dict[int, Event] = {}  # copies back, by chunk
         self._latest: _StepTimes | None = None
 
     def begin(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
-        """Have a thread copy the chunks back as their sums appear."""
+        """Let a thread copy chunks back when their sums are ready."""
         self._gathers, self._begun, self._ended, self._fetched = [], {}, {}, []
         for chunk in chunks:
             self._fetched.append(self._fetcher.submit(partial(self._fetch, step, chunk, recorder)))
 
     def send(self, chunk: Chunk, recorder: Recorder | None) -> None:
-        """Queue the chunk's way to the host behind what the current stream has computed."""
+        """Queue the copy of a chunk to the host behind the current stream's work."""
         computing = self._device.current_stream()
-        # The means of the step before have left the buffer, maybe in another stream than this.
+        # Another stream may have scattered the means of the step before from the buffer.
         computing.wait(self._free)
         begin = computing.record(timed=True)
         with recorder.pause() if recorder is not None else nullcontext():
             self._gather(chunk)
         gathered = computing.record(timed=True)
         self._gathers.append((begin, gathered))
-        # An event at this place: kernels that are queued later are not waited for.
+        # Wait for this event, not for kernels that are queued later.
         self._to_host.wait(gathered)
         with self._device.use(self._to_host):
             self._begun[chunk.number] = self._to_host.record(timed=True)
@@ -126,7 +124,7 @@ class DeviceTransfer:
 
     @torch.no_grad()
     def _gather(self, chunk: Chunk) -> None:
-        """Copy gradients of any layout into the buffer; one that is missing counts as zero."""
+        """Copy gradients of any layout into the buffer; a missing one counts as zero."""
         parts, gradients = list[Tensor](), list[Tensor]()
         for slot in chunk.slots:
             if slot.parameter.grad is None:
@@ -138,24 +136,24 @@ class DeviceTransfer:
             torch._foreach_copy_(parts, gradients)
 
     def arrive(self) -> None:
-        """Wait until all chunks have arrived on the host and are posted."""
+        """Wait until all chunks are on the host and posted."""
         self._backward_end = self._device.current_stream().record(timed=True)
         if error := self._join(self._posted):
             raise error
 
     def receive(self, step: int) -> None:
-        """Make each gradient that changed anywhere its mean, once the device has the means.
+        """Replace gradients that changed on any rank by their means, in the compute stream.
 
-        The host goes on meanwhile, and queues the optimizer's step.
+        The host does not wait for the device, and queues the optimizer's step.
         """
-        # The thread first: it waits for chunks, which it may not once the step is over.
+        # Join the thread first, because it must not wait for chunks after the end of the step.
         if error := self._join(self._fetched):
             raise error
         self._arena.wait_step()
         computing = self._device.current_stream()
         computing.wait_stream(self._to_device)
         self._scatter(changed_on_any(self._arena, step))
-        self._count_latest()  # all events of the step before are reached: this one came after it
+        self._count_latest()  # the events of the step before have been reached
         self._free = computing.record(timed=True)
         exchanges = [(self._begun[number], self._ended[number]) for number in self._begun]
         self._latest = _StepTimes(self._backward_end, self._free, self._gathers, exchanges)
@@ -174,40 +172,41 @@ class DeviceTransfer:
             torch._foreach_copy_(gradients, parts)
 
     def took(self, exposed_s: float = 0.0, hidden_s: float = 0.0) -> None:
-        """Do nothing: the host's clock, which runs ahead of the device, says nothing of it."""
+        """Do nothing, because the host runs ahead of the device."""
 
     def count_times(self) -> None:
-        """Count the times of the latest step, once the device is done with it."""
+        """Wait for the latest step, and count its times."""
         if self._latest is not None:
             self._latest.end.synchronize()
         self._count_latest()
 
     def _count_latest(self) -> None:
         if self._latest is not None:
-            self._times.add(self._latest.exposed_s(), self._latest.hidden_s())
+            self._times.exposed_s += self._latest.exposed_s()
+            self._times.hidden_s += self._latest.hidden_s()
         self._latest = None
 
     def abandon(self) -> None:
-        """Wait until neither threads nor copies work on a discarded step."""
+        """Wait until no thread and no copy works on a discarded step."""
         self._join(self._posted)
         self._join(self._fetched)
-        # A mean that is on its way back must not meet the next step's gradients in the buffer. On
-        # the way to the host there is nothing: the thread that posts has waited for it.
+        # A mean must not overwrite the next step's gradients in the buffer. Copies to the host have
+        # ended, because the posting thread waited for them.
         self._to_device.synchronize()
 
     def _join(self, calls: list[Future[None]]) -> BaseException | None:
-        """Wait for calls, whose own waits have half of this deadline; return the first error."""
+        """Wait for calls, and return the first error. Each call waits for half this deadline."""
         try:
             errors = [call.exception(2 * self._deadline_s) for call in calls]
         except TimeoutError:
             raise WorkerLost(
-                f"the GPU of this rank does not answer within {2 * self._deadline_s:g} s"
+                f"this rank's GPU did not respond within {2 * self._deadline_s:g} s"
             ) from None
         calls.clear()
         return next((error for error in errors if error is not None), None)
 
     def close(self) -> None:
-        """End the threads, wait until no copy uses the arena, and release its memory."""
+        """End the threads and all copies, and release the arena's memory."""
         self._poster.close(None)
         self._fetcher.close(None)
         self.count_times()
@@ -230,6 +229,6 @@ class DeviceTransfer:
 
 
 def bytes_of(chunk: Chunk, memory: Tensor) -> Tensor:
-    """Return a chunk's part of memory that has the arena's layout, uint8."""
+    """Return a chunk's bytes in memory with the arena's layout."""
     first, last = chunk.slots[0], chunk.slots[-1]
     return memory[first.offset : last.offset + last.nbytes]

@@ -1,9 +1,9 @@
-"""Gradients summed by the host while backward goes on (Le et al. 2018, sections 3.1 and 4.1).
+"""Sum gradients in host memory during backward (Le et al. 2018, sections 3.1 and 4.1).
 
-Each rank sends a chunk of gradients to shared memory as soon as backward has computed it (step
-B-4-2), the host sums the chunks that all ranks have sent, and every rank gets the sums back (steps
-B-4-3 and B-5-1) before it updates its own parameters (P-3). There is no server. Between machines,
-the leaders, the first rank of each, all-reduce the sums.
+Each rank copies a chunk of gradients to shared memory as soon as backward has computed it (step
+B-4-2). The host sums chunks that all ranks have sent, and every rank receives the sums (B-4-3,
+B-5-1) and updates its own parameters (P-3). Between machines the leaders, each machine's first
+rank, all-reduce the sums.
 """
 
 import time
@@ -33,15 +33,14 @@ from paceline.record.recorder import Recorder
 from paceline.strategies.host import transfer
 from paceline.strategies.host.device_transfer import DeviceTransfer
 
-_NO_WAY_BACK = (
-    "across several machines a step cannot be taken back, because sums are under way: end the run"
-)
+_NO_DISCARD = "a step on several machines cannot be discarded; end the run"
 
 
 class HostExchange:
-    """One rank's side of the exchange through the arena of its machine.
+    """One rank's exchange through the arena of its machine.
 
-    On CPUs gradients are views of the arena with `as_views`: the step after the next writes them.
+    With `as_views` a CPU worker's gradients are views of the arena, which the step after the next
+    overwrites.
     """
 
     name = "host"
@@ -61,9 +60,9 @@ class HostExchange:
         self._pinned: list[Callable[[], None]] = []
 
     def open(self, layout: Layout) -> None:
-        """Make the arena, which every layout of the same gradients fits.
+        """Create the arena, for all layouts of these gradients.
 
-        InvalidInput on all ranks if parameters lie on several GPUs, or memory cannot be had.
+        InvalidInput on all ranks if parameters are on several devices, or memory is short.
         """
         _check_one_device(layout)
         sizes = layout.nbytes, len(layout.layers), layout.num_flags
@@ -73,13 +72,13 @@ class HostExchange:
             if self._compression is not None:
                 self._guard = NonFiniteGuard(self._compression.on_nonfinite)
                 self._guard.watch(slot.parameter for slot in layout.slots)
-        # Setting an element of a tensor takes microseconds, for every parameter in every step.
+        # A view in NumPy, because setting an element of a tensor takes microseconds.
         self._flags = self._arena.flags.numpy()
         self._pin(layout)
         self._set_layout(layout)
 
     def _pin(self, layout: Layout) -> None:
-        """Pin the arena's memory for a GPU; InvalidInput on all ranks if one cannot."""
+        """Pin the arena's memory for a GPU; InvalidInput on all ranks if one rank cannot."""
         device, problem = device_of(layout.slots[0].parameter.device), None
         memory = self._arena.slot, self._arena.shared_result(0), self._arena.shared_result(1)
         try:
@@ -104,7 +103,7 @@ class HostExchange:
 
     def arrange(self, layout: Layout, chunks: Sequence[Chunk]) -> None:
         """Exchange these chunks from the next step on."""
-        # A tuner changes the chunks often, the layout stays.
+        # A tuner changes chunks often, but not the layout.
         if layout is not self._layout:
             self._set_layout(layout)
         self._chunks = tuple(chunks)
@@ -130,7 +129,7 @@ class HostExchange:
         self._transfer.took(time.monotonic() - started)
 
     def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
-        """Wait for the sums of all chunks, and take them over."""
+        """Wait for the sums of all chunks, and load the means."""
         started = time.monotonic()
         try:
             self._transfer.arrive()
@@ -147,72 +146,70 @@ class HostExchange:
         self._transfer.took(ended - started)
         for chunk in self._chunks:
             posted, summed = self._arena.times(chunk.number)
-            # What a chunk's exchange took before `finish` was called ran beside backward.
+            # The part of a chunk's exchange before `finish` was hidden behind backward.
             self._transfer.took(hidden_s=max(0.0, min(summed, started) - posted))
             if self.recorder is not None:
                 self.recorder.add_exchange(Kind.REDUCE, str(chunk.number), posted, summed)
                 if self._between is not None and not self._between.is_leader:
-                    # It waits for what its leader records, and joins in that.
+                    # This rank waits for its leader's message, which the leader records.
                     self.recorder.add_exchange(Kind.SEND, str(chunk.number), summed, ended)
         return [changed > 0 for changed in transfer.changed_on_any(self._arena, self._step)]
 
     def times(self) -> list[ChunkTimes]:
-        """Return when each chunk of the last step was posted by all ranks, and summed."""
+        """Return when all ranks had posted each chunk of the last step, and when it was summed."""
         return [
             ChunkTimes(chunk.nbytes, *self._arena.times(chunk.number)) for chunk in self._chunks
         ]
 
     def discard(self) -> None:
-        """Discard this step on all ranks, and wait until none works on it any more."""
+        """Discard this step on all ranks, and wait until no thread works on it."""
         self._arena.discard()
         self._transfer.abandon()
         if self._between is not None:
-            raise InvalidInput("exchange", "a backward pass failed on this rank", hint=_NO_WAY_BACK)
+            raise InvalidInput("exchange", "backward failed on this rank", hint=_NO_DISCARD)
 
     def state(self) -> dict[str, Tensor]:
         """Return the error feedback of a leader's codecs."""
-        return {} if self._between is None else self._between.state()
+        return self._encoded.state_dict() if self._encoded else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load the error feedback that the same rank has saved."""
-        if self._between is not None:
-            self._between.load_state(state)
+        """Load error feedback saved by the same rank."""
+        if self._encoded is not None:
+            self._encoded.load_state_dict(state)
 
     def statistics(self) -> Statistics:
-        """Return the traffic and time so far; waits for a GPU's last exchange."""
+        """Return the traffic and time so far, after a GPU's last exchange."""
         if self._layout is not None:
             self._transfer.count_times()
         nbytes = sum(chunk.nbytes for chunk in self._chunks) * self._step
         chunk = len({slot.layer for slot in self._chunks[0].slots}) if self._chunks else None
-        known = (
-            self.name,
-            self._step,
-            nbytes,
-            nbytes,
-            self._times.exposed_s,
-            self._times.hidden_s,
-            chunk,
-        )
+        times = self._times.exposed_s, self._times.hidden_s
+        known = self.name, self._step, nbytes, nbytes, *times, chunk
         if self._between is None or self._guard is None:
             return Statistics(*known)
-        found = self._guard.num_nonfinite, self._guard.num_skipped
-        between = self._between
-        return Statistics(*known, between.why, *found, sent_share=between.sent_share)
+        encoded, found = self._encoded, (self._guard.num_nonfinite, self._guard.num_skipped)
+        # Only leaders know the measurements behind the codec.
+        why = encoded.why if encoded else f"{self._between.codec}: requested"
+        return Statistics(*known, why, *found, sent_share=encoded.sent_share if encoded else None)
+
+    @property
+    def _encoded(self) -> CodecAllReduce | None:
+        return self._between.encoded if self._between else None
 
     def _num_nonfinite(self) -> int:
-        """Return the number of this step's values that are NaN because one was not finite."""
+        """Return the number of this step's values that became NaN."""
         result = self._arena.shared_result(self._step)
         return sum(
             slot.parameter.numel()
             for chunk in self._chunks
             for part in _parts_of(chunk, result)
-            # A sum with such a value is not decoded: all of the chunk is NaN.
+            # With a value that is not finite, the whole chunk becomes NaN.
             if len(part) and part[0].isnan()
             for slot in chunk.slots
         )
 
     def close(self) -> None:
-        """Give the arena back."""
+        """Release the arena."""
         if self._guard is not None:
             self._guard.close()
         if self._layout is not None:
@@ -226,10 +223,10 @@ class HostExchange:
 
 
 class LeaderAllReduce:
-    """Sums over all machines, in a thread of each machine's leader while backward goes on.
+    """All-reduces sums between machines, in a thread of each machine's leader during backward.
 
-    All ranks create it together. The chunks are taken in their order, the same on all machines.
-    With a codec they overlap, and each is published when its sum has arrived.
+    All ranks create it together. Chunks are exchanged in the same order on all machines; with a
+    codec, one is sent while another is decoded.
     """
 
     def __init__(self, arena: Arena, group: Group, compression: Compression | None) -> None:
@@ -242,31 +239,30 @@ class LeaderAllReduce:
             timeout=timedelta(seconds=group.deadline_s),
             use_local_synchronization=True,
         )
-        self._codec = name_of(compression.codec) if compression else None
-        check_same_codec(self._codec, group)
-        self._thread: CallThread | None = None  # and what follows: of leaders alone
-        self._exchanged: Future[None] | None = None  # the step that has begun
-        self._encoded: CodecAllReduce | None = None
+        self.codec = name_of(compression.codec) if compression else None
+        check_same_codec(self.codec, group)
+        self._thread: CallThread | None = None  # this and the following: on leaders only
+        self._exchanged: Future[None] | None = None  # the current step
+        self.encoded: CodecAllReduce | None = None
         if group.rank in arena.leaders:
             if compression is not None:
                 cpu, deadline_s = torch.device("cpu"), group.deadline_s
-                self._encoded = CodecAllReduce(compression.codec, leaders, cpu, deadline_s)
+                self.encoded = CodecAllReduce(compression.codec, leaders, cpu, deadline_s)
             self._thread = CallThread("between")
 
     @property
     def is_leader(self) -> bool:
-        """True if this rank exchanges for all of its machine."""
+        """Whether this rank exchanges for its machine."""
         return self._thread is not None
 
     def begin(self, step: int, chunks: tuple[Chunk, ...], recorder: Recorder | None) -> None:
-        """Begin a step: exchange its chunks as they are summed on this machine."""
-        if self._codec is not None and chunks is not self._chunks:
+        """Begin to exchange a step's chunks, as soon as this machine has summed each."""
+        if self.codec is not None and chunks is not self._chunks:
             for slot in (slot for chunk in chunks for slot in chunk.slots):
                 if slot.dtype != torch.float32:
                     raise InvalidInput(
                         "codec",
-                        f"parameter {slot.name!r}: sums of {slot.parameter.dtype} are not encoded "
-                        "between machines",
+                        f"requires float32 gradients, and {slot.name!r} has {slot.parameter.dtype}",
                         hint="train in float32, or without a codec",
                     )
         self._chunks = chunks
@@ -274,68 +270,49 @@ class LeaderAllReduce:
             self._exchanged = self._thread.submit(partial(self._exchange, step, chunks, recorder))
 
     def finish(self) -> None:
-        """Wait until all chunks of the step are published; raise the thread's error, if any."""
+        """Wait until all chunks of the step are published; raises the thread's error."""
         if self._exchanged is None:
             return
         try:
-            # Each wait of the thread has a deadline of its own, so that all of them bound this one.
+            # The thread waits up to the deadline for each chunk.
             self._exchanged.result(self._deadline_s * (len(self._chunks) + 1))
         except StepDiscarded as error:
-            raise InvalidInput("exchange", str(error), hint=_NO_WAY_BACK) from error
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the error feedback of this leader's codecs."""
-        return self._encoded.state_dict() if self._encoded else {}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load the error feedback that the same leader has saved."""
-        if self._encoded is not None:
-            self._encoded.load_state_dict(state)
-
-    @property
-    def why(self) -> str:
-        """The codec in use and the measurements behind it, which only the leader knows."""
-        return self._encoded.why if self._encoded else f"{self._codec}: requested"
-
-    @property
-    def sent_share(self) -> float | None:
-        """The share of the values that this leader has sent, if the codec leaves some out."""
-        return self._encoded.sent_share if self._encoded else None
+            raise InvalidInput("exchange", str(error), hint=_NO_DISCARD) from error
 
     def close(self) -> None:
         """End the thread."""
         if self._thread is not None:
             self._thread.close(None)
-        if self._encoded is not None:
-            self._encoded.close()
+        if self.encoded is not None:
+            self.encoded.close()
 
     def _exchange(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
         result = self._arena.shared_result(step)
-        if self._encoded is not None:
-            self._encoded.begin_step()
+        if self.encoded is not None:
+            self.encoded.begin_step()
         pending = []
         for chunk in chunks:
             self._arena.wait_chunk(chunk.number)
             started = time.monotonic()
-            if chunk is chunks[-1]:  # summed last, so that all ranks here have set their flags
+            if chunk is chunks[-1]:  # by then all ranks have set their flags
                 changed = torch.tensor(
                     transfer.changed_on_any(self._arena, step), dtype=torch.uint8
                 )
                 dist.all_reduce(changed, dist.ReduceOp.MAX, group=self._leaders)
                 self._arena.flags[self._arena.local_rank, :, step % 2] = changed
             publish = partial(self._publish, chunk, started, recorder)
-            if self._encoded is not None:
+            if self.encoded is not None:
                 # One chunk travels while another is decoded.
                 sums = _without_gaps(chunk, result)
-                # Errors are fed back to the same values: a chunk of another size has others.
-                work = self._encoded.reduce(f"chunk{chunk.number}of{len(sums)}", sums)
+                # Error feedback belongs to the values of a chunk, so its size is in the name.
+                work = self.encoded.reduce(f"chunk{chunk.number}of{len(sums)}", sums)
                 pending.append(work.future.then(publish))
                 continue
             for sums in _parts_of(chunk, result):
                 dist.all_reduce(sums, group=self._leaders)
             publish()
         for future in pending:
-            future.wait()  # raises what went wrong
+            future.wait()  # raises its error
 
     def _publish(
         self,
@@ -345,7 +322,7 @@ class LeaderAllReduce:
         exchanged: torch.futures.Future[Tensor] | None = None,
     ) -> None:
         if exchanged is not None:
-            exchanged.value()  # raises what went wrong: then the chunk must not be published
+            exchanged.value()  # raises its error, so the chunk is not published
         if recorder is not None:
             recorder.add_exchange(Kind.SEND, str(chunk.number), started, time.monotonic())
         self._arena.publish()
@@ -357,14 +334,14 @@ def _check_one_device(layout: Layout) -> None:
         if slot.parameter.device != first.parameter.device:
             raise InvalidInput(
                 "model",
-                f"parameter {slot.name!r} lies on {slot.parameter.device}, and {first.name!r} on "
-                f"{first.parameter.device}: host exchanges the gradients of one device a rank",
-                hint="choose exchange='allreduce' for a model on several",
+                f"has {slot.name!r} on {slot.parameter.device} and {first.name!r} on "
+                f"{first.parameter.device}, but exchange 'host' supports one device per rank",
+                hint="choose exchange='allreduce'",
             )
 
 
 def _without_gaps(chunk: Chunk, result: Tensor) -> Tensor:
-    """Return the chunk's sums, with zeros between them: what the last decoding wrote there."""
+    """Return the chunk's sums as one tensor, after clearing the gaps between them."""
     for slot, following in pairwise(chunk.slots):
         result[slot.offset + slot.nbytes : following.offset].zero_()
     [sums] = _parts_of(chunk, result)
@@ -372,7 +349,7 @@ def _without_gaps(chunk: Chunk, result: Tensor) -> Tensor:
 
 
 def _parts_of(chunk: Chunk, result: Tensor) -> list[Tensor]:
-    """Return the chunk's sums as flat tensors: one if all are of one type."""
+    """Return the chunk's sums as flat tensors, or as a single one if all have one type."""
     first, last = chunk.slots[0], chunk.slots[-1]
     dtypes = {slot.dtype for slot in chunk.slots}
     if len(dtypes) == 1:

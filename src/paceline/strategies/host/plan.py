@@ -1,14 +1,14 @@
-"""The plan of strategy host: the host sums gradients while backward goes on (Le et al. 2018, 3.1).
+"""Plan the sums of gradients in host memory during backward (Le et al. 2018, section 3.1).
 
     gpu0 compute   load fwd1 fwd2 fwd3 | bwd3  bwd2  bwd1                |  step
     gpu0 d2h                                 [d2h 0][d2h 1] [d2h 2]
     host reduce                                     [sum 0][sum 1] [sum 2]
     gpu0 h2d                                               [h2d 0][h2d 1] [h2d 2]
 
-A chunk is some layers in the order of backward. It is copied to the host when the last of them has
-been computed; the host sums it when all its workers' copies are there; sums of several hosts go
-through a ring between them. A worker on cores copies by itself, and reads the result where it is.
-A codec encodes these sums (`core.collective`); the first worker of each host does that.
+A chunk is a number of layers in backward order. It is copied to the host after the backward of its
+last layer, and summed when all workers of the host have copied it. Several hosts all-reduce their
+sums in a ring; a codec (`core.collective`) encodes these, by the first worker of each host. CPU
+workers copy by themselves, and read the result from shared memory.
 """
 
 from collections import Counter
@@ -26,14 +26,13 @@ from paceline.core.transfer import Ring, waiting
 from paceline.core.workload import Layer, Workload, replica_nbytes
 from paceline.strategies.host.config import HostReduce
 
-_ENCODABLE = (4,)  # bytes: sums are encoded as float32
+_ENCODABLE = (4,)  # bytes of float32, the only type of encoded sums
 
 
 def plan(workload: Workload, machine: Machine, config: HostReduce, window: Window) -> Plan:
-    """Return the tasks of `window` steps on the first `config.workers` devices of the machine.
+    """Plan a window of steps on the first `config.workers` devices.
 
-    InvalidInput if the machine has fewer devices, or a GPU or another host is not linked, or it is
-    not known how fast the hosts are with the codec.
+    InvalidInput if devices or links are missing, or a host's speed with the codec is unknown.
     """
     devices = machine.first_devices(config.workers)
     work = HostStep(ComputeStep(workload, devices), ())
@@ -47,11 +46,10 @@ def plan(workload: Workload, machine: Machine, config: HostReduce, window: Windo
 
 
 def memory(workload: Workload, machine: Machine, config: HostReduce) -> Mapping[str, int]:
-    """Return the bytes that each device needs, a replica, and each host.
+    """Return the bytes of each device and host.
 
-    A GPU gathers its gradients in a buffer, from which they are copied. A host holds a gradient of
-    each of its workers, and twice their sum: a fast worker writes the next one while a slow one
-    still reads.
+    A GPU has a replica and a buffer of all gradients. A host has the gradients of each of its
+    workers, and two sums: a fast worker writes the next one while a slow one still reads.
     """
     devices = machine.first_devices(config.workers)
     needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))
@@ -66,7 +64,7 @@ def memory(workload: Workload, machine: Machine, config: HostReduce) -> Mapping[
 
 @dataclass(frozen=True)
 class _BetweenHosts:
-    """The sums of a chunk on their way through the ring of hosts."""
+    """The ring all-reduce of a chunk's sums between hosts."""
 
     ring: Collective
 
@@ -86,7 +84,7 @@ def _between_hosts(
     ring = Ring.over(machine, memory.hosts, core_lanes(memory.devices))
     ring = replace(ring, held=ring.held + waiting(memory.devices))
     if config.codec is not None:
-        # The first worker of each host encodes: a GPU's sums lie in its host's memory.
+        # A GPU's sums are in its host's memory, so the host encodes them.
         stations: dict[str, tuple[int, Station]] = {}
         for worker, device in enumerate(memory.devices):
             on_cores = device.kind == DeviceKind.CPU
@@ -106,11 +104,11 @@ def _between_hosts(
 def calibrate(
     machine: Machine, measured: link_fit.ExchangeSamples, config: HostReduce | None = None
 ) -> Machine:
-    """Return the machine whose hosts, and links to them, are as fast as the measured exchanges.
+    """Return the machine whose hosts and links fit the measured exchanges.
 
-    An exchange has up to three stages that a profile cannot tell apart: copies to the host (cores
-    share this one with the sum, both being traffic of one memory), a sum there, copies back; and
-    between hosts a fourth. They are taken to be equally long.
+    An exchange has up to four stages that a profile cannot distinguish: copies to the host, the
+    sum, messages between hosts, and copies back. They are assumed to take equally long. CPU workers
+    copy and sum in one stage, because both use the same memory's bandwidth.
     """
     devices, hosts = machine.devices, machine.hosts
     gpus = [device for device in devices if device.kind == DeviceKind.GPU]

@@ -1,4 +1,4 @@
-"""Run strategy host: every rank sends its gradients through shared memory and updates itself."""
+"""Run strategy host: ranks exchange gradients through shared memory."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ from paceline.strategies.host.exchange import HostExchange
 def method(
     config: HostReduce, compression: Compression | None = None, chunk: Chunking | None = None
 ) -> Method:
-    """Return the exchange in host memory; `compression` and `chunk` go before the config's."""
+    """Return the exchange in host memory; `compression` and `chunk` override the config's."""
     if compression is None and config.codec is not None:
         compression = Compression(config.codec)
     make = partial(HostExchange, compression=compression)
@@ -27,6 +27,6 @@ def method(
 def replica(
     module: nn.Module, config: HostReduce, group: Group, *, tuner: ChunkTuner | None = None
 ) -> ModelReplica:
-    """Return the module as one of the group's replicas; a tuner looks for a better chunk."""
+    """Wrap the module as a replica of the group; a tuner searches the chunk."""
     found = method(config, chunk=None if tuner is None else lambda num_layers: tuner)
     return Synchronized(module, found, group=group, gradient_as_bucket_view=True)

@@ -1,4 +1,4 @@
-"""Transfers between gradients in a CPU's memory and the arena of its machine."""
+"""Copy gradients between a CPU worker's memory and the machine's arena."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,29 +14,24 @@ from paceline.record.recorder import Recorder
 
 @dataclass
 class ExchangeTimes:
-    """Seconds so far in which a rank exchanged: in place of computing, and beside it."""
+    """Seconds of a rank's exchange so far, exposed and hidden behind backward."""
 
     exposed_s: float = 0.0
     hidden_s: float = 0.0
 
-    def add(self, exposed_s: float, hidden_s: float) -> None:
-        """Add those of a step, or of a part of it."""
-        self.exposed_s += exposed_s
-        self.hidden_s += hidden_s
-
 
 def changed_on_any(arena: Arena, step: int) -> list[int]:
-    """Return for each parameter 1 if its gradient has changed on any rank, else 0."""
+    """Return, for each parameter, 1 if its gradient changed on any rank, otherwise 0."""
     changed: list[int] = arena.flags.numpy()[:, :, step % 2].max(0).tolist()
     return changed
 
 
 class CpuTransfer:
-    """Copies gradients into the arena, and means back into the gradients.
+    """Copies gradients into the arena, and means back.
 
-    With `as_views` a parameter's gradient is a view of the result instead, which saves that copy.
-    The view is copy-on-write, so that gradients may be changed in place. Where they are (as by
-    clipping), the page faults of that cost more than a copy does: then means are copied out.
+    With `as_views` gradients are copy-on-write views of the means, which saves the copy back. If
+    the program changes gradients in place (clipping), page faults cost more than that copy, so
+    means are copied from then on.
     """
 
     def __init__(self, arena: Arena, layout: Layout, times: ExchangeTimes, as_views: bool) -> None:
@@ -49,11 +44,11 @@ class CpuTransfer:
         self._own = {slot.index: slot.of(arena.slot) for slot in layout.slots}
 
     def begin(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
-        """Do nothing: `receive` waits for the sums of all chunks together."""
+        """Do nothing, because `receive` waits for all chunks."""
 
     def send(self, chunk: Chunk, recorder: Recorder | None) -> None:
         """Copy the chunk's gradients into this rank's slot and post it."""
-        # `noted` would take as long as the copy of a small chunk.
+        # `noted` would take as long as the copy of a small chunk does.
         name = str(chunk.number)
         copying = recorder.join_exchange(name, Kind.D2H, alone=True) if recorder else None
         sources = []
@@ -71,20 +66,21 @@ class CpuTransfer:
         self._arena.post(chunk.number)
 
     def arrive(self) -> None:
-        """Do nothing: `send` has posted its chunk."""
+        """Do nothing, because `send` has posted the chunk."""
 
     def took(self, exposed_s: float = 0.0, hidden_s: float = 0.0) -> None:
-        """Count seconds by the host's clock, which are this rank's."""
-        self._times.add(exposed_s, hidden_s)
+        """Count seconds of the host's clock."""
+        self._times.exposed_s += exposed_s
+        self._times.hidden_s += hidden_s
 
     def count_times(self) -> None:
-        """Do nothing: all times are counted when they are told."""
+        """Do nothing, because `took` counts all times."""
 
     @torch.no_grad()
     def receive(self, step: int) -> None:
-        """Wait for the step and make every gradient that changed anywhere its mean."""
+        """Wait for the step, and replace gradients that changed on any rank by their means."""
         self._arena.wait_step()
-        # A page was written in place, as by clipping: from now on copying is cheaper.
+        # The program wrote into a view, so copying is cheaper from now on.
         if self._as_views and self._arena.refresh(step):
             self._as_views = False
         changed = changed_on_any(self._arena, step)
@@ -97,17 +93,17 @@ class CpuTransfer:
                 self._copy_out(slot, step)
 
     def abandon(self) -> None:
-        """Do nothing: no thread works on a discarded step."""
+        """Do nothing, because there is no thread."""
 
     def _copy_out(self, slot: Slot, step: int) -> None:
         gradient = slot.parameter.grad
         if gradient is None or gradient.stride() != slot.stride or self._is_view(gradient, slot):
-            # A view of the arena would be overwritten by a later step.
+            # A later step would overwrite a view of the arena.
             gradient = slot.parameter.grad = torch.empty_like(slot.parameter)
         self._arena.copy_out(step, slot.offset, gradient)
 
     def _clone_if_view(self, slot: Slot) -> None:
-        """Clone a gradient that is a view: the step after the next overwrites it."""
+        """Clone a gradient that is a view, because a later step overwrites the arena."""
         gradient = slot.parameter.grad
         if gradient is not None and self._is_view(gradient, slot):
             slot.parameter.grad = gradient.clone()

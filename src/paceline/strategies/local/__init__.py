@@ -1,5 +1,8 @@
-"""Strategy local: inner steps, and an exchange every so many (DiLoCo, arXiv 2311.08105)."""
+"""Strategy local: inner steps, and an exchange in each round (DiLoCo, arXiv 2311.08105)."""
 
+from functools import partial
+
+from paceline.core.link_fit import in_ring
 from paceline.core.strategy import Options, Planning, Running, Strategy
 from paceline.strategies.local import plan
 from paceline.strategies.local.config import Local
@@ -12,7 +15,7 @@ STRATEGY = Strategy(
         plan=plan.plan,
         plan_balanced=plan.plan_balanced,
         memory=plan.memory,
-        calibrate=plan.calibrate,
+        calibrate=partial(in_ring, at_once=True),
         steps_per_period=lambda config: int(config.sync_every),
         variants=variants,
         steps_to_loss=steps_to_loss,

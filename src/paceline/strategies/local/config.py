@@ -1,4 +1,4 @@
-"""The configuration of strategy local: rounds of inner steps on so many workers."""
+"""Configuration of strategy local."""
 
 from typing import Annotated
 
@@ -10,6 +10,6 @@ from paceline.core.rounds import Rounds
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Local(Rounds):
-    """Rounds of inner steps on each of `workers`, and an exchange of fragments in each round."""
+    """Rounds of inner steps on each worker, with an exchange of all fragments in each round."""
 
     workers: Annotated[int, Field(ge=1)] = 2

@@ -1,6 +1,7 @@
-"""A rank of strategy local: its inner steps, tests of the group's model, and its state."""
+"""Inner steps of a rank, tests of the averaged model, and checkpoints."""
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from paceline.checkpoints.nested import apart, together
 from paceline.checkpoints.state import load_optimizer_state, optimizer_state
 from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.errors import InvalidInput
+from paceline.core.rounds import Rounds
 from paceline.exchange.checkpoints import State
 from paceline.exchange.learner import WholeModel
 from paceline.exchange.local_updates import LocalUpdates
@@ -27,38 +29,38 @@ _PART, _VALUES = "local_updates", "values"  # of a checkpoint
 
 
 class LocalReplica(SingleReplica):
-    """A replica whose gradients stay its own, and whose parameters are averaged now and then."""
+    """A replica that averages parameters in rounds instead of gradients in steps."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
         self.learner: LocalModel | None = None
 
     def exchange_state(self) -> Tensors:
-        """Return the state of this rank alone, between two exchanges."""
+        """Return this rank's own state between two exchanges."""
         return {} if self.learner is None else self.learner.own_state()
 
     def load_exchange_state(self, state: Tensors) -> None:
-        """Load the state of this rank alone, saved by a run with as many ranks."""
+        """Load this rank's own state, saved by a run with the same number of ranks."""
         if self.learner is not None:
             self.learner.load_own(state)
 
     def statistics(self) -> Statistics:
         """Return the traffic and time of the exchanges of outer gradients."""
-        assert self.learner is not None  # it trains
+        assert self.learner is not None  # set before training
         return self.learner.updates.statistics()
 
     def close(self) -> None:
-        """End the exchanges; the last one has been made if training is done."""
+        """End the exchanges."""
         if self.learner is not None:
             self.learner.updates.abort()
 
 
 class LocalModel(WholeModel):
-    """The learner of a rank that takes inner steps.
+    """Takes the inner steps of a rank.
 
-    A checkpoint has the group's model, which any number of ranks can go on with; and each rank's
-    own parameters and optimizer, with which the same ranks go on bit for bit. InvalidInput if a
-    round is longer than the run.
+    A checkpoint has the averaged model, with which any number of ranks can resume, and each rank's
+    parameters and optimizer, with which the same ranks resume bit for bit. InvalidInput if a round
+    is longer than the run.
     """
 
     def __init__(
@@ -74,21 +76,16 @@ class LocalModel(WholeModel):
         self._num_steps = num_steps = sum(setup.epoch_steps)
         if config.sync_every > num_steps:
             raise InvalidInput(
-                "sync_every", f"{config.sync_every} steps are more than the {num_steps} of the run"
+                "sync_every",
+                f"must be at most the run's {num_steps} steps",
+                got=config.sync_every,
             )
         self._loaded: dict[str, Any] = {}
         self._loaded_optimizer: dict[str, Any] = {}
         self.updates = LocalUpdates(
             setup.model,
             self._optimizer,
-            config.sync_every,
-            fragments=config.fragments,
-            delay=config.delay,
-            mixing=config.mixing,
-            codec=config.codec,
-            outer=config.outer,
-            outer_learning_rate=config.outer_learning_rate,
-            outer_momentum=config.outer_momentum,
+            **{one.name: getattr(config, one.name) for one in fields(Rounds)},
             num_steps=self._num_steps,
             process_group=session.group.process_group,
             deadline_s=session.group.deadline_s,
@@ -100,13 +97,13 @@ class LocalModel(WholeModel):
             self.updates.stand_in_for_gradients(make)
 
     def _step(self, source: Iterator[Share]) -> Tensor:
-        """Take an inner step on the mean loss of this rank's samples; return its weighted loss.
+        """Take an inner step on the mean loss of this rank's samples, and return the weighted loss.
 
-        Zero for a step that others took before this worker joined them.
+        Skips steps that other workers took before this one joined, and returns 0 for them.
         """
         share = next(source)
         self._num_taken += 1
-        if self._num_taken <= self.updates.num_steps:  # it has joined workers that are ahead
+        if self._num_taken <= self.updates.num_steps:
             return torch.zeros((), device=self._group.device)
         self.updates.weight = float(share.num_samples)
         loss = super()._step(iter((share._replace(weight=1.0),))) * share.weight
@@ -120,7 +117,7 @@ class LocalModel(WholeModel):
 
     def _state(self) -> State:
         with self.updates.averaged():
-            # Copies: the model has this rank's parameters again when they are written.
+            # Copy, because the model gets this rank's parameters back before the file is written.
             tensors, parts = super()._state()
             tensors = {name: one.clone() for name, one in tensors.items()}
         values, found = apart(self.updates.state_dict() | {"own": None})
@@ -130,7 +127,7 @@ class LocalModel(WholeModel):
     def _load(self, state: State) -> None:
         own = state.own_part(_PART)
         if "tensors" not in own:
-            raise InvalidInput("resume", "another version of Paceline saved the run")
+            raise InvalidInput("resume", "was saved by another version of Paceline")
         super()._load(state)
         self._loaded = together(own, state.file(_PART))
         self.updates.load_state_dict(self._loaded)
@@ -138,7 +135,7 @@ class LocalModel(WholeModel):
         self._num_taken = self.updates.num_steps
 
     def own_state(self) -> Tensors:
-        """Return the state of this rank alone, between two exchanges."""
+        """Return this rank's own state between two exchanges."""
         optimizer, _ = optimizer_state(self._optimizer, list(self._model.named_parameters()))
         own = {
             "updates": self.updates.state_dict()["own"],
@@ -151,7 +148,7 @@ class LocalModel(WholeModel):
         return {_VALUES: torch.frombuffer(text, dtype=torch.uint8), **tensors}
 
     def load_own(self, state: Tensors) -> None:
-        """Load the state of this rank alone, saved by a run with as many ranks."""
+        """Load this rank's own state, saved by a run with the same number of ranks."""
         own = together(loads(state[_VALUES].numpy().tobytes()), state)
         self.updates.load_state_dict(self._loaded | {"own": own["updates"]})
         self.updates.load_own_parameters(own["parameters"])

@@ -1,8 +1,7 @@
-"""Steps to a loss of local updates, from the table of our own measurements beside this file.
+"""Estimate the steps to a loss of local updates from measurements (loss_table.toml).
 
-A row is near a configuration if its model has at most four times or a quarter of the parameters,
-and its rounds at most twice or half of the steps and the workers, with the same outer step,
-and no larger part of a round passes while an exchange travels.
+A row applies to a configuration if parameters differ at most fourfold, steps per round and workers
+at most twofold, the outer step is the same, and the delay is no larger a part of a round.
 """
 
 import tomllib
@@ -32,10 +31,9 @@ _Steps = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class Row:
     """A measurement (benchmarks/local/steps_to_loss.py).
 
-    A model of so many `parameters` on so many `workers`, in rounds of `sync_every` steps of which
-    `delay` pass while an exchange travels, with the step `outer` on outer gradients of `bits` or
-    more a value, needs `steps` times as many steps as synchronous training of `num_steps`: the
-    median of `seeds`, which lie from `low` to `high`.
+    `bits`: fewest bits per value of an outer gradient. `steps`: steps relative to the `num_steps`
+    of synchronous training to its loss, the median of `seeds` runs, which range from `low` to
+    `high`.
     """
 
     parameters: _Count
@@ -54,14 +52,14 @@ class Row:
 
 @cache
 def rows() -> tuple[Row, ...]:
-    """Return the rows of the table; pydantic's ValidationError names what is wrong with one."""
+    """Read the table."""
     file = resources.files(__package__).joinpath("loss_table.toml")
     found = tomllib.loads(file.read_text(encoding="utf-8")).get("rows", [])
     return TypeAdapter(tuple[Row, ...]).validate_python(found)
 
 
 def variants(workers: int) -> list[Local]:
-    """Return all rounds whose loss was measured, the default ones first."""
+    """Return the default configuration and all measured ones."""
     usual = Local(workers=workers)
     measured = (
         replace(usual, sync_every=row.sync_every, delay=row.delay, outer=row.outer)
@@ -71,12 +69,12 @@ def variants(workers: int) -> list[Local]:
 
 
 def steps_to_loss(workload: Workload, config: Local) -> StepsToLoss | None:
-    """Return the steps to a loss of a model; None if nothing near was measured."""
+    """Return the steps to a loss; None if no row applies."""
     return estimate(workload.num_parameters, config, rows())
 
 
 def estimate(num_parameters: int, config: Local, among: Sequence[Row]) -> StepsToLoss | None:
-    """Return the steps to a loss by the rows that are near."""
+    """Combine the rows that apply."""
     near = [row for row in among if _is_near(row, num_parameters, config)]
     if config.workers == 1 or not near:
         return None

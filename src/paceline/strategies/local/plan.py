@@ -1,14 +1,12 @@
-"""The plan of strategy local: rounds of inner steps, and an all-reduce of outer gradients in each.
+"""Plan rounds of inner steps, and the all-reduces of outer gradients.
 
-    worker 0 compute   train 0        | beside 1 | step 0 | train 1        | beside 0 | step 1 ...
+    worker 0 compute   train 0        | during 1 | step 0 | train 1        | during 0 | step 1 ...
     exchange                          [0         ]                         [1         ]
 
-A step of the plan is a round. In it each worker takes `sync_every` inner steps, and sends each
-fragment of the model once: the first of two after half of them. While a fragment travels the worker
-takes `delay` further steps; then it takes the outer step and the group's parameters. Without a
-delay it waits.
-
-A task has the round in which its fragment was sent, even if the next one has begun.
+A step of the plan is a round: each worker takes `sync_every` inner steps, and sends each fragment
+of the model once (the first of two after half of the steps). While a fragment is exchanged, the
+worker takes `delay` further inner steps, or waits if that is 0. Then it takes the outer step and
+loads the group's parameters. A task's step is the round in which its fragment was sent.
 """
 
 from collections import Counter
@@ -21,7 +19,6 @@ from paceline.core import cost as costs
 from paceline.core.balance import apportion
 from paceline.core.collective import Coding, Collective
 from paceline.core.errors import InvalidInput
-from paceline.core.link_fit import ExchangeSamples, line_through, linked_in_ring
 from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import Cost, Kind, Lane, Plan, Resource, Task, TaskId
 from paceline.core.step import ComputeStep
@@ -30,35 +27,29 @@ from paceline.core.transfer import Ring, Transfer, lanes_of
 from paceline.core.workload import Layer, Workload, replica_nbytes
 from paceline.strategies.local.config import Local
 
-_FLOAT32_NBYTES = 4  # of a value of the outer model, and of an outer gradient without a codec
-# Vectors that are read and written in host memory for an exchange: the outer gradient (two read,
-# one written), the mean, the momentum twice, the outer parameters twice, the worker's own.
+_FLOAT32_NBYTES = 4  # of outer parameters, and of outer gradients without a codec
+# Memory accesses per value and exchange: outer gradient 3 (two reads, one write), mean 1, momentum
+# 2, outer parameters 2, the worker's parameters 1.
 _STEP_TRAFFIC = 9
-_OUTER_STATE = 2  # vectors that each worker keeps: parameters and momentum
+_OUTER_STATE = 2  # outer parameters and momentum
 
 
 def plan(workload: Workload, machine: Machine, config: Local, window: Window) -> Plan:
-    """Return the tasks of `window` rounds, in each of which all workers train on as many samples.
+    """Plan a window of rounds with equal batches.
 
-    InvalidInput if there are fewer layers than fragments, the machine has too few devices or they
-    are not linked, or it is not known how fast they are with the codec.
+    InvalidInput if layers are fewer than fragments, devices or links are missing, or a device's
+    speed with the codec is unknown.
     """
     return _Rounds(workload, machine, config, balanced=False).plan(window.num_steps)
 
 
 def plan_balanced(workload: Workload, machine: Machine, config: Local, window: Window) -> Plan:
-    """Return the tasks of `window` rounds in which batches follow the workers' speeds.
-
-    InvalidInput as by `plan`.
-    """
+    """Plan a window of rounds with batches split by the workers' speeds; errors as `plan`."""
     return _Rounds(workload, machine, config, balanced=True).plan(window.num_steps)
 
 
 def memory(workload: Workload, machine: Machine, config: Local) -> Mapping[str, int]:
-    """Return the bytes that each device needs, a replica, and each host, by name.
-
-    Each worker keeps the outer parameters and momentum in the memory of its host.
-    """
+    """Return the bytes of a replica per device, and of each worker's outer state per host."""
     devices = machine.first_devices(config.workers)
     needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))
     kept = _OUTER_STATE * _FLOAT32_NBYTES * workload.num_parameters
@@ -67,23 +58,14 @@ def memory(workload: Workload, machine: Machine, config: Local) -> Mapping[str, 
     return needed
 
 
-def calibrate(machine: Machine, measured: ExchangeSamples, config: Local | None = None) -> Machine:
-    """Return the machine whose devices are joined in a ring as fast as the measured exchanges."""
-    codec = config.codec if config else None
-    return linked_in_ring(machine, machine.devices, line_through(measured), codec, at_once=True)
-
-
 def fragments_of(workload: Workload, config: Local) -> tuple[tuple[Layer, ...], ...]:
-    """Return the layers of each fragment: layer i of those with parameters is in i mod P of P.
-
-    InvalidInput if a fragment would have none.
-    """
+    """Assign layers with parameters to fragments in turn; InvalidInput if a fragment gets none."""
     layers = [layer for layer in workload.layers if layer.parameters]
     if len(layers) < config.fragments:
         raise InvalidInput(
             "fragments",
-            f"{config.fragments} are more than the {len(layers)} layers of model {workload.name} "
-            "that have parameters",
+            f"must be at most the {len(layers)} layers of {workload.name} with parameters",
+            got=config.fragments,
         )
     return tuple(tuple(layers[i :: config.fragments]) for i in range(config.fragments))
 
@@ -95,9 +77,9 @@ def inner_steps_of(
     workload: Workload,
     balanced: bool,
 ) -> tuple[int, ...]:
-    """Return the inner steps of equal batches that take as long as each worker's round.
+    """Return each worker's round as a number of inner steps with equal batches.
 
-    They are `sync_every` or, if batches are `balanced`, in proportion to the devices' speeds.
+    They are `sync_every` or, if batches are `balanced`, proportional to the devices' speeds.
     """
     if not balanced:
         return (config.sync_every,) * len(devices)
@@ -112,10 +94,10 @@ def inner_steps_of(
 
 
 def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
-    """Return the cost of a worker's inner step on a device of that rate: as long as all its parts.
+    """Return the cost of a worker's inner step on a device of a given rate.
 
-    A cost knows no sequence of layers, some bound by arithmetic and others by memory traffic: its
-    flops are those that take as long.
+    Some layers are bound by arithmetic and others by memory, so the flops are chosen such that this
+    cost takes as long as all parts in sequence.
     """
     step = ComputeStep(workload, ())
     passes = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
@@ -128,30 +110,31 @@ def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
 
 
 class Turn(NamedTuple):
-    """The inner steps before a fragment is sent: `beside` the one before it, and then `alone`."""
+    """Inner steps before a fragment is sent: `overlapped` with an exchange, then `alone`."""
 
-    beside: int
+    overlapped: int
     alone: int
 
 
 def turns(config: Local, num_steps: int) -> tuple[Turn, ...]:
-    """Return the turns of all fragments in a round that takes a worker as long as so many steps."""
+    """Return the turns of all fragments in a worker's round of `num_steps`."""
     sent = [0, *(config.sent_after(fragment) for fragment in range(config.fragments))]
     scale = num_steps / config.sync_every
     counts = [round(after * scale) - round(before * scale) for before, after in pairwise(sent)]
-    besides = [min(round(config.delay * scale), count) for count in counts]
-    return tuple(Turn(own, count - own) for own, count in zip(besides, counts, strict=True))
+    overlapped = [min(round(config.delay * scale), count) for count in counts]
+    return tuple(Turn(own, count - own) for own, count in zip(overlapped, counts, strict=True))
 
 
 class _Work(NamedTuple):
-    """The work of one worker for one fragment; None where there is none.
+    """A worker's costs for a fragment; None for zero steps, or if nothing is copied.
 
-    `beside` are its inner steps while the fragment before travels, `alone` the others before this
-    one is sent, and `first` both: in the first round nothing travels. `copy`: of a GPU, each way.
+    `overlapped`: inner steps during the exchange before. `alone`: the other ones before this
+    fragment is sent. `first`: both, for the first round, in which nothing travels. `copy`: between
+    a GPU and its host, in each direction.
     """
 
     on: tuple[Resource, ...]
-    beside: Cost | None
+    overlapped: Cost | None
     alone: Cost | None
     first: Cost | None
     step: Transfer
@@ -159,7 +142,7 @@ class _Work(NamedTuple):
 
 
 class _Rounds:
-    """The tasks of rounds, whose costs are made once: plans price a cost by its identity."""
+    """Makes the tasks of rounds; costs are created once, because plans price them by identity."""
 
     def __init__(
         self, workload: Workload, machine: Machine, config: Local, *, balanced: bool
@@ -180,13 +163,13 @@ class _Rounds:
         self.exchanges = self._exchanges(config) if config.workers > 1 else []
 
     def plan(self, num_rounds: int) -> Plan:
-        """Return the plan of so many rounds."""
+        """Plan a number of rounds."""
         return Plan(self._tasks(num_rounds))
 
     def _exchanges(self, config: Local) -> list[Collective]:
         lanes = [costs.compute_lane(device.name) for device in self.devices]
         ring = Ring.at_once(self.machine, self.devices, lanes)
-        # Outer gradients are encoded in host memory, by the cores of a GPU's host.
+        # A GPU's host encodes its outer gradients.
         stations = {
             worker: device if device.kind is DeviceKind.CPU else self.machine.host_of(device)
             for worker, device in enumerate(self.devices)
@@ -198,8 +181,10 @@ class _Rounds:
         ]
 
     def _tasks(self, num_rounds: int) -> Iterator[Task]:
-        ready: list[tuple[TaskId, ...]] = [()] * len(self.devices)  # what inner steps wait for
-        sent: list[tuple[TaskId, ...]] = [()] * len(self.devices)  # what those beside wait for
+        ready: list[tuple[TaskId, ...]] = [()] * len(self.devices)  # before inner steps
+        sent: list[tuple[TaskId, ...]] = [()] * len(
+            self.devices
+        )  # before inner steps that overlap with an exchange
         last: tuple[TaskId, ...] = ()
         for number in range(num_rounds):
             for fragment in range(len(self.counts)):
@@ -228,14 +213,14 @@ class _Rounds:
         ready: tuple[TaskId, ...],
         sent: tuple[TaskId, ...],
     ) -> Generator[Task, None, tuple[TaskId, ...]]:
-        """Yield a worker's inner steps before a fragment is sent; return what has ended then."""
+        """Yield a worker's inner steps before a fragment is sent; return the last tasks."""
         work = self.work[worker][fragment]
         travels = number > 0 or fragment > 0
         alone = work.alone if travels else work.first
-        if travels and work.beside is not None:
-            beside = TaskId(number, Kind.TRAIN, f"{fragment}.beside", worker)
-            yield Task(beside, work.on, work.beside, sent)
-            ready += (beside,)
+        if travels and work.overlapped is not None:
+            overlapped = TaskId(number, Kind.TRAIN, f"{fragment}.overlapped", worker)
+            yield Task(overlapped, work.on, work.overlapped, sent)
+            ready += (overlapped,)
         if alone is not None:
             trained = TaskId(number, Kind.TRAIN, str(fragment), worker)
             yield Task(trained, work.on, alone, ready)
@@ -249,7 +234,7 @@ class _Rounds:
     def _stepped(
         self, number: int, fragment: int, worker: int, after: tuple[TaskId, ...]
     ) -> Generator[Task, None, tuple[TaskId, ...]]:
-        """Yield a worker's outer step; return what has ended when it has the group's parameters."""
+        """Yield a worker's outer step, and the copy back to a GPU; return the last task."""
         work = self.work[worker][fragment]
         stepped = TaskId(number, Kind.STEP, str(fragment), worker)
         yield Task(stepped, *work.step, after)
@@ -266,15 +251,15 @@ class _Rounds:
         return Resource(device.name, lane), *lanes_of(route)
 
     def _work(self, config: Local, worker: int, num_steps: int, step: Cost) -> list[_Work]:
-        """Return a worker's work for each fragment, in rounds as long as so many inner steps."""
+        """Return a worker's costs for each fragment, in rounds of `num_steps`."""
         device = self.devices[worker]
         is_gpu = device.kind is DeviceKind.GPU
         return [
             _Work(
                 on=(costs.compute_lane(device.name),),
-                beside=_times(step, turn.beside),
+                overlapped=_times(step, turn.overlapped),
                 alone=_times(step, turn.alone),
-                first=_times(step, turn.beside + turn.alone),
+                first=_times(step, turn.overlapped + turn.alone),
                 step=self._outer_step(worker, count),
                 copy=Cost(nbytes=_FLOAT32_NBYTES * count, num_calls=1) if is_gpu else None,
             )
@@ -282,9 +267,9 @@ class _Rounds:
         ]
 
     def _outer_step(self, worker: int, count: int) -> Transfer:
-        """Return the outer step on so many values: by a worker's cores, or those of a GPU's host.
+        """Return the outer step on `count` values, by a CPU worker or a GPU's host.
 
-        The device computes nothing meanwhile.
+        The device does not compute meanwhile.
         """
         device = self.devices[worker]
         nbytes = _STEP_TRAFFIC * _FLOAT32_NBYTES * count
@@ -292,14 +277,14 @@ class _Rounds:
             on = (costs.compute_lane(device.name), Resource(device.host, Lane.REDUCE))
             return Transfer(on, Cost(nbytes=nbytes, num_calls=1))
         turns_taken = costs.lone_core(self.machine.host_of(device))
-        # Elsewhere all workers of a host do this at once, and share its memory's bandwidth.
+        # Otherwise the host's workers step in parallel, and share its memory bandwidth.
         shared = 1 if turns_taken else self.on_host[worker]
         lanes = (*costs.copy_lanes(device), *turns_taken)
         return Transfer(lanes, Cost(nbytes=shared * nbytes, num_calls=1))
 
 
 def _times(step: Cost, count: int) -> Cost | None:
-    """Return the cost of so many inner steps, None for none."""
+    """Multiply a cost by a number of steps; None for 0."""
     if not count:
         return None
     return Cost(count * step.flops, count * step.nbytes, count * step.num_calls)

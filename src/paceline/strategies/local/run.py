@@ -1,40 +1,47 @@
-"""Run strategy local: replicas that train by themselves, and exchange outer gradients in rounds."""
+"""Run strategy local: replicas take inner steps, and exchange outer gradients in rounds."""
 
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
+from safetensors.torch import save_model
 from torch import nn
 
 from paceline.core.outcome import Outcome
+from paceline.core.plan import Plan
 from paceline.core.strategy import Strategy
 from paceline.exchange.compressed import Compression
 from paceline.exchange.loop import Trained, train
 from paceline.exchange.profile import Profile
 from paceline.exchange.replica import Method, ModelReplica
-from paceline.exchange.replicas import ReplicaRunner
+from paceline.exchange.replicas import ReplicaRunner, outcome_of
 from paceline.exchange.session import TrainingSession
+from paceline.exchange.setup import setup_for
 from paceline.exchange.synchronized import Synchronized
+from paceline.links.clock import clock_for
 from paceline.links.devices import device_of
 from paceline.links.group import Group
 from paceline.record.merge import clock_offset
 from paceline.record.recorder import Recorder
 from paceline.strategies.local.config import Local
-from paceline.strategies.local.elastic import ElasticRunner
 from paceline.strategies.local.learner import LocalModel, LocalReplica
 from paceline.strategies.local.trace import spans_of
 
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["LocalRunner | ElasticRunner"]:
-    """Yield the runner of a session; see `paceline.exchange.session.Start`."""
+    """Yield the runner of a session (`paceline.exchange.session.Start`)."""
     yield LocalRunner(session, replica) if session.elastic is None else ElasticRunner(session)
 
 
 def replica(module: nn.Module, config: Local, group: Group) -> ModelReplica:
-    """Return a replica whose all-reduce of as many bytes is measured for the plan."""
+    """Return a replica whose all-reduce is measured for the plan."""
     compression = None if config.codec is None else Compression(config.codec)
     device_ids = [group.device] if device_of(group.device).is_asynchronous else None
     method = Method("allreduce", compression=compression)
@@ -42,10 +49,10 @@ def replica(module: nn.Module, config: Local, group: Group) -> ModelReplica:
 
 
 class LocalRunner(ReplicaRunner):
-    """Trains or rehearses this rank's replica, which meets those of the other ranks in rounds."""
+    """Trains or rehearses this rank's replica."""
 
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
-        """Measure the layers, and the exchange of each strategy: of this one that of all layers."""
+        """Measure layers and exchanges; of this strategy an exchange of all layers."""
         whole = [
             (one, replace(config, fragments=1, delay=0) if isinstance(config, Local) else config)
             for one, config in beside
@@ -66,14 +73,55 @@ class LocalRunner(ReplicaRunner):
         assert self.profiled is not None
         device = self.profiled.machine.devices[session.group.rank]
         spans = tuple(spans_of(tuple(model.updates.log.latest), config, device, session.group.rank))
-        # The step in which a round ends is longer than the others: their mean is a step's time.
+        # The last step of a round is longer, so report the mean of each round.
         seconds = _means(trained.step_seconds, config.sync_every)
         offset = clock_offset(session.group)
         return replace(trained, spans=spans, offset=offset, step_seconds=seconds)
 
 
 def _means(seconds: Sequence[float], count: int) -> tuple[float, ...]:
-    """Return the mean of each `count` numbers, and of all if they are fewer."""
+    """Return the mean of each `count` numbers, or of all if there are fewer."""
     whole = range(0, len(seconds) - count + 1, count)
     found = [fmean(seconds[first : first + count]) for first in whole]
     return tuple(found) if found or not seconds else (fmean(seconds),)
+
+
+class ElasticRunner:
+    """Trains a worker that may join and leave at any time, without profile and plan."""
+
+    def __init__(self, session: TrainingSession) -> None:
+        assert session.elastic is not None
+        self._session, self._elastic = session, session.elastic
+        number, num_workers, _ = session.elastic
+        # The rank selects its share of each batch; torchft connects the workers.
+        as_rank = replace(session.group, rank=number, world_size=num_workers)
+        self.setup = setup_for(session.settings, as_rank, session.device)
+        self.workload = self.setup.workload
+        self.samples_per_step = self.setup.samples_per_step
+        size = f"{self.workload.num_parameters:,} parameters in {len(self.workload.layers)} layers"
+        self.about = (
+            f"{session.settings.model}: {size}; {num_workers} elastic workers, rounds of "
+            f"{session.config.sync_every} steps"
+        )
+
+    def measure(self) -> None:
+        """Do nothing, because the other workers may be training already."""
+
+    def train(self, config: Local) -> Outcome:
+        """Train to the run's last step."""
+        session, (number, _, manager) = self._session, self._elastic
+        recorder = Recorder(clock_for(session.group.device), "", 0)
+        torch.manual_seed(getattr(session.settings, "seed", 0) + number)
+        replica = LocalReplica(self.setup.model)
+        model = LocalModel(session, self.setup, recorder, replica, config, manager)
+        # Do not report epochs that were over when it joined.
+        joined = bisect(list(accumulate(self.setup.epoch_steps)), model.updates.num_steps)
+        replica.learner = model
+        trained = train(session, self.setup, recorder, replica, model.learner)
+        trained = replace(trained, spans=(), epochs=trained.epochs[joined:])
+        return outcome_of(session, self.setup, trained, lambda window: Plan(()), config=config)
+
+    def save(self, path: Path) -> None:
+        """Write the model as safetensors, if this worker reports for the run."""
+        if self._session.writes_files:
+            save_model(self.setup.model, str(path))

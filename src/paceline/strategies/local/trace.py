@@ -1,4 +1,4 @@
-"""The last rounds of a worker, as spans under the names of the plan's tasks."""
+"""Convert a worker's last rounds to spans named as the plan's tasks."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -17,7 +17,7 @@ _MOST_ROUNDS = 5
 def spans_of(
     times: Sequence[ExchangeTimes], config: Local, device: Device, worker: int
 ) -> Iterator[Span]:
-    """Yield the spans of the last whole rounds, the first of which has the number 0."""
+    """Yield the spans of the last whole rounds, numbered from 0."""
     count = config.fragments
     rounds = sorted({one.number // count for one in times})
     whole = [r for r in rounds if sum(one.number // count == r for one in times) == count]
@@ -25,63 +25,43 @@ def spans_of(
         return
     first = whole[-_MOST_ROUNDS:][0]
     for before, one in pairwise([None, *times]):
-        assert one is not None  # only the first one has none before it
+        assert one is not None  # None is only before the first
         if first <= one.number // count <= whole[-1]:
-            fragment = _Fragment(one, before, config, device, worker, first)
-            yield from fragment.trained()
-            yield from fragment.exchanged()
+            yield from _spans_of_fragment(one, before, config, device, worker, first)
 
 
-class _Fragment:
-    """The spans of one fragment of a round, and of the inner steps before it was sent."""
+def _spans_of_fragment(
+    times: ExchangeTimes,
+    before: ExchangeTimes | None,
+    config: Local,
+    device: Device,
+    worker: int,
+    first_round: int,
+) -> Iterator[Span]:
+    """Yield the inner steps before a fragment of a round, its exchange, and its outer step."""
+    number, fragment = divmod(times.number, config.fragments)
+    number, part = number - first_round, str(fragment)
+    has_delay, is_gpu = config.delay > 0, device.kind is DeviceKind.GPU
+    turn, is_first = turns(config, config.sync_every)[fragment], not (number or fragment)
 
-    def __init__(
-        self,
-        times: ExchangeTimes,
-        before: ExchangeTimes | None,
-        config: Local,
-        device: Device,
-        worker: int,
-        first_round: int,
-    ) -> None:
-        self._times, self._before, self._device, self._worker = times, before, device, worker
-        number, self._fragment = divmod(times.number, config.fragments)
-        self._round = number - first_round
-        self._turn = turns(config, config.sync_every)[self._fragment]
-        self._has_delay = config.delay > 0
-        self._is_gpu = device.kind is DeviceKind.GPU
+    def span(kind: Kind, part: str, start_s: float, end_s: float, lane: Lane | None = None) -> Span:
+        on = (Resource(device.name, lane) if lane else compute_lane(device.name),)
+        return Span(kind, number, part, worker, on, start_s, max(start_s, end_s))
 
-    def trained(self) -> Iterator[Span]:
-        """Yield the inner steps beside the fragment before, and those without it."""
-        times, before = self._times, self._before
-        part, start_s = str(self._fragment), times.trained_from_s
-        if before is not None and self._turn.beside:
-            if self._round or self._fragment:
-                yield self._span(Kind.TRAIN, f"{part}.beside", before.copied_s, before.due_s)
-            else:  # in the first round of a plan nothing travels
-                start_s = before.copied_s
-        if self._turn.alone or not (self._round or self._fragment):
-            yield self._span(Kind.TRAIN, part, start_s, times.sent_s)
-
-    def exchanged(self) -> Iterator[Span]:
-        """Yield the exchange and the outer step."""
-        times, part = self._times, str(self._fragment)
-        if self._is_gpu:
-            yield self._span(Kind.D2H, part, times.sent_s, times.copied_s, Lane.D2H)
-            yield self._span(Kind.STEP, part, times.averaged_s, times.stepped_s)
-            yield self._span(Kind.H2D, part, times.loading_s, times.loaded_s, Lane.H2D)
-        elif self._has_delay:  # the outer step was taken beside inner steps
-            yield self._span(Kind.STEP, part, times.loading_s, times.loaded_s)
+    start_s = times.trained_from_s
+    if before is not None and turn.overlapped:
+        if is_first:  # nothing travels in the first round of a plan
+            start_s = before.copied_s
         else:
-            yield self._span(Kind.STEP, part, times.averaged_s, times.loaded_s)
-        beside_s = times.stepped_s if self._has_delay and not self._is_gpu else times.averaged_s
-        on = (exchange_lane(self._device.name),)
-        yield Span(Kind.REDUCE, self._round, part, None, on, times.begun_s, beside_s)
-
-    def _span(
-        self, kind: Kind, part: str, start_s: float, end_s: float, lane: Lane = Lane.COMPUTE
-    ) -> Span:
-        on = (Resource(self._device.name, lane),)
-        if lane is Lane.COMPUTE:
-            on = (compute_lane(self._device.name),)
-        return Span(kind, self._round, part, self._worker, on, start_s, max(start_s, end_s))
+            yield span(Kind.TRAIN, f"{part}.overlapped", before.copied_s, before.due_s)
+    if turn.alone or is_first:
+        yield span(Kind.TRAIN, part, start_s, times.sent_s)
+    if is_gpu:
+        yield span(Kind.D2H, part, times.sent_s, times.copied_s, Lane.D2H)
+        yield span(Kind.STEP, part, times.averaged_s, times.stepped_s)
+        yield span(Kind.H2D, part, times.loading_s, times.loaded_s, Lane.H2D)
+    else:  # with a delay, the exchange includes the outer step, which overlaps with inner steps
+        stepping_s = times.loading_s if has_delay else times.averaged_s
+        yield span(Kind.STEP, part, stepping_s, times.loaded_s)
+    end_s = times.stepped_s if has_delay and not is_gpu else times.averaged_s
+    yield Span(Kind.REDUCE, number, part, None, (exchange_lane(device.name),), times.begun_s, end_s)

@@ -1,4 +1,4 @@
-"""Strategy subbatch: a replicated body and a head that is split by its outputs (Dettmers 2016)."""
+"""Strategy subbatch: a replicated body, and a head split by outputs (Dettmers 2016)."""
 
 from paceline.core.strategy import Options, Planning, Running, Strategy
 from paceline.strategies.subbatch import plan
@@ -12,15 +12,12 @@ STRATEGY = Strategy(
         memory=plan.memory,
         calibrate=None,
         sizes=plan.sizes,
-        trial="paceline.strategies.subbatch.trial",
+        trial="paceline.strategies.subbatch.build",
         symmetric=True,
     ),
     running=Running(module="paceline.strategies.subbatch.run"),
     options=Options(
         settings=frozenset({"codec"}),
-        refused_settings={
-            "accumulate": "its head works on samples of all workers in sub-batches of one step; "
-            "take a smaller batch_size, or strategy allreduce or host"
-        },
+        refused_settings={"accumulate": "use a smaller batch_size, or strategy allreduce or host"},
     ),
 )

@@ -1,7 +1,6 @@
-"""The batch of a step over all ranks, as it is cut into sub-batches of samples.
+"""Cut the batch of a step over all ranks into sub-batches of samples.
 
-A row is a sample of a classifier, or a token of a language model, whose samples (B, T) have T rows
-each:
+A row is a sample of a classifier, or a token of a language model: then a sample has T rows.
 
     rank 0   [sample 0: T rows][sample 1: T rows] | [sample 2: T rows]      sub-batch 0 | 1
     rank 1   [sample 3: T rows]                   | [sample 4: T rows]
@@ -18,29 +17,25 @@ from paceline.strategies.subbatch.loss import IGNORED
 
 
 def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
-    """Return the message with which a rank tells its targets: int64 (1, 2 + most).
+    """Return a message with a rank's targets: int64 (1, 2 + most).
 
-    `targets` are (samples,) or (samples, tokens). All messages have the same length: the number of
-    samples, that of rows, the targets, and zeros. Raises InvalidInput unless they are at most
-    `most` class numbers, or -100 where a row asks for nothing.
+    `targets`: (samples,) or (samples, tokens) of class numbers, or -100 for ignored rows. The
+    message has the number of samples, the number of rows, the targets, and zeros up to its length.
     """
     rows = targets.flatten()
     if rows.dtype != torch.int64:
-        raise InvalidInput(
-            "data", f"targets of {rows.dtype}", hint="subbatch needs int64 class numbers"
-        )
+        raise InvalidInput("data", "must have int64 class numbers as targets", got=rows.dtype)
     if len(rows) > most:
         raise InvalidInput(
             "data",
-            f"a rank has {len(rows)} rows of {len(targets)} samples, where by the first sample "
-            f"{most} are the most",
+            f"has {len(rows)} targets in {len(targets)} samples, more than {most} by the first one",
             hint="pad all samples to one length",
         )
     known = rows[rows != IGNORED]
     if len(known) and not 0 <= int(known.min()) <= int(known.max()) < num_classes:
         raise InvalidInput(
             "data",
-            f"class numbers from {int(known.min())} to {int(known.max())}, but the model has "
+            f"has classes {int(known.min())} to {int(known.max())}, but the model has "
             f"{num_classes} outputs",
         )
     message = rows.new_zeros(1, 2 + most)
@@ -53,9 +48,9 @@ def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
 class StepBatch:
     """The batch of a step over all ranks, cut into sub-batches.
 
-    `targets` are those of all rows, in rank order. `rows[rank][number]` are the places in the batch
-    of the rows that a rank gives to a sub-batch; of samples their numbers differ by one at the
-    most. `num_counted` rows are not ignored.
+    `targets`: of all rows, in rank order. `rows[rank][number]`: indices in the batch of a rank's
+    rows in a sub-batch; a rank's numbers of samples differ at most by one. `num_counted`: rows that
+    are not ignored.
     """
 
     targets: Tensor
@@ -64,7 +59,7 @@ class StepBatch:
 
     @classmethod
     def of(cls, messages: Tensor, num_sub_batches: int) -> Self:
-        """Return the batch of all ranks' label messages: (ranks, 2 + most)."""
+        """Build the batch from the label messages of all ranks: (ranks, 2 + most)."""
         counts: list[list[int]] = messages[:, :2].tolist()
         targets = torch.cat(
             [row[2 : 2 + own] for row, (_, own) in zip(messages, counts, strict=True)]
@@ -78,15 +73,15 @@ class StepBatch:
 
     @property
     def num_rows(self) -> int:
-        """Rows over all ranks."""
+        """The number of rows over all ranks."""
         return len(self.targets)
 
     def sizes_of(self, number: int) -> tuple[int, ...]:
-        """Return the number of rows that each rank gives to a sub-batch."""
+        """Return the number of each rank's rows in a sub-batch."""
         return tuple(len(parts[number]) for parts in self.rows)
 
     def rows_of(self, number: int) -> Tensor:
-        """Return the places of a sub-batch's rows in the whole batch, in rank order."""
+        """Return the indices of a sub-batch's rows in the batch, in rank order."""
         return torch.cat([parts[number] for parts in self.rows])
 
 

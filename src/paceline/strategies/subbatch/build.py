@@ -1,4 +1,4 @@
-"""A recipe's model on one rank: described without its values, checked, and built in parts."""
+"""Describe a recipe's model, find a cut, build one rank's part, and check the optimizer."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from paceline.core.errors import InvalidInput
+from paceline.core.cutting import with_refused_cuts
+from paceline.core.errors import InvalidInput, first_line
 from paceline.core.workload import Workload
+from paceline.exchange.step import Optimize
 from paceline.links.group import Group
 from paceline.strategies.subbatch import head
 from paceline.strategies.subbatch.config import SubBatch
@@ -23,6 +25,9 @@ from paceline.training.models import describe
 from paceline.training.models.chained_head import partition
 from paceline.training.models.sharded import Sharding, build_sharded
 from paceline.training.recipes.recipe import Recipe
+
+_NUM_STEPS = 3
+_ALL, _HALVES = slice(0, 4), (slice(0, 2), slice(2, 4))  # outputs of a layer of four
 
 
 def split(
@@ -36,9 +41,8 @@ def split(
 ) -> SplitModel:
     """Return this rank's part of the model that `build` makes after `torch.manual_seed(seed)`.
 
-    `workload` describes a rank's largest part of a step, `inputs` are those of some samples. A
-    sample has so many rows, by default as the workload has it. Raises InvalidInput with the layer
-    that keeps the head from being split.
+    `workload`: the largest rank's part of a step. `inputs`: of some samples. `rows_per_sample`: by
+    default as in the workload. InvalidInput with the layer that prevents the split.
     """
     try:
         cut = head.cut(workload, config.head, config.workers)
@@ -52,21 +56,19 @@ def split(
         body, traced = partition(module, names, workload.name, inputs)
     except InvalidInput as error:
         raise _of_tied(build, workload.name) or error from None
-    if num_rows > 1:
-        for layer in traced:
-            if isinstance(layer.module, nn.BatchNorm1d):
-                raise InvalidInput(
-                    "head",
-                    f"layer {layer.name!r} of {workload.name} would normalise over tokens what it "
-                    "normalises over samples",
-                    hint="choose a head that begins after it",
-                )
+    norms = (layer.name for layer in traced if isinstance(layer.module, nn.BatchNorm1d))
+    if num_rows > 1 and (name := next(norms, None)) is not None:
+        raise InvalidInput(
+            "head",
+            f"cannot split BatchNorm1d {name!r} of {workload.name} by tokens",
+            hint="choose a head that begins after it",
+        )
     own_head = (HeadLayer(*one, group.rank) for one in zip(traced, shardings, strict=True))
     return SplitModel(module, body, tuple(own_head), workload.batch_size, num_rows)
 
 
 def _of_tied(build: Callable[[], nn.Module], name: str) -> InvalidInput | None:
-    """Return the reason why a model whose output layer has an embedding's weight is refused."""
+    """Return the error for a model whose output layer shares an embedding's weight, if it does."""
     owners: dict[int, dict[type, str]] = {}
     with suppress(Exception), torch.random.fork_rng(devices=[]), torch.device("meta"):
         model = build()
@@ -77,36 +79,35 @@ def _of_tied(build: Callable[[], nn.Module], name: str) -> InvalidInput | None:
             if nn.Linear in own and nn.Embedding in own:
                 return InvalidInput(
                     "head",
-                    f"{own[nn.Linear]} of {name} is {own[nn.Embedding]}: a tied output layer "
-                    "cannot be split, because the body needs the weight whole",
-                    hint="untie it (as gpt-untied does), or take strategy allreduce or host",
+                    f"cannot split {own[nn.Linear]} of {name}, which is tied to "
+                    f"{own[nn.Embedding]} in the body",
+                    hint="untie it, as in gpt-untied, or use strategy allreduce or host",
                 )
     return None
 
 
 @dataclass(frozen=True)
 class Described:
-    """A rank's largest part of a step, and its outputs, without their values."""
+    """The largest rank's part of a step, and the outputs, without values."""
 
     workload: Workload
     outputs: Any
 
     @property
     def rows_per_sample(self) -> int:
-        """The rows of a sample's outputs: one, or one for each of its tokens."""
+        """The rows of a sample: 1, or the number of its tokens."""
         return prod(self.outputs.shape[1:-1])
 
 
 def describe_recipe(recipe: Recipe, num_samples: int) -> Described:
-    """Describe a step of so many samples, without the values of the model where it allows that.
+    """Describe a step, without allocating the model if possible, so that no rank has a whole head.
 
-    So no rank has a whole head. Raises InvalidInput if the model cannot run, or if its loss is not
-    cross entropy of its outputs.
+    InvalidInput if the model cannot run, or if its loss is not cross entropy of its outputs.
     """
     with torch.random.fork_rng(devices=[]):
         try:
             found = _described(recipe, num_samples, "meta")
-        except Exception:  # it cannot do without its values
+        except Exception:  # the model needs its values
             found = _described(recipe, num_samples, "cpu")
     targets = Batch.of(recipe.samples.__getitems__([0])).targets
     outputs = found.outputs
@@ -119,11 +120,86 @@ def _described(recipe: Recipe, num_samples: int, device: str) -> Described:
     with torch.device(device):
         model = recipe.model()
     if not isinstance(model, nn.Module):
-        raise InvalidInput(
-            recipe.name, f"model returned {type(model).__name__}, not a torch.nn.Module"
-        )
+        raise InvalidInput("model", f"is a {type(model).__name__}, not a Module", got=recipe.name)
     model.train()
     workload = describe(model, inputs, recipe.name)
     inputs = tree_map(lambda leaf: leaf.to(device), inputs)
     with torch.no_grad(), torch.device(device):
         return Described(workload, call(model.eval(), inputs))
+
+
+def with_possible_cut(
+    model: nn.Module, inputs: Any, workload: Workload, config: SubBatch
+) -> Workload:
+    """Mark cuts at which the model cannot be split, so that `head.cut` finds another one.
+
+    `inputs`: of a few samples, on the model's device, which may be meta. InvalidInput if no head
+    can be split.
+    """
+
+    def names_from(first: str) -> list[str]:
+        return [layer.name for layer in head.cut(workload, first, config.workers).head]
+
+    return with_refused_cuts(
+        workload,
+        config,
+        lambda described, one: head.cut(described, one.head, one.workers).head[0].name,
+        lambda first: partition(model, names_from(first), workload.name, inputs),
+    )
+
+
+def check_row_wise(optimizer: Optimize) -> None:
+    """Raise InvalidInput if an optimizer updates halves of a small layer other than the whole."""
+    try:
+        made, apart = _moves(optimizer, has_bias=True)
+    except Exception:  # some optimizers take matrices only
+        try:
+            made, apart = _moves(optimizer, has_bias=False)
+        except Exception as error:
+            raise InvalidInput(
+                "optimizer", f"cannot update a linear layer: {first_line(error)}"
+            ) from error
+    if apart:
+        raise InvalidInput(
+            "optimizer",
+            "must update each row of a weight independently, because subbatch splits the head",
+            got=made,
+            hint="use adamw or sgd, or strategy allreduce or host",
+        )
+
+
+def _moves(optimizer: Optimize, has_bias: bool) -> tuple[str, bool]:
+    """Return the optimizer's name, and whether it updates halves of a layer differently."""
+    source = torch.Generator().manual_seed(0)
+
+    def drawn() -> list[Tensor]:
+        shapes = [(4, 3), (4,)] if has_bias else [(4, 3)]
+        return [torch.randn(one, generator=source, dtype=torch.float64) for one in shapes]
+
+    before, parts = drawn(), (_ALL, *_HALVES)
+    layers = [_layer([value[part] for value in before]) for part in parts]
+    optimizers = [optimizer(layer) for layer in layers]
+    for _ in range(_NUM_STEPS):
+        gradients = drawn()
+        for layer, part in zip(layers, parts, strict=True):
+            for parameter, gradient in zip(layer.parameters(), gradients, strict=True):
+                parameter.grad = gradient[part].clone()
+        for one in optimizers:
+            one.step()
+    whole, *halves = ([one.detach() for one in layer.parameters()] for layer in layers)
+    moved = [
+        (value - start, torch.cat(rows) - start)
+        for start, value, *rows in zip(before, whole, *halves, strict=True)
+    ]
+    apart = any(not torch.allclose(*pair, rtol=1e-6, atol=1e-14) for pair in moved)
+    return type(optimizers[0]).__name__, apart
+
+
+def _layer(values: list[Tensor]) -> nn.Linear:
+    """Return a layer with these weights and, if present, biases."""
+    num_outputs, num_inputs = values[0].shape
+    layer = nn.Linear(num_inputs, num_outputs, bias=len(values) > 1, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter, value in zip(layer.parameters(), values, strict=True):
+            parameter.copy_(value)
+    return layer

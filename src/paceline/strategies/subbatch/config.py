@@ -1,4 +1,4 @@
-"""The configuration of strategy subbatch."""
+"""Configuration of strategy subbatch."""
 
 from typing import Annotated, Literal
 
@@ -15,25 +15,21 @@ _FIXED = tuple(name for name in WIRE_FORMATS if not remembers(name))
 def _check_fixed(name: str) -> str:
     if name in _FIXED:
         return name
-    problem = f"codec: {name!r} is not one for activations and activation gradients"
+    problem = "is not known"
     if name in WIRE_FORMATS:
-        problem += (
-            ": it adds its residual to the next values of the same tensor, and the next batch has "
-            "other rows"
-        )
-    raise InvalidInput.of(f"{problem}; choose one of {', '.join(_FIXED)}")
+        problem = "uses error feedback, which activations do not support"
+    raise InvalidInput.of(f"codec: {name!r} {problem}; choose one of {', '.join(_FIXED)}")
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class SubBatch:
-    """The workers train the body each on its batch, and the head together in sub-batches.
+    """Workers train replicas of the body, and together a head that is split by outputs.
 
-    `head` names the first layer that is split by its outputs; None is the longest run of linear
-    layers at the end. `activations`, `activation_gradients` and `gradients` are the codecs of a
-    head layer's gathered input, of the gradients by it, and of the body's gradients.
-    The head's weights are updated once a `step`, or with the gradients of each `sub-batch`.
-    `sub_batch` are the samples, of all workers together, that go through the head at a time; None
-    makes as many sub-batches as there are workers.
+    `head`: its first layer; by default the longest run of linear layers at the end. `activations`,
+    `activation_gradients`, `gradients`: codecs of a head layer's gathered inputs, of their
+    gradients, and of the body's gradients. `updates`: update the head once a `step`, or for each
+    `sub-batch`. `sub_batch`: samples of all workers in a sub-batch; by default there is a sub-batch
+    per worker.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2
@@ -45,22 +41,14 @@ class SubBatch:
     sub_batch: Annotated[int, Field(ge=1)] | None = None
 
     def num_sub_batches(self, batch_size: int) -> int:
-        """Return the sub-batches of a step in which no worker has more than `batch_size` samples.
-
-        As often as `sub_batch` goes into the samples of all workers, rounded up. Each worker cuts
-        its samples into so many parts, whose sizes differ by one at most. InvalidInput if a
-        sub-batch were smaller than one sample of each worker, or larger than the step.
-        """
+        """Return the number of sub-batches in a step; `batch_size` is the largest worker's."""
         if self.sub_batch is None:
             return min(batch_size, self.workers)
         most = batch_size * self.workers
         if not self.workers <= self.sub_batch <= most:
             raise InvalidInput(
                 "sub_batch",
-                f"{self.sub_batch} samples do not fit",
-                hint=(
-                    f"with {batch_size} samples of each of {self.workers} workers it is from "
-                    f"{self.workers} to {most}"
-                ),
+                f"must be from {self.workers} to {most}, as workers have {batch_size} samples each",
+                got=self.sub_batch,
             )
         return min(batch_size, -(-most // self.sub_batch))

@@ -1,6 +1,7 @@
-"""Tests of a model whose head is sharded: some samples of each rank go through it together."""
+"""Test a model with a sharded head, in batches of samples of all ranks."""
 
 from collections.abc import Sequence
+from math import log
 
 import torch
 from torch import Tensor
@@ -8,10 +9,12 @@ from torch import Tensor
 from paceline.codecs.gathering import begin_gather
 from paceline.exchange.step import Share
 from paceline.strategies.subbatch.batch import StepBatch, label_message
-from paceline.strategies.subbatch.loss import CrossEntropy, Tested, best_of, loss_terms
+from paceline.strategies.subbatch.loss import CrossEntropy, loss_terms
 from paceline.strategies.subbatch.trainer import SplitTrainer
 from paceline.training.data.batch import Batch
 from paceline.training.data.dataset import IndexedSamples
+from paceline.training.recipes.classification import accuracy
+from paceline.training.recipes.losses import bits_per_byte
 from paceline.training.recipes.recipe import Loss
 
 _TEST_BATCH = 256
@@ -24,12 +27,10 @@ def evaluate(
 ) -> tuple[float, float]:
     """Return the summed loss and score of this rank's share of the samples.
 
-    All ranks call it together, and each sample is of exactly one of them. The loss of a batch over
-    all ranks is the mean over its rows; a score that needs logits gets those of this rank's
-    samples.
+    All ranks call it together. The loss of a batch is the mean over the rows of all ranks.
     """
     model, group = trainer.model, trainer.group
-    # Each rank has running statistics of its own samples: all test the body that rank 0 has.
+    # Ranks have different running statistics, so all test rank 0's body.
     group.broadcast(model.body.buffers())
     model.body.eval()
     loss = of_score = 0.0
@@ -47,7 +48,7 @@ def evaluate(
 def _test(
     trainer: SplitTrainer, samples: IndexedSamples, shares: Sequence[range], score: Loss | None
 ) -> tuple[float, float]:
-    """Return the loss and the score of some samples of each rank, summed over this rank's."""
+    """Test some samples of each rank; return the sums over this rank's."""
     model, rank = trainer.model, trainer.group.rank
     batch = Batch.of(samples.__getitems__(shares[rank] or [0]))  # no batch is empty
     batch = batch.to(trainer.group.device)
@@ -59,19 +60,25 @@ def _test(
     whole = StepBatch.of(messages, 1)
     sizes = whole.sizes_of(0)
     logits = _logits(trainer, _gather(trainer, activations.flatten(0, -2), sizes))
-    tested = _tested(trainer, logits, whole, sum(map(len, shares)))
+    losses, classes = _losses_and_classes(trainer, logits, whole)
+    own_rows = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+    num_samples = sum(map(len, shares))
+    loss = float(losses[own_rows].sum()) * num_samples / max(1, whole.num_counted)
     if score is None:
-        return tested.loss, 0.0
-    found = tested.score(score)
-    if found is None:
-        columns = model.head[-1].sharding.sizes
-        mine = _mine(_gather(trainer, logits.t(), columns).t(), sizes, rank)
-        found = _score(score, mine, own)
-    return tested.loss, found
+        return loss, 0.0
+    if score is accuracy:
+        return loss, float((classes == whole.targets)[own_rows].sum())
+    if score is bits_per_byte:
+        return loss, loss / log(2)
+    # All ranks take part in gathering the logits.
+    rows = _gather(trainer, logits.t(), model.head[-1].sharding.sizes).t()[own_rows]
+    if not own.num_samples:
+        return loss, 0.0
+    return loss, float(score(rows.view(*own.targets.shape, -1), own.targets)) * own.num_samples
 
 
 def _logits(trainer: SplitTrainer, values: Tensor) -> Tensor:
-    """Return this rank's columns of the logits: (rows, own), of all rows of the body."""
+    """Return this rank's columns of the logits: (rows, own)."""
     head = trainer.model.head
     for place, layer in enumerate(head):
         if layer.is_linear and place:
@@ -81,39 +88,22 @@ def _logits(trainer: SplitTrainer, values: Tensor) -> Tensor:
     return values
 
 
-def _tested(trainer: SplitTrainer, logits: Tensor, batch: StepBatch, num_samples: int) -> Tested:
-    """Return what is known of this rank's rows of a test."""
+def _losses_and_classes(
+    trainer: SplitTrainer, logits: Tensor, batch: StepBatch
+) -> tuple[Tensor, Tensor]:
+    """Return the loss and the best class of each row of the batch."""
     shard, ranks = trainer.model.head[-1].shard, len(batch.rows)
-    terms = loss_terms(logits, batch.targets, shard)
     best, places = logits.max(1)
-    # Classes are exact in float32 up to 2**24 of them.
-    own = torch.cat((terms, torch.stack((best, (places + shard.first).to(best)), 1)), 1)
+    # float32 is exact for up to 2**24 classes.
+    of_best = torch.stack((best, (places + shard.first).to(best)), 1)
+    own = torch.cat((loss_terms(logits, batch.targets, shard), of_best), 1)
     found = _gather(trainer, own, [len(own)] * ranks).view(ranks, len(own), -1)
-    losses = CrossEntropy.of(found[:, :, :-2], batch.targets).losses
-    classes = best_of(found[:, :, -2], found[:, :, -1])
-    sizes, rank = batch.sizes_of(0), trainer.group.rank
-    return Tested(
-        losses=_mine(losses, sizes, rank),
-        classes=_mine(classes, sizes, rank),
-        targets=_mine(batch.targets, sizes, rank),
-        num_samples=num_samples,
-        num_counted=batch.num_counted,
-    )
-
-
-def _score(score: Loss, logits: Tensor, own: Share) -> float:
-    """Return the score of this rank's samples, times their number."""
-    num_samples = own.num_samples
-    if not num_samples:
-        return 0.0
-    return float(score(logits.view(*own.targets.shape, -1), own.targets)) * num_samples
-
-
-def _mine(values: Tensor, sizes: Sequence[int], rank: int) -> Tensor:
-    return values[sum(sizes[:rank]) : sum(sizes[: rank + 1])]
+    winners = found[:, :, -2].argmax(0, keepdim=True)
+    classes = found[:, :, -1].gather(0, winners).squeeze(0).long()
+    return CrossEntropy.of(found[:, :, :-2], batch.targets).losses, classes
 
 
 def _gather(trainer: SplitTrainer, values: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
-    """Return the rows of all ranks, of which there are so many of each; by default one."""
+    """Gather the rows of all ranks; `sizes`: rows per rank, by default 1."""
     known = sizes or [1] * trainer.group.world_size
     return begin_gather(values, None, trainer.thread.process_group, known, what="a test").wait()

@@ -1,24 +1,27 @@
-"""Cut a model into a body, which every worker has whole, and a head that is split by outputs."""
+"""Cut a model into a replicated body and a head that is split by outputs, and price its layers."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
+from paceline.core.cost import update_cost
 from paceline.core.cutting import refusal_of
 from paceline.core.errors import InvalidInput
-from paceline.core.workload import Layer, Parameter, Workload
+from paceline.core.names import did_you_mean
+from paceline.core.workload import Cost, Layer, Parameter, Workload
 
-_KINDS = ("Linear", "BatchNorm1d", "")  # of layers that can be split; what is not known may be one
+_KINDS = ("Linear", "BatchNorm1d", "")  # layers that can be split; "" is unknown
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The body as a workload of its own, and the layers of the head in forward order."""
+    """The body as a workload, and the layers of the head in forward order."""
 
     body: Workload
     head: tuple[Layer, ...]
 
     @property
     def rows_per_sample(self) -> int:
-        """The rows that a sample has in the head: one, or one for each of its tokens."""
+        """The rows of a sample in the head: 1, or the number of its tokens."""
         matrix = matrix_of(self.head[0])
         assert matrix is not None  # a head begins with a linear layer
         row_nbytes = matrix.shape[1] * matrix.element_size
@@ -27,19 +30,18 @@ class Cut:
 
 
 def cut(workload: Workload, first: str | None, workers: int) -> Cut:
-    """Return the body and the head that begins with the layer `first`.
+    """Return the body, and the head that begins with the layer `first`.
 
-    By default the head is the longest run of layers at the end that can be split; the first layer
-    of a model always belongs to the body. Cuts that were tried and refused are left out. Raises
-    InvalidInput if a layer cannot be split.
+    By default the head is the longest run of layers at the end that can be split, without refused
+    cuts. The first layer always belongs to the body. InvalidInput if a layer cannot be split.
     """
     start = _found(workload) if first is None else _named(workload, first)
     for layer in workload.layers[start:]:
         if num_outputs(layer) < workers:
             raise InvalidInput(
                 "workers",
-                f"layer {layer.name!r} of {workload.name} has {num_outputs(layer)} outputs, which "
-                f"cannot be split among {workers}",
+                f"must be at most the {num_outputs(layer)} outputs of layer {layer.name!r}",
+                got=workers,
                 hint="use fewer workers, or a head that begins after it",
             )
     order = tuple(i for i in workload.backward_order if i < start)
@@ -48,17 +50,17 @@ def cut(workload: Workload, first: str | None, workers: int) -> Cut:
 
 
 def matrix_of(layer: Layer) -> Parameter | None:
-    """Return a linear layer's weights, of outputs x inputs; None for a normalising layer."""
+    """Return a linear layer's weight (outputs, inputs); None for a normalisation."""
     return next((one for one in layer.parameters if len(one.shape) == 2), None)
 
 
 def num_outputs(layer: Layer) -> int:
-    """Return the number of outputs of a layer for each sample."""
+    """Return the number of outputs of a layer per row."""
     return (matrix_of(layer) or layer.parameters[0]).shape[0]
 
 
 def shares(count: int, workers: int) -> list[int]:
-    """Split `count` into parts as equal as possible, the larger ones first, without empty ones."""
+    """Split `count` into nearly equal parts, the larger ones first, without empty ones."""
     whole, rest = divmod(count, workers)
     return [part for i in range(workers) if (part := whole + (i < rest))]
 
@@ -66,27 +68,20 @@ def shares(count: int, workers: int) -> list[int]:
 def _named(workload: Workload, first: str) -> int:
     names = [layer.name for layer in workload.layers]
     if first not in names:
-        raise InvalidInput(
-            "head",
-            f"{workload.name} has no layer {first!r}",
-            hint=f"choose one of {', '.join(names)}",
-        )
+        near = did_you_mean(first, names).strip(";. ") or f"choose one of {', '.join(names[-10:])}"
+        raise InvalidInput("head", f"is not a layer of {workload.name}", got=first, hint=near)
     start = names.index(first)
     if not start:
-        raise InvalidInput(
-            "head",
-            f"{first!r} is the first layer of {workload.name}",
-            hint="the head begins after it, for what it works on has to be computed by a body",
-        )
+        raise InvalidInput("head", f"must begin after the first layer, {first!r}")
     if why := refusal_of(workload, first):
         raise InvalidInput.of(why)
     problem = _problem(workload, start)
     if problem is None and matrix_of(workload.layers[start]) is None:
-        problem = f"layer {first!r} is not linear, and cannot be the first of a head"
+        problem = f"layer {first!r} is not linear"
     if problem is None and not _comes_first(workload, start):
-        problem = f"the gradients of layer {first!r}, and of those after it, are not the first"
+        problem = f"backward does not begin with layer {first!r} and those after it"
     if problem is not None:
-        raise InvalidInput("head", f"{workload.name} cannot be split there: {problem}")
+        raise InvalidInput("head", f"cannot be split: {problem}", got=first)
     return start
 
 
@@ -103,28 +98,22 @@ def _found(workload: Workload) -> int:
     if found is None and workload.refused_cuts:
         raise InvalidInput.of(workload.refused_cuts[0][1])
     if found is None:
-        last = layers[-1]
         reason = _problem(workload, len(layers) - 1)
-        reason = reason or f"layer {last.name!r} is not linear, or the only one"
+        reason = reason or f"layer {layers[-1].name!r} is not linear, or the only one"
         raise InvalidInput(
-            "strategy subbatch",
-            f"{workload.name} has no head to split: {reason}",
-            hint=(
-                "it needs one or more linear layers at its end, with weights of their own (an "
-                "output layer that is tied to the embedding has none: untie it)"
-            ),
+            "head", f"requires untied linear layers at the end of {workload.name}: {reason}"
         )
     return found
 
 
 def _comes_first(workload: Workload, start: int) -> bool:
-    """Return True if backward begins with the layers from `start` on, the last one first."""
+    """Whether backward begins with the layers from `start` on, the last one first."""
     count = len(workload.layers)
     return workload.backward_order[: count - start] == tuple(range(count - 1, start - 1, -1))
 
 
 def _problem(workload: Workload, start: int) -> str | None:
-    """Return why layers from `start` on cannot be split one after the other by outputs, or None."""
+    """Return why the layers from `start` on cannot be split by outputs, or None."""
     before: Layer | None = None
     for layer in workload.layers[start:]:
         shapes = [parameter.shape for parameter in layer.parameters]
@@ -132,28 +121,80 @@ def _problem(workload: Workload, start: int) -> str | None:
         widths = {shape[0] for shape in shapes if shape}
         dims = set(map(len, shapes))
         if not shapes or len(matrices) > 1 or len(widths) > 1 or not dims <= {1, 2}:
-            shown = ", ".join("x".join(map(str, shape)) for shape in shapes) or "none of its own"
-            return f"layer {layer.name!r} has parameters of shape {shown}"
+            shown = ", ".join("x".join(map(str, shape)) for shape in shapes) or "none"
+            return f"layer {layer.name!r} has parameters of shapes {shown}"
         if layer.kind not in _KINDS:
             return f"layer {layer.name!r} is {layer.kind}"
         if layer.kind == "Linear" and not matrices:
-            return f"layer {layer.name!r} has the weight of another layer"
+            return f"layer {layer.name!r} shares the weight of another layer"
         inputs = matrices[0][1] if matrices else shapes[0][0]
         if before is not None and inputs != num_outputs(before):
             return (
-                f"layer {layer.name!r} takes {inputs} inputs, "
-                f"but {before.name!r} has {num_outputs(before)} outputs"
+                f"layer {layer.name!r} has {inputs} inputs, and {before.name!r} "
+                f"{num_outputs(before)} outputs"
             )
         rows = _rows_of(layer, workload.batch_size)
         if not matrices and rows > 1:
-            return f"layer {layer.name!r} normalises each of {rows} rows of a sample"
+            return f"layer {layer.name!r} normalises {rows} rows of a sample"
         if before is not None and rows != _rows_of(before, workload.batch_size):
-            return f"layer {layer.name!r} has {rows} rows of a sample, but {before.name!r} others"
+            return f"layers {before.name!r} and {layer.name!r} differ in rows per sample"
         before = layer
     return None
 
 
 def _rows_of(layer: Layer, batch_size: int) -> int:
-    """Return how often a sample goes through a layer: once, or once for each of its tokens."""
+    """Return the rows of a sample in a layer: 1, or the number of its tokens."""
     row_nbytes = num_outputs(layer) * layer.parameters[0].element_size
     return max(1, round(layer.activation_nbytes / batch_size / row_nbytes))
+
+
+class LayerWork(NamedTuple):
+    """The work of some outputs of a layer.
+
+    A linear layer computes input and weight gradients separately; for others `backward_weight` is
+    None.
+    """
+
+    forward: Cost
+    backward_input: Cost
+    backward_weight: Cost | None
+
+    def with_update(self, update: Cost) -> Self:
+        """Add the weight update at the end."""
+        if self.backward_weight is None:
+            return self._replace(backward_input=self.backward_input + update)
+        return self._replace(backward_weight=self.backward_weight + update)
+
+
+def layer_work(layer: Layer, share: float, part: float, accumulates: bool) -> LayerWork:
+    """Return the work of a `share` of a layer's outputs for `part` of its samples.
+
+    Each product reads all weights or writes all their gradients, even for few samples.
+    `accumulates`: gradients are read and added.
+    """
+    weights = layer.gradient_nbytes * share
+    forward = _of(layer.forward, share, part, weights)
+    if matrix_of(layer) is None:
+        return LayerWork(forward, _of(layer.backward, share, part, 2 * weights), None)
+    num_calls = layer.backward.num_calls
+    half = _of(layer.backward, share, part, 2 * weights)
+    flops, nbytes = half.flops / 2, half.nbytes / 2
+    added = 2 * weights if accumulates and layer.backward.nbytes else 0.0
+    return LayerWork(
+        forward,
+        Cost(flops, nbytes, num_calls - num_calls // 2),
+        Cost(flops, nbytes + added, num_calls // 2),
+    )
+
+
+def update_work(layer: Layer, share: float) -> Cost:
+    """Return the cost of updating a share of a layer's outputs."""
+    whole = update_cost(Workload(layer.name, 1, (layer,), (0,), 0))
+    return Cost(whole.flops * share, whole.nbytes * share, whole.num_calls)
+
+
+def _of(cost: Cost, share: float, part: float, weights: float) -> Cost:
+    """Return the cost for `part` of the samples; `weights` bytes do not depend on it."""
+    fixed = min(weights, cost.nbytes * share)
+    nbytes = fixed + (cost.nbytes * share - fixed) * part
+    return Cost(cost.flops * share * part, nbytes, cost.num_calls)

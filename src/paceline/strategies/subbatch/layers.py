@@ -1,11 +1,9 @@
-"""The sharded layers of a head: forward and backward of a rank's outputs, without autograd between.
+"""Forward and backward of a head's sharded layers, without autograd between layers.
 
-A linear layer needs its whole input. Its gradients by the input are partial sums, which have to be
-added up over all ranks. What follows it, and a BatchNorm1d, work on this rank's outputs alone. The
-statistics of a BatchNorm1d are those of a sub-batch.
-
-Within torch.autocast products are computed in its type; all that is added up, travels or follows
-has the type of the weights.
+A linear layer needs all its inputs; its input gradients are partial sums, to be added over ranks.
+Activation functions and BatchNorm1d work on a rank's outputs. BatchNorm1d takes its statistics over
+a sub-batch. In torch.autocast products have its type; sums, messages and other layers have the type
+of the weights.
 """
 
 import hashlib
@@ -21,22 +19,17 @@ from paceline.training.models.sharded import Shard, Sharding
 
 
 def dropout_seed(seed: int, step: int, name: str) -> int:
-    """Return the seed of a dropout's mask, by the dropout's name in the model and the step.
-
-    `seed` is that of the run; steps count from 0.
-    """
+    """Return the seed of a dropout's mask; `seed`: the run's, `name`: of the dropout's module."""
     digest = hashlib.sha256(f"{seed}/{step}/{name}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
 
 class DropoutMasks:
-    """The dropout masks of a step, whose batch has `num_rows` rows over all ranks.
+    """The dropout masks of a step with `num_rows` rows over all ranks.
 
-    A mask is the one that `nn.Dropout` draws for the whole batch, in rank order, and all outputs,
-    on a CPU, right after `torch.manual_seed(dropout_seed(seed, step, name))`. Each rank draws it
-    whole, which costs little beside a linear layer, and takes its rows and columns. So the masks
-    depend neither on the number of workers nor on the sub-batches, and one process with plain
-    `nn.Dropout` has the same.
+    A mask equals that of `nn.Dropout` on a CPU for the whole batch, in rank order, after
+    `torch.manual_seed(dropout_seed(seed, step, name))`, for any number of workers and sub-batches.
+    Each rank draws the whole mask, which is cheap compared with a linear layer.
     """
 
     def __init__(self, seed: int, step: int, num_rows: int) -> None:
@@ -46,10 +39,7 @@ class DropoutMasks:
     def noise(
         self, name: str, p: float, num_outputs: int, rows: Tensor, shard: Shard, like: Tensor
     ) -> Tensor:
-        """Return the factors of these rows of the batch: zeros, and 1 / (1 - p).
-
-        `like` has as many rows, and the shard's columns of all `num_outputs`.
-        """
+        """Return the factors of some rows, 0 or 1 / (1 - p), in shape and type of `like`."""
         if name not in self._drawn:
             source = torch.Generator().manual_seed(dropout_seed(self._seed, self._step, name))
             kept = torch.empty(self._num_rows, num_outputs).bernoulli_(1 - p, generator=source)
@@ -60,7 +50,7 @@ class DropoutMasks:
 
 @dataclass
 class _Saved:
-    """The tensors of a sub-batch that a layer keeps until backward."""
+    """A sub-batch's tensors for backward."""
 
     inputs: Tensor
     leaf: Tensor
@@ -69,10 +59,7 @@ class _Saved:
 
 
 class HeadLayer:
-    """A layer of the head on this rank, whose module has this rank's outputs alone.
-
-    Sub-batches are told apart by their `number`.
-    """
+    """A head layer's outputs on this rank; `number` identifies a sub-batch."""
 
     def __init__(self, traced: TracedLayer, sharding: Sharding, rank: int) -> None:
         self.name, self.module, self.sharding = traced.name, traced.module, sharding
@@ -87,22 +74,21 @@ class HeadLayer:
         return list(self.module.parameters())
 
     def forward(self, number: int, inputs: Tensor, rows: Tensor, masks: DropoutMasks) -> Tensor:
-        """Return a sub-batch's outputs (N, own), and save what backward needs.
+        """Return a sub-batch's outputs (N, own), and keep the tensors for backward.
 
-        `inputs` are (N, all) of a linear layer, and otherwise (N, own); `rows` are their places in
-        the step's batch.
+        `inputs`: (N, all) for a linear layer, otherwise (N, own). `rows`: indices in the batch.
         """
         if self.is_linear:
             leaf = outputs = self._linear(inputs).requires_grad_()
         elif len(inputs) == 1:
             raise InvalidInput(
-                "head",
-                f"layer {self.name!r} has to normalise a sub-batch of one sample",
-                hint="take a larger batch or sub_batch, or fewer workers",
+                "sub_batch",
+                f"must be at least 2 for BatchNorm1d {self.name!r}",
+                hint="use a larger batch or sub_batch, or fewer workers",
             )
         else:
             leaf = inputs.detach().requires_grad_()
-            # No samples have no statistics.
+            # There are no statistics of zero samples.
             weight, bias = self.module.weight, self.module.bias
             outputs = self.module(leaf) if len(leaf) else leaf * weight + bias
         with torch.enable_grad():
@@ -117,7 +103,7 @@ class HeadLayer:
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensor) -> Tensor:
-        """Return the outputs in evaluation mode: no dropout, and running statistics."""
+        """Return the outputs in evaluation mode."""
         self.module.eval()
         outputs = self._linear(inputs) if self.is_linear else self.module(inputs)
         self.module.train()
@@ -126,9 +112,9 @@ class HeadLayer:
         return outputs
 
     def backward_input(self, number: int, by_outputs: Tensor, scale: float) -> Tensor:
-        """Return the gradients by the inputs: this rank's summand of them, if it is linear.
+        """Return the input gradients; for a linear layer this rank's summand.
 
-        Those of the parameters of a BatchNorm1d accumulate, `scale` times.
+        Accumulates the parameters' gradients of a BatchNorm1d, times `scale`.
         """
         saved = self._saved[number]
         if not self.is_linear:
@@ -144,15 +130,12 @@ class HeadLayer:
 
     @torch.no_grad()
     def backward_weight(self, number: int, scale: float) -> None:
-        """Accumulate the gradients by the parameters of a linear layer, `scale` times.
-
-        It comes after `backward_input`, whose result is on its way to other ranks meanwhile.
-        """
+        """Accumulate a linear layer's parameter gradients, times `scale`; call it last."""
         saved = self._saved.pop(number)
         assert saved.leaf_gradients is not None
         by_leaf = saved.leaf_gradients
         by_weight = (by_leaf.t() @ saved.inputs).to(self.module.weight.dtype)
-        found = [by_weight, by_leaf.sum(0)]  # without a bias, the first alone
+        found = [by_weight, by_leaf.sum(0)]
         _accumulate(self.parameters, found[: len(self.parameters)], scale)
 
     @torch.no_grad()
@@ -160,9 +143,9 @@ class HeadLayer:
         if inputs.dim() != 2 or inputs.shape[1] != self.module.weight.shape[1]:
             raise InvalidInput(
                 "head",
-                f"layer {self.name!r} takes (rows, {self.module.weight.shape[1]}), but gets "
-                f"{tuple(inputs.shape)}",
-                hint="flatten what the body hands on",
+                f"layer {self.name!r} requires inputs (rows, {self.module.weight.shape[1]})",
+                got=tuple(inputs.shape),
+                hint="flatten the body's outputs",
             )
         outputs = nn.functional.linear(inputs, self.module.weight, self.module.bias)
         return outputs.to(self.module.weight.dtype)

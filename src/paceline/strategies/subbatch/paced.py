@@ -1,7 +1,7 @@
-"""Split models that stand in for a device: layers take a given time and compute nothing.
+"""Split models whose layers sleep for given times instead of computing, for rehearsals.
 
-The body is `models.paced`; the head's layers are here. Step and exchanges are the strategy's own.
-All values are zeros, but those of the loss, and of gradients by a codec that sends a share of them.
+Steps and exchanges are real. All values are zeros, except for the loss, and for gradients if a
+codec sends a share of them.
 """
 
 import time
@@ -16,10 +16,9 @@ from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.cost import LayerTimes, PacedDevice, Rate, layer_times
 from paceline.core.workload import Layer, Workload
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.head import Cut, cut, matrix_of, num_outputs
+from paceline.strategies.subbatch.head import Cut, cut, layer_work, matrix_of, num_outputs
 from paceline.strategies.subbatch.layers import DropoutMasks, HeadLayer
 from paceline.strategies.subbatch.trainer import SplitModel
-from paceline.strategies.subbatch.work import layer_work
 from paceline.training.models.chained_head import TracedLayer
 from paceline.training.models.paced import PacedModel, PacedSGD
 from paceline.training.models.sharded import Sharding
@@ -28,10 +27,10 @@ SubBatchTimes = Callable[[int, int], tuple[float, float, float]]
 
 
 class PacedHeadLayer(HeadLayer):
-    """A layer that takes its time for each sub-batch; `num_inputs` is None of a BatchNorm1d.
+    """A layer that sleeps in each sub-batch; `num_inputs` is None for a BatchNorm1d.
 
-    `times` of a sub-batch, by its number and its rows: seconds in forward, and in backward for its
-    inputs and for the weights.
+    `times`: from a sub-batch's number and rows to the seconds of forward, input gradients and
+    weight gradients.
     """
 
     def __init__(
@@ -51,23 +50,23 @@ class PacedHeadLayer(HeadLayer):
         self._num_rows: dict[int, int] = {}  # by sub-batch
 
     def forward(self, number: int, inputs: Tensor, rows: Tensor, masks: DropoutMasks) -> Tensor:
-        """Return zeros (N, own) after the time of N rows."""
+        """Sleep, and return zeros (N, own)."""
         time.sleep(self._times(number, len(inputs))[0])
         return torch.zeros(len(inputs), self.shard.size)
 
     def backward_input(self, number: int, by_outputs: Tensor, scale: float) -> Tensor:
-        """Return zeros for all inputs after the time of their gradients."""
+        """Sleep, and return zeros (N, inputs)."""
         count = self._num_rows[number] = len(by_outputs)
         time.sleep(self._times(number, count)[1])
         return torch.zeros(count, self.module.weight.shape[-1])
 
     def backward_weight(self, number: int, scale: float) -> None:
-        """Take the time of the weights' gradients."""
+        """Sleep for the time of the weight gradients."""
         time.sleep(self._times(number, self._num_rows.pop(number))[2])
 
 
 class _PacedBody(PacedModel):
-    """A body that hands on (samples, rows, features), or (samples, features) of one row each."""
+    """A body with outputs (samples, rows, features), or (samples, features)."""
 
     def __init__(self, parts: Cut, times: LayerTimes, codec: str | None) -> None:
         start, matrix = len(parts.body.layers), matrix_of(parts.head[0])
@@ -79,25 +78,21 @@ class _PacedBody(PacedModel):
         super().__init__(parts.body, *own_times, 0.0, prod(self._shape), gradient_like)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return zeros after the time of the layers; backward makes all gradients."""
+        """Sleep, and return zeros; backward makes all gradients."""
         return super().forward(inputs).view(len(inputs), *self._shape)
 
 
 def paced_optimizer(each_s: float) -> Callable[[nn.Module], torch.optim.Optimizer]:
-    """Return a factory of optimizers that take so long for each value, and change nothing."""
-
-    def optimizer(module: nn.Module) -> torch.optim.Optimizer:
-        parameters = list(module.parameters())
-        return PacedSGD(parameters, each_s * sum(one.numel() for one in parameters))
-
-    return optimizer
+    """Return a factory of optimizers that sleep for a time per value, and change nothing."""
+    return lambda module: PacedSGD(
+        list(module.parameters()), each_s * sum(one.numel() for one in module.parameters())
+    )
 
 
 def paced_model(workload: Workload, config: SubBatch, rank: int, device: PacedDevice) -> SplitModel:
-    """Return the stand-in for a rank's part of a model, as fast as this device.
+    """Return a rank's part of a model that sleeps as long as a device would compute.
 
-    `workload` is the largest part of a step that a rank has. A sub-batch of the head has the work
-    that the plan gives it. Raises InvalidInput if there is no head to split.
+    `workload`: the largest rank's part of a step. InvalidInput if there is no head to split.
     """
     parts = cut(workload, config.head, config.workers)
     start, count = len(parts.body.layers), workload.batch_size * parts.rows_per_sample
@@ -131,7 +126,7 @@ def _seconds(
     number: int,
     num_rows: int,
 ) -> tuple[float, float, float]:
-    """Return the seconds of a sub-batch of so many rows; the layer is of `count`."""
+    """Return the seconds of a sub-batch of `num_rows`, from a layer's work for `count` rows."""
     work = layer_work(layer, share, num_rows / count, accumulates=number > 0)
     forward_s, input_s, weight_s = (
         0.0 if cost is None else rate.work_s(cost) + rate.latency_s(cost) for cost in work

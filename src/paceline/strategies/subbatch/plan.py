@@ -1,25 +1,23 @@
-"""The plan of strategy subbatch: sub-batches through a split head (Dettmers 2016, 2.4 and 5.1.2).
+"""Plan sub-batches through a split head (Dettmers 2016, sections 2.4 and 5.1.2).
 
     worker0 compute   load body's forward | head 0 | head 1 | ... | body's backward       |  step
     exchange                      [gather 0][gather 1] [return 0] [return P-1] [layer 2][layer 1]
 
-Each of K workers trains the body on its own batch. For each of P sub-batches, K of them or as many
-as `sub_batch` makes, all send a Pth of their bodies' activations to all, and put it through the
-head together, while the next sub-batch is on its way; the gradients of activations come back the
-way these went. With all of them the body's backward begins, behind which each layer's gradients are
-averaged as they are ready. The head's gradients never travel. With updates per sub-batch, a layer's
-next sub-batch waits for them; otherwise sub-batches overlap, so that one computes while another
-exchanges.
+Each of K workers trains the body on its batch. The step has P sub-batches (K, unless `sub_batch` is
+set). For each, all workers gather a Pth of their bodies' activations, run the head together, and
+return the activation gradients, while the next sub-batch is sent. Then the body's backward runs,
+and each layer's gradients are averaged during it. The head's gradients are never sent. With updates
+per sub-batch, a layer waits for its update before the next sub-batch.
 
-A sub-batch goes through a head of two layers like this:
+A sub-batch in a head of two layers:
 
     worker0 compute        [fc1][fc2]        | [fc2 input][fc2 weight][fc1 input][fc1 weight]
     exchange        [send 1]  [send 2] [loss]             [reduce 2]               [reduce 1]
 
-Each worker has some outputs of every layer. The input of a linear layer is gathered from all, and
-the gradients by it are sums over all, of which each worker gets the part that it had sent.
-The loss is computed from split logits: three values for each row travel. A row is a sample or, in a
-language model, a token. All targets are told to all while the body's forward runs.
+Each worker has some outputs of every layer. A linear layer's inputs are gathered from all workers,
+and their gradients are summed over workers and returned to where they came from. The loss needs
+three values per row from each worker's logits. A row is a sample or, in a language model, a token.
+Workers exchange all targets during the body's forward.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,32 +34,39 @@ from paceline.core.transfer import Ring, Transfer
 from paceline.core.wire_format import Purpose
 from paceline.core.workload import Layer, Workload, kept_nbytes, replica_nbytes, state_nbytes
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.head import Cut, cut, matrix_of, num_outputs, shares
-from paceline.strategies.subbatch.work import LayerWork, layer_work, update_work
+from paceline.strategies.subbatch.head import (
+    Cut,
+    LayerWork,
+    cut,
+    layer_work,
+    matrix_of,
+    num_outputs,
+    shares,
+    update_work,
+)
 
-LOSS = "loss"  # the part of what travels of the loss
-LABELS = "labels"  # the part of the targets
-_LOSS_VALUES = 3  # a row's largest logit, its sum of exponentials and the target's logit
-_LABEL_NBYTES, _LABELS_HEADER = 8, 2 * 8  # before the targets: how many samples and rows
-_GRADIENTS = (2, 4)  # bytes: float32, and what it holds exactly
-_FLOAT32 = (4,)  # bytes: what is encoded of activations and their gradients
+LOSS, LABELS = "loss", "labels"  # parts of tasks
+_LOSS_VALUES = 3  # per row: largest logit, sum of exponentials, target's logit
+_LABEL_NBYTES, _LABELS_HEADER = 8, 2 * 8  # the header has the numbers of samples and rows
+_GRADIENTS = (2, 4)  # encodable bytes: float32 and the types that it holds exactly
+_FLOAT32 = (4,)  # encodable bytes of activations and their gradients
 
 
 def weights_of(layer: str) -> str:
-    """Return the part of tasks that compute the gradients of a layer's weights."""
+    """Name the part of tasks that compute a layer's weight gradients."""
     return f"{layer}:weights"
 
 
 def returned_of(layer: str) -> str:
-    """Return the part of tasks that return the gradients of a layer's input."""
+    """Name the part of tasks that return the gradients of a layer's inputs."""
     return f"{layer}:{Purpose.ACTIVATION_GRADIENTS}"
 
 
 def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window) -> Plan:
-    """Return the tasks of `window` steps on the first `config.workers` devices of the machine.
+    """Plan a window of steps on the first `config.workers` devices.
 
-    InvalidInput if the model has no head to split, the machine has fewer devices or they are not
-    linked, or it is not known how fast they are with a codec.
+    InvalidInput if the model has no head to split, devices or links are missing, or a device's
+    speed with a codec is unknown.
     """
     devices, workers = machine.first_devices(config.workers), config.workers
     parts = cut(workload, config.head, workers)
@@ -75,7 +80,7 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
         coding = coding_of(config.gradients, parts.body, devices, _GRADIENTS)
         for layer in parts.body.in_backward_order:
             if layer.parameters:
-                # A flag for each parameter says whether its gradient has changed on some rank.
+                # Without a codec each parameter has a flag: its gradient has changed on some rank.
                 flags = [] if coding else [one.element_size for one in layer.parameters]
                 size = layer.gradient_nbytes + sum(flags), layer.num_parameters
                 gradients[layer.name] = Collective.over(
@@ -85,44 +90,45 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
     num_rows = workload.batch_size * parts.rows_per_sample
     nbytes = _LABELS_HEADER + num_rows * _LABEL_NBYTES
     labels = _exchange(ring, workers, None, Kind.SEND, LABELS, nbytes, None, 1)
-    # Costs are computed once for the window.
     step_tasks = partial(_step_tasks, compute, passes, labels, gradients, update)
     return Plan.of_steps(step_tasks, window.num_steps)
 
 
 def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[str, int]:
-    """Return the bytes that each device needs: a whole body, and its part of the head.
+    """Return the bytes of each device: a body, and its part of the head.
 
-    What is gathered for the head's layers is kept until their backward: of all sub-batches, or of
-    two of them if the weights are updated with each. InvalidInput as for `plan`.
+    Gathered inputs are kept until backward: of all sub-batches, or of two if weights are updated
+    with each. InvalidInput as for `plan`.
     """
     devices = machine.first_devices(config.workers)
     parts = cut(workload, config.head, config.workers)
     body, head, workers = parts.body, parts.head, config.workers
-    # A sub-batch keeps what is gathered for linear layers, and its part of the last outputs.
+    # A sub-batch keeps the gathered inputs of linear layers, and its part of the last outputs.
     own_outputs = head[-1].activation_nbytes * _share(head[-1], workers)
     features = own_outputs
     for before, layer in zip([body.layers[-1], *head], head, strict=False):
         features += before.activation_nbytes if matrix_of(layer) is not None else 0
     num_passes = config.num_sub_batches(body.batch_size)
-    of_one = workers * -(-body.batch_size // num_passes) / body.batch_size  # of a worker's samples
+    of_one = (
+        workers * -(-body.batch_size // num_passes) / body.batch_size
+    )  # in units of a worker's samples
     kept = min(workers, 2 * of_one) if config.updates == "sub-batch" else workers
-    # While the head works there are no gradients of the body, but those by a sub-batch's outputs.
+    # During the head there are no gradients of the body, but gradients of a sub-batch's outputs.
     in_head = state_nbytes(body.layers) - body.gradient_nbytes + kept_nbytes(body.layers)
     in_head += round(features * kept + own_outputs * of_one) + body.input_nbytes
     needed = {device.name: max(in_head, replica_nbytes(body)) for device in devices}
     for layer in head:
         outputs = num_outputs(layer)
-        # Of equal nodes the devices of the first stand for all: they have the largest shares.
+        # Devices of the first of equal nodes have the largest shares.
         for device, own in zip(devices, shares(outputs, workers), strict=False):
             needed[device.name] += state_nbytes([layer]) * own // outputs
     return needed
 
 
 def sizes(workload: Workload, config: SubBatch) -> Iterator[SubBatch]:
-    """Yield the configuration with sub-batches of other sizes, where it does not have one.
+    """Yield configurations with larger sub-batches, unless the user set `sub_batch`.
 
-    They are the whole step, its halves, quarters and so on down to a Kth, which is what None makes.
+    They are the whole step, its halves, quarters and so on; the last is the default, a Kth.
     """
     most, own = workload.batch_size * config.workers, config.num_sub_batches(workload.batch_size)
     num_passes = 1
@@ -134,7 +140,7 @@ def sizes(workload: Workload, config: SubBatch) -> Iterator[SubBatch]:
 
 @dataclass(frozen=True)
 class _LayerPass:
-    """One layer of the head for a sub-batch: on each worker, and between them."""
+    """A layer of the head for a sub-batch: each worker's work, and the exchanges."""
 
     layer: str
     work: LayerWork
@@ -144,9 +150,9 @@ class _LayerPass:
 
 @dataclass(frozen=True)
 class _SubBatchPlan:
-    """A sub-batch: so many samples from each worker, through all layers of the head.
+    """A sub-batch through all layers of the head.
 
-    `waits`: a layer waits for its update with the gradients of the sub-batch before.
+    `waits`: a layer waits for its update with the sub-batch before.
     """
 
     number: int
@@ -156,7 +162,7 @@ class _SubBatchPlan:
     waits: bool
 
     def tasks(self, step: int, computed: list[TaskId]) -> Iterator[Task]:
-        """Yield the pass, from when each worker has `computed` the body's activations."""
+        """Yield the tasks after each worker has `computed` the body's activations."""
         done = list(computed)
         for part in self.parts:
             yield from self._forward(step, part, done)
@@ -166,18 +172,18 @@ class _SubBatchPlan:
             yield from self._backward(step, part, done)
 
     def returned(self, step: int, worker: int) -> TaskId:
-        """Return the task after which a worker has the activation gradients of its samples."""
+        """Return the task that ends with a worker's activation gradients."""
         first = self.parts[0]
         if first.returned is not None:
             return first.returned.result(step, worker)
         return TaskId(step, Kind.BACKWARD, first.layer, worker, self.number)
 
     def updated(self, step: int, worker: int) -> list[TaskId]:
-        """Return the tasks with which a worker has the gradients of its part."""
+        """Return the tasks that end with the parameter gradients of a worker's part."""
         return [self._gradients(step, part, worker, self.number) for part in self.parts]
 
     def _forward(self, step: int, part: _LayerPass, done: list[TaskId]) -> Iterator[Task]:
-        """Yield a layer's forward, and make `done` what ends it."""
+        """Yield a layer's forward, and set `done` to its last tasks."""
         if part.gathered is not None:
             for worker, ready in enumerate(done):
                 yield from part.gathered.encodes(step, worker, ready)
@@ -191,7 +197,7 @@ class _SubBatchPlan:
             done[worker] = own
 
     def _backward(self, step: int, part: _LayerPass, done: list[TaskId]) -> Iterator[Task]:
-        """Yield a layer's backward, its input's gradient first, and make `done` what ends these."""
+        """Yield a layer's backward, and set `done` to the last tasks of its input gradients."""
         for worker, device in enumerate(self.devices):
             on = (compute_lane(device.name),)
             own = TaskId(step, Kind.BACKWARD, part.layer, worker, self.number)
@@ -217,11 +223,7 @@ class _SubBatchPlan:
 def _sub_batches(
     parts: Cut, devices: tuple[Device, ...], config: SubBatch, ring: Ring | None
 ) -> Iterator[_SubBatchPlan]:
-    """Yield the sub-batches of a step.
-
-    Layers have the costs of one worker's micro-batch, and the share of the worker with the most
-    outputs.
-    """
+    """Yield the sub-batches of a step, priced for the worker with the most outputs."""
     workers, batch_size = config.workers, parts.body.batch_size
     updates_each = config.updates == "sub-batch"
     there, back = None, None
@@ -261,16 +263,16 @@ def _exchange(
     coding: Coding | None,
     num_encoded: int,
 ) -> Collective | None:
-    """Return an all-gather of `nbytes` of each worker, or the sum of as many for each.
+    """Return an all-gather, or a reduce-scatter, of `nbytes` per worker.
 
-    Each worker encodes its own part, or a part of each sum, and decodes as many as there are.
+    Each worker encodes `num_encoded` parts and decodes a part of every worker.
     """
     if ring is None:
         return None
     values = round(nbytes / 4)
     if coding is not None:
         nbytes = coding.wire_format.nbytes(values)
-    # Each of n workers sends (n - 1) / n of the bytes: half of what an all-reduce does.
+    # It sends half of the bytes of an all-reduce.
     on, whole = ring.reduction(workers * nbytes)
     transfer = Transfer(on, Cost(nbytes=whole.nbytes / 2, num_calls=whole.num_calls // 2))
     if coding is None or coding.speed.is_within_links:
@@ -294,14 +296,14 @@ def _step_tasks(
     update: Cost,
     step: int,
 ) -> Iterator[Task]:
-    """Yield the tasks of a step; `gradients` are by layer of the body, in backward order."""
+    """Yield the tasks of a step; `gradients`: by the body's layers in backward order."""
     workers, body = compute.workers, compute.workload
     backward: list[list[Task]] = []
     for worker in workers:
         tasks = list(compute.tasks(step, worker))
         backward.append([task for task in tasks if task.kind is Kind.BACKWARD])
         yield from (task for task in tasks if task.kind is not Kind.BACKWARD)
-    if labels is not None:  # sent before the first sub-batch, by what sends that
+    if labels is not None:  # sent before the first sub-batch
         yield from labels.tasks(step, [TaskId(step, Kind.LOAD, "", worker) for worker in workers])
     last = body.layers[-1].name
     computed = [TaskId(step, Kind.FORWARD, last, worker) for worker in workers]

@@ -1,8 +1,7 @@
-"""Measure each part of a step of this strategy by itself, and count the bytes that are planned.
+"""Measure each part of a step separately, and count the planned bytes.
 
-The steps are real ones, but nothing overlaps: an exchange is over before the next computation
-begins, and the body's gradients are exchanged after its backward. So each part takes what it takes
-alone, encoding and decoding included, and the plan decides how they overlap.
+The steps are real, but nothing overlaps: each exchange ends before the next computation begins, and
+the body's gradients are exchanged after its backward. The plan determines the overlap.
 """
 
 from typing import get_args
@@ -30,18 +29,18 @@ from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.plan import LABELS, LOSS, plan
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 
-ANY_SPEED = Speed(1e9, 1e9)  # all parts of a step are measured, so that it is never asked for
+ANY_SPEED = Speed(1e9, 1e9)  # not used, because all parts of a step are measured
 _NUM_WARM_UP = 2
 _FEWEST_STEPS, _MOST_STEPS = 3, 40
 _WITHIN_LINKS = CodecSpeed(encode_values_per_s=float("inf"), decode_values_per_s=float("inf"))
-_ANY_LINE = LinearTime(0.0, 1e-9)  # as little as that of a link
-_LEARNING_RATE = 1e-6  # NaNs and denormals would compute at other speeds
+_ANY_LINE = LinearTime(0.0, 1e-9)  # not used either
+_LEARNING_RATE = 1e-6  # small, because NaNs and denormals compute at other speeds
 
 
 def profile(
     model: SplitModel, trainee: TrainingSetup, config: SubBatch, group: Group, seconds: float
 ) -> PricedMachine:
-    """Measure for about `seconds`, on all ranks together; afterwards the model is what it was."""
+    """Measure for about `seconds` on all ranks together, then restore the model."""
     tensors = [*model.module.parameters(), *model.module.buffers()]
     before = [tensor.detach().clone() for tensor in tensors]
     random_state = torch.get_rng_state()
@@ -80,11 +79,11 @@ def profile(
 def _calibrated(
     timeline: Timeline, workload: Workload, machine: Machine, config: SubBatch
 ) -> PricedMachine:
-    """Return the machine, and the median seconds of what is computed and exchanged."""
+    """Return the machine and the cost model of median times."""
     spans = timeline.spans
     losses = machine.usual_losses.model_copy(update={"unrest": unrest_of_traced(spans)})
     machine = machine.model_copy(update={"losses": losses})
-    # Computation is measured over all sub-batches together; exchanges belong to no single owner.
+    # Computing times are medians over all sub-batches. Exchanges have no owner.
     computed = median_durations(
         [span for span in spans if span.kind in COMPUTE],
         lambda span: PriceKey(span.on[0].owner, span.kind, span.part),
@@ -94,12 +93,10 @@ def _calibrated(
         lambda span: PriceKey("", span.kind, span.part, span.sub_batch),
     )
     if len(machine.devices) > 1:
-        # The measured seconds of an exchange include encoding and decoding.
+        # Measured exchanges include encoding and decoding.
         machine = linked_in_ring(machine, machine.devices, _ANY_LINE)
-        speeds = {"codecs": dict.fromkeys(get_args(Kernel), _WITHIN_LINKS)}
-        hosts = tuple(host.model_copy(update=speeds) for host in machine.hosts)
-        devices = tuple(device.model_copy(update=speeds) for device in machine.devices)
-        machine = machine.model_copy(update={"hosts": hosts, "devices": devices})
+        codecs = dict.fromkeys(get_args(Kernel), _WITHIN_LINKS)
+        machine = machine.with_each("hosts", codecs=codecs).with_each("devices", codecs=codecs)
     durations: dict[PriceKey, float] = {}
     for task in plan(workload, machine, config, Window(1)).tasks:
         key = task.price_key
@@ -111,10 +108,9 @@ def _calibrated(
 
 
 def planned_nbytes(workload: Workload, machine: Machine, config: SubBatch) -> dict[str, float]:
-    """Return the bytes that each worker sends in a step by the plan, by purpose."""
+    """Return the planned bytes that each worker sends in a step, by purpose."""
     if len(machine.devices) > 1:
-        # The workers of one host share its link, and a task has the bytes of all of them: so each
-        # gets a host of its own.
+        # A task has the bytes of all workers of a host, so place each on a separate host.
         names = [f"host{i}" for i in range(len(machine.devices))]
         hosts = tuple(machine.hosts[0].model_copy(update={"name": name}) for name in names)
         devices = tuple(

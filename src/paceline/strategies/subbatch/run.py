@@ -1,9 +1,8 @@
-"""Run strategy subbatch: each rank has the whole body, and some outputs of the head's layers.
+"""Run strategy subbatch: each rank has the body, and some outputs of the head's layers.
 
-The body's gradients are averaged layer by layer. The parameters and gradients of a rank's outputs
-of the head, and what the optimizer keeps of them, are nowhere else. Where the session's device
-paces layers, stand-ins take the place of the model's; step, exchanges and measurements are the
-same.
+The body's gradients are averaged layer by layer. The head's parameters, gradients and optimizer
+state exist on one rank only. A rehearsal replaces the layers by paced ones, and keeps steps,
+exchanges and measurements.
 """
 
 from collections.abc import Iterator
@@ -27,25 +26,28 @@ from paceline.exchange.step import Share
 from paceline.links.clock import clock_for
 from paceline.measure.this_machine import this_machine
 from paceline.record.recorder import Recorder
-from paceline.strategies.subbatch.build import describe_recipe, split
+from paceline.strategies.subbatch.build import (
+    check_row_wise,
+    describe_recipe,
+    split,
+    with_possible_cut,
+)
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.evaluation import evaluate
 from paceline.strategies.subbatch.head import shares
 from paceline.strategies.subbatch.paced import paced_model, paced_optimizer
 from paceline.strategies.subbatch.plan import plan
 from paceline.strategies.subbatch.profile import ANY_SPEED, planned_nbytes, profile
-from paceline.strategies.subbatch.row_wise import check_row_wise
 from paceline.strategies.subbatch.state import save
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
-from paceline.strategies.subbatch.trial import with_possible_cut
 from paceline.training.recipes.named import recipe_of, tried_with, workload_of
 
-_PACED_COPIES = 3  # of a parameter that is rehearsed, as planned: with gradient and momentum
+_PACED_COPIES = 3  # planned tensors per parameter: itself, gradient, momentum
 
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["SplitRunner"]:
-    """Yield the runner of this rank. Raises InvalidInput if model, data and workers do not fit."""
+    """Yield this rank's runner; InvalidInput if model, data and workers do not fit."""
     setups.check_world_size(session.settings.workers, session.group)
     yield SplitRunner(session, *(_paced(session) if session.is_rehearsal else _real(session)))
 
@@ -57,14 +59,13 @@ class SplitRunner:
         self, session: TrainingSession, model: SplitModel, trainee: setups.TrainingSetup
     ) -> None:
         self._session, self._model, self._trainee = session, model, trainee
-        # Without speeds and links, until they are measured.
         self._machine = this_machine(session.group, [ANY_SPEED] * session.group.world_size)
-        self.workload = trainee.workload  # this rank's largest part of a step, of the whole model
-        self.samples_per_step = trainee.samples_per_step  # over all workers, on average
+        self.workload = trainee.workload
+        self.samples_per_step = trainee.samples_per_step
         self.about = about(session, trainee.workload)
 
     def measure(self) -> PricedMachine:
-        """Measure the parts of a step, and the exchanges, each by itself."""
+        """Measure the parts of a step separately."""
         session, seconds = self._session, self._session.settings.profile_s
         found = profile(self._model, self._trainee, session.config, session.group, seconds)
         self._machine = with_idle_cores(found.machine) if session.is_rehearsal else found.machine
@@ -76,7 +77,7 @@ class SplitRunner:
         device = self._machine.devices[group.rank].name
         recorder = Recorder(clock_for(group.device), device, group.rank)
         seed = getattr(session.settings, "seed", 0)
-        # A profile has drawn random numbers before; and ranks must not drop out the same units.
+        # The profile drew random numbers, and ranks need different dropout masks.
         torch.manual_seed(seed + group.rank)
         trainer = SplitTrainer(
             *(self._model, config, group, recorder, trainee.optimizer, trainee.learning_rate, seed),
@@ -87,8 +88,7 @@ class SplitRunner:
         test = partial(evaluate, trainer, score=score)
         learner = Learner(self._model.body, trainer.step, test, trainer.state, trainer.load)
         trained = loop.train(session, trainee, recorder, trainer.replica, learner)
-        trainer.thread.close()  # not after an error: it may wait for a lost rank
-        # For each purpose, the bytes of the rank that sent most.
+        trainer.thread.close()  # not after an error, because it might wait for a lost rank
         sent = group.gather(trainer.sent_nbytes)
         to_send = planned_nbytes(self.workload, self._machine, config)
         return outcome_of(
@@ -109,7 +109,7 @@ class SplitRunner:
         for layer in self._model.head:
             for parameter in layer.parameters:
                 copies = trainer.num_copies(parameter)
-                if self._session.is_rehearsal:  # whose optimizer keeps nothing
+                if self._session.is_rehearsal:  # a paced optimizer has no state
                     copies = _PACED_COPIES
                 own += copies * parameter.nbytes
                 of_output = copies * parameter.nbytes // layer.shard.size
@@ -126,10 +126,7 @@ class SplitRunner:
 
 
 def _real(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
-    """Load the data, and build this rank's part of the model for it.
-
-    The model is described without its values, so that no rank ever has a whole head.
-    """
+    """Load the data, and build this rank's part of the model."""
     settings, group = session.settings, session.group
     assert isinstance(settings, TrainSettings)
     recipe = recipe_of(settings.model, settings.data, settings.seed)
@@ -151,7 +148,7 @@ def _real(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
 def _paced(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
     settings, device, config = session.settings, session.device, session.config
     assert isinstance(settings, RehearseSettings)
-    assert device is not None  # `slowdown` is no setting of this strategy
+    assert device is not None  # the strategy does not support `slowdown`
     sizes = shares(settings.batch_size, config.workers)
     workload = workload_of(settings.model, sizes[0], settings.input_shape)
     times, own = device.times(workload), sizes[session.group.rank]

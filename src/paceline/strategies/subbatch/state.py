@@ -1,11 +1,10 @@
-"""The state of a training whose head is sharded, in whole form, for any number of ranks.
+"""Save and load the state of training with a sharded head, for any number of ranks.
 
-Rank 0 gathers the rows of a split tensor, and any number of ranks takes the rows that it has. A
-checkpoint has the optimizers' tensors, too, as one optimizer of the whole model has them:
+Rank 0 gathers the rows of split tensors; each rank loads its rows. Files of a checkpoint:
 
     model.safetensors        the whole model
-    optimizer.safetensors    UPDATED/..., by what an optimizer updates: the model, or its parts
-    training.json            the optimizers' and schedules' plain values, the number of steps
+    optimizer.safetensors    UPDATED/..., by the part of the model that an optimizer updates
+    training.json            plain values of optimizers and schedules, the number of steps
 """
 
 from collections.abc import Mapping
@@ -34,40 +33,39 @@ from paceline.exchange.checkpoints import State
 from paceline.links.group import Group
 from paceline.training.models.sharded import Sharding
 
-_TRAINING = "training"  # the JSON that only checkpoints of this strategy have
-Head = Mapping[str, Sharding]  # its layers, whose tensors have one row for each of a rank's outputs
+_TRAINING = "training"  # JSON part of this strategy's checkpoints
+Head = Mapping[str, Sharding]  # by layer; tensors have one row per output
 
 
 @dataclass(frozen=True)
 class _SavedTensor:
-    """A tensor in a file: this rank's part of it, and how its rows are shared, if they are."""
+    """This rank's part of a tensor, and the sharding of its rows, if any."""
 
     tensor: Tensor
     sharding: Sharding | None
 
     @classmethod
     def of(cls, tensor: Tensor, name: str, head: Head) -> "_SavedTensor":
-        """Return a tensor that belongs to the parameter or buffer of this name."""
+        """Return the tensor of a named parameter or buffer."""
         return cls(tensor, head.get(name.rpartition(".")[0]) if tensor.dim() else None)
 
     @property
     def whole(self) -> Tensor:
-        """The whole tensor without its values."""
+        """The whole tensor on the meta device."""
         shape, dtype = list(self.tensor.shape), self.tensor.dtype
         if self.sharding is not None:
             shape[0] = self.sharding.num_outputs
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def rows_of(self, rank: int) -> Tensor:
-        """Return the rows of a rank, where `tensor` is the whole one."""
+        """Return a rank's rows, if `tensor` is the whole one."""
         return self.tensor if self.sharding is None else self.sharding.shard(rank)(self.tensor)
 
 
 def save(path: Path, model: nn.Module, head: Head, group: Group) -> None:
-    """Write the whole model to `path`, as rank 0 sees it; all ranks call it together.
+    """Write the whole model to rank 0's `path`; all ranks call it together.
 
-    Tensors that the model has under several names are written under the first. Rank 0 holds one
-    whole tensor at a time.
+    A shared tensor is written under its first name. Rank 0 holds one whole tensor at a time.
     """
     tensors = _tensors(model, head)
     if group.rank != 0:
@@ -91,9 +89,9 @@ def gather_state(
     num_steps: int,
     group: Group,
 ) -> State:
-    """Return copies of the whole state after so many steps on rank 0, and nothing on others.
+    """Return copies of the whole state on rank 0, and an empty state on others.
 
-    All ranks call it together. Optimizers and schedules are named by what they update.
+    All ranks call it together. Optimizers and schedules are named by the part that they update.
     """
     saved = {f"model/{name}": one for name, one in _tensors(model, head).items()}
     values: dict[str, Json] = {}
@@ -121,9 +119,9 @@ def load_state(
     schedules: Mapping[str, LRScheduler],
     rank: int,
 ) -> int:
-    """Load a rank's part of a state that any number of ranks has left; return its steps.
+    """Load a rank's part of a state, and return its number of steps.
 
-    Raises InvalidInput if it is that of another strategy, model, optimizer or schedule.
+    InvalidInput if it belongs to another strategy, model, optimizer or schedule.
     """
     saved = state.own_part(_TRAINING)
     try:
@@ -143,10 +141,7 @@ def load_state(
 
 
 def load_tensors(tensors: Mapping[str, Tensor], model: nn.Module, head: Head, rank: int) -> None:
-    """Load a rank's part of a whole model's tensors, as `safetensors.torch.load_file` maps them.
-
-    Raises InvalidInput for one that does not fit.
-    """
+    """Load a rank's part of a whole model's tensors, by name; InvalidInput if one does not fit."""
     own = _tensors(model, head)
     wanted = {name: kind_of(one.whole) for name, one in own.items()}
     check_same("model", "tensor", wanted, {name: kind_of(one) for name, one in tensors.items()})
@@ -163,7 +158,7 @@ def _load_optimizer(
     tensors: Mapping[str, Tensor],
     values: Json,
 ) -> None:
-    """Load a rank's part of the state of an optimizer, whose parameters are saved whole."""
+    """Load a rank's part of an optimizer's whole state."""
     _, now = optimizer_state(optimizer, model.named_parameters())
     saved = values.get("parameters", {})
     check_same("optimizer", "parameter", _kinds(model, head, now), saved)
@@ -176,24 +171,24 @@ def _load_optimizer(
 
 
 def _tensors(model: nn.Module, head: Head) -> dict[str, _SavedTensor]:
-    """Return the tensors of the model's state, shared ones once, in the order of a file."""
+    """Return the model's tensors in file order, shared ones once."""
     state = tensor_file.in_file_order(module_state(model))
     return {name: _SavedTensor.of(tensor, name, head) for name, tensor in state.items()}
 
 
 def _kinds(model: nn.Module, head: Head, values: Json) -> dict[str, str]:
-    """Return the whole shapes and types of an optimizer's parameters, by their names."""
+    """Return the whole shapes and types of an optimizer's parameters, by name."""
     own = ((n, one) for n, one in model.named_parameters() if n in values["parameters"])
     return {name: kind_of(_SavedTensor.of(one, name, head).whole) for name, one in own}
 
 
 def _parameter_of(key: str) -> str:
-    """Return the parameter of a tensor of an optimizer's state: state/PARAMETER/FIELD."""
+    """Return PARAMETER of a key state/PARAMETER/FIELD."""
     return key.removeprefix("state/").rpartition("/")[0]
 
 
 def _gathered(saved: _SavedTensor, group: Group) -> Tensor | None:
-    """Return a copy of a whole tensor on rank 0, and None on others."""
+    """Return a copy of a whole tensor on rank 0, None on others."""
     own = saved.tensor.detach().cpu().contiguous()
     if saved.sharding is None:
         return own.clone() if group.rank == 0 else None

@@ -1,16 +1,16 @@
-"""The steps of a model whose head is sharded, as the training loop asks for them.
+"""Take the training steps of a model with a sharded head.
 
     main      body's forward | fc1/0 fc1/1 | fc2/0 fc2/1 | backward ... | body's backward | update
     thread    [labels]    [fc1/0][fc1/1]    [fc2/0][fc2/1]  [loss/0] ...
 
-A step's sub-batches go through the head as `plan` draws it. All are under way together, and take
-turns: while one waits for an exchange, the next computes. All ranks take the same turns, and so
-begin their exchanges in the same order. With updates per sub-batch, a sub-batch is through before
-the next begins to compute, whose activations are on their way by then.
+The sub-batches of a step (see `plan`) take turns: while one waits for an exchange, the next
+computes. All ranks take the same turns, so their exchanges have the same order. With updates per
+sub-batch, a sub-batch ends before the next one computes, but after that one's activations are sent.
 """
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.codecs.gathering import Sent, begin_gather
+from paceline.codecs.gathering import Pending, Sent, begin_gather, begin_return
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.plan import Kind
 from paceline.exchange.checkpoints import State
@@ -29,7 +29,7 @@ from paceline.exchange.step import OF_CLASSES, Learning, Optimize, Share
 from paceline.exchange.synchronized import Synchronized
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
-from paceline.strategies.subbatch.batch import StepBatch, label_message
+from paceline.strategies.subbatch.batch import StepBatch, label_message, num_counted
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.layer_gradients import (
     CommunicationThread,
@@ -37,24 +37,23 @@ from paceline.strategies.subbatch.layer_gradients import (
     begin_sum,
 )
 from paceline.strategies.subbatch.layers import DropoutMasks, HeadLayer
-from paceline.strategies.subbatch.plan import LABELS
+from paceline.strategies.subbatch.loss import CrossEntropy, loss_terms
+from paceline.strategies.subbatch.plan import LABELS, LOSS, returned_of, weights_of
 from paceline.strategies.subbatch.state import gather_state, load_state
-from paceline.strategies.subbatch.sub_batch import HeadPasses, SubBatchPass
 from paceline.training.data.batch import call
 from paceline.training.models.sharded import Sharding
 from paceline.training.recipes.recipe import described
 
 Schedule = Callable[[Optimizer], LRScheduler | None]
-WHOLE = "model"  # an optimizer of all parameters; others have the name of what they update
-BODY = "body"
+WHOLE, BODY = "model", "body"  # names of optimizers; others have the name of a head layer
 
 
 @dataclass(frozen=True)
 class SplitModel:
-    """A model on one rank: the whole body, and the rank's outputs of the head's layers.
+    """A model on one rank: the body, and the rank's outputs of the head's layers.
 
-    `module` holds the parameters of both. `batch_size` is the most samples of a rank in a step,
-    each of which has as many rows as it has outputs of the last layer: one, or one a token.
+    `module` has the parameters of both. `batch_size`: largest number of a rank's samples in a step.
+    `rows_per_sample`: 1, or the number of a sample's tokens.
     """
 
     module: nn.Module
@@ -65,37 +64,33 @@ class SplitModel:
 
     @property
     def num_classes(self) -> int:
-        """All outputs of the model for a row."""
+        """The number of the model's outputs per row."""
         return self.head[-1].sharding.num_outputs
 
     @property
     def shardings(self) -> dict[str, Sharding]:
-        """The sharding of each layer of the head, by its name."""
+        """The sharding of the head's layers, by name."""
         return {layer.name: layer.sharding for layer in self.head}
 
     def activations(self, body: Callable[..., Tensor], share: Share, learning: Learning) -> Tensor:
-        """Return what the body hands on: (samples, ..., features), in the type of the head.
-
-        Raises InvalidInput unless it has a row for each target.
-        """
+        """Return the body's outputs (samples, ..., features) in the type of the head."""
         with learning.autocast(share.targets.device):
             found = call(body, share.inputs)
         if not isinstance(found, Tensor) or found.shape[:-1] != share.targets.shape:
             raise InvalidInput(
                 "data",
-                f"the body of the model hands on {described(found)}, and the targets are "
-                f"{described(share.targets)}: a row for each target is needed",
+                f"requires a target for each row: the model's body returns {described(found)}, and "
+                f"targets are {described(share.targets)}",
             )
         return found.to(self.head[0].module.weight.dtype)
 
 
 class SplitTrainer:
-    """Takes the steps of a rank.
+    """Takes the steps of a rank; all ranks create it together.
 
-    All ranks make it together. `seed` is that of the dropout masks. `thread` is by default made
-    here. `sent`: the bytes that this rank has sent for the head; `sent_of_loss`: for the terms of
-    the loss, and the labels. The header of a message, of 40 bytes, counts. `num_steps` have been
-    taken. Raises InvalidInput for gradients that are to be clipped after the head has taken them.
+    `seed`: of the dropout masks. `sent`: bytes sent for the head; `sent_of_loss`: for loss and
+    labels. Both include message headers of 40 bytes. InvalidInput for clipping with updates per
+    sub-batch.
     """
 
     def __init__(
@@ -112,13 +107,12 @@ class SplitTrainer:
         schedule: Schedule = lambda optimizer: None,
         thread: CommunicationThread | None = None,
     ) -> None:
-        updates_each = config.updates == "sub-batch"
-        if updates_each and learning.clip_norm is not None:
+        self.updates_each = config.updates == "sub-batch"
+        if self.updates_each and learning.clip_norm is not None:
             raise InvalidInput(
                 "clip_norm",
-                "the norm of all gradients is not known before the head is updated with those of "
-                "its first sub-batch",
-                hint="choose updates=step",
+                "requires updates=step, because sub-batches update the head before all gradients "
+                "are known",
             )
         self.model, self.config, self.group, self.recorder = model, config, group, recorder
         self.learning = learning
@@ -129,18 +123,15 @@ class SplitTrainer:
         self.replica = self._replicated()
         self.num_steps = 0
         self._num_sub_batches = config.num_sub_batches(model.batch_size)
-        updated = {BODY if updates_each else WHOLE: model.body if updates_each else model.module}
-        updated |= {layer.name: layer.module for layer in model.head if updates_each}
+        updated = {WHOLE: model.module}
+        if self.updates_each:
+            updated = {BODY: model.body} | {layer.name: layer.module for layer in model.head}
         self.optimizers = {name: optimizer(module) for name, module in updated.items()}
         schedules = {name: schedule(one) for name, one in self.optimizers.items()}
         self.schedules = {name: one for name, one in schedules.items() if one is not None}
-        self._passes = HeadPasses(
-            *(model.head, config, learning, self.thread, recorder, self.sent, self.sent_of_loss),
-            update=self._update if updates_each else None,
-        )
 
     def _replicated(self) -> ModelReplica:
-        """Return the body as one of the group's replicas, averaging gradients by layers."""
+        """Wrap the body as a replica that averages gradients layer by layer."""
         body, group = self.model.body, self.group
         if group.world_size == 1:
             return SingleReplica(body)
@@ -151,7 +142,7 @@ class SplitTrainer:
 
     @property
     def sent_nbytes(self) -> dict[str, float]:
-        """The bytes that this rank sends in a step, by purpose."""
+        """Bytes that this rank sends in a step, by purpose."""
         sent = {
             "activations": self.sent.activations_sent,
             "activation_gradients": self.sent.activation_gradients_sent,
@@ -161,25 +152,25 @@ class SplitTrainer:
         return {purpose: nbytes / max(1, self.num_steps) for purpose, nbytes in sent.items()}
 
     def num_copies(self, parameter: nn.Parameter) -> int:
-        """Return the tensors of a parameter's size: itself, its gradient, the optimizer's."""
+        """Count the tensors of a parameter: itself, its gradient, the optimizer's."""
         kept = [one.state.get(parameter, {}).values() for one in self.optimizers.values()]
         tensors = [one for values in kept for one in values if isinstance(one, Tensor)]
         return 2 + sum(one.shape == parameter.shape for one in tensors)
 
     def state(self) -> State:
-        """Return the state in whole form, on rank 0; all ranks call it together."""
+        """Return the whole state on rank 0; all ranks call it together."""
         own = self.model.module, self.model.shardings, self.optimizers, self.schedules
         return gather_state(*own, self.num_steps, self.group)
 
     def load(self, state: State) -> None:
-        """Load this rank's part of a state that any number of ranks has left."""
+        """Load this rank's part of a state."""
         own = self.model.module, self.model.shardings, self.optimizers, self.schedules
         self.num_steps = load_state(state, *own, self.group.rank)
 
     def step(self, source: Iterator[Share]) -> Tensor:
-        """Take a step and return the mean loss of the whole batch, a 0-d tensor.
+        """Take a step and return the batch's mean loss, a 0-d tensor.
 
-        Raises NonFinite, on all ranks, with the rank and the layer whose values are not finite.
+        Raises NonFinite on all ranks, with the rank and the layer whose values are not finite.
         """
         recorder, model = self.recorder, self.model
         with recorder.phase(Kind.LOAD):
@@ -194,10 +185,10 @@ class SplitTrainer:
         except NonFinite as error:
             rate = "" if self._learning_rate is None else f" than {self._learning_rate:g}"
             raise NonFinite(
-                f"{error}; if the loss has grown before, choose a smaller learning_rate{rate}"
+                f"{error}; if the loss rose before, choose a smaller learning_rate{rate}"
             ) from error
         with recorder.phase(Kind.BACKWARD):
-            # The exchange averages over ranks; these are gradients of the mean over all rows.
+            # The exchange averages over ranks, but these are gradients of the mean over all rows.
             activations.backward(gradients.view_as(activations) * self.group.world_size)
         with recorder.phase(Kind.STEP):
             if self.learning.clip_norm is not None:
@@ -224,21 +215,21 @@ class SplitTrainer:
     def _run_head(
         self, activations: Tensor, batch: StepBatch, masks: DropoutMasks
     ) -> tuple[Tensor, Tensor]:
-        """Run the head forward and backward, and let its parameters' gradients accumulate.
+        """Run the head forward and backward, and accumulate its parameters' gradients.
 
-        Returns the gradients of the whole batch's mean loss by this rank's rows of `activations`,
-        (rows, features), and that loss, a 0-d tensor.
+        Returns the gradients (rows, features) of this rank's activations, and the batch's mean
+        loss, a 0-d tensor.
         """
         parts = activations.detach().tensor_split(len(batch.rows[0]))  # of samples
         passes = [
-            SubBatchPass(self._passes, number, batch, masks, part.flatten(0, -2))
+            SubBatchPass(self, number, batch, masks, part.flatten(0, -2))
             for number, part in enumerate(parts)
         ]
         turns = [one.turns() for one in passes]
-        if self._passes.update is not None:
+        if self.updates_each:
             next(turns[0])
             for one, following in zip(turns, [*turns[1:], iter(())], strict=True):
-                next(following, None)  # its first turn only sends activations
+                next(following, None)  # its first turn sends activations
                 for _ in one:
                     pass
         else:
@@ -247,17 +238,16 @@ class SplitTrainer:
         gradients = torch.cat([one.gradients for one in passes])
         return gradients, torch.stack([one.loss for one in passes]).sum()
 
-    def _update(self, layer: HeadLayer) -> None:
-        """Update a layer of the head with the gradients of a sub-batch."""
+    def update(self, layer: HeadLayer) -> None:
+        """Update a layer of the head."""
         self.optimizers[layer.name].step()
         self.optimizers[layer.name].zero_grad()
 
     @torch.no_grad()
     def _clip(self, most: float) -> None:
-        """Scale the gradients of the whole model to a norm of `most`, if theirs is larger.
+        """Clip the norm of the model's gradients.
 
-        All ranks have the body's gradients, and each some of the head's: the sum of these squares
-        is the only value that travels.
+        Ranks exchange only the sum of squares of their parts of the head.
         """
         body, head = list(self.model.body.parameters()), self.model.head
         own = [parameter for layer in head for parameter in layer.parameters]
@@ -269,10 +259,110 @@ class SplitTrainer:
         clip_grads_with_norm_([*body, *own], most, (of_body + squares).sqrt())
 
     def close(self) -> None:
-        """End the exchange of gradients, and the thread."""
+        """Close the replica and the thread."""
         self.replica.close()
         self.thread.close()
 
 
 def _norm(parameters: list[nn.Parameter]) -> Tensor:
     return get_total_norm([one.grad for one in parameters if one.grad is not None])
+
+
+class SubBatchPass:
+    """Forward and backward of one sub-batch.
+
+    After all `turns`, `gradients` (N, features) are those of this rank's activations, and `loss` is
+    the sub-batch's part of the mean loss.
+    """
+
+    def __init__(
+        self,
+        trainer: SplitTrainer,
+        number: int,
+        batch: StepBatch,
+        masks: DropoutMasks,
+        activations: Tensor,
+    ) -> None:
+        self._trainer, self._layers = trainer, trainer.model.head
+        self._number, self._batch, self._masks = number, batch, masks
+        self._rows = batch.rows_of(number)
+        self._targets = batch.targets[self._rows]
+        self._of_row = 1 / max(1, batch.num_counted)  # of the mean loss
+        # Updates per sub-batch use the gradients of the sub-batch's mean loss.
+        counted = num_counted(self._targets) if trainer.updates_each else 0
+        self._updates = counted > 0
+        self._scale = batch.num_counted / counted if counted else 1.0
+        self._activations = self.gradients = activations
+        self.loss = activations.new_zeros(())
+
+    def turns(self) -> Iterator[None]:
+        """Run the sub-batch; a turn ends after starting an exchange."""
+        values, last = self._activations, self._layers[-1]
+        for place, layer in enumerate(self._layers):
+            if layer.is_linear:
+                future = self._gather(place, values)
+                yield
+                values = future.result() if place == 0 else future.result().t()
+            with self._computing(Kind.FORWARD, layer.name):
+                values = layer.forward(self._number, values, self._rows, self._masks)
+                if layer is last:
+                    terms = loss_terms(values, self._targets, layer.shard)
+        num_ranks = len(self._batch.rows)
+        sizes = [len(terms)] * num_ranks
+        what, sent = f"logits of layer {last.name!r}", self._trainer.sent_of_loss
+        post = partial(begin_gather, terms, None, sizes=sizes, traffic=sent, what=what)
+        future = self._begin(Kind.SEND, LOSS, post)
+        yield
+        loss = CrossEntropy.of(future.result().view(num_ranks, *terms.shape), self._targets)
+        self.loss = loss.losses.sum() * self._of_row
+        for place, layer in reversed(list(enumerate(self._layers))):
+            with self._computing(Kind.BACKWARD, layer.name):
+                if layer is last:
+                    values = loss.gradients(values, self._targets, layer.shard, self._of_row)
+                values = layer.backward_input(self._number, values, self._scale)
+                if self._updates and not layer.is_linear:
+                    self._trainer.update(layer)
+            if layer.is_linear:
+                # Send input gradients while computing weight gradients.
+                future = self._return(place, values)
+                with self._computing(Kind.BACKWARD, weights_of(layer.name)):
+                    layer.backward_weight(self._number, self._scale)
+                    if self._updates:
+                        self._trainer.update(layer)
+                yield
+                values = future.result() if place == 0 else future.result().t()
+        self.gradients = values
+
+    def _computing(self, kind: Kind, part: str) -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(self._trainer.recorder.computing(kind, part, self._number))
+        stack.enter_context(self._trainer.learning.autocast(self._activations.device))
+        return stack
+
+    def _gather(self, place: int, values: Tensor) -> Future[Tensor]:
+        """Start gathering the inputs of a linear layer: rows of the body, columns of a layer."""
+        what, sizes = "activations of the body", self._batch.sizes_of(self._number)
+        if place:
+            before = self._layers[place - 1]
+            what, sizes = f"activations of layer {before.name!r}", before.sharding.sizes
+            values = values.t()  # `begin_gather` gathers rows
+        codec, sent = self._trainer.config.activations, self._trainer.sent
+        post = partial(begin_gather, values, codec, sizes=sizes, traffic=sent, what=what)
+        return self._begin(Kind.SEND, self._layers[place].name, post)
+
+    def _return(self, place: int, gradients: Tensor) -> Future[Tensor]:
+        """Start summing the input gradients of a linear layer, each where its input came from."""
+        name, sizes = self._layers[place].name, self._batch.sizes_of(self._number)
+        if place:
+            gradients, sizes = gradients.t(), self._layers[place - 1].sharding.sizes
+        codec, sent = self._trainer.config.activation_gradients, self._trainer.sent
+        what = f"activation gradients of layer {name!r}"
+        post = partial(begin_return, gradients, codec, sizes=sizes, traffic=sent, what=what)
+        return self._begin(Kind.REDUCE, returned_of(name), post)
+
+    def _begin(self, kind: Kind, part: str, post: Callable[..., Pending]) -> Future[Tensor]:
+        recorder, number, thread = self._trainer.recorder, self._number, self._trainer.thread
+        return thread.begin(
+            lambda: post(group=thread.process_group),
+            lambda start_s, end_s: recorder.add_exchange(kind, part, start_s, end_s, number),
+        )

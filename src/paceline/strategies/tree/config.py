@@ -1,4 +1,4 @@
-"""The configuration of strategy tree."""
+"""Configuration of strategy tree."""
 
 from typing import Annotated
 
@@ -8,6 +8,6 @@ from pydantic.dataclasses import dataclass
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Tree:
-    """Worker 0 is the server; the tree over the others is binary."""
+    """A binary tree with worker 0 at its root."""
 
     workers: Annotated[int, Field(ge=1)] = 2

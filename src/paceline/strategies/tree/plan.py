@@ -1,12 +1,12 @@
-"""The plan of strategy tree: the typical data-parallel training of Le et al. 2018, section 2.3.
+"""Plan the tree of sums after backward (Le et al. 2018, section 2.3).
 
     worker0 compute   load fwd bwd |       add 1        add 2 |                step | load fwd
     worker0 exchange               | [up1]       [up2]        | [down2][down1]
     worker2 exchange               | [up3]       [up2]        | [down2][down3]
 
-After backward the gradients go up a binary tree: of distance 1, 2, 4, ... is a worker from its
-parent, which adds what it gets to what it has. The means come down the same tree, the largest
-distance first, where the paper sends the weights that worker 0 has updated: as many bytes.
+After backward gradients are sent up a binary tree, whose workers are at distances 1, 2, 4, ... from
+their parents and add what they receive. The means are sent down, the largest distance first. The
+paper sends updated weights, which have the same size.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,25 +25,25 @@ from paceline.core.transfer import Transfer, lanes_of
 from paceline.core.workload import Layer, Parameter, Workload, replica_nbytes
 from paceline.strategies.tree.config import Tree
 
-_ADD_TRAFFIC = 3  # bytes of memory traffic for each byte added: two are read and one is written
-_MESSAGE_TRAFFIC = 4  # between processes: read, written, read and written again
+_ADD_TRAFFIC = 3  # bytes of memory traffic per byte added: two reads and one write
+_MESSAGE_TRAFFIC = 4  # the same per byte sent between processes: two copies
 _SHARE = _ADD_TRAFFIC / _MESSAGE_TRAFFIC
 
 
 def parent(rank: int) -> int | None:
-    """Return the rank that gets a rank's gradients: its number without the lowest set bit."""
+    """Return the rank that receives a rank's gradients: clear its lowest set bit."""
     return rank & (rank - 1) if rank else None
 
 
 def children(rank: int, world_size: int) -> list[int]:
-    """Return the ranks whose gradients a rank adds, the nearest first."""
+    """Return the ranks that send gradients to a rank, the nearest first."""
     lowest = rank & -rank or world_size
     distances = (1 << level for level in range(world_size.bit_length()))
     return [rank + d for d in distances if d < lowest and rank + d < world_size]
 
 
 class _Edge(NamedTuple):
-    """A worker and its parent, the messages between them, and the addition at the parent."""
+    """The messages between a worker and its parent, and the parent's addition."""
 
     child: int
     parent: int
@@ -53,9 +53,9 @@ class _Edge(NamedTuple):
 
 
 def plan(workload: Workload, machine: Machine, config: Tree, window: Window) -> Plan:
-    """Return the tasks of `window` steps on the first `config.workers` devices of the machine.
+    """Plan a window of steps on the first `config.workers` devices.
 
-    InvalidInput if the machine has fewer devices or they are not linked.
+    InvalidInput if devices or links are missing.
     """
     devices, nbytes = machine.first_devices(config.workers), workload.gradient_nbytes
     edges = []
@@ -69,11 +69,7 @@ def plan(workload: Workload, machine: Machine, config: Tree, window: Window) -> 
 
 
 def memory(workload: Workload, machine: Machine, config: Tree) -> Mapping[str, int]:
-    """Return the bytes that each device needs: a replica, and gradients that travel.
-
-    These are in a buffer of their own, and those of a worker's children, one after another, in a
-    second one.
-    """
+    """Return the bytes of each device: a replica, a send buffer, and one to receive if needed."""
     devices = machine.first_devices(config.workers)
     replica, num_workers = replica_nbytes(workload), len(devices)
     buffers = [1 + bool(children(rank, num_workers)) for rank in range(num_workers)]
@@ -85,7 +81,7 @@ def memory(workload: Workload, machine: Machine, config: Tree) -> Mapping[str, i
 
 
 def _upwards(num_workers: int) -> list[tuple[int, int]]:
-    """Return each worker but the first with its parent, the nearest first."""
+    """Return all pairs of worker and parent, the nearest first."""
     pairs = [(child, p) for child in range(num_workers) if (p := parent(child)) is not None]
     return sorted(pairs, key=lambda pair: (pair[0] - pair[1], pair[0]))
 
@@ -117,10 +113,10 @@ def _step_tasks(compute: ComputeStep, edges: Sequence[_Edge], step: int) -> Iter
 
 
 def calibrate(machine: Machine, measured: ExchangeSamples, config: Tree | None = None) -> Machine:
-    """Return the machine whose links, one for each edge of the tree, are as fast as measured.
+    """Return the machine with a link for each edge of the tree, fitted to measured exchanges.
 
-    Within one host messages and additions are taken to be traffic of one memory, which sets how
-    fast it is. Elsewhere additions are as fast as the machine says, and links get what remains.
+    Within a host of CPU workers, messages and additions share the memory's bandwidth, which is
+    fitted, too. Otherwise additions take the machine's speed, and links the remaining time.
     """
     devices = machine.devices
     pairs = [(devices[child], devices[above]) for child, above in _upwards(len(devices))]
@@ -131,23 +127,23 @@ def calibrate(machine: Machine, measured: ExchangeSamples, config: Tree | None =
         traffic_per_s = _MESSAGE_TRAFFIC / byte_s
         machine = machine.with_each("hosts", memory_bandwidth_bytes_per_s=traffic_per_s)
         return linked(machine, pairs, LinearTime(latency_s / num_sends, byte_s))
-    # Additions take as long as on the slowest device, or host.
+    # Additions take as long as on the slowest device or host.
     gpus = [device for device in devices if device.kind == DeviceKind.GPU]
     slowest = min(part.memory_bandwidth_bytes_per_s for part in gpus or machine.hosts)
     call_s = max((gpu.call_latency_s for gpu in gpus), default=0.0)
     rest_s = seconds_per_byte - num_additions * _ADD_TRAFFIC / slowest
     each = LinearTime(
         max(0.0, latency_s - num_additions * call_s) / num_sends,
-        # Where the machine says that additions take all the time, a message keeps a hundredth.
+        # Messages keep at least a hundredth, even if additions would take all of the time.
         max(0.01 * seconds_per_byte, rest_s) / num_sends,
     )
     return linked(machine, pairs, each)
 
 
 def _in_turn(machine: Machine) -> tuple[float, float]:
-    """Return the numbers of messages and additions that follow one another in an exchange.
+    """Return the numbers of sequential messages and additions in an exchange.
 
-    That is so as long as an addition does not take longer than a message.
+    An addition must not take longer than a message.
     """
     layer = Layer("one", (Parameter("one", (1,)),), 0, Cost(), Cost())
     workload = Workload("one", 1, (layer,), (0,), 0)
@@ -159,7 +155,7 @@ def _in_turn(machine: Machine) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _InMessages:
-    """A cost model of an exchange alone, whose unit is a message."""
+    """A cost model in units of a message; computing takes no time."""
 
     addition: float
 

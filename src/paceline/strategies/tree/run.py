@@ -1,23 +1,198 @@
-"""Run strategy tree: gradients to rank 0, their means to all."""
+"""Run strategy tree: sum gradients in a binary tree (Le et al. 2018, section 2.3; BVLC/Caffe).
 
-from torch import nn
+Rank 0 divides the sums (step T-3) and sends means, where the paper's rank 0 sends updated
+parameters (T-5): with means every rank can clip and scale gradients. All messages are point to
+point.
+"""
 
+import itertools
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.core.errors import InvalidInput
+from paceline.core.plan import Kind
 from paceline.exchange.compressed import Compression
-from paceline.exchange.replica import Chunking, Method, ModelReplica
+from paceline.exchange.layout import Layout
+from paceline.exchange.replica import Chunking, Exchange, Method, ModelReplica, Statistics
 from paceline.exchange.replicas import start as start
 from paceline.exchange.synchronized import Synchronized
+from paceline.links.devices import device_of
 from paceline.links.group import Group
+from paceline.record.recorder import Recorder, noted
 from paceline.strategies.tree.config import Tree
-from paceline.strategies.tree.exchange import TreeExchange
+from paceline.strategies.tree.plan import children, parent
+
+
+class FlatGradients:
+    """A flat buffer of all gradients of one type, followed by a flag for each.
+
+    A flag is 1 if the gradient has changed, so the sum is the number of ranks with a change.
+    `as_views`: gradients are views of the buffer from the first exchange on. `receives`: the rank
+    has children, and needs a second buffer for their gradients.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+        as_views: bool,
+        receives: bool,
+    ) -> None:
+        same = [slot for slot in layout.slots if slot.dtype == dtype]
+        # A view as complex values must begin at an even index, so complex slots come first.
+        self._slots = sorted(same, key=lambda slot: not slot.parameter.is_complex())
+        self._as_views = as_views
+        sizes = [slot.num_values for slot in self._slots]
+        buffer = torch.zeros(sum(sizes) + len(sizes), dtype=dtype, device=device)
+        self.values, self.incoming = buffer, torch.empty_like(buffer[: None if receives else 0])
+        self.sums, self._flags = buffer.split([sum(sizes), len(sizes)])
+        self._parts = [
+            flat.view(slot.parameter.dtype).as_strided(slot.parameter.size(), slot.stride)
+            for slot, flat in zip(self._slots, self.sums.split(sizes), strict=True)
+        ]
+
+    def fill(self, touched: Sequence[bool]) -> None:
+        """Copy this rank's gradients into the buffer."""
+        for slot, part in zip(self._slots, self._parts, strict=True):
+            gradient = slot.parameter.grad
+            if gradient is None:
+                # The buffer still has the mean of the step before.
+                part.zero_()
+            elif not _is_view(gradient, part):
+                part.copy_(gradient)
+        self._flags.copy_(torch.tensor([float(touched[slot.index]) for slot in self._slots]))
+
+    def copy_out(self) -> list[int]:
+        """Replace gradients that changed on any rank by their means; return the slots' indices."""
+        indices = []
+        for slot, part, count in zip(self._slots, self._parts, self._flags.tolist(), strict=True):
+            if not count:
+                continue
+            indices.append(slot.index)
+            gradient = slot.parameter.grad
+            if gradient is not None and _is_view(gradient, part):
+                continue
+            if self._as_views:
+                slot.parameter.grad = part
+            elif gradient is None:
+                slot.parameter.grad = torch.empty_like(slot.parameter).copy_(part)
+            else:
+                gradient.copy_(part)
+        return indices
+
+
+def _is_view(gradient: Tensor, part: Tensor) -> bool:
+    return gradient.data_ptr() == part.data_ptr() and gradient.numel() > 0
+
+
+_tags = itertools.count()  # a tag for each model, so that their messages are not confused
+
+
+class TreeExchange(Exchange):
+    """One rank's exchange; with `as_views` gradients are views of the sent buffer."""
+
+    name = "tree"
+    chunked = False
+
+    def __init__(self, group: Group, as_views: bool = False) -> None:
+        self.recorder: Recorder | None = None
+        self._group, self._as_views = group, as_views
+        self._tag = next(_tags)
+        self._parent = parent(group.rank)
+        self._children = children(group.rank, group.world_size)
+        self._num_steps = 0
+        self._bytes_sent = self._bytes_received = 0
+        self._exposed_s = 0.0
+        self._flats: tuple[FlatGradients, ...] = ()
+
+    def open(self, layout: Layout) -> None:
+        """Allocate buffers for each type of gradients.
+
+        InvalidInput for a GPU with gloo, which reads host memory only.
+        """
+        group, needs_nccl = self._group, device_of(self._group.device).backend == "nccl"
+        config = dist.get_backend_config(group.process_group) if group.exchanges else "nccl"
+        if needs_nccl and "nccl" not in config:
+            raise InvalidInput(
+                "exchange",
+                "is tree, which cannot send a GPU's gradients with gloo",
+                hint="create the process group with NCCL, or choose exchange='host'",
+            )
+        self._flats = tuple(
+            FlatGradients(layout, dtype, self._group.device, self._as_views, bool(self._children))
+            for dtype in dict.fromkeys(slot.dtype for slot in layout.slots)
+        )
+
+    @torch.no_grad()
+    def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
+        """Send gradients up the tree, and means down."""
+        started = time.monotonic()
+        changed = [False] * len(touched)
+        for flat in self._flats:
+            flat.fill(touched)
+            with self._group.naming_lost_ranks():
+                self._reduce_and_broadcast(flat)
+            for index in flat.copy_out():
+                changed[index] = True
+        self._num_steps += 1
+        self._exposed_s += time.monotonic() - started
+        return changed
+
+    def _reduce_and_broadcast(self, flat: FlatGradients) -> None:
+        own = self._group.rank
+        # Add in a fixed order, so that sums are bitwise reproducible.
+        for child in self._children:
+            self._receive(flat.incoming, child, f"up{child}")
+            with noted(self.recorder, Kind.REDUCE, f"{child}", alone=True):
+                flat.values += flat.incoming
+        if self._parent is None:
+            flat.sums /= self._group.world_size
+        else:
+            self._send(flat.values, self._parent, f"up{own}")
+            self._receive(flat.values, self._parent, f"down{own}")
+        for child in reversed(self._children):
+            self._send(flat.values, child, f"down{child}")
+
+    def _send(self, values: Tensor, rank: int, part: str) -> None:
+        with noted(self.recorder, Kind.SEND, part):
+            dist.send(values, group=self._group.process_group, group_dst=rank, tag=self._tag)
+        self._bytes_sent += values.nbytes
+
+    def _receive(self, values: Tensor, rank: int, part: str) -> None:
+        with noted(self.recorder, Kind.SEND, part):
+            dist.recv(values, group=self._group.process_group, group_src=rank, tag=self._tag)
+        self._bytes_received += values.nbytes
+
+    def discard(self) -> None:
+        """Raise InvalidInput, because the other ranks wait for this rank's gradients."""
+        raise InvalidInput(
+            "exchange",
+            "cannot discard a step after a failed backward pass",
+            hint="end the run, or use exchange='host' on one machine",
+        )
+
+    def statistics(self) -> Statistics:
+        """Return the traffic and time so far, all of it exposed."""
+        sent, received = self._bytes_sent, self._bytes_received
+        return Statistics(self.name, self._num_steps, sent, received, self._exposed_s, 0.0)
+
+    def close(self) -> None:
+        """Release the buffers."""
+        self._flats = ()
 
 
 def method(
     config: Tree, compression: Compression | None = None, chunk: Chunking | None = None
 ) -> Method:
-    """Return the exchange through the tree, which takes no codec and has no chunks."""
+    """Return the exchange, without codec and chunks."""
     return Method("tree", TreeExchange, takes_codec=False)
 
 
 def replica(module: nn.Module, config: Tree, group: Group) -> ModelReplica:
-    """Return the module as one of the group's replicas."""
+    """Wrap the module as a replica of the group."""
     return Synchronized(module, method(config), group=group, gradient_as_bucket_view=True)
