@@ -14,7 +14,7 @@ from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.core.workload import Layer, Parameter, Workload
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.plan import memory, period_s, plan, priced_batches
+from paceline.strategies.hogbatch.plan import PricedWorkers, memory, plan
 from paceline.strategies.hogbatch.policy import policy_of, updates_of
 from paceline.strategies.hogbatch.statistics import staleness
 from papers.hogbatch import plan_until
@@ -114,12 +114,12 @@ def test_the_period_of_a_gpu_is_the_simulated_one(speed, numel, sample_nbytes, g
     machine = at_speeds(*[speed, 1e-3][: len(kinds)], kinds=kinds, links=[link("gpu0", "h", 1e6)])
     config = Hogbatch(workers=len(kinds), policy="hogbatch", threads=1, gpu_depth=gpu_depth)
     work = replace(per_sample(4, numel, 1e-2), input_nbytes=sample_nbytes * 4)
-    specs = [WorkerSpec(kind) for kind in kinds]
-    batch = priced_batches(work, machine, specs, shared=not alone)(0, 4)
-    timeline = simulate(plan_until(work, machine, config, 150 * sum(batch[1])), roof(machine))
+    workers = PricedWorkers(work, machine, config)
+    _, seconds = workers.batch(0, 4)
+    timeline = simulate(plan_until(work, machine, config, 150 * sum(seconds)), roof(machine))
     ends = [update.end_s for update in updates(timeline)["gpu0"]]
     # Two stages that take nearly as long as each other need many batches to fill the pipeline.
-    assert (ends[-1] - ends[-21]) / 20 == pytest.approx(period_s(batch, gpu_depth), rel=3e-2)
+    assert (ends[-1] - ends[-21]) / 20 == pytest.approx(workers.period_s(0, 4), rel=3e-2)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -207,9 +207,8 @@ def test_other_names_are_refused(name: str):
 @pytest.mark.parametrize(("name", "worker"), [("Silent", 0), ("Silent", 1), ("Failing", 1)])
 def test_every_size_is_checked(name: str, worker: int):
     policy = made(name)
-    with refused("policy") as caught:
+    with refused("policy", got=policy.name):
         policy.next_batch(worker, (0.0, 0.0), (0, 0))
-    assert f"worker {worker}" in caught.value.problem
 
 
 @pytest.mark.parametrize("text", ["cpu:4096@slow=2.5, cpu:2@slow=1.000001, gpu:10", "cpu:1, cpu:1"])
@@ -225,20 +224,17 @@ def test_a_number_of_workers_shares_the_cores(number: int, threads: int):
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        *[(one, f"{one!r} (worker 0)") for one in ("", "cpu", "-1", "1_0")],
-        *[(one, repr(one)) for one in ("cpu:0", "gpu:0@slow=2")],
+        *[(one, one) for one in ("", "cpu", "-1", "1_0", "cpu:0", "gpu:0@slow=2", "cpu:5000")],
         *[(f"cpu:1@{one}", f"cpu:1@{one}") for one in ("slow=0.5", "slow=", "slow=inf", "fast=2")],
-        ("cpu:1,,cpu:1", "'' (worker 1)"),
-        ("cpu:1,tpu:1", "'tpu:1' (worker 1)"),
-        ("cpu:5000", "4096"),
+        ("cpu:1,,cpu:1", ""),
+        ("cpu:1,tpu:1", "tpu:1"),
         ("gpu:1,cpu:1,gpu:1", "gpu:1"),
-        *[(too_many, "256") for too_many in ("0", "257", ",".join(["cpu:1"] * 257))],
+        *[("0", 0), ("257", 257), (",".join(["cpu:1"] * 257), 257)],
     ],
 )
-def test_what_is_no_worker_is_named(text: str, named: str):
-    with refused("workers") as caught:
+def test_what_is_no_worker_is_named(text: str, named: str | int):
+    with refused("workers", got=named):
         parse_workers(text, 2)
-    assert named in caught.value.problem
 
 
 @pytest.mark.parametrize(

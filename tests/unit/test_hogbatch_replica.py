@@ -325,7 +325,7 @@ class Failing(nn.Linear):
         ({"loss": lambda outputs, targets: 1.0}, "loss of mine"),
         ({"loss": lambda outputs, targets: outputs.detach().sum()}, "loss of mine"),
         ({"loss": lambda outputs, targets: outputs["logits"]}, "loss of mine"),
-        ({"model": lambda: Failing(3, 2)}, "model mine"),
+        ({"model": lambda: Failing(3, 2)}, "model"),
     ],
 )
 def test_what_is_wrong_with_a_recipe_is_named(changes: dict[str, Any], field: str):

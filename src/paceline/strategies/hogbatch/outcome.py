@@ -1,4 +1,4 @@
-"""The outcome of a run: what each worker did, beside the plan of the same batches."""
+"""The outcome of a run: each worker's batches, next to the plan of the same batches."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _MOST_POINTS = 500
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run whose workers have ended: what it was to train, and the epochs that it has trained."""
+    """A run whose workers have ended; `asked`: the epochs to train, `epochs`: those trained."""
 
     coordinator: Coordinator
     recipe: Recipe
@@ -31,15 +31,12 @@ class FinishedRun:
     epochs: Sequence[Epoch]
 
     def outcome(self, traced: Timeline, peaks: Sequence[int], num_samples: int) -> Outcome:
-        """Return the outcome of a training on so many samples.
-
-        `traced` has the batches that were traced, `peaks` each worker's bytes of memory.
-        """
+        """Return the outcome; `traced`: the traced batches, `peaks`: each worker's peak memory."""
         history, trained_s = self.coordinator.history, self.coordinator.trained_s
         workers = [one.progress for one in self.coordinator.processes.workers]
         trials = [one.trial for one in workers if one.trial is not None]
         prediction = None
-        if not history.lost and not history.past:  # the plan knows neither
+        if not history.lost and not history.past:  # which predictions do not model
             prediction = predict(self.asked, trials)
         planned, faults = self._replayed(traced, trials)
         known = self.coordinator.known
@@ -69,7 +66,7 @@ class FinishedRun:
     def _replayed(
         self, traced: Timeline, trials: Sequence[SpeedTrial]
     ) -> tuple[Timeline, tuple[str, ...]]:
-        """Return the traced batches as planned, with the sizes they had, and how they differ."""
+        """Return the plan of the traced batch sizes, and its differences from the trace."""
         workload, config = self.asked.workload, self.asked.config
         machine = speed_trial.machine_of(workload, trials)
         specs, sizes = {one.number: one.spec for one in trials}, traced_sizes(traced.spans)
@@ -90,12 +87,8 @@ class FinishedRun:
 
 
 def _workers(
-    known: Sequence[KnownWorker],
-    made: Made,
-    updates: Updates,
-    prediction: Prediction | None,
+    known: Sequence[KnownWorker], made: Made, updates: Updates, prediction: Prediction | None
 ) -> tuple[UnevenWorker, ...]:
-    """Return what each worker did, by its batches."""
     sizes = {name: [(one.end_s, one.num_samples) for one in own] for name, own in made.items()}
     return tuple(
         UnevenWorker(

@@ -1,7 +1,7 @@
-"""A worker process: it asks for work, does it, and asks again, until it is told to stop.
+"""A worker process: it requests work and executes it, until the command to stop.
 
-`python -m paceline.strategies.hogbatch.worker WIRE` is how the coordinator starts one. When it is
-told to stop, it writes the spans that it has traced, and its peak of memory, to the wire's file.
+The coordinator runs `python -m paceline.strategies.hogbatch.worker WIRE`. At the end the worker
+writes its traced spans and its peak memory to the wire's file.
 """
 
 import os
@@ -44,12 +44,12 @@ from paceline.training.recipes.named import recipe_of
 from paceline.training.recipes.recipe import Recipe
 
 _NS = 1e-9
-_REPORT_WITHIN_S = 0.02  # of a batch's end, though there is more to do
-_POLL_S = 1e-3  # an event of a GPU has no descriptor that one could wait for
+_REPORT_WITHIN_S = 0.02  # after a batch's end, even if there is more work
+_POLL_S = 1e-3  # GPU events have no file descriptor to wait for
 
 
 class _Executor:
-    """Executes the coordinator's commands; a GPU has several batches in work at once."""
+    """Executes the coordinator's commands."""
 
     def __init__(self, settings: ProcessSettings, wire: Wire, device: Device) -> None:
         self._settings, self._wire, self._device = settings, wire, device
@@ -65,7 +65,7 @@ class _Executor:
         self._unreported: list[ScheduleWork] = []
 
     def run(self) -> list[Span]:
-        """Ask for work until told to stop, or the coordinator is gone; return what was traced."""
+        """Request and execute work until the end; return the traced spans."""
         self._wire.send(())
         while (message := self._next()) not in (Command.STOP, None):
             if isinstance(message, ExecuteWork):
@@ -80,13 +80,13 @@ class _Executor:
         return self._replica.spans
 
     def _next(self) -> Any:
-        """Return the next message; report what was done before waiting for it."""
+        """Return the next message; report completed batches before waiting for it."""
         unreported = self._unreported
         while True:
             self._complete(self._replica.done())
             oldest_ns = time.monotonic_ns() - unreported[0].result.ended_ns if unreported else 0
             if len(unreported) < MOST_REPORTED and oldest_ns * _NS <= _REPORT_WITHIN_S:
-                with suppress(BlockingIOError):  # nothing has come yet
+                with suppress(BlockingIOError):  # no message yet
                     return self._wire.receive(waits=False)
             if unreported:
                 self._wire.send(tuple(unreported))
@@ -96,7 +96,7 @@ class _Executor:
             select.select([self._wire], [], [], _POLL_S)
 
     def _move_state(self, command: Command) -> None:
-        """Write the state of optimizers and random numbers to the wire's file, or read it there."""
+        """Save optimizers and random numbers to the wire's file, or load them."""
         optimizers = self._replica.optimizers
         if command is Command.SAVE:
             self._wire.write(state_of(optimizers, self._device))
@@ -123,7 +123,7 @@ class _Executor:
             self._unreported.append(ScheduleWork(work.batch, work.size, result))
 
     def _try(self, asked: TrySpeed) -> SpeedTrial:
-        """Measure batches of the sizes, on a copy of the model."""
+        """Time batches of the sizes, on a copy of the model."""
         shared = self._settings.training.parameters.tensors
         copied = SharedTensors.of(shared, "the model in a trial")
         copied.close()
@@ -134,7 +134,7 @@ class _Executor:
             for size in asked.sizes
         }
         unpin()
-        self._seed()  # a trial draws as many random numbers as it has time for
+        self._seed()  # how many random numbers a trial draws depends on its speed
         return SpeedTrial(self._settings.number, self._settings.spec, seconds)
 
     def _new_replica(self, parameters: SharedTensors) -> replica.WorkerReplica:
@@ -149,7 +149,7 @@ class _Executor:
 
 
 def _recipe(training: Training) -> Recipe:
-    """Return the recipe without its tests; its samples are shared, or of this process alone."""
+    """Return the recipe without test data, with the shared samples if there are any."""
     settings, shared, loaded = training.settings, training.data.tensors, None
     if messages.INPUTS in shared:
         inputs, targets = shared[messages.INPUTS], shared[messages.TARGETS]
@@ -160,7 +160,7 @@ def _recipe(training: Training) -> Recipe:
 
 
 def _threads_of_torch(settings: ProcessSettings) -> int:
-    """Return one for a replica on cores, which has threads of its own; a GPU's adds updates."""
+    """Return 1 for a CPU replica, which has its own threads; a GPU's host adds updates."""
     if settings.spec.kind == DeviceKind.CPU:
         return 1
     workers = parse_workers(settings.training.settings.workers)
@@ -168,7 +168,7 @@ def _threads_of_torch(settings: ProcessSettings) -> int:
 
 
 def main() -> None:
-    """Work with the settings of the starter; tell it why this fails."""
+    """Run the worker that the coordinator's settings describe; report why it fails."""
     settings, wire = Wire.to_starter(sys.argv[1])
     if settings.cores:
         os.sched_setaffinity(0, settings.cores)
@@ -178,9 +178,9 @@ def main() -> None:
         with device.use():
             spans = _Executor(settings, wire, device).run()
     except ConnectionError:
-        return  # the coordinator is gone, or has dropped this worker
+        return  # the coordinator has ended, or dropped this worker
     except (Exception, SystemExit) as error:
-        with suppress(ConnectionError):  # another worker has failed first
+        with suppress(ConnectionError):  # another worker failed first
             wire.send(Failure.of(error, settings.number))
         sys.exit(exit_code(error))
     wire.write((spans, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
