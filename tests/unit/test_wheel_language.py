@@ -136,10 +136,8 @@ def test_a_large_vocabulary_and_few_tokens_make_a_head(vocabulary: int, samples:
 def test_a_small_vocabulary_and_many_tokens_make_none_unless_it_is_asked_for():
     """256 bytes, 64 samples of 12 tokens: more crosses than the output layer holds."""
     work = described(256, 64)
-    with refused("wheel") as caught:
+    with refused("strategy"):
         split(work, Wheel())
-    for nbytes in (64 * LENGTH, 256):
-        assert f"{2 * 4 * nbytes * WIDTH / 1e6:.3g} MB" in str(caught.value)
     assert split(work, Wheel(head="lm_head")).head.layers[0].name == "lm_head"
 
 
@@ -180,7 +178,7 @@ def test_a_recipe_handed_over_is_for_workers_of_this_machine_if_its_head_is_not_
     assert (spec.head, spec.num_steps, spec.data, spec.precision) == ("lm_head", 7, None, "float32")
     with refused("model"):
         jobs_of(listen="tcp://127.0.0.1:0")
-    with refused("wheel"):
+    with refused("strategy"):
         jobs_of(is_tied=True)
 
 
