@@ -55,10 +55,6 @@ class WorkerProcess(PacketWorker):
         """Its name in messages to the user."""
         return f"worker {self.number} ({self.progress.spec}, process {self.process.pid})"
 
-    def await_report(self) -> None:
-        """Start the deadline of its next report, if it has work."""
-        self.awaited_since_s = time.monotonic() if self.progress.assigned else inf
-
 
 class WorkerProcesses(PacketWorkers[WorkerProcess]):
     """The worker processes of a run, each on its own cores.
@@ -222,7 +218,7 @@ class Coordinator:
             work = self.scheduler.complete(progress, result.updates, result.loss)
             progress.latest, progress.ended_ns = (work.size, took_ns * _NS), result.ended_ns
             done.append((work, result))
-        worker.await_report()
+        worker.awaited_since_s = time.monotonic() if progress.assigned else inf
         self._hand_out(worker)  # before writing the log, because the worker waits
         for work, result in done:
             self._log(worker, work, result)

@@ -14,10 +14,10 @@ from paceline.strategies.hogbatch.coordinator import Coordinator, KnownWorker
 from paceline.strategies.hogbatch.policy import SpeedTrial
 from paceline.strategies.hogbatch.replica import device_for
 from paceline.strategies.hogbatch.speed_trial import Epochs, Prediction, predict, traced_sizes
-from paceline.strategies.hogbatch.statistics import Made
+from paceline.strategies.hogbatch.statistics import BatchLog, Made
 from paceline.training.recipes.recipe import Recipe
 
-_SLACK_S = 1e-3  # a hook of the last layer runs a moment after the layer
+_SLACK_S = 1e-3  # a layer's hook runs shortly after the layer
 _MOST_POINTS = 500
 
 
@@ -39,10 +39,9 @@ class FinishedRun:
         if not history.lost and not history.past:  # which predictions do not model
             prediction = predict(self.asked, trials)
         planned, faults = self._replayed(traced, trials)
-        known = self.coordinator.known
-        names = [one.name for one in known]
-        made, tokens = history.log.made(names), self.recipe.tokens_per_sample
-        updates = self._updates(names, made)
+        known, tokens = self.coordinator.known, self.recipe.tokens_per_sample
+        made = history.log.made([one.name for one in known])
+        updates = _updates(made, history.log)
         return Outcome(
             timeline=traced,
             predicted=planned,
@@ -59,7 +58,7 @@ class FinishedRun:
             updates=updates,
             device=", ".join(dict.fromkeys(device_for(one.spec).name for one in workers)),
             workers=_workers(known, made, updates, prediction),
-            utilisation=history.log.utilisation(names),
+            utilisation=statistics.utilisation(made),
             predicted_utilisation=prediction.utilisation if prediction else {},
         )
 
@@ -74,16 +73,18 @@ class FinishedRun:
         faults = tuple(conform(plan, traced, _SLACK_S))
         return simulate(plan, Roofline.of(machine)), faults
 
-    def _updates(self, names: Sequence[str], made: Made) -> Updates:
-        log, staleness = self.coordinator.history.log, statistics.staleness(made)
-        missed, by_worker = sum(staleness.values(), Counter[int]()), log.num_updates(names)
-        return Updates(
-            count=sum(by_worker.values()),
-            by_worker=by_worker,
-            staleness={name: dict(own) for name, own in staleness.items()},
-            mean_staleness=sum(n * times for n, times in missed.items()) / max(1, missed.total()),
-            gaps=tuple(log.gaps(len(names), _MOST_POINTS)),
-        )
+
+def _updates(made: Made, log: BatchLog) -> Updates:
+    staleness = statistics.staleness(made)
+    missed = sum(staleness.values(), Counter[int]())
+    by_worker = {name: sum(one.num_updates for one in own) for name, own in made.items()}
+    return Updates(
+        count=sum(by_worker.values()),
+        by_worker=by_worker,
+        staleness={name: dict(own) for name, own in staleness.items()},
+        mean_staleness=sum(n * times for n, times in missed.items()) / max(1, missed.total()),
+        gaps=tuple(log.gaps(len(made), _MOST_POINTS)),
+    )
 
 
 def _workers(

@@ -48,6 +48,8 @@ class Update(NamedTuple):
     read_s: float
     end_s: float
     num_samples: int
+    num_updates: int = 1  # of a CPU worker, one per thread with a sample
+    busy_s: float = 0.0  # in compute
 
 
 Made = dict[str, list[Update]]  # the updates of each device, one per batch
@@ -81,26 +83,11 @@ class BatchLog:
     def made(self, names: Sequence[str]) -> Made:
         """Return each device's updates."""
         found: Made = {name: [] for name in names}
-        for batch in self:
-            read_s, end_s = batch.result.started_ns * _NS, batch.result.ended_ns * _NS
-            found[names[batch.worker]].append(Update(read_s, end_s, batch.size))
+        for worker, _, _, size, done in self:
+            busy_s = (done.stepped_ns - done.begun_ns) * _NS
+            times_s = done.started_ns * _NS, done.ended_ns * _NS
+            found[names[worker]].append(Update(*times_s, size, done.updates, busy_s))
         return found
-
-    def num_updates(self, names: Sequence[str]) -> dict[str, int]:
-        """Return each device's number of updates, over all threads of a CPU worker."""
-        counted = dict.fromkeys(names, 0)
-        for batch in self:
-            counted[names[batch.worker]] += batch.result.updates
-        return counted
-
-    def utilisation(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the share of the time in which each device computes (figure 7)."""
-        busy_ns, results = dict.fromkeys(names, 0), [batch.result for batch in self]
-        for batch in self:
-            busy_ns[names[batch.worker]] += batch.result.stepped_ns - batch.result.begun_ns
-        first_ns = min((one.started_ns for one in results), default=0)
-        whole_ns = max((one.ended_ns for one in results), default=0) - first_ns
-        return {name: busy / max(1, whole_ns) for name, busy in busy_ns.items()}
 
     def gaps(self, num_workers: int, most: int) -> Points:
         """Return at most `most` times, with the updates between the first and the last worker."""
@@ -114,6 +101,14 @@ class BatchLog:
             if number % every == 0:
                 found.append((batch.result.ended_ns * _NS, max(counted) - min(counted)))
         return found
+
+
+def utilisation(made: Mapping[str, Sequence[Update]]) -> dict[str, float]:
+    """Return the share of the time in which each device computes (figure 7)."""
+    updates = [update for own in made.values() for update in own]
+    first_s = min((one.read_s for one in updates), default=0.0)
+    whole_s = max((one.end_s for one in updates), default=0.0) - first_s
+    return {name: sum(one.busy_s for one in own) / max(_NS, whole_s) for name, own in made.items()}
 
 
 def changes(points: Points) -> Points:

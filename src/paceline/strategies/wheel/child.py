@@ -100,17 +100,12 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
 
 
 def _server_of(job: jobs.TrainingJob, parent: ParentHub, gather: int) -> ChildServer:
-    config = job.spec.config
     return ChildServer(
         *(job.model, job.halves, parent),
-        num_workers=config.workers,
-        staleness=config.staleness,
+        **jobs.server_options(job, jobs.learning_in(job.spec, job.recipe)),
         gather=gather,
         num_steps=job.spec.num_steps,
         steps_per_epoch=job.steps_per_epoch,
-        learning=jobs.learning_in(job.spec, job.recipe),
-        checks_values=job.spec.pace is None,
-        lent=jobs.lent_head(job),
     )
 
 

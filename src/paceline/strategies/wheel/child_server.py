@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from paceline.exchange.step import OF_CLASSES, Learning
 from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
-from paceline.strategies.wheel.lent import LentHead
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import GradientSum, ParameterServer
 from paceline.strategies.wheel.tree import ChildReport, ParentHub, ParentReply, vector_like
@@ -31,24 +30,14 @@ class ChildServer(ParameterServer):
         halves: Halves,
         parent: ParentHub,
         *,
-        num_workers: int,
         staleness: int | None,
         gather: int,
         num_steps: int,
         steps_per_epoch: int,
-        learning: Learning = OF_CLASSES,
-        checks_values: bool = True,
-        lent: LentHead | None = None,
+        **options: Any,
     ) -> None:
         unused = torch.optim.SGD(trainable(model), lr=0.0)  # the root takes the optimizer steps
-        super().__init__(
-            *(model, halves, unused),
-            num_workers=num_workers,
-            staleness=staleness,
-            learning=learning,
-            checks_values=checks_values,
-            lent=lent,
-        )
+        super().__init__(model, halves, unused, staleness=staleness, **options)
         self.parent, self._gather = parent, gather
         self._num_steps, self._steps_per_epoch = num_steps, steps_per_epoch
         self._waits = staleness == 0

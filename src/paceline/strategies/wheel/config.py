@@ -103,11 +103,6 @@ class Wheel:
         step = 1 + ceil(own / self.lanes)
         return {1 + i * step: range(i * own, (i + 1) * own) for i in range(self.child_hubs)}
 
-    def devices_of(self, workers: range) -> dict[int, int]:
-        """Return the devices of a hub's workers, with the first worker of each."""
-        by_device = self.workers_by_device.items()
-        return {number: own[0] for number, own in by_device if own[0] in workers}
-
     @property
     def of_root(self) -> "Wheel":
         """The configuration of a tree's root, whose workers are the child hubs."""

@@ -236,6 +236,17 @@ def lent_head(job: TrainingJob) -> LentHead | None:
     return LentHead(model, halves.head, job.halves.head, job.device)
 
 
+def server_options(job: TrainingJob, learning: Learning) -> dict[str, Any]:
+    """Return the arguments that the servers of roots and child hubs share."""
+    return {
+        "num_workers": job.spec.config.workers,
+        "staleness": job.spec.config.staleness,
+        "learning": learning,
+        "checks_values": job.spec.pace is None,
+        "lent": lent_head(job),
+    }
+
+
 def paced_updating(job: TrainingJob, seconds: float = 0.0) -> Updating:
     """Return updates that take `seconds`; 0 at a child hub, whose parent updates."""
     learning = learning_in(job.spec, job.recipe)

@@ -31,9 +31,8 @@ def recorders_of(
 
     `name`: the device's name in the trace. `window`: the recorded steps.
     """
-    clock = clock_for(device)
-    layers = jobs.layers_in(server.answering_model, server.halves.head_names)
-    marks = LayerMarks(layers, clock)
+    clock, model = clock_for(device), server.model if server.lent is None else server.lent.model
+    marks = LayerMarks(jobs.layers_in(model, server.halves.head_names), clock)
     recorders = [WorkerRecorder(one, name, marks, clock, window) for one in range(num_workers)]
     server.watch = lambda worker, step, kind: recorders[worker].work(
         step, kind, *COPIES.get(kind, ())
@@ -89,8 +88,9 @@ def calibrate(
     In a tree, `workers` has the profiles of the child hubs, which include their workers' profiles.
     """
     profiles, hub_of = {0: hub}, dict[int, int]()
-    for i, (number, own) in enumerate(config.workers_by_hub.items()):
-        bodies = config.devices_of(own)
+    by_device = config.workers_by_device
+    for i, (number, workers_of_hub) in enumerate(config.workers_by_hub.items()):
+        bodies = {one: own[0] for one, own in by_device.items() if own[0] in workers_of_hub}
         if config.child_hubs:
             if i not in workers:
                 return None
@@ -102,5 +102,4 @@ def calibrate(
             if body is None:
                 return None
             profiles[device], hub_of[device] = body, number if config.child_hubs else 0
-    computing = tuple(config.workers_by_device)
-    return ProfiledDevices(profiles, hub_of, computing, is_paced).calibrated(workload)
+    return ProfiledDevices(profiles, hub_of, tuple(by_device), is_paced).calibrated(workload)

@@ -27,7 +27,7 @@ from paceline.core.simulate import simulate
 from paceline.core.strategy import PricedMachine, Window
 from paceline.core.timeline import Timeline
 from paceline.exchange.checkpoints import Saver, State, interrupted
-from paceline.exchange.learner import evaluate
+from paceline.exchange.learner import tested
 from paceline.exchange.loop import score_of
 from paceline.exchange.session import TrainingSession
 from paceline.links.devices import device_of, first_device, gpus
@@ -248,30 +248,21 @@ class WheelRunner:
 
     def _test(self) -> tuple[float | None, float | None]:
         """Return the model's mean loss and score on the test samples, if any."""
-        job, recipe = self._job, self._job.recipe
-        samples = recipe.test_samples
-        if samples is None:
-            return None, None
+        job = self._job
         group = replace(self._session.group, device=job.device)
         # With a server in main memory, test on the device.
         model = job.model if job.kept_on == job.device else deepcopy(job.model).to(job.device)
-        loss, score = evaluate(model, samples, group, recipe, self._updating.learning)
-        size = len(samples)
-        return loss / size, None if recipe.score is None else score / size
+        return tested(model, group, job.recipe, self._updating.learning)
 
 
 def _server_of(job: jobs.TrainingJob, updating: jobs.Updating) -> ParameterServer:
-    config, optimizer = job.spec.config, updating.optimizer(job.model)
+    optimizer = updating.optimizer(job.model)
     return ParameterServer(
         *(job.model, job.halves, optimizer),
-        num_workers=config.workers,
-        staleness=config.staleness,
-        staleness_decay=config.staleness_decay,
+        **jobs.server_options(job, updating.learning),
+        staleness_decay=job.spec.config.staleness_decay,
         updates_per_step=updating.updates_per_step,
-        learning=updating.learning,
         schedule=updating.schedule(optimizer),
-        checks_values=job.spec.pace is None,
-        lent=jobs.lent_head(job),
     )
 
 

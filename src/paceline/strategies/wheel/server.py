@@ -101,11 +101,6 @@ class ParameterServer:
         return self._body[0].device if self.lent is None else self.lent.device
 
     @property
-    def answering_model(self) -> nn.Module:
-        """The model whose head computes."""
-        return self.model if self.lent is None else self.lent.model
-
-    @property
     def updates(self) -> Updates:
         """All updates, including those before a loaded checkpoint."""
         staleness = dict(sorted(self._staleness.items()))

@@ -111,9 +111,9 @@ class BodyWorker:
                 self._batch = self._load(self._step)
                 self._train()
                 self._turns.leave(self.worker)
-                trace = Trace()
-                is_here = boot_id() == self._spec.boot_id
-                lead_s = 0.0 if is_here else -lead_of(self._hub_clock_s).ahead_s
+                trace, lead_s = Trace(), 0.0
+                if boot_id() != self._spec.boot_id:  # another machine, with another clock
+                    lead_s = -lead_of(lambda: self._ask(Topic.CLOCK).step * 1e-9).ahead_s
                 trace.add(self._recorder.trace, lead_s)
                 self._ask(Topic.DONE, memoryview(trace.as_json()))
                 return
@@ -235,9 +235,6 @@ class BodyWorker:
         if step >= self._share.num_steps:
             return None
         return self._loader.submit(lambda: self._batches.check(self._share.batch(step)))
-
-    def _hub_clock_s(self) -> float:
-        return self._ask(Topic.CLOCK).step * 1e-9
 
     def _ask(self, topic: Topic, *parts: memoryview, step: int = 0) -> Message:
         return self._result(self._client.request(Message(topic.value, step, parts=parts)))
