@@ -27,9 +27,10 @@ from paceline.links.shared_memory import SharedTensors
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica, clear_gradients
 from paceline.strategies.hogbatch.policy import SpeedTrial
-from paceline.strategies.hogbatch.replica import median_seconds, tensors_of
+from paceline.strategies.hogbatch.replica import tensors_of
 from paceline.strategies.hogbatch.speed_trial import machine_of, plan_of_batches
 from paceline.strategies.hogbatch.statistics import BatchResult
+from paceline.strategies.hogbatch.worker import median_seconds
 from paceline.training.models import describe
 from paceline.training.recipes.optimizers import OptimizerFactory, optimizer_of
 from simulated_gpu.device import SimulatedDevice, SimulatedStream

@@ -1,12 +1,10 @@
-"""The replicas of CPU workers, whose threads train the shared model; see also `gpu_replica`."""
+"""The replicas of CPU workers, whose threads train the shared model; as `GpuReplica` does."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from math import isfinite
-from statistics import median
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +30,6 @@ from paceline.training.models.layers import layers_of
 from paceline.training.recipes.recipe import OptimizerFactory, Recipe, described
 
 _NS = 1e-9
-_NUM_WARM_UP = 2
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -59,26 +56,6 @@ def refer(model: nn.Module, shared: Mapping[str, Tensor]) -> nn.Module:
     for name, tensor in tensors_of(model).items():
         tensor.data = shared[name]
     return model
-
-
-class WorkerReplica(Protocol):
-    """Trains on batches; a GPU has several in work at once. `spans`: of traced batches."""
-
-    spans: list[Span]
-
-    @property
-    def optimizers(self) -> Sequence[Optimizer]:
-        """The optimizer of each thread."""
-
-    def take(self, rows: Tensor, rate: float, step: int | None) -> Iterable[BatchResult]:
-        """Begin a batch; yield the results of batches that must end first.
-
-        `rate`: a factor of the learning rate. `step`: the number in the trace, if traced. Exhaust
-        the results: only then the batch has begun.
-        """
-
-    def done(self, *, waits: bool = False) -> Iterable[BatchResult]:
-        """Yield the results of batches that have ended; with `waits`, of all in work."""
 
 
 class Learner:
@@ -223,7 +200,10 @@ class CpuReplica:
         return [thread.learner.optimizer for thread in self._threads]
 
     def take(self, rows: Tensor, rate: float, step: int | None) -> Iterable[BatchResult]:
-        """Train on a batch until it ends."""
+        """Train on a batch until it ends; return its result.
+
+        `rate`: a factor of the learning rate. `step`: the number in the trace, if traced.
+        """
         return (self.train(rows, rate, step),)
 
     def done(self, *, waits: bool = False) -> Iterable[BatchResult]:
@@ -273,23 +253,3 @@ class CpuReplica:
         self.spans.append(
             Span(Kind.STEP, step, "", worker, (lane,), backward_s, end_s, num_samples=size)
         )
-
-
-def median_seconds(
-    replica: WorkerReplica, num_samples: int, size: int, seconds: float, fewest: int = 3
-) -> float:
-    """Return the median seconds of batches of `size`, repeated for about `seconds`.
-
-    Two batches warm up. If batches overlap, each counts from the end of the batch before.
-    """
-    rows = torch.arange(size) % num_samples
-    ended_ns: list[int] = []
-    took: list[float] = []
-    while len(took) < fewest or sum(took) < seconds:
-        for done in chain(replica.take(rows, 1.0, None), replica.done()):
-            if len(ended_ns) >= _NUM_WARM_UP:
-                took.append((done.ended_ns - max(done.started_ns, ended_ns[-1])) * _NS)
-            ended_ns.append(done.ended_ns)
-    for _ in replica.done(waits=True):
-        pass
-    return median(took)

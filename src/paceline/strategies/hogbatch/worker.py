@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
+from statistics import median
 from typing import Any
 
 import torch
@@ -26,32 +28,48 @@ from paceline.links.devices import Device
 from paceline.links.failpoints import reach
 from paceline.links.packet_workers import Failure, Wire
 from paceline.links.shared_memory import SharedTensors
-from paceline.strategies.hogbatch import messages, replica
+from paceline.strategies.hogbatch import messages
 from paceline.strategies.hogbatch.config import adding_threads, parse_workers
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica
-from paceline.strategies.hogbatch.messages import (
-    Command,
-    ExecuteWork,
-    ProcessSettings,
-    ScheduleWork,
-    Training,
-    TrySpeed,
-)
+from paceline.strategies.hogbatch.messages import Command, ExecuteWork, ScheduleWork, TrySpeed
 from paceline.strategies.hogbatch.policy import MOST_REPORTED, SpeedTrial
+from paceline.strategies.hogbatch.replica import CpuReplica, device_for
 from paceline.strategies.hogbatch.statistics import BatchResult
 from paceline.training.data.dataset import Dataset, TensorSamples
 from paceline.training.recipes.named import recipe_of
 from paceline.training.recipes.recipe import Recipe
 
 _NS = 1e-9
+_NUM_WARM_UP = 2  # batches before a speed trial
 _REPORT_WITHIN_S = 0.02  # after a batch's end, even if there is more work
 _POLL_S = 1e-3  # GPU events have no file descriptor to wait for
+Replica = CpuReplica | GpuReplica
+
+
+def median_seconds(
+    replica: Replica, num_samples: int, size: int, seconds: float, fewest: int = 3
+) -> float:
+    """Return the median seconds of batches of `size`, repeated for about `seconds`.
+
+    Two batches warm up. If batches overlap, each counts from the end of the batch before.
+    """
+    rows = torch.arange(size) % num_samples
+    ended_ns: list[int] = []
+    took: list[float] = []
+    while len(took) < fewest or sum(took) < seconds:
+        for done in chain(replica.take(rows, 1.0, None), replica.done()):
+            if len(ended_ns) >= _NUM_WARM_UP:
+                took.append((done.ended_ns - max(done.started_ns, ended_ns[-1])) * _NS)
+            ended_ns.append(done.ended_ns)
+    for _ in replica.done(waits=True):
+        pass
+    return median(took)
 
 
 class _Executor:
     """Executes the coordinator's commands."""
 
-    def __init__(self, settings: ProcessSettings, wire: Wire, device: Device) -> None:
+    def __init__(self, settings: messages.ProcessSettings, wire: Wire, device: Device) -> None:
         self._settings, self._wire, self._device = settings, wire, device
         training = settings.training
         for tensors in (training.parameters, training.data):
@@ -130,14 +148,13 @@ class _Executor:
         unpin = self._device.pin(copied.memory)
         trial, num_samples = self._new_replica(copied), len(self._shared[messages.ORDER])
         seconds = {
-            size: replica.median_seconds(trial, num_samples, size, asked.seconds)
-            for size in asked.sizes
+            size: median_seconds(trial, num_samples, size, asked.seconds) for size in asked.sizes
         }
         unpin()
         self._seed()  # how many random numbers a trial draws depends on its speed
         return SpeedTrial(self._settings.number, self._settings.spec, seconds)
 
-    def _new_replica(self, parameters: SharedTensors) -> replica.WorkerReplica:
+    def _new_replica(self, parameters: SharedTensors) -> Replica:
         training, spec, number = self._settings.training, self._settings.spec, self._settings.number
         settings, recipe = training.settings, self._recipe
         make, learning = optimizer_by(recipe, settings), learning_of(recipe, settings)
@@ -145,10 +162,10 @@ class _Executor:
             depth = self._settings.depth
             return GpuReplica(recipe, parameters, make, number, self._device, depth, learning)
         threads, tensors = spec.threads, parameters.tensors
-        return replica.CpuReplica(recipe, tensors, make, number, threads, spec.slow, learning)
+        return CpuReplica(recipe, tensors, make, number, threads, spec.slow, learning)
 
 
-def _recipe(training: Training) -> Recipe:
+def _recipe(training: messages.Training) -> Recipe:
     """Return the recipe without test data, with the shared samples if there are any."""
     settings, shared, loaded = training.settings, training.data.tensors, None
     if messages.INPUTS in shared:
@@ -159,7 +176,7 @@ def _recipe(training: Training) -> Recipe:
     return replace(recipe, train=recipe.train if loaded is None else loaded.train, test=None)
 
 
-def _threads_of_torch(settings: ProcessSettings) -> int:
+def _threads_of_torch(settings: messages.ProcessSettings) -> int:
     """Return 1 for a CPU replica, which has its own threads; a GPU's host adds updates."""
     if settings.spec.kind == DeviceKind.CPU:
         return 1
@@ -174,7 +191,7 @@ def main() -> None:
         os.sched_setaffinity(0, settings.cores)
     torch.set_num_threads(_threads_of_torch(settings))
     try:
-        device = replica.device_for(settings.spec)
+        device = device_for(settings.spec)
         with device.use():
             spans = _Executor(settings, wire, device).run()
     except ConnectionError:

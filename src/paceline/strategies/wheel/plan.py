@@ -168,10 +168,8 @@ class _WindowTasks:
         }
         root = server_of(machine, placement.hub, config)
         self._updating = updating_on(root, self._computing[placement.hub.name])
-        self._lent = [
-            self._lending(machine, hub, server)
-            for hub, server in zip(placement.heads, servers, strict=True)
-        ]
+        for own, hub, server in zip(self.routes, placement.heads, servers, strict=True):
+            own |= self._lending(machine, hub, server)
         self.hubs: HubExchanges | None = None
         if config.child_hubs:
             self.hubs = HubExchanges(workload, machine, config, placement, self._updating)
@@ -272,26 +270,28 @@ class _WindowTasks:
         done = self._end(step, Kind.FORWARD, worker)
         yield from self._message(step, Purpose.ACTIVATIONS, worker).tasks((done,))
         after = self._uploaded(step, worker)
-        lent = self._lent_messages(step, worker)
-        for parameters in lent[:1]:
+        is_lent = Purpose.HEAD_PARAMETERS in self.routes[worker]
+        if is_lent:
+            parameters = self._message(step, Purpose.HEAD_PARAMETERS, worker)
             yield from parameters.tasks(after)
             after = parameters.arrival
         yield from self._layers(step, Kind.FORWARD, head, worker, hub, after)
         if head.layers:
             after = (self._end(step, Kind.FORWARD, worker, head),)
         yield from self._layers(step, Kind.BACKWARD, head, worker, hub, after)
-        for gradients in lent[1:]:
+        if is_lent:
+            gradients = self._message(step, Purpose.HEAD_GRADIENTS, worker)
             yield from gradients.tasks((self._end(step, Kind.BACKWARD, worker, head),))
         after = self._answered(step, worker)
         yield from self._message(step, Purpose.ACTIVATION_GRADIENTS, worker).tasks(after)
 
     def _lending(
         self, machine: Machine, hub: Device, server: Station
-    ) -> tuple[RouteStage, RouteStage] | None:
+    ) -> dict[Purpose, tuple[RouteStage, ...]]:
         """Return the copies of head parameters and gradients, if the server is in main memory."""
         head = self.parts.head
         if not (isinstance(server, Host) and head.layers):
-            return None
+            return {}
         cost = Cost(nbytes=head.gradient_nbytes, num_calls=1)
         # The hub's thread is blocked during both copies.
         on, kinds = self._computing[hub.name], ((Kind.H2D, Lane.H2D), (Kind.D2H, Lane.D2H))
@@ -300,13 +300,7 @@ class _WindowTasks:
             RouteStage(kind, (*on, Resource(hub.name, lane), *lanes_of(way)), cost)
             for (kind, lane), way in zip(kinds, ways, strict=True)
         )
-        return there, back
-
-    def _lent_messages(self, step: int, worker: int) -> tuple[Message, ...]:
-        """Return the copies of the head's parameters and gradients, if any."""
-        purposes = (Purpose.HEAD_PARAMETERS, Purpose.HEAD_GRADIENTS)
-        stages = zip(purposes, self._lent[worker] or (), strict=False)
-        return tuple(Message((stage,), step, purpose, worker) for purpose, stage in stages)
+        return {Purpose.HEAD_PARAMETERS: (there,), Purpose.HEAD_GRADIENTS: (back,)}
 
     def _uploaded(self, step: int, worker: int) -> _TaskIds:
         labels = self._message(step, Purpose.LABELS, worker).arrival
@@ -314,8 +308,8 @@ class _WindowTasks:
 
     def _answered(self, step: int, worker: int) -> _TaskIds:
         """Return the tasks that end a step's head; the loss alone takes no time."""
-        for message in self._lent_messages(step, worker)[1:]:
-            return message.arrival
+        if Purpose.HEAD_GRADIENTS in self.routes[worker]:
+            return self._message(step, Purpose.HEAD_GRADIENTS, worker).arrival
         if self.parts.head.layers:
             return (self._end(step, Kind.BACKWARD, worker, self.parts.head),)
         return self._uploaded(step, worker)
