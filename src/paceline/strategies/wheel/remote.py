@@ -13,13 +13,13 @@ from paceline.strategies.wheel.config import Wheel
 
 # Modules that need torch: `take_part(settings, clients)`, and `serve_child(settings, progress)`.
 WORKING, SERVING = "paceline.strategies.wheel.worker", "paceline.strategies.wheel.child"
-_REFUSED = {  # options of a child hub, with the reasons
+_REFUSED = {  # options that a child hub cannot have, with hints
     "workers": "use --workers",
-    "child_hubs": "applies to plans and rehearsals; start each child hub with --parent",
+    "child_hubs": "start each child hub with --parent",
     "gather": "use --gather",
-    "hub": "applies to plans; a run's hub is the machine that starts it",
-    "head": "is set at the root hub",
-    "staleness_decay": "is set at the root hub",
+    "hub": "it applies to plans",
+    "head": "set it at the root hub",
+    "staleness_decay": "set it at the root hub",
 }
 
 
@@ -53,9 +53,9 @@ class ChildSettings(ConnectingWorkers):
 
     def config(self, head: str | None = None) -> Wheel:
         """Return its own workers' configuration, with its parent's `head`."""
-        for field, why in _REFUSED.items():
-            if field in self.options:
-                raise InvalidInput(field, why)
+        for name, hint in _REFUSED.items():
+            if name in self.options:
+                raise InvalidInput("options", f"cannot set {name} of a child hub", hint=hint)
         values = self.options | {"workers": self.workers, "head": head}
         try:
             return TypeAdapter(Wheel).validate_python(values)
