@@ -88,7 +88,7 @@ def test_the_simulator_reproduces_the_coordinators_decisions(
     said, handed = [0, 0, 0], [0, 0, 0]
 
     def expected(other: int, worker: int, time_s: float) -> float:
-        """Its own are counted as if they were done, and those of others but the latest."""
+        """Count all of the worker's own batches, and those of others except their latest."""
         return sum(
             updates_of(workers[other], update.num_samples, 0.5)
             for i, update in enumerate(done[other][: handed[other]])
@@ -163,7 +163,7 @@ def test_a_gpu_alone_keeps_the_model():
 def test_a_window_ends_with_its_last_samples_and_a_horizon_is_reached_by_all():
     machine = at_speeds(1.0, 300.5)
     timeline = simulate(plan(per_sample(10), machine, EQUAL, Window(4)), roof(machine))
-    # The slow worker is not done with its first batch: it is cut off, and nobody waits for it.
+    # The slow worker's first batch is cut off.
     assert num_samples(timeline) == {"cpu0": 0, "cpu1": 80}
     assert timeline.makespan_s == pytest.approx(80 / 300.5, rel=1e-6)
     machine = at_speeds(1.0, 30.5)
