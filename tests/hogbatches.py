@@ -21,7 +21,7 @@ SHARED = [link("gpu1", "gpu2", 1e6), link("gpu2", "h", 1e6)]
 
 
 def per_sample(batch_size: int, numel: int = 1, seconds: float = 1.0) -> Workload:
-    """Two layers of which backward takes so long for a sample, on 1 Gflop/s."""
+    """Two layers whose backward takes `seconds` per sample at 1 Gflop/s."""
     backward = Cost(batch_size * seconds / 2 * FLOPS_PER_S)
     layers = tuple(
         Layer(name, (Parameter("w", (numel,)),), 8 * batch_size, Cost(), backward)
@@ -31,7 +31,7 @@ def per_sample(batch_size: int, numel: int = 1, seconds: float = 1.0) -> Workloa
 
 
 def at_speeds(*speeds: float, kinds=None, links=()):
-    """Devices that are so many times as fast as one of 1 Gflop/s; cores unless told."""
+    """Devices with these multiples of 1 Gflop/s; CPUs by default."""
     machine = box(*(kinds or ["cpu"] * len(speeds)), links=links)
     devices = tuple(
         device.model_copy(update={"flops_per_s": speed * FLOPS_PER_S})
@@ -50,7 +50,7 @@ def roof(machine):
 
 
 def classifying(build: "Callable[[], nn.Module]", data: "tuple[Tensor, Tensor]") -> "Recipe":
-    """A recipe of class numbers, whose samples lie in memory."""
+    """A classification recipe with samples in memory."""
     from paceline.training.data.dataset import TensorSamples
     from paceline.training.recipes.classification import class_loss
     from paceline.training.recipes.recipe import Recipe

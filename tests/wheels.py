@@ -17,7 +17,7 @@ def layer(name: str, shape: tuple[int, ...], handed_on: int, seconds: float) -> 
 
 
 def model(body_s: float = 1.0, head_s: float = 0.1, names=tuple(WEIGHTS)) -> Workload:
-    """Two convolutions and two matrices; each half's forward takes so long, and backward twice."""
+    """Two convolutions and two matrices; a half's forward takes these seconds, backward twice."""
     handed_on = {"c0": 8 * CROSSING, "c1": CROSSING, "f0": 16000, "f1": 400}
     seconds = {"c0": body_s / 2, "c1": body_s / 2, "f0": head_s / 2, "f1": head_s / 2}
     layers = tuple(layer(name, WEIGHTS[name], handed_on[name], seconds[name]) for name in names)

@@ -4,7 +4,7 @@ from typing import Any
 
 from cases import runner_of, settings, trained
 
-from paceline.strategies.hogbatch.statistics import BatchLog
+from paceline.strategies.hogbatch.statistics import BatchLog, utilisation
 
 RATIOS = {4: 64, 16: 512, 236: 8192}  # slower by, and the upper threshold of a batch
 
@@ -30,7 +30,8 @@ def _of(ratio: int, most: int, quick: bool) -> dict[str, Any]:
     for one in log:
         if one.result.started_ns >= half_ns:
             late.append(one)
-    updates = {name: len(own) for name, own in late.made(names).items()}
+    made_late = late.made(names)
+    updates = {name: len(own) for name, own in made_late.items()}
     made = list(updates.values())
     slower = outcome.workers[1]
     return {
@@ -39,6 +40,6 @@ def _of(ratio: int, most: int, quick: bool) -> dict[str, Any]:
         "most": most,
         "updates": updates,
         "factor": max(made) / min(made) if min(made) else None,
-        "busy": late.utilisation(names),
+        "busy": utilisation(made_late),
         "samples_per_s": outcome.samples_per_s,
     }

@@ -14,7 +14,7 @@ from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.core.workload import Layer, Parameter, Workload
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.plan import memory, period_s, plan, priced_batches
+from paceline.strategies.hogbatch.plan import PricedWorkers, memory, plan
 from paceline.strategies.hogbatch.policy import policy_of, updates_of
 from paceline.strategies.hogbatch.statistics import staleness
 from papers.hogbatch import plan_until
@@ -88,7 +88,7 @@ def test_the_simulator_reproduces_the_coordinators_decisions(
     said, handed = [0, 0, 0], [0, 0, 0]
 
     def expected(other: int, worker: int, time_s: float) -> float:
-        """Its own are counted as if they were done, and those of others but the latest."""
+        """Count all of the worker's own batches, and those of others except their latest."""
         return sum(
             updates_of(workers[other], update.num_samples, 0.5)
             for i, update in enumerate(done[other][: handed[other]])
@@ -114,12 +114,12 @@ def test_the_period_of_a_gpu_is_the_simulated_one(speed, numel, sample_nbytes, g
     machine = at_speeds(*[speed, 1e-3][: len(kinds)], kinds=kinds, links=[link("gpu0", "h", 1e6)])
     config = Hogbatch(workers=len(kinds), policy="hogbatch", threads=1, gpu_depth=gpu_depth)
     work = replace(per_sample(4, numel, 1e-2), input_nbytes=sample_nbytes * 4)
-    specs = [WorkerSpec(kind) for kind in kinds]
-    batch = priced_batches(work, machine, specs, shared=not alone)(0, 4)
-    timeline = simulate(plan_until(work, machine, config, 150 * sum(batch[1])), roof(machine))
+    workers = PricedWorkers(work, machine, config)
+    _, seconds = workers.batch(0, 4)
+    timeline = simulate(plan_until(work, machine, config, 150 * sum(seconds)), roof(machine))
     ends = [update.end_s for update in updates(timeline)["gpu0"]]
     # Two stages that take nearly as long as each other need many batches to fill the pipeline.
-    assert (ends[-1] - ends[-21]) / 20 == pytest.approx(period_s(batch, gpu_depth), rel=3e-2)
+    assert (ends[-1] - ends[-21]) / 20 == pytest.approx(workers.period_s(0, 4), rel=3e-2)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -163,7 +163,7 @@ def test_a_gpu_alone_keeps_the_model():
 def test_a_window_ends_with_its_last_samples_and_a_horizon_is_reached_by_all():
     machine = at_speeds(1.0, 300.5)
     timeline = simulate(plan(per_sample(10), machine, EQUAL, Window(4)), roof(machine))
-    # The slow worker is not done with its first batch: it is cut off, and nobody waits for it.
+    # The slow worker's first batch is cut off.
     assert num_samples(timeline) == {"cpu0": 0, "cpu1": 80}
     assert timeline.makespan_s == pytest.approx(80 / 300.5, rel=1e-6)
     machine = at_speeds(1.0, 30.5)

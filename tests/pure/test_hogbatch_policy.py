@@ -1,4 +1,4 @@
-"""The sizes of hogbatch's batches, by the papers' policies or the user's, and its workers' text."""
+"""Policies of the papers and of users, and the setting `workers`."""
 
 from math import inf
 
@@ -77,7 +77,7 @@ def test_adaptive_is_algorithm_2(updates, size, expected):
 
 @given(size=st.integers(1, 10_000), alpha=st.floats(1.001, 8))
 def test_a_size_that_should_change_does(size, alpha):
-    # Rounding to the nearest would leave small sizes as they are for ever.
+    # Rounding to the nearest would never change small sizes.
     policy = AdaptivePolicy((1, 1), (0, 0), (10**6,) * 2, alpha)
     assert policy.next_batch(0, (1, 2), (size, 1)) < size
     assert policy.next_batch(0, (2, 1), (size, 1)) > size
@@ -115,7 +115,7 @@ def test_batches_ahead_count_by_the_time_at_which_the_next_one_begins(made, ahea
     [
         (0.011, 60.0, 1, True, 5),
         (1e-6, 60.0, 1, True, MOST_REPORTED),
-        (0.011, 0.0, 1, True, 1),  # at the end of an epoch nobody has more than one
+        (0.011, 0.0, 1, True, 1),  # at the end of an epoch each worker has one
         (0.066, 60.0, 1, True, 1),  # a batch that takes long stays alone
         *[(long_s, 100 * long_s, n, True, n) for long_s in (0.06, 5) for n in (1, 2, 3)],
         # At its end a GPU has no batch that others would wait for: half of its first is done, on
@@ -175,7 +175,7 @@ def sized(workers):
 
 
 def made(name: str):
-    """Make a policy of the user's, which is in this module."""
+    """Make a user-defined policy of this module."""
     specs = (WorkerSpec("cpu", 2), WorkerSpec("gpu"))
     return policy_of(Hogbatch(policy=f"{__name__}:{name}"), specs, (1.0, 2.0), 8)
 
@@ -206,9 +206,8 @@ def test_other_names_are_refused(name: str):
 @pytest.mark.parametrize(("name", "worker"), [("Silent", 0), ("Silent", 1), ("Failing", 1)])
 def test_every_size_is_checked(name: str, worker: int):
     policy = made(name)
-    with refused("policy") as caught:
+    with refused("policy", got=policy.name):
         policy.next_batch(worker, (0.0, 0.0), (0, 0))
-    assert f"worker {worker}" in caught.value.problem
 
 
 @pytest.mark.parametrize("text", ["cpu:4096@slow=2.5, cpu:2@slow=1.000001, gpu:10", "cpu:1, cpu:1"])
@@ -224,20 +223,17 @@ def test_a_number_of_workers_shares_the_cores(number: int, threads: int):
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        *[(one, f"{one!r} (worker 0)") for one in ("", "cpu", "-1", "1_0")],
-        *[(one, repr(one)) for one in ("cpu:0", "gpu:0@slow=2")],
+        *[(one, one) for one in ("", "cpu", "-1", "1_0", "cpu:0", "gpu:0@slow=2", "cpu:5000")],
         *[(f"cpu:1@{one}", f"cpu:1@{one}") for one in ("slow=0.5", "slow=", "slow=inf", "fast=2")],
-        ("cpu:1,,cpu:1", "'' (worker 1)"),
-        ("cpu:1,tpu:1", "'tpu:1' (worker 1)"),
-        ("cpu:5000", "4096"),
+        ("cpu:1,,cpu:1", ""),
+        ("cpu:1,tpu:1", "tpu:1"),
         ("gpu:1,cpu:1,gpu:1", "gpu:1"),
-        *[(too_many, "256") for too_many in ("0", "257", ",".join(["cpu:1"] * 257))],
+        *[("0", 0), ("257", 257), (",".join(["cpu:1"] * 257), 257)],
     ],
 )
-def test_what_is_no_worker_is_named(text: str, named: str):
-    with refused("workers") as caught:
+def test_what_is_no_worker_is_named(text: str, named: str | int):
+    with refused("workers", got=named):
         parse_workers(text, 2)
-    assert named in caught.value.problem
 
 
 @pytest.mark.parametrize(

@@ -152,8 +152,8 @@ def test_the_hub_is_the_first_devices_host_or_the_named_one_and_needs_memory():
 @pytest.mark.parametrize(
     ("names", "config", "field"),
     [
-        (("c0", "c1"), {}, "wheel"),  # no fully-connected layer
-        (("c0",), {}, "wheel"),  # a single layer
+        (("c0", "c1"), {}, "strategy"),  # no fully-connected layer
+        (("c0",), {}, "strategy"),  # a single layer
         (("c0", "c1", "f0"), {"head": "fc"}, "head"),
         (("c0", "c1", "f0"), {"head": "c0"}, "head"),  # leaves nothing for the body
         (("c0", "c1", "f0"), {"workers": 5}, "workers"),
@@ -249,7 +249,7 @@ def test_the_cut_found_sends_the_fewest_bytes_or_none_is(num_convolutions, matri
     }
     least, last = min(costs.values()), layers[-1].activation_nbytes
     if least >= whole and last >= sum(nbytes):
-        with refused("wheel"):
+        with refused("strategy"):
             split(work, Wheel())
         return
     found = split(work, Wheel())

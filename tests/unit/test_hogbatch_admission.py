@@ -1,4 +1,4 @@
-"""Speed trials of asynchronous workers: the machine that is fitted to them, and who may join."""
+"""Speed trials of asynchronous workers: the fitted machine, and admission."""
 
 import pytest
 from hypothesis import given
@@ -74,7 +74,7 @@ def test_at_the_end_of_an_epoch_the_others_wait_for_a_slow_one(
 def test_on_the_only_core_a_worker_takes_from_the_others_what_it_gains(
     cores: int, helps: bool, slow: float
 ) -> None:
-    """As they were tried together: on one core each is slower than it would be alone."""
+    """Trials run together: on one core each worker is slower than alone."""
     share = min(1.0, cores / (1 + 1 / slow))
     workers = [trial(0, 1.0 / share), trial(1, slow / share, slow=slow)]
     (verdict,) = admit(epochs("hogwild", 500, cores=cores), workers)
@@ -98,7 +98,7 @@ def test_all_who_do_not_help_are_named_slowest_first_and_one_is_left() -> None:
 
 
 def test_policy_adaptive_alone_keeps_to_its_smallest_batch() -> None:
-    """So that with a slow worker beside it the fast one gets large batches, which are cheaper."""
+    """With a slow worker the fast one gets large batches, which are cheaper per sample."""
     fast = SpeedTrial(0, WorkerSpec("cpu"), {1: 1.0, BATCH: 2.0})
     slow = SpeedTrial(1, WorkerSpec("cpu"), {1: 16.0, BATCH: 32.0})
     asked = epochs("adaptive", 200, num_epochs=3, cpu_batch=(1, BATCH))
@@ -125,7 +125,7 @@ def test_long_epochs_are_as_fast_as_the_plan_of_a_run_that_goes_on(policy: str, 
 
 
 def test_what_is_left_out_of_a_long_epoch_is_like_the_rest() -> None:
-    """A million samples, of which only some are looked at: all but one batch is as for ever."""
+    """Of a million samples only some are simulated; the rate is that of an endless run."""
     for policy in ("hogwild", "hogbatch"):
         found = predict(epochs(policy, 16_000), [trial(0, 1.0), trial(1, 7.0)])
         assert found.samples_per_s == pytest.approx(1 + 1 / 7, rel=2e-3)
@@ -139,7 +139,7 @@ TWO = Workload("net", 32, LAYERS, backward_order=(1, 0), input_nbytes=4 * 64 * 3
 
 
 def seconds(measured: dict[int, float], size: int, kind="cpu", threads: int = 1) -> float:
-    """Return how long a batch takes on the machine that is fitted to the trial."""
+    """Return the seconds of a batch on the machine fitted to the trial."""
     spec = WorkerSpec(kind, threads=threads)
     machine = machine_of(TWO, [SpeedTrial(0, spec, measured)])
     tasks = plan_of_batches(TWO, machine, Hogbatch(), {0: spec}, {0: [size]})

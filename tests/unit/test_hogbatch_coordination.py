@@ -20,7 +20,7 @@ REPORTED = 10.0  # updates of the other worker
 
 
 def worker(number: int, *batches: int) -> WorkerProgress:
-    """Two threads that were given these batches, each of a second and two updates."""
+    """A worker of two threads with these assigned batches, of a second and two updates each."""
     spec = WorkerSpec("cpu", 2)
     made = WorkerProgress(number, spec, trial=SpeedTrial(number, spec, {SIZE: SECONDS}))
     made.latest = SIZE, SECONDS
@@ -30,7 +30,7 @@ def worker(number: int, *batches: int) -> WorkerProgress:
 
 
 def scheduler(*sizes: int, **config: Any) -> tuple[BatchScheduler, Tensor]:
-    """A scheduler of epochs of these sizes, and what its workers say that they have done."""
+    """A scheduler of epochs of these sizes, and its workers' committed batches."""
     committed = torch.full((MOST_WORKERS,), -1)
     return BatchScheduler(Hogbatch(workers=2, **config), SIZE, sizes, committed), committed
 
@@ -66,7 +66,7 @@ def test_what_a_worker_has_committed_counts_although_nobody_was_told(
     ],
 )
 def test_a_batch_misses_what_others_add_after_it_has_begun(kind, depth, events):
-    """Batches given, after so many updates of others; and done, with those that each missed."""
+    """Events: "updates of others" when assigned; (updates of others, missed) when done."""
     worker = WorkerProgress(0, WorkerSpec(kind), depth)
     for event in events:
         if isinstance(event, str):
@@ -76,8 +76,7 @@ def test_a_batch_misses_what_others_add_after_it_has_begun(kind, depth, events):
             assert worker.counts.staleness == event[1], event
 
 
-# Which worker does something next: it is done with its oldest batch, dies before or after its
-# update, or asks; and then the run may pause, and be resumed.
+# The next worker, and its event: it completes its oldest batch, or dies before or after its update.
 STEPS = st.lists(
     st.tuples(st.integers(0, 3), st.sampled_from(["done", "done", "done", "dies", "dies late"])),
     min_size=1,
@@ -86,7 +85,7 @@ STEPS = st.lists(
 
 
 class Drawn:
-    """Two workers of a scheduler, and those that follow the ones that die, with new numbers."""
+    """Two workers of a scheduler; new workers with new numbers replace dead ones."""
 
     def __init__(self, sizes: list[int], steps: list[tuple[int, str]]) -> None:
         self.sizes = sizes

@@ -1,7 +1,7 @@
 """A worker's replica on a GPU, on the simulated device: torch's training on the host is the oracle.
 
-What others add to the shared model is added where no copy of it is on its way: elsewhere it would
-be in some of the copies and not in others, as it is in training.
+Updates of other workers are added while no copy of the shared model is running, so that results are
+deterministic.
 """
 
 import threading
@@ -27,9 +27,10 @@ from paceline.links.shared_memory import SharedTensors
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica, clear_gradients
 from paceline.strategies.hogbatch.policy import SpeedTrial
-from paceline.strategies.hogbatch.replica import median_seconds, tensors_of
+from paceline.strategies.hogbatch.replica import tensors_of
 from paceline.strategies.hogbatch.speed_trial import machine_of, plan_of_batches
 from paceline.strategies.hogbatch.statistics import BatchResult
+from paceline.strategies.hogbatch.worker import median_seconds
 from paceline.training.models import describe
 from paceline.training.recipes.optimizers import OptimizerFactory, optimizer_of
 from simulated_gpu.device import SimulatedDevice, SimulatedStream
@@ -87,7 +88,7 @@ class Case(NamedTuple):
         return done
 
     def next(self, rows: Tensor, number: int) -> None:
-        """Begin a batch, and end those that must be done before."""
+        """Begin a batch, and end the batches that must end first."""
         list(self.replica.take(rows, rate(number), number))
 
     def _results(self, rows: Sequence[Tensor], traced: bool) -> Iterator[BatchResult]:
@@ -121,9 +122,9 @@ def sharing(
 
 
 class Naive:
-    """The same on the host, without streams: a model for each batch, and updates by subtraction.
+    """The reference on the host, without streams: a model per batch, updates by subtraction.
 
-    `places` is the number of batches that have begun and are not added to the shared model.
+    `places`: the number of batches that have begun and are not in the shared model.
     """
 
     def __init__(
@@ -261,7 +262,7 @@ class Seen(nn.Module):
     ],
 )
 def test_updates_are_neither_lost_nor_doubled_nor_missed_by_the_worker_itself(device, depth, late):
-    """Each batch adds one, and others add after each: all of it can be counted."""
+    """Each batch adds 1, and others add after each, so every update can be counted."""
     num_batches = 8
     device.delays = delayed({late: [2.5e-3]})
     built: list[Seen] = []
@@ -379,7 +380,7 @@ class Gated(nn.Module):
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """A gate that is open in the end, whatever has failed."""
+    """A gate that is opened at the end, even after failures."""
     found = threading.Event()
     yield found
     found.set()

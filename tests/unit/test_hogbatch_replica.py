@@ -1,4 +1,4 @@
-"""What workers compute of any recipe, in this process: torch's own training is the oracle."""
+"""Training of any recipe by CPU workers, compared with plain torch."""
 
 import threading
 import time
@@ -35,7 +35,7 @@ MOMENTUM, PLAIN = optimizer_of("sgd", RATE, 0.9), optimizer_of("sgd", RATE, 0.0)
 
 
 class Samples(Dataset):
-    """Of which each is made when it is read."""
+    """Samples that are created when they are read."""
 
     def __init__(self, make: Callable[[int], Any]) -> None:
         self.make = make
@@ -134,7 +134,7 @@ def alone(
     rates: Sequence[float] = (1.0,) * len(ROWS),
     bfloat16: bool = False,
 ) -> tuple[dict[str, Tensor], list[float], list[float]]:
-    """Train as one writes it in torch; return the tensors, the losses and the gradients' norms."""
+    """Train in plain torch; return the tensors, the losses and the gradients' norms."""
     model = recipe.model().train()
     optimizer = make(list(model.parameters()))
     losses, norms = [], []
@@ -272,7 +272,7 @@ def test_a_gpu_alone_trains_any_recipe_as_torch_does(device, recipe: Recipe, dep
 
 
 def mine(**changes: Any) -> Recipe:
-    """A recipe that is right but for these fields."""
+    """A valid recipe except for these fields."""
     right: dict[str, Any] = {
         "model": lambda: nn.Linear(3, 2),
         "train": TensorSamples(torch.randn(NUM_SAMPLES, 3), torch.arange(NUM_SAMPLES) % 2),
@@ -325,7 +325,7 @@ class Failing(nn.Linear):
         ({"loss": lambda outputs, targets: 1.0}, "loss of mine"),
         ({"loss": lambda outputs, targets: outputs.detach().sum()}, "loss of mine"),
         ({"loss": lambda outputs, targets: outputs["logits"]}, "loss of mine"),
-        ({"model": lambda: Failing(3, 2)}, "model mine"),
+        ({"model": lambda: Failing(3, 2)}, "model"),
     ],
 )
 def test_what_is_wrong_with_a_recipe_is_named(changes: dict[str, Any], field: str):

@@ -1,4 +1,4 @@
-"""A run of hogbatch before its workers are started: its epochs, what it refuses, and its state."""
+"""A run of hogbatch before its workers start: epochs, invalid settings, state."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Checkpoints of a parameter server: going on from one is as if nothing had happened."""
+"""Checkpoints of a parameter server: a resumed run equals the uninterrupted one."""
 
 from collections.abc import Callable
 
@@ -49,7 +49,7 @@ def state(server: ParameterServer) -> list[Tensor]:
 
 
 def saved(server: ParameterServer, epochs: tuple[Epoch, ...] = ()) -> State:
-    """Return the state as a file keeps it: training that goes on does not change it."""
+    """Return a copy of the state, as in a file, which further training does not change."""
     state = state_of(server, LAYOUT, epochs)
     return State({name: one.clone() for name, one in state.tensors.items()}, state.parts)
 

@@ -1,4 +1,4 @@
-"""Who may go on: requests that pass the hub's gate, and how far a worker may be ahead."""
+"""The hub's gate for requests, and the bound of staleness."""
 
 import json
 from math import nan
@@ -74,7 +74,7 @@ def test_a_request_that_no_honest_worker_makes_is_refused(gate, workers, message
 
 
 def test_steps_and_versions_that_may_be_pass(gate, workers):
-    workers.add(1, 12)  # a worker that goes on after others
+    workers.add(1, 12)  # a worker that is ahead of others
     workers.of(0).next_step = 4
     gate.check(0, of(Topic.PARAMETERS, step=5, version=VERSION))
     gate.check(0, of(Topic.GRADIENTS, step=4))
@@ -166,7 +166,7 @@ def test_traces_that_cannot_be_are_refused(gate, workers, told: bytes):
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["go", "go", "go", "join", "lose"]))),
 )
 def test_nobody_is_further_ahead_than_the_bound(num_workers: int, bound: int | None, events: list):
-    """Against a naive account; and somebody can always go on, so that nobody waits for ever."""
+    """Compare with a naive account; and some worker can always continue."""
     workers = Workers(num_workers, bound)
     done, live = [0] * num_workers, set()
     for worker, event in events:
@@ -206,7 +206,7 @@ def test_a_step_asked_for_beforehand_counts_the_one_that_is_half_done():
 
 
 def test_a_step_that_is_half_done_is_not_behind_a_worker():
-    """Not even if it has asked for the next one already."""
+    """Not even if the worker has already requested the next step."""
     workers = Workers(2, 1)
     workers.add(0)
     workers.add(1)
@@ -217,7 +217,7 @@ def test_a_step_that_is_half_done_is_not_behind_a_worker():
 
 
 class Run:
-    """Membership of a run, its clock, and who was admitted with which step."""
+    """Membership of a run, its clock, and the steps of admitted workers."""
 
     def __init__(self, num_workers: int = 2, wait_s: float = 60.0) -> None:
         self.clock, self.workers = Clock(), Workers(num_workers, None)
@@ -247,7 +247,7 @@ def test_a_run_begins_with_all_workers_or_those_who_came_in_time(late: bool):
     assert run.admitted == [(0, 0)] + [(1, 0)] * (not late)
     if late:
         run.workers.of(0).complete(7)
-        run.membership.wait(1, 0)  # steps that others have made are not made up for
+        run.membership.wait(1, 0)  # a worker does not repeat steps that others have completed
         assert run.admitted[-1] == (1, run.workers.of(1).next_step) == (1, 7)
 
 

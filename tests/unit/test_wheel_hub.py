@@ -1,4 +1,4 @@
-"""The hub of wheel before training: who measures its link, who waits, and how long."""
+"""The hub of wheel before training: workers measure their links in turn."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -58,7 +58,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def hub(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub, which gives up in the end, as nobody trains. Its workers' heartbeats go on."""
+    """A hub that ends because no worker trains, while the workers' heartbeats continue."""
     monkeypatch.setattr(module_of_hub, "Server", lambda *of, clock, **more: Server(*of, **more))
     model, halves = stand_in(SPEC)
     workload = workload_of("lenet5", 32, None)
@@ -87,7 +87,7 @@ PROBE = Message(Topic.PROBE.value, NBYTES, parts=(bytes(10),))
 
 
 def waiting_for(first: Client, second: Client) -> ReplyFuture:
-    """Let two workers probe; return the future of the second, which has to wait."""
+    """Let two workers probe; return the future of the second, which must wait."""
     assert len(first.request(PROBE).result().parts[0]) == NBYTES
     waiting = second.request(PROBE)
     second.request(Message(Topic.CLOCK.value)).result()  # which the hub answers after that

@@ -1,4 +1,4 @@
-"""Cuts of models with several inputs, and of language models: where they pay, and what is tied."""
+"""Cuts of models with several inputs and of language models: gains and tied weights."""
 
 import json
 from functools import partial
@@ -126,7 +126,7 @@ def described(vocabulary: int, samples: int):
 
 @pytest.mark.parametrize(("vocabulary", "samples"), [(50_257, 32), (256, 16)])
 def test_a_large_vocabulary_and_few_tokens_make_a_head(vocabulary: int, samples: int):
-    """Not matrices within blocks, which several tokens of a sample are multiplied by."""
+    """Matrices within blocks multiply several tokens of a sample, and make no head."""
     head = split(described(vocabulary, samples), Wheel()).head
     assert [layer.name for layer in head.layers] == ["lm_head"]
     nbytes = 4 * samples * LENGTH * WIDTH, 4 * vocabulary * WIDTH
@@ -134,17 +134,15 @@ def test_a_large_vocabulary_and_few_tokens_make_a_head(vocabulary: int, samples:
 
 
 def test_a_small_vocabulary_and_many_tokens_make_none_unless_it_is_asked_for():
-    """256 bytes, 64 samples of 12 tokens: more crosses than the output layer holds."""
+    """Activations of 64 samples of 12 tokens have more bytes than the output layer."""
     work = described(256, 64)
-    with refused("wheel") as caught:
+    with refused("strategy"):
         split(work, Wheel())
-    for nbytes in (64 * LENGTH, 256):
-        assert f"{2 * 4 * nbytes * WIDTH / 1e6:.3g} MB" in str(caught.value)
     assert split(work, Wheel(head="lm_head")).head.layers[0].name == "lm_head"
 
 
 def test_a_fully_connected_head_behind_attention_is_one():
-    """Of one vector a sample: its layers multiply each sample once."""
+    """It has one vector per sample, so its layers multiply each sample once."""
 
     class Classifier(Decoder):
         def __init__(self) -> None:
@@ -180,12 +178,12 @@ def test_a_recipe_handed_over_is_for_workers_of_this_machine_if_its_head_is_not_
     assert (spec.head, spec.num_steps, spec.data, spec.precision) == ("lm_head", 7, None, "float32")
     with refused("model"):
         jobs_of(listen="tcp://127.0.0.1:0")
-    with refused("wheel"):
+    with refused("strategy"):
         jobs_of(is_tied=True)
 
 
 def test_hub_and_body_agree_on_the_structure_of_a_sample():
-    """And on the number of samples; the first difference is named."""
+    """They also agree on the number of samples; `difference` returns the first difference."""
     here, there = (
         jobs_of(train=train, loss=lambda outputs, _: outputs.mean())[0].layout
         for train in (WINDOWS, LONGER)

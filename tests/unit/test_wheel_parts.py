@@ -60,7 +60,7 @@ def test_turns_go_round_in_order_until_a_lane_leaves():
 
 
 def test_a_lane_that_cannot_use_its_turn_or_has_left_keeps_nobody_waiting():
-    """As when the hub has restarted: it waits for all lanes to say so, whoever's turn it is."""
+    """For example after a restart of the hub, which waits for all lanes in any order."""
     turns, said = Turns([0, 1]), []
     has_left, has_had = threading.Event(), threading.Event()
 
@@ -128,7 +128,7 @@ def test_the_shares_of_all_workers_are_every_sample_once_an_epoch(workers: int, 
 def test_two_threads_may_ask_a_share_about_two_epochs():
     share, other = (SampleShare(samples_of(60), 6, 0, 1, 393, 3) for _ in range(2))
     found, expected = {}, {step: other.rows(step) for step in range(393)}
-    # A run of so many steps ends within an epoch.
+    # A run by steps may end within an epoch.
     assert [step for step in range(380, 393) if share.ends_epoch(step)] == [389, 392]
 
     def ask(number: int) -> None:
@@ -172,7 +172,7 @@ def test_values_that_do_not_fit_or_are_not_finite_are_refused():
     with pytest.raises(NonFinite, match="activation_gradients"):
         endpoint(activation_gradients="half").message(Purpose.ACTIVATION_GRADIENTS, 0, 0, values)
     check_codecs(Wheel(), torch.float64)
-    with refused("codec"):  # float64 travels by none
+    with refused("codec"):  # no codec encodes float64
         check_codecs(Wheel(activations="half"), torch.float64)
 
 
@@ -245,7 +245,7 @@ def tensors(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def sent(layout: BatchLayout, batch: Batch, count: int) -> Any:
-    """Return a batch's targets after their way to the hub."""
+    """Return a batch's targets after sending them to the hub."""
     parts = layout.parts(layout.check(batch))
     assert len(parts) == layout.num_parts
     assert sum(part.nbytes for part in parts) == count * layout.nbytes

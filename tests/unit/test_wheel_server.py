@@ -1,4 +1,4 @@
-"""The parameter server: plain training if driven by one worker, and what happens with several."""
+"""The parameter server with one worker, which equals plain training, and with several."""
 
 from math import inf, isfinite, nan
 
@@ -166,7 +166,7 @@ def test_the_learning_rate_is_restored_even_if_an_update_fails(monkeypatch: pyte
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_step_begun_again_is_as_if_it_had_not_been_begun(mlp, fails: bool):
-    """Whether its backward pass has failed, or it has left its half."""
+    """After a failed backward, or with a waiting half."""
     case, server, (hand, *_) = mlp
     other, (lone, *_) = serve(case, CUT)
     first, second = batches(case, 2)
@@ -225,7 +225,7 @@ def test_gradients_that_are_not_finite_are_refused_by_the_workers_name(mlp, valu
 @given(st.lists(st.floats(width=32), max_size=8), st.sampled_from([torch.float32, torch.float64]))
 @example([3e38, 3e38], torch.float32)
 def test_all_finite_is_whether_each_value_is(numbers: list[float], dtype: torch.dtype):
-    """Sums of float32 that overflow are no reason to refuse."""
+    """Finite values pass even if their float32 sum overflows."""
     tensor = torch.tensor(numbers, dtype=dtype)
     assert all_finite([tensor, torch.zeros(2)]) == all(map(isfinite, numbers))
 
@@ -240,7 +240,7 @@ def test_sparse_and_missing_gradients_are_refused():
 
 
 class Unused(nn.Linear):
-    """With a parameter that no loss depends on."""
+    """Has a parameter without a gradient."""
 
     def __init__(self) -> None:
         super().__init__(4, 3)
@@ -271,7 +271,7 @@ def test_what_does_not_fit_is_refused(mlp):
     ]:
         with refused("worker 0, step 0"):
             server.answer(0, 0, 0, activated, targets, 1.0)
-    with refused("worker 3"):
+    with refused("worker", got=3):
         server.may_begin(3, 0)
     with refused("worker 0, step 0"):
         server.update(0, 0, version, gradients[:-1])

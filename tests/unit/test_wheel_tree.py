@@ -1,4 +1,4 @@
-"""A child hub beside its parent, in one process: what it gathers, who waits, where it goes on."""
+"""A child hub and its parent in one process: sums, waiting workers, restarts."""
 
 import copy
 import math
@@ -28,7 +28,7 @@ START = ResumePoint(0, ())
 
 
 class Direct:
-    """A parent without a connection in between; `gate` holds back its replies."""
+    """A parent without a connection; `gate` delays its replies."""
 
     def __init__(self, server: ParameterServer, place: ResumePoint) -> None:
         self.server, self.place = server, place
@@ -55,7 +55,7 @@ class Direct:
 
 
 def tree(gather: int, num_workers: int = 2, staleness: int | None = 1, place: ResumePoint = START):
-    """Return a root, its child, the way between them, and the child's workers."""
+    """Return a root, its child, their connection, and the child's workers."""
     root, _ = serve(CASE, CUT)
     model = CASE.model()
     for parameter in model.parameters():
@@ -79,7 +79,7 @@ def tree(gather: int, num_workers: int = 2, staleness: int | None = 1, place: Re
 
 
 def land(child: ChildServer) -> bool:
-    """Wait for what is on its way, and take it."""
+    """Wait for the running exchange, and load its reply."""
     assert not wait([child._exchange], DEADLINE_S).not_done
     return child.poll_parent()
 
@@ -134,7 +134,7 @@ def test_workers_go_on_while_an_update_is_on_its_way_until_the_next_is_full():
             assert child.may_begin(hand.worker, step)
             hand.step(step, *next(source))
     assert not child.may_begin(0, 2)
-    assert not child.poll_parent()  # nothing has come
+    assert not child.poll_parent()  # no reply yet
     uplink.gate.set()
     assert not land(child)  # and the second is sent
     assert child.may_begin(0, 2)
@@ -238,8 +238,8 @@ IN_TREE = ("--steps", "6", "--strategy-option", "child_hubs=2")
         ("epochs", [*CHILD, "--epochs", "3"]),
         ("keep_checkpoints", [*CHILD, "--keep-checkpoints", "3"]),
         ("model", ["hub", "lenet5", *CHILD[1:]]),
-        ("head", [*CHILD, "--strategy-option", "head=fc1"]),
-        ("staleness_decay", [*CHILD, "--strategy-option", "staleness_decay=1"]),
+        ("options", [*CHILD, "--strategy-option", "head=fc1"]),
+        ("options", [*CHILD, "--strategy-option", "staleness_decay=1"]),
         ("listen", [*CHILD[:3]]),
         ("connect", ["hub", "--parent", "tcp://10.9.9.9:1", *CHILD[3:]]),
         ("parent", ["hub", "--parent", "tcp://127.0.0.1:1?wroker=1", *CHILD[3:]]),

@@ -11,7 +11,7 @@ STRATEGY = Strategy(
         plan=plan.plan,
         memory=plan.memory,
         calibrate=None,
-        # The policies that suit devices of different speed.
+        # The policies for devices of different speeds.
         variants=lambda workers: [Hogbatch(workers, policy) for policy in ("adaptive", "cpu_gpu")],
         is_asynchronous=True,
     ),
@@ -23,12 +23,11 @@ STRATEGY = Strategy(
     options=Options(
         settings=frozenset({"force"}),
         refused_settings={
-            "accumulate": "every batch is an update of its own, and no step waits for several; "
-            "have smaller ones by batch_size, by policy, or by --strategy-option cpu_batch=[1,16]",
-            "evaluate_every": "workers take no steps together, after which a model could be "
-            "tested; it is tested after each epoch",
+            "accumulate": "every batch is its own update; for smaller batches set batch_size, or "
+            "--strategy-option cpu_batch=[1,16]",
+            "evaluate_every": "workers have no common steps; the model is tested after each epoch",
         },
-        refused_options={"threads": "is said by workers, as in cpu:4"},
+        refused_options={"threads": "is part of workers, as in cpu:4"},
         count_workers=lambda workers: len(parse_workers(workers)),
     ),
 )

@@ -1,20 +1,20 @@
-"""The coordinator of section V: a worker that asks for work gets the next samples of the epoch.
+"""The coordinator of section V: a worker that requests work gets the epoch's next samples.
 
-    worker       ScheduleWork: what it has done ----> coordinator
-    coordinator  ExecuteWork: which samples, at what learning rate ----> the same worker
+    worker       ScheduleWork: results ----> coordinator
+    coordinator  ExecuteWork: samples and learning rate ----> the same worker
 
-One loop polls the workers' wires, and `BatchScheduler` decides. A worker with short batches is
-assigned several in advance, and reports several at once. If a worker ends, or does not answer in
-time, its samples go to the others. A batch counts when its worker reports it, or has written its
-number to shared memory before it died. For a checkpoint the workers pause: they finish what they
-were given, and get nothing more.
+One loop polls the workers' wires, and `BatchScheduler` decides. A worker with short batches gets
+several in advance, and reports several at once. If a worker ends, or does not answer in time, its
+samples go to the others. A batch counts when its worker reports it, or wrote its number to shared
+memory before it died. For a checkpoint the workers pause: they finish their batches.
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from typing import Any, NamedTuple
 
 import torch
@@ -22,16 +22,18 @@ from torch import Tensor
 
 from paceline.checkpoints.tensor_file import Tensors, within
 from paceline.core.errors import InvalidInput, WorkerLost
+from paceline.core.machine import DeviceKind
 from paceline.core.settings import TrainSettings
 from paceline.exchange.session import Status, TrainingSession
 from paceline.links.clock import TrainingClock
+from paceline.links.cores import physical_cores
 from paceline.links.failpoints import reach
+from paceline.links.packet_workers import PacketWorker, PacketWorkers
 from paceline.strategies.hogbatch import messages
-from paceline.strategies.hogbatch.config import WorkerSpec
+from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.messages import Command, ExecuteWork, ScheduleWork, TrySpeed
 from paceline.strategies.hogbatch.policy import SpeedTrial
-from paceline.strategies.hogbatch.processes import WorkerProcess, WorkerProcesses
-from paceline.strategies.hogbatch.scheduler import BatchScheduler, WorkerCounts
+from paceline.strategies.hogbatch.scheduler import BatchScheduler, WorkerCounts, WorkerProgress
 from paceline.strategies.hogbatch.statistics import BatchLog, BatchRecord, BatchResult
 
 logger = logging.getLogger(__name__)
@@ -40,8 +42,56 @@ _NS = 1e-9
 _LOG = "log/batches"
 
 
+@dataclass(eq=False, kw_only=True)
+class WorkerProcess(PacketWorker):
+    """A worker process; `is_asked`: it has not yet saved or loaded its state."""
+
+    progress: WorkerProgress
+    is_asked: bool = False
+
+    @property
+    def title(self) -> str:
+        """Its name in messages to the user."""
+        return f"worker {self.number} ({self.progress.spec}, process {self.process.pid})"
+
+
+class WorkerProcesses(PacketWorkers[WorkerProcess]):
+    """The worker processes of a run, each on its own cores.
+
+    `first_number`: the number of workers before the run was resumed.
+    """
+
+    def __init__(self, training: messages.Training, config: Hogbatch, deadline_s: float) -> None:
+        super().__init__("paceline.strategies.hogbatch.worker", deadline_s)
+        self._training, self._config = training, config
+        self._free_cores = physical_cores(os.sched_getaffinity(0))
+        self.first_number = 0
+
+    def start(self, spec: WorkerSpec) -> None:
+        """Start a worker, which requests work when it is ready."""
+        number = self.first_number + len(self.workers)
+        if number >= MOST_WORKERS:
+            raise InvalidInput(
+                "workers", f"must be at most {MOST_WORKERS} over all resumed parts of a run"
+            )
+        depth, training = self._config.depth_of(spec.kind), self._training
+        cores = self._cores(0 if spec.kind == DeviceKind.GPU else spec.threads)
+        process, wire = self.launch(
+            messages.ProcessSettings(number, spec, depth, cores, training),
+            (training.parameters.fd, training.data.fd),
+        )
+        progress = WorkerProgress(number, spec, depth)
+        self.add(WorkerProcess(number, process, wire, progress=progress))
+
+    def _cores(self, count: int) -> tuple[int, ...]:
+        """Reserve free cores; none, so that the kernel chooses, if there are too few."""
+        count = count if count <= len(self._free_cores) else 0
+        taken, self._free_cores = self._free_cores[:count], self._free_cores[count:]
+        return tuple(cpu for core in taken for cpu in core)
+
+
 class KnownWorker(NamedTuple):
-    """A worker of the run, also before it was resumed; its device's name in plans and results."""
+    """A worker of the run, maybe before it was resumed; `name`: its device in plans and results."""
 
     name: str
     spec: str
@@ -50,10 +100,7 @@ class KnownWorker(NamedTuple):
 
 @dataclass(slots=True)
 class History:
-    """The batches of all epochs, and the workers before the run was resumed with others.
-
-    `lost` says why each worker has ended before the run.
-    """
+    """The batches of all epochs, the reasons of lost workers, and workers of earlier parts."""
 
     log: BatchLog = field(default_factory=BatchLog)
     lost: list[str] = field(default_factory=list)
@@ -61,11 +108,10 @@ class History:
 
 
 class Coordinator:
-    """Hands out the samples of epochs to the workers of a run.
+    """Trains epochs by assigning their samples to the workers of a run.
 
-    `data`: the tensors that all workers share beside the model. `epoch_sizes`: the samples of each
-    epoch of the run. `between` is called very often between batches, and may `pause`; if it raises,
-    training is over.
+    `data`: the shared tensors in addition to the model. `epoch_sizes`: the samples of each epoch.
+    `between` is called often between batches; it may call `pause`, or raise to end training.
     """
 
     def __init__(
@@ -79,7 +125,7 @@ class Coordinator:
         assert isinstance(session.settings, TrainSettings)
         self._settings, self._order = session.settings, data[messages.ORDER]
         self._clock, self._status = TrainingClock(), Status(session.progress, tokens_per_sample)
-        self._resumed: dict[int, tuple[dict[str, Any], Tensors]] = {}  # what workers get at first
+        self._resumed: dict[int, tuple[dict[str, Any], Tensors]] = {}  # states of workers to start
         self._is_paused = True
         self.scheduler = BatchScheduler(
             session.config, session.settings.batch_size, epoch_sizes, data[messages.COMMITTED]
@@ -89,12 +135,12 @@ class Coordinator:
 
     @property
     def trained_s(self) -> float:
-        """Seconds of training so far, without what lies between epochs."""
+        """Seconds of training so far, without tests between epochs."""
         return self._clock.trained_ns * _NS
 
     @property
     def known(self) -> list[KnownWorker]:
-        """All workers of the run, by their numbers."""
+        """All workers of the run, by number."""
         started = (worker.progress for worker in self.processes.workers)
         return self.history.past + [
             KnownWorker(one.spec.name(one.number), str(one.spec), one.samples_per_s)
@@ -102,11 +148,11 @@ class Coordinator:
         ]
 
     def try_speeds(self) -> None:
-        """Wait for the first workers, and have all try their speed at once, as they will work.
+        """Wait for the workers, and have all run their speed trials at the same time.
 
-        Raises WorkerLost if none starts, and InvalidInput if a worker finds its settings wrong.
+        Raises WorkerLost if none starts, and InvalidInput if a worker rejects its settings.
         """
-        # Trials begin together: workers that share cores or memory slow each other down in them.
+        # At the same time, because workers that share cores or memory slow each other down.
         self._poll(lambda: all(worker.is_ready for worker in self.processes.running))
         most = min(self._settings.batch_size, len(self._order))
         for worker in self.processes.running:
@@ -117,7 +163,7 @@ class Coordinator:
         self._load_workers()
 
     def train_epoch(self, epoch: int, order: Tensor) -> tuple[float, float]:
-        """Train on the samples once, in this order; return the mean loss and the seconds it took.
+        """Train once on the samples in this order; return the mean loss and the seconds.
 
         Raises InvalidInput for a loss that is not finite, WorkerLost if no worker is left.
         """
@@ -125,23 +171,23 @@ class Coordinator:
         self._order[: len(order)].copy_(order)
         if self.scheduler.begin_epoch(epoch):
             self._clock.begin_epoch()
-        self._go_on()
+        self._continue()
         while not self.scheduler.queue.is_done:
             self._poll_once()
             if self.between is not None:
                 self.between()
             if self._is_paused:
-                self._go_on()
+                self._continue()
         self.pause()
         return self.scheduler.mean_loss, self._clock.epoch_ns * _NS
 
     def pause(self) -> None:
-        """Hand out nothing more, and wait until the workers have done what they were given."""
+        """Assign nothing more, and wait until the workers have finished their batches."""
         self._is_paused = True
         self._poll(lambda: not any(one.progress.assigned for one in self.processes.running))
         self._clock.stop()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         self._is_paused = False
         self._clock.resume()
         self._status.begin()
@@ -164,27 +210,25 @@ class Coordinator:
 
     def _complete(self, worker: WorkerProcess, reports: Sequence[ScheduleWork]) -> None:
         done, progress = [], worker.progress
-        for _, size, result in reports:
-            self._check_loss(worker, result.loss, size)
-            # Batches of a GPU overlap: one takes as long as it ends after the one before.
+        for _, _, result in reports:
+            self._check_loss(worker, result.loss)
+            # Batches of a GPU overlap: count a batch's seconds from the end of the one before.
             took_ns = result.ended_ns - max(result.started_ns, progress.ended_ns)
             work = self.scheduler.complete(progress, result.updates, result.loss)
             progress.latest, progress.ended_ns = (work.size, took_ns * _NS), result.ended_ns
             done.append((work, result))
-        worker.await_report()
-        self._hand_out(worker)  # before the log is written, for the worker waits
+        worker.awaited_since_s = time.monotonic() if progress.assigned else inf
+        self._hand_out(worker)  # before writing the log, because the worker waits
         for work, result in done:
             self._log(worker, work, result)
 
-    def _check_loss(self, worker: WorkerProcess, loss: float, size: int) -> None:
+    def _check_loss(self, worker: WorkerProcess, loss: float) -> None:
         if not isfinite(loss):
-            known = self._settings.learning_rate
-            rate = "" if known is None else f" than {known:g}"
+            epoch, known = self.scheduler.counts.epoch + 1, self._settings.learning_rate
             raise InvalidInput(
                 "learning_rate",
-                f"the loss of {worker.title} became {loss} in epoch "
-                f"{self.scheduler.counts.epoch + 1}, on a batch of {size}",
-                hint=f"choose a smaller one{rate}",
+                f"the loss of {worker.title} became {loss} in epoch {epoch}",
+                hint="reduce it" if known is None else f"reduce it below {known:g}",
             )
 
     def _log(self, worker: WorkerProcess, work: ExecuteWork, result: BatchResult) -> None:
@@ -195,11 +239,8 @@ class Coordinator:
         self._status.add(work.size, self.scheduler.mean_loss, advances=work.size)
 
     def _hand_out(self, worker: WorkerProcess) -> None:
-        """Send a worker what it gets now, unless it is a pause."""
-        while not self._is_paused:
-            work = self.scheduler.next_work(worker.progress)
-            if work is None:
-                return
+        """Send a worker its next batches, except in a pause."""
+        while not self._is_paused and (work := self.scheduler.next_work(worker.progress)):
             worker.send(work)
 
     def _hand_out_to_idle(self) -> None:
@@ -208,20 +249,20 @@ class Coordinator:
                 self._hand_out(worker)
 
     def _drop(self, worker: WorkerProcess, why: str) -> None:
-        """Go on without a worker: its batches were done, or go to the others."""
+        """Continue without a worker; the others get its unfinished samples."""
         reason = f"{worker.title} {why}"
         self.history.lost.append(reason)
         for work, updates in self.scheduler.drop(worker.progress):
             self._log(worker, work, BatchResult(updates, nan, *[time.monotonic_ns()] * 4))
         if not self.processes.running:
             raise WorkerLost(f"{reason}: no worker is left")
-        logger.warning("%s: the others go on", reason)
+        logger.warning("%s: continuing without it", reason)
         self._hand_out_to_idle()
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
-        """Return what a checkpoint has beside the model: in a pause, or between epochs."""
+        """Return the state for a checkpoint without the model, in a pause or between epochs."""
         if not self._is_paused:
-            raise RuntimeError("the state of a run is asked for in a pause, or between its epochs")
+            raise RuntimeError("state requires a pause")
         log, workers = self.history.log.packed, list[dict[str, Any]]()
         tensors = {_LOG: torch.frombuffer(log, dtype=torch.uint8) if log else torch.empty(0).byte()}
         for worker in self._ask(self.processes.running, Command.SAVE):
@@ -241,9 +282,9 @@ class Coordinator:
     def restore(
         self, specs: Sequence[WorkerSpec], tensors: Mapping[str, Tensor], values: Mapping[str, Any]
     ) -> None:
-        """Go on from such a state with these workers, which are not started yet.
+        """Restore a `state`, before these workers are started.
 
-        If they are not the same, their optimizers and their random numbers begin anew.
+        If the workers differ, their optimizers and random numbers begin anew.
         """
         assert not self.processes.workers
         self.scheduler.restore(values)
@@ -258,17 +299,17 @@ class Coordinator:
                 self._resumed[one["number"]] = one, within(tensors, f"workers/{index}/")
         else:
             logger.warning(
-                "resume: workers %s go on with what %s have trained; their optimizers (momentum) "
-                "and random numbers begin anew",
-                ", ".join(map(str, specs)),
+                "resume: workers changed from %s to %s; their optimizers (momentum) and random "
+                "numbers begin anew",
                 ", ".join(past[one["number"]].spec for one in workers),
+                ", ".join(map(str, specs)),
             )
         log = BatchLog(tensors[_LOG].numpy().tobytes())
         self.history = History(log, list(values["lost"]), past)
         self.processes.first_number = len(past)
 
     def _load_workers(self) -> None:
-        """Give the workers what they had when the run was saved, if they are the same."""
+        """Send resumed workers their saved states."""
         loading = [one for one in self.processes.running if one.number in self._resumed]
         for worker in loading:
             saved, tensors = self._resumed.pop(worker.number)
@@ -277,7 +318,7 @@ class Coordinator:
         self._ask(loading, Command.LOAD)
 
     def _ask(self, workers: Sequence[WorkerProcess], command: Command) -> list[WorkerProcess]:
-        """Have idle workers save or load their state; return those that have done so."""
+        """Have idle workers save or load their state; return the workers that are not lost."""
         for worker in workers:
             worker.is_asked = True
             worker.send(command)

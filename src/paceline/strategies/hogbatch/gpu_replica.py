@@ -1,13 +1,13 @@
-"""The replica of a worker on a GPU, with up to three batches in work (section VI-B).
+"""The replica of a GPU worker, with up to three batches in work (section VI-B).
 
     host     [add the update of n-1]      [gather the samples of n+2]   [add the update of n]
     in                      [model for n+1]            [samples of n+2]
     compute  [batch n: forward  backward   step][batch n+1: forward    backward   step]
     out      [update of n-1]                    [update of n]
 
-The shared model is copied in for a batch when the update of the last but one is in it. The update
-of the last one is not: the device still has it, and adds it. So a batch is trained on a model with
-all updates of its own worker, each once, while copies and sums run beside the computing.
+The model for batch n is copied in when the shared model has the update of batch n-2. The update of
+batch n-1 is still on the device, which adds it. So each batch trains on a model with all updates of
+its own worker, while copies and sums run during compute.
 """
 
 import time
@@ -44,11 +44,11 @@ _NS = 1e-9
 
 @dataclass(frozen=True)
 class _Run:
-    """The model's tensors of one type, which lie beside each other, as flat tensors (N,).
+    """Adjacent tensors of one type, as flat tensors (N,).
 
-    `shared`: of the shared model, in pinned memory. `own`: of the replica. `copied`: the shared
-    model as it was copied in. Of batches in turn: `changes`, which is the replica when the batch
-    begins, and when it ends what has changed since; `updates`, their copies in pinned memory.
+    `shared`: of the shared model, in pinned memory. `own`: of the replica. `copied`: the copy of
+    `shared` on the device. For the batches in work, in turn: `changes`, the replica at the batch's
+    begin, then its change until the end; `updates`, the copies of `changes` in pinned memory.
     """
 
     shared: Tensor
@@ -59,13 +59,13 @@ class _Run:
 
     @classmethod
     def of(cls, device: Device, shared: Tensor, own: Tensor, num_places: int) -> Self:
-        """Return the run of these values, with room for so many batches."""
+        """Allocate the tensors for `num_places` batches."""
         changes = tuple(torch.empty_like(own) for _ in range(num_places))
         updates = tuple(map(device.pinned_like, changes))
         return cls(shared, own, torch.empty_like(own), changes, updates)
 
     def take(self, place: int, missing: int | None) -> None:
-        """Make what was copied in the replica, with the change that is not yet in it, if any."""
+        """Load the copied model into the replica, plus the change of batch `missing`, if any."""
         if missing is None:
             self.own.copy_(self.copied)
         else:
@@ -73,16 +73,13 @@ class _Run:
         self.changes[place].copy_(self.own)
 
     def keep_change(self, place: int, is_lost: Tensor) -> None:
-        """Keep what the batch has changed; nothing if its loss is not finite."""
+        """Keep the batch's change; zeros if its loss is not finite."""
         change = self.changes[place]
         torch.sub(self.own, change, out=change).masked_fill_(is_lost, 0)
 
 
 def _places(entries: Sequence[TensorSpec]) -> Iterator[tuple[torch.dtype, slice]]:
-    """Yield the bytes of tensors that lie beside each other and have one type, which can be added.
-
-    Tensors of bool cannot: they stay as they are.
-    """
+    """Yield the types and bytes of adjacent tensors of one type; not of bool, which has no sum."""
     for dtype, group in groupby(entries, key=lambda one: one.dtype):
         own = list(group)
         place = slice(own[0].offset, own[-1].end)
@@ -91,7 +88,7 @@ def _places(entries: Sequence[TensorSpec]) -> Iterator[tuple[torch.dtype, slice]
 
 
 class _Sharing:
-    """The values of the shared model and of the replica, with places for the batches in work."""
+    """The values of the shared model and of the replica, with places for batches in work."""
 
     def __init__(self, shared: SharedTensors, device: Device, num_places: int) -> None:
         memory = shared.memory.to(device.torch_device)
@@ -100,17 +97,16 @@ class _Sharing:
             _Run.of(device, shared.memory[place].view(dtype), memory[place].view(dtype), num_places)
             for dtype, place in _places(shared.entries)
         ]
-        self.num_places = num_places  # of the batches that have begun
+        self.num_places = num_places  # most batches that have begun
         self.places = cycle(range(num_places))
         self.taken: Event | None = None  # reached when `copied` may be written again
 
 
 @dataclass(slots=True)
 class _Batch:
-    """A batch in work: its samples on the device, and marks where parts of its work are done.
+    """A batch in work: its samples on the device, and marks where parts of its work end.
 
-    `loss` and the samples are on the device and in pinned memory, which is kept until the batch is
-    finished, as streams may use it.
+    Samples and `loss` are also in pinned memory, which streams use until the batch has ended.
     """
 
     size: int
@@ -124,7 +120,7 @@ class _Batch:
 
 
 class _Streams(NamedTuple):
-    """The streams in which the replica computes, and copies samples and model in, and updates."""
+    """The streams of compute, of copies of samples and model, and of copies of updates."""
 
     compute: Stream
     copy_in: Stream
@@ -132,16 +128,14 @@ class _Streams(NamedTuple):
 
 
 class GpuReplica:
-    """A copy of the shared model on a GPU, whose updates are pushed into it.
+    """Trains on a copy of the shared model on a GPU, and adds its updates to the shared model.
 
-    One stream copies samples and model in, the current one computes, and a third copies updates
-    out. The host then adds an update to the model as it is by then, with torch's threads: other
-    workers have changed it meanwhile, and no worker waits for another. With a `depth` of 1 all of
-    that is done one after another. `shared` is in pinned memory. `learning` is by default the
-    recipe's loss alone; each batch's own gradient is clipped.
+    The host adds an update with torch's threads, to whatever the model is by then: no worker waits
+    for another. With a `depth` of 1 copies, compute and sum follow one another. `shared` is in
+    pinned memory. `learning` is by default the recipe's loss alone.
 
-    With a loss that is not finite the model is left as it is, and so is what later batches are
-    trained on; the optimizer has made a step with gradients of zero.
+    A loss that is not finite leaves the shared model and later batches unchanged; the optimizer
+    takes a step with zero gradients.
     """
 
     def __init__(
@@ -155,8 +149,7 @@ class GpuReplica:
         learning: Learning | None = None,
     ) -> None:
         self._depth, self._device, self._worker = depth, device, worker
-        own = device.current_stream(), device.new_stream(), device.new_stream()
-        self.streams = _Streams(*own)
+        self.streams = _Streams(device.current_stream(), device.new_stream(), device.new_stream())
         self.sharing = _Sharing(shared, device, max(1, depth - 1))
         model = refer(recipe.model().to(device.torch_device), self.sharing.own)
         self._learner = Learner(model, make, recipe, reader_of(recipe.samples), learning)
@@ -171,9 +164,9 @@ class GpuReplica:
         return [self._learner.optimizer]
 
     def take(self, rows: Tensor, rate: float, step: int | None) -> Iterator[BatchResult]:
-        """Begin a batch; yield the results of those that end before there is room for it.
+        """Begin a batch; yield the results of batches that must end first.
 
-        The samples are copied in before the last batch that is waited for is done.
+        Its samples are copied in before the last of these ends.
         """
         while len(self._begun) >= self._depth:
             yield self.finish()
@@ -183,12 +176,12 @@ class GpuReplica:
         self.begin(rate, step)
 
     def done(self, *, waits: bool = False) -> Iterator[BatchResult]:
-        """Yield the results of the batches whose updates have arrived on the host, or of all."""
+        """Yield the results of batches whose updates are on the host; with `waits`, of all."""
         while self._begun and (waits or self._begun[0].marks["update"].event.is_reached):
             yield self.finish()
 
     def load(self, rows: Tensor) -> None:
-        """Gather samples and queue their copies, beside the batches that are in work."""
+        """Gather samples and queue their copies, during the batches in work."""
         assert self._loaded is None
         with self._device.use(self.streams.copy_in):
             marks, to = {"start": self._marks.clock.mark()}, self._device.torch_device
@@ -200,7 +193,7 @@ class GpuReplica:
             self._loaded = _Batch(len(rows), pinned, samples, marks)
 
     def begin(self, rate: float, step: int | None) -> None:
-        """Queue the loaded batch, and the copies of the model for it and of its update."""
+        """Queue the loaded batch, the copy of the model for it, and the copy of its update."""
         assert self._loaded is not None
         assert len(self._begun) < self.sharing.num_places
         batch, self._loaded = self._loaded, None
@@ -224,7 +217,7 @@ class GpuReplica:
         self.streams.compute.wait(batch.marks["model"].event)
         with self._device.use(self.streams.compute):
             batch.marks["begun"] = mark()
-            # The latest batch is in work: its update was not in the shared model yet.
+            # The shared model lacked the update of the latest batch, which is in work.
             missing = self._begun[-1].place if self._begun else None
             for run in self.sharing.runs:
                 run.take(batch.place, missing)
@@ -239,7 +232,7 @@ class GpuReplica:
             batch.marks["step"] = mark()
 
     def _update(self, batch: _Batch, loss: Tensor, rate: float) -> None:
-        """Update the replica, or its optimizer alone, with nothing, if the loss is not finite."""
+        """Update the replica; with zero gradients if the loss is not finite."""
         is_lost = loss.isfinite().logical_not()
         clear_gradients(self._learner.parameters, is_lost)
         self._learner.step(rate)
@@ -258,11 +251,11 @@ class GpuReplica:
             batch.marks["update"] = self._marks.clock.mark()
 
     def finish(self) -> BatchResult:
-        """Add the update of the oldest batch to the shared model, once it has arrived."""
+        """Wait for the oldest batch's update, and add it to the shared model."""
         batch = self._begun.popleft()
         batch.marks["update"].event.synchronize()
         for later in self._begun:
-            # Its copy of the model is to be without this update, which the device adds.
+            # Its copy of the model must lack this update, because the device adds it.
             later.marks["model"].event.synchronize()
         loss = float(batch.loss[1])
         added_ns = time.monotonic_ns()
@@ -308,7 +301,7 @@ class GpuReplica:
 
 @torch.no_grad()
 def clear_gradients(parameters: Sequence[nn.Parameter], where: Tensor) -> None:
-    """Set all gradients to zero if the tensor () says so, without asking it on the host."""
+    """Set all gradients to zero if the tensor () is true, without copying it to the host."""
     for parameter in parameters:
         if (gradient := parameter.grad) is not None:
             values = gradient._values() if gradient.is_sparse else gradient

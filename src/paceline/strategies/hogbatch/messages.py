@@ -3,8 +3,8 @@
     coordinator   TrySpeed      ExecuteWork ...            Command.SAVE      Command.STOP
     worker     ()      SpeedTrial        (ScheduleWork, ...)         Command.SAVE
 
-A worker reports several short batches in one tuple; an empty one says that it is ready. States and
-traced spans are in the wire's file. Times are nanoseconds of CLOCK_MONOTONIC.
+A worker reports several short batches in one tuple; an empty tuple means that it is ready. The
+wire's file carries states and traced spans. Times are nanoseconds of CLOCK_MONOTONIC.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,15 @@ from paceline.links.shared_memory import SharedTensors
 from paceline.strategies.hogbatch.config import WorkerSpec
 from paceline.strategies.hogbatch.statistics import BatchResult
 
-# The names of the tensors that all workers share beside the model.
+# The names of the tensors that all workers share in addition to the model.
 INPUTS, TARGETS, ORDER, COMMITTED = "inputs", "targets", "order", "committed"
 
 
 @dataclass(frozen=True)
 class Training:
-    """The training that all workers of a run have in common.
+    """Settings and shared memory of all workers of a run.
 
-    Workers know the recipe by the settings, too. Where the samples are tensors, these are in the
-    `data`, and `num_classes` are the recipe's.
+    `data` has the samples if they are tensors; `num_classes` is the recipe's.
     """
 
     settings: TrainSettings
@@ -38,8 +37,7 @@ class Training:
 class ProcessSettings:
     """The settings of a worker process.
 
-    `cores` are the processors that it is pinned to; none leaves it where it is. `depth` is the
-    number of batches that it has in work at once.
+    `depth`: its number of batches in work. `cores`: the processors that it is pinned to, if any.
     """
 
     number: int
@@ -50,7 +48,7 @@ class ProcessSettings:
 
 
 class Command(Enum):
-    """A command without fields: to end, or to write or read the worker's state in the file."""
+    """A command without fields: to stop, or to save or load the worker's state."""
 
     STOP = "stop"
     SAVE = "save"
@@ -58,7 +56,7 @@ class Command(Enum):
 
 
 class TrySpeed(NamedTuple):
-    """A command to try batches of these sizes, each for about `seconds`, on a copy of the model."""
+    """A command to time batches of these sizes, each for `seconds`, on a copy of the model."""
 
     sizes: tuple[int, ...]
     seconds: float
@@ -67,8 +65,7 @@ class TrySpeed(NamedTuple):
 class ExecuteWork(NamedTuple):
     """A command to train on `size` samples from place `first` of the epoch's order.
 
-    The learning rate is `rate` times that of the settings. `batch` is the number of the batch in
-    the run.
+    `batch`: the batch's number in the run. `rate`: a factor of the settings' learning rate.
     """
 
     batch: int = 0
@@ -84,7 +81,7 @@ class ExecuteWork(NamedTuple):
 
 
 class ScheduleWork(NamedTuple):
-    """A worker's request for work, with the result of a batch of `size` samples."""
+    """A worker's request for work, with the result of its last batch."""
 
     batch: int
     size: int

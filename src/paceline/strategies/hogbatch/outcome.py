@@ -1,4 +1,4 @@
-"""The outcome of a run: what each worker did, beside the plan of the same batches."""
+"""The outcome of a run: each worker's batches, next to the plan of the same batches."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from paceline.strategies.hogbatch.coordinator import Coordinator, KnownWorker
 from paceline.strategies.hogbatch.policy import SpeedTrial
 from paceline.strategies.hogbatch.replica import device_for
 from paceline.strategies.hogbatch.speed_trial import Epochs, Prediction, predict, traced_sizes
-from paceline.strategies.hogbatch.statistics import Made
+from paceline.strategies.hogbatch.statistics import BatchLog, Made
 from paceline.training.recipes.recipe import Recipe
 
-_SLACK_S = 1e-3  # a hook of the last layer runs a moment after the layer
+_SLACK_S = 1e-3  # a layer's hook runs shortly after the layer
 _MOST_POINTS = 500
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run whose workers have ended: what it was to train, and the epochs that it has trained."""
+    """A run whose workers have ended; `asked`: the epochs to train, `epochs`: those trained."""
 
     coordinator: Coordinator
     recipe: Recipe
@@ -31,21 +31,17 @@ class FinishedRun:
     epochs: Sequence[Epoch]
 
     def outcome(self, traced: Timeline, peaks: Sequence[int], num_samples: int) -> Outcome:
-        """Return the outcome of a training on so many samples.
-
-        `traced` has the batches that were traced, `peaks` each worker's bytes of memory.
-        """
+        """Return the outcome; `traced`: the traced batches, `peaks`: each worker's peak memory."""
         history, trained_s = self.coordinator.history, self.coordinator.trained_s
         workers = [one.progress for one in self.coordinator.processes.workers]
         trials = [one.trial for one in workers if one.trial is not None]
         prediction = None
-        if not history.lost and not history.past:  # the plan knows neither
+        if not history.lost and not history.past:  # which predictions do not model
             prediction = predict(self.asked, trials)
         planned, faults = self._replayed(traced, trials)
-        known = self.coordinator.known
-        names = [one.name for one in known]
-        made, tokens = history.log.made(names), self.recipe.tokens_per_sample
-        updates = self._updates(names, made)
+        known, tokens = self.coordinator.known, self.recipe.tokens_per_sample
+        made = history.log.made([one.name for one in known])
+        updates = _updates(made, history.log)
         return Outcome(
             timeline=traced,
             predicted=planned,
@@ -62,14 +58,14 @@ class FinishedRun:
             updates=updates,
             device=", ".join(dict.fromkeys(device_for(one.spec).name for one in workers)),
             workers=_workers(known, made, updates, prediction),
-            utilisation=history.log.utilisation(names),
+            utilisation=statistics.utilisation(made),
             predicted_utilisation=prediction.utilisation if prediction else {},
         )
 
     def _replayed(
         self, traced: Timeline, trials: Sequence[SpeedTrial]
     ) -> tuple[Timeline, tuple[str, ...]]:
-        """Return the traced batches as planned, with the sizes they had, and how they differ."""
+        """Return the plan of the traced batch sizes, and its differences from the trace."""
         workload, config = self.asked.workload, self.asked.config
         machine = speed_trial.machine_of(workload, trials)
         specs, sizes = {one.number: one.spec for one in trials}, traced_sizes(traced.spans)
@@ -77,25 +73,23 @@ class FinishedRun:
         faults = tuple(conform(plan, traced, _SLACK_S))
         return simulate(plan, Roofline.of(machine)), faults
 
-    def _updates(self, names: Sequence[str], made: Made) -> Updates:
-        log, staleness = self.coordinator.history.log, statistics.staleness(made)
-        missed, by_worker = sum(staleness.values(), Counter[int]()), log.num_updates(names)
-        return Updates(
-            count=sum(by_worker.values()),
-            by_worker=by_worker,
-            staleness={name: dict(own) for name, own in staleness.items()},
-            mean_staleness=sum(n * times for n, times in missed.items()) / max(1, missed.total()),
-            gaps=tuple(log.gaps(len(names), _MOST_POINTS)),
-        )
+
+def _updates(made: Made, log: BatchLog) -> Updates:
+    staleness = statistics.staleness(made)
+    missed = sum(staleness.values(), Counter[int]())
+    by_worker = {name: sum(one.num_updates for one in own) for name, own in made.items()}
+    return Updates(
+        count=sum(by_worker.values()),
+        by_worker=by_worker,
+        staleness={name: dict(own) for name, own in staleness.items()},
+        mean_staleness=sum(n * times for n, times in missed.items()) / max(1, missed.total()),
+        gaps=tuple(log.gaps(len(made), _MOST_POINTS)),
+    )
 
 
 def _workers(
-    known: Sequence[KnownWorker],
-    made: Made,
-    updates: Updates,
-    prediction: Prediction | None,
+    known: Sequence[KnownWorker], made: Made, updates: Updates, prediction: Prediction | None
 ) -> tuple[UnevenWorker, ...]:
-    """Return what each worker did, by its batches."""
     sizes = {name: [(one.end_s, one.num_samples) for one in own] for name, own in made.items()}
     return tuple(
         UnevenWorker(

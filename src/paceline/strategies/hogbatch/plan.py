@@ -6,20 +6,19 @@
     gpu0 d2h                                              [update 0]              [update 1]
     host reduce                                                     [0]                     [1]
 
-A worker asks the coordinator for work (ScheduleWork), gets a batch of the policy's size
-(ExecuteWork), trains on it, and asks again when its update is in the model. Cores update the one
-shared model in place, without locks. A GPU copies it in and updates the copy; the update is added
-to the model as it is by then. It has `gpu_depth` batches in work, so that copies and sums run
-beside the computing: of its own updates, a copy of the model lacks the latest alone, which the GPU
-still has. A GPU without other workers beside it keeps the model.
+A worker requests work (ScheduleWork), gets a batch of the policy's size (ExecuteWork), trains on
+it, and requests again when its update is in the model. CPUs update the shared model in place,
+without locks. A GPU trains on a copy, and the host adds its update to the model. Copies and sums
+run during compute, because a GPU has `gpu_depth` batches in work; its copy of the model lacks only
+its own latest update, which the GPU adds. A GPU without other workers keeps the model.
 
-Which worker gets which batch depends on when each is done. So an event loop makes the plan with
-the prices of the machine's `Roofline`, in whose order tasks are listed; `simulate` with the same
-prices gives the same times. The `step` of a task is the number of its worker's batch.
+Which worker gets which batch depends on when batches end. So `EventLoop` simulates the run with the
+machine's `Roofline` prices while it lists the tasks; `simulate` with the same prices returns the
+same times. The `step` of a task is its batch's number among the worker's batches.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from heapq import heappop, heappush
@@ -36,10 +35,10 @@ from paceline.core.workload import Workload, feature_nbytes
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.policy import policy_of, updates_of
 
-MODEL = "model"  # the part of a copy of the model to a GPU
-HOST = "this-host"  # of the machine that a run measures
-_UPDATE_TRAFFIC = 3  # of each parameter: it and its gradient are read, and it is written
-_ASKS = -1  # below the places of tasks: a request is answered before work goes on
+MODEL = "model"  # part name: a copy of the model to a GPU
+HOST = "this-host"  # the host's name in the machine that a run measures
+_UPDATE_TRAFFIC = 3  # per parameter byte: parameter and gradient are read, the parameter is written
+_ASKS = -1  # sorts before all tasks: a request is answered before tasks of the same time start
 
 
 class Stage(NamedTuple):
@@ -58,18 +57,14 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchCosts:
-    """The costs of a worker's batches of any size, from those of the workload's own batch size.
+    """The costs of a worker's batches of any size, scaled from the workload's batch size.
 
-    Arithmetic and the traffic of activations are in proportion to the samples. The traffic of the
-    parameters is not: forward reads them, backward reads them and writes their gradients, whatever
-    the batch. (The layer with which backward ends only writes: the samples need no gradient.) Each
-    thread of a CPU worker does so for its part of the batch, and makes its own update. Neither are
-    calls: every operation is launched once.
-
-    A layer's traffic beyond its parameters is taken to be activations. A layer that reads only some
-    of its parameters (an embedding) is priced as if it read all that its traffic allows.
-
-    `shared`: True if others train on the model, too.
+    Flops and the traffic of activations scale with the samples; calls do not. The traffic of the
+    parameters does not either: forward reads them, backward reads them and writes gradients (the
+    last layer of backward only writes, as inputs need no gradient). Each thread of a CPU worker
+    does so for its part of the batch, and makes its own update. Traffic beyond the parameters
+    counts as activations; layers that read a part of their parameters (embeddings) are priced as if
+    they read all that their traffic allows. `shared`: others train on the model, too.
     """
 
     workload: Workload
@@ -79,10 +74,7 @@ class BatchCosts:
     shared: bool
 
     def stages(self, size: int) -> tuple[Stage, ...]:
-        """Return the stages of a batch, each of which waits for the one before.
-
-        InvalidInput if no link leads to a GPU.
-        """
+        """Return the successive stages of a batch; InvalidInput if a GPU has no link."""
         computed = tuple(self._computed(size))
         if self.device.kind == DeviceKind.CPU:
             return computed
@@ -94,7 +86,6 @@ class BatchCosts:
             return (batch, *computed)
         copy = Cost(nbytes=self.workload.gradient_nbytes, num_calls=1)
         to_host = (Resource(gpu.name, Lane.D2H), *lanes_of(self.machine.route(gpu, host)))
-        # The host adds what changed in the replica to the model, as that is by then.
         on_host = (exchange_lane(gpu.name), Resource(host.name, Lane.REDUCE))
         add = Cost(nbytes=_UPDATE_TRAFFIC * self.workload.gradient_nbytes, num_calls=1)
         return (
@@ -107,17 +98,17 @@ class BatchCosts:
         )
 
     def _computed(self, size: int) -> Iterator[Stage]:
-        on = (compute_lane(self.device.name),)
-        for layer in self.workload.layers:
+        on, workload = (compute_lane(self.device.name),), self.workload
+        for layer in workload.layers:
             cost = self._scaled(layer.forward, layer.gradient_nbytes, size)
             yield Stage(Kind.FORWARD, layer.name, on, cost)
-        last = self.workload.in_backward_order[-1]
-        for layer in self.workload.in_backward_order:
+        last = workload.in_backward_order[-1]
+        for layer in workload.in_backward_order:
             times = 1 if layer is last else 2
             cost = self._scaled(layer.backward, times * layer.gradient_nbytes, size)
             yield Stage(Kind.BACKWARD, layer.name, on, cost)
         # The update w - eta g, by each thread that has a gradient.
-        parts, workload = min(self.threads, size), self.workload
+        parts = min(self.threads, size)
         num_tensors = sum(len(layer.parameters) for layer in workload.layers)
         traffic = _UPDATE_TRAFFIC * workload.gradient_nbytes
         cost = Cost(2 * workload.num_parameters * parts, traffic * parts, num_tensors)
@@ -130,52 +121,13 @@ class BatchCosts:
         return Cost(cost.flops * share, nbytes, cost.num_calls, cost.num_syncs)
 
 
-PricedBatch = tuple[tuple[Stage, ...], tuple[float, ...]]
-
-
-def priced_batches(
-    workload: Workload, machine: Machine, specs: Sequence[WorkerSpec], *, shared: bool
-) -> Callable[[int, int], PricedBatch]:
-    """Return a function of a worker's position and a size: the batch's stages, and their seconds.
-
-    The workers are on the machine's first devices; seconds are those of its `Roofline`. Each size
-    is priced once.
-    """
-    prices = Roofline.of(machine)
-    costs = [
-        BatchCosts(workload, machine, device, spec.threads, shared)
-        for device, spec in zip(machine.devices, specs, strict=False)
-    ]
-
-    @cache
-    def batch(worker: int, size: int) -> PricedBatch:
-        stages = costs[worker].stages(size)
-        tasks = (stage.task(0, worker, size, ()) for stage in stages)
-        return stages, tuple(map(prices.seconds, tasks))
-
-    return batch
-
-
-def period_s(batch: PricedBatch, depth: int) -> float:
-    """Return the seconds from one batch's end to the next, with `depth` of them in work at once."""
-    stages, seconds = batch
-    whole = fsum(seconds)
-    if depth == 1:
-        return whole
-    busy: dict[Resource, float] = defaultdict(float)
-    for stage, stage_s in zip(stages, seconds, strict=True):
-        for resource in stage.on:
-            busy[resource] += stage_s
-    # All but the copy of the samples is waited for by the last but one batch after it.
-    return max(*busy.values(), (whole - seconds[0]) / (depth - 1), whole / depth)
-
-
 class BatchTasks:
-    """The tasks of one worker's batches, and what each waits for: the stage before it, and others.
+    """Makes the tasks of one worker's batches, with their dependencies.
 
-    With a `depth` of 1 a batch waits for the one before. With more, the samples of batch n wait for
-    the copies of batch n - 1 and the end of batch n - depth, the model for the end of the batch
-    after that, and forward for the step of batch n - 1.
+    Each stage waits for the stage before it. With a `depth` of 1 a batch waits for the batch
+    before. With more, the samples of batch n wait for the copies of batch n - 1 and the end of
+    batch n - depth, the model for the end of the batch after that, and forward for the step of
+    batch n - 1.
     """
 
     def __init__(self, worker: int, depth: int) -> None:
@@ -197,7 +149,7 @@ class BatchTasks:
         return made
 
     def _others(self, stage: Stage, made: Sequence[Task]) -> tuple[TaskId, ...]:
-        """Return the tasks of earlier batches for which a stage waits, given those before it."""
+        """Return the tasks of earlier batches for which a stage waits."""
         if self._depth == 1:
             return () if made else self._end_of(1)
         if not made:
@@ -212,11 +164,11 @@ class BatchTasks:
 
 
 def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window) -> Plan:
-    """Return the tasks done by the time `window` steps of samples have been trained on.
+    """Return the tasks completed when `window` steps of samples have been trained on.
 
-    These are `window.num_steps` batches of the workload's size for each worker, whichever trained
-    on them. The plan is a stretch of a run that goes on: batches not done by then are cut off.
-    InvalidInput if the machine has fewer devices, they are not of one host, or a GPU is not linked.
+    A step is one batch of the workload's size per worker, whichever workers train on its samples.
+    Batches in work at the end are cut off. InvalidInput if the machine has fewer devices, they are
+    not on one host, or a GPU has no link.
     """
     workers = PricedWorkers(workload, machine, config)
     total = window.num_steps * workload.batch_size * config.workers
@@ -224,12 +176,11 @@ def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window)
 
 
 def memory(workload: Workload, machine: Machine, config: Hogbatch) -> dict[str, int]:
-    """Return the bytes that each worker's device, and the host with the shared model, need.
+    """Return the bytes needed by each worker's device, and by the host for the shared model.
 
-    Each thread of a CPU worker has a gradient of its own. A GPU has a replica, its gradient, the
-    model that is copied in, and the change of each batch but the one being copied in. Both hold the
-    activations, and a GPU also the samples, of their largest batch. The update is that of plain
-    stochastic gradient descent, without momentum. The training data are not counted.
+    A CPU worker has a gradient per thread. A GPU has a replica, its gradient, the copy of the
+    model, and the change of each batch but the one whose samples are copied. Both have the
+    activations of their largest batch, and a GPU its samples. Not counted: momentum, training data.
     """
     workers = PricedWorkers(workload, machine, config)
     model, depth = workload.gradient_nbytes, config.gpu_depth
@@ -247,7 +198,7 @@ def memory(workload: Workload, machine: Machine, config: Hogbatch) -> dict[str, 
 
 
 def _spec(machine: Machine, device: Device, config: Hogbatch) -> WorkerSpec:
-    """Return the worker on a device; on cores by default with its share of those of its host."""
+    """Return the worker on a device; CPU devices of a host share its cores by default."""
     if device.kind == DeviceKind.GPU:
         return WorkerSpec(DeviceKind.GPU)
     place = (device.host, DeviceKind.CPU)
@@ -257,59 +208,120 @@ def _spec(machine: Machine, device: Device, config: Hogbatch) -> WorkerSpec:
 
 
 class PricedWorkers:
-    """The workers on the first devices of a machine, their policy, and what batches cost them."""
+    """The workers on a machine's first devices, their policy, and the prices of their batches.
 
-    def __init__(self, workload: Workload, machine: Machine, config: Hogbatch) -> None:
-        self.devices = devices = machine.first_devices(config.workers)
+    `specs`: the workers of a run; by default the configuration's, of which a GPU without other
+    workers keeps the model.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        machine: Machine,
+        config: Hogbatch,
+        specs: Sequence[WorkerSpec] | None = None,
+    ) -> None:
+        devices = machine.first_devices(config.workers if specs is None else len(specs))
         hosts = dict.fromkeys(device.host for device in devices)
         if len(hosts) > 1:
             raise InvalidInput(
                 "workers",
-                "those of hogbatch share the model in the memory of one host, but "
-                f"{devices[0].name!r} is on {devices[0].host!r} and others are on "
-                f"{', '.join(map(repr, list(hosts)[1:]))}",
-                hint="take the devices of one host",
+                f"must be on one host, but machine {machine.name!r} has these devices on "
+                f"{', '.join(hosts)}",
+                got=config.workers,
             )
-        self.config = config
-        self.specs = [_spec(machine, device, config) for device in devices]
-        self.batch = priced_batches(workload, machine, self.specs, shared=len(devices) > 1)
-        size = workload.batch_size
+        self.config, self.devices = config, devices
+        self.specs = specs or [_spec(machine, device, config) for device in devices]
         self.depths = [config.depth_of(device.kind) for device in devices]
-        speeds = [
-            size / period_s(self.batch(worker, size), depth)
-            for worker, depth in enumerate(self.depths)
+        shared = specs is not None or len(devices) > 1
+        self._costs = [
+            BatchCosts(workload, machine, device, spec.threads, shared)
+            for device, spec in zip(devices, self.specs, strict=True)
         ]
+        self._prices, self.batch = Roofline.of(machine), cache(self._batch)
+        size = workload.batch_size
+        speeds = [size / self.period_s(worker, size) for worker in range(len(devices))]
         self.policy = policy_of(config, self.specs, speeds, size)
+
+    def _batch(self, worker: int, size: int) -> tuple[tuple[Stage, ...], tuple[float, ...]]:
+        """Return a batch's stages, and the seconds of each."""
+        stages = self._costs[worker].stages(size)
+        tasks = (stage.task(0, worker, size, ()) for stage in stages)
+        return stages, tuple(map(self._prices.seconds, tasks))
+
+    def period_s(self, worker: int, size: int) -> float:
+        """Return the seconds from one batch's end to the next."""
+        stages, seconds = self.batch(worker, size)
+        depth, whole = self.depths[worker], fsum(seconds)
+        if depth == 1:
+            return whole
+        busy: dict[Resource, float] = defaultdict(float)
+        for stage, stage_s in zip(stages, seconds, strict=True):
+            for resource in stage.on:
+                busy[resource] += stage_s
+        # The copy of the model for batch n + depth - 1 waits for the end of batch n.
+        return max(*busy.values(), (whole - seconds[0]) / (depth - 1), whole / depth)
+
+
+class BatchSizes:
+    """Asks the policy for sizes, and counts the updates of batches, as the coordinator does."""
+
+    def __init__(self, workers: PricedWorkers) -> None:
+        self._workers = workers
+        self._updates = [0.0 for _ in workers.specs]
+        self._latest = [0 for _ in workers.specs]
+        self._assigned = [deque[int]() for _ in workers.specs]
+
+    def next(self, worker: int, left: float = inf) -> int:
+        """Return the size of a worker's next batch, of which at most `left` samples remain."""
+        self._latest[worker] = self._workers.policy.next_batch(
+            worker, self._expected(worker), self._latest
+        )
+        size = int(min(self._latest[worker], left))
+        self._assigned[worker].append(size)
+        return size
+
+    def complete(self, worker: int) -> int:
+        """Count a worker's oldest batch and return its size; 0 if it has none."""
+        size = self._assigned[worker].popleft() if self._assigned[worker] else 0
+        self._updates[worker] += self._updates_of(worker, size)
+        return size
+
+    def _updates_of(self, worker: int, size: int) -> float:
+        return updates_of(self._workers.specs[worker], size, self._workers.config.beta)
+
+    def _expected(self, worker: int) -> list[float]:
+        """Return all updates, with the worker's assigned batches, and others' but their latest."""
+        found = []
+        for other, (made, assigned) in enumerate(zip(self._updates, self._assigned, strict=True)):
+            counted = list(assigned) if other == worker else list(assigned)[:-1]
+            found.append(made + sum(self._updates_of(other, size) for size in counted))
+        return found
 
 
 class EventLoop:
     """Hands out batches to whichever worker asks first.
 
     An event is (time, place of a task in the plan, worker): the task is ready, or the worker asks.
-    Of equal times the simulator takes the task that is listed first; so does this order.
+    Like the simulator, it starts tasks of equal times in the plan's order.
     """
 
     def __init__(self, workers: PricedWorkers) -> None:
-        self._workers = workers
-        numbers = range(len(workers.devices))
+        self._workers, self._sizes = workers, BatchSizes(workers)
+        self._batches = [BatchTasks(worker, depth) for worker, depth in enumerate(workers.depths)]
         self._events: list[tuple[float, int, int]] = []
-        self._updates = [0.0 for _ in numbers]
-        self._sizes = [0 for _ in numbers]  # of the latest batch
-        self._assigned = [deque[int]() for _ in numbers]  # sizes of the batches in work
-        self._batches = [BatchTasks(worker, workers.depths[worker]) for worker in numbers]
-        self._free: dict[Resource, float] = defaultdict(float)
+        self._free_s: dict[Resource, float] = defaultdict(float)
         self._tasks: list[Task] = []
         self._seconds: list[float] = []
-        self._ends: list[float] = []  # of each task; inf until it has run
-        self._waiting: list[int] = []  # how many tasks that have not run each waits for
-        self._ready: list[float] = []  # the latest end of those that have
-        self._children: dict[TaskId, list[int]] = {}  # of each task that has not run
+        self._ends_s: dict[TaskId, float] = {}  # of tasks that have started
+        self._waiting: dict[int, int] = {}  # unstarted parents of each task
+        self._children: dict[TaskId, list[int]] = defaultdict(list)
         self._last: set[int] = set()  # tasks of batches
 
     def tasks(self, num_samples: float = inf, horizon_s: float = inf) -> Iterator[Task]:
-        """Return the tasks up to so many samples, or of all batches that begin before the horizon.
+        """Return the tasks until `num_samples` are done, or of batches begun before the horizon.
 
-        They are listed one batch after the other, as they are handed out.
+        They are listed batch by batch, as they are handed out.
         """
         end_s, num_done = inf, 0
         for turn in range(max(self._workers.depths)):
@@ -319,58 +331,47 @@ class EventLoop:
         while self._events:
             time_s, place, worker = heappop(self._events)
             if place != _ASKS:
-                self._proceed(time_s, place, worker)
+                self._start(time_s, place, worker)
                 continue
-            size, spec = self._assigned[worker].popleft(), self._workers.specs[worker]
-            num_done += size
-            self._updates[worker] += updates_of(spec, size, self._workers.config.beta)
+            num_done += self._sizes.complete(worker)
             if num_done >= num_samples:
                 end_s = time_s
                 break
             if time_s < horizon_s:
                 self._hand_out(worker, time_s)
-        listed = zip(self._tasks, self._ends, strict=True)
-        return (task for task, done_s in listed if done_s <= end_s)
+        return (task for task in self._tasks if self._ends_s.get(task.id, inf) <= end_s)
 
     def _hand_out(self, worker: int, time_s: float) -> None:
-        size = self._workers.policy.next_batch(worker, self._expected(worker), self._sizes)
-        self._sizes[worker] = size
-        self._assigned[worker].append(size)
+        size = self._sizes.next(worker)
         stages, seconds = self._workers.batch(worker, size)
         self._seconds += seconds
         for task in self._batches[worker].of(stages, size):
             place = len(self._tasks)
-            parents = [one for one in task.after if one in self._children]
-            for parent in parents:
-                self._children[parent].append(place)
-            self._children[task.id] = []
             self._tasks.append(task)
-            self._ends.append(inf)
-            self._waiting.append(len(parents))
-            self._ready.append(time_s)
-            if not parents:
-                heappush(self._events, (time_s, place, worker))
+            unstarted = [one for one in task.after if one not in self._ends_s]
+            for parent in unstarted:
+                self._children[parent].append(place)
+            if unstarted:
+                self._waiting[place] = len(unstarted)
+            else:
+                self._ready(time_s, place, worker)
         self._last.add(len(self._tasks) - 1)
 
-    def _expected(self, worker: int) -> list[float]:
-        """Return all updates, as if the worker's batches were done, and others' but the latest."""
-        config, found = self._workers.config, []
-        for other, (made, assigned) in enumerate(zip(self._updates, self._assigned, strict=True)):
-            spec, sizes = self._workers.specs[other], list(assigned)
-            counted = sizes if other == worker else sizes[:-1]
-            found.append(made + sum(updates_of(spec, size, config.beta) for size in counted))
-        return found
+    def _ready(self, time_s: float, place: int, worker: int) -> None:
+        """Queue a task, all of whose parents have started, for when they end."""
+        ends_s = (self._ends_s[one] for one in self._tasks[place].after)
+        heappush(self._events, (max(time_s, *ends_s, 0.0), place, worker))
 
-    def _proceed(self, time_s: float, place: int, worker: int) -> None:
-        """Let a task that waits for none run as soon as what it holds is free."""
+    def _start(self, time_s: float, place: int, worker: int) -> None:
+        """Run a task as soon as its resources are free."""
         task = self._tasks[place]
-        end_s = max(time_s, *(self._free[resource] for resource in task.on)) + self._seconds[place]
-        self._free.update(dict.fromkeys(task.on, end_s))
-        self._ends[place] = end_s
-        for child in self._children.pop(task.id):
+        free_s = max(self._free_s[resource] for resource in task.on)
+        end_s = max(time_s, free_s) + self._seconds[place]
+        self._free_s.update(dict.fromkeys(task.on, end_s))
+        self._ends_s[task.id] = end_s
+        for child in self._children.pop(task.id, ()):
             self._waiting[child] -= 1
-            self._ready[child] = max(self._ready[child], end_s)
             if not self._waiting[child]:
-                heappush(self._events, (self._ready[child], child, worker))
+                self._ready(end_s, child, worker)
         if place in self._last:
             heappush(self._events, (end_s, _ASKS, worker))

@@ -1,45 +1,45 @@
-"""The policies that size batches, and the samples left (Ma, Rusu et al. 2020, section VI).
+"""Batch-size policies, built in and user-defined (Ma, Rusu et al. 2020, section VI).
 
-Coordinator and plan ask the same policy whenever a worker asks for work, and tell it the same: the
-updates that each worker has made (u of algorithm 2), and the sizes of the latest batches (b).
+The coordinator and the plan ask the same policy before each batch. They pass the updates that each
+worker has made (u of algorithm 2), and the sizes of the latest batches (b).
 """
 
-from bisect import insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil, floor, isinf
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from paceline.core.balance import apportion
+from paceline.core.errors import InvalidInput, first_line, shown
+from paceline.core.importing import imported
 from paceline.core.machine import DeviceKind
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
-from paceline.strategies.hogbatch.own_policy import OwnPolicy
 
 MOST_REPORTED = 32  # batches in one message of a worker
-_PREFETCHED_S = 0.05  # of work; asking for the next batch takes some 0.3 ms
-_LEFT_OVER_PREFETCHED = 10  # so that at the end of an epoch no worker waits for another's queue
+_PREFETCHED_S = 0.05  # seconds of work sent in advance; requesting a batch takes about 0.3 ms
+_LEFT_OVER_PREFETCHED = 10  # at the end of an epoch, no worker waits for another worker's queue
 
 
 class Policy(Protocol):
-    """Decides how large the next batch of a worker is.
+    """Decides the size of each worker's next batch.
 
-    One is made for some workers, and anew whenever one is lost. `most`: the largest batch
-    of each, for which there has to be memory, and samples.
+    The coordinator makes a new policy whenever a worker is lost.
     """
 
     @property
     def most(self) -> Sequence[int]:
-        """The largest batch of each worker."""
+        """The largest batch of each worker, for which memory is reserved."""
 
     def next_batch(self, worker: int, updates: Sequence[float], sizes: Sequence[int]) -> int:
-        """Return the size of the batch that the worker gets now, at least 1.
+        """Return the size of a worker's next batch, at least 1.
 
-        `updates` and `sizes` are those of all workers; a size is 0 before the first batch.
+        `updates` and `sizes` are of all workers; a size is 0 before the worker's first batch.
         """
 
 
 class SpeedTrial(NamedTuple):
-    """A worker, and the seconds that its batches of some sizes took."""
+    """A worker's measured seconds per batch, by batch size."""
 
     number: int
     spec: WorkerSpec
@@ -54,11 +54,10 @@ class SpeedTrial(NamedTuple):
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers that a policy is made for, and what was asked for.
+    """The argument of a policy: the workers and the settings.
 
-    `specs`: their devices, by `kind`, `threads` and `slow`. `speeds`: their samples/s with batches
-    of `batch_size`, the workload's; before they are known all are equal. `config`: the settings of
-    the strategy, such as `cpu_batch` and `alpha`.
+    `speeds`: samples/s with batches of `batch_size`; all equal before they are measured.
+    `batch_size`: the workload's. `config`: options such as `cpu_batch` and `alpha`.
     """
 
     specs: tuple[WorkerSpec, ...]
@@ -69,7 +68,7 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class FixedPolicy:
-    """Batches that never change."""
+    """Batches of constant size."""
 
     most: tuple[int, ...]
 
@@ -80,10 +79,10 @@ class FixedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class AdaptivePolicy:
-    """Algorithm 2: a worker behind all others in updates gets less, one ahead of all gets more.
+    """Algorithm 2: smaller batches for the worker with the fewest updates, larger for the first.
 
-    A size is divided or multiplied by `alpha`, down to the worker's `least` and up to its `most`,
-    and rounded so that it changes. `first`: the sizes of the first batches.
+    A size is divided or multiplied by `alpha`, between the worker's `least` and `most`, and rounded
+    so that it changes. `first`: the sizes of the first batches.
     """
 
     first: tuple[int, ...]
@@ -104,33 +103,77 @@ class AdaptivePolicy:
         return size
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedPolicy:
+    """A user-defined policy whose answers are checked."""
+
+    name: str
+    policy: Any
+    most: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str, workers: Workers) -> "CheckedPolicy":
+        """Import package.module:Policy and call it with `workers`; InvalidInput if that fails."""
+        make, num_workers = imported("policy", name), len(workers.specs)
+        with _blaming("cannot be created", name):
+            policy = make(workers)
+            _, most = policy.next_batch, tuple(policy.most)
+        if len(most) != num_workers or not all(map(_is_size, most)):
+            hint = f"set .most to the largest batch of each of {num_workers} workers"
+            raise InvalidInput(
+                "policy", f"has an invalid .most: {shown(most)}", got=name, hint=hint
+            )
+        return cls(name, policy, most)
+
+    def next_batch(self, worker: int, updates: Sequence[float], sizes: Sequence[int]) -> int:
+        """Return the policy's size; InvalidInput if it raises or returns an invalid size."""
+        with _blaming(f"does not return a size for worker {worker}", self.name):
+            size = self.policy.next_batch(worker, tuple(updates), tuple(sizes))
+        if not _is_size(size) or size > self.most[worker]:
+            raise InvalidInput(
+                "policy",
+                f"must return an integer from 1 to {self.most[worker]} for worker {worker}, not "
+                f"{shown(size)}",
+                got=self.name,
+            )
+        return int(size)
+
+
+@contextmanager
+def _blaming(problem: str, name: str) -> Iterator[None]:
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise InvalidInput("policy", f"{problem}: {first_line(error)}", got=name) from error
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
 def hogwild(workers: Workers) -> FixedPolicy:
-    """Return the policy of one sample for each thread."""
+    """Assign one sample to each thread."""
     return FixedPolicy(tuple(spec.threads for spec in workers.specs))
 
 
 def hogbatch(workers: Workers) -> FixedPolicy:
-    """Return algorithm 1: the same batch for all."""
+    """Assign the workload's batch size to every worker: algorithm 1."""
     return FixedPolicy((workers.batch_size,) * len(workers.specs))
 
 
 def proportional(workers: Workers) -> FixedPolicy:
-    """Return the policy of batches in proportion to the speeds.
-
-    So Omnivore splits a batch (Hadjis et al. 2016): all take equally long, if the speeds hold. A
-    worker gets at least one sample.
-    """
+    """Assign batches in proportion to the speeds, at least 1 sample (Hadjis et al. 2016)."""
     total = workers.batch_size * len(workers.specs)
     return FixedPolicy(tuple(max(1, size) for size in apportion(total, workers.speeds)))
 
 
 def cpu_gpu(workers: Workers) -> FixedPolicy:
-    """Return the policy of small batches on cores and large ones on GPUs (section VI-B)."""
+    """Assign small batches to CPUs and large batches to GPUs (section VI-B)."""
     return FixedPolicy(adaptive(workers).first)
 
 
 def adaptive(workers: Workers) -> AdaptivePolicy:
-    """Return algorithm 2: cores begin with their smallest batch, GPUs with their largest."""
+    """Return algorithm 2: CPUs begin with their smallest batch, GPUs with their largest."""
     config, size = workers.config, workers.batch_size
     gpu_batch = config.gpu_batch or (max(1, size // 64), size)
     first, least, most = [], [], []
@@ -151,25 +194,24 @@ POLICIES: dict[str, Callable[[Workers], Policy]] = {
 def policy_of(
     config: Hogbatch, specs: Sequence[WorkerSpec], speeds: Sequence[float], batch_size: int
 ) -> Policy:
-    """Return the policy of a configuration for these workers and a workload's batch size.
+    """Return the configured policy for these workers.
 
-    `speeds` are the workers' samples/s with batches of the workload's size. InvalidInput if a
-    policy of the user's cannot be imported or made, or lacks what `Policy` has.
+    `speeds`: samples/s with batches of the workload's `batch_size`. InvalidInput if a user-defined
+    policy cannot be imported or created, or lacks an attribute of `Policy`.
     """
     workers = Workers(tuple(specs), tuple(speeds), batch_size, config)
     if config.policy in POLICIES:
         return POLICIES[config.policy](workers)
-    return OwnPolicy.of(config.policy, workers)
+    return CheckedPolicy.of(config.policy, workers)
 
 
 def expected_updates(
     worker: int, made: Sequence[float], ahead: Sequence[Sequence[tuple[float, float]]]
 ) -> list[float]:
-    """Return the updates of all workers by the time at which a worker begins its next batch.
+    """Return the updates of all workers at the time when a worker begins its next batch.
 
-    `made`: those that are in the model. `ahead`: of each worker the (seconds, updates) that are
-    expected of the batches that it was given and has not done. A worker that has none asks when all
-    it did is known: then the others count with what they have done, and with nothing more.
+    `made`: the updates in the model. `ahead`: for each worker the expected (seconds, updates) of
+    its assigned, unfinished batches. If the worker itself has none, it begins now.
     """
     begins_s = sum(seconds for seconds, _ in ahead[worker])
     found = []
@@ -185,18 +227,14 @@ def expected_updates(
 
 
 def updates_of(spec: WorkerSpec, size: float, beta: float) -> float:
-    """Return the updates that a batch counts for: one of a GPU, beta for each thread of a CPU.
-
-    A thread without a sample makes none.
-    """
+    """Return the updates of a batch: 1 on a GPU, beta per thread with a sample on a CPU."""
     return min(spec.threads, size) * (beta if spec.kind == DeviceKind.CPU else 1.0)
 
 
 def rate_factor(size: int, batch_size: int, staleness: int, decay: float) -> float:
-    """Return the factor of the learning rate, which was chosen for `batch_size`.
+    """Scale a learning rate for `batch_size` to a batch's size (Goyal et al. 2017) and staleness.
 
-    It is in proportion to the batch (Goyal et al. 2017), and smaller the more updates of others the
-    worker's latest batch has missed.
+    `staleness`: other workers' updates that the worker's latest batch has missed.
     """
     return size / batch_size / (1 + decay * staleness)
 
@@ -204,67 +242,17 @@ def rate_factor(size: int, batch_size: int, staleness: int, decay: float) -> flo
 def wants_more(
     assigned_s: Sequence[float], left_s: float, depth: int = 1, *, prefetches: bool = True
 ) -> bool:
-    """Return True if a worker gets another batch beside those that it has been assigned.
+    """Return whether a worker gets another batch in addition to its assigned ones.
 
-    `assigned_s`: their expected seconds, inf as long as no batch is done. `left_s`: the seconds
-    that all workers together need for the rest of the epoch. A worker gets the `depth` of batches
-    that it has in work at once, unless others would have to wait for it at the end of the epoch.
-    And a message wakes a process, which takes as long as a short batch does: short batches are
-    given in advance, if the worker `prefetches`.
+    `assigned_s`: their expected seconds, inf before the first result. `left_s`: the seconds until
+    all workers together finish the epoch. A worker has `depth` batches in work, unless others would
+    wait for it at the end of the epoch. Waking a process takes as long as a short batch, so short
+    batches are assigned in advance if the worker `prefetches`.
     """
     if not assigned_s:
         return True
     if len(assigned_s) < depth:
-        busy_s = sum(assigned_s) - assigned_s[0] / 2  # the first is on its way
+        busy_s = sum(assigned_s) - assigned_s[0] / 2  # the first is on average half done
         return isinf(assigned_s[0]) or busy_s <= left_s
     most_s = min(_PREFETCHED_S, left_s / _LEFT_OVER_PREFETCHED) if prefetches else 0.0
     return len(assigned_s) < MOST_REPORTED and sum(assigned_s) < most_s
-
-
-class SampleQueue:
-    """The samples of an epoch that no worker has yet, as ranges of the epoch's order.
-
-    Every sample is handed out once, and once more if it comes back unused. `free`: those that are
-    left of an epoch that is resumed, ascending. Raises KeyError for ranges that are completed or
-    given back without having been handed out.
-    """
-
-    def __init__(self, num_samples: int, free: Sequence[range] | None = None) -> None:
-        self.free = [range(num_samples)] if free is None else list(free)
-        self._assigned: set[range] = set()
-        self.num_samples = num_samples
-
-    def __len__(self) -> int:
-        """Return the number of samples that can be handed out."""
-        return sum(map(len, self.free))
-
-    @property
-    def num_done(self) -> int:
-        """The samples that have been used."""
-        return self.num_samples - len(self) - sum(map(len, self._assigned))
-
-    @property
-    def is_done(self) -> bool:
-        """True if all samples have been used."""
-        return not len(self) and not self._assigned
-
-    def take(self, size: int) -> range:
-        """Hand out at most `size` samples.
-
-        They are fewer, or none, at the end, and fewer where samples came back between others.
-        """
-        if not self.free:
-            return range(0)
-        taken, rest = self.free[0][:size], self.free[0][size:]
-        self.free[:1] = [rest] if rest else []
-        self._assigned.add(taken)
-        return taken
-
-    def complete(self, taken: range) -> None:
-        """Record that samples have been used."""
-        self._assigned.remove(taken)
-
-    def give_back(self, taken: range) -> None:
-        """Take samples back that were not used."""
-        self.complete(taken)
-        insort(self.free, taken, key=lambda part: part.start)

@@ -1,12 +1,10 @@
-"""The replicas of workers. On CPU cores it is the shared model itself; `gpu_replica` has GPUs'."""
+"""The replicas of CPU workers, whose threads train the shared model; as `GpuReplica` does."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from math import isfinite
-from statistics import median
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,61 +30,36 @@ from paceline.training.models.layers import layers_of
 from paceline.training.recipes.recipe import OptimizerFactory, Recipe, described
 
 _NS = 1e-9
-_NUM_WARM_UP = 2
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a model by their names, shared ones once.
+    """Return the parameters and buffers of a model by name, shared ones once.
 
-    Those of a type stand together, so that a GPU's are copied and added as one.
+    They are sorted by type, so that a GPU copies and adds all tensors of a type as one.
     """
-    named: dict[str, Tensor] = dict(model.named_parameters())
-    named |= dict(model.named_buffers())
-    return dict(sorted(named.items(), key=lambda item: str(item[1].dtype)))
+    named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
+    return dict(sorted(named, key=lambda item: str(item[1].dtype)))
 
 
 def device_for(spec: WorkerSpec) -> Device:
-    """Return a worker's device; InvalidInput if this machine does not have it."""
+    """Return a worker's device; InvalidInput if this machine lacks it."""
     if spec.kind == DeviceKind.CPU:
         return device_of(torch.device("cpu"))
     found = gpus()
     if spec.index >= len(found):
-        raise InvalidInput("workers", f"{spec}: this machine has {len(found)} GPUs")
+        raise InvalidInput("workers", f"this machine has {len(found)} GPUs", got=str(spec))
     return device_of(found[spec.index])
 
 
 def refer(model: nn.Module, shared: Mapping[str, Tensor]) -> nn.Module:
-    """Replace the parameters and buffers of the model by the shared ones, and return the model."""
+    """Replace the model's parameters and buffers by the shared ones; return the model."""
     for name, tensor in tensors_of(model).items():
         tensor.data = shared[name]
     return model
 
 
-class WorkerReplica(Protocol):
-    """Trains on batches, of which a GPU has several in work at once; `spans`: the traced ones."""
-
-    spans: list[Span]
-
-    @property
-    def optimizers(self) -> Sequence[Optimizer]:
-        """The optimizer of each thread."""
-
-    def take(self, rows: Tensor, rate: float, step: int | None) -> Iterable[BatchResult]:
-        """Begin a batch; yield the results of those that end before there is room for it.
-
-        The learning rate is `rate` times that of the settings. The batch is traced as `step`, if
-        any. Take all results: the batch has begun after the last.
-        """
-
-    def done(self, *, waits: bool = False) -> Iterable[BatchResult]:
-        """Yield the results of batches that are done; of all in work, if the caller waits."""
-
-
 class Learner:
-    """A model that learns from samples, with an optimizer of its own.
-
-    `learning` is by default the recipe's loss alone. Each step scales the learning rates.
-    """
+    """A model and its optimizer; `learning` is by default the recipe's loss alone."""
 
     def __init__(
         self,
@@ -103,26 +76,24 @@ class Learner:
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss of a batch; InvalidInput if the model or the loss fails on it."""
+        """Return the mean loss of a batch; InvalidInput if model or loss fails."""
 
         def blaming(*args: Any, **fields: Any) -> Any:
             try:
                 return self.model(*args, **fields)
             except Exception as error:
-                raise InvalidInput(
-                    f"model {self.learning.name}",
-                    f"fails on a batch, {described(batch.inputs)}: {blamed(error)}",
-                ) from error
+                problem = f"forward fails on a batch, {described(batch.inputs)}: {blamed(error)}"
+                raise InvalidInput("model", problem, got=self.learning.name) from error
 
         return self.learning.forward(blaming, Share(*batch, 1.0))
 
     def set_rate(self, rate: float) -> None:
-        """Set the learning rates to `rate` times those of the settings."""
+        """Set the learning rates to `rate` times the settings'."""
         for group, own in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = own * rate
 
     def step(self, rate: float) -> None:
-        """Update the parameters with the learning rates times `rate`, and drop the gradients."""
+        """Clip gradients, update the parameters with scaled learning rates, clear gradients."""
         if self.learning.clip_norm is not None:
             clip_grad_norm_(self.parameters, self.learning.clip_norm)
         self.set_rate(rate)
@@ -131,7 +102,7 @@ class Learner:
 
 
 class _ThreadResult(NamedTuple):
-    """The result of one thread; `computed_ns` are the ends of its phases before it waited."""
+    """The result of one thread; `computed_ns`: the ends of its phases before their waits."""
 
     loss: float
     forward_ns: int
@@ -141,19 +112,19 @@ class _ThreadResult(NamedTuple):
 
 
 class _Thread:
-    """A thread with the shared model as its parameters, and gradients of its own.
+    """Trains shared parameters with its own gradients.
 
     It waits after each phase, as if its device were `slow` times slower.
     """
 
     def __init__(self, learner: Learner, samples: IndexedSamples, slow: float) -> None:
         self.learner, self._slow = learner, slow
-        self._owed_ns = 0.0  # below zero after a wait that was too long
+        self._owed_ns = 0.0  # negative after a wait that was too long
         own = learner.model, samples, learner.optimizer, learner.learning
         self._dense = DenseThread.of(*own)
 
     def train(self, rows: Tensor, rate: float, started_ns: int, traced: bool) -> _ThreadResult:
-        """Train on a part of a batch; `traced` ones by torch, whose hooks see the layers."""
+        """Train on a part of a batch; with torch if `traced`, because hooks see its layers."""
         value, backward, step = self._forward(rows, traced)
         computed_ns = time.monotonic_ns()
         forward_ns = backward_ns = ended_ns = passed_ns = self._wait(started_ns)
@@ -162,7 +133,7 @@ class _Thread:
             passed_ns = time.monotonic_ns()
             backward_ns = self._wait(forward_ns)
             step(rate)
-            del backward  # freeing the graph takes a while, and belongs to the step
+            del backward  # count freeing the graph in the step
             ended_ns = self._wait(backward_ns)
         ends = (computed_ns, passed_ns)
         return _ThreadResult(value * len(rows), forward_ns, backward_ns, ended_ns, ends)
@@ -170,7 +141,7 @@ class _Thread:
     def _forward(
         self, rows: Tensor, traced: bool
     ) -> tuple[float, Callable[[], object], Callable[[float], None]]:
-        """Return the mean loss, and what computes the gradients and makes the step at a rate."""
+        """Return the mean loss, and functions for backward and for the step at a rate."""
         if self._dense is not None and not traced:
             value = self._dense.forward(rows)
             if isfinite(value):
@@ -184,7 +155,7 @@ class _Thread:
         self._dense.step()
 
     def _wait(self, since_ns: int) -> int:
-        """Wait in proportion to the time since then, and return the time after the wait."""
+        """Wait in proportion to the time since then; return the time after the wait."""
         now = time.monotonic_ns()
         if self._slow == 1:
             return now
@@ -197,15 +168,12 @@ class _Thread:
 
 
 class CpuReplica:
-    """The threads of a worker on CPU cores compute on the shared model: a reference replica.
+    """Trains the shared model with the threads of a CPU worker.
 
-    Each thread takes its part of a batch, computes the gradient on the model as it is, and updates
-    the model in place, without locks: Hogwild inside the batch (section V). Gradients and the
-    optimizer's state are the thread's own.
-
-    `recipe` builds a model for each thread, whose parameters and buffers become the shared ones. In
-    a trace the first thread's layers stand for all; the update ends with that of the last thread.
-    `learning` is by default the recipe's loss alone; each thread's own gradient is clipped.
+    Each thread computes the gradient of its part of a batch, and updates the model in place,
+    without locks: Hogwild inside the batch (section V). Each thread has its own gradients, clipped
+    separately, and optimizer state. Traces show the first thread's layers, and the last thread's
+    end. `recipe` builds a model for each thread; `shared` replaces its parameters and buffers.
     """
 
     def __init__(
@@ -232,18 +200,20 @@ class CpuReplica:
         return [thread.learner.optimizer for thread in self._threads]
 
     def take(self, rows: Tensor, rate: float, step: int | None) -> Iterable[BatchResult]:
-        """Train on a batch, which is done at once."""
+        """Train on a batch until it ends; return its result.
+
+        `rate`: a factor of the learning rate. `step`: the number in the trace, if traced.
+        """
         return (self.train(rows, rate, step),)
 
     def done(self, *, waits: bool = False) -> Iterable[BatchResult]:
-        """Return nothing: no batch is in work."""
+        """Return no results: `take` leaves no batch in work."""
         return ()
 
     def train(self, rows: Tensor, rate: float, step: int | None) -> BatchResult:
-        """Train on a part in each thread that gets a sample; each makes its own update.
+        """Train on a part in each thread that gets a sample; arguments are those of `take`.
 
-        The learning rate is `rate` times that of the settings. The batch is traced as `step`, if
-        any. With a loss that is not finite, the model is left as it is; on a GPU, too.
+        A loss that is not finite leaves the model unchanged.
         """
         started_ns = time.monotonic_ns()
         self._marks.watch(step is not None)
@@ -251,14 +221,8 @@ class CpuReplica:
         first, ended_ns = parts[0], max(part.ended_ns for part in parts)
         if step is not None:
             self._trace(step, len(rows), started_ns, first, ended_ns)
-        return BatchResult(
-            updates=len(parts),
-            loss=sum(part.loss for part in parts),
-            started_ns=started_ns,
-            begun_ns=started_ns,
-            stepped_ns=ended_ns,
-            ended_ns=ended_ns,
-        )
+        times_ns = (started_ns, started_ns, ended_ns, ended_ns)
+        return BatchResult(len(parts), sum(part.loss for part in parts), *times_ns)
 
     def _in_parts(
         self, rows: Tensor, rate: float, started_ns: int, traced: bool
@@ -289,24 +253,3 @@ class CpuReplica:
         self.spans.append(
             Span(Kind.STEP, step, "", worker, (lane,), backward_s, end_s, num_samples=size)
         )
-
-
-def median_seconds(
-    replica: WorkerReplica, num_samples: int, size: int, seconds: float, fewest: int = 3
-) -> float:
-    """Return the median seconds of batches of `size`, which are repeated for about `seconds`.
-
-    Where batches overlap, a batch's are those since the end of the one before. Two batches before
-    them warm up, and are not counted.
-    """
-    rows = torch.arange(size) % num_samples
-    ended_ns: list[int] = []
-    took: list[float] = []
-    while len(took) < fewest or sum(took) < seconds:
-        for done in chain(replica.take(rows, 1.0, None), replica.done()):
-            if len(ended_ns) >= _NUM_WARM_UP:
-                took.append((done.ended_ns - max(done.started_ns, ended_ns[-1])) * _NS)
-            ended_ns.append(done.ended_ns)
-    for _ in replica.done(waits=True):
-        pass
-    return median(took)

@@ -1,12 +1,11 @@
 """The runner of strategy hogbatch: shared memory, workers, epochs, checkpoints and the outcome.
 
-A checkpoint is written in a pause between batches, of which a step is as many samples as the batch
-size:
+A checkpoint is written in a pause between batches; a step is `batch_size` samples:
 
     model.safetensors      the shared model
-    workers.safetensors    each worker's optimizer and random numbers, as far as they are alike
+    workers.safetensors    each worker's optimizer and random numbers
     log.safetensors        the batches so far
-    hogbatch.json          the samples that are left, the counts, the workers
+    hogbatch.json          unassigned samples, counts, workers
 """
 
 import os
@@ -37,10 +36,9 @@ from paceline.links.interruption import interruptible
 from paceline.links.shared_memory import SharedTensors
 from paceline.strategies.hogbatch import messages
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec, parse_workers
-from paceline.strategies.hogbatch.coordinator import Coordinator
+from paceline.strategies.hogbatch.coordinator import Coordinator, WorkerProcesses
 from paceline.strategies.hogbatch.outcome import FinishedRun
 from paceline.strategies.hogbatch.policy import policy_of
-from paceline.strategies.hogbatch.processes import WorkerProcesses
 from paceline.strategies.hogbatch.replica import refer, tensors_of
 from paceline.strategies.hogbatch.scheduled_rate import ScheduledRate
 from paceline.strategies.hogbatch.speed_trial import Epochs, admit, machine_of
@@ -50,19 +48,19 @@ from paceline.training.models import describe
 from paceline.training.recipes.named import recipe_of
 from paceline.training.recipes.recipe import Recipe, built
 
-_MODEL = "model/"  # of tensors in a checkpoint
-_PART = "hogbatch"  # the JSON that only checkpoints of this strategy have
+_MODEL = "model/"  # prefix of tensors in a checkpoint
+_PART = "hogbatch"  # the name of this strategy's JSON in a checkpoint
 _MOST_THREADS_PER_CORE = 4
 
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
-    """Load the data, build the model and share both; workers are started by `measure`.
+    """Load the data, build the model and share both; `measure` starts the workers.
 
-    Raises InvalidInput if the settings do not fit each other, the model or the data.
+    Raises InvalidInput if settings, model and data do not fit.
     """
     settings = session.settings
-    assert isinstance(settings, TrainSettings)  # settings refuse rehearsals
+    assert isinstance(settings, TrainSettings)  # validation rejects rehearsals
     recipe = recipe_of(settings.model, settings.data, settings.seed)
     with runner_of(session, recipe, built(recipe, settings.seed)) as runner:
         yield runner
@@ -72,9 +70,9 @@ def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
 def runner_of(
     session: TrainingSession, recipe: Recipe, model: nn.Module
 ) -> Iterator["HogbatchRunner"]:
-    """Share a model and its data with workers, of which none is left at the end.
+    """Share a model and its data with workers, which end with the context.
 
-    `recipe` is that of the settings, by which workers find it.
+    Workers find the same `recipe` by the settings.
     """
     settings = session.settings
     assert isinstance(settings, TrainSettings)
@@ -94,10 +92,7 @@ def runner_of(
 
 
 def epoch_sizes(settings: TrainSettings, num_samples: int) -> tuple[int, ...]:
-    """Return the samples of each epoch, the last of which may be cut short.
-
-    A run of so many steps is one of as many batches of the batch size.
-    """
+    """Return the samples of each epoch; `steps` batches of `batch_size` may end within one."""
     if settings.steps is None:
         return (num_samples,) * settings.epochs
     whole, rest = divmod(settings.steps * settings.batch_size, num_samples)
@@ -105,7 +100,7 @@ def epoch_sizes(settings: TrainSettings, num_samples: int) -> tuple[int, ...]:
 
 
 class HogbatchRunner:
-    """The coordinator's process: it starts the workers, and tests the model between epochs."""
+    """Runs the coordinator: starts the workers, and tests the model between epochs."""
 
     def __init__(
         self,
@@ -119,26 +114,23 @@ class HogbatchRunner:
         self._session, self._settings = session, session.settings
         self._recipe, self._model, self._specs = recipe, model, specs
         self._epochs: list[Epoch] = []
+        self._sizes = epoch_sizes(self._settings, len(recipe.samples))
         self.coordinator = coordinator
         example = recipe.example(self._settings.batch_size)
         self.workload = describe(model, example, self._settings.model)
 
     @property
     def samples_per_step(self) -> float:
-        """A batch of the batch size for each worker."""
+        """One batch of `batch_size` per worker."""
         return float(self._settings.batch_size * len(self._specs))
 
     @property
     def about(self) -> str:
-        """Says in one line what is trained, and by whom."""
+        """One line about the model and the workers."""
         return (
             f"{self._settings.model}: {self.workload.num_parameters:,} parameters in "
             f"{len(self.workload.layers)} layers; workers {', '.join(map(str, self._specs))}"
         )
-
-    @property
-    def _sizes(self) -> tuple[int, ...]:
-        return epoch_sizes(self._settings, len(self._recipe.samples))
 
     @property
     def _asked(self) -> Epochs:
@@ -146,22 +138,22 @@ class HogbatchRunner:
         return Epochs(self.workload, self._session.config, sizes[0], len(sizes), num_cores)
 
     def measure(self) -> PricedMachine:
-        """Start the workers and have them try their speed.
+        """Start the workers and measure their speed.
 
-        Raises InvalidInput if one does not help, unless the settings say `force`.
+        Raises InvalidInput if a worker does not speed the run up, unless `force` is set.
         """
         if self._session.resumed is not None:
             self._resume(self._session.resumed)
         for spec in self._specs:
             self.coordinator.processes.start(spec)
-        self.coordinator.scheduler.rate_at = self._rates().factor  # made while workers start
+        self.coordinator.scheduler.rate_at = self._rates().factor  # computed while workers start
         self.coordinator.try_speeds()
         started = (worker.progress.trial for worker in self.coordinator.processes.running)
         trials = [one for one in started if one is not None]
         if not self._settings.force:
             reasons = [one.why for one in admit(self._asked, trials) if not one.helps]
             if reasons:
-                raise InvalidInput("workers", f"{'; '.join(reasons)} (--force has all take part)")
+                raise InvalidInput("workers", "; ".join(reasons), hint="remove it or use --force")
         machine = machine_of(self.workload, trials)
         return PricedMachine(machine, ProfiledCost({}, Roofline.of(machine)))
 
@@ -172,9 +164,9 @@ class HogbatchRunner:
         return ScheduledRate(optimizer_by(recipe, settings), schedule, settings.batch_size)
 
     def train(self, config: Hogbatch) -> Outcome:
-        """Train all epochs with the session's configuration, which leaves nothing to choose.
+        """Train all epochs; `config` is the session's.
 
-        Raises InvalidInput if the loss is not finite, and WorkerLost if no worker is left.
+        Raises InvalidInput if the loss is not finite, WorkerLost if no worker is left.
         """
         session, coordinator = self._session, self.coordinator
         with interruptible(raises_again=True) as interruption:
@@ -191,28 +183,28 @@ class HogbatchRunner:
 
     @property
     def _run(self) -> dict[str, Any]:
-        """Return the settings that a run and the resumed one must have in common."""
+        """Return the settings that a resumed run must share with its checkpoint."""
         return {name: getattr(self._settings, name) for name in ("model", "batch_size", "seed")}
 
     def _saved(self, num_steps: int) -> State:
-        """Pause the workers, and return what a checkpoint has."""
+        """Pause the workers, and return the state for a checkpoint."""
         self.coordinator.pause()
         tensors, values = self.state()
         progress = {"run": self._run, "strategy": _PART, "chunk": None}
         return State(tensors, {_PART: values, "progress": progress})
 
     def _resume(self, state: State) -> None:
-        """Go on from a checkpoint; InvalidInput if it is of another strategy, or another run."""
+        """Restore a checkpoint; InvalidInput if it is from another strategy or run."""
         own = state.own_part(_PART)
         check_same_run(state.parts["progress"]["run"], self._run)
         if "known" not in own:
-            raise InvalidInput("resume", "the run is one of an earlier version", hint="begin anew")
+            raise InvalidInput("resume", "is from an earlier version", hint="start a new run")
         self.restore(state.tensors, own)
 
     def epochs(self) -> Iterator[Epoch]:
-        """Train epoch by epoch; a caller may stop before the last, and ask for the outcome."""
+        """Train epoch by epoch; a caller may stop early and call `outcome`."""
         progress, recipe = self._session.progress, self._recipe
-        alone = replace(self._session.group, device=torch.device("cpu"))  # where the model lies
+        alone = replace(self._session.group, device=torch.device("cpu"))  # where the model is
         learning = learning_of(recipe, self._settings)
         progress.begin(sum(self._sizes), "samples")
         progress.advance(self.coordinator.scheduler.num_samples)
@@ -226,29 +218,26 @@ class HogbatchRunner:
             yield epoch
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
-        """Return what a run goes on from, as tensors by FILE/NAME and plain values.
+        """Return the state as tensors by FILE/NAME and plain values.
 
-        Call it in a pause of the coordinator, or between epochs. The model's tensors are live: copy
-        them before the training goes on.
+        Requires a pause, or the time between epochs. The model's tensors are live: copy them before
+        training continues.
         """
         tensors, values = self.coordinator.state()
         model = {f"{_MODEL}{name}": own.detach() for name, own in tensors_of(self._model).items()}
         return model | tensors, values | {"epochs": list(map(asdict, self._epochs))}
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Go on from what `state` has returned; call it before `measure`.
+        """Restore a `state`, before `measure`.
 
-        With the same workers they have their optimizers' state and their random numbers again;
-        with others these begin anew. Raises InvalidInput if it is of another model, of other data,
-        or if nothing is left to do.
+        Optimizers and random numbers begin anew if the workers differ. Raises InvalidInput if the
+        model or the data differ, or if all epochs are done.
         """
         own, saved = tensors_of(self._model), within(tensors, _MODEL)
         check_fits(own, saved, "resume")
         if len(values["epochs"]) >= len(self._sizes):
             raise InvalidInput(
-                "resume",
-                f"all {len(self._sizes)} epochs of the run are done",
-                hint="ask for more epochs",
+                "resume", f"all {len(self._sizes)} epochs are done", hint="increase --epochs"
             )
         self.coordinator.restore(self._specs, tensors, values)
         with torch.no_grad():
@@ -267,7 +256,7 @@ class HogbatchRunner:
         return run.outcome(traced, [peak for _, peak in left], num_samples)
 
     def save(self, path: Path) -> None:
-        """Write the trained model as safetensors, which takes no views of one memory."""
+        """Write the trained model as safetensors, which rejects views of one memory."""
         own = {name: tensor.clone() for name, tensor in tensors_of(self._model).items()}
         save_model(refer(self._model, own), str(path))
 
@@ -278,23 +267,22 @@ def _check(
     cores = len(os.sched_getaffinity(0))
     threads = sum(spec.threads for spec in specs if spec.kind == DeviceKind.CPU)
     if threads > _MOST_THREADS_PER_CORE * cores:
+        most = _MOST_THREADS_PER_CORE * cores
         raise InvalidInput(
-            "workers",
-            f"{threads} threads do not fit on {cores} cores",
-            hint=f"at most {_MOST_THREADS_PER_CORE} can share one",
+            "workers", f"must have at most {most} threads on {cores} cores", got=threads
         )
-    if settings.batch_size > len(recipe.samples):
+    if settings.batch_size > (most := len(recipe.samples)):
         raise InvalidInput(
-            "batch_size", f"there are {len(recipe.samples):,} samples", got=settings.batch_size
+            "batch_size", f"must be at most the {most:,} training samples", got=settings.batch_size
         )
     optimizer_by(recipe, settings)
-    policy_of(config, specs, [1.0] * len(specs), settings.batch_size)  # it can be made
+    policy_of(config, specs, [1.0] * len(specs), settings.batch_size)  # InvalidInput if it fails
 
 
 def _tensors_of(recipe: Recipe) -> Tensors:
     """Return the tensors that workers share: the epoch's order, and committed batches.
 
-    And the samples, if they are tensors in memory; of others each worker has its own data set.
+    Samples are shared if they are tensors in memory; other data sets are loaded by each worker.
     """
     samples = recipe.samples
     shared = {

@@ -1,10 +1,11 @@
-"""The coordinator's decisions: which worker gets which samples, without processes and clocks.
+"""The coordinator's decisions about batches, without processes and clocks.
 
-next_work(worker)           ExecuteWork: its next samples, and at what learning rate
+next_work(worker)           ExecuteWork: its next samples and learning rate
 complete(worker, updates)   its oldest batch is done
-drop(worker)                it is lost: what it has not done goes to the others
+drop(worker)                it is lost: its unfinished samples are free again
 """
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,12 +22,56 @@ from paceline.strategies.hogbatch.messages import ExecuteWork
 _MOST_TRACED = 50  # batches of each worker
 
 
+class SampleQueue:
+    """Hands out each sample of an epoch once, as ranges of the epoch's order.
+
+    `free`: the unassigned ranges of a resumed epoch, ascending.
+    """
+
+    def __init__(self, num_samples: int, free: Sequence[range] | None = None) -> None:
+        self.free = [range(num_samples)] if free is None else list(free)
+        self._assigned: set[range] = set()
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        """Return the number of unassigned samples."""
+        return sum(map(len, self.free))
+
+    @property
+    def num_done(self) -> int:
+        """The number of samples that have been used."""
+        return self.num_samples - len(self) - sum(map(len, self._assigned))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all samples have been used."""
+        return not len(self) and not self._assigned
+
+    def take(self, size: int) -> range:
+        """Assign at most `size` adjacent samples; fewer, or none, at the end of a free range."""
+        if not self.free:
+            return range(0)
+        taken, rest = self.free[0][:size], self.free[0][size:]
+        self.free[:1] = [rest] if rest else []
+        self._assigned.add(taken)
+        return taken
+
+    def complete(self, taken: range) -> None:
+        """Record that samples have been used; KeyError if they were not assigned."""
+        self._assigned.remove(taken)
+
+    def give_back(self, taken: range) -> None:
+        """Make samples free again that were assigned and not used."""
+        self.complete(taken)
+        insort(self.free, taken, key=lambda part: part.start)
+
+
 @dataclass(slots=True)
 class WorkerCounts:
-    """Counts of a worker, as a checkpoint has them.
+    """Counts of a worker, saved in checkpoints.
 
-    `updates`: as the policy counts them, and `num_updates` all of them. `size`: that of its last
-    batch by the policy. `staleness`: the updates of others that its latest batch has missed.
+    `updates`: as the policy counts them; `num_updates`: all. `size`: the policy's size of its last
+    batch. `staleness`: other workers' updates that its latest batch has missed.
     """
 
     updates: float = 0.0
@@ -37,12 +82,11 @@ class WorkerCounts:
 
 @dataclass(eq=False, slots=True)
 class WorkerProgress:
-    """Work given to a worker and done by it.
+    """Work assigned to a worker and completed by it.
 
-    `latest`: the samples of a batch, and the seconds it took; `ended_ns` when it was done.
-    `assigned`: the batches that it works on, of which it has up to `depth` in work, and those after
-    them. `missed_from`: the updates of others when each of the batches read the model on which it
-    works now.
+    `latest`: the samples and seconds of its latest batch, which ended at `ended_ns`. `assigned`: up
+    to `depth` batches in work, then those that wait. `missed_from`: for each batch in work, the
+    updates of other workers when it read the model.
     """
 
     number: int
@@ -58,21 +102,21 @@ class WorkerProgress:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Its speed in the trial, None before it."""
+        """Its speed in the trial; None before the trial."""
         return self.trial.samples_per_s if self.trial else None
 
     def expected_s(self, size: int) -> float:
-        """Return the expected seconds of a batch: one smaller than the latest takes as long."""
+        """Return the expected seconds of a batch; smaller than the latest takes as long."""
         latest, seconds = self.latest
         return seconds * max(1.0, size / latest)
 
     def assign(self, work: ExecuteWork, num_others: int) -> None:
-        """Add a batch, when others have made that many updates: it may begin with it now."""
+        """Add a batch; `num_others`: the updates of other workers until now."""
         self.assigned.append(work)
         self._begin(num_others)
 
     def complete(self, num_others: int) -> ExecuteWork:
-        """Remove the oldest batch, and begin the next, if any; others have made so many updates."""
+        """Remove and return the oldest batch; `num_others`: as for `assign`."""
         work = self.assigned.popleft()
         self.counts.staleness = num_others - self.missed_from.popleft()
         self._begin(num_others)
@@ -88,7 +132,7 @@ class WorkerProgress:
 class Counts:
     """Counts of a run so far.
 
-    `loss_sum` is that of the epoch's samples, of which `num_reported` came with their loss.
+    `loss_sum`: over the `num_reported` samples of the epoch whose loss is known.
     """
 
     epoch: int = 0
@@ -99,12 +143,12 @@ class Counts:
 
 
 class BatchScheduler:
-    """Decides which samples workers get, and counts what they have done.
+    """Assigns samples to workers and counts completed batches.
 
-    `epoch_sizes`: the samples of each epoch of the run. `committed`: for each worker the number of
-    the batch that it has last done, which it writes itself. `active`: the workers that the policy
-    knows, in its order; there is no `policy` before their trials. `rate_at`: the factor of the
-    learning rate after so many samples of the run.
+    `epoch_sizes`: the samples of each epoch. `committed`: shared memory into which each worker
+    writes the number of its last completed batch. `active`: the policy's workers, in its order;
+    the `policy` is None before their trials. `rate_at`: the factor of the learning rate after a
+    number of samples of the run.
     """
 
     def __init__(
@@ -113,7 +157,7 @@ class BatchScheduler:
         self._config, self._batch_size, self._committed = config, batch_size, committed
         self._epoch_sizes = tuple(epoch_sizes)
         self._traced_epoch = min(1, len(epoch_sizes) - 1)
-        self.queue = policy.SampleQueue(epoch_sizes[0])
+        self.queue = SampleQueue(epoch_sizes[0])
         self.counts = Counts()
         self.active: list[WorkerProgress] = []
         self.policy: policy.Policy | None = None
@@ -121,7 +165,7 @@ class BatchScheduler:
 
     @property
     def num_samples(self) -> int:
-        """The samples of the run that are done."""
+        """The number of samples of the run that are done."""
         return self._first_sample + self.queue.num_done
 
     @property
@@ -135,15 +179,15 @@ class BatchScheduler:
         return self.counts.loss_sum / max(1, self.counts.num_reported)
 
     def begin_epoch(self, epoch: int) -> bool:
-        """Begin an epoch; return False if it has begun already, as where the run is resumed."""
+        """Begin an epoch; return False if a resumed run has already begun it."""
         if epoch == self.counts.epoch:
             return False
-        self.queue = policy.SampleQueue(self._epoch_sizes[epoch])
+        self.queue = SampleQueue(self._epoch_sizes[epoch])
         self.counts.epoch, self.counts.loss_sum, self.counts.num_reported = epoch, 0.0, 0
         return True
 
     def choose_policy(self, active: Sequence[WorkerProgress]) -> None:
-        """Make the policy for these workers, which have tried their speed."""
+        """Make the policy for these workers, whose trials are done."""
         self.active = list(active)
         if self.active:
             specs = [worker.spec for worker in self.active]
@@ -151,15 +195,12 @@ class BatchScheduler:
             self.policy = policy.policy_of(self._config, specs, speeds, self._batch_size)
 
     def next_work(self, worker: WorkerProgress) -> ExecuteWork | None:
-        """Assign the next samples to a worker, and return them; None if it gets nothing now.
-
-        Short batches come in advance, and a GPU has one being copied in beside those it works on.
-        """
+        """Assign and return a worker's next samples; None if it has enough work."""
         if not self.queue:
             return None
         left_s = len(self.queue) / sum(one.samples_per_s or 0.0 for one in self.active)
         assigned_s = [worker.expected_s(one.size) for one in worker.assigned]
-        # Learning rates may fall with what its latest batch has missed: then none is given early.
+        # A decayed learning rate depends on the staleness of the previous batch.
         prefetches = self._config.staleness_decay == 0
         if not policy.wants_more(assigned_s, left_s, worker.depth, prefetches=prefetches):
             return None
@@ -182,9 +223,9 @@ class BatchScheduler:
         return work
 
     def expected_updates(self, worker: WorkerProgress) -> list[float]:
-        """Return the updates of the active workers when this one begins its next batch.
+        """Return the active workers' updates when this worker begins its next batch.
 
-        What is done is read from shared memory: workers report several batches at once, and later.
+        Shared memory has the batches that are done and not yet reported.
         """
         made, ahead = [], []
         for one in self.active:
@@ -201,7 +242,7 @@ class BatchScheduler:
         return policy.updates_of(worker.spec, work.size, self._config.beta)
 
     def complete(self, worker: WorkerProgress, updates: int, loss: float | None) -> ExecuteWork:
-        """Count the oldest batch of a worker, and return it; `loss` is the sum, if it is known."""
+        """Count and return a worker's oldest batch; `loss`: the sum over its samples, if known."""
         counts, own = self.counts, worker.counts
         work = worker.complete(counts.num_updates - own.num_updates)
         own.updates += self._updates_of(worker, work)
@@ -214,12 +255,11 @@ class BatchScheduler:
         return work
 
     def drop(self, worker: WorkerProgress) -> list[tuple[ExecuteWork, int]]:
-        """Go on without a worker; return the batches that it has done, with their updates.
+        """Remove a lost worker; return its committed, unreported batches with their updates.
 
-        Their updates are in the model, although they were not reported. The others' samples can be
-        handed out again.
+        The samples of its other batches are free again.
         """
-        # Before samples go to the others.
+        # Before samples are assigned again.
         self.choose_policy([one for one in self.active if one is not worker])
         done = []
         for work in tuple(worker.assigned):
@@ -232,7 +272,7 @@ class BatchScheduler:
         return done
 
     def state(self) -> dict[str, Any]:
-        """Return what a run goes on from, as plain values, when nothing is assigned."""
+        """Return the state for a checkpoint, while nothing is assigned."""
         return {
             "counts": asdict(self.counts),
             "epoch_sizes": list(self._epoch_sizes),
@@ -240,17 +280,17 @@ class BatchScheduler:
         }
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Go on from such a state; InvalidInput if it is of epochs of other sizes."""
+        """Restore a `state`; InvalidInput if its epochs have other sizes."""
         counts = Counts(**values["counts"])
         begun = slice(counts.epoch + 1)
         sizes, before = self._epoch_sizes[begun], values["epoch_sizes"][begun]
         if list(sizes) != before:
             raise InvalidInput(
                 "resume",
-                f"the {len(before)} epochs that have begun had {sum(before):,} samples in the "
-                f"run, and would have {sum(sizes):,} now",
-                hint="go on with the same data and steps, or with more epochs",
+                f"the checkpoint's epochs have {sum(before):,} samples until now, this run's "
+                f"{sum(sizes):,}",
+                hint="use the same data and steps, or more epochs",
             )
         free = [range(*part) for part in values["free"]]
-        self.counts, self.queue = counts, policy.SampleQueue(sizes[-1], free)
+        self.counts, self.queue = counts, SampleQueue(sizes[-1], free)
         self._traced_epoch = max(self._traced_epoch, counts.epoch if free else counts.epoch + 1)

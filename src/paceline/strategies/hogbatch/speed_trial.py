@@ -1,17 +1,16 @@
-"""The machine of a run, fitted to the trials of its workers: plans on it, and who is admitted.
+"""Fit a machine to the workers' speed trials, and use it to admit workers and to predict the run.
 
-A batch takes a latency for each call, and its arithmetic at a rate: two unknowns, two batch sizes
-that were tried. The latency contains what a small batch pays for memory, and for copies of the
-model. Bytes cost nothing then, so that a plan takes as long as was measured at both sizes. Batches
-of a GPU overlap: theirs is the time from the end of one to that of the next.
+A batch takes a latency per call plus its arithmetic at a rate. These two unknowns are fitted to two
+batch sizes; the latency includes a small batch's memory traffic and copies of the model. Bytes then
+cost nothing, so the plan matches the trials at both sizes. The seconds of a GPU's overlapping
+batches are from the end of one to the end of the next.
 
-Workers are admitted by the speed of whole epochs with and without them. No worker waits for a slow
-one but at the end of an epoch, when no samples are left to hand out: the others then wait for its
-last batch. So a slow worker can slow the others down if an epoch has few batches. And one that
-computes on cores that others need gains what those lose.
+Workers are admitted if whole epochs are faster with them. A slow worker delays the others only at
+the end of an epoch, when they wait for its last batch, which matters if an epoch has few batches.
+And a worker on cores that others use gains what they lose.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from heapq import heappop, heappush
@@ -28,23 +27,23 @@ from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.plan import (
     HOST,
     BatchCosts,
+    BatchSizes,
     BatchTasks,
-    period_s,
-    priced_batches,
+    PricedWorkers,
 )
-from paceline.strategies.hogbatch.policy import SpeedTrial, policy_of, updates_of
+from paceline.strategies.hogbatch.policy import SpeedTrial
 
 _SOURCE = "measured by the workers' trials before this run"
-_FREE = LinearTime(0.0, 1 / UNLIMITED_BYTES_PER_S)  # copies are within a batch's seconds
-_LEAST_SHARE = 1e-3  # of a batch's seconds that are arithmetic, whatever noise says
-_GAIN = 1.001  # less is rounding, and no gain
-_MOST_JUDGED_EPOCHS = 3  # the first has batches that the policy still changes
-_MOST_JUDGED_BATCHES = 5000  # of an epoch, before what lies in its middle is left out
+_FREE = LinearTime(0.0, 1 / UNLIMITED_BYTES_PER_S)  # a trial's seconds include the copies
+_LEAST_SHARE = 1e-3  # of a batch's seconds that are arithmetic, despite noise
+_GAIN = 1.001  # smaller gains are rounding errors
+_MOST_JUDGED_EPOCHS = 3  # the policy still changes the batches of the first
+_MOST_JUDGED_BATCHES = 5000  # of an epoch, before its middle is extrapolated
 
 
 def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
-    """Return the machine of these workers, on which their batches take as long as in the trials."""
-    # The cores that the workers compute with: a plan without `threads` shares them evenly.
+    """Return the machine on which batches take as long as in the trials."""
+    # Only the workers' cores: a plan without `threads` divides the host's cores evenly.
     cores = sum(one.spec.threads for one in trials if one.spec.kind == DeviceKind.CPU) or 1
     devices = tuple(
         Device(
@@ -74,7 +73,7 @@ def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
 
 
 def _rate(costs: BatchCosts, measured: Mapping[int, float]) -> tuple[float, float]:
-    """Return flops a second, and the latency of a call, on which batches take the seconds."""
+    """Fit flops/s and the seconds of a call to the measured seconds by batch size."""
     points = []
     for size, batch_s in measured.items():
         own = [stage.cost for stage in costs.stages(size) if stage.on[0].lane is Lane.COMPUTE]
@@ -84,7 +83,7 @@ def _rate(costs: BatchCosts, measured: Mapping[int, float]) -> tuple[float, floa
     per_flop_s = (calls * other_s - other_calls * seconds) / determinant if determinant else 0.0
     per_flop_s = max(per_flop_s, _LEAST_SHARE * other_s / other_flops)
     per_call_s = (other_s - per_flop_s * other_flops) / other_calls
-    if not determinant or per_call_s <= 0:  # by noise: then the larger batch decides alone
+    if not determinant or per_call_s <= 0:  # one size, or noise: fit the larger batch alone
         return 1 / (other_s / other_flops), 0.0
     return 1 / per_flop_s, per_call_s
 
@@ -96,23 +95,22 @@ def plan_of_batches(
     specs: Mapping[int, WorkerSpec],
     sizes: Mapping[int, Sequence[int]],
 ) -> Plan:
-    """Return the plan in which each worker, by its number, gets batches of these sizes in turn.
+    """Return the plan in which each worker gets batches of the given sizes, in order.
 
-    The machine's devices have the workers' names. A GPU pushes its updates even if it is alone.
+    `specs` and `sizes` are by worker number; `specs` has the order of the machine's devices. A GPU
+    without other workers pushes its updates, too.
     """
-    devices = {device.name: device for device in machine.devices}
     tasks: list[Task] = []
-    for number, own in sizes.items():
-        spec = specs[number]
-        costs = BatchCosts(workload, machine, devices[spec.name(number)], spec.threads, shared=True)
+    for (number, spec), device in zip(specs.items(), machine.devices, strict=True):
+        costs = BatchCosts(workload, machine, device, spec.threads, shared=True)
         batches = BatchTasks(number, config.depth_of(spec.kind))
-        for size in own:
+        for size in sizes.get(number, ()):
             tasks += batches.of(costs.stages(size), size)
     return Plan(tasks)
 
 
 def traced_sizes(spans: Sequence[Span]) -> dict[int, list[int]]:
-    """Return the sizes of each worker's traced batches, in their order, from the STEP spans."""
+    """Return each worker's traced batch sizes, in order, from the STEP spans."""
     found: dict[int, list[int]] = {}
     for span in sorted(spans, key=lambda span: span.start_s):
         if span.kind is Kind.STEP and span.worker is not None:
@@ -122,7 +120,7 @@ def traced_sizes(spans: Sequence[Span]) -> dict[int, list[int]]:
 
 @dataclass(frozen=True)
 class WorkerAdmission:
-    """A worker, and the samples a second of all workers with it and without it."""
+    """The samples/s of all workers together, with and without one worker."""
 
     worker: int
     spec: WorkerSpec
@@ -131,30 +129,29 @@ class WorkerAdmission:
 
     @property
     def helps(self) -> bool:
-        """True if all workers are faster with it."""
+        """Whether all workers are faster with it."""
         return self.samples_per_s > _GAIN * self.without_samples_per_s
 
     @property
     def why(self) -> str:
         """The reason in one sentence, with the figures."""
         if self.helps:
-            verdict = "helps"
+            verdict = "speeds the run up"
         elif self.samples_per_s * _GAIN < self.without_samples_per_s:
-            verdict = "would slow the others down"
+            verdict = "slows the run down"
         else:
-            verdict = "would gain next to nothing"
+            verdict = "adds almost nothing"
         return (
-            f"worker {self.worker} ({self.spec}) {verdict}: with it all reach "
-            f"{self.samples_per_s:.4g} samples/s, without it {self.without_samples_per_s:.4g}"
+            f"worker {self.worker} ({self.spec}) {verdict}: {self.samples_per_s:.4g} samples/s "
+            f"with it, {self.without_samples_per_s:.4g} without"
         )
 
 
 @dataclass(frozen=True)
 class Epochs:
-    """The epochs of a run: what is trained, on how many samples, how often.
+    """The epochs of a run: workload, samples and number, on a machine of `num_cores`.
 
-    `num_cores` are the processors of the machine. `workload` has the batch size that the learning
-    rate was chosen for.
+    `workload` has the batch size that the learning rate was chosen for.
     """
 
     workload: Workload
@@ -165,7 +162,7 @@ class Epochs:
 
 
 class Prediction(NamedTuple):
-    """The speed of a run, and by device the share of the updates, and of the time it computes."""
+    """The speed of a run, and each device's share of the updates and of its time in compute."""
 
     samples_per_s: float
     shares: dict[str, float]
@@ -173,10 +170,9 @@ class Prediction(NamedTuple):
 
 
 def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> tuple[WorkerAdmission, ...]:
-    """Judge the slowest worker and, while one does not help, the next slowest.
+    """Judge workers from the slowest on, until one helps or a single worker is left.
 
-    Only the last of the verdicts may be that a worker helps; faster ones are taken to help, too.
-    A single worker is never judged. `trials` were made by all workers at the same time.
+    Only the last verdict may be that a worker helps. `trials`: made by all workers at once.
     """
     remaining, verdicts = list(trials), []
     together = predict(epochs, remaining).samples_per_s
@@ -194,10 +190,10 @@ def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> tuple[WorkerAdmission
 def _unburdened(
     trials: Sequence[SpeedTrial], removed: SpeedTrial, num_cores: int
 ) -> list[SpeedTrial]:
-    """Return the trials without one, on cores for which it no longer competes.
+    """Return the trials without one worker, scaled as it no longer competes for cores.
 
-    A stretched worker computes in only a part of its time, and a GPU's hardly needs a core. Threads
-    share cores evenly.
+    Threads share cores evenly. A slowed-down worker computes a part of the time; a GPU's worker
+    hardly needs a core.
     """
 
     def crowding(some: Sequence[SpeedTrial]) -> float:
@@ -205,89 +201,73 @@ def _unburdened(
         return max(1.0, sum(spec.threads / spec.slow for spec in on_cores) / num_cores)
 
     left = [trial for trial in trials if trial is not removed]
-    before, after = crowding(trials), crowding(left)
+    faster = crowding(left) / crowding(trials)
     return [
         trial
         if trial.spec.kind == DeviceKind.GPU
-        else trial._replace(seconds={n: s * after / before for n, s in trial.seconds.items()})
+        else trial._replace(seconds={size: s * faster for size, s in trial.seconds.items()})
         for trial in left
     ]
 
 
 def predict(epochs: Epochs, trials: Sequence[SpeedTrial]) -> Prediction:
-    """Return what these workers reach together in whole epochs, which end with the last batch.
+    """Predict whole epochs, each of which ends with the last worker's batch.
 
-    A worker gets the next samples of an epoch whenever it is idle. Updates and batch sizes carry
-    over from one epoch to the next, as in the coordinator. Of the many batches of a long epoch,
-    those in the middle are taken to be like those at the beginning.
+    An idle worker gets the epoch's next samples. Updates and batch sizes persist between epochs, as
+    in the coordinator. The middle of a long epoch is extrapolated from its beginning.
     """
-    walk = _Walk(epochs, trials)
+    loop = _EpochLoop(epochs, trials)
     num_epochs = min(epochs.num_epochs, _MOST_JUDGED_EPOCHS)
-    whole_s = sum(walk.epoch_s(epochs.num_samples) for _ in range(num_epochs))
-    names, total = [one.spec.name(one.number) for one in trials], sum(walk.made)
+    whole_s = sum(loop.epoch_s(epochs.num_samples) for _ in range(num_epochs))
+    names, total = [one.spec.name(one.number) for one in trials], sum(loop.made)
     return Prediction(
         num_epochs * epochs.num_samples / whole_s,
-        {name: made / total for name, made in zip(names, walk.made, strict=True)},
-        {name: busy / walk.judged_s for name, busy in zip(names, walk.busy_s, strict=True)},
+        {name: made / total for name, made in zip(names, loop.made, strict=True)},
+        {name: busy / loop.judged_s for name, busy in zip(names, loop.busy_s, strict=True)},
     )
 
 
-class _Walk:
-    """The batches of epochs in turn: how many updates each worker makes, and how long it computes.
+class _EpochLoop:
+    """Simulates epochs batch by batch: counts each worker's updates and seconds in compute.
 
-    `judged_s` are the seconds of all batches that were looked at.
+    `judged_s`: the simulated seconds, without the extrapolated ones.
     """
 
     def __init__(self, epochs: Epochs, trials: Sequence[SpeedTrial]) -> None:
-        workload, specs = epochs.workload, [trial.spec for trial in trials]
-        speeds = [trial.samples_per_s for trial in trials]
-        self._specs, self._config = specs, epochs.config
-        self._policy = policy_of(epochs.config, specs, speeds, workload.batch_size)
-        self._seconds = self._seconds_on(machine_of(workload, trials), workload)
-        self._updates, self._sizes = [0.0] * len(specs), [0] * len(specs)  # as the policy counts
+        specs, machine = [trial.spec for trial in trials], machine_of(epochs.workload, trials)
+        self._workers = PricedWorkers(epochs.workload, machine, epochs.config, specs)
+        self._sizes, self._seconds = BatchSizes(self._workers), cache(self._priced)
         self.made, self.busy_s, self.judged_s = [0] * len(specs), [0.0] * len(specs), 0.0
 
     def epoch_s(self, num_samples: int) -> float:
-        """Return the seconds of an epoch of so many samples."""
+        """Return the seconds of an epoch."""
         left, num_batches, left_out_s = num_samples, 0, 0.0
-        free = [(0.0, worker, 0) for worker in range(len(self._specs))]  # after so many samples
+        free = [(0.0, worker) for worker in range(len(self.made))]
         while left:
-            now_s, worker, done = heappop(free)
-            self._count(worker, done)
-            self._sizes[worker] = self._policy.next_batch(worker, self._updates, self._sizes)
-            size = min(self._sizes[worker], left)
-            took_s, busy_s = self._seconds(worker, size)
+            now_s, worker = heappop(free)
+            self._complete(worker)
+            size = self._sizes.next(worker, left)
+            period_s, busy_s = self._seconds(worker, size)
             self.busy_s[worker] += busy_s
-            heappush(free, (now_s + took_s, worker, size))
+            heappush(free, (now_s + period_s, worker))
             left -= size
             num_batches += 1
             assigned = num_samples - left
             if num_batches == _MOST_JUDGED_BATCHES and left > assigned:
                 left_out_s = (left - assigned) * now_s / assigned
                 left = assigned
-        for _, worker, done in free:
-            self._count(worker, done)
-        last_s = max(end_s for end_s, _, _ in free)
+        for _, worker in free:
+            self._complete(worker)
+        last_s = max(end_s for end_s, _ in free)
         self.judged_s += last_s
         return left_out_s + last_s
 
-    def _count(self, worker: int, size: int) -> None:
-        spec = self._specs[worker]
-        self._updates[worker] += updates_of(spec, size, self._config.beta)
-        self.made[worker] += min(spec.threads, size)
+    def _complete(self, worker: int) -> None:
+        self.made[worker] += min(self._workers.specs[worker].threads, self._sizes.complete(worker))
 
-    def _seconds_on(
-        self, machine: Machine, workload: Workload
-    ) -> Callable[[int, int], tuple[float, float]]:
-        """Return what gives a batch's seconds, to the end of the next, and those of computing."""
-        batch = priced_batches(workload, machine, self._specs, shared=True)
-
-        @cache
-        def seconds(worker: int, size: int) -> tuple[float, float]:
-            priced, depth = batch(worker, size), self._config.depth_of(self._specs[worker].kind)
-            lanes = [stage.on[0].lane for stage in priced[0]]
-            computing = zip(lanes, priced[1], strict=True)
-            busy_s = sum(one for lane, one in computing if lane is Lane.COMPUTE)
-            return period_s(priced, depth), busy_s
-
-        return seconds
+    def _priced(self, worker: int, size: int) -> tuple[float, float]:
+        """Return a batch's seconds until the next, and its seconds in compute."""
+        stages, seconds = self._workers.batch(worker, size)
+        computing = zip(stages, seconds, strict=True)
+        busy_s = sum(one for stage, one in computing if stage.on[0].lane is Lane.COMPUTE)
+        return self._workers.period_s(worker, size), busy_s

@@ -1,7 +1,4 @@
-"""The batches of a run, and the figures of Ma, Rusu et al. 2020 that are made from updates.
-
-An update of a GPU that shares the model is in the model when the host has added it.
-"""
+"""The log of a run's batches, and statistics of their updates (Ma, Rusu et al. 2020)."""
 
 import struct
 from bisect import bisect_right
@@ -15,10 +12,10 @@ Points = list[tuple[float, int]]  # seconds, and a number
 
 
 class BatchResult(NamedTuple):
-    """The result of a batch: its updates, the sum of its samples' losses, and four times in ns.
+    """The updates of a batch, the sum of its samples' losses, and four times in ns.
 
-    The model was read from `started_ns` on, and the device computed from `begun_ns` to
-    `stepped_ns`; the update was in the model at `ended_ns`.
+    The worker read the model from `started_ns`; the device computed from `begun_ns` to
+    `stepped_ns`; the shared model had the update at `ended_ns`.
     """
 
     updates: int = 0
@@ -30,9 +27,9 @@ class BatchResult(NamedTuple):
 
 
 class BatchRecord(NamedTuple):
-    """A batch that was used. Times are those of training, without the tests between epochs.
+    """A completed batch. Times are in training, without the tests between epochs.
 
-    If a worker died right after its update, all times are those at which its death was seen.
+    If a worker died right after its update, all times are when the coordinator noticed.
     """
 
     worker: int
@@ -45,21 +42,23 @@ class BatchRecord(NamedTuple):
 class Update(NamedTuple):
     """An update of the shared model: when its worker read the model, and when the model had it.
 
-    A GPU that shares the model reads it by copying it, others where forward begins.
+    A GPU reads the model by copying it, a CPU where forward begins.
     """
 
     read_s: float
     end_s: float
     num_samples: int
+    num_updates: int = 1  # of a CPU worker, one per thread with a sample
+    busy_s: float = 0.0  # in compute
 
 
-Made = dict[str, list[Update]]  # the updates that each device made, one for each of its batches
+Made = dict[str, list[Update]]  # the updates of each device, one per batch
 
 
 class BatchLog:
-    """All batches, in the order in which the coordinator received their reports.
+    """All batches, in the order of their reports; 76 bytes each, as there may be millions.
 
-    There may be millions, so each is kept as 76 bytes. `names` are the workers' devices.
+    `names`: the workers' devices, by worker number.
     """
 
     def __init__(self, packed: bytes = b"") -> None:
@@ -67,7 +66,7 @@ class BatchLog:
 
     @property
     def packed(self) -> bytearray:
-        """A copy of all batches as bytes, of which the same log can be made."""
+        """A copy of the log as bytes, for the constructor."""
         return bytearray(self._packed)
 
     def append(self, batch: BatchRecord) -> None:
@@ -82,31 +81,16 @@ class BatchLog:
             yield BatchRecord(worker, epoch, first, size, BatchResult._make(result))
 
     def made(self, names: Sequence[str]) -> Made:
-        """Return the updates of all batches."""
+        """Return each device's updates."""
         found: Made = {name: [] for name in names}
-        for batch in self:
-            read_s, end_s = batch.result.started_ns * _NS, batch.result.ended_ns * _NS
-            found[names[batch.worker]].append(Update(read_s, end_s, batch.size))
+        for worker, _, _, size, done in self:
+            busy_s = (done.stepped_ns - done.begun_ns) * _NS
+            times_s = done.started_ns * _NS, done.ended_ns * _NS
+            found[names[worker]].append(Update(*times_s, size, done.updates, busy_s))
         return found
 
-    def num_updates(self, names: Sequence[str]) -> dict[str, int]:
-        """Return how many updates each device made: those of all threads, on cores."""
-        counted = dict.fromkeys(names, 0)
-        for batch in self:
-            counted[names[batch.worker]] += batch.result.updates
-        return counted
-
-    def utilisation(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the share of the time in which each device computes (figure 7)."""
-        busy_ns, results = dict.fromkeys(names, 0), [batch.result for batch in self]
-        for batch in self:
-            busy_ns[names[batch.worker]] += batch.result.stepped_ns - batch.result.begun_ns
-        first_ns = min((one.started_ns for one in results), default=0)
-        whole_ns = max((one.ended_ns for one in results), default=0) - first_ns
-        return {name: busy / max(1, whole_ns) for name, busy in busy_ns.items()}
-
     def gaps(self, num_workers: int, most: int) -> Points:
-        """Return at most so many times, and by how many updates the first led the last worker."""
+        """Return at most `most` times, with the updates between the first and the last worker."""
         if num_workers < 2:
             return []
         counted = [0] * num_workers
@@ -119,16 +103,24 @@ class BatchLog:
         return found
 
 
+def utilisation(made: Mapping[str, Sequence[Update]]) -> dict[str, float]:
+    """Return the share of the time in which each device computes (figure 7)."""
+    updates = [update for own in made.values() for update in own]
+    first_s = min((one.read_s for one in updates), default=0.0)
+    whole_s = max((one.end_s for one in updates), default=0.0) - first_s
+    return {name: sum(one.busy_s for one in own) / max(_NS, whole_s) for name, own in made.items()}
+
+
 def changes(points: Points) -> Points:
-    """Return the first and the last point, and all whose number is not the one before."""
+    """Return the first and the last point, and all whose number differs from the one before."""
     last = len(points) - 1
     return [p for i, p in enumerate(points) if i in (0, last) or points[i - 1][1] != p[1]]
 
 
 def staleness(made: Mapping[str, Sequence[Update]]) -> dict[str, Counter[int]]:
-    """Return for each device how many of its batches missed so many updates of others.
+    """Count for each device its batches by the number of other devices' updates they missed.
 
-    A batch misses the updates that come in after it read the model and not after its own.
+    A batch misses the updates that the model gets between the batch's read and its own update.
     """
 
     def num_within(ends: Sequence[float], update: Update) -> int:

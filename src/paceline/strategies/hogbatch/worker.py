@@ -1,7 +1,7 @@
-"""A worker process: it asks for work, does it, and asks again, until it is told to stop.
+"""A worker process: it requests work and executes it, until the command to stop.
 
-`python -m paceline.strategies.hogbatch.worker WIRE` is how the coordinator starts one. When it is
-told to stop, it writes the spans that it has traced, and its peak of memory, to the wire's file.
+The coordinator runs `python -m paceline.strategies.hogbatch.worker WIRE`. At the end the worker
+writes its traced spans and its peak memory to the wire's file.
 """
 
 import os
@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
+from statistics import median
 from typing import Any
 
 import torch
@@ -26,32 +28,48 @@ from paceline.links.devices import Device
 from paceline.links.failpoints import reach
 from paceline.links.packet_workers import Failure, Wire
 from paceline.links.shared_memory import SharedTensors
-from paceline.strategies.hogbatch import messages, replica
+from paceline.strategies.hogbatch import messages
 from paceline.strategies.hogbatch.config import adding_threads, parse_workers
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica
-from paceline.strategies.hogbatch.messages import (
-    Command,
-    ExecuteWork,
-    ProcessSettings,
-    ScheduleWork,
-    Training,
-    TrySpeed,
-)
+from paceline.strategies.hogbatch.messages import Command, ExecuteWork, ScheduleWork, TrySpeed
 from paceline.strategies.hogbatch.policy import MOST_REPORTED, SpeedTrial
+from paceline.strategies.hogbatch.replica import CpuReplica, device_for
 from paceline.strategies.hogbatch.statistics import BatchResult
 from paceline.training.data.dataset import Dataset, TensorSamples
 from paceline.training.recipes.named import recipe_of
 from paceline.training.recipes.recipe import Recipe
 
 _NS = 1e-9
-_REPORT_WITHIN_S = 0.02  # of a batch's end, though there is more to do
-_POLL_S = 1e-3  # an event of a GPU has no descriptor that one could wait for
+_NUM_WARM_UP = 2  # batches before a speed trial
+_REPORT_WITHIN_S = 0.02  # after a batch's end, even if there is more work
+_POLL_S = 1e-3  # GPU events have no file descriptor to wait for
+Replica = CpuReplica | GpuReplica
+
+
+def median_seconds(
+    replica: Replica, num_samples: int, size: int, seconds: float, fewest: int = 3
+) -> float:
+    """Return the median seconds of batches of `size`, repeated for about `seconds`.
+
+    Two batches warm up. If batches overlap, each counts from the end of the batch before.
+    """
+    rows = torch.arange(size) % num_samples
+    ended_ns: list[int] = []
+    took: list[float] = []
+    while len(took) < fewest or sum(took) < seconds:
+        for done in chain(replica.take(rows, 1.0, None), replica.done()):
+            if len(ended_ns) >= _NUM_WARM_UP:
+                took.append((done.ended_ns - max(done.started_ns, ended_ns[-1])) * _NS)
+            ended_ns.append(done.ended_ns)
+    for _ in replica.done(waits=True):
+        pass
+    return median(took)
 
 
 class _Executor:
-    """Executes the coordinator's commands; a GPU has several batches in work at once."""
+    """Executes the coordinator's commands."""
 
-    def __init__(self, settings: ProcessSettings, wire: Wire, device: Device) -> None:
+    def __init__(self, settings: messages.ProcessSettings, wire: Wire, device: Device) -> None:
         self._settings, self._wire, self._device = settings, wire, device
         training = settings.training
         for tensors in (training.parameters, training.data):
@@ -65,7 +83,7 @@ class _Executor:
         self._unreported: list[ScheduleWork] = []
 
     def run(self) -> list[Span]:
-        """Ask for work until told to stop, or the coordinator is gone; return what was traced."""
+        """Request and execute work until the end; return the traced spans."""
         self._wire.send(())
         while (message := self._next()) not in (Command.STOP, None):
             if isinstance(message, ExecuteWork):
@@ -80,13 +98,13 @@ class _Executor:
         return self._replica.spans
 
     def _next(self) -> Any:
-        """Return the next message; report what was done before waiting for it."""
+        """Return the next message; report completed batches before waiting for it."""
         unreported = self._unreported
         while True:
             self._complete(self._replica.done())
             oldest_ns = time.monotonic_ns() - unreported[0].result.ended_ns if unreported else 0
             if len(unreported) < MOST_REPORTED and oldest_ns * _NS <= _REPORT_WITHIN_S:
-                with suppress(BlockingIOError):  # nothing has come yet
+                with suppress(BlockingIOError):  # no message yet
                     return self._wire.receive(waits=False)
             if unreported:
                 self._wire.send(tuple(unreported))
@@ -96,7 +114,7 @@ class _Executor:
             select.select([self._wire], [], [], _POLL_S)
 
     def _move_state(self, command: Command) -> None:
-        """Write the state of optimizers and random numbers to the wire's file, or read it there."""
+        """Save optimizers and random numbers to the wire's file, or load them."""
         optimizers = self._replica.optimizers
         if command is Command.SAVE:
             self._wire.write(state_of(optimizers, self._device))
@@ -123,21 +141,20 @@ class _Executor:
             self._unreported.append(ScheduleWork(work.batch, work.size, result))
 
     def _try(self, asked: TrySpeed) -> SpeedTrial:
-        """Measure batches of the sizes, on a copy of the model."""
+        """Time batches of the sizes, on a copy of the model."""
         shared = self._settings.training.parameters.tensors
         copied = SharedTensors.of(shared, "the model in a trial")
         copied.close()
         unpin = self._device.pin(copied.memory)
         trial, num_samples = self._new_replica(copied), len(self._shared[messages.ORDER])
         seconds = {
-            size: replica.median_seconds(trial, num_samples, size, asked.seconds)
-            for size in asked.sizes
+            size: median_seconds(trial, num_samples, size, asked.seconds) for size in asked.sizes
         }
         unpin()
-        self._seed()  # a trial draws as many random numbers as it has time for
+        self._seed()  # how many random numbers a trial draws depends on its speed
         return SpeedTrial(self._settings.number, self._settings.spec, seconds)
 
-    def _new_replica(self, parameters: SharedTensors) -> replica.WorkerReplica:
+    def _new_replica(self, parameters: SharedTensors) -> Replica:
         training, spec, number = self._settings.training, self._settings.spec, self._settings.number
         settings, recipe = training.settings, self._recipe
         make, learning = optimizer_by(recipe, settings), learning_of(recipe, settings)
@@ -145,11 +162,11 @@ class _Executor:
             depth = self._settings.depth
             return GpuReplica(recipe, parameters, make, number, self._device, depth, learning)
         threads, tensors = spec.threads, parameters.tensors
-        return replica.CpuReplica(recipe, tensors, make, number, threads, spec.slow, learning)
+        return CpuReplica(recipe, tensors, make, number, threads, spec.slow, learning)
 
 
-def _recipe(training: Training) -> Recipe:
-    """Return the recipe without its tests; its samples are shared, or of this process alone."""
+def _recipe(training: messages.Training) -> Recipe:
+    """Return the recipe without test data, with the shared samples if there are any."""
     settings, shared, loaded = training.settings, training.data.tensors, None
     if messages.INPUTS in shared:
         inputs, targets = shared[messages.INPUTS], shared[messages.TARGETS]
@@ -159,8 +176,8 @@ def _recipe(training: Training) -> Recipe:
     return replace(recipe, train=recipe.train if loaded is None else loaded.train, test=None)
 
 
-def _threads_of_torch(settings: ProcessSettings) -> int:
-    """Return one for a replica on cores, which has threads of its own; a GPU's adds updates."""
+def _threads_of_torch(settings: messages.ProcessSettings) -> int:
+    """Return 1 for a CPU replica, which has its own threads; a GPU's host adds updates."""
     if settings.spec.kind == DeviceKind.CPU:
         return 1
     workers = parse_workers(settings.training.settings.workers)
@@ -168,19 +185,19 @@ def _threads_of_torch(settings: ProcessSettings) -> int:
 
 
 def main() -> None:
-    """Work with the settings of the starter; tell it why this fails."""
+    """Run the worker that the coordinator's settings describe; report why it fails."""
     settings, wire = Wire.to_starter(sys.argv[1])
     if settings.cores:
         os.sched_setaffinity(0, settings.cores)
     torch.set_num_threads(_threads_of_torch(settings))
     try:
-        device = replica.device_for(settings.spec)
+        device = device_for(settings.spec)
         with device.use():
             spans = _Executor(settings, wire, device).run()
     except ConnectionError:
-        return  # the coordinator is gone, or has dropped this worker
+        return  # the coordinator has ended, or dropped this worker
     except (Exception, SystemExit) as error:
-        with suppress(ConnectionError):  # another worker has failed first
+        with suppress(ConnectionError):  # another worker failed first
             wire.send(Failure.of(error, settings.number))
         sys.exit(exit_code(error))
     wire.write((spans, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))

@@ -1,21 +1,21 @@
-"""Strategy wheel: bodies on workers, heads beside an asynchronous server (Du et al. 2017).
+"""Strategy wheel: bodies on workers, heads at an asynchronous server (Du et al. 2017).
 
-A gradient's way from a worker to the parameters:
+The path of a gradient from a worker to the parameters:
 
-    worker.py     BodyWorker._backward      autograd computes the body's gradients: one vector
-    endpoint.py   Endpoint.message          a codec encodes it, the device's memory is left
+    worker.py     BodyWorker._backward      autograd computes the body's gradients as one vector
+    endpoint.py   Endpoint.message          a codec encodes it, and copies it to the host
                      |
-                     |  rpc: request in pieces, each executed once
+                     |  rpc: request in pieces, executed once
                      v
-    hub.py        Hub._execute              the gate checks it; a lie costs its worker the run
-    heads.py      HeadWorkers.update        decoded
-    server.py     ParameterServer.update    completes the step whose head's gradients wait
-    server.py     ParameterServer._apply    the optimizer takes a step; the version grows by one
+    hub.py        Hub._execute              the gate checks it; a wrong request drops its worker
+    answers.py    StepAnswers.update        a codec decodes it
+    server.py     ParameterServer.update    joins it with the step's waiting head gradients
+    server.py     ParameterServer._apply    the optimizer takes a step; the version grows by 1
 
-At a child hub `ChildServer._apply` adds it to a sum instead, whose mean goes on to the parent
-(`child_server`, `tree`). The other files: `config` and `plan` (with `split`, `routes` and
-`hubs_plan`) are what a plan needs; `job` builds model and halves alike in every process; `run`
-trains or rehearses here, `child` serves as a worker of another hub.
+At a child hub `ChildServer._apply` adds it to a sum, whose mean is sent to the parent
+(`child_server`, `tree`). A plan needs `config`, `plan`, `split`, `routes` and `hubs_plan`; `job`
+builds the same model and halves in every process; `run` trains or rehearses here, `child` serves as
+a worker of another hub.
 """
 
 from paceline.core.strategy import Options, Planning, Role, Running, Strategy
@@ -53,11 +53,9 @@ STRATEGY = Strategy(
         settings=frozenset({"codec", "listen", "keys", "run_name", "wait_s"}),
         defaults={"momentum": MOMENTUM, "profile_s": 1.0},
         refused_settings={
-            "accumulate": "each worker's part of a step is one message, and an update of its own; "
-            "a smaller batch_size takes as little memory"
+            "accumulate": "each worker's part of a step is one message and one update; to save "
+            "memory, reduce batch_size"
         },
-        refused_options={
-            "hub": "names a host of a machine file; a run's hub is where it is started"
-        },
+        refused_options={"hub": "applies to plans; a run's hub is the machine that starts it"},
     ),
 )

@@ -1,52 +1,156 @@
-"""Answer the requests of workers, each checked by the gate before.
+"""Answer the requests of workers, after the gate has checked them.
 
 topic                          answered by
-parameters                     HeadWorkers.fetch, as soon as no worker is too far behind
-activations, gradients         HeadWorkers: the head's half of a step, and its update
-whole-parameters, -gradients   ChildHubs: those of hubs that are workers of this one
+parameters                     StepAnswers.fetch, when no worker is too far behind
+activations, gradients         StepAnswers: the head's half of a step, and its update
+whole-parameters, -gradients   ChildHubs: requests of hubs that are workers of this one
 begin                          WorkerGroup, as soon as the worker may begin
-profile, probe, clock          here: workers measure before training
-buffers, done                  here: what is kept of a worker
+profile, probe, clock          Answers: workers measure before training
+buffers, done                  Answers: results of a worker
 """
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import prod
 
-from paceline.core.errors import StepDiscarded, printable
+import torch
+
+from paceline.core.errors import InvalidInput, StepDiscarded, printable
+from paceline.core.wire_format import Purpose
+from paceline.links.devices import device_of
 from paceline.measure.device_profile import DeviceProfile
+from paceline.measure.profiled_machine import device_name
 from paceline.record.worker_trace import Trace
 from paceline.rpc import tensor_parts
+from paceline.rpc.endpoint import CopyLane, Endpoint
 from paceline.rpc.frames import Message
 from paceline.rpc.limits import MOST_TEXT
 from paceline.rpc.probing import ProbeTurns
 from paceline.rpc.server import RpcRequest
 from paceline.rpc.worker_group import WorkerGroup
+from paceline.strategies.wheel import protocol
 from paceline.strategies.wheel.epochs import EpochLog
 from paceline.strategies.wheel.gate import Gate, only_part
-from paceline.strategies.wheel.heads import HeadWorkers
 from paceline.strategies.wheel.job import TrainingJob
+from paceline.strategies.wheel.measure import recorders_of
 from paceline.strategies.wheel.protocol import OF_STEPS, Topic
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB
+from paceline.strategies.wheel.staleness import LossSum
 from paceline.strategies.wheel.tree import ChildHubs
 
 Handler = Callable[[RpcRequest], Message | None]
 
 
 class WorkerFailed(Exception):
-    """A worker has failed, and says why; `by_input` if what it was given is to blame."""
+    """A worker reports its failure; `by_input`: because of an InvalidInput."""
 
     def __init__(self, why: str, by_input: bool) -> None:
         super().__init__(why)
         self.by_input = by_input
 
 
-class Answers:
-    """Executes requests; an answer of None comes later, when `due` has it or the worker may begin.
+class StepAnswers:
+    """Decodes and encodes the messages of steps for the server, in the hub's thread.
 
-    `heads` and `children` do the steps, whose losses `log` counts. `profiles` and `trace` are what
-    workers have told.
+    `nbytes` counts the bytes of messages by purpose (figure 2), `num_pushed` the messages with
+    gradients of the body. Calls `count` with the losses of an update, by epoch.
+    """
+
+    def __init__(
+        self,
+        server: ParameterServer,
+        job: TrainingJob,
+        count: Callable[[Mapping[int, LossSum]], None],
+    ) -> None:
+        self._server, self._batches, self._count = server, job.batches, count
+        halves, device, spec = server.halves, job.device, job.spec
+        self._spec = spec
+        self._crossing, self._steps_per_epoch = halves.crossing, job.steps_per_epoch
+        self._num_body = sum(parameter.numel() for parameter in halves.body_parameters)
+        self._head_nbytes = sum(parameter.nbytes for parameter in halves.head_parameters)
+        dtype, name = halves.body_parameters[0].dtype, device_name(device_of(device).kind, 0)
+        self._recorders = recorders_of(server, device, name, spec.config.workers, spec.traced)
+
+        def endpoints_on(where: torch.device) -> list[Endpoint]:
+            copies = CopyLane(where)
+            return [Endpoint(spec.config.codecs, dtype, one, copies) for one in self._recorders]
+
+        # Activations go to the head's device, the body's parameters and gradients to the server's.
+        self._of_head = self._of_server = endpoints_on(device)
+        if job.kept_on != device:
+            self._of_server = endpoints_on(job.kept_on)
+        self.nbytes: Counter[Purpose] = Counter()
+        self.num_pushed = 0
+
+    @property
+    def trace(self) -> Trace:
+        """The spans and messages of all heads."""
+        trace = Trace()
+        for recorder in self._recorders:
+            trace.add(recorder.trace)
+        return trace
+
+    def fetch(self, request: RpcRequest) -> Message:
+        """Return the body's current parameters."""
+        version, values = self._server.body_parameters()
+        endpoint = self._of_server[request.worker]
+        reply = endpoint.message(Purpose.PARAMETERS, request.message.step, version, values)
+        self.nbytes[Purpose.PARAMETERS] += reply.nbytes
+        return reply
+
+    def answer(self, request: RpcRequest) -> Message:
+        """Return the activation gradients of received activations.
+
+        Raises InvalidInput if they do not fit the model, NonFinite if the loss is not finite.
+        """
+        worker, message, at_s = request.worker, request.message, request.arrived_s
+        endpoint, step = self._of_head[worker], message.step
+        batches, parts = self._batches, tensor_parts.parts_of(message)
+        if len(parts) <= 1 + batches.num_parts:
+            raise InvalidInput("activations", f"must have over {1 + batches.num_parts} parts")
+        count, weight = protocol.share_of(parts[0])
+        of_targets, rest = parts[1 : 1 + batches.num_parts], parts[1 + batches.num_parts :]
+        for purpose in (Purpose.LABELS, Purpose.ACTIVATIONS):
+            endpoint.recorder.received(step, purpose, at_s)
+        batches.check_parts(of_targets, count)
+        targets = batches.targets(endpoint.to_device(step, Purpose.LABELS, of_targets), count)
+        buffers = endpoint.to_device(step, Purpose.ACTIVATIONS, rest)
+        num_values = count * prod(self._crossing)
+        values = endpoint.decode(step, Purpose.ACTIVATIONS, message.codec, buffers, num_values)
+        self.nbytes[Purpose.LABELS] += sum(part.nbytes for part in of_targets)
+        self.nbytes[Purpose.ACTIVATIONS] += sum(part.nbytes for part in rest)
+        torch.manual_seed(self._spec.seed_of(worker, step))
+        gradients, _ = self._server.answer(
+            worker, step, message.version, values.view(count, *self._crossing), targets, weight
+        )
+        self.nbytes[Purpose.HEAD_PARAMETERS] += self._head_nbytes
+        purpose = Purpose.ACTIVATION_GRADIENTS
+        reply = endpoint.message(purpose, step, message.version, gradients)
+        self.nbytes[purpose] += reply.nbytes
+        return reply
+
+    def update(self, request: RpcRequest) -> Message:
+        """Update all parameters with the body's gradients; errors are those of the server."""
+        worker, message, step = request.worker, request.message, request.message.step
+        endpoint, half = self._of_server[worker], self._server.workers.of(worker).half
+        values = endpoint.values(Purpose.GRADIENTS, message, request.arrived_s, self._num_body)
+        version = self._server.update(worker, step, message.version, values)
+        assert half is not None  # otherwise StepDiscarded was raised
+        self.nbytes[Purpose.GRADIENTS] += message.nbytes
+        self.nbytes[Purpose.HEAD_GRADIENTS] += self._head_nbytes
+        self.num_pushed += 1
+        self._count({step // self._steps_per_epoch: half.loss})
+        return Message(Topic.GRADIENTS, step, version)
+
+
+class Answers:
+    """Executes requests; an answer of None follows later, from `due` or when the worker may begin.
+
+    `steps` and `children` execute steps, `log` counts their losses. `profiles` and `trace` are from
+    the workers.
     """
 
     def __init__(
@@ -58,36 +162,31 @@ class Answers:
         probes: ProbeTurns,
     ) -> None:
         self._server, self._group, self._log, self._probes = server, group, log, probes
-        self.heads = HeadWorkers(server, job, log.count)
+        self.steps = StepAnswers(server, job, log.count)
         self.children = ChildHubs(server, job.spec.num_steps)
         self._gate = Gate(server.workers, job.spec.num_steps, job.layout, lambda: server.version)
-        self._held: list[RpcRequest] = []  # fetches of those too far ahead
+        self.waiting: list[RpcRequest] = []  # fetches of workers that are too far ahead
         self.profiles: dict[int, DeviceProfile] = {}
         self.trace = Trace()
 
-    def end(self) -> None:
-        """Add what head workers have recorded to the trace."""
-        for endpoint in self.heads.endpoints:
-            self.trace.add(endpoint.recorder.trace)
-
     @property
     def nbytes(self) -> int:
-        """The bytes that have travelled between hubs, and between this one and its workers."""
-        of_heads = sum(self.heads.nbytes[purpose] for purpose in (*TO_HUB, *FROM_HUB))
-        return of_heads + self.children.traffic.nbytes.total()
+        """The bytes between this hub and its workers, and between hubs."""
+        of_steps = sum(self.steps.nbytes[purpose] for purpose in (*TO_HUB, *FROM_HUB))
+        return of_steps + self.children.traffic.nbytes.total()
 
     def handler(self, request: RpcRequest) -> Handler:
-        """Check a request, and return what executes it. Raises InvalidInput if it cannot be."""
+        """Check a request, and return its handler. Raises InvalidInput if it is not allowed."""
         worker, message = request.worker, request.message
         if message.topic in OF_STEPS and worker not in self._server.workers.live:
-            # It begins again, and may have parameters that a server which is back has not made.
+            # A worker that was dropped, or of a hub that was restarted, begins again.
             return lambda request: Message(Topic.AGAIN, request.message.step)
         handlers: dict[Topic, Handler] = {
             Topic.PARAMETERS: self._fetch,
             Topic.WHOLE_PARAMETERS: self._fetch,
             Topic.WHOLE_GRADIENTS: self._merge,
-            Topic.ACTIVATIONS: self.heads.answer,
-            Topic.GRADIENTS: self.heads.update,
+            Topic.ACTIVATIONS: self.steps.answer,
+            Topic.GRADIENTS: self.steps.update,
             Topic.BEGIN: self._begin,
             Topic.PROBE: self._probes.reply,
             Topic.CLOCK: lambda _: Message(Topic.CLOCK, time.monotonic_ns()),
@@ -98,45 +197,40 @@ class Answers:
         }
         return handlers[self._gate.check(worker, message)]
 
-    @property
-    def waiting(self) -> list[RpcRequest]:
-        """The fetches that wait for other workers."""
-        return self._held
-
     def due(self) -> list[RpcRequest]:
-        """Return the requests that may be executed now, or wait once more."""
-        held, self._held = self._held, []
-        return held
+        """Return the requests to execute again; they may have to wait once more."""
+        waiting, self.waiting = self.waiting, []
+        return waiting
 
     def forget(self, worker: int) -> list[RpcRequest]:
-        """Drop what waits of a worker; return the probes of others that waited for it."""
-        self._held = [request for request in self._held if request.worker != worker]
+        """Drop a worker's waiting requests; return other workers' probes that waited for it."""
+        self.waiting = [request for request in self.waiting if request.worker != worker]
         return self._probes.forget(worker)
 
     def overdue_probes(self) -> list[RpcRequest]:
-        """Return the probes that have waited for a worker which makes no use of its turn."""
+        """Return the probes that have waited for a worker which does not use its turn."""
         slow = self._probes.overdue()
         return [] if slow is None else self._probes.end(slow)
 
     def begun(self, worker: int, step: int) -> Message:
-        """Return the reply that tells a worker which step is its next."""
+        """Return the reply with a worker's next step."""
         below = self._server.workers.of(worker).below
         parts = (tensor_parts.numbers_part(below),) if below else ()
         return Message(Topic.BEGIN, step, parts=parts)
 
     def _fetch(self, request: RpcRequest) -> Message | None:
         if not self._server.may_begin(request.worker, request.message.step):
-            self._held.append(request)
+            self.waiting.append(request)
             return None
         if request.message.topic == Topic.WHOLE_PARAMETERS:
             return self.children.fetch(request.worker, request.message)
-        return self.heads.fetch(request)
+        return self.steps.fetch(request)
 
     def _merge(self, request: RpcRequest) -> Message | None:
         worker, message = request.worker, request.message
         is_first = worker == min(self._server.workers.live)
         self._log.count(self.children.update(worker, message, is_first=is_first))
-        # The rest of a child hub's request is a fetch.
+        # The reply has all parameters, as soon as the child hub may begin its next step.
         fetch = Message(Topic.WHOLE_PARAMETERS, message.step)
         return self._fetch(replace(request, message=fetch))
 
@@ -146,18 +240,18 @@ class Answers:
 
     def _keep_profile(self, request: RpcRequest) -> Message:
         self.profiles[request.worker] = self._gate.profile(request.message)
-        self._held += self._probes.end(request.worker)
+        self.waiting += self._probes.end(request.worker)
         return _noted(request)
 
     def _load_buffers(self, request: RpcRequest) -> Message:
-        # Nobody knows how to merge running means: one worker's are taken.
+        # Running means cannot be merged: take the first worker's.
         values = only_part(request.message)
         if request.worker == min(self._server.workers.live, default=-1):
             tensor_parts.load_buffers(self._server.halves.body, values)
         return _noted(request)
 
     def _finish(self, request: RpcRequest) -> Message:
-        """Record that a worker has done its steps; one that was dropped begins again."""
+        """Record that a worker is done; StepDiscarded if it was dropped before."""
         worker, message = request.worker, request.message
         if worker not in self._server.workers.live:
             raise StepDiscarded(f"worker {worker} was dropped before it was done")
@@ -171,8 +265,8 @@ class Answers:
 
     def _fail(self, request: RpcRequest) -> Message:
         text = bytes(only_part(request.message)).decode(errors="replace")
-        told = printable(text, MOST_TEXT)
-        raise WorkerFailed(f"worker {request.worker} failed: {told}", bool(request.message.step))
+        why = printable(text, MOST_TEXT)
+        raise WorkerFailed(f"worker {request.worker} failed: {why}", bool(request.message.step))
 
 
 def _noted(request: RpcRequest) -> Message:

@@ -1,10 +1,10 @@
-"""The state of a parameter server in a checkpoint: a hub that was killed goes on from it.
+"""The state of a parameter server in a checkpoint.
 
-    model, optimizer, schedule    as every strategy has them (`exchange.learner`)
+    model, optimizer, schedule    as in every strategy (`exchange.learner`)
     random.safetensors            the states of random numbers; with random.json
-    server.json                   the updates, the steps of each worker, the epochs that are over
+    server.json                   updates, the progress of each worker, completed epochs
 
-Half-done steps are not in it: their workers begin them again.
+It has no half-done steps: their workers begin them again.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ from paceline.rpc.workers import difference
 from paceline.strategies.wheel.server import ALL_WORKERS, ParameterServer
 from paceline.strategies.wheel.staleness import WorkerProgress
 
-_SERVER = "server"  # the JSON that only checkpoints of this strategy have
+_SERVER = "server"  # the name of this strategy's JSON in a checkpoint
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ServerProgress:
-    """How far a server is, after `version` updates; `staleness` counts those of all workers."""
+    """The progress of a server after `version` updates; `staleness`: updates by staleness."""
 
     layout: str
     version: int
@@ -38,12 +38,12 @@ class ServerProgress:
 
     def epochs_over(self, steps_per_epoch: int) -> list[Epoch]:
         """Return the epochs that all workers have completed."""
-        # A slower worker may go on in an epoch that the others have completed: it is tested again.
+        # A slower worker may continue an epoch that the others have completed: test it again.
         return self.epochs[: min(one.next_step for one in self.workers) // steps_per_epoch]
 
 
 def state_of(server: ParameterServer, layout: str, epochs: Sequence[Epoch] = ()) -> State:
-    """Return the state of the server and of this process; `layout` is what a run must share."""
+    """Return the state of the server and this process; a resumed run needs the same `layout`."""
     learned = learned_state(server.model, server.optimizer, server.schedule)
     of_random, random = random_state(server.device)
     tensors = {f"random/{name}": tensor for name, tensor in of_random.items()}
@@ -59,10 +59,9 @@ def state_of(server: ParameterServer, layout: str, epochs: Sequence[Epoch] = ())
 
 
 def load(state: State, server: ParameterServer, layout: str) -> ServerProgress:
-    """Load a checkpoint's state into a new server; return its progress.
+    """Load a checkpoint's state into a new server, with its learning rates; return its progress.
 
-    Its values replace the server's, learning rates among them. Raises InvalidInput for another
-    strategy, layout, model or optimizer, and names the difference; nothing is changed then.
+    Raises InvalidInput, and changes nothing, if strategy, layout, model or optimizer differ.
     """
     own = state.own_part(_SERVER)
     try:
@@ -72,8 +71,8 @@ def load(state: State, server: ParameterServer, layout: str) -> ServerProgress:
     if (other := difference(layout, progress.layout)) is not None:
         raise InvalidInput(
             "resume",
-            f"the checkpoint is of another run, with {other}",
-            hint="another run begins anew, without resume",
+            f"the checkpoint's run differs: {other}",
+            hint="to start a new run, omit --resume",
         )
     load_learned_state(state, server.model, server.optimizer, server.schedule)
     restore_random_state(server.device, state.file("random"), state.parts["random"])

@@ -1,8 +1,8 @@
-"""Run a child hub: a hub that is one worker of another, its parent.
+"""Run a child hub: a hub that is a worker of another hub, its parent.
 
-The parent says model, data, batch size and epochs, and the root keeps the result. A child reports
-in the end what its workers have done, and how many bytes that took. In a rehearsal the root starts
-its child hubs itself, as processes of this module, or waits for those of other machines.
+The parent defines model, data, batch size and epochs; the root saves the result. A child returns
+its workers' updates and bytes. In a rehearsal the root starts its child hubs itself, as processes
+of this module, or waits for child hubs of other machines.
 """
 
 import logging
@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 
 class ChildResult(Record):
-    """The work of a child hub, whose `updates` are those of its own workers.
+    """The work of a child hub; `updates`: by its own workers.
 
-    `num_pushed` updates of its parent were made of them. `traffic` is that with its workers and its
-    own child hubs, `parent_traffic` that with its parent.
+    `num_pushed`: its gradients' updates of the parent. `traffic`: with its workers and child hubs;
+    `parent_traffic`: with its parent.
     """
 
     settings: ChildSettings
@@ -47,12 +47,12 @@ class ChildResult(Record):
 
 
 def serve_child(settings: ChildSettings, progress: Progress) -> ChildResult:
-    """Serve this hub's workers until all steps are done, and return what they did.
+    """Serve this hub's workers until all steps are done.
 
-    Raises InvalidInput if the parent refuses this hub, or its run cannot be served here; WorkerLost
-    if the parent is away for longer than the deadline, or no worker is left.
+    Raises InvalidInput if the parent rejects this hub, or its run does not fit this machine;
+    WorkerLost if the parent does not answer within the deadline, or no worker is left.
     """
-    settings.config()  # refused before the parent is asked
+    settings.config()  # check options before connecting
     with connected(settings, settings.parent_keys) as clients:
         return _serve_workers(settings, clients[settings.number], progress)
 
@@ -62,13 +62,13 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
     job = jobs.child_job(settings, parent_spec)
     spec, config = job.spec, job.spec.config
     logger.info(
-        "%s: worker %d of the hub at %s, and a hub of %d workers, %d a device",
+        "%s: worker %d of the hub at %s; hub of %d workers, %d per device",
         *(spec.model, settings.number, settings.connect, config.workers, config.lanes),
     )
     layout = jobs.layout_of(parent_spec, job.halves, job.recipe, job.batches)
     gather = parent_spec.tree.gathered if parent_spec.tree else settings.gather or config.workers
     server = _server_of(job, ParentHub(client, layout), gather)
-    # Those of this machine, which only a rehearsal has, whose bodies sleep most of the time.
+    # Only rehearsals have workers on this machine; these sleep most of the time.
     devices = ("cpu",) * len(config.workers_by_device) if settings.listen is None else ()
     with ExitStack() as stack:
         stack.callback(server.close)
@@ -100,17 +100,12 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
 
 
 def _server_of(job: jobs.TrainingJob, parent: ParentHub, gather: int) -> ChildServer:
-    config = job.spec.config
     return ChildServer(
         *(job.model, job.halves, parent),
-        num_workers=config.workers,
-        staleness=config.staleness,
+        **jobs.server_options(job, jobs.learning_in(job.spec, job.recipe)),
         gather=gather,
         num_steps=job.spec.num_steps,
         steps_per_epoch=job.steps_per_epoch,
-        learning=jobs.learning_in(job.spec, job.recipe),
-        checks_values=job.spec.pace is None,
-        lent=jobs.lent_head(job),
     )
 
 
@@ -119,17 +114,17 @@ def _report(job: jobs.TrainingJob, hub: Hub) -> ChildReport:
     return ChildReport(
         nbytes={purpose: int(one.nbytes) for purpose, one in rows.items()},
         planned_nbytes={purpose: int(one.planned_nbytes) for purpose, one in rows.items()},
-        num_pushed=hub.answers.heads.num_pushed,
+        num_pushed=hub.answers.steps.num_pushed,
     )
 
 
 def take_part(settings: ChildSettings, clients: Mapping[int, Client]) -> None:
-    """Serve the workers of a rehearsal's child hub that its root has started."""
+    """Serve the workers of a rehearsal's child hub, in a process started by the root."""
     _serve_workers(settings, clients[settings.number], Progress())
 
 
 def main() -> None:
-    """Serve as the child hub that the command line describes."""
+    """Run the child hub of the command line's settings."""
     run_as_process(take_part, ChildSettings)
 
 

@@ -1,15 +1,14 @@
-"""The parameter server of a child hub: it sums gradients, and its parent takes the steps."""
+"""The parameter server of a child hub: it sums gradients, and its parent updates."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from paceline.exchange.step import OF_CLASSES, Learning
 from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
-from paceline.strategies.wheel.lent import LentHead
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import GradientSum, ParameterServer
 from paceline.strategies.wheel.tree import ChildReport, ParentHub, ParentReply, vector_like
@@ -17,13 +16,12 @@ from paceline.training.models.halves import Halves, trainable
 
 
 class ChildServer(ParameterServer):
-    """A parameter server whose steps are taken by a parent.
+    """A parameter server whose parent takes the optimizer steps.
 
-    `gather` updates of its workers make one of the parent's; one of them is on its way at a time.
-    With a `staleness` of 0 workers wait for the reply; otherwise they go on meanwhile, until
-    as many updates are summed again. A worker has `num_steps` steps to do, of which an epoch has
-    `steps_per_epoch`. `learning` is how the head learns. `wake` is called, by another thread, when
-    `poll_parent` has something to do.
+    `gather`: updates of its workers that make one of the parent's; one exchange runs at a time.
+    With a `staleness` of 0 workers wait for the reply; otherwise they continue until the next sum
+    is complete. `num_steps`: of each worker. `wake` is called by another thread when `poll_parent`
+    has a reply. Other arguments are those of `ParameterServer`.
     """
 
     def __init__(
@@ -32,49 +30,39 @@ class ChildServer(ParameterServer):
         halves: Halves,
         parent: ParentHub,
         *,
-        num_workers: int,
         staleness: int | None,
         gather: int,
         num_steps: int,
         steps_per_epoch: int,
-        learning: Learning = OF_CLASSES,
-        checks_values: bool = True,
-        lent: LentHead | None = None,
+        **options: Any,
     ) -> None:
-        unused = torch.optim.SGD(trainable(model), lr=0.0)  # the root's optimizer takes the steps
-        super().__init__(
-            *(model, halves, unused),
-            num_workers=num_workers,
-            staleness=staleness,
-            learning=learning,
-            checks_values=checks_values,
-            lent=lent,
-        )
+        unused = torch.optim.SGD(trainable(model), lr=0.0)  # the root takes the optimizer steps
+        super().__init__(model, halves, unused, staleness=staleness, **options)
         self.parent, self._gather = parent, gather
         self._num_steps, self._steps_per_epoch = num_steps, steps_per_epoch
         self._waits = staleness == 0
         self._sum: GradientSum | None = None
         self._exchange: Future[ParentReply] | None = None
-        # Of its own thread, so that the hub answers its workers while the parent computes.
+        # A thread, so that the hub answers its workers while the parent computes.
         self._executor = ThreadPoolExecutor(1, "paceline-parent")
         self.wake: Callable[[], None] = lambda: None
 
     @property
     def completed(self) -> int:
-        """The steps that all have completed who train, or are at their end."""
+        """The number of steps completed by all workers that are live or done."""
         every = self.workers.all
         there = [one.next_step for one in every if one.is_live or one.next_step >= self._num_steps]
         return min(there, default=0)
 
     def begin(self) -> None:
-        """Get the parameters, as soon as the parent begins. Raises as `ParentHub.begin`."""
+        """Get the parameters, as soon as the parent begins; errors of `ParentHub.begin`."""
         self._take(self.parent.begin(self.completed))
 
     def poll_parent(self) -> bool:
-        """Take the parent's reply, if one has come.
+        """Load the parent's reply, if it has arrived.
 
-        Returns True if the parent has begun anew: then all workers must begin their steps again,
-        and the gradients that were summed are dropped. Raises as `ParentHub.exchange`.
+        Returns True if the parent was restarted: then all workers must begin their steps again, and
+        summed gradients are dropped. Errors are those of `ParentHub.exchange`.
         """
         if self._exchange is None or not self._exchange.done():
             return False
@@ -84,34 +72,34 @@ class ChildServer(ParameterServer):
         return reply.resume is not None
 
     def finish(self, report: ChildReport | None = None) -> None:
-        """Send the gradients that are left, when all workers are done, and tell the parent so."""
+        """When all workers are done, send the remaining gradients and the report."""
         self._wait_for_reply()
         self._send(1)
         self._wait_for_reply()
         self.parent.finish(self._num_steps, report)
 
     def close(self) -> None:
-        """Stop waiting: an exchange on its way ends with the connection."""
+        """Stop waiting; a running exchange ends with the connection."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def may_begin(self, worker: int, step: int) -> bool:
-        """Return True if the worker may begin a step now; ask again after any update or reply."""
+        """Return whether the worker may begin a step now; updates and replies change this."""
         may = super().may_begin(worker, step)
         is_full = self._sum is not None and self._sum.count >= self._gather
         return may and not (self._exchange is not None and (self._waits or is_full))
 
     def update(self, worker: int, step: int, version: int, gradients: Tensor) -> int:
-        """Add the gradients of a step to the sum; return the version, which stays as it is."""
+        """Add the gradients of a step to the sum; return the unchanged version."""
         half = self.workers.of(worker).half
         version = super().update(worker, step, version, gradients)
-        assert half is not None  # or the step was discarded
+        assert half is not None  # otherwise StepDiscarded was raised
         assert self._sum is not None
         self._sum.losses[step // self._steps_per_epoch] += half.loss
         self._send(self._gather)
         return version
 
     def merge(self, worker: int, step: int, mean: GradientSum, below: tuple[int, ...]) -> None:
-        """Add the mean of a child hub of this one to the sum: it counts as one update."""
+        """Add the mean of a child hub of this hub to the sum, as one update."""
         super().merge(worker, step, mean, below)
         assert self._sum is not None
         for epoch, loss in mean.losses.items():
@@ -119,7 +107,7 @@ class ChildServer(ParameterServer):
         self._send(self._gather)
 
     def _apply(self, version: int, body: list[Tensor], head: list[Tensor]) -> None:
-        """Add gradients to the sum, in place of an optimizer step."""
+        """Add gradients to the sum, instead of an optimizer step."""
         in_body, in_head = tensor_parts.flatten(body), tensor_parts.flatten(head)
         if self._sum is None:
             self._sum = GradientSum(in_body, in_head, version)
@@ -131,7 +119,7 @@ class ChildServer(ParameterServer):
         self._staleness[self.version - version] += 1
 
     def _send(self, least: int) -> None:
-        """Have another thread send the sum, if it has as many steps and none is on its way."""
+        """Send the sum in another thread, if it has `least` steps and no exchange is running."""
         gradients = self._sum
         if self._exchange is not None or gradients is None or gradients.count < least:
             return
@@ -150,7 +138,7 @@ class ChildServer(ParameterServer):
         self._exchange.add_done_callback(lambda _: self.wake())
 
     def _wait_for_reply(self) -> None:
-        # A loop, because a reply may be followed by the next gradients.
+        # A loop, because after a reply the next gradients may be sent.
         while self._exchange is not None:
             self._exchange.exception()
             self.poll_parent()
@@ -166,5 +154,5 @@ class ChildServer(ParameterServer):
         workers = self.workers.all
         known = progress if len(progress) == len(workers) else (step,) * len(workers)
         for worker, own in zip(workers, known, strict=True):
-            if worker.next_step < self._num_steps:  # who is done does not come back
+            if worker.next_step < self._num_steps:  # a worker that is done does not return
                 worker.next_step = max(own, step)

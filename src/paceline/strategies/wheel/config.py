@@ -1,4 +1,4 @@
-"""The configuration of strategy wheel, and the description of a run for all its processes."""
+"""The configuration of strategy wheel, and the description of a run for its processes."""
 
 from dataclasses import replace
 from math import ceil, gcd
@@ -13,8 +13,8 @@ from paceline.core.reading import read_record
 from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose, check_codec
 
-# Of sgd, where nobody gives one: with gradients that come late, lr / (1 - momentum) has to be about
-# half of what is right with 0.9 and gradients that do not (docs/strategies/wheel.md).
+# The default of sgd: stale gradients need about half of the lr / (1 - momentum) that is usual with
+# momentum 0.9 (docs/strategies/wheel.md).
 MOMENTUM = 0.8
 _Codec = Annotated[str, AfterValidator(check_codec)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -22,26 +22,23 @@ _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Wheel:
-    """The placement of workers, the cut of the model, and codecs of what travels.
+    """The placement of workers, the cut of the model, and codecs.
 
-    `workers` train the body; each has a head worker at the hub. `lanes` of them alternate on one
-    device; with one lane, which cannot alternate, a step uses the weights of the step before.
-    `hub` is the host of the parameter server and the head workers, by default that of the machine's
-    first device; they compute on its first device, and the bodies on the machine's other devices.
-    In a tree of hubs the workers are shared equally by `child_hubs`, each on a device of its own;
-    a child sends its parent the mean gradients of `gather` steps, by default one of each worker.
-    `head` is the head's first layer, by default found by `split`; "loss" leaves all layers to the
-    bodies, and the hub computes the loss alone: asynchronous data parallelism. `server_memory` is
-    where the parameter server keeps all parameters, what they are updated with and gradients that
-    wait: on the hub's "device", or in the memory of its "host", if the device is too small; then
-    the head's parameters are copied to the device for each answer (section 3.4.2). `activations`,
-    `parameters`, `activation_gradients` and `gradients` (of the body) are the codecs by which each
-    travels.
-
-    Of a run, not of the plan: no worker begins a step more than `staleness` steps before the
-    slowest has completed as many; None lets it. With 0 child hubs wait for their parent's reply,
-    and so they do in a plan. The learning rate of an update whose gradients miss k updates is
-    divided by 1 + k * `staleness_decay`.
+    `workers`: train the body; each has a head at the hub. `lanes`: workers that alternate on one
+    device; a single lane waits for its own update before its next step.
+    `hub`: the host of the parameter server and the heads, by default the first device's; heads
+    compute on its first device, bodies on the machine's other devices.
+    `child_hubs`: the hubs of a tree, each on its own device, with an equal share of the workers.
+    `gather`: the steps whose mean gradients a child sends its parent, by default 1 per worker.
+    `head`: the head's first layer, by default chosen by `split`. With "loss" the bodies have all
+    layers: asynchronous data parallelism.
+    `server_memory`: where the server keeps parameters, optimizer state and waiting gradients. With
+    "host" the head's parameters are copied to the device for each answer (section 3.4.2).
+    `activations`, `activation_gradients`, `parameters`, `gradients` (of the body): their codecs.
+    `staleness`: the most steps that a worker may be ahead of the slowest; None: no limit. With 0,
+    child hubs also wait for their parent's reply; a plan models only this.
+    `staleness_decay`: divides the learning rate of an update whose gradients miss k updates by
+    1 + k * `staleness_decay`; not in plans.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2
@@ -60,7 +57,7 @@ class Wheel:
 
     @property
     def codecs(self) -> dict[Purpose, str]:
-        """The codec of each purpose that has one."""
+        """The codecs, by purpose."""
         named = {
             Purpose.ACTIVATIONS: self.activations,
             Purpose.ACTIVATION_GRADIENTS: self.activation_gradients,
@@ -70,49 +67,41 @@ class Wheel:
         return {purpose: codec for purpose, codec in named.items() if codec is not None}
 
     def check_tree(self) -> None:
-        """Raise InvalidInput if the hubs are none that a tree can have."""
+        """Raise InvalidInput if workers, lanes and hubs do not fit."""
         if self.gather is not None and not self.child_hubs:
-            raise InvalidInput("gather", "goes only with child_hubs, which gather steps")
+            raise InvalidInput("gather", "requires child_hubs")
         if self.child_hubs and self.workers % self.child_hubs:
             raise InvalidInput(
-                "child_hubs",
-                f"{self.workers} workers cannot be shared equally by {self.child_hubs}",
+                "child_hubs", f"must divide the {self.workers} workers", got=self.child_hubs
             )
         if self.staleness == 0 and self.lanes > 1:
             raise InvalidInput(
-                "staleness",
-                "lanes that alternate fetch a step ahead",
-                hint="allow at least 1, or take lanes=1",
+                "staleness", "must be at least 1 if lanes alternate", got=0, hint="or set lanes=1"
             )
 
     @property
     def workers_of_hub(self) -> int:
-        """The workers of each hub."""
+        """The number of workers of each hub."""
         return self.workers // max(1, self.child_hubs)
 
     @property
     def gathered(self) -> int:
-        """The steps whose mean gradients a child hub sends to its parent."""
+        """The number of steps whose mean gradients a child hub sends at a time."""
         return self.gather or self.workers_of_hub
 
     @property
     def period(self) -> int:
-        """The number of steps after which the exchanges of a tree repeat themselves."""
+        """The number of steps after which the exchanges of a tree repeat."""
         return self.gathered // gcd(self.gathered, self.workers_of_hub) if self.child_hubs else 1
 
     @property
     def workers_by_hub(self) -> dict[int, range]:
-        """The workers of each hub that has any, by the number of its device."""
+        """The workers of each hub that has workers, by its device's number."""
         if not self.child_hubs:
             return {0: range(self.workers)}
         own = self.workers_of_hub
         step = 1 + ceil(own / self.lanes)
         return {1 + i * step: range(i * own, (i + 1) * own) for i in range(self.child_hubs)}
-
-    def devices_of(self, workers: range) -> dict[int, int]:
-        """Return the devices of a hub's workers, each with the first of its own."""
-        by_device = self.workers_by_device.items()
-        return {number: own[0] for number, own in by_device if own[0] in workers}
 
     @property
     def of_root(self) -> "Wheel":
@@ -128,9 +117,9 @@ class Wheel:
 
     @property
     def workers_by_device(self) -> dict[int, range]:
-        """The workers that alternate on each body device.
+        """The workers of each body device, by its number.
 
-        Devices are counted: the root hub's is 0, and those of a hub's workers follow its own.
+        The root hub's device is 0; each hub's device precedes its workers' devices.
         """
         return {
             number: own[i : i + self.lanes]
@@ -140,10 +129,9 @@ class Wheel:
 
 
 class PaceSpec(Record):
-    """The seconds of the whole model's layers, body and then head, and of an update.
+    """The seconds of the model's layers for `samples`, body before head, and of an update.
 
-    They are those of `samples`, each of `input_shape` if the model does not know it, and with
-    targets of `target_nbytes`.
+    `input_shape`: of a sample, if the model does not define it; `target_nbytes`: of its targets.
     """
 
     samples: Annotated[int, Field(ge=1)]
@@ -155,15 +143,13 @@ class PaceSpec(Record):
 
 
 class RunSpec(Record):
-    """The part of a run that all its workers must know; none of it is secret, or a path.
+    """The description of a run that the hub sends to all workers, without secrets or paths.
 
-    `model`, `data` and `seed` name the recipe (`paceline.training.recipes.named`). `config` names
-    the head's first layer. `boot_id` tells the hub's clock from others. Steps count from 0 over the
-    whole run, which has `num_steps`; `num_traced` of them are traced, from `first_traced` on. With
-    a `pace` the run is a rehearsal: layers take its times, and nothing is learnt. In a tree of
-    hubs, `place` is (number, count): the hub has that one of so many equal parts of the samples.
-    `tree` is the configuration of a whole tree that is rehearsed, of which `config` is the hub's
-    own part.
+    `model`, `data`, `seed`: define the recipe (`paceline.training.recipes.named`). `config`: with
+    the head's first layer; in a tree, this hub's part. `boot_id`: identifies the hub's clock.
+    `num_steps`: of the whole run, counted from 0. `pace`: in a rehearsal, whose layers take these
+    times. `place`: (number, count), the hub's part of equal parts of the samples. `tree`: the
+    configuration of the whole tree in a rehearsal.
     """
 
     strategy: Literal["wheel"] = "wheel"
@@ -190,7 +176,7 @@ class RunSpec(Record):
 
     @property
     def num_parts(self) -> int:
-        """The number of parts into which all hubs of a tree together cut each step's samples."""
+        """The number of parts of each step's samples, over all hubs of a tree."""
         return self.place[1] * self.config.workers
 
     def part(self, worker: int) -> int:
@@ -204,9 +190,9 @@ class RunSpec(Record):
 
     @classmethod
     def from_json(cls, data: bytes) -> "RunSpec":
-        """Return the run of which a hub has told; InvalidInput if it is none."""
-        return read_record(TypeAdapter(cls), data, "the hub's settings")
+        """Parse a hub's description of its run."""
+        return read_record(TypeAdapter(cls), data, "hub settings")
 
     def seed_of(self, worker: int, step: int) -> int:
-        """Return the seed of a worker's step: a step that is done again draws the same numbers."""
+        """Return the seed of a worker's step, so that a repeated step draws the same numbers."""
         return hash((self.seed, self.part(worker), step)) % 2**63

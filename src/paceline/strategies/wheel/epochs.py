@@ -1,4 +1,4 @@
-"""The epochs and tests of a run, and its seconds of training, as the hub counts them."""
+"""The hub's log of a run: updates, epochs, tests and seconds of training."""
 
 import time
 from bisect import bisect
@@ -17,11 +17,10 @@ Test = Callable[[], tuple[float | None, float | None]]
 
 
 class EpochLog:
-    """Records the updates of a run, and tests its model after each epoch and in between.
+    """Records updates, and tests the model after each epoch and every `evaluate_every` steps.
 
-    `test` returns the mean loss and the score on the test samples, None where there are none; in a
-    rehearsal there is no test. The model is tested every `evaluate_every` steps, too. `epochs` are
-    those of a hub before.
+    `test` returns the mean loss and the score on the test samples, None without such samples; it
+    is None in a rehearsal. `epochs`: completed before the run was resumed.
     """
 
     def __init__(
@@ -38,8 +37,8 @@ class EpochLog:
         self.epochs, self.evaluations = epochs, list[Evaluation]()
         self.num_samples = 0
         self.update_ends_s: list[float] = []  # in seconds of training
-        self.update_samples: list[int] = []  # up to each update, and with it
-        self._losses: defaultdict[int, LossSum] = defaultdict(LossSum)  # of epochs not over
+        self.update_samples: list[int] = []  # cumulative, after each update
+        self._losses: defaultdict[int, LossSum] = defaultdict(LossSum)  # of unfinished epochs
         self._before_s = self._epochs_s
         self._began_s = self._paused_s = 0.0
         self._tested = 0  # steps
@@ -50,12 +49,12 @@ class EpochLog:
 
     @property
     def trained_s(self) -> float:
-        """Seconds of training, without tests, and with those before a restart."""
+        """Seconds of training, without tests; includes those before a restart."""
         since_s = time.monotonic() - self._began_s - self._paused_s if self._began_s else 0.0
         return self._before_s + since_s
 
     def begin(self) -> None:
-        """Count seconds from now."""
+        """Start the clock."""
         self._began_s = time.monotonic()
 
     def count(self, losses: Mapping[int, LossSum]) -> None:
@@ -68,9 +67,9 @@ class EpochLog:
             self._progress.advance(loss.num_samples)
 
     def test(self, num_steps: int) -> bool:
-        """Test the model if it is time to, as all workers have completed so many steps.
+        """Test the model if it is due after `num_steps` of all workers; return whether it was.
 
-        Returns True if it was tested. Raises InvalidInput if a loss is not finite.
+        Raises InvalidInput if a loss is not finite.
         """
         started_s, seconds, was = time.monotonic(), self.trained_s - self._epochs_s, self._tested
         is_over = num_steps == self._num_steps and num_steps % self._steps_per_epoch > 0
@@ -102,7 +101,7 @@ class EpochLog:
         return found
 
     def show(self, server: ParameterServer, nbytes: int) -> None:
-        """Show how fast the run has been over the last seconds, and the bytes that travelled."""
+        """Show the speed of the last seconds and the bytes sent."""
         since_s = max(self._before_s, self.trained_s - _RATE_WINDOW_S)
         first = bisect(self.update_ends_s, since_s)
         samples = self.num_samples - (self.update_samples[first - 1] if first else 0)

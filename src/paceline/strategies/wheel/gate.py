@@ -1,6 +1,6 @@
-"""The gate of the hub: every request is checked here before any other code sees it.
+"""Check every request of a worker, before the hub executes it.
 
-A request that fails is its worker's fault alone: that worker is refused, and the others go on.
+An invalid request affects only its worker: the hub drops that worker, and the others continue.
 """
 
 from collections.abc import Callable
@@ -21,48 +21,43 @@ from paceline.strategies.wheel.tree import ChildReport
 
 _TRACE, _PROFILE = TypeAdapter(Trace), TypeAdapter(DeviceProfile)
 _REPORT = TypeAdapter(ChildReport)
-_ONCE = (Topic.ACTIVATIONS, Topic.GRADIENTS)  # of a step that is done nobody asks again
+_ONCE = (Topic.ACTIVATIONS, Topic.GRADIENTS)  # not repeated for a completed step
 _OF_BODIES = (Topic.PARAMETERS, *_ONCE)
-_AHEAD = 1  # steps whose parameters a worker fetches before the one before is done
+_AHEAD = 1  # steps for which a worker fetches parameters in advance
 
 
 class Gate:
-    """Checks requests of the workers of one run, which has `num_steps` and this `layout`.
-
-    `version` is that of the server's parameters now.
-    """
+    """Checks the requests of a run's workers; `version` returns the server's current version."""
 
     def __init__(
         self, workers: Workers, num_steps: int, layout: str, version: Callable[[], int]
     ) -> None:
         self._workers, self._num_steps = workers, num_steps
         self._layout, self._version = layout, version
-        self._newest = 0  # a child hub's version goes back when its parent has begun anew
+        self._newest = 0  # a child hub's version decreases when its parent is restarted
 
     def check(self, worker: int, message: Message) -> Topic:
-        """Return the topic of a request; InvalidInput unless this worker may make it now."""
+        """Return the topic of a request; InvalidInput if this worker must not send it now."""
         if message.topic not in ASKED:
-            raise InvalidInput("topic", f"a message about {message.topic!r}, which no worker sends")
+            raise InvalidInput("topic", "is not a request of workers", got=message.topic)
         topic = Topic(message.topic)
         self._newest = max(self._newest, self._version())
         if not 0 <= message.version <= self._newest:
             raise InvalidInput(
-                topic,
-                f"parameters of version {message.version}",
-                hint=f"the server has made {self._newest}",
+                topic, f"version must be at most {self._newest}", got=message.version
             )
         if topic is Topic.PROBE:
-            return topic  # whose step is a number of bytes
+            return topic  # its step is a number of bytes
         if not 0 <= message.step <= self._num_steps:
-            raise InvalidInput(topic, f"step {message.step} is none of {self._num_steps}")
+            raise InvalidInput(topic, f"step must be at most {self._num_steps}", got=message.step)
         reached = self._workers.of(worker).next_step
         is_over = topic in _ONCE and message.step < reached
         if is_over or (topic in _OF_BODIES and message.step > reached + _AHEAD):
-            raise InvalidInput(topic, f"step {message.step} of a worker that has reached {reached}")
+            raise InvalidInput(topic, f"step must be about {reached}", got=message.step)
         return topic
 
     def check_layout(self, message: Message) -> None:
-        """Raise InvalidInput with the first difference if a worker has another run than the hub."""
+        """Raise InvalidInput with the first difference of a worker's run from the hub's."""
         there = b"".join(message.parts[:1]).decode(errors="replace")
         if (found := difference(self._layout, there)) is not None:
             raise InvalidInput("run", f"differs from the hub's: {found}")
@@ -71,33 +66,33 @@ class Gate:
         """Return the profile in a message."""
         found = read_record(_PROFILE, only_part(message), "profile")
         if any(one.link is None for one in (found, *found.below)):
-            raise InvalidInput("profile", "link: a worker has one to the hub")
+            raise InvalidInput("profile", "must have a link to the hub")
         if any(one.below for one in found.below):
-            raise InvalidInput("profile", "below: a child hub of a child hub")
+            raise InvalidInput("profile", "cannot have a child hub below a child hub")
         return found
 
     def trace(self, worker: int, message: Message, *, is_child: bool) -> Trace:
-        """Return the trace of a worker that is done. InvalidInput if it is not."""
+        """Return the trace of a worker that is done; InvalidInput if it is not done."""
         completed = message.step if is_child else self._workers.of(worker).next_step
         if completed < self._num_steps:
-            raise InvalidInput("done", f"it has completed {completed} steps of {self._num_steps}")
+            raise InvalidInput("done", f"requires all {self._num_steps} steps", got=completed)
         found = read_record(_TRACE, _parts(message, 2 if is_child else 1)[0], "trace")
         found.check(worker, self._num_steps, (*TO_HUB, *FROM_HUB))
         return found
 
     def report(self, message: Message) -> ChildReport | None:
-        """Return what a child hub reports when it is done, if it does."""
+        """Return the report of a child hub that is done, if any."""
         _, *rest = _parts(message, 2)
         return read_record(_REPORT, rest[0], "report") if rest else None
 
 
 def only_part(message: Message) -> memoryview:
-    """Return the part of a message; InvalidInput unless there is one."""
+    """Return the only part of a message; InvalidInput for none or several."""
     return _parts(message, 1)[0]
 
 
 def _parts(message: Message, most: int) -> tensor_parts.Parts:
     parts = tensor_parts.parts_of(message)
     if not 1 <= len(parts) <= most:
-        raise InvalidInput(message.topic, f"{len(parts)} parts, and not {most}")
+        raise InvalidInput(message.topic, f"must have 1 to {most} parts", got=len(parts))
     return parts

@@ -1,13 +1,12 @@
-"""The hub: it waits for body workers, answers them in the order of arrival, and tests the model.
+"""The hub: it answers workers in the order of arrival, and tests the model.
 
-    Server  --requests-->  Hub  --each, checked-->  Answers     the algorithm
-                            |---------------------> WorkerGroup who is there
-                            |---------------------> EpochLog    epochs, tests, seconds
+    Server  --requests-->  Hub  --checked requests-->  Answers     the algorithm
+                            |------------------------> WorkerGroup connected workers
+                            |------------------------> EpochLog    epochs, tests, seconds
 
-A request is executed at once, but for three: BEGIN waits until all workers are there, a fetch until
-no live worker is too far behind (`ParameterServer.may_begin`), and a worker that measures its link
-until no other one does. A worker that is lost takes its half-done step with it, and the others go
-on; it may come back.
+Requests are executed at once, with three exceptions: BEGIN waits for all workers, a fetch waits
+until no live worker is too far behind (`ParameterServer.may_begin`), and workers measure their
+links one by one. A lost worker's half-done step is dropped, and the others continue; it may return.
 """
 
 import logging
@@ -44,17 +43,16 @@ _POLL_S = 0.2
 
 
 def _nothing() -> None:
-    """Do nothing."""
+    pass
 
 
 class Hub:
     """Serves body workers until all have done their steps.
 
-    It listens for them, and starts those of `devices` on this machine if `settings` have no address
-    to bind: what one of these finds wrong ends the run. What was opened and started is closed by
-    `stack`. `test` tests the model, after each epoch and as often as `settings` say; `epochs` are
-    those of a hub before. Without all workers, or any, the hub waits for `settings.wait_s`. Raises
-    InvalidInput if the address cannot be listened on.
+    Without an address to listen on, it starts the workers itself, on `devices` of this machine; an
+    error of one of these ends the run. `stack` closes everything. `test` tests the model after each
+    epoch and every `settings.evaluate_every` steps; `epochs`: of a resumed run. The hub waits for
+    missing workers for `settings.wait_s`. Raises InvalidInput if it cannot listen on the address.
     """
 
     def __init__(
@@ -82,7 +80,7 @@ class Hub:
             pool = _own_processes(spec, self.rpc.address, run_id, deadline_s, devices)
             stack.callback(pool.close)
         else:
-            server.checks.compares_norms = True  # workers of this machine tell no lies
+            server.checks.compares_norms = True  # remote workers may send wrong values
             own = self.rpc.address, spec.config.workers
             logger.info("listening on %s; waiting for %d workers", *own)
         every = settings.evaluate_every if isinstance(settings, TrainSettings) else None
@@ -99,27 +97,27 @@ class Hub:
         self._server, self._clock, self._polled_s, self._between = server, clock, 0.0, _nothing
 
     def wait_for_workers(self, on_first: Callable[[], None] = _nothing) -> None:
-        """Serve until all workers wait to begin, or those that came within `wait_s`.
+        """Serve until all workers are ready, or the workers that joined within `wait_s`.
 
-        `on_first` is called when the first of them is there, and goes on to measure.
-        Raises InvalidInput if a worker of this machine cannot work, WorkerLost if none comes.
+        Calls `on_first` when the first worker joins, before it measures. Raises InvalidInput if a
+        worker of this machine fails, WorkerLost if no worker joins.
         """
         self._serve(lambda: self.group.membership.is_ready, on_first)
 
     def train(self, between: Callable[[], None] = _nothing) -> None:
-        """Let the workers begin, and serve until all that are there have done their steps.
+        """Let the workers begin, and serve until all live workers have done their steps.
 
-        `between` is called between requests, a few times a second. Raises InvalidInput if a loss is
-        not finite or a worker of this machine cannot work, WorkerLost if no worker is left.
+        Calls `between` a few times a second, between requests. Raises InvalidInput if a loss is not
+        finite or a worker of this machine fails, WorkerLost if no worker is left.
         """
         self._between = between
         self.log.begin()
         self.group.membership.begin()
         self._serve(lambda: self.group.membership.is_over)
-        self.answers.end()
+        self.answers.trace.add(self.answers.steps.trace)
 
     def close(self) -> tuple[int, int]:
-        """Disconnect, let processes of this machine end; return the bytes sent and received."""
+        """Disconnect, end the processes of this machine; return the bytes sent and received."""
         self.group.close()
         return self.rpc.sent_nbytes, self.rpc.received_nbytes
 
@@ -135,7 +133,7 @@ class Hub:
                     on_first()
                     on_first = _nothing
                 elif isinstance(event, Woken):
-                    # For a child hub: its parent has replied, and may have begun anew.
+                    # The parent of a child hub has replied; it may have been restarted.
                     if isinstance(self._server, ChildServer) and self._server.poll_parent():
                         self.group.membership.restart()
                     self._go_on()
@@ -145,7 +143,7 @@ class Hub:
             raise
 
     def _execute(self, request: RpcRequest) -> None:
-        """Execute a request and reply to it, now or later; go on without its worker if it lies."""
+        """Execute a request and reply now or later; drop its worker if the request is wrong."""
         worker, message = request.worker, request.message
         self.group.deadline.requested(worker)
         try:
@@ -165,7 +163,7 @@ class Hub:
             self._go_on()
 
     def _failed(self, request: RpcRequest, error: WorkerFailed) -> Message:
-        """Go on without a worker that has failed; end the run if it is of this machine."""
+        """Drop a worker that has failed; end the run if it is on this machine."""
         reply = Message(Topic.FAILED, request.message.step)
         if self.group.is_own:
             self.rpc.reply(request, reply)
@@ -175,9 +173,9 @@ class Hub:
         return reply
 
     def _refused(self, request: RpcRequest, error: InvalidInput | NonFinite) -> Message:
-        """Go on without a worker whose request no honest one would make; it may begin anew.
+        """Drop a worker after a wrong request; it may join again.
 
-        Ends the run if the worker is of this machine: the others would fail alike.
+        Ends the run if the worker is on this machine, because the others would fail, too.
         """
         reply, worker = refusal(str(error)), request.worker
         is_diverged = isinstance(error, NonFinite) and self.group.all_diverged(worker)
@@ -190,12 +188,11 @@ class Hub:
         return reply
 
     def _answer(self, requests: Iterable[RpcRequest]) -> None:
-        """Execute what had to wait."""
         for request in requests:
             self._execute(request)
 
     def _go_on(self) -> None:
-        """Answer those who may begin now, and test the model if it is time to."""
+        """Answer waiting workers that may begin now, and test the model if it is due."""
         self._answer(self.answers.due())
         started_s = self._clock()
         if self.log.test(self.group.membership.num_steps):
@@ -208,7 +205,7 @@ class Hub:
             self._go_on()
 
     def _poll(self) -> None:
-        """Look after workers and progress, a few times a second."""
+        """Check workers and show progress, a few times a second."""
         now_s = self._clock()
         if now_s - self._polled_s < _POLL_S:
             return
@@ -225,7 +222,7 @@ class Hub:
 def _own_processes(
     spec: RunSpec, address: str, run_id: str, deadline_s: float, devices: Sequence[str]
 ) -> WorkerPool:
-    """Start those that connect to the hub at `address`; `devices` are those of workers."""
+    """Start child hubs, or workers on `devices`, that connect to the hub at `address`."""
     connecting: dict[str, Any] = {"connect": address, "run_name": run_id, "deadline_s": deadline_s}
     if spec.tree is not None:
         children = range(spec.tree.child_hubs)

@@ -6,10 +6,10 @@
     root                                    step
     to child                                [hubs_parameters]
 
-A child hub adds the gradients of its workers' steps to a sum; the mean of `gather` steps goes to
-the root, whose optimizer takes a step, and all parameters come back. One exchange of a child is on
-its way at a time. Its workers go on meanwhile, until the next mean is complete too; with a
-staleness of 0 they wait at once, and children wait for each other.
+A child hub sums the gradients of its workers' steps. It sends the mean of `gather` steps to the
+root, whose optimizer takes a step, and gets all parameters. A child has one exchange at a time.
+Its workers continue meanwhile, until the next mean is complete; with a staleness of 0 they wait at
+once, and children wait for each other.
 """
 
 from collections.abc import Iterator
@@ -31,11 +31,11 @@ from paceline.strategies.wheel.split import MessageSize
 
 GRADIENTS, PARAMETERS = "hubs_gradients", "hubs_parameters"
 SUM, COPY = "sum", "copy"
-_SUM_TRAFFIC, _COPY_TRAFFIC = 3, 2  # bytes for each byte: two are read and one is written; one each
+_SUM_TRAFFIC, _COPY_TRAFFIC = 3, 2  # bytes per byte: two reads and a write; a read and a write
 
 
 class _Child:
-    """A child hub: its device, its routes to the root and back, and how far its steps are."""
+    """A child hub: its routes to the root and back, and its progress."""
 
     def __init__(
         self, machine: Machine, own: Device, server: Station, root: Station, whole: MessageSize
@@ -47,13 +47,13 @@ class _Child:
         self.copying = updating_on(server, lanes)
         self.up, self.down = way(server, root, Lane.UPLOAD), way(root, server, Lane.DOWNLOAD)
         self.num_summed = 0
-        self.copied: list[TaskId] = []  # after each exchange, the child's parameters
+        self.copied: list[TaskId] = []  # the ends of its exchanges
 
 
 class HubExchanges:
-    """The tasks by which steps of workers become updates of the root.
+    """Makes the tasks of sums and exchanges, from workers' steps to updates of the root.
 
-    An exchange has the step and the worker of the step that completed its mean.
+    An exchange's tasks have the step and worker whose gradients completed its mean.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class HubExchanges:
         self._of_worker = [children[one] for one in placement.heads]
         self._on_root, self._gather = on_root, config.gathered
         self._waits = config.staleness == 0
-        # Children that wait for each other do so step by step, if means are of whole steps.
+        # Children wait for each other after each step if means are of whole steps.
         self.in_step = self._waits and config.gathered % config.workers_of_hub == 0
         self._exchanged: set[TaskId] = set()
         self._sum = Cost(nbytes=_SUM_TRAFFIC * nbytes, num_calls=1)
@@ -82,11 +82,11 @@ class HubExchanges:
         self._update = update_cost(workload)
 
     def summed(self, step: int, worker: int) -> TaskId:
-        """Return the task after which a worker's step is in its hub's sum."""
+        """Return the task that adds a worker's step to its hub's sum."""
         return TaskId(step, Kind.REDUCE, SUM, worker)
 
     def add(self, step: int, worker: int, halves: tuple[TaskId, ...]) -> Iterator[Task]:
-        """Yield the sum, and if it is complete then, what sends its mean and updates the root."""
+        """Yield the sum; if it is complete, also the mean's message and the root's update."""
         child, own = self._of_worker[worker], self.summed(step, worker)
         yield Task(own, child.copying, self._sum, halves)
         child.num_summed += 1
@@ -102,11 +102,11 @@ class HubExchanges:
         return TaskId(step, Kind.REDUCE, COPY, worker)
 
     def sends(self, step: int, worker: int) -> bool:
-        """Return True if a worker's step, which was added, completed a mean."""
+        """Return whether a worker's added step completed a mean."""
         return self._copied(step, worker) in self._exchanged
 
     def reply(self, step: int, worker: int, updated: tuple[TaskId, ...]) -> Iterator[Task]:
-        """Yield the way back of an exchange, if it is one, after these updates of the root."""
+        """Yield the reply of a step's exchange, if any, after these updates of the root."""
         if not self.sends(step, worker):
             return
         child, copied = self._of_worker[worker], self._copied(step, worker)
@@ -115,9 +115,9 @@ class HubExchanges:
         yield Task(copied, child.copying, self._copy, reply.arrival)
 
     def before_fetch(self, worker: int) -> tuple[TaskId, ...]:
-        """Return what a worker's next fetch waits for: the reply that its hub cannot go on without.
+        """Return the exchange that a worker's next fetch waits for.
 
-        Of the exchange before the sum that is full; with a staleness of 0 of the last one.
+        The last one with a staleness of 0; otherwise the one before the complete sum.
         """
         child = self._of_worker[worker]
         number = child.num_summed // self._gather - (1 if self._waits else 2)

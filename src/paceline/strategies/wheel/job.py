@@ -1,6 +1,6 @@
-"""The job of a process: recipe, model and halves of a run, or the stand-ins of a rehearsal.
+"""Build recipe, model and halves of a run from its `RunSpec`, alike in every process.
 
-Every process builds the same ones from the run's `RunSpec`.
+A rehearsal has paced stand-ins instead of a model.
 """
 
 import json
@@ -44,8 +44,8 @@ from paceline.training.models.paced import PacedSGD, PacedWhole, paced_halves
 from paceline.training.recipes.named import is_given, recipe_of, workload_of
 from paceline.training.recipes.recipe import Recipe, built
 
-NUM_WARM_UP, NUM_LAST = 2, 1  # steps that are not measured; the last turns have no forward
-_FEWEST_MEANS = NUM_WARM_UP + NUM_LAST + 2  # of a child hub: two are measured
+NUM_WARM_UP, NUM_LAST = 2, 1  # unmeasured steps; the last turns have no forward
+_FEWEST_MEANS = NUM_WARM_UP + NUM_LAST + 2  # of a child hub, of which two are measured
 _NUM_EXAMPLES = 2  # a batch norm needs two
 _SPAN_NBYTES = 400  # as JSON
 _MIN_MESSAGE_NBYTES = 4 << 20
@@ -53,10 +53,10 @@ _MIN_MESSAGE_NBYTES = 4 << 20
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """The model that a hub trains, on its device, and its recipe.
+    """The model that a hub trains, and its recipe.
 
-    `workload` describes one worker's part of a step, `parts` its halves. On `device` heads compute;
-    the model is where the server keeps it (`kept_on`).
+    `workload` describes one worker's part of a step, `parts` its halves. `device`: where heads
+    compute.
     """
 
     spec: RunSpec
@@ -74,12 +74,12 @@ class TrainingJob:
 
     @cached_property
     def batches(self) -> BatchLayout:
-        """The structure of the batches whose targets come from the bodies."""
+        """The structure of batches, to decode the targets that bodies send."""
         return BatchLayout(self.recipe)
 
     @property
     def layout(self) -> str:
-        """The description that every worker's half must equal."""
+        """The description that every worker must match."""
         return layout_of(self.spec, self.halves, self.recipe, self.batches)
 
     @property
@@ -89,17 +89,17 @@ class TrainingJob:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The steps in which all samples are taken once."""
+        """The number of steps of an epoch."""
         return len(batches_of(self.spec, 0, self.num_samples))
 
     @property
     def whole_nbytes(self) -> int:
-        """The bytes of all parameters, which hubs send each other."""
+        """The bytes of all parameters."""
         return self.parts.body.gradient_nbytes + self.parts.head.gradient_nbytes
 
     @property
     def max_message_nbytes(self) -> int:
-        """The bytes that no message of the run exceeds."""
+        """An upper bound of the bytes of the run's messages."""
         sent = messages(self.parts, self.spec.config)
         together = sent[Purpose.LABELS].nbytes + sent[Purpose.ACTIVATIONS].nbytes
         num_spans = NUM_TRACED * (2 * len(self.parts.body.layers) + len(Purpose))
@@ -110,9 +110,9 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class Updating:
-    """How a hub updates a model: its optimizer, what schedules that, and how gradients come about.
+    """The optimizer, schedule and loss of a hub's model.
 
-    A step of all workers is `updates_per_step` updates, by which the learning rate is divided.
+    `updates_per_step`: updates in a step of all workers, which divide the learning rate.
     """
 
     optimizer: Optimize
@@ -124,12 +124,12 @@ class Updating:
 def training_job(
     session: TrainingSession, settings: TrainSettings, device: torch.device
 ) -> tuple[TrainingJob, Updating]:
-    """Load the data, build the model and cut it. Raises InvalidInput if they do not fit."""
+    """Load the data, build the model and cut it; InvalidInput if they do not fit."""
     if settings.listen is not None and is_given(settings.model):
         raise InvalidInput(
             "model",
-            f"{settings.model} is an object of this program, which workers of other machines "
-            "cannot import",
+            "must be importable by workers on other machines",
+            got=settings.model,
             hint="name it as package.module:factory",
         )
     config: Wheel = session.config
@@ -149,10 +149,10 @@ def training_job(
 def _updating(
     recipe: Recipe, settings: TrainSettings, num_updates: int, num_workers: int
 ) -> Updating:
-    # Schedules count updates here, of which a step has one of each worker.
+    # Here schedules count updates: one per worker in each step.
     counted = settings.model_copy(update={"warmup_steps": settings.warmup_steps * num_workers})
     is_sgd = settings.optimizer == "sgd" or (not settings.optimizer and not recipe.optimizer)
-    if settings.momentum == MOMENTUM and not is_sgd:  # given by nobody, it is that of sgd
+    if settings.momentum == MOMENTUM and not is_sgd:  # the default, which is for sgd only
         counted = counted.model_copy(update={"momentum": None})
     optimizer, schedule = learning_by(recipe, counted, num_updates)
     return Updating(optimizer, learning_of(recipe, settings), schedule, num_workers)
@@ -161,10 +161,10 @@ def _updating(
 def rehearsal_job(
     session: TrainingSession, settings: RehearseSettings
 ) -> tuple[TrainingJob, Updating]:
-    """Build stand-ins whose layers take the device's times; InvalidInput if it cannot be."""
+    """Build stand-ins whose layers take the device's times."""
     device = session.device
     if device is None:
-        raise InvalidInput("device", "name the device whose time layers take, as k40-gigabit/gpu0")
+        raise InvalidInput("device", "is required", hint="for example k40-gigabit/gpu0")
     size = ceil(settings.batch_size / session.config.workers)
     workload = workload_of(settings.model, size, settings.input_shape)
     parts = split(workload, session.config)
@@ -179,24 +179,23 @@ def rehearsal_job(
 
 
 def _check_long_enough(config: Wheel, num_steps: int) -> None:
-    """Raise InvalidInput if a tree's child hubs send too few means in so many steps."""
+    """Raise InvalidInput if child hubs send too few means in `num_steps`."""
     if config.child_hubs and num_steps * config.workers_of_hub // config.gathered < _FEWEST_MEANS:
         least = ceil(_FEWEST_MEANS * config.gathered / config.workers_of_hub)
         raise InvalidInput(
             "steps",
-            f"a child hub sends the mean of {config.gathered} steps of its "
-            f"{config.workers_of_hub} workers at a time",
-            hint=f"rehearse at least {least - NUM_WARM_UP - NUM_LAST}",
+            f"must be at least {least - NUM_WARM_UP - NUM_LAST} with gather={config.gathered}",
+            got=num_steps - NUM_WARM_UP - NUM_LAST,
         )
 
 
 def child_job(settings: ChildSettings, parent: RunSpec) -> TrainingJob:
-    """Build the job that a child hub's parent describes; InvalidInput if it does not fit here."""
+    """Build the job of a child hub; InvalidInput if it does not fit this machine."""
     if parent.pace is None:
         config = settings.config(parent.head)
     elif parent.tree is None:
-        raise InvalidInput("connect", "the hub there rehearses without child_hubs")
-    else:  # what the root has declared, and predicted
+        raise InvalidInput("connect", "requires a hub that rehearses with child_hubs")
+    else:  # as the root has planned
         config = parent.tree.of_child
     place = (parent.part(settings.number), parent.num_parts)
     own = {"config": config, "place": place, "boot_id": boot_id(), "tree": None}
@@ -229,26 +228,37 @@ def _kept_on(spec: RunSpec, device: torch.device) -> torch.device:
 
 
 def lent_head(job: TrainingJob) -> LentHead | None:
-    """Return the head that computes with a server's parameters in main memory; else None."""
+    """Return the head for a server in main memory; None if it is on the device."""
     if job.kept_on == job.device:
         return None
     model, halves = model_and_halves(job.spec, job.recipe, job.kept_on)
     return LentHead(model, halves.head, job.halves.head, job.device)
 
 
+def server_options(job: TrainingJob, learning: Learning) -> dict[str, Any]:
+    """Return the arguments that the servers of roots and child hubs share."""
+    return {
+        "num_workers": job.spec.config.workers,
+        "staleness": job.spec.config.staleness,
+        "learning": learning,
+        "checks_values": job.spec.pace is None,
+        "lent": lent_head(job),
+    }
+
+
 def paced_updating(job: TrainingJob, seconds: float = 0.0) -> Updating:
-    """Return updates that only take time; none, at a child hub, which takes no optimizer steps."""
+    """Return updates that take `seconds`; 0 at a child hub, whose parent updates."""
     learning = learning_in(job.spec, job.recipe)
     return Updating(lambda model: PacedSGD(model.parameters(), seconds), learning)
 
 
 def recipe_in(spec: RunSpec) -> Recipe:
-    """Return the recipe of a run or of a rehearsal; InvalidInput if it is not known here."""
+    """Return the recipe of a run or a rehearsal; InvalidInput if it is unknown here."""
     return recipe_of(spec.model, spec.data, spec.seed) if spec.pace is None else paced_recipe(spec)
 
 
 def paced_recipe(spec: RunSpec) -> Recipe:
-    """Return the recipe of a rehearsal: samples without values, with targets of the real size."""
+    """Return the recipe of a rehearsal: zero samples, with targets of the real size."""
     assert spec.pace is not None
     num_samples = spec.num_steps * spec.batch_size
     inputs = torch.zeros(1, 1).expand(num_samples, -1)
@@ -269,45 +279,42 @@ def stand_in(spec: RunSpec) -> tuple[PacedWhole, Halves]:
 
 
 def learning_in(spec: RunSpec, recipe: Recipe) -> Learning:
-    """Return how the halves of a run's model learn from a batch."""
+    """Return loss and precision of a run's halves."""
     return Learning(recipe.loss, bfloat16=spec.precision == "bfloat16")
 
 
 def model_and_halves(
     spec: RunSpec, recipe: Recipe, device: torch.device, model: nn.Module | None = None
 ) -> tuple[nn.Module, Halves]:
-    """Return a run's model and halves, or its stand-ins; InvalidInput if they cannot be built.
-
-    A `model` that was built before is cut in place of a new one.
-    """
+    """Build and cut a run's model, or its stand-ins; `model` replaces building a new one."""
     if spec.pace is not None:
         return stand_in(spec)
     model = (built(recipe, spec.seed) if model is None else model).to(device).train()
-    rows = range(min(_NUM_EXAMPLES, len(recipe.samples)))  # by which it is cut
+    rows = range(min(_NUM_EXAMPLES, len(recipe.samples)))  # inputs to try the cut with
     inputs, _ = Batch.of(recipe.samples.__getitems__(rows)).to(device)
     return model, cut(model, inputs, spec.head)
 
 
 def activations_of(halves: Halves, inputs: Any, learning: Learning) -> Tensor:
-    """Return what the body makes of a batch, in the type of the parameters: so it travels."""
+    """Run the body; return activations in the parameters' type, as they are sent."""
     with learning.autocast(tree_leaves(inputs)[0].device):
         activations: Tensor = call(halves.body, inputs)
     return activations.to(next(halves.body.parameters()).dtype)
 
 
 def layers_in(model: nn.Module, names: tuple[str, ...]) -> tuple[LayerModule, ...]:
-    """Return the layers of the model whose parameters have these names."""
+    """Return the model's layers whose first parameters are in `names`."""
     layers = model.layers if isinstance(model, PacedWhole) else layers_of(model)
     return tuple(layer for layer in layers if layer.parameters[0][0] in names)
 
 
 def layout_of(spec: RunSpec, halves: Halves, recipe: Recipe, batches: BatchLayout) -> str:
-    """Return the layout on which body and hub must agree to train one model, as JSON."""
+    """Return the layout, as JSON, that body and hub must share."""
     in_body = zip(halves.body_names, halves.body_parameters, strict=True)
     in_head = zip(halves.head_names, halves.head_parameters, strict=True)
     return json.dumps(
         {
-            # After a restart of the machine the hub goes on with another boot_id.
+            # A hub that resumes after a restart of the machine has another boot_id.
             "settings": spec.model_dump(mode="json", exclude={"boot_id"}),
             "body": {name: f"{p.dtype} {list(p.shape)}" for name, p in in_body},
             "head": {name: f"{p.dtype} {list(p.shape)}" for name, p in in_head},
@@ -319,7 +326,7 @@ def layout_of(spec: RunSpec, halves: Halves, recipe: Recipe, batches: BatchLayou
 
 
 def batches_of(spec: RunSpec, worker: int, num_samples: int) -> ShardedBatches:
-    """Return a worker's batches of an epoch; InvalidInput if its samples cannot be shared."""
+    """Return a worker's batches of an epoch; InvalidInput for too few samples."""
     own = spec.part(worker), spec.num_parts, spec.seed
     return ShardedBatches(num_samples, spec.batch_size, *own)
 
@@ -330,22 +337,22 @@ def _described(recipe: Recipe, model: nn.Module, size: int, name: str) -> Worklo
 
 
 def _tried(workload: Workload, config: Wheel, model: nn.Module, recipe: Recipe) -> Workload:
-    """Return the workload such that `split` takes a cut that the model allows.
+    """Return the workload for which `split` chooses a possible cut.
 
-    InvalidInput if there is none; it says so if the head's parameters are those of the body.
+    InvalidInput if there is none, with the reason if head and body share parameters.
     """
     try:
         split(workload, config)
     except InvalidInput:
         if why := tied(model, config.head):
-            problem = f"model {workload.name} has no head to split off: {why}"
-            raise InvalidInput("wheel", problem, hint=UNTIE) from None
+            problem = f"{workload.name} has no head to split off: {why}"
+            raise InvalidInput("strategy", problem, got="wheel", hint=UNTIE) from None
         raise
     return with_possible_cut(model.train(), recipe.example(_NUM_EXAMPLES), workload, config)
 
 
 def _traced(session: TrainingSession, parts: Split, sizes: Sequence[int], **fields: Any) -> RunSpec:
-    """Return a spec of this machine with the steps to trace; `sizes` are the steps of epochs."""
+    """Return a spec with the steps to trace; `sizes`: the steps of each epoch."""
     named = replace(session.config, head=parts.first)
     config, tree = named.of_root, named if named.child_hubs else None
     own = {"batch_size": session.settings.batch_size, "profile_s": session.settings.profile_s}

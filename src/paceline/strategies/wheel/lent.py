@@ -1,11 +1,11 @@
-"""A head whose parameters stay in main memory but while it answers (Du et al. 2017, section 3.4.2).
+"""A head on a device with parameters in main memory (Du et al. 2017, section 3.4.2).
 
     server, in main memory     parameters, optimizer's state, gradients that wait
             |  parameters                             ^  gradients
             v                                         |
     hub's device               head of one worker: forward, backward     then nothing
 
-So a device needs one set of the head's parameters, however many workers it answers.
+The device has the head's parameters only during an answer.
 """
 
 import torch
@@ -15,7 +15,7 @@ from paceline.core.plan import Kind, Lane
 from paceline.core.wire_format import Purpose
 from paceline.training.models.halves import trainable
 
-# What is copied for an answer, and on which lane of the device.
+# The copies for an answer: their purposes, and the lanes of the device.
 COPIES = {
     Kind.H2D: (Purpose.HEAD_PARAMETERS, Lane.H2D),
     Kind.D2H: (Purpose.HEAD_GRADIENTS, Lane.D2H),
@@ -23,10 +23,10 @@ COPIES = {
 
 
 class LentHead:
-    """A head on a device, which has the parameters of another one while it answers.
+    """A head on a device, filled with another head's parameters for each answer.
 
-    `head` is that of `model`, a model of its own that is moved to the device; `kept` is the head
-    with the parameters, whose buffers are as the answers leave them.
+    `head`: a part of the separate `model`, moved to the device. `kept`: the head in main memory;
+    answers update its buffers.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class LentHead:
         self._copy_buffers(self._kept, self.head)
 
     def done(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Copy an answer's gradients, and the buffers, to main memory; return the gradients."""
+        """Copy an answer's gradients and buffers to main memory; return the gradients."""
         self._copy_buffers(self.head, self._kept)
         return [one.cpu() for one in gradients]
 
     def empty(self) -> None:
-        """Free what the parameters take on the device."""
+        """Free the parameters' memory on the device."""
         for own in self.head.parameters():
             own.grad = None
             own.data = torch.empty(0, dtype=own.dtype, device=self.device)
@@ -60,5 +60,5 @@ class LentHead:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters that are trained, which have values from `fill` to `empty`."""
+        """The trainable parameters, which have values from `fill` to `empty`."""
         return trainable(self.head)

@@ -1,4 +1,4 @@
-"""Measure the hub of a run, and make the plan's machine of what its workers have measured."""
+"""Measure the hub of a run, and make the plan's machine from its and the workers' profiles."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,25 +12,38 @@ from paceline.links.clock import clock_for
 from paceline.measure.device_profile import DeviceProfile, profile_device
 from paceline.measure.profiled_machine import ProfiledDevices
 from paceline.record.recorder import LayerMarks
-from paceline.record.worker_trace import WorkerRecorder
+from paceline.record.worker_trace import ALL_STEPS, WorkerRecorder
+from paceline.strategies.wheel import job as jobs
 from paceline.strategies.wheel.config import Wheel
-from paceline.strategies.wheel.job import (
-    TrainingJob,
-    Updating,
-    activations_of,
-    layers_in,
-    lent_head,
-    model_and_halves,
-)
 from paceline.strategies.wheel.lent import COPIES
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.training.data.batch import Batch
 
 
-def profile_head(job: TrainingJob, updating: Updating) -> DeviceProfile:
-    """Return the hub's profile, of answers and updates, with a model of its own."""
+def recorders_of(
+    server: ParameterServer,
+    device: torch.device,
+    name: str,
+    num_workers: int,
+    window: range = ALL_STEPS,
+) -> list[WorkerRecorder]:
+    """Return recorders of the head, one per worker, and have the server use them.
+
+    `name`: the device's name in the trace. `window`: the recorded steps.
+    """
+    clock, model = clock_for(device), server.model if server.lent is None else server.lent.model
+    marks = LayerMarks(jobs.layers_in(model, server.halves.head_names), clock)
+    recorders = [WorkerRecorder(one, name, marks, clock, window) for one in range(num_workers)]
+    server.watch = lambda worker, step, kind: recorders[worker].work(
+        step, kind, *COPIES.get(kind, ())
+    )
+    return recorders
+
+
+def profile_head(job: jobs.TrainingJob, updating: jobs.Updating) -> DeviceProfile:
+    """Measure answers and updates of the hub, with a separate model."""
     spec, device = job.spec, job.device
-    model, halves = model_and_halves(spec, job.recipe, job.kept_on)
+    model, halves = jobs.model_and_halves(spec, job.recipe, job.kept_on)
     optimizer = updating.optimizer(model)
     for group in optimizer.param_groups:
         group["lr"] = 0.0  # so that each round computes the same
@@ -40,19 +53,16 @@ def profile_head(job: TrainingJob, updating: Updating) -> DeviceProfile:
         staleness=None,
         learning=updating.learning,
         checks_values=spec.pace is None,
-        lent=lent_head(replace(job, halves=halves)),
+        lent=jobs.lent_head(replace(job, halves=halves)),
     )
     server.workers.add(0)
-    clock = clock_for(device)
-    marks = LayerMarks(layers_in(server.answering_model, halves.head_names), clock)
-    recorder = WorkerRecorder(0, "hub", marks, clock)
-    server.watch = lambda worker, step, kind: recorder.work(step, kind, *COPIES.get(kind, ()))
+    (recorder,) = recorders_of(server, device, "hub", 1)
     rows = [row % job.num_samples for row in range(ceil(spec.batch_size / spec.num_parts))]
     batch = Batch.of(job.recipe.samples.__getitems__(rows))
     targets = batch.to(device).targets
     with torch.no_grad():
-        activations = activations_of(halves, batch.to(job.kept_on).inputs, updating.learning)
-    activations = activations.to(device)
+        inputs = batch.to(job.kept_on).inputs
+        activations = jobs.activations_of(halves, inputs, updating.learning).to(device)
     gradients = torch.zeros_like(server.body_parameters()[1])
 
     def run_step(number: int) -> None:
@@ -75,11 +85,12 @@ def calibrate(
 ) -> PricedMachine | None:
     """Return the machine and its prices; None if a device's first worker has no profile.
 
-    In a tree the root's workers are child hubs, and `workers` have what these have told.
+    In a tree, `workers` has the profiles of the child hubs, which include their workers' profiles.
     """
     profiles, hub_of = {0: hub}, dict[int, int]()
-    for i, (number, own) in enumerate(config.workers_by_hub.items()):
-        bodies = config.devices_of(own)
+    by_device = config.workers_by_device
+    for i, (number, workers_of_hub) in enumerate(config.workers_by_hub.items()):
+        bodies = {one: own[0] for one, own in by_device.items() if own[0] in workers_of_hub}
         if config.child_hubs:
             if i not in workers:
                 return None
@@ -91,5 +102,4 @@ def calibrate(
             if body is None:
                 return None
             profiles[device], hub_of[device] = body, number if config.child_hubs else 0
-    computing = tuple(config.workers_by_device)
-    return ProfiledDevices(profiles, hub_of, computing, is_paced).calibrated(workload)
+    return ProfiledDevices(profiles, hub_of, tuple(by_device), is_paced).calibrated(workload)

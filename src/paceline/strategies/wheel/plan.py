@@ -5,16 +5,15 @@
     hub compute                  head 0  head 1  step 0  head 0   step 1  head 1
     to the body                    [res 0][par 0]    [res 1][par 1]
 
-A turn is a worker's backward and its next forward (figure 3 of Du et al. 2017); the workers of a
-device take turns in a fixed order, so that compute never overlaps on it, and what one of them waits
-for hides behind the others. The parameters of the next forward are fetched as soon as the
-activation gradients are there: they miss the worker's own last gradient, and have all those before
-it. A device with one lane fetches them after that update instead: alone, it trains as if nobody had
-cut the model.
+A turn is a worker's backward and its next forward (figure 3 of Du et al. 2017). The workers of a
+device take turns in a fixed order, so its compute hides their communication. A worker fetches the
+parameters of its next forward as soon as its activation gradients arrive; they lack only its own
+last gradient. A device with one lane fetches them after that update instead; a single worker then
+trains as the uncut model does.
 
-The server updates all parameters when both halves' gradients of a step are there (section 3.3). It
-shares the hub's device with the head workers, which read the head's parameters where they are. In a
-tree of hubs (section 3.4.1) each worker has a child hub, and the server is the root (`hubs_plan`).
+The server updates all parameters when it has both halves' gradients of a step (section 3.3). It
+shares the hub's device with the heads, which read the parameters in place. In a tree of hubs
+(section 3.4.1) each worker has a child hub, and the server is the root (`hubs_plan`).
 """
 
 from collections import defaultdict
@@ -45,29 +44,28 @@ from paceline.strategies.wheel.split import messages, split
 
 _TaskIds = tuple[TaskId, ...]
 _KEPT_BY_SERVER = 2  # the parameters and their momentum
-_SATURATED = 0.8  # of a window's time, which begins and ends with bodies alone
-_MOST_CHILD_HUBS = 8  # that are looked at
+_SATURATED = 0.8  # of a window's time; bodies alone compute at its beginning and end
+_MOST_CHILD_HUBS = 8  # in a search
 _KEPT_BY_CHILD = 3  # the parameters, a sum and a mean
 _LENT = 2  # the head's parameters and their gradients
 
 
 def plan(workload: Workload, machine: Machine, config: Wheel, window: Window) -> Plan:
-    """Return the tasks of `window` steps, in each of which every worker trains on one batch.
+    """Return the tasks of `window` steps; in a step every worker trains on one batch.
 
-    InvalidInput if the model has no head worth splitting off, the machine has too few devices or
-    they are not linked, or it is not known how fast they are with a codec.
+    InvalidInput if the model has no suitable head, or the machine lacks devices, links or the speed
+    of a codec.
     """
     return Plan(_WindowTasks(workload, machine, config).tasks(window.num_steps))
 
 
 def memory(workload: Workload, machine: Machine, config: Wheel) -> Mapping[str, int]:
-    """Return the bytes that each device needs, by name.
+    """Return the bytes needed by each device or host, by name.
 
-    The hub keeps parameters and momentum, and for each worker a step that waits for its second
-    half; a body worker keeps its body's parameters, and those of its next step, and gradients. A
-    child hub keeps parameters, a sum of gradients and the mean that is on its way; its parent a
-    mean of each child. Of a server in its host's memory the device has a head's parameters and
-    gradients while it answers.
+    The hub keeps parameters, momentum, and for each worker a step's waiting gradients. A body keeps
+    its parameters, the next step's, and gradients. A child hub keeps parameters, a sum and a mean
+    of gradients; its parent a mean of each child. With `server_memory` "host" the device keeps a
+    head's parameters and gradients during an answer.
     """
     placement, parts = place(machine, config), split(workload, config)
     crossing, body = parts.head.input_nbytes, parts.body.gradient_nbytes
@@ -92,11 +90,10 @@ def memory(workload: Workload, machine: Machine, config: Wheel) -> Mapping[str, 
 
 
 def placements(workload: Workload, config: Wheel) -> Iterator[Wheel]:
-    """Yield the configuration, and others that keep and compute the heads elsewhere.
+    """Yield the configuration, and variants with child hubs or a server in main memory.
 
-    On more devices, those of child hubs: how many pay is the rule of section 3.4.1
-    (`head_devices_needed`), of which the plan knows more, the devices and the links that there are.
-    And each in main memory, too, for devices that are too small (section 3.4.2).
+    Section 3.4.1's rule for the number of child hubs (`head_devices_needed`) ignores devices and
+    links, which plans consider. Main memory suits small devices (section 3.4.2).
     """
     counts = [config.child_hubs]
     if config.child_hubs == 0 and config.head != LOSS:
@@ -108,11 +105,10 @@ def placements(workload: Workload, config: Wheel) -> Iterator[Wheel]:
 
 
 def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
-    """Return a sentence if heads and updates of a hub take longer than its bodies; else None.
+    """Return a sentence if heads and updates take a hub longer than its bodies; else None.
 
-    Their seconds over those that a body's device computes are p k / t of section 3.4.1, with the
-    updates: then more devices with heads are needed, and more workers of this hub gain nothing. It
-    is None, too, where the hub waits for something else for much of the time.
+    The ratio is p k / t of section 3.4.1, with updates: above 1, more workers of this hub gain
+    nothing. None also if the hub waits for messages much of the time.
     """
     placement = place(machine, config)
     busy: dict[str, float] = defaultdict(float)
@@ -130,23 +126,23 @@ def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
 
     busiest = max(served, key=ratio_of)
     ratio, share = ratio_of(busiest), busy[busiest.name] / timeline.makespan_s
-    if ratio <= 1 or share < _SATURATED:  # messages, or turns of one lane, take longer than both
+    if ratio <= 1 or share < _SATURATED:
         return None
     count = len(served[busiest])
     body_s = sum(busy[body.name] for body in served[busiest]) / count
     needed = len(served) * head_devices_needed(busy[busiest.name] / count, count, body_s)
     return (
-        f"{busiest.name} is what limits: heads and updates keep it busy {ratio:.2f} times as long "
-        f"as a body's device computes (p k / t); {needed} devices with heads would keep up (child "
-        "hubs), or fewer bodies"
+        f"{busiest.name} is the bottleneck: heads and updates take {ratio:.2f} times as long as a "
+        f"body's device computes (p k / t); use {needed} devices with heads (child_hubs), or fewer "
+        "bodies"
     )
 
 
 def head_devices_needed(head_s: float, num_body_devices: int, step_s: float) -> int:
-    """Return the number of devices that keep the head workers from delaying a body (3.4.1).
+    """Return the number of devices on which heads do not delay bodies (3.4.1): p k / t.
 
-    One answer takes `head_s` (p), and each of k body devices, which needs `step_s` (t) for a step,
-    asks once in that time: p k / t. ValueError if a time is not positive.
+    `head_s` (p): one answer; each of k body devices requests one per step of `step_s` (t).
+    ValueError if a time is not positive.
     """
     if head_s <= 0 or step_s <= 0:
         raise ValueError(f"an answer of {head_s} s and a step of {step_s} s must be positive")
@@ -154,7 +150,7 @@ def head_devices_needed(head_s: float, num_body_devices: int, step_s: float) -> 
 
 
 class _WindowTasks:
-    """The tasks of a window; `prefetches` is True if parameters are fetched beforehand."""
+    """Makes the tasks of a window; `prefetches`: workers fetch parameters in advance."""
 
     def __init__(self, workload: Workload, machine: Machine, config: Wheel) -> None:
         self.placement, self.parts = place(machine, config), split(workload, config)
@@ -172,17 +168,15 @@ class _WindowTasks:
         }
         root = server_of(machine, placement.hub, config)
         self._updating = updating_on(root, self._computing[placement.hub.name])
-        self._lent = [
-            self._lending(machine, hub, server)
-            for hub, server in zip(placement.heads, servers, strict=True)
-        ]
+        for own, hub, server in zip(self.routes, placement.heads, servers, strict=True):
+            own |= self._lending(machine, hub, server)
         self.hubs: HubExchanges | None = None
         if config.child_hubs:
             self.hubs = HubExchanges(workload, machine, config, placement, self._updating)
         # One object for each cost, because plans price a cost by its identity.
         self._load = Cost(nbytes=2 * workload.input_nbytes, num_calls=1)  # read and written once
         self._update = costs.update_cost(workload)  # of body and head together
-        if isinstance(root, Host):  # whose latency is that of a sum
+        if isinstance(root, Host):  # sums in host memory have no call latency
             self._update = Cost(nbytes=self._update.nbytes)
         self._synced = {
             (layer.name, kind): _cost(layer, kind) + Cost(num_syncs=1)
@@ -191,7 +185,7 @@ class _WindowTasks:
         }
 
     def tasks(self, num_steps: int) -> Iterator[Task]:
-        """Yield all steps: turns of backward and the next forward, and the hubs' between them."""
+        """Yield the tasks of all steps, by turns; exchanges of hubs follow their steps."""
         lanes = self.placement.lanes
         turns = [(device, worker) for device, workers in lanes.items() for worker in workers]
         before: dict[Device, _TaskIds] = dict.fromkeys(lanes, ())
@@ -261,7 +255,7 @@ class _WindowTasks:
         yield from self._message(step, Purpose.PARAMETERS, worker).tasks(after)
 
     def _forward(self, step: int, worker: int, before: _TaskIds) -> Iterator[Task]:
-        """Yield the loading of the batch and the body's forward, which needs the parameters."""
+        """Yield the loading of the batch, and the body's forward."""
         device = self.placement.bodies[worker]
         loaded = TaskId(step, Kind.LOAD, "", worker)
         yield Task(loaded, self._computing[device.name], self._load, before)
@@ -269,57 +263,53 @@ class _WindowTasks:
         yield from self._layers(step, Kind.FORWARD, self.parts.body, worker, device, after)
 
     def _answer(self, step: int, worker: int) -> Iterator[Task]:
-        """Yield the uploads, the work of the head, and the route of the activation gradients."""
+        """Yield the uploads, the head's forward and backward, and the activation gradients."""
         hub, head = self.placement.heads[worker], self.parts.head
         loaded = TaskId(step, Kind.LOAD, "", worker)
         yield from self._message(step, Purpose.LABELS, worker).tasks((loaded,))
         done = self._end(step, Kind.FORWARD, worker)
         yield from self._message(step, Purpose.ACTIVATIONS, worker).tasks((done,))
         after = self._uploaded(step, worker)
-        lent = self._lent_messages(step, worker)
-        for parameters in lent[:1]:
+        is_lent = Purpose.HEAD_PARAMETERS in self.routes[worker]
+        if is_lent:
+            parameters = self._message(step, Purpose.HEAD_PARAMETERS, worker)
             yield from parameters.tasks(after)
             after = parameters.arrival
         yield from self._layers(step, Kind.FORWARD, head, worker, hub, after)
         if head.layers:
             after = (self._end(step, Kind.FORWARD, worker, head),)
         yield from self._layers(step, Kind.BACKWARD, head, worker, hub, after)
-        for gradients in lent[1:]:
+        if is_lent:
+            gradients = self._message(step, Purpose.HEAD_GRADIENTS, worker)
             yield from gradients.tasks((self._end(step, Kind.BACKWARD, worker, head),))
         after = self._answered(step, worker)
         yield from self._message(step, Purpose.ACTIVATION_GRADIENTS, worker).tasks(after)
 
     def _lending(
         self, machine: Machine, hub: Device, server: Station
-    ) -> tuple[RouteStage, RouteStage] | None:
-        """Return how a head gets its parameters, and the server its gradients, if they are lent."""
+    ) -> dict[Purpose, tuple[RouteStage, ...]]:
+        """Return the copies of head parameters and gradients, if the server is in main memory."""
         head = self.parts.head
         if not (isinstance(server, Host) and head.layers):
-            return None
+            return {}
         cost = Cost(nbytes=head.gradient_nbytes, num_calls=1)
-        # The hub's thread waits for both copies.
+        # The hub's thread is blocked during both copies.
         on, kinds = self._computing[hub.name], ((Kind.H2D, Lane.H2D), (Kind.D2H, Lane.D2H))
         ways = machine.route(server, hub), machine.route(hub, server)
         there, back = (
             RouteStage(kind, (*on, Resource(hub.name, lane), *lanes_of(way)), cost)
             for (kind, lane), way in zip(kinds, ways, strict=True)
         )
-        return there, back
-
-    def _lent_messages(self, step: int, worker: int) -> tuple[Message, ...]:
-        """Return the copies of the head's parameters and gradients, if there are any."""
-        purposes = (Purpose.HEAD_PARAMETERS, Purpose.HEAD_GRADIENTS)
-        stages = zip(purposes, self._lent[worker] or (), strict=False)
-        return tuple(Message((stage,), step, purpose, worker) for purpose, stage in stages)
+        return {Purpose.HEAD_PARAMETERS: (there,), Purpose.HEAD_GRADIENTS: (back,)}
 
     def _uploaded(self, step: int, worker: int) -> _TaskIds:
         labels = self._message(step, Purpose.LABELS, worker).arrival
         return labels + self._message(step, Purpose.ACTIVATIONS, worker).arrival
 
     def _answered(self, step: int, worker: int) -> _TaskIds:
-        """Return the tasks after which a step's head is done; the loss alone takes no time."""
-        for message in self._lent_messages(step, worker)[1:]:
-            return message.arrival
+        """Return the tasks that end a step's head; the loss alone takes no time."""
+        if Purpose.HEAD_GRADIENTS in self.routes[worker]:
+            return self._message(step, Purpose.HEAD_GRADIENTS, worker).arrival
         if self.parts.head.layers:
             return (self._end(step, Kind.BACKWARD, worker, self.parts.head),)
         return self._uploaded(step, worker)
@@ -327,7 +317,7 @@ class _WindowTasks:
     def _backward(
         self, step: int, worker: int, before: _TaskIds
     ) -> Generator[Task, None, _TaskIds]:
-        """Yield the body's backward and the update that it completes; return its end."""
+        """Yield the body's backward and the update; return the end of backward."""
         device = self.placement.bodies[worker]
         after = (*before, *self._message(step, Purpose.ACTIVATION_GRADIENTS, worker).arrival)
         yield from self._layers(step, Kind.BACKWARD, self.parts.body, worker, device, after)
@@ -345,10 +335,10 @@ class _WindowTasks:
     def _layers(
         self, step: int, kind: Kind, part: Workload, worker: int, device: Device, after: _TaskIds
     ) -> Iterator[Task]:
-        """Yield the layers of a half, one after another; a GPU then tells its host of the end."""
+        """Yield the layers of a half in turn; a GPU then synchronises with its host."""
         on = self._computing[device.name]
         layers = part.layers if kind is Kind.FORWARD else part.in_backward_order
-        # A head's backward follows its forward at once, on the same device.
+        # Between a head's forward and backward the host does not wait.
         hands_over = kind is Kind.BACKWARD or part is self.parts.body
         for layer in layers:
             cost = _cost(layer, kind)
@@ -359,7 +349,7 @@ class _WindowTasks:
             after = (done,)
 
     def _end(self, step: int, kind: Kind, worker: int, part: Workload | None = None) -> TaskId:
-        """Return the task with which a forward or backward ends: of the body, or another part."""
+        """Return the last task of a forward or backward, of the body by default."""
         part = part or self.parts.body
         layers = part.layers if kind is Kind.FORWARD else part.in_backward_order
         return TaskId(step, kind, layers[-1].name, worker)

@@ -1,4 +1,4 @@
-"""The messages between a hub and its workers: their topics, and codecs of what they carry."""
+"""The messages between a hub and its workers: topics, shares, gradients, codecs."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -13,17 +13,17 @@ from paceline.rpc import workers
 from paceline.rpc.tensor_parts import part_of, values_of
 from paceline.strategies.wheel.config import Wheel
 
-_MAX_SAMPLES = 2**40  # beyond it no bytes would fit a message
-_MOST_WEIGHT = 1e6  # of a part of a batch: about 1
+_MAX_SAMPLES = 2**40  # more do not fit a message
+_MOST_WEIGHT = 1e6  # of a part of a batch; about 1 in valid messages
 
 
 class Topic(StrEnum):
-    """The subject of a message between a body worker and the hub.
+    """The topic of a message between a worker and the hub.
 
-    A step is three requests: PARAMETERS, ACTIVATIONS (with the targets), GRADIENTS. Instead of the
-    reply that it expects, a worker may get AGAIN: its step was given up, and it asks with BEGIN
-    which one is its next; or REFUSED: it cannot take part, and the text says why. A child hub
-    fetches WHOLE_PARAMETERS once, and gets them in reply to WHOLE_GRADIENTS from then on.
+    A step is three requests: PARAMETERS, ACTIVATIONS (with the targets), GRADIENTS. The hub may
+    reply AGAIN to any: the step is void, and the worker requests its next step with BEGIN; or
+    REFUSED, with the reason why it cannot take part. A child hub fetches WHOLE_PARAMETERS once, and
+    then gets them in reply to WHOLE_GRADIENTS.
     """
 
     PARAMETERS = Purpose.PARAMETERS.value
@@ -43,14 +43,14 @@ class Topic(StrEnum):
     REFUSED = workers.REFUSED
 
 
-# What workers send; the others are replies of the hub.
+# Requests of workers; the other topics are replies of the hub.
 ASKED = frozenset(Topic) - {Topic.ACTIVATION_GRADIENTS, Topic.AGAIN, Topic.REFUSED}
 UPDATES = (Topic.GRADIENTS, Topic.WHOLE_GRADIENTS)
 OF_STEPS = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *UPDATES)
 
 
 def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Take the parameters' gradients off them; InvalidInput names one that is sparse or missing."""
+    """Remove and return the gradients; InvalidInput if one is sparse or missing."""
     found = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -59,44 +59,42 @@ def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> 
         if gradient is None:
             raise InvalidInput(
                 "model",
-                f"parameter {name!r} got no gradient in a step",
-                hint="freeze it (requires_grad = False), or train with a data-parallel strategy",
+                f"parameter {name!r} got no gradient",
+                hint="freeze it (requires_grad = False), or use a data-parallel strategy",
             )
         if gradient.layout != torch.strided:
             raise InvalidInput(
                 "model",
-                f"parameter {name!r} has sparse gradients, which wheel does not train with",
-                hint="build its layer with sparse=False",
+                f"parameter {name!r} has sparse gradients",
+                hint="build its layer with sparse=False for strategy wheel",
             )
         gradients.append(gradient)
     return gradients
 
 
 def share_part(num_samples: int, weight: float) -> memoryview:
-    """Encode the number of samples and the weight of a share, which go before its targets."""
+    """Encode the number of samples and the weight of a share of a batch."""
     return part_of(torch.tensor([num_samples, weight], dtype=torch.float64))
 
 
 def share_of(part: memoryview) -> tuple[int, float]:
-    """Return the number of samples and the weight in a part; InvalidInput for those of none."""
+    """Decode the number of samples and the weight; InvalidInput if out of range."""
     count, weight = values_of(part, torch.float64, 2).tolist()
     is_weight = weight == 0 or 1 / _MOST_WEIGHT <= weight <= _MOST_WEIGHT
     if not (is_weight and 0 <= count <= _MAX_SAMPLES and count == int(count)):
-        raise InvalidInput("activations", f"of {count} samples with weight {weight}")
+        raise InvalidInput("activations", f"invalid share: {count} samples, weight {weight}")
     return int(count), weight
 
 
 def check_codecs(config: Wheel, dtype: torch.dtype) -> None:
-    """Raise InvalidInput for a codec that cannot carry the values it is named for."""
+    """Raise InvalidInput for a codec that cannot encode its values."""
     for purpose, codec in config.codecs.items():
         find_codec(codec)
         if dtype != torch.float32:
-            raise InvalidInput(
-                "codec", f"{purpose}={codec} encodes float32", hint=f"the model is {dtype}"
-            )
+            raise InvalidInput("codec", f"requires a float32 model, not {dtype}", got=codec)
         if purpose is not Purpose.GRADIENTS and remembers(codec):
             raise InvalidInput(
                 "codec",
-                f"{purpose}={codec}: what it loses is made up for by later gradients",
-                hint=f"only {Purpose.GRADIENTS} can travel by it",
+                "has error feedback, which only gradients support",
+                got=f"{purpose}={codec}",
             )

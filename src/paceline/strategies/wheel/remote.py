@@ -1,7 +1,4 @@
-"""Join a run of another process: as its worker, or as a hub that is its worker.
-
-Settings of `paceline hub --connect`: descriptions of the fields are the help texts of the options.
-"""
+"""Join a run of another process: as its worker, or as a child hub."""
 
 from pathlib import Path
 from typing import Any
@@ -16,21 +13,21 @@ from paceline.strategies.wheel.config import Wheel
 
 # Modules that need torch: `take_part(settings, clients)`, and `serve_child(settings, progress)`.
 WORKING, SERVING = "paceline.strategies.wheel.worker", "paceline.strategies.wheel.child"
-_REFUSED = {  # of a child hub's options
-    "workers": "options: workers is a setting of its own, not one of the strategy",
-    "child_hubs": "child_hubs: plans and rehearsals have them; a hub's own are started one by one",
-    "gather": "options: gather is a setting of its own, not one of the strategy",
-    "hub": "options: hub names a host of a machine file; a run's hub is where it is started",
-    "head": "head: the parent hub says where the model is cut",
-    "staleness_decay": "staleness_decay: learning rates are the root hub's",
+_REFUSED = {  # options that a child hub cannot have, with hints
+    "workers": "use --workers",
+    "child_hubs": "start each child hub with --parent",
+    "gather": "use --gather",
+    "hub": "it applies to plans",
+    "head": "set it at the root hub",
+    "staleness_decay": "set it at the root hub",
 }
 
 
 class ChildSettings(ConnectingWorkers):
-    """The settings of `paceline hub --connect`: a hub that is worker `number` of another.
+    """The settings of `paceline hub --parent`: a hub that is worker `number` of another hub.
 
-    `options` are fields of the strategy's configuration, for its own workers. Without `listen` it
-    starts these itself, as the root of a rehearsal has it.
+    `options`: the strategy's options for its own workers. Without `listen`, as in rehearsals, it
+    starts these itself.
     """
 
     connect: str = Field(description="A parent hub, which takes this one for a worker.")
@@ -51,16 +48,16 @@ class ChildSettings(ConnectingWorkers):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The number of the parent's worker that it is."""
+        """Its worker number at the parent."""
         return (self.number,)
 
     def config(self, head: str | None = None) -> Wheel:
-        """Return its own workers' configuration, with its parent's `head`, or InvalidInput."""
-        for field, why in _REFUSED.items():
-            if field in self.options:
-                raise InvalidInput.of(why)
+        """Return its own workers' configuration, with its parent's `head`."""
+        for name, hint in _REFUSED.items():
+            if name in self.options:
+                raise InvalidInput("options", f"cannot set {name} of a child hub", hint=hint)
         values = self.options | {"workers": self.workers, "head": head}
         try:
             return TypeAdapter(Wheel).validate_python(values)
         except ValidationError as error:
-            raise InvalidInput("strategy wheel", first_fault(error)) from None
+            raise InvalidInput.of(first_fault(error)) from None

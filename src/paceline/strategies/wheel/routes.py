@@ -1,4 +1,4 @@
-"""Place hubs and bodies on a machine's devices, and find the routes of messages between them."""
+"""Place hubs and bodies on devices, and find the routes of their messages."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -12,11 +12,13 @@ from paceline.core.wire_format import Purpose, pieces
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, MessageSize
 
+_MOST_NAMED = 10  # hosts in an error
+
 
 class DevicePlacement(NamedTuple):
-    """The root hub's device; and for each body worker its own, and that of the hub it works for.
+    """The root hub's device, each worker's device (`bodies`), and its hub's device (`heads`).
 
-    `lanes` are the workers that alternate on each device, in the order of their turns.
+    `lanes`: the workers of each body device, in the order of their turns.
     """
 
     hub: Device
@@ -26,10 +28,10 @@ class DevicePlacement(NamedTuple):
 
 
 def place(machine: Machine, config: Wheel) -> DevicePlacement:
-    """Return the placement; InvalidInput if there is no such host, or too few devices.
+    """Return the placement; InvalidInput for an unknown host, or too few devices.
 
-    In a tree the devices beside the root's are taken in the machine's order: that of a child hub,
-    those of its workers, that of the next child hub.
+    A tree uses the devices after the root's in the machine's order: each child hub's device is
+    followed by its workers' devices.
     """
     config.check_tree()
     wanted = machine.devices[0].host if config.hub is None else config.hub
@@ -37,20 +39,21 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
     if wanted not in with_devices:
         raise InvalidInput(
             "hub",
-            f"{wanted!r} is no host of machine {machine.name!r} that has a device",
-            hint=f"choose one of {', '.join(sorted(with_devices))}",
+            f"must be a host of machine {machine.name!r} with a device",
+            got=wanted,
+            hint=f"choose one of {', '.join(sorted(with_devices)[:_MOST_NAMED])}",
         )
     hub = next(device for device in machine.devices if device.host == wanted)
     others = [device for device in machine.devices if device != hub]
     num_devices = max(config.workers_by_device)
     if num_devices > len(others):
-        of_children = f" and {config.child_hubs} child hubs" if config.child_hubs else ""
-        most = config.lanes * (len(others) - config.child_hubs)
+        of_children = f" and child_hubs={config.child_hubs}" if config.child_hubs else ""
+        most = max(0, config.lanes * (len(others) - config.child_hubs))
         raise InvalidInput(
             "workers",
-            f"{config.workers} in lanes of {config.lanes}{of_children} need {num_devices} devices "
-            f"beside the hub's {hub.name}, but machine {machine.name!r} has {len(others)}",
-            hint=f"at most {max(0, most)} workers fit",
+            f"must be at most {most} on the {len(others)} devices of {machine.name!r} that are "
+            f"not the hub's, with lanes={config.lanes}{of_children}",
+            got=config.workers,
         )
     numbered = [hub, *others]
     lanes = {numbered[number]: own for number, own in config.workers_by_device.items()}
@@ -61,7 +64,7 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
 
 
 class RouteStage(NamedTuple):
-    """A part of a message's route, and what the cores of its hosts do meanwhile."""
+    """A part of a message's route; `handled`: the work of its hosts' cores meanwhile."""
 
     kind: Kind
     on: tuple[Resource, ...]
@@ -70,7 +73,7 @@ class RouteStage(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message of a plan by the stages of its route, for a step and a worker."""
+    """A message of a step and a worker in a plan, by the stages of its route."""
 
     way: Sequence[RouteStage]
     step: int
@@ -78,7 +81,7 @@ class Message(NamedTuple):
     worker: int
 
     def tasks(self, after: tuple[TaskId, ...]) -> Iterator[Task]:
-        """Yield the stages, which follow one another, the first after these."""
+        """Yield the tasks of all stages in turn, after these tasks."""
         for stage in self.way:
             own = self._stage(stage, after)
             yield from own
@@ -86,12 +89,12 @@ class Message(NamedTuple):
 
     @property
     def arrival(self) -> tuple[TaskId, ...]:
-        """The tasks after which the receiver can use it."""
+        """The tasks after which the receiver can use the message."""
         return tuple(task.id for task in self._stage(self.way[-1], ()))
 
     @property
     def undecoded(self) -> "Message":
-        """The message until it is there, and still encoded."""
+        """The message without its decoding."""
         is_decoded = self.way[-1].kind is Kind.DECODE
         return self._replace(way=self.way[:-1]) if is_decoded else self
 
@@ -107,12 +110,12 @@ def routes(
     sent: dict[Purpose, MessageSize],
     server: Station,
 ) -> dict[Purpose, tuple[RouteStage, ...]]:
-    """Return the stages of each message of a step, for one body worker.
+    """Return the stages of each message of a worker's step, by purpose.
 
         gpu  --d2h-->  host  --send-->  hub's host  --h2d-->  hub's gpu
 
-    Encoded values are encoded before, and decoded after, by the devices that compute with them; the
-    body's parameters and gradients by the `server`, which may be in the memory of the hub's host.
+    The source encodes and the target decodes. Parameters and gradients of the body are at the
+    `server`, which may be in the memory of the hub's host.
     """
     body, hub = placement.bodies[worker], placement.heads[worker]
     found = {}
@@ -121,7 +124,7 @@ def routes(
         source, target = (body, there) if purpose in TO_HUB else (there, body)
         lane = Resource(body.name, Lane.UPLOAD if purpose in TO_HUB else Lane.DOWNLOAD)
         whole = stages(machine, source, target, lane, sent[purpose])
-        # Labels do not come from the GPU: the host has loaded them.
+        # The host has loaded the labels: they need no copy from the GPU.
         known = purpose is Purpose.LABELS and whole[0].kind is Kind.D2H and len(whole) > 1
         found[purpose] = whole[1:] if known else whole
     return found
@@ -130,15 +133,15 @@ def routes(
 def stages(
     machine: Machine, source: Station, target: Station, lane: Resource, message: MessageSize
 ) -> tuple[RouteStage, ...]:
-    """Return the stages of a message between two devices or hosts, on `lane` of one of them."""
+    """Return the stages of a message between two devices or hosts, on `lane` of either."""
     cost = Cost(nbytes=message.nbytes, num_calls=1)
     one, other = _host_of(machine, source), _host_of(machine, target)
     way = []
     if _is_gpu(source):
         lanes = lanes_of(machine.route(source, one))
         way.append(RouteStage(Kind.D2H, (Resource(source.name, Lane.D2H), *lanes), cost))
-    # What is no core's own meets in its host's memory, unless it is known how processes there
-    # exchange messages.
+    # A message within a host goes through memory, unless it is between two CPU devices, or the
+    # machine defines how the host's processes exchange messages.
     in_memory = one == other and not all(map(_is_on_cores, (source, target)))
     if not in_memory or one.name in machine.network.within:
         route = machine.route(
@@ -160,7 +163,7 @@ def stages(
         return tuple(way)
     coding = Cost(flops=message.num_values, num_calls=len(pieces(message.num_values)))
     encode, decode = (
-        # Nothing where the times of a device's links contain its coding.
+        # A device's link times may include its coding.
         ()
         if codec_speed(device, codec).is_within_links
         else (RouteStage(kind, costs.codec_lanes(device, codec.kernel, kind), coding),)
@@ -170,19 +173,13 @@ def stages(
 
 
 def server_of(machine: Machine, hub: Device, config: Wheel) -> Station:
-    """Return the place where the server of a hub on that device keeps the parameters.
-
-    Cores keep them in their host's memory anyway.
-    """
+    """Return where a hub on this device keeps the parameters: the device, or a GPU's host."""
     is_lent = config.server_memory == "host" and hub.kind == DeviceKind.GPU
     return machine.host_of(hub) if is_lent else hub
 
 
 def updating_on(server: Station, computing: tuple[Resource, ...]) -> tuple[Resource, ...]:
-    """Return what a hub that holds these computes on while it updates or sums the server's vectors.
-
-    Its thread does nothing else meanwhile, so that the device waits.
-    """
+    """Return the resources of a hub's updates and sums; its device waits for its host's memory."""
     if isinstance(server, Host):
         return (*computing, Resource(server.name, Lane.REDUCE))
     return computing

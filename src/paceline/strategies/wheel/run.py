@@ -1,8 +1,7 @@
-"""Run strategy wheel: this process is the hub, which starts its workers or waits for others.
+"""Run strategy wheel: this process is the hub, which starts workers or waits for them.
 
-A rehearsal differs by its spec alone: its model, data and optimizer are paced stand-ins, and
-nothing is tested. In a rehearsal of a tree of hubs this process is the root, whose workers are the
-child hubs (`child`).
+A rehearsal has paced stand-ins for model, data and optimizer, and no tests. In a rehearsal of a
+tree of hubs this process is the root, whose workers are the child hubs (`child`).
 """
 
 import logging
@@ -28,7 +27,7 @@ from paceline.core.simulate import simulate
 from paceline.core.strategy import PricedMachine, Window
 from paceline.core.timeline import Timeline
 from paceline.exchange.checkpoints import Saver, State, interrupted
-from paceline.exchange.learner import evaluate
+from paceline.exchange.learner import tested
 from paceline.exchange.loop import score_of
 from paceline.exchange.session import TrainingSession
 from paceline.links.devices import device_of, first_device, gpus
@@ -50,12 +49,12 @@ from paceline.strategies.wheel.split import TO_HUB, label_share
 from paceline.strategies.wheel.traffic import sent_share_of, traffic_of
 
 logger = logging.getLogger(__name__)
-_SLACK_S = 1e-3  # a hook of the last layer runs a moment after the layer
+_SLACK_S = 1e-3  # a layer's hook runs shortly after the layer
 
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["WheelRunner"]:
-    """Yield a session's runner, whose processes end with it; InvalidInput if parts do not fit."""
+    """Yield a session's runner, whose processes end with the context."""
     with ExitStack() as stack:
         yield WheelRunner(session, stack)
 
@@ -81,7 +80,7 @@ class WheelRunner:
         if session.resumed is not None:
             progress = load(session.resumed, self._server, job.layout)
             epochs = progress.epochs_over(job.steps_per_epoch)
-        # Workers of elsewhere are told the name; those of this machine have it to themselves.
+        # Remote workers need a known name; workers of this machine get a unique one.
         run_id = session.run_id if settings.listen is None else settings.run_name or RUN
         self._hub = Hub(
             *(stack, settings, run_id, job),
@@ -94,12 +93,12 @@ class WheelRunner:
         self._calibrated: PricedMachine | None = None
 
     def measure(self) -> PricedMachine | None:
-        """Wait until all workers have measured; None if not asked for, WorkerLost if none comes."""
+        """Wait for the workers' profiles; None without `profile_s`."""
         session, job = self._session, self._job
         if not session.settings.profile_s:
             self._hub.wait_for_workers()
             return None
-        # The hub's device, with a model of its own, beside the workers as in training.
+        # Measure the hub's device while the workers measure theirs, as both compute in training.
         with ThreadPoolExecutor(1, "paceline-profile") as thread:
             found: list[Future[DeviceProfile]] = []
             num_threads = torch.get_num_threads()
@@ -117,15 +116,14 @@ class WheelRunner:
         return self._calibrated
 
     def _profile_head(self, num_threads: int) -> DeviceProfile:
-        torch.set_num_threads(num_threads)  # a setting of each thread
-        with device_of(self._job.device).use():  # so is the current device
+        torch.set_num_threads(num_threads)  # per thread, as is the current device
+        with device_of(self._job.device).use():
             return profile_head(self._job, self._updating)
 
     def train(self, config: Wheel) -> Outcome:
-        """Train, or rehearse; the model's parameters are those of the server in the end.
+        """Train or rehearse; `config` is the session's.
 
-        `config` is that of the session, whose head was named here. Raises InvalidInput if a loss is
-        not finite, WorkerLost if no worker is left.
+        Raises InvalidInput if a loss is not finite, WorkerLost if no worker is left.
         """
         hub, session, settings = self._hub, self._session, self._session.settings
         num_samples = round(self.samples_per_step * self._job.spec.num_steps)
@@ -148,14 +146,14 @@ class WheelRunner:
         return state_of(self._server, self._job.layout, self._hub.log.epochs)
 
     def _outcome(self) -> Outcome:
-        """Return the outcome of a training or a rehearsal, whose processes end now."""
+        """Return the outcome, and end the processes."""
         job, hub, log, trained_s = self._job, self._hub, self._hub.log, self._hub.log.trained_s
         spec, is_rehearsal, wire_nbytes = job.spec, self._session.is_rehearsal, hub.close()
         step_seconds = self._step_seconds()
         if is_rehearsal and len(step_seconds) < 2:
-            raise WorkerLost(f"too few steps were rehearsed: {self._why_too_few()}")
+            raise WorkerLost(f"rehearsed too few steps: {self._why_too_few()}")
         if not log.epochs:
-            raise InvalidInput("epochs", "no worker was there to the end of the first one")
+            raise WorkerLost("no worker has completed the first epoch")
         happened, devices = self._happened()
         predicted, faults = self._compared(happened)
         samples_per_s = (
@@ -175,7 +173,7 @@ class WheelRunner:
             epochs=() if is_rehearsal else tuple(log.epochs),
             evaluations=tuple(log.evaluations),
             score=score_of(job.recipe),
-            # Nothing is traced below child hubs.
+            # Child hubs do not trace their workers.
             faults=None if spec.tree else tuple(faults),
             lost=tuple(hub.group.lost),
             peak_memory_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,),
@@ -193,12 +191,12 @@ class WheelRunner:
         if lost or tree is None:
             return "; ".join(lost) or "workers ended early"
         return (
-            f"child hubs have sent the means of more than {tree.gathered} steps, as their parent "
-            "took longer; take more steps"
+            f"child hubs sent means of more than {tree.gathered} steps, because their parent was "
+            "slower; increase --steps"
         )
 
     def _happened(self) -> tuple[Timeline, list[str]]:
-        """Return the timeline of the traced steps, and the devices of bodies as plans name them."""
+        """Return the timeline of the traced steps, and the bodies' devices in plans."""
         job, calibrated = self._job, self._calibrated
         config = job.spec.config
         names = {
@@ -212,9 +210,9 @@ class WheelRunner:
         return Timeline(traced.spans, self._session.origin), list(dict.fromkeys(names.values()))
 
     def _compared(self, happened: Timeline) -> tuple[Timeline | None, list[str]]:
-        """Return the predicted timeline, if any, and where the run does not conform to its plan."""
+        """Return the predicted timeline, if any, and the run's differences from its plan."""
         job, spec, calibrated = self._job, self._job.spec, self._calibrated
-        # Steps of a run that lost workers, or was resumed, do not conform to any plan.
+        # Plans do not model lost workers and resumed runs.
         is_whole = not self._hub.group.lost and self._session.resumed is None
         if calibrated is None or spec.tree is not None or not spec.num_traced or not is_whole:
             return None, []
@@ -222,11 +220,10 @@ class WheelRunner:
         return simulate(planned, calibrated.cost), conform(planned, happened, _SLACK_S)
 
     def _step_seconds(self) -> list[float]:
-        """Return the seconds of steps, from one update of each worker to the next.
+        """Return the seconds of steps, from one update of each worker to its next.
 
-        Not measured: the steps in which the lanes fall into their turns, and the last turns, which
-        have no forward. Updates of child hubs may be those of several steps, or of a part of one:
-        then the seconds are shared by samples.
+        Leaves out the first steps, before turns are regular, and the last, without forward. In a
+        tree, updates may have several steps or a part of one: scale the seconds by samples.
         """
         spec, log = self._job.spec, self._hub.log
         workers = spec.config.workers
@@ -241,7 +238,7 @@ class WheelRunner:
         return [each * spec.batch_size / count for each, count in pairs]
 
     def _device_names(self) -> str:
-        """Return the products that the hub and the bodies of this machine compute on."""
+        """Return the product names of the hub's and this machine's bodies' devices."""
         used = (self._job.device, *map(torch.device, self._devices))
         return ", ".join(dict.fromkeys(device_of(device).name for device in used))
 
@@ -250,31 +247,22 @@ class WheelRunner:
         save_model(self._job.model, str(path))
 
     def _test(self) -> tuple[float | None, float | None]:
-        """Return the model's mean loss and score on the test samples, if there are any."""
-        job, recipe = self._job, self._job.recipe
-        samples = recipe.test_samples
-        if samples is None:
-            return None, None
+        """Return the model's mean loss and score on the test samples, if any."""
+        job = self._job
         group = replace(self._session.group, device=job.device)
-        # On a device that a server in main memory has left free.
+        # With a server in main memory, test on the device.
         model = job.model if job.kept_on == job.device else deepcopy(job.model).to(job.device)
-        loss, score = evaluate(model, samples, group, recipe, self._updating.learning)
-        size = len(samples)
-        return loss / size, None if recipe.score is None else score / size
+        return tested(model, group, job.recipe, self._updating.learning)
 
 
 def _server_of(job: jobs.TrainingJob, updating: jobs.Updating) -> ParameterServer:
-    config, optimizer = job.spec.config, updating.optimizer(job.model)
+    optimizer = updating.optimizer(job.model)
     return ParameterServer(
         *(job.model, job.halves, optimizer),
-        num_workers=config.workers,
-        staleness=config.staleness,
-        staleness_decay=config.staleness_decay,
+        **jobs.server_options(job, updating.learning),
+        staleness_decay=job.spec.config.staleness_decay,
         updates_per_step=updating.updates_per_step,
-        learning=updating.learning,
         schedule=updating.schedule(optimizer),
-        checks_values=job.spec.pace is None,
-        lent=jobs.lent_head(job),
     )
 
 
@@ -289,26 +277,27 @@ def _about(session: TrainingSession, job: jobs.TrainingJob) -> str:
 
 
 def _check_trained(config: Wheel, settings: TrainSettings) -> None:
-    """Raise InvalidInput for a tree of hubs, and for checkpoints after so many steps."""
+    """Raise InvalidInput for a tree of hubs, and for checkpoints by steps."""
     if config.child_hubs:
         raise InvalidInput(
             "child_hubs",
-            "plans and rehearsals have them",
-            hint="of a training each is started by itself, as paceline hub --connect",
+            "cannot be used in training",
+            got=config.child_hubs,
+            hint="start each child hub with paceline hub --parent",
         )
     interval = settings.checkpoint_interval
     if interval is not None and interval.seconds is None:
         raise InvalidInput(
             "checkpoint_every",
-            "the workers of strategy wheel take no steps together",
-            hint="name a time, as 60s, or never",
+            "must be a time, such as 60s, or never: workers of wheel have no common steps",
+            got=settings.checkpoint_every,
         )
 
 
 def _devices(session: TrainingSession) -> tuple[torch.device, tuple[str, ...]]:
-    """Return the hub's device and those of the bodies here: GPUs, if there are any.
+    """Return the hub's device and the devices of bodies here: GPUs, if there are any.
 
-    Raises InvalidInput if there are fewer GPUs than bodies. The hub takes one that is left over.
+    InvalidInput if there are fewer GPUs than bodies. The hub uses a remaining GPU, else CPUs.
     """
     config: Wheel = session.config
     num_bodies, cpu = ceil(config.workers / config.lanes), torch.device("cpu")
@@ -320,14 +309,12 @@ def _devices(session: TrainingSession) -> tuple[torch.device, tuple[str, ...]]:
     if 0 < len(found) < num_bodies:
         raise InvalidInput(
             "workers",
-            f"{config.workers} in lanes of {config.lanes} need {num_bodies} GPUs, and this "
-            f"machine has {len(found)}",
-            hint=(
-                "take fewer workers or more lanes, or hide the GPUs with CUDA_VISIBLE_DEVICES= to "
-                "compute on CPU cores"
-            ),
+            f"must be at most {config.lanes * len(found)} with lanes={config.lanes} on "
+            f"{len(found)} GPUs",
+            got=config.workers,
+            hint="or set CUDA_VISIBLE_DEVICES= to use CPUs",
         )
-    # The hub computes on one of the CPUs beside its workers.
+    # Divide the CPUs, because the hub computes at the same time as its workers.
     torch.set_num_threads(num_threads(num_bodies))
     if not found:
         return cpu, (str(cpu),) * num_bodies

@@ -1,11 +1,11 @@
 """The parameter server (Du et al. 2017, sections 3.1 and 3.3).
 
-    fetch       body parameters, and the version that they are of
-    answer      activations and targets ->  activation gradients; the head's gradients wait here
-    update      the body's gradients: both halves are there, and the optimizer takes its step
+    fetch       body parameters and their version
+    answer      activations and targets ->  activation gradients; the head's gradients wait
+    update      the body's gradients complete the step: the optimizer takes a step
 
-Every update is asynchronous SGD: a gradient is applied to whatever the parameters are by then. Its
-staleness is the number of updates since its body parameters were fetched.
+Updates are asynchronous SGD: a gradient is applied to the current parameters. Its staleness is the
+number of updates since its body parameters were fetched.
 """
 
 from collections import Counter, defaultdict
@@ -38,10 +38,10 @@ ALL_WORKERS = "all workers"  # the key of their staleness
 
 @dataclass
 class GradientSum:
-    """Gradients of `count` steps, summed: those of the body and of the head, as vectors.
+    """The sum of the gradients of `count` steps, of body and head, as vectors.
 
-    Each comes weighted by its samples: a step of as many as all have on average weighs 1. `version`
-    is that of the oldest parameters they were computed with, `losses` are theirs, by epoch.
+    Each step is weighted by its samples: 1 for a step with the average number. `version`: of the
+    oldest parameters used. `losses`: by epoch.
     """
 
     body: Tensor
@@ -52,19 +52,17 @@ class GradientSum:
 
 
 class ParameterServer:
-    """Holds the parameters of `model`, and updates them with any optimizer of torch.
+    """Holds the parameters of `model`, and updates them with a torch optimizer.
 
-    With a `staleness`, no worker begins a step more than that many steps before the slowest live
-    one has completed its own; 0 keeps them in step, None leaves them free. An update with
-    gradients that are `s` updates old has the learning rate divided by `1 + staleness_decay * s`,
-    and each by `updates_per_step`: so many make a step of all workers, whose rate the optimizer
-    has. `learning` is how the head learns from a batch, and bounds the norm of an update's
-    gradients; `schedule` is told of each update. A worker is named by its number, below
-    `num_workers`. In a rehearsal, whose values are all zeros, `checks_values` is False. With a
-    `lent` head the parameters are in main memory, and that one computes with them.
+    `staleness`: the most steps that a worker may be ahead of the slowest live one; None: no limit.
+    The learning rate is divided by `1 + staleness_decay * s` for gradients that are `s` updates
+    old, and by `updates_per_step`, the updates in a step of all workers. `learning`: the loss, and
+    the clip norm of updates. `schedule`: advances with each update. `checks_values`: False in
+    rehearsals, whose values are zeros. `lent`: the head on a device, if the parameters are in main
+    memory.
 
-    Not to be used by two threads at a time. `watch` may be set: its result for (worker, step, kind)
-    is entered around each forward and backward of the head, and each update.
+    Not thread-safe. `watch(worker, step, kind)`, if set, is a context around each forward, backward
+    and copy of the head, and each update.
     """
 
     def __init__(
@@ -103,13 +101,8 @@ class ParameterServer:
         return self._body[0].device if self.lent is None else self.lent.device
 
     @property
-    def answering_model(self) -> nn.Module:
-        """The model whose head computes."""
-        return self.model if self.lent is None else self.lent.model
-
-    @property
     def updates(self) -> Updates:
-        """The updates, also those before a loaded checkpoint; staleness is of all workers."""
+        """All updates, including those before a loaded checkpoint."""
         staleness = dict(sorted(self._staleness.items()))
         missed = sum(key * count for key, count in staleness.items())
         return Updates(
@@ -120,11 +113,11 @@ class ParameterServer:
         )
 
     def may_begin(self, worker: int, step: int) -> bool:
-        """Return True if the worker may begin a step now; ask again after any update."""
+        """Return whether the worker may begin a step now; any update can change this."""
         return self.workers.may_begin(worker, step)
 
     def body_parameters(self) -> tuple[int, Tensor]:
-        """Return the version, and a copy of the body's parameters as one vector."""
+        """Return the version, and a copy of the body's parameters as a vector."""
         return self.version, tensor_parts.flatten(self._body)
 
     def answer(
@@ -138,42 +131,40 @@ class ParameterServer:
     ) -> tuple[Tensor, float]:
         """Run the head forward and backward; return the activation gradients and the loss.
 
-        `version` is that of the parameters with which the body computed `activations`; `weight`
-        scales the mean loss of the batch's samples, so that all samples of a step weigh alike. The
-        head's gradients wait for those of the body; they replace those of the same step begun
-        before. Raises InvalidInput if the tensors do not fit, NonFinite if a gradient is NaN or
-        infinite.
+        `version`: of the parameters that computed `activations`. `weight`: scales the batch's mean
+        loss, so that all samples of a step have equal weight. The head's gradients wait for the
+        body's, and replace waiting ones. Raises InvalidInput if the tensors do not fit, NonFinite
+        if a gradient is NaN or infinite.
         """
         who, share = f"worker {worker}, step {step}", Share(activations, targets, weight)
         self.checks.activations(who, worker, activations)
         with naming(who):
             of_inputs, loss, gradients = self._run_head(worker, step, share)
         self.checks.finite(who, "head's gradients", [of_inputs, *gradients])
-        # No samples weigh nothing, and have no loss.
+        # An empty share has weight 0 and no loss.
         num_samples = share.num_samples
         total = loss / weight * num_samples if weight else 0.0
         if not abs(total) <= LARGEST_LOSS * max(1, num_samples):
-            raise NonFinite(f"{who}: a loss of {loss:.3g}, which is as good as infinite")
+            raise NonFinite(f"{who}: a loss of {loss:.3g} is too large")
         half = HeadGradients(step, version, gradients, LossSum(num_samples, total))
         self.workers.of(worker).half = half
         return of_inputs, loss
 
     def update(self, worker: int, step: int, version: int, gradients: Tensor) -> int:
-        """Update all parameters, as the body's gradients complete a step; return the new version.
+        """Update all parameters with the body's gradients of a step; return the new version.
 
-        Raises StepDiscarded if the other half is not there, as the worker was lost in between: the
-        worker begins the step again. After NonFinite, or InvalidInput for gradients that do not
-        fit, the parameters are as before, and the step is to be begun again.
+        Raises StepDiscarded if the head's gradients are missing, because the worker was lost in
+        between. Errors, also NonFinite and InvalidInput for wrong gradients, leave the parameters
+        unchanged and drop the step.
         """
         own = self.workers.of(worker)
         who = f"worker {worker}, step {step}"
         half, own.half = own.half, None
         if half is None or half.step != step:
-            raise StepDiscarded(f"{who}: the head's gradients are not there; begin the step again")
+            raise StepDiscarded(f"{who}: the head's gradients are missing; begin the step again")
         if half.version != version:
-            raise InvalidInput(
-                who, f"gradients of version {version}, activations of version {half.version}"
-            )
+            problem = f"gradients must have the version of activations, {half.version}"
+            raise InvalidInput(who, problem, got=version)
         with naming(who):
             of_body = tensor_parts.views(gradients.detach(), self._body)
         self.checks.gradients(who, "body's gradients", worker, [gradients, *half.gradients])
@@ -183,11 +174,9 @@ class ParameterServer:
         return self.version
 
     def merge(self, worker: int, step: int, mean: GradientSum, below: tuple[int, ...]) -> None:
-        """Update all parameters with the mean of the gradients that a child hub has summed.
+        """Update all parameters with a child hub's mean gradients; errors are those of `update`.
 
-        All of its workers have completed `step` steps, and `below` has the next step of each. It is
-        applied whatever was before: the connection delivers it at most once. Errors are those of
-        `update`.
+        All of its workers have completed `step` steps; `below` has the next step of each.
         """
         own = self.workers.of(worker)
         who = f"worker {worker}, step {step}"
@@ -201,15 +190,15 @@ class ParameterServer:
     def restore(
         self, version: int, workers: Sequence[WorkerProgress], staleness: Mapping[int, int]
     ) -> None:
-        """Go on where another server was; the parameters and the optimizer's state are there."""
+        """Restore progress; parameters and optimizer state are restored separately."""
         self.version, self._staleness = version, Counter(staleness)
         self.workers.restore(workers)
-        if self.schedule is not None:  # what its next rate is follows from this number
+        if self.schedule is not None:  # determines its next learning rate
             self.schedule.last_epoch = version
         self.optimizer.zero_grad(set_to_none=True)
 
     def _apply(self, version: int, body: list[Tensor], head: list[Tensor]) -> None:
-        """Take an optimizer step with gradients computed with the parameters of a version."""
+        """Take an optimizer step with gradients of a version of the parameters."""
         staleness = self.version - version
         for parameter, gradient in zip((*self._body, *self._head), (*body, *head), strict=True):
             parameter.grad = gradient
@@ -237,7 +226,7 @@ class ParameterServer:
         lent = self.lent
         if lent is None:
             return self._run(self.halves.head, self._head, worker, step, share)
-        # Of a head without layers nothing is copied.
+        # A head without layers has nothing to copy.
         watch = self.watch if lent.parameters else _no_watch
         try:
             with watch(worker, step, Kind.H2D):
@@ -265,22 +254,22 @@ class ParameterServer:
                 loss.backward()
             gradients = protocol.take_gradients(self.halves.head_names, parameters)
         finally:
-            # A backward that failed halfway has left gradients, which the next one would add to.
+            # A failed backward may leave gradients, to which the next one would add.
             head.zero_grad()
         if inputs.grad is None:
-            raise InvalidInput("loss", "the loss does not depend on the activations")
+            raise InvalidInput("loss", "does not depend on the activations")
         return inputs.grad, float(loss.detach()), gradients
 
     def _loss(self, head: nn.Module, share: Share) -> Tensor:
-        """Return the weighted loss; InvalidInput if it fails, or is no number to differentiate."""
+        """Return the weighted loss; InvalidInput if it fails or is not a differentiable scalar."""
         try:
             return self._learning.forward(head, share)
         except InvalidInput:
             raise
         except Exception as error:
             raise InvalidInput(
-                "head and loss",
-                f"head and loss fail on activations {described(share.inputs)} and targets "
+                "model",
+                f"head or loss fails on activations {described(share.inputs)} and targets "
                 f"{described(share.targets)}: {first_line(error)}",
             ) from error
 
@@ -288,28 +277,23 @@ class ParameterServer:
 def _check_optimizer(
     optimizer: Optimizer, halves: Halves, staleness_decay: float, updates_per_step: int
 ) -> None:
-    """Raise InvalidInput for an optimizer that cannot take these steps, or misses a parameter."""
+    """Raise InvalidInput for an unsuitable optimizer, or if it misses a parameter."""
     kind = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
-        raise InvalidInput(
-            "optimizer", f"{kind} cannot be used, as it needs more than one dense gradient a step"
-        )
+        raise InvalidInput("optimizer", "must use one dense gradient per step", got=kind)
     if any("lr" not in group for group in optimizer.param_groups):
         if staleness_decay:
-            raise InvalidInput("staleness_decay", f"{kind} has no learning rate to divide")
+            raise InvalidInput("staleness_decay", f"requires an optimizer with lr, not {kind}")
         if updates_per_step > 1:
             raise InvalidInput(
-                "optimizer",
-                f"{kind} has no learning rate (lr) to divide by the {updates_per_step} updates of "
-                "a step",
-                hint="give it one, or take workers=1",
+                "optimizer", "requires a learning rate (lr)", got=kind, hint="or set workers=1"
             )
     updated = {id(one) for group in optimizer.param_groups for one in group["params"]}
     names = (*halves.body_names, *halves.head_names)
     own = (*halves.body_parameters, *halves.head_parameters)
     for name, parameter in zip(names, own, strict=True):
         if id(parameter) not in updated:
-            raise InvalidInput("optimizer", f"{kind} does not have parameter {name!r} of the model")
+            raise InvalidInput("optimizer", f"lacks the model's parameter {name!r}", got=kind)
 
 
 def _no_watch(worker: int, step: int, kind: Kind) -> AbstractContextManager[None]:

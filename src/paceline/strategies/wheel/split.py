@@ -11,6 +11,7 @@ The head's parameters and gradients never leave the hub.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from paceline.core.cost import LayerTimes, Rate
@@ -22,13 +23,13 @@ from paceline.strategies.wheel.config import PaceSpec, Wheel
 
 LABEL_NBYTES = 4  # a class travels as a 32-bit integer
 _MATRIX = 2  # dimensions
-_NO_PRODUCT, _SEVERAL = 0.5, 2  # of a matrix with a sample, between the counts of none, one and two
+_NO_PRODUCT, _SEVERAL = 0.5, 2  # products of a matrix per sample: fewer are none, more several
 TO_HUB = (Purpose.LABELS, Purpose.ACTIVATIONS, Purpose.GRADIENTS)
 FROM_HUB = (Purpose.ACTIVATION_GRADIENTS, Purpose.PARAMETERS)
 
 
 class MessageSize(NamedTuple):
-    """Values of one purpose, their bytes as they travel, and what encodes them, if anything."""
+    """The values of one purpose, their bytes in messages, and their encoding, if any."""
 
     num_values: int
     nbytes: int
@@ -36,7 +37,7 @@ class MessageSize(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The two halves of a model; the head's inputs are the activations that the body hands on."""
+    """The two halves of a model; the body's activations are the head's inputs."""
 
     body: Workload
     head: Workload
@@ -48,28 +49,21 @@ class Split(NamedTuple):
 
     @classmethod
     def before(cls, workload: Workload, first: int) -> "Split":
-        """Return the halves of which the head begins with the layer of that index.
-
-        Behind the last layer there is the loss alone.
-        """
+        """Return the halves whose head begins at this layer; after the last, it is the loss."""
         layers, order = workload.layers, workload.backward_order
         handed_on = layers[first - 1].activation_nbytes
-        samples = workload.batch_size
         in_body = tuple(i for i in order if i < first)
         in_head = tuple(i - first for i in order if i >= first)
-        targets = workload.target_nbytes
+        half = partial(
+            Workload, workload.name, workload.batch_size, target_nbytes=workload.target_nbytes
+        )
         return cls(
-            Workload(
-                *(workload.name, samples, layers[:first], in_body, workload.input_nbytes),
-                target_nbytes=targets,
-            ),
-            Workload(
-                *(workload.name, samples, layers[first:], in_head, handed_on), target_nbytes=targets
-            ),
+            half(layers=layers[:first], backward_order=in_body, input_nbytes=workload.input_nbytes),
+            half(layers=layers[first:], backward_order=in_head, input_nbytes=handed_on),
         )
 
     def resized(self, num_samples: int) -> "Split":
-        """Return halves of another batch, as far as messages depend on its size."""
+        """Return the halves for another batch size, with correct sizes of messages only."""
         old, targets = self.body.batch_size, self.body.target_nbytes
         sizes: dict[str, Any] = {
             "batch_size": num_samples,
@@ -82,15 +76,14 @@ class Split(NamedTuple):
 
 
 def split(workload: Workload, config: Wheel) -> Split:
-    """Return body and head as `config.head` names them, or cut where the fewest bytes travel.
+    """Cut the model before `config.head`, or else where messages have the fewest bytes.
 
-    Without a name the head is fully-connected layers, at the model's end; of a model that has such
-    layers at each of several places of a sample, such as a transformer's tokens, the last one
-    alone. Cuts that were tried and refused (`workload.refused_cuts`) are left out. Where there are
-    none, or data parallelism would send no more bytes than the best of them, the head is the loss
-    alone, and that is what training is: asynchronous data parallelism (section 3.4.4).
-    InvalidInput if no layer has that name, or only the first; or if the model's outputs, which
-    cross then, are more bytes than its parameters.
+    A chosen head has fully-connected layers at the model's end; if such layers apply to several
+    places of a sample, such as tokens, only the last layer. `workload.refused_cuts` are skipped. If
+    no cut remains, or data parallelism sends no more bytes, the head is the loss alone:
+    asynchronous data parallelism (section 3.4.4).
+    InvalidInput if `config.head` is unknown or the first layer, or if the model's outputs, sent to
+    the loss, have more bytes than its parameters.
     """
     if config.head is not None:
         return Split.before(workload, _index_of(workload, config.head))
@@ -99,14 +92,14 @@ def split(workload: Workload, config: Wheel) -> Split:
     if best is not None and _saves(best, config):
         return best
     whole = Split.before(workload, len(workload.layers))
-    # Gradients and parameters cross as well, and are what data parallelism would send.
+    # In addition to the outputs, the workers send what data parallelism sends.
     if refusal_of(workload, LOSS) is None and whole.head.input_nbytes < workload.gradient_nbytes:
         return whole
     if best is not None:
-        raise InvalidInput.of(_not_worth(best))
+        raise _not_worth(best)
     if workload.refused_cuts:
         raise InvalidInput.of(workload.refused_cuts[0][1])
-    raise InvalidInput.of(_nothing_connected(workload))
+    raise _nothing_connected(workload)
 
 
 def _index_of(workload: Workload, head: str) -> int:
@@ -126,28 +119,27 @@ def _index_of(workload: Workload, head: str) -> int:
 
 
 def _saves(parts: Split, config: Wheel) -> bool:
-    """Return True if less crosses the cut than of a head at the worker, whose gradients would."""
+    """Return whether activations have fewer bytes than the head's parameters and gradients."""
     sent = messages(parts, config)
     crossing = sent[Purpose.ACTIVATIONS].nbytes + sent[Purpose.ACTIVATION_GRADIENTS].nbytes
     return crossing < sent[Purpose.HEAD_PARAMETERS].nbytes + sent[Purpose.HEAD_GRADIENTS].nbytes
 
 
-def _not_worth(best: Split) -> str:
+def _not_worth(best: Split) -> InvalidInput:
     crossing, kept = 2 * best.head.input_nbytes, 2 * best.head.gradient_nbytes
-    return (
-        f"wheel: model {best.body.name} has no head worth splitting off: the best begins with "
-        f"{best.first}, before which activations and activation gradients of "
-        f"{best.body.batch_size} samples are {crossing / 1e6:.3g} MB, but its parameters and "
-        f"gradients only {kept / 1e6:.3g} MB; choose a data-parallel strategy, or a smaller "
-        "batch, or name by head where to cut all the same"
+    return InvalidInput(
+        "strategy",
+        f"a head of {best.body.name} from {best.first} on sends {crossing / 1e6:.3g} MB of "
+        f"activations to save {kept / 1e6:.3g} MB",
+        got="wheel",
+        hint=f"choose a data-parallel strategy, reduce batch_size, or set head={best.first}",
     )
 
 
 def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
-    """Return the messages of one worker's step, by purpose: Table 1's formula.
+    """Return the messages of one worker's step by purpose, each encoded as one vector (Table 1).
 
-    What is encoded is encoded as one vector. InvalidInput for a codec whose bytes depend on the
-    values.
+    InvalidInput for a codec whose bytes depend on the values.
     """
     body, head = parts.body, parts.head
     sizes = [p.element_size for layer in (*head.layers, *body.layers) for p in layer.parameters]
@@ -175,24 +167,24 @@ def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
 
 
 def label_share(parts: Split, config: Wheel) -> float:
-    """Return the share of the labels in the message that they travel in with activations."""
+    """Return the share of the labels in their common message with the activations."""
     sent = messages(parts, config)
     labels = sent[Purpose.LABELS].nbytes
     return labels / (labels + sent[Purpose.ACTIVATIONS].nbytes)
 
 
 def on_the_wire(sent: Mapping[Purpose, MessageSize]) -> int:
-    """Return the bytes that one worker's step sends to the hub and gets from it."""
+    """Return the bytes of one worker's step, to and from the hub."""
     return sum(sent[purpose].nbytes for purpose in (*TO_HUB, *FROM_HUB))
 
 
 def pace_of(
     parts: Split, times: LayerTimes, rate: Rate, is_gpu: bool, input_shape: tuple[int, ...] | None
 ) -> PaceSpec:
-    """Return the pace of devices with this rate, whose layers take `times`.
+    """Return the pace of a rehearsal on devices with these layer times and this rate.
 
-    A GPU tells its host when it has done the body's forward or backward, or the head's backward:
-    the last layer of each takes that time, too, as in the plan.
+    On a GPU the last layer of the body's forward and backward, and of the head's backward, includes
+    the synchronisation with the host, as in the plan.
     """
     forward_s, backward_s = list(times.forward_s), list(times.backward_s)
     if is_gpu:
@@ -213,11 +205,10 @@ def pace_of(
 
 
 def _possible(workload: Workload) -> Iterator[int]:
-    """Yield the first layers of heads, from the last on: matrices with nothing else behind them.
+    """Yield possible first layers of a head, from the last: only matrices may follow them.
 
-    A matrix by which several places of a sample are multiplied is like a convolution, and a table
-    of which rows are taken comes before all: neither is a fully-connected layer. The last layer may
-    be used at several places all the same.
+    Embedding tables, and matrices that multiply several places of a sample as a convolution does,
+    are not fully-connected layers; only the last layer may do the latter.
     """
     layers = workload.layers
     dimensions = [_dimensions(layer) for layer in layers]
@@ -235,7 +226,7 @@ def _possible(workload: Workload) -> Iterator[int]:
 
 
 def _is_connected(workload: Workload, layer: Layer) -> bool:
-    """Return True if each sample is multiplied by the layer's matrix once."""
+    """Return whether the layer's matrix multiplies each sample once."""
     matrix = max(layer.parameters, key=lambda parameter: len(parameter.shape))
     products = layer.forward.flops / (2 * matrix.numel * workload.batch_size)
     rows = layer.activation_nbytes / (matrix.shape[0] * matrix.element_size * workload.batch_size)
@@ -246,15 +237,11 @@ def _dimensions(layer: Layer) -> int:
     return max((len(parameter.shape) for parameter in layer.parameters), default=0)
 
 
-def _nothing_connected(workload: Workload) -> str:
+def _nothing_connected(workload: Workload) -> InvalidInput:
     layers = workload.layers
-    if len(layers) == 1:
-        return f"wheel: model {workload.name} has a single layer, {layers[0].name}, to split"
-    last = max(range(len(layers)), key=lambda i: (_dimensions(layers[i]) > _MATRIX, i))
-    shapes = ", ".join("x".join(map(str, p.shape)) for p in layers[last].parameters)
-    return (
-        f"wheel: model {workload.name} has no head to split off: no fully-connected layer follows "
-        f"{layers[last].name} ({shapes}), unless one shares its weight with an embedding, which "
-        "has to be untied then; choose a data-parallel strategy, or name by head the layer with "
-        "which the head begins"
-    )
+    problem = f"{workload.name} has a single layer and cannot be split"
+    if len(layers) > 1:
+        last = max(range(len(layers)), key=lambda i: (_dimensions(layers[i]) > _MATRIX, i))
+        problem = f"{workload.name} has no untied fully-connected layer after {layers[last].name}"
+    hint = "choose a data-parallel strategy, or set head to the head's first layer"
+    return InvalidInput("strategy", problem, got="wheel", hint=hint)

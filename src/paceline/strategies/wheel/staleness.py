@@ -1,4 +1,4 @@
-"""Bound the staleness: no worker begins a step too far ahead of the slowest live one."""
+"""The progress of all workers, and the bound of their staleness."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +21,7 @@ class LossSum:
 
 
 class HeadGradients(NamedTuple):
-    """The head's gradients of a step, which wait for the body's, and its loss."""
+    """The head's gradients and loss of a step, until the body's gradients arrive."""
 
     step: int
     version: int
@@ -31,10 +31,10 @@ class HeadGradients(NamedTuple):
 
 @dataclass
 class WorkerProgress:
-    """The part of a worker that checkpoints hold.
+    """The progress of a worker in checkpoints.
 
-    All steps before `next_step` are applied, were lost with a server before, or were taken by the
-    others while it was away. `below`: for a child hub, the next step of each of its workers.
+    Steps before `next_step` are applied, or were skipped while the worker was away or the hub was
+    down. `below`: for a child hub, the next step of each of its workers.
     """
 
     next_step: int
@@ -44,19 +44,19 @@ class WorkerProgress:
 
 @dataclass
 class WorkerState(WorkerProgress):
-    """A worker: whether it trains, and the step that is half done."""
+    """A worker: whether it trains, and its half-done step."""
 
     is_live: bool = False
     half: HeadGradients | None = None
 
     def complete(self, num_steps: int, below: tuple[int, ...] = ()) -> None:
-        """Record the update that completed `num_steps` steps."""
+        """Record an update; `num_steps`: completed until now."""
         self.next_step = max(self.next_step, num_steps)
         self.num_updates, self.below = self.num_updates + 1, below
 
 
 class Workers:
-    """All workers of a run; none may be more than `staleness` steps ahead of another, if set."""
+    """All workers of a run; `staleness`: the most steps that one may be ahead of another."""
 
     def __init__(self, num_workers: int, staleness: int | None) -> None:
         self.all = [WorkerState(0, 0) for _ in range(num_workers)]
@@ -75,23 +75,23 @@ class Workers:
         return self.of(worker).next_step
 
     def of(self, worker: int) -> WorkerState:
-        """Return a worker by its number; InvalidInput if there is none."""
+        """Return a worker by its number."""
         if not 0 <= worker < len(self.all):
-            raise InvalidInput(f"worker {worker}", f"there are {len(self.all)}, numbered from 0")
+            raise InvalidInput("worker", f"must be below {len(self.all)}", got=worker)
         return self.all[worker]
 
     def add(self, worker: int, step: int = 0) -> None:
-        """Count on the worker, from its next step or a later one on."""
+        """Mark a worker live; its next step is at least `step`."""
         own = self.of(worker)
         own.is_live, own.half, own.next_step = True, None, max(own.next_step, step)
 
     def drop(self, worker: int) -> None:
-        """Count on the worker no longer, and drop what it has begun."""
+        """Mark a worker lost, and drop its half-done step."""
         own = self.of(worker)
         own.is_live, own.half = False, None
 
     def may_begin(self, worker: int, step: int) -> bool:
-        """Return True if no live worker is too far behind that step."""
+        """Return whether no live worker is too far behind this step."""
         own = self.of(worker)
         if self._staleness is None:
             return True
@@ -104,5 +104,5 @@ class Workers:
         return [WorkerProgress(one.next_step, one.num_updates, one.below) for one in self.all]
 
     def restore(self, progress: Sequence[WorkerProgress]) -> None:
-        """Set the progress of each worker; nobody has joined yet."""
+        """Set the progress of each worker, before any joins."""
         self.all = [WorkerState(**asdict(one)) for one in progress]

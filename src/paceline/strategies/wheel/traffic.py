@@ -1,4 +1,4 @@
-"""The bytes of a run by purpose, as its hub has counted them, and as planned."""
+"""The bytes of a run by purpose, counted by its hub and planned."""
 
 from collections import Counter
 
@@ -10,23 +10,22 @@ from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages
 
 
 def sent_share_of(job: jobs.TrainingJob, answers: Answers) -> SentShare | None:
-    """Return the check of the share of the body's gradients that their codec declares, if any."""
+    """Compare the sent share of the body's gradients with the share that their codec declares."""
     size = messages(job.parts, job.spec.config)[Purpose.GRADIENTS]
     if size.wire_format is None:
         return None
     below = answers.children.reports.values()
-    num_pushed = answers.heads.num_pushed + sum(one.num_pushed for one in below)
-    nbytes = answers.heads.nbytes[Purpose.GRADIENTS]
+    num_pushed = answers.steps.num_pushed + sum(one.num_pushed for one in below)
+    nbytes = answers.steps.nbytes[Purpose.GRADIENTS]
     nbytes += sum(one.nbytes[Purpose.GRADIENTS] for one in below)
     measured = size.wire_format.sent_share(size.num_values, nbytes, num_pushed)
     return SentShare.of(job.spec.config.gradients, measured)
 
 
 def traffic_of(job: jobs.TrainingJob, answers: Answers) -> tuple[Traffic, ...]:
-    """Return the bytes of each purpose, and of those between this hub and its child hubs.
+    """Return counted and planned bytes by purpose, with workers and with child hubs.
 
-    As counted, and of all steps of the run by Table 1's formula; the steps of workers that are
-    child hubs are counted apart, unless these have reported their bytes.
+    Planned: all steps by Table 1's formula, plus what child hubs report of their workers.
     """
     spec, parts = job.spec, job.parts
     sizes: Counter[int] = Counter()
@@ -39,7 +38,7 @@ def traffic_of(job: jobs.TrainingJob, answers: Answers) -> tuple[Traffic, ...]:
     for size, times in sizes.items():
         for purpose, message in messages(parts.resized(size), spec.config).items():
             planned[purpose] += times * message.nbytes
-    counted = Counter(answers.heads.nbytes)
+    counted = Counter(answers.steps.nbytes)
     for report in answers.children.reports.values():
         counted.update(report.nbytes)
         planned.update(report.planned_nbytes)

@@ -2,12 +2,12 @@
 
     workers --- a step's gradients --->  ChildServer: the sum of `gather` steps
                                             |  whole-gradients: their mean
-            <-- parameters, as they  ---    v
-                came the last time       parent: an optimizer step; its parameters come back
+            <-- parameters of the    ---    v
+                last exchange            parent: an optimizer step, then whole-parameters
 
-To the parent a child hub is one worker, whose head is not there. The child's parameters are a copy
-of its parent's, and change only when those have come. Its version is the version of that copy at
-the root, so that a staleness counts the root's updates at every hub.
+To the parent a child hub is one worker without a head at the parent. The child's parameters and
+version are a copy of the root's, updated by each exchange. So staleness counts the root's updates
+at every hub.
 """
 
 import logging
@@ -45,7 +45,7 @@ _LOSS_FIELDS = 3  # an epoch, its samples, the sum of their losses
 
 
 class HubPurpose(StrEnum):
-    """The purposes between two hubs; all travel, and none is among the seven of `Purpose`."""
+    """The purposes of parts of messages between two hubs."""
 
     PARAMETERS = "hubs_parameters"
     HEAD_PARAMETERS = "hubs_head_parameters"
@@ -58,9 +58,9 @@ _GRADIENTS = (HubPurpose.GRADIENTS, HubPurpose.HEAD_GRADIENTS)
 
 
 class ChildReport(Record):
-    """The bytes of a rehearsed child hub and its workers, by purpose, as counted and as planned.
+    """The bytes of a rehearsed child hub and its workers by purpose, counted and planned.
 
-    `num_pushed` messages of them had gradients of the body.
+    `num_pushed`: messages with gradients of the body.
     """
 
     nbytes: dict[Purpose, NonNegativeInt]
@@ -82,7 +82,7 @@ class HubTraffic:
             self.nbytes[purpose] += memoryview(part).nbytes
 
     def rows(self, parts: Split) -> tuple[Traffic, ...]:
-        """Return the bytes of each purpose, as counted and of so many messages by the model."""
+        """Return the bytes of each purpose, counted and by the model's size."""
         halves_nbytes = parts.body.gradient_nbytes, parts.head.gradient_nbytes
         planned = dict(zip(HubPurpose, 2 * halves_nbytes, strict=True))
         return tuple(
@@ -93,7 +93,7 @@ class HubTraffic:
 
 
 def vector_like(parameters: Sequence[Tensor], part: memoryview) -> Tensor:
-    """Return a part's values on the parameters' device; InvalidInput if not as many as theirs."""
+    """Decode a vector of the parameters' size to their device; InvalidInput for other sizes."""
     if not parameters:
         return tensor_parts.values_of(part, torch.float32, 0)
     count, like = sum(one.numel() for one in parameters), parameters[0]
@@ -101,7 +101,7 @@ def vector_like(parameters: Sequence[Tensor], part: memoryview) -> Tensor:
 
 
 class ChildHubs:
-    """Answers child hubs, the `workers`, at their parent; each has `num_steps` steps at most."""
+    """Answers child hubs at their parent; `workers`: the child hubs' numbers."""
 
     def __init__(self, server: ParameterServer, num_steps: int) -> None:
         self._server, self._num_steps = server, num_steps
@@ -110,7 +110,7 @@ class ChildHubs:
         self.reports: dict[int, ChildReport] = {}  # of rehearsed children, when they are done
 
     def fetch(self, worker: int, message: Message) -> Message:
-        """Return all parameters as they are now."""
+        """Return all current parameters."""
         self.workers.add(worker)
         halves, version = self._server.halves, self._server.version
         whole = map(tensor_parts.flatten, (halves.body_parameters, halves.head_parameters))
@@ -119,19 +119,19 @@ class ChildHubs:
         return Message(Topic.WHOLE_PARAMETERS, message.step, version, parts=parts)
 
     def finish(self, worker: int, step: int) -> None:
-        """Record that a worker is done; a child hub says after which step."""
+        """Record that a worker has completed `step` steps."""
         own = self._server.workers.of(worker)
         own.next_step = max(own.next_step, step)
 
     def update(self, worker: int, message: Message, *, is_first: bool) -> dict[int, LossSum]:
         """Update all parameters with a child hub's gradients; return its losses by epoch.
 
-        The buffers are taken from the first worker. Raises InvalidInput if something does not fit,
-        NonFinite if a value is NaN or infinite.
+        `is_first`: load its buffers, too. Raises InvalidInput if a part does not fit, NonFinite for
+        NaN or infinite values.
         """
         parts = tensor_parts.parts_of(message)
         if len(parts) != _NUM_PARTS:
-            raise InvalidInput(message.topic, f"{len(parts)} parts, and not {_NUM_PARTS}")
+            raise InvalidInput(message.topic, f"must have {_NUM_PARTS} parts", got=len(parts))
         halves = self._server.halves
         parameters = halves.body_parameters, halves.head_parameters
         body, head = map(vector_like, parameters, parts[:2])
@@ -139,9 +139,9 @@ class ChildHubs:
         mean.losses.update(self._losses_in(parts[2]))
         below = tensor_parts.numbers_of(parts[3])
         if len(below) > _MOST_BELOW:
-            raise InvalidInput("steps", f"steps of {len(below)} workers of a child hub")
+            raise InvalidInput("steps", f"must be of at most {_MOST_BELOW} workers", got=len(below))
         if any(not 0 <= step <= self._num_steps for step in below):
-            raise InvalidInput("steps", f"{max(below)} is none of the run's {self._num_steps}")
+            raise InvalidInput("steps", f"must be from 0 to {self._num_steps}", got=max(below))
         self._server.merge(worker, message.step, mean, below)
         self.traffic.add(_GRADIENTS, message.parts[: len(_GRADIENTS)])
         if is_first:
@@ -150,7 +150,7 @@ class ChildHubs:
         return mean.losses
 
     def _losses_in(self, part: memoryview) -> dict[int, LossSum]:
-        """Return a child hub's losses by epoch; InvalidInput or NonFinite for what cannot be."""
+        """Decode a child hub's losses by epoch; InvalidInput or NonFinite for invalid ones."""
         num_rows = part.nbytes // (_LOSS_FIELDS * torch.float64.itemsize)
         rows = tensor_parts.values_of(part, torch.float64, num_rows * _LOSS_FIELDS)
         if not value_checks.all_finite([rows]):
@@ -159,22 +159,22 @@ class ChildHubs:
         for epoch, num_samples, total in rows.view(-1, _LOSS_FIELDS).tolist():
             is_whole = epoch == int(epoch) and num_samples == int(num_samples)
             if not is_whole or not 0 <= epoch < self._num_steps or num_samples < 0:
-                raise InvalidInput("losses", f"losses of {num_samples} samples of epoch {epoch}")
+                raise InvalidInput("losses", f"invalid: {num_samples} samples in epoch {epoch}")
             if abs(total) > LARGEST_LOSS * max(1, num_samples):
-                raise NonFinite("the training loss of a child hub is as good as infinite")
+                raise NonFinite("the training loss of a child hub is too large")
             found[int(epoch)] = LossSum(int(num_samples), total)
         return found
 
 
 class ResumePoint(NamedTuple):
-    """The step where a child hub goes on; and of each of its workers, if known."""
+    """The next step of a child hub, and of each of its workers, if known."""
 
     step: int
     progress: tuple[int, ...]
 
 
 class ParentReply(NamedTuple):
-    """All parameters of a version; and where to go on, if the parent has begun anew."""
+    """All parameters of a version; and where to resume, if the parent was restarted."""
 
     version: int
     parts: Parts
@@ -182,23 +182,23 @@ class ParentReply(NamedTuple):
 
 
 class ParentHub:
-    """Talks to the parent, over connections that may break. `layout` is what both must share."""
+    """Requests to the parent, over connections that may break; `layout`: shared by both."""
 
     def __init__(self, client: Client, layout: str) -> None:
         self._client, self._layout = client, memoryview(layout.encode())
         self.traffic = HubTraffic()
 
     def begin(self, step: int) -> ParentReply:
-        """Take part, as one that has completed so many steps, as soon as the parent begins.
+        """Join after `step` completed steps, as soon as the parent begins.
 
-        Raises InvalidInput if the parent refuses this hub, WorkerLost if it is away for too long.
+        Raises InvalidInput if the parent rejects this hub, WorkerLost if it does not answer.
         """
         while True:
             try:
                 begun = self._ask(Message(Topic.BEGIN, step, parts=(self._layout,)))
                 whole = self._ask(Message(Topic.WHOLE_PARAMETERS, begun.step))
             except HubRestarted:
-                logger.info("the parent hub has begun anew, at step %d of this one", step)
+                logger.info("the parent hub was restarted; this hub is at step %d", step)
                 continue
             progress = (
                 tensor_parts.numbers_of(tensor_parts.parts_of(begun)[0]) if begun.parts else ()
@@ -206,11 +206,11 @@ class ParentHub:
             return self._parameters(whole, ResumePoint(begun.step, progress))
 
     def exchange(self, gradients: Message) -> ParentReply:
-        """Have the parent take a step. The gradients are void if it has begun anew meanwhile."""
+        """Have the parent take a step; gradients are void if it was restarted meanwhile."""
         try:
             whole = self._ask(gradients)
         except HubRestarted:
-            logger.info("the parent hub has begun anew, at step %d of this one", gradients.step)
+            logger.info("the parent hub was restarted; this hub is at step %d", gradients.step)
             return self.begin(gradients.step)
         self.traffic.add(_GRADIENTS, gradients.parts[: len(_GRADIENTS)])
         return self._parameters(whole)
@@ -218,14 +218,14 @@ class ParentHub:
     def measure(
         self, own: DeviceProfile, below: Sequence[DeviceProfile], whole_nbytes: int
     ) -> None:
-        """Measure the way to the parent, and send it the profiles of this hub and its bodies."""
+        """Measure the link to the parent, and send it the profiles of this hub and its bodies."""
 
         def exchange(up: int, down: int) -> None:
             self._ask(Message(Topic.PROBE, down, parts=(memoryview(bytes(up)),)))
 
-        # Once before: the memory of so large a message is new to both then, and faults take longer.
+        # Warm up: page faults in the memory of the first large message take longer.
         exchange(whole_nbytes, whole_nbytes)
-        # The optimizer is the root's.
+        # The root takes the optimizer steps.
         seconds = tuple(one for one in own.seconds if one[0] is not Kind.STEP)
         found = own.with_link(exchange, whole_nbytes)
         profile = found.model_copy(update={"seconds": seconds, "below": tuple(below)})
@@ -251,6 +251,6 @@ class ParentHub:
     def _parameters(self, whole: Message, resume: ResumePoint | None = None) -> ParentReply:
         parts = tensor_parts.parts_of(whole)
         if len(parts) != len(_PARAMETERS):
-            raise InvalidInput("the parent hub", f"{whole.topic}: {len(parts)} parts")
+            raise InvalidInput(whole.topic, f"must have {len(_PARAMETERS)} parts", got=len(parts))
         self.traffic.add(_PARAMETERS, parts)
         return ParentReply(whole.version, parts, resume)

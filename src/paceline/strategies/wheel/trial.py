@@ -1,4 +1,4 @@
-"""Try before which layers a model can be cut into body and head."""
+"""Find the layers at which a model can be cut into body and head."""
 
 from functools import partial
 from typing import Any
@@ -13,13 +13,9 @@ from paceline.training.models.halves import cut
 
 
 def with_possible_cut(model: nn.Module, inputs: Any, workload: Workload, config: Wheel) -> Workload:
-    """Return the workload such that `split` takes a layer before which the model can be cut.
+    """Return the workload for which `split` chooses a possible cut; InvalidInput if none is.
 
-    `inputs` are those of two or more samples, on the model's device, which may be meta. Raises
-    InvalidInput if there is no such layer.
+    `inputs`: of at least two samples, on the model's device, which may be meta.
     """
-    return with_refused_cuts(workload, config, _first_of, partial(cut, model, inputs))
-
-
-def _first_of(workload: Workload, config: Wheel) -> str:
-    return split(workload, config).first
+    attempt = partial(cut, model, inputs)
+    return with_refused_cuts(workload, config, lambda *own: split(*own).first, attempt)

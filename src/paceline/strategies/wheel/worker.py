@@ -1,16 +1,15 @@
-"""The process of one device: it computes the bodies of its lanes, and talks to the hub for each.
+"""The worker process of one device: it computes the bodies of its lanes.
 
     lane 0   turn: backward, forward |                                  | turn: backward, forward
              activations ---> hub    | wait ... <--- act. grads, params |
     lane 1                           | turn: backward, forward          |
 
 A lane is one body worker, which alternates with the others of its device (figure 3). A turn is the
-backward of a step and the forward of the next. While a lane waits, the others have their turns: the
-parameters of its next step are asked for as soon as activation gradients are there. The only lane
-of a device asks for them when its gradients are in them.
+backward of a step and the forward of the next. While a lane waits, the others have their turns. A
+lane requests the parameters of its next step as soon as its activation gradients arrive; the only
+lane of a device requests them after its own update.
 
-A hub starts such a process for each device of its own machine; `paceline worker` is the same on
-another.
+A hub starts such a process for each device of its machine; `paceline worker` runs it on others.
 """
 
 import logging
@@ -48,14 +47,14 @@ from paceline.training.data.batch import Batch, SampleShare
 from paceline.training.models.halves import buffers_restored
 from paceline.training.recipes.recipe import Recipe
 
-logger = logging.getLogger("paceline.worker")  # this module is also run as __main__
+logger = logging.getLogger("paceline.worker")  # __name__ may be __main__
 _POLL_S = 1.0
-_PATIENCE_S = 5.0  # in a turn; then the other lanes go on first
+_PATIENCE_S = 5.0  # waiting in a turn; then other lanes have their turns
 _MIN_PROBE_NBYTES = 64 * 1024
 
 
 class Forward(NamedTuple):
-    """A forward that waits for its backward: the parameters' version, its outputs, the request."""
+    """A forward before its backward: parameter version, outputs, the request's reply."""
 
     version: int
     outputs: Tensor
@@ -63,9 +62,9 @@ class Forward(NamedTuple):
 
 
 class BodyWorker:
-    """A lane: one body worker, its connection, its half of the model, its share of the samples.
+    """A lane: one body worker with its connection, half of the model, and share of the samples.
 
-    Raises InvalidInput if the model cannot be cut, or a codec cannot carry its values.
+    Raises InvalidInput if the model cannot be cut.
     """
 
     def __init__(
@@ -99,10 +98,9 @@ class BodyWorker:
         self._batch: Future[Batch] | None = None
 
     def run(self) -> None:
-        """Train on the worker's share in all epochs, from where the hub says.
+        """Train on the worker's share in all epochs, from the step that the hub replies.
 
-        Raises InvalidInput for data that cannot be trained on, WorkerLost if the hub is gone too
-        long.
+        Raises InvalidInput for unusable data, WorkerLost if the hub does not answer.
         """
         while True:
             self._turns.check()
@@ -112,15 +110,15 @@ class BodyWorker:
                 self._batch = self._load(self._step)
                 self._train()
                 self._turns.leave(self.worker)
-                trace = Trace()
-                is_here = boot_id() == self._spec.boot_id
-                lead_s = 0.0 if is_here else -lead_of(self._hub_clock_s).ahead_s
+                trace, lead_s = Trace(), 0.0
+                if boot_id() != self._spec.boot_id:  # another machine, with another clock
+                    lead_s = -lead_of(lambda: self._ask(Topic.CLOCK).step * 1e-9).ahead_s
                 trace.add(self._recorder.trace, lead_s)
                 self._ask(Topic.DONE, memoryview(trace.as_json()))
                 return
             except HubRestarted as error:
                 logger.info("worker %d, step %d: %s", self.worker, self._step, error)
-            # The others have to get through to the hub, too, before anybody can begin.
+            # The hub waits for all lanes, so let the others reach it, too.
             self._turns.leave(self.worker)
             self._body.zero_grad()
 
@@ -154,7 +152,7 @@ class BodyWorker:
         self._ask(Topic.PROFILE, memoryview(profile.model_dump_json().encode()))
 
     def _new_recorder(self, window: range = ALL_STEPS) -> WorkerRecorder:
-        """Return a recorder of the body on its device, as plans call that."""
+        """Return a recorder of the body, with its device's name in plans."""
         clock = clock_for(self.device)
         number = 1 + self.worker // self._spec.config.lanes
         name = device_name(device_of(self.device).kind, number)
@@ -171,7 +169,7 @@ class BodyWorker:
         while True:
             reply = self._result(forward.answer)
             self._recorder.received(self._step, purpose, forward.answer.arrived_s)
-            # Copied to the device before the lane's turn, while another lane computes there.
+            # Copy to the device before the lane's turn, while another lane computes.
             buffers = self._endpoint.to_device(self._step, purpose, tensor_parts.parts_of(reply))
             if pushed is not None:
                 self._result(pushed)
@@ -191,13 +189,13 @@ class BodyWorker:
         return self._client.request(Message(Topic.PARAMETERS, step))
 
     def _forward(self, fetch: ReplyFuture) -> Forward:
-        """Take parameters and samples, and send the body's activations, in the lane's turn."""
+        """Run the body's forward and send its activations, in the lane's turn."""
         step, recorder, endpoint = self._step, self._recorder, self._endpoint
         while not fetch.wait(_PATIENCE_S) and self._prefetches:
             self._turns.let_others(self.worker)
         reply = self._result(fetch)
         values = endpoint.values(Purpose.PARAMETERS, reply, fetch.arrived_s, self._num_values)
-        # In the reply's own memory where that can be: nothing is copied.
+        # Views of the reply's memory, to avoid a copy.
         parts = tensor_parts.views(values, self._parameters)
         for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.data = part
@@ -232,13 +230,10 @@ class BodyWorker:
         return pushed
 
     def _load(self, step: int) -> Future[Batch] | None:
-        """Have the samples of a step read while the device computes."""
+        """Read the samples of a step in another thread, while the device computes."""
         if step >= self._share.num_steps:
             return None
         return self._loader.submit(lambda: self._batches.check(self._share.batch(step)))
-
-    def _hub_clock_s(self) -> float:
-        return self._ask(Topic.CLOCK).step * 1e-9
 
     def _ask(self, topic: Topic, *parts: memoryview, step: int = 0) -> Message:
         return self._result(self._client.request(Message(topic.value, step, parts=parts)))
@@ -251,9 +246,9 @@ class BodyWorker:
 
 
 def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) -> None:
-    """Train the workers of these settings, which are connected, until the hub's run is over.
+    """Train the connected workers until the hub's run ends.
 
-    Raises InvalidInput if they cannot take part, WorkerLost if the hub is gone too long.
+    Raises InvalidInput if they do not fit the run, WorkerLost if the hub does not answer.
     """
     workers = settings.numbers
     spec = RunSpec.from_json(clients[workers[0]].settings)
@@ -262,11 +257,11 @@ def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) ->
     if workers != expected:
         raise InvalidInput(
             "workers",
-            f"{listed(workers)} on one device, but with lanes={lanes} of {spec.config.workers} "
-            f"the hub expects {listed(expected)} there",
+            f"must be {listed(expected)} on this device, as the hub has lanes={lanes}",
+            got=listed(workers),
         )
     device = first_device() if settings.device is None else device_named(settings.device)
-    if spec.pace is not None:  # nothing is computed, on whatever device
+    if spec.pace is not None:  # stand-ins sleep instead of computing
         device = torch.device("cpu")
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -283,7 +278,7 @@ def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) ->
 
 
 def main() -> None:
-    """Work for the hub that the command line names."""
+    """Run the workers of the command line's settings."""
     run_as_process(take_part, WorkerProcessSettings)
 
 

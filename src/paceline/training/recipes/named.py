@@ -109,7 +109,9 @@ def _of_user(name: str) -> Recipe | None:
     except InvalidInput as error:  # raised by Recipe itself
         is_of_recipe = error.field == NAMELESS
         known = (
-            InvalidInput.of(error.message_for(name)) if is_of_recipe else InvalidInput(name, str(error))
+            InvalidInput.of(error.message_for(name))
+            if is_of_recipe
+            else InvalidInput(name, str(error))
         )
         raise known from error
     except (Exception, SystemExit) as error:
