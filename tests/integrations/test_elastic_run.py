@@ -104,9 +104,9 @@ def test_a_worker_whose_model_raises_ends_the_run_and_is_not_started_again(start
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        (("--worker-ids", "0,3"), "worker_ids"),
+        (("--strategy-option", "worker_ids=0,3"), "worker_ids"),
         (("--strategy-option", "sync_every=9999"), "sync_every"),
-        (("--lighthouse", "nowhere"), "lighthouse"),
+        (("--strategy-option", "lighthouse=nowhere"), "lighthouse"),
     ],
 )
 def test_what_cannot_be_is_refused(start, options, field) -> None:

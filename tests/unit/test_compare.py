@@ -169,5 +169,5 @@ def test_a_report_is_written_anew_and_its_path_printed(line, tmp_path):
     folder = write_run(tmp_path / "run", 1, 1)
     assert line("report", folder).out == f"{folder}/report.html\n"
     (folder / "report.html").write_text("")
-    assert line("report", folder, "--json").found == {"report": f"{folder}/report.html"}
+    line("report", folder)
     assert "lenet5" in (folder / "report.html").read_text()

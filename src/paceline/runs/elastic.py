@@ -214,7 +214,7 @@ def main() -> None:
     request, number, lighthouse = sys.argv[1:]
     asked = RunRequest.model_validate_json(request)
     go = partial(_go_through, asked, int(number), lighthouse)
-    leave(as_rank(go, asked.settings.deadline_s, asked.debug))
+    leave(as_rank(go, asked.settings.deadline_s))
 
 
 if __name__ == "__main__":

@@ -191,18 +191,9 @@ def work(request: RunRequest) -> int:
 
 def _as_rank_of(request: RunRequest, go: Callable[[Group], None]) -> int:
     settings = request.settings
-    return as_rank(
-        go,
-        settings.deadline_s,
-        request.debug,
-        _device_of(request),
-        exchanges_alone=settings.exchange_alone,
-    )
-
-
-def _device_of(request: RunRequest) -> torch.device | None:
-    # layers of a rehearsal only sleep, so no GPU is needed
-    return torch.device("cpu") if request.verb == "rehearse" else None
+    # The layers of a rehearsal only sleep, so no GPU is needed.
+    device = torch.device("cpu") if request.verb == "rehearse" else None
+    return as_rank(go, settings.deadline_s, device, exchanges_alone=settings.exchange_alone)
 
 
 def main() -> None:

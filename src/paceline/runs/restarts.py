@@ -32,7 +32,6 @@ class RunRequest(Record):
     run_id: str
     as_json: bool = False
     quiet: bool = False
-    debug: bool = False
     keep: bool = False
     explain: bool = False
     as_markdown: bool = False

@@ -47,12 +47,9 @@ class ProfileRequest(Record):
 
     settings: profile.ProfileSettings
     run_id: str
-    debug: bool = False
 
 
-def profile_model(
-    settings: profile.ProfileSettings, *, as_json: bool = False, debug: bool = False
-) -> None:
+def profile_model(settings: profile.ProfileSettings, *, as_json: bool = False) -> None:
     """Profile, write result, trace and report, and print the result.
 
     Raises InvalidInput or WorkerLost for errors that workers could not report themselves, and
@@ -64,7 +61,7 @@ def profile_model(
         )
     check_cores(settings.workers)
     check_gpus(settings.workers)
-    request = ProfileRequest(settings=settings, run_id=new_id(settings.model), debug=debug)
+    request = ProfileRequest(settings=settings, run_id=new_id(settings.model))
     module = "paceline.studies.profile.profile_ranks"
     command = module_command(module, request.model_dump_json())
     os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
@@ -221,7 +218,7 @@ def _resources(blocks: profiled_steps.Blocks, group: Group) -> Iterator[profile.
 def main() -> None:
     """Run one rank with the request in the only argument."""
     asked = ProfileRequest.model_validate_json(sys.argv[1])
-    leave(as_rank(partial(_profile_rank, asked), asked.settings.deadline_s, asked.debug))
+    leave(as_rank(partial(_profile_rank, asked), asked.settings.deadline_s))
 
 
 if __name__ == "__main__":
