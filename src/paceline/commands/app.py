@@ -64,10 +64,7 @@ COMMANDS = {
         *("studying", _MEASURE, "Compare two runs, or a run with its prediction."),
         "compare runs/FIRST runs/SECOND",
     ),
-    "report": Command(
-        *("studying", _MEASURE, "Rewrite a run's report.html."),
-        "report runs/FIRST",
-    ),
+    "report": Command(*("studying", _MEASURE, "Rewrite a run's report.html."), "report runs/FIRST"),
     "probe": Command(
         *("studying", _MEASURE, "Measure this machine and write a machine file."),
         "probe --output mine.toml",
@@ -85,8 +82,7 @@ COMMANDS = {
         "worker --connect tcp://10.0.0.1:5555 --keys keys",
     ),
     "keys": Command(
-        *("remote", _MACHINES, "Write new keys for a hub and its workers."),
-        "keys keys",
+        *("remote", _MACHINES, "Write new keys for a hub and its workers."), "keys keys"
     ),
 }
 

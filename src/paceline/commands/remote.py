@@ -42,8 +42,7 @@ def hub(
     parent: Annotated[
         str | None,
         typer.Option(
-            metavar="URL",
-            help="URL of the parent hub: tcp://10.0.0.1:5555?worker=0&keys=FOLDER.",
+            metavar="URL", help="URL of the parent hub: tcp://10.0.0.1:5555?worker=0&keys=FOLDER."
         ),
     ] = None,
     as_json: Json = False,

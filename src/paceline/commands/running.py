@@ -52,10 +52,7 @@ def _carry_out(
 
 
 Explain = Annotated[
-    bool,
-    typer.Option(
-        "--explain", metavar="", help="Explain each plan, and draw the best one."
-    ),
+    bool, typer.Option("--explain", metavar="", help="Explain each plan, and draw the best one.")
 ]
 Sweep = Annotated[
     str | None,

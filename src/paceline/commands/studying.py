@@ -125,8 +125,7 @@ def _compare_losses(
 ) -> None:
     """Compare the losses, updates and utilisation of runs."""
     from paceline.report.page import write_page
-    from paceline.report.side_by_side import side_by_side
-    from paceline.report.side_by_side_page import page_of
+    from paceline.report.side_by_side import page_of, side_by_side
     from paceline.report.terminal import console, side_by_side_tables
 
     sides = side_by_side(runs)
@@ -180,8 +179,8 @@ def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
     out.print(comparison_table(table, two_runs=second is not None))
     for more in difference_tables(changed, table) if changed else ():
         out.print(more)
-    for sentence in changed.sentences if changed else ():
-        out.print(sentence, soft_wrap=True)
+    for finding in changed.findings if changed else ():
+        out.print(finding.message, soft_wrap=True)
 
 
 def report(

@@ -82,8 +82,7 @@ def _check(accelerator: Accelerator) -> None:
         more.append("parallelism_config")
     if more:
         raise InvalidInput(
-            "accelerator",
-            f"uses {more[0]}; only data parallelism on CPUs or GPUs is supported",
+            "accelerator", f"uses {more[0]}; only data parallelism on CPUs or GPUs is supported"
         )
     if accelerator.mixed_precision == "fp8":
         raise InvalidInput("mixed_precision", "must be 'bf16', 'fp16' or 'no'", got="fp8")

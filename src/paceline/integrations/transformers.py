@@ -8,13 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from transformers import (
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from paceline.core.errors import InvalidInput
 from paceline.exchange.local_updates import LocalUpdates
@@ -78,11 +72,7 @@ class LocalUpdatesCallback(TrainerCallback):
         self._averages_tokens = False
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **given: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         """Start local updates, with the checkpoint's state if training resumes."""
         if self._updates is not None:  # left by a failed training

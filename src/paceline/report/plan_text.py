@@ -18,13 +18,7 @@ _MOST_REMARKS = 2
 
 
 def present(
-    out: Console,
-    result: PlanResult,
-    title: str,
-    folder: Path | None,
-    *,
-    form: Form,
-    drawing: str,
+    out: Console, result: PlanResult, title: str, folder: Path | None, *, form: Form, drawing: str
 ) -> None:
     """Print a plan; with a drawing, print its explanation, too.
 

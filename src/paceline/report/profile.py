@@ -8,24 +8,8 @@ from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
 from paceline.records.profile import LargestBatch, LayerRow, ProfileResult, Quartiles
 from paceline.report import advice
-from paceline.report.figures import (
-    KINDS,
-    PARTS,
-    Described,
-    Panel,
-    bars_along,
-    escaped,
-    figure_of,
-)
-from paceline.report.format import (
-    change_text,
-    counted,
-    duration,
-    nbytes,
-    number,
-    ratio,
-    share,
-)
+from paceline.report.figures import KINDS, PARTS, Described, Panel, bars_along, escaped, figure_of
+from paceline.report.format import change_text, counted, duration, nbytes, number, ratio, share
 from paceline.report.page import Page, facts
 from paceline.report.steps import two_steps
 from paceline.report.tables import Labelled, Rows, Table

@@ -44,28 +44,18 @@ def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> P
 def _rehearsed_timeline(result: RunResult, folder: Path) -> Timeline:
     """Read a rehearsal's timeline; InvalidInput if it does not match the run."""
     if result.comparison is None:
-        raise InvalidInput(
-            result.id,
-            "no rehearsal can stand beside it",
-            hint="a run of workers in step can have one",
-        )
+        problem = "cannot be compared with a rehearsal"
+        raise InvalidInput(result.id, problem, hint="its workers are asynchronous")
     other = read_run(folder)
     if not other.is_rehearsal:
-        raise InvalidInput(str(folder), "is a run and no rehearsal")
+        raise InvalidInput(str(folder), "is not a rehearsal")
     if result.is_rehearsal:
-        raise InvalidInput(
-            result.id, "is itself a rehearsal", hint="name a run, and this beside it"
-        )
-    for field in _ALIKE:
-        one, rehearsed = getattr(result.settings, field), getattr(other.settings, field)
-        if one != rehearsed:
-            raise InvalidInput(
-                str(folder), f"rehearses {field} {rehearsed}, and run {result.id} has {one}"
-            )
-    if result.strategy != other.settings.strategy:
-        rehearsed = other.settings.strategy
-        used = f"run {result.id} used {result.strategy}"
-        raise InvalidInput(str(folder), f"rehearses strategy {rehearsed}, and {used}")
+        raise InvalidInput(result.id, "is a rehearsal", hint="name a run first")
+    own = {name: getattr(result.settings, name) for name in _ALIKE} | {"strategy": result.strategy}
+    for name, used in own.items():
+        if (rehearsed := getattr(other.settings, name)) != used:
+            problem = f"has {name} {rehearsed}, but run {result.id} has {used}"
+            raise InvalidInput(str(folder), problem)
     return read_timeline(folder / "trace.json", Origin.REHEARSED)
 
 
@@ -88,10 +78,7 @@ def _content(result: RunResult, timelines: Mapping[Origin, Timeline]) -> dict[st
         "tests": _tests(tests, result.score) if tests else None,
         "trials": trials_table(result) if result.trials else None,
         "parts": comparison
-        and {
-            "figure": step_parts(comparison),
-            "numbers": comparison_table(comparison),
-        },
+        and {"figure": step_parts(comparison), "numbers": comparison_table(comparison)},
         "beside": _beside(timelines) if are_all else None,
         "through_time": list(through_time(shown)) if in_step else [],
         "steps": two_steps(shown),
@@ -143,7 +130,7 @@ def _prediction(result: RunResult) -> Iterator[tuple[str, str, str]]:
         note = "before the rehearsal" if result.is_rehearsal else "before training"
         if within is not None:
             held = f"{duration(within[0])} to {duration(within[1])}"
-            note = f"range meant to hold 9 of 10 medians: {held}"
+            note = f"range expected for 9 of 10 medians: {held}"
         yield "predicted step", duration(result.predicted_step_s), note
     if result.prediction_error is not None:
         note = f"predicted against {result.origin}"

@@ -6,14 +6,7 @@ from statistics import fmean
 from typing import Any, get_args
 
 from paceline.core.timeline import Origin
-from paceline.records.scale import (
-    ScaleCell,
-    ScaleResult,
-    Scaling,
-    TimedCell,
-    most_real,
-    timed,
-)
+from paceline.records.scale import ScaleCell, ScaleResult, Scaling, TimedCell, most_real, timed
 from paceline.report import advice
 from paceline.report.figures import (
     HOVER,

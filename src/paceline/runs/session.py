@@ -105,11 +105,7 @@ def _save(
 
 
 def _show_ranking(
-    request: RunRequest,
-    session: TrainingSession,
-    ranking: Ranking,
-    out: Console,
-    title: str,
+    request: RunRequest, session: TrainingSession, ranking: Ranking, out: Console, title: str
 ) -> None:
     """Print the plans for this machine, and save them if requested."""
     settings = request.settings
@@ -127,21 +123,10 @@ def _show_ranking(
     drawn = drawing(ranking[0].timeline, ranking[0].shown_s) if request.explain and ranking else ""
     form: Form = "json" if request.as_json else "markdown" if request.as_markdown else "text"
     present(out, plan, title, folder, form=form, drawing=drawn)
-    more = _of_two_machines(session)
-    if more is not None and form == "text":
-        out.print(more, soft_wrap=True)
-
-
-def _of_two_machines(session: TrainingSession) -> str | None:
-    """Return the command for two machines; None for a strategy that starts its own workers."""
-    settings, strategy = session.settings, session.strategy
-    if strategy.is_led:
-        return None
-    model = shlex.quote(settings.model)
-    return (
-        "two machines: on each `torchrun --nnodes 2 --nproc-per-node 1 --node-rank RANK "
-        f"--master-addr ADDRESS -m paceline train {model}`"
-    )
+    if form == "text" and not session.strategy.is_led:
+        launch = "torchrun --nnodes 2 --nproc-per-node 1 --node-rank RANK --master-addr ADDRESS"
+        command = f"{launch} -m paceline train {shlex.quote(settings.model)}"
+        out.print(f"two machines: on each `{command}`", soft_wrap=True)
 
 
 def _model_file(folder: Path | None) -> AbstractContextManager[Path]:
@@ -167,11 +152,9 @@ def _agreed(request: RunRequest, group: Group) -> RunRequest:
     for rank, row in enumerate(rows):
         for name, value in row["settings"].items():
             if value != first.get(name):
-                raise InvalidInput(
-                    name,
-                    f"{value!r} in worker {rank}, and {first.get(name)!r} in worker 0",
-                    hint="start all by the same command line",
-                )
+                problem = f"is {value!r} in worker {rank}, but {first.get(name)!r} in worker 0"
+                hint = "start all workers with the same command"
+                raise InvalidInput(name, problem, hint=hint)
     return request.model_copy(update={"run_id": rows[0]["run_id"]})
 
 
@@ -195,12 +178,9 @@ def _naming(folder: Path | None) -> Iterator[None]:
         if folder is None:
             raise
         has_checkpoint = bool(CheckpointFolder(folder / CHECKPOINTS).steps)
-        on = f"; then paceline train --resume {folder} goes on" if has_checkpoint else ""
-        raise InvalidInput(
-            "output",
-            f"the results cannot be written to {folder}: {first_line(error)}",
-            hint=f"make room{on}",
-        ) from error
+        on = f", then run paceline train --resume {folder}" if has_checkpoint else ""
+        problem = f"cannot write the results to {folder}: {first_line(error)}"
+        raise InvalidInput("output", problem, hint=f"free some space{on}") from error
 
 
 def _progress(request: RunRequest, group: Group, err: Console) -> TerminalProgress:
@@ -271,7 +251,7 @@ def _trained(
         # Rank 0 decides, because profiles differ between ranks.
         reasons = session.group.gather([one.why for one in own if not one.helps])[0]
         if reasons:
-            raise InvalidInput("workers", f"{'; '.join(reasons)} (--force has all take part)")
+            raise InvalidInput("workers", "; ".join(reasons), hint="--force keeps all workers")
     if settings.strategy == AUTO:
         return train_best(session, runner, forecasts)
     outcome = runner.train(chosen.config)
