@@ -146,11 +146,12 @@ def _plan(settings: PlanSettings, machine: str, about: str, explain: bool, form:
     output = settings.output
     folder = None if output is None else keep_plan(output, result, ranking)
     drawn = drawing(ranking[0].timeline, ranking[0].shown_s) if explain and ranking else ""
-    present(console(), result, about, folder, form=form, drawing=drawn)
+    if ranking or form == "json" or folder is not None:
+        present(console(), result, about, folder, form=form, drawing=drawn)
     if not ranking:
-        why = ranking.refused[0] if ranking.refused else None
-        problem = f"cannot run {settings.model}" + (f": {why.strategy}: {why.why}" if why else "")
-        raise InvalidInput("machine", problem)
+        reasons = dict.fromkeys(f"{one.why} ({one.strategy})" for one in ranking.refused)
+        why = next(iter(reasons), "no strategy is available")
+        raise InvalidInput("machine", f"cannot run {settings.model}: {why}")
 
 
 def _sweep(settings: PlanSettings, machine: str, about: str, over: str, as_json: bool) -> None:
