@@ -16,7 +16,7 @@ from paceline.links.processes import KEEPING_MEMORY
 from paceline.records.settings import PlanSettings, validated
 
 if TYPE_CHECKING:
-    from paceline.report.plan_text import Form
+    from paceline.report.plans import Form
 
 _OF_HUBS = ("listen", "keys", "run_name", "wait_s")
 _RARE = ("run_name", "wait_s")
@@ -92,13 +92,13 @@ def plan(
     about = f"{settings.model} predicted on {settings.machine}, {size} samples a step"
     if sweep is None:
         form: Form = "json" if as_json else "markdown" if as_markdown else "text"
-        _plan(settings, settings.machine, about, explain, form)
+        _plan(settings, about, explain, form)
     elif settings.output is not None:
         raise InvalidInput("output", "cannot be combined with --sweep")
     elif explain:
         raise InvalidInput("explain", "cannot be combined with --sweep")
     else:
-        _sweep(settings, settings.machine, about, sweep, as_json)
+        _sweep(settings, about, sweep, as_json)
 
 
 def _check_profiled(settings: PlanSettings) -> None:
@@ -112,64 +112,38 @@ def _check_profiled(settings: PlanSettings) -> None:
         raise InvalidInput("precision", "requires --machine", hint="profiles are in float32")
 
 
-def _plan(settings: PlanSettings, machine: str, about: str, explain: bool, form: "Form") -> None:
+def _asked(settings: PlanSettings) -> dict[str, Any]:
+    """Return the arguments of the functions `plan` and `sweep`."""
+    names = {"model", "machine", "batch_size", "input_shape", "workers", "options"}
+    names |= {"precision", "measured", "profile"}
+    return settings.model_dump(include=names) | {"strategies": settings.strategy}
+
+
+def _plan(settings: PlanSettings, about: str, explain: bool, form: "Form") -> None:
     from paceline import __version__
-    from paceline.planner.drawing import drawing
-    from paceline.records.result import PlanResult, RankingRows
-    from paceline.report import advice, metrics
-    from paceline.report.plan_text import present
     from paceline.report.terminal import console
-    from paceline.runs.folder import keep_plan, new_id
+    from paceline.runs.folder import new_id, show_plan
     from paceline.runs.planning import plan as plan_on
 
-    asked = settings.model_dump(include={"model", "batch_size", "input_shape"})
-    ranking = plan_on(
-        **asked,
-        machine=machine,
-        workers=settings.workers,
-        strategies=settings.strategy,
-        options=settings.options,
-        precision=settings.precision,
-        measured=settings.measured,
-        profile=settings.profile,
-    )
-    rows = RankingRows.of(ranking)
-    is_measured = settings.measured is not None or settings.profile is not None
-    result = PlanResult(
-        id=new_id(settings.model, "-planned"),
-        machine=machine,
-        facts={"paceline": __version__},
-        ranking=rows,
-        findings=advice.findings(metrics.of_ranking(rows, is_measured=is_measured)),
-        **asked,
-    )
-    output = settings.output
-    folder = None if output is None else keep_plan(output, result, ranking)
-    drawn = drawing(ranking[0].timeline, ranking[0].shown_s) if explain and ranking else ""
-    if ranking or form == "json" or folder is not None:
-        present(console(), result, about, folder, form=form, drawing=drawn)
+    ranking = plan_on(**_asked(settings))
+    if ranking or form == "json" or settings.output is not None:
+        is_measured = settings.measured is not None or settings.profile is not None
+        fields = settings.model_dump(include={"model", "machine", "batch_size", "input_shape"})
+        fields |= {"id": new_id(settings.model, "-planned"), "facts": {"paceline": __version__}}
+        how: dict[str, Any] = {"form": form, "explain": explain, "is_measured": is_measured}
+        show_plan(console(), ranking, settings.output, about, **how, **fields)
     if not ranking:
-        reasons = dict.fromkeys(f"{one.why} ({one.strategy})" for one in ranking.refused)
-        why = next(iter(reasons), "no strategy is available")
+        reasons = (f"{one.why} ({one.strategy})" for one in ranking.refused)
+        why = next(reasons, "no strategy is available")
         raise InvalidInput("machine", f"cannot run {settings.model}: {why}")
 
 
-def _sweep(settings: PlanSettings, machine: str, about: str, over: str, as_json: bool) -> None:
+def _sweep(settings: PlanSettings, about: str, over: str, as_json: bool) -> None:
     from paceline.planner.sweep import chart
     from paceline.report.terminal import console
     from paceline.runs.planning import sweep as sweep_on
 
-    asked = settings.model_dump(include={"model", "batch_size", "input_shape", "workers"})
-    found = sweep_on(
-        **asked,
-        machine=machine,
-        over=over,
-        strategies=settings.strategy,
-        options=settings.options,
-        precision=settings.precision,
-        measured=settings.measured,
-        profile=settings.profile,
-    )
+    found = sweep_on(**_asked(settings), over=over)
     if as_json:
         values = settings.model_dump(include={"model", "machine", "batch_size"})
         values |= {"sweep": over, "origin": Origin.PREDICTED, "values": found.range.values}

@@ -11,7 +11,7 @@ from paceline.core.timeline import Origin, Timeline
 from paceline.record.trace import read_timeline, read_trace
 from paceline.records.result import RunResult, read_run
 from paceline.report import advice
-from paceline.report.figures import evaluation_curves, learning_curves, step_parts
+from paceline.report.figures import learning_curves, step_parts
 from paceline.report.format import (
     change_text,
     counted,
@@ -29,6 +29,7 @@ from paceline.report.workers import worker_sections
 _TELLING = ("policy", "lanes", "head")  # options to display even if they were not set
 _ALIKE = ("model", "workers", "batch_size")  # settings that a run and its rehearsal must share
 _MOST_FAULTS = 20
+_PARTS = ("train", "test")  # of the data
 
 
 def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> Page:
@@ -73,7 +74,7 @@ def _content(result: RunResult, timelines: Mapping[Origin, Timeline]) -> dict[st
         "tiles": list(_tiles(result)),
         "advice": list(advice.shown(result.findings)),
         "plans": _plans(result) if in_step and not result.is_rehearsal else None,
-        "learning": _learning(epochs, result.score) if epochs else None,
+        "learning": learning(epochs, result.score) if epochs else None,
         "has_score": any(epoch.score is not None for epoch in epochs),
         "tests": _tests(tests, result.score) if tests else None,
         "trials": trials_table(result) if result.trials else None,
@@ -157,17 +158,25 @@ def _tests(evaluations: Sequence[Evaluation], score: str) -> dict[str, Any]:
         for one in evaluations
     ]
     numbers = Table(("step", "test loss", f"test {score}"), rows)
-    return {"figure": evaluation_curves(evaluations, score), "numbers": numbers}
+    losses = {"test loss": [one.test_loss for one in evaluations]}
+    steps, scores = [one.num_steps for one in evaluations], [one.score for one in evaluations]
+    figure = learning_curves("step", steps, {"rangemode": "tozero"}, losses, score, scores)
+    return {"figure": figure, "numbers": numbers}
 
 
-def _learning(epochs: Sequence[Epoch], score: str) -> dict[str, Any]:
+def learning(epochs: Sequence[Epoch], score: str) -> dict[str, Any]:
+    """Return the figure and the table of losses and scores by epoch."""
     rows: Rows = []
     for epoch in epochs:
-        losses = f"{epoch.train_loss:.4f}", loss_text(epoch.test_loss)
+        lost = f"{epoch.train_loss:.4f}", loss_text(epoch.test_loss)
         reached = optional_score(score, epoch.score), duration(epoch.seconds)
-        rows.append((str(epoch.number + 1), *losses, *reached))
+        rows.append((str(epoch.number + 1), *lost, *reached))
     numbers = Table(("epoch", "train loss", "test loss", f"test {score}", "time"), rows)
-    return {"figure": learning_curves(epochs, score), "numbers": numbers}
+    losses = {f"{name} loss": [getattr(one, f"{name}_loss") for one in epochs] for name in _PARTS}
+    axis, places = {"range": [0.5, len(epochs) + 0.5]}, [one.number + 1 for one in epochs]
+    scores = [one.score for one in epochs]
+    figure = learning_curves("epoch", places, axis, losses, score, scores)
+    return {"figure": figure, "numbers": numbers}
 
 
 def _beside(timelines: Mapping[Origin, Timeline]) -> Table:

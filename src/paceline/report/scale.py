@@ -41,7 +41,11 @@ def page_of(result: ScaleResult) -> Page:
         "line": _line(result),
         "tiles": list(_tiles(result)),
         "advice": list(advice.shown(result.findings)),
-        "epochs": dict(_epochs(good)),
+        "epochs": {
+            scaling: _epoch_times(found)
+            for scaling in get_args(Scaling)
+            if (found := [cell for cell in good if cell.scaling == scaling])
+        },
         "speedups": _speedups(good) if len({cell.workers for cell in good}) > 1 else None,
         "overhead": _overhead(alone) if len(_distinct(alone, attrgetter("method"))) > 1 else None,
         "synchronisation": _synchronisation(good) if good else None,
@@ -65,12 +69,6 @@ def _line(result: ScaleResult) -> str:
         f"{' and '.join(settings.kinds)}: {', '.join(settings.strategy)} on {workers} workers, "
         f"batches of {batches}, {' and '.join(settings.scaling)} scaling"
     )
-
-
-def _epochs(cells: Sequence[TimedCell]) -> Iterator[tuple[Scaling, Described]]:
-    for scaling in get_args(Scaling):
-        if found := [cell for cell in cells if cell.scaling == scaling]:
-            yield scaling, _epoch_times(found)
 
 
 def _tiles(result: ScaleResult) -> Iterator[tuple[str, str, str]]:

@@ -7,19 +7,23 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import psutil
+from rich.console import Console
 
 from paceline.core.errors import InvalidInput
 from paceline.core.settings import Record
 from paceline.core.timeline import Timeline
 from paceline.links.files.writing import write_text
 from paceline.planner import Ranking
+from paceline.planner.drawing import drawing
 from paceline.record.trace import write_trace
 from paceline.records.config_file import FILE_NAME, written_config
-from paceline.records.result import AnyResult, PlanResult
-from paceline.report import write_report
+from paceline.records.result import AnyResult, PlanResult, RankingRows
+from paceline.report import advice, metrics, write_report
+from paceline.report.plans import Form, present
 
 _by_torchrun = count(1)  # number of this process's next run under torchrun
 
@@ -90,8 +94,24 @@ def write_files(folder: Path, result: AnyResult, timelines: Iterable[Timeline]) 
     write_report(folder)
 
 
-def keep_plan(output: Path, result: PlanResult, ranking: Ranking) -> Path:
-    """Save a plan in a new folder below `output`, and return the folder."""
-    folder = make_folder(output, result.id)
-    write_files(folder, result, [ranking[0].timeline] if ranking else [])
-    return folder
+def show_plan(
+    out: Console,
+    ranking: Ranking,
+    output: Path | None,
+    title: str,
+    *,
+    form: Form,
+    explain: bool,
+    is_measured: bool,
+    **fields: Any,
+) -> None:
+    """Print a ranking as a PlanResult with these fields, and save it below `output`, if given."""
+    rows = RankingRows.of(ranking)
+    found = advice.findings(metrics.of_ranking(rows, is_measured=is_measured))
+    result = PlanResult(ranking=rows, findings=found, **fields)
+    folder = None
+    if output is not None:
+        folder = make_folder(output, result.id)
+        write_files(folder, result, [ranking[0].timeline] if ranking else [])
+    drawn = drawing(ranking[0].timeline, ranking[0].shown_s) if explain and ranking else ""
+    present(out, result, title, folder, form=form, drawing=drawn)

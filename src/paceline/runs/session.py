@@ -28,14 +28,13 @@ from paceline.links.group import Group
 from paceline.measure.this_machine import facts
 from paceline.planner import Forecast, Ranking
 from paceline.planner.admission import admit_profiled
-from paceline.planner.drawing import drawing
 from paceline.records.machine_file import find_device
-from paceline.records.result import PlanResult, PlanRow, RankingRows, RunResult
+from paceline.records.result import PlanRow, RunResult
 from paceline.records.settings import AUTO, configuration, strategy_of
 from paceline.report import advice, metrics
-from paceline.report.plan_text import Form, in_terminal, present
+from paceline.report.plans import Form, in_terminal
 from paceline.report.terminal import console, result_tables
-from paceline.runs.folder import keep_plan, run_folder, write_files
+from paceline.runs.folder import run_folder, show_plan, write_files
 from paceline.runs.forecasts import forecast_with, forecasts_of, ranking_of, train_best
 from paceline.runs.progress import Scalars, TerminalProgress
 from paceline.runs.restarts import RunRequest, num_restarts_by_torchrun, restarted_by_torchrun
@@ -109,20 +108,22 @@ def _show_ranking(
 ) -> None:
     """Print the plans for this machine, and save them if requested."""
     settings = request.settings
-    rows, is_first = RankingRows.of(ranking), session.group.rank == 0
-    plan = PlanResult(
+    form: Form = "json" if request.as_json else "markdown" if request.as_markdown else "text"
+    is_kept = request.keep and session.group.rank == 0
+    show_plan(
+        out,
+        ranking,
+        settings.output if is_kept else None,
+        title,
+        form=form,
+        explain=request.explain,
+        is_measured=True,
         id=request.run_id,
         model=settings.model,
         machine="this machine",
         batch_size=settings.batch_size,
         facts=facts(session.group.device),
-        ranking=rows,
-        findings=advice.findings(metrics.of_ranking(rows, is_measured=True)),
     )
-    folder = keep_plan(settings.output, plan, ranking) if request.keep and is_first else None
-    drawn = drawing(ranking[0].timeline, ranking[0].shown_s) if request.explain and ranking else ""
-    form: Form = "json" if request.as_json else "markdown" if request.as_markdown else "text"
-    present(out, plan, title, folder, form=form, drawing=drawn)
     if form == "text" and not session.strategy.is_led:
         launch = "torchrun --nnodes 2 --nproc-per-node 1 --node-rank RANK --master-addr ADDRESS"
         command = f"{launch} -m paceline train {shlex.quote(settings.model)}"
