@@ -23,7 +23,7 @@ from paceline.report.format import (
 )
 from paceline.report.page import Page, facts
 from paceline.report.steps import through_time, two_steps
-from paceline.report.tables import Chosen, Rows, Table, comparison_table, plans_table, trials_table
+from paceline.report.tables import Marked, Rows, Table, comparison_table, plans_table, trials_table
 from paceline.report.workers import worker_sections
 
 _TELLING = ("policy", "lanes", "head")  # options to display even if they were not set
@@ -148,7 +148,7 @@ def _plans(result: RunResult) -> Table:
     rows: Rows = []
     for plan, (name, *cells) in zip(result.plans, table.rows, strict=True):
         is_used = (plan.strategy, plan.workers) == used
-        rows.append((Chosen(name, "this run") if is_used else name, *cells))
+        rows.append((Marked(name, chip="this run") if is_used else name, *cells))
     return Table(table.head, rows, table.text)
 
 

@@ -136,7 +136,7 @@ def _longer(one: TimedCell, least: TimedCell) -> Quantity:
     """Format the extra time over the fastest epoch, marked if the two spreads overlap."""
     change = one.epoch_s / least.epoch_s - 1
     unsure = one is not least and not one.tells_apart(least)
-    text = change_text(change) + (", not told apart" if unsure else "")
+    text = change_text(change) + (", not significant" if unsure else "")
     return Quantity(text, 100 * change, "%")
 
 
@@ -151,7 +151,7 @@ def _beside(cells: Sequence[TimedCell]) -> tuple[Table, list[float]]:
             errors.append(predicted_s / cell.epoch_s - 1)
             times = duration(predicted_s), duration(cell.epoch_s)
             rows.append((*_asked(cell), *times, change_text(errors[-1])))
-    head = ("method", "workers", "batch", "scaling", "beside", "predicted", "found", "error")
+    head = ("method", "workers", "batch", "scaling", "kind", "predicted", "found", "error")
     return Table(head, rows, (0, 3, 4)), errors
 
 

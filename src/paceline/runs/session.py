@@ -5,8 +5,8 @@ measure -> forecast -> show and admit -> train (or rehearse) -> result -> folder
 
 import logging
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,13 +94,25 @@ def _save(
     result: RunResult,
     timelines: Sequence[Timeline],
 ) -> None:
-    """Save the model, collectively, and write the run's files on the rank with a folder."""
-    with _naming(folder):
+    """Save the model, collectively, and write the run's files on the rank with a folder.
+
+    Raises InvalidInput on that rank if they cannot be written, for example on a full disk.
+    """
+    try:
         if not session.is_rehearsal:
-            with _model_file(folder) as path:
+            # Ranks without a folder take part, but write no file.
+            file = None if folder is None else written_whole(folder / "model.safetensors")
+            with file or nullcontext(Path()) as path:
                 runner.save(path)
         if folder is not None:
             write_files(folder, result, timelines)
+    except (OSError, SafetensorError) as error:
+        if folder is None:
+            raise
+        has_checkpoint = bool(CheckpointFolder(folder / CHECKPOINTS).steps)
+        on = f", then run paceline train --resume {folder}" if has_checkpoint else ""
+        problem = f"cannot write the results to {folder}: {first_line(error)}"
+        raise InvalidInput("output", problem, hint=f"free some space{on}") from error
 
 
 def _show_ranking(
@@ -128,11 +140,6 @@ def _show_ranking(
         launch = "torchrun --nnodes 2 --nproc-per-node 1 --node-rank RANK --master-addr ADDRESS"
         command = f"{launch} -m paceline train {shlex.quote(settings.model)}"
         out.print(f"two machines: on each `{command}`", soft_wrap=True)
-
-
-def _model_file(folder: Path | None) -> AbstractContextManager[Path]:
-    """Provide the path for the model's weights; ranks without a folder write none."""
-    return nullcontext(Path()) if folder is None else written_whole(folder / "model.safetensors")
 
 
 def _doubt(forecasts: Sequence[Forecast], group: Group) -> None:
@@ -165,23 +172,6 @@ def _folder_of(session: TrainingSession) -> AbstractContextManager[Path]:
     goes_on = isinstance(settings, TrainSettings) and settings.resume is not None
     exists = goes_on or num_restarts_by_torchrun() > 0 or session.elastic is not None
     return run_folder(settings.output, session.run_id, settings, exists=exists)
-
-
-@contextmanager
-def _naming(folder: Path | None) -> Iterator[None]:
-    """Turn an error of writing, such as a full disk, into InvalidInput with the run's folder.
-
-    The error says how to resume, if there is a checkpoint.
-    """
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        if folder is None:
-            raise
-        has_checkpoint = bool(CheckpointFolder(folder / CHECKPOINTS).steps)
-        on = f", then run paceline train --resume {folder}" if has_checkpoint else ""
-        problem = f"cannot write the results to {folder}: {first_line(error)}"
-        raise InvalidInput("output", problem, hint=f"free some space{on}") from error
 
 
 def _progress(request: RunRequest, group: Group, err: Console) -> TerminalProgress:
