@@ -97,7 +97,7 @@ def test_a_worker_whose_model_raises_ends_the_run_and_is_not_started_again(start
     assert done.code == 1
     said = [line for line in done.err.splitlines() if "bang" in line]
     assert ["worker 1 at raising.py" in line for line in said] == [True]
-    assert "started again" not in done.err
+    assert "restarting" not in done.err
     assert "Traceback" not in done.err
 
 
