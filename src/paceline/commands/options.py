@@ -115,7 +115,7 @@ def with_options(
         known = [strategy] if strategy else list(STRATEGIES.values())
         strategies = known if issubclass(settings, RunSettings) else []
         parameters = [
-            _parameter(name, settings.model_fields[name], strategies)
+            _parameter(name, settings.model_fields[name], strategies, sorted(without_option))
             for name in _by_panel(settings)
             if name not in skipped
         ]
@@ -163,8 +163,10 @@ def _by_panel(settings: type[BaseModel]) -> list[str]:
     )
 
 
-def _parameter(name: str, field: FieldInfo, strategies: list[Strategy]) -> inspect.Parameter:
-    """Return typer's parameter for a field."""
+def _parameter(
+    name: str, field: FieldInfo, strategies: list[Strategy], without_option: list[str]
+) -> inspect.Parameter:
+    """Return typer's parameter for a field; the help of `options` lists the fields without one."""
     kind = inspect.Parameter.KEYWORD_ONLY
     if name == "model":
         argument = typer.Argument(help=_plain(field.description), metavar="MODEL")
@@ -178,10 +180,14 @@ def _parameter(name: str, field: FieldInfo, strategies: list[Strategy]) -> inspe
 
     # Pydantic parses the value. Help shows the default, but typer gets None, so that only given
     # options are passed on: strategies have their own defaults.
+    text = f"{field.description}{_shown_default(name, field, strategies)}"
+    if name == "options" and without_option:
+        names = ", ".join(without_option) if len(without_option) < 9 else "other keys of run.toml"
+        text += f" Also sets {names}."
     option = typer.Option(
         flag_of(name),
         metavar=_metavar(name, field),
-        help=_plain(f"{field.description}{_shown_default(name, field, strategies)}"),
+        help=_plain(text),
         show_default=False,
         hidden=name not in _FIRST,
         rich_help_panel=_PANEL_OF.get(name, "Options"),
