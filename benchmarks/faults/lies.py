@@ -93,7 +93,7 @@ def run(seed: int, *, lies: bool, epochs: int = _EPOCHS) -> Run:
 
 def _hub(seed: int, epochs: int) -> list[str]:
     strategy = "--strategy-option lanes=1 --strategy-option head=fc1"
-    settings = f"{strategy} --seed {seed} --epochs {epochs} --batch-size 48"
+    settings = f"{strategy} --strategy-option seed={seed} --epochs {epochs} --batch-size 48"
     times = f"--timeout {_DEADLINE_S} --profile-s 0.05 --wait 300 --checkpoint-every 1s"
     place = f"--workers {_NUM_WORKERS} --listen tcp://127.0.0.1:0 --keys keys --output runs"
     words = f"-m paceline hub small:Small --data digits --learning-rate 0.02 {settings} {times}"

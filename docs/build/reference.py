@@ -26,7 +26,7 @@ _VERBS: dict[str, type[BaseModel]] = {
 _AS_TRAIN = {
     "hub": "It takes most options of [train](#train), and its other settings by `--config`.",
 }
-_OF_ALL = ("--config", "--json", "--debug", "--help-all")
+_OF_ALL = ("--config", "--json")
 _DEFAULT = re.compile(r"\s+\[default: (.*)\]$")
 
 

@@ -97,16 +97,16 @@ def test_a_worker_whose_model_raises_ends_the_run_and_is_not_started_again(start
     assert done.code == 1
     said = [line for line in done.err.splitlines() if "bang" in line]
     assert ["worker 1 at raising.py" in line for line in said] == [True]
-    assert "started again" not in done.err
+    assert "restarting" not in done.err
     assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        (("--worker-ids", "0,3"), "worker_ids"),
+        (("--strategy-option", "worker_ids=0,3"), "worker_ids"),
         (("--strategy-option", "sync_every=9999"), "sync_every"),
-        (("--lighthouse", "nowhere"), "lighthouse"),
+        (("--strategy-option", "lighthouse=nowhere"), "lighthouse"),
     ],
 )
 def test_what_cannot_be_is_refused(start, options, field) -> None:

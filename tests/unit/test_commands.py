@@ -18,6 +18,7 @@ import paceline
 from command_line import MACHINE
 from paceline.commands.app import COMMANDS, loaded
 from paceline.commands.options import Json, with_options
+from paceline.core.error_lines import DEBUG
 from paceline.core.errors import InvalidInput, WorkersFailed
 from paceline.core.facts import Bytes
 from paceline.core.settings import (
@@ -115,7 +116,9 @@ def test_arguments_that_cannot_be_read_are_named_in_one_line(line, arguments, na
     assert named in line.err
 
 
-def test_debug_shows_where_an_error_was_raised(line):
+def test_debug_shows_where_an_error_was_raised(line, monkeypatch):
+    monkeypatch.setenv(DEBUG, "1")  # unset after the test
+    monkeypatch.delenv(DEBUG)
     line("plan", "lenet5", "--machine", "none.toml", "--debug")
     assert line.code == 2
     assert "Traceback (most recent call last)" in line.err

@@ -180,10 +180,10 @@ def test_the_usual_cuts_of_built_in_models_are_possible(name: str) -> None:
 @pytest.mark.parametrize("strategy", ["wheel", "subbatch"])
 def test_a_layer_of_sequential_is_named_by_its_number(strategy: str) -> None:
     known = find_strategy(strategy)
-    assert check_options(known, fields_of(["head=7"], "--strategy-option"), 2).head == "7"
-    assert check_options(known, fields_of(['head="7.10"'], "--strategy-option"), 2).head == "7.10"
+    assert check_options(known, fields_of(["head=7"], "options"), 2).head == "7"
+    assert check_options(known, fields_of(['head="7.10"'], "options"), 2).head == "7.10"
     with refused("head"):  # 7.10 and 7.1 are the same number
-        check_options(known, fields_of(["head=7.10"], "--strategy-option"), 2)
+        check_options(known, fields_of(["head=7.10"], "options"), 2)
 
 
 NUM_THREADS, NUM_TRACES = 3, 30

@@ -21,12 +21,12 @@ from paceline.report.figures import (
     Panel,
     decades,
     figure_of,
-    learning_curves,
     step_parts,
     whole_numbers,
 )
 from paceline.report.format import change_text, duration, nbytes, number, share
 from paceline.report.page import _environment
+from paceline.report.run import learning
 from paceline.report.steps import Excerpt, excerpt, steps_in_time, thinned, through_time
 from paceline.report.tables import Table
 from paceline.report.workers import worker_sections
@@ -92,7 +92,7 @@ def test_learning_curves_count_epochs_from_one() -> None:
     epochs = [
         Epoch(number=i, train_loss=3 - i, test_loss=4 - i, score=i / 2, seconds=1) for i in range(2)
     ]
-    drawn = learning_curves(epochs, "accuracy")["data"]
+    drawn = learning(epochs, "accuracy")["figure"]["data"]
     lines = {line["name"]: (line["x"], line["y"]) for line in drawn}
     assert lines == {
         "train loss": ([1, 2], [3, 2]),
@@ -100,7 +100,7 @@ def test_learning_curves_count_epochs_from_one() -> None:
         "test accuracy": ([1, 2], [0, 0.5]),
     }
     unscored = [replace(one, score=None) for one in epochs]
-    assert [line["name"] for line in learning_curves(unscored, "")["data"]] == list(lines)[:2]
+    assert [line["name"] for line in learning(unscored, "")["figure"]["data"]] == list(lines)[:2]
 
 
 def test_parts_stack_up_to_the_sum_of_what_is_not_hidden() -> None:

@@ -236,7 +236,7 @@ IN_TREE = ("--steps", "6", "--strategy-option", "child_hubs=2")
     ("field", "arguments"),
     [
         ("epochs", [*CHILD, "--epochs", "3"]),
-        ("keep_checkpoints", [*CHILD, "--keep-checkpoints", "3"]),
+        ("keep_checkpoints", [*CHILD, "--strategy-option", "keep_checkpoints=3"]),
         ("model", ["hub", "lenet5", *CHILD[1:]]),
         ("options", [*CHILD, "--strategy-option", "head=fc1"]),
         ("options", [*CHILD, "--strategy-option", "staleness_decay=1"]),

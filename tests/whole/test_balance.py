@@ -54,7 +54,7 @@ QUICK = ("--workers", "1", "--profile-s", "0.2", "--seed", "3")
 def test_the_mean_of_one_workers_gradients_is_its_gradients(outcome, tmp_path, strategy):
     """The oracle is the training without an exchange, bit for bit."""
     asked = ("train", *ASKED, *QUICK, "--strategy", strategy)
-    found = [outcome(*asked, *more) for more in ((), ("--exchange-alone",))]
+    found = [outcome(*asked, *more) for more in ((), ("--strategy-option", "exchange_alone=true"))]
     assert found[1]["faults"] == []
     weights = [load_file(tmp_path / "runs" / one["id"] / "model.safetensors") for one in found]
     assert weights[0].keys() == weights[1].keys()

@@ -78,7 +78,7 @@ def fail(group):
     raise InvalidInput("field", "the same on all ranks")
 
 sys.stderr = SlowStream()
-leave(as_rank(fail, 60.0, debug=False))
+leave(as_rank(fail, 60.0))
 """
 
 

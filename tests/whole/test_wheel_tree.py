@@ -24,17 +24,8 @@ EPOCHS, STEPS = 3, 30  # of an epoch
 ALONE = ("--workers", "1", "--strategy-option", "lanes=1", "--strategy-option", "staleness=0")
 ROOT = (
     *("-m", "paceline", "hub", "turning:Normed", "--strategy-option", "head=fc1"),
-    *(
-        "--seed",
-        str(turning.SEED),
-        "--batch-size",
-        str(turning.BATCH),
-        "--momentum",
-        "0.5",
-        "--profile-s",
-        "0",
-        "--json",
-    ),
+    *("--strategy-option", f"seed={turning.SEED}", "--strategy-option", "momentum=0.5"),
+    *("--profile-s", "0", "--batch-size", str(turning.BATCH), "--json"),
 )
 CHILD = ("-m", "paceline", "hub", "--json")
 ANY = "tcp://127.0.0.1:0"

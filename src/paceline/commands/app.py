@@ -1,8 +1,10 @@
 """The typer application of all commands, and how errors are printed.
 
-A command's module is imported when it is called, so that help is instant.
+A command's module is imported when it is called, so that help is instant. --debug and --help-all
+are accepted anywhere and removed before parsing.
 """
 
+import os
 import sys
 import traceback
 from importlib import import_module
@@ -12,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
+from paceline.core.error_lines import DEBUG, error_line
 from paceline.core.errors import InvalidInput, PacelineError, WorkersFailed
 from paceline.links.failpoints import reach
 from paceline.links.signals import Stopped, participle
@@ -38,7 +41,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "plan": Command(
-        *("running", _TRAIN, "Predict what each strategy would take, best first, and why."),
+        *("running", _TRAIN, "Predict the step time of each strategy, best first, and why."),
         "plan alexnet --machine k40-gigabit --batch-size 256",
     ),
     "train": Command(
@@ -46,11 +49,11 @@ COMMANDS = {
         "train gpt --strategy auto --workers 2 --steps 500",
     ),
     "rehearse": Command(
-        *("running", _TRAIN, "Rehearse training on devices you need not have."),
+        *("running", _TRAIN, "Rehearse training on emulated devices."),
         "rehearse alexnet --device p100 --strategy host --workers 2",
     ),
     "profile": Command(
-        *("studying", _MEASURE, "Measure where a step goes, layer by layer, and what limits."),
+        *("studying", _MEASURE, "Measure the time and memory of a step, layer by layer."),
         "profile gpt --workers 2 --batch-size 32",
     ),
     "scale": Command(
@@ -61,29 +64,25 @@ COMMANDS = {
         *("studying", _MEASURE, "Compare two runs, or a run with its prediction."),
         "compare runs/FIRST runs/SECOND",
     ),
-    "report": Command(
-        *("studying", _MEASURE, "Write a run's report.html anew."),
-        "report runs/FIRST",
-    ),
+    "report": Command(*("studying", _MEASURE, "Rewrite a run's report.html."), "report runs/FIRST"),
     "probe": Command(
-        *("studying", _MEASURE, "Measure this machine, and write a machine file."),
+        *("studying", _MEASURE, "Measure this machine and write a machine file."),
         "probe --output mine.toml",
     ),
     "env": Command(
-        *("studying", _MEASURE, "Describe this machine for an issue, and what is slow here."),
+        *("studying", _MEASURE, "Describe this machine for an issue, with causes of slowness."),
         "env --json",
     ),
     "hub": Command(
-        *("remote", _MACHINES, "Serve workers of other machines."),
+        *("remote", _MACHINES, "Serve workers on other machines."),
         "hub lenet5 --listen tcp://10.0.0.1:5555 --keys keys --workers 2",
     ),
     "worker": Command(
-        *("remote", _MACHINES, "Work for a hub, on one device."),
+        *("remote", _MACHINES, "Run workers for a hub on one device."),
         "worker --connect tcp://10.0.0.1:5555 --keys keys",
     ),
     "keys": Command(
-        *("remote", _MACHINES, "Write new keys for a hub and its workers."),
-        "keys keys",
+        *("remote", _MACHINES, "Write new keys for a hub and its workers."), "keys keys"
     ),
 }
 
@@ -103,8 +102,14 @@ def loaded(name: str) -> "TyperCommand":
     known = COMMANDS[name]
     function = getattr(import_module(f"paceline.commands.{known.module}"), name)
     alone = typer.Typer(rich_markup_mode="rich", add_completion=False)
-    alone.command(name, epilog=f"Example: paceline {known.example}")(function)
+    epilog = f"Example: paceline {known.example}"
+    alone.command(name, epilog=epilog)(function)
     found: TyperCommand = typer.main.get_command(alone)  # type: ignore[assignment]
+    if "--help-all" in sys.argv:
+        for parameter in found.params:
+            parameter.hidden = False  # type: ignore[attr-defined]
+    elif any(getattr(parameter, "hidden", False) for parameter in found.params):
+        found.epilog = f"{epilog}\n\nAll options: paceline {name} --help-all"
     return found
 
 
@@ -140,7 +145,7 @@ def start(
     debug: Annotated[
         bool,
         typer.Option(
-            "--debug", metavar="", help="Show the traceback of an error, after any command, too."
+            "--debug", metavar="", help="Print the traceback of an error (after any command)."
         ),
     ] = False,
 ) -> None:
@@ -162,8 +167,12 @@ _list_commands()
 
 def run() -> int:
     """Run the command line and return the exit code: 0 if the work was done, 2 for bad input."""
+    words = ["--help" if one == "--help-all" else one for one in sys.argv[1:]]
+    if "--debug" in words:
+        words.remove("--debug")
+        os.environ[DEBUG] = "1"  # the workers print tracebacks, too
     try:
-        code = app(standalone_mode=False, prog_name="paceline") or 0
+        code = app(words, standalone_mode=False, prog_name="paceline") or 0
         return _fail("interrupted", code) if code == _INTERRUPTED else code
     except Stopped as stopped:
         return _fail(f"{participle(stopped.number)}{stopped.why}", 128 + stopped.number)
@@ -176,18 +185,16 @@ def run() -> int:
             return _fail(str(error), 1)
         from paceline.commands.options import flag_of
 
-        setting, dot, key = error.field.partition(".")
+        setting, _, key = error.field.partition(".")
         flag = flag_of(setting)
-        is_typed = any(word.partition("=")[0] == flag for word in sys.argv)
-        return _fail(error.message_for(f"{flag}{dot}{key}") if is_typed else str(error), 2)
+        is_typed = any(word.partition("=")[0] == flag for word in words)
+        return _fail(error.message_for(f"{flag} {key}".strip()) if is_typed else str(error), 2)
     except Exception as error:
-        from paceline.core.error_lines import error_line
-
         return _fail(error_line(error), 1)
 
 
 def _fail(message: str, code: int) -> int:
-    if "--debug" in sys.argv:
+    if DEBUG in os.environ:
         traceback.print_exc()
     sys.stderr.write(f"paceline: {message}\n")
     return code

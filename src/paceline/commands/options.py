@@ -11,7 +11,6 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import from_json
-from typer.core import TyperOption
 
 from paceline.core.errors import InvalidInput
 from paceline.core.reading import check_numbers
@@ -24,8 +23,6 @@ Json = Annotated[
     bool,
     typer.Option("--json", metavar="", help="Print one JSON object.", rich_help_panel="Output"),
 ]
-# Shown once, in the help of `paceline`.
-Debug = Annotated[bool, typer.Option("--debug", hidden=True, metavar="")]
 Config = Annotated[
     Path | None,
     typer.Option(
@@ -44,12 +41,14 @@ FLAGS = {
     "kinds": "--kind",
 }
 _TABLES = ("options", "optimizer_options")  # repeatable, FIELD=VALUE
+# Settings that have no option of their own, but can be given as --strategy-option NAME=VALUE.
+_RARE = ("lighthouse", "worker_ids", "exchange_alone")
 # Panels of the help, in their order; options that are in none of them come first.
 _PANELS = {
     "Model and data": ("data", "batch_size", "input_shape", "samples", "seed"),
     "Strategy": (
         *("strategy", "options", "workers", "codec", "balance", "force", "scaling", "elastic"),
-        *("lighthouse", "worker_ids", "exchange_alone", "overhead"),
+        "overhead",
     ),
     "Optimization": (
         *("epochs", "steps", "optimizer", "optimizer_options", "learning_rate", "momentum"),
@@ -81,8 +80,6 @@ _METAVARS = {
     "connect": "URL",
     "options": "FIELD=VALUE",
     "optimizer_options": "FIELD=VALUE",
-    "lighthouse": "URL",
-    "worker_ids": "INT,…",
     "slowdown": "FLOAT,…",
     "codec": "CODEC",
     "kinds": "[measured|rehearsed|predicted],…",
@@ -106,26 +103,30 @@ def with_options(
 
     The command is called with `values`, the fields given as options or in the --config file, and
     with its own keyword-only parameters. The field `model` becomes the argument; tables become
-    repeatable options such as --strategy-option. Fields in `leave_out` get no option. `strategy`
-    provides the defaults in the help, if the command has only one strategy.
+    repeatable options such as --strategy-option. Rare fields and those in `leave_out` are given as
+    --strategy-option NAME=VALUE. `strategy` provides the defaults in the help, if the command has
+    only one strategy.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        skipped = {"kind", *leave_out, *(parameter.name for parameter in own)}
+        without_option = {*_RARE, *leave_out} & settings.model_fields.keys()
+        skipped = {"kind", *without_option, *(parameter.name for parameter in own)}
         known = [strategy] if strategy else list(STRATEGIES.values())
         strategies = known if issubclass(settings, RunSettings) else []
         parameters = [
-            _parameter(name, settings.model_fields[name], strategies)
+            _parameter(name, settings.model_fields[name], strategies, sorted(without_option))
             for name in _by_panel(settings)
             if name not in skipped
         ]
         names = {parameter.name for parameter in parameters}
 
-        def called(config: Path | None, help_all: bool, **arguments: Any) -> None:
+        def called(config: Path | None, **arguments: Any) -> None:
             values = {name: arguments.pop(name) for name in names}
             for name in values.keys() & _TABLES:
-                values[name] = fields_of(values[name], FLAGS[name]) or None
+                table = fields_of(values[name], name)
+                values |= {key: table.pop(key) for key in table.keys() & without_option}
+                values[name] = table or None
             values = {name: value for name, value in values.items() if value is not None}
             if config is not None:
                 values = merged(values, read_config(config, settings))
@@ -146,30 +147,11 @@ def _declare(
     """Give a function a command's name and help, and its parameters with those of all commands."""
     kind = inspect.Parameter.KEYWORD_ONLY
     config = inspect.Parameter("config", kind, annotation=Config, default=None)
-    help_all = inspect.Parameter("help_all", kind, annotation=_HelpAll, default=False)
-    declared = [one.replace(kind=kind) for one in (*parameters, config, help_all)]
+    declared = [one.replace(kind=kind) for one in (*parameters, config)]
     declared.sort(key=lambda one: one.default is not inspect.Parameter.empty)
     called.__signature__ = inspect.Signature(declared)  # type: ignore[attr-defined]
     called.__annotations__ = {one.name: one.annotation for one in declared}
     called.__name__, called.__doc__ = command.__name__, command.__doc__
-
-
-def _show_all(context: typer.Context, is_asked: bool) -> None:
-    """Print the help with the options that --help leaves out."""
-    if is_asked and not context.resilient_parsing:
-        for parameter in context.command.params:
-            if isinstance(parameter, TyperOption) and parameter.help:
-                parameter.hidden = False
-        context.command.format_help(context, context.make_formatter())
-        raise typer.Exit
-
-
-_HelpAll = Annotated[
-    bool,
-    typer.Option(
-        "--help-all", callback=_show_all, is_eager=True, metavar="", help="Show all options."
-    ),
-]
 
 
 def _by_panel(settings: type[BaseModel]) -> list[str]:
@@ -181,8 +163,10 @@ def _by_panel(settings: type[BaseModel]) -> list[str]:
     )
 
 
-def _parameter(name: str, field: FieldInfo, strategies: list[Strategy]) -> inspect.Parameter:
-    """Return typer's parameter for a field."""
+def _parameter(
+    name: str, field: FieldInfo, strategies: list[Strategy], without_option: list[str]
+) -> inspect.Parameter:
+    """Return typer's parameter for a field; the help of `options` lists the fields without one."""
     kind = inspect.Parameter.KEYWORD_ONLY
     if name == "model":
         argument = typer.Argument(help=_plain(field.description), metavar="MODEL")
@@ -196,10 +180,14 @@ def _parameter(name: str, field: FieldInfo, strategies: list[Strategy]) -> inspe
 
     # Pydantic parses the value. Help shows the default, but typer gets None, so that only given
     # options are passed on: strategies have their own defaults.
+    text = f"{field.description}{_shown_default(name, field, strategies)}"
+    if name == "options" and without_option:
+        names = ", ".join(without_option) if len(without_option) < 9 else "other keys of run.toml"
+        text += f" Also sets {names}."
     option = typer.Option(
         flag_of(name),
         metavar=_metavar(name, field),
-        help=_plain(f"{field.description}{_shown_default(name, field, strategies)}"),
+        help=_plain(text),
         show_default=False,
         hidden=name not in _FIRST,
         rich_help_panel=_PANEL_OF.get(name, "Options"),
@@ -255,19 +243,19 @@ def _is_of(kind: type, annotation: Any) -> bool:
     return annotation is kind or any(_is_of(kind, one) for one in get_args(annotation))
 
 
-def fields_of(options: list[str] | None, flag: str) -> dict[str, Any]:
-    """Parse FIELD=VALUE pairs; a value that is not JSON is text."""
+def fields_of(options: list[str] | None, name: str) -> dict[str, Any]:
+    """Parse the FIELD=VALUE pairs of a setting; a value that is not JSON is text."""
     values: dict[str, Any] = {}
     for option in options or ():
         field, equals, value = option.partition("=")
         if not equals:
-            raise InvalidInput(flag, f"{option!r} is not FIELD=VALUE")
+            raise InvalidInput(name, "must be FIELD=VALUE", got=option)
         try:
             found = from_json(value.encode(errors="surrogateescape"))
         except ValueError:  # a text
             values[field] = value
             continue
-        check_numbers(found, f"{flag}: {field}")
+        check_numbers(found, f"{name}.{field}")
         values[field] = found
     return values
 

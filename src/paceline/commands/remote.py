@@ -1,5 +1,6 @@
 """The commands `hub`, `worker` and `keys`, for workers on other machines."""
 
+from collections.abc import Mapping
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
@@ -8,7 +9,7 @@ from urllib.parse import parse_qsl
 
 import typer
 
-from paceline.commands.options import Debug, Json, print_json, with_options
+from paceline.commands.options import Json, with_options
 from paceline.core.errors import InvalidInput
 from paceline.core.names import not_known
 from paceline.core.settings import TrainSettings
@@ -23,13 +24,14 @@ _REMOTE = {
 _STRATEGY = STRATEGIES[next(iter(_REMOTE))]
 _CHILD = import_module(_REMOTE[_STRATEGY.name])
 _NUMBERS = WorkerProcessSettings.model_fields["workers"].description
-# Settings of a training that a hub takes from --config only.
+# Settings of a training that a hub takes from --config or --strategy-option.
 _LEFT_OUT = (
     *("accumulate", "balance", "clip_norm", "codec", "elastic", "evaluate_every"),
     *("exchange_alone", "force", "worker_ids", "lighthouse", "optimizer", "optimizer_options"),
     *("precision", "max_restarts", "schedule", "strategy", "tensorboard", "warmup_steps"),
+    *("momentum", "keep_checkpoints", "seed"),
 )
-# Parts of the query of --parent, and the settings of a child hub that they are.
+# Keys of the query of --parent, and the child hub's settings they set.
 _OF_PARENT = {"worker": "number", "keys": "parent_keys", "gather": "gather"}
 
 
@@ -40,30 +42,32 @@ def hub(
     parent: Annotated[
         str | None,
         typer.Option(
-            metavar="URL",
-            help="Hub of which this one is a worker: tcp://10.0.0.1:5555?worker=0&keys=FOLDER.",
+            metavar="URL", help="URL of the parent hub: tcp://10.0.0.1:5555?worker=0&keys=FOLDER."
         ),
     ] = None,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
-    """Serve workers of other machines, which join by `paceline worker`."""
+    """Serve workers on other machines, which join by `paceline worker`."""
     from paceline.runs import launching
 
     if parent is not None:
         if values.pop("strategy", _STRATEGY.name) != _STRATEGY.name:
-            raise InvalidInput("parent", f"only a hub of {_STRATEGY.name} is a worker of another")
+            raise InvalidInput("parent", f"requires strategy {_STRATEGY.name}")
         _serve_parent({**values, **_parent(parent)}, as_json)
         return
     if not {"model", "resume"} & values.keys():
-        raise InvalidInput("model", "a hub needs a model to train", hint="name one, or --resume")
-    if "listen" not in values:
-        raise InvalidInput("listen", "name the address that workers reach, as tcp://10.0.0.1:5555")
+        raise InvalidInput("model", "is missing", hint="name a model, or a run with --resume")
+    _check_listen(values)
     given = values if "resume" in values else {"strategy": _STRATEGY.name, **values}
     named = given.get("strategy", _STRATEGY.name)
     if named not in _REMOTE:
-        raise InvalidInput("strategy", f"a hub is one of {', '.join(_REMOTE)}, not {named}")
-    launching.carry_out(launching.requested("train", given, as_json=as_json, debug=debug))
+        raise InvalidInput("strategy", f"must be {' or '.join(_REMOTE)}", got=named)
+    launching.carry_out(launching.requested("train", given, as_json=as_json))
+
+
+def _check_listen(values: Mapping[str, Any]) -> None:
+    if "listen" not in values:
+        raise InvalidInput("listen", "is missing", hint="--listen tcp://10.0.0.1:5555")
 
 
 def _parent(url: str) -> dict[str, Any]:
@@ -72,7 +76,8 @@ def _parent(url: str) -> dict[str, Any]:
     try:
         parts = parse_qsl(query, strict_parsing=True) if query else []
     except ValueError:
-        raise InvalidInput("parent", f"{query!r} is not of the form worker=0&keys=FOLDER") from None
+        problem = "must end in a query such as ?worker=0&keys=FOLDER"
+        raise InvalidInput("parent", problem, got=url) from None
     for name, _ in parts:
         if name not in _OF_PARENT:
             raise not_known("parent", name, list(_OF_PARENT))
@@ -87,9 +92,8 @@ def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
 
     for name in values:
         if name not in (*_CHILD.ChildSettings.model_fields, "codec"):
-            raise InvalidInput(name, "the root hub decides it", hint="leave it out with --parent")
-    if "listen" not in values:
-        raise InvalidInput("listen", "name the address that workers reach, as tcp://10.0.1.1:5555")
+            raise InvalidInput(name, "cannot be combined with --parent", hint="set it at the root")
+    _check_listen(values)
     values = without_shorthands(values, _STRATEGY)
     settings = validated(_CHILD.ChildSettings, values)
     log_to_stderr()
@@ -103,9 +107,9 @@ def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
     out.print(traffic_table(result.parent_traffic, "Bytes to and from the parent"))
     steps, stale = result.updates.count, result.updates.mean_staleness
     sent, received = map(nbytes, result.parent_wire_nbytes)
-    out.print(f"updates    {result.num_pushed:,} of the parent, of {steps:,} steps here")
-    out.print(f"staleness  {stale:.2f} of the root's updates on average")
-    out.print(f"parent     {sent} sent there and {received} received, with headers")
+    out.print(f"updates    {result.num_pushed:,} pushed to the parent after {steps:,} steps here")
+    out.print(f"staleness  {stale:.2f} updates of the root on average")
+    out.print(f"parent     {sent} sent and {received} received, with headers")
 
 
 @with_options(WorkerProcessSettings, leave_out=("workers",))
@@ -115,9 +119,8 @@ def worker(
     numbers: Annotated[
         str | None, typer.Option("--worker-ids", metavar="INT,…", help=_NUMBERS)
     ] = None,
-    debug: Debug = False,
 ) -> None:
-    """Work for a hub, on one device. The hub sends the model, the data and the strategy."""
+    """Run workers for a hub on one device. The hub sends the model, data and strategy."""
     from paceline.records.settings import validated
     from paceline.report.terminal import log_to_stderr
     from paceline.runs.working import work
@@ -130,11 +133,8 @@ def worker(
 
 def keys(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that gets the keys.")],
-    as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
-    """Write new keys for a hub and its workers, which encrypt and authenticate what they send."""
+    """Write new keys, with which a hub and its workers encrypt and authenticate messages."""
     from paceline.rpc.keys import generate_keys
 
-    written = [str(path) for path in generate_keys(folder)]
-    print_json({"written": written}) if as_json else typer.echo("\n".join(written))
+    typer.echo("\n".join(map(str, generate_keys(folder))))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from paceline.commands.options import Debug, Json, print_json, with_options
+from paceline.commands.options import Json, print_json, with_options
 from paceline.core.errors import InvalidInput
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.timeline import Origin
@@ -16,31 +16,32 @@ from paceline.links.processes import KEEPING_MEMORY
 from paceline.records.settings import PlanSettings, validated
 
 if TYPE_CHECKING:
-    from paceline.report.plan_text import Form
+    from paceline.report.plans import Form
 
 _OF_HUBS = ("listen", "keys", "run_name", "wait_s")
+_RARE = ("run_name", "wait_s")
 # Modules to import once for all workers; the second loads torch's compiler.
 _IMPORTED = ("paceline.runs.launching", "paceline.exchange.synchronized")
 
 
 @with_options(TrainSettings, leave_out=_OF_HUBS)
-def train(values: dict[str, Any], *, as_json: Json = False, debug: Debug = False) -> None:
+def train(values: dict[str, Any], *, as_json: Json = False) -> None:
     """Profile, plan and train a model, and write its result, trace and report."""
-    _carry_out("train", values, as_json=as_json, debug=debug)
+    _carry_out("train", values, as_json=as_json)
 
 
-@with_options(RehearseSettings)
-def rehearse(values: dict[str, Any], *, as_json: Json = False, debug: Debug = False) -> None:
-    """Rehearse training on devices you need not have: real exchange, layers that only take time."""
-    _carry_out("rehearse", values, as_json=as_json, debug=debug)
+@with_options(RehearseSettings, leave_out=_RARE)
+def rehearse(values: dict[str, Any], *, as_json: Json = False) -> None:
+    """Rehearse training on emulated devices: real exchange, layers that only take time."""
+    _carry_out("rehearse", values, as_json=as_json)
 
 
 def _carry_out(
     verb: Literal["train", "plan", "rehearse"], values: Mapping[str, Any], **how: bool
 ) -> None:
     """Check the settings and run the workers; `how` are other fields of the request."""
-    # Workers are forked from a process that imports torch in parallel with this one, unless
-    # torchrun has started this process as a rank.
+    # The server imports torch while this process does, and forks the workers. Under torchrun,
+    # this process is a rank.
     under_torchrun = "RANK" in os.environ
     environment = KEEPING_MEMORY | os.environ
     with nullcontext() if under_torchrun else open_server(_IMPORTED, environment):
@@ -51,10 +52,7 @@ def _carry_out(
 
 
 Explain = Annotated[
-    bool,
-    typer.Option(
-        "--explain", metavar="", help="Show the parts of each plan, and draw the best one."
-    ),
+    bool, typer.Option("--explain", metavar="", help="Explain each plan, and draw the best one.")
 ]
 Sweep = Annotated[
     str | None,
@@ -76,106 +74,76 @@ def plan(
     sweep: Sweep = None,
     as_markdown: Markdown = False,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
-    """Predict what each strategy would take, best first, and whether a codec pays."""
+    """Predict the step time of each strategy, best first, and the gain of codecs."""
     settings = validated(PlanSettings, values)
     if settings.machine is None:
         if sweep:
-            raise InvalidInput("sweep", "needs a machine that is described", hint="--machine")
+            raise InvalidInput("sweep", "requires --machine")
         if "," in values.get("strategy", ""):
-            why = "here all that can be measured are planned; name one, or none"
-            raise InvalidInput("strategy", why)
+            raise InvalidInput("strategy", "must be a single strategy without --machine")
         _check_profiled(settings)
         how = {"as_json": as_json, "as_markdown": as_markdown, "explain": explain}
-        _carry_out("plan", values, debug=debug, keep="output" in values, **how)
+        _carry_out("plan", values, keep="output" in values, **how)
         return
     if settings.data is not None:
-        raise InvalidInput("data", "nothing is measured with --machine", hint="leave it out")
+        raise InvalidInput("data", "cannot be combined with --machine")
     size = settings.batch_size
     about = f"{settings.model} predicted on {settings.machine}, {size} samples a step"
     if sweep is None:
         form: Form = "json" if as_json else "markdown" if as_markdown else "text"
-        _plan(settings, settings.machine, about, explain, form)
+        _plan(settings, about, explain, form)
     elif settings.output is not None:
-        raise InvalidInput(
-            "output", "keeps one plan, and a sweep makes many", hint="ask for one of them"
-        )
+        raise InvalidInput("output", "cannot be combined with --sweep")
     elif explain:
-        raise InvalidInput(
-            "explain", "draws one plan, and a sweep makes many", hint="ask for one of them"
-        )
+        raise InvalidInput("explain", "cannot be combined with --sweep")
     else:
-        _sweep(settings, settings.machine, about, sweep, as_json)
+        _sweep(settings, about, sweep, as_json)
 
 
 def _check_profiled(settings: PlanSettings) -> None:
     """Raise InvalidInput for settings that require --machine."""
     if settings.input_shape is not None:
-        raise InvalidInput("input_shape", "the data say it", hint="it is for plans with --machine")
-    if settings.measured is not None or settings.profile is not None:
-        raise InvalidInput(
-            "measured, profile", "they are of a machine that is described", hint="--machine"
-        )
+        raise InvalidInput("input_shape", "requires --machine", hint="the data have a shape")
+    for name in ("measured", "profile"):
+        if getattr(settings, name) is not None:
+            raise InvalidInput(name, "requires --machine")
     if settings.precision != "float32":
-        raise InvalidInput("precision", "a profile here is in float32", hint="describe a --machine")
+        raise InvalidInput("precision", "requires --machine", hint="profiles are in float32")
 
 
-def _plan(settings: PlanSettings, machine: str, about: str, explain: bool, form: "Form") -> None:
+def _asked(settings: PlanSettings) -> dict[str, Any]:
+    """Return the arguments of the functions `plan` and `sweep`."""
+    names = {"model", "machine", "batch_size", "input_shape", "workers", "options"}
+    names |= {"precision", "measured", "profile"}
+    return settings.model_dump(include=names) | {"strategies": settings.strategy}
+
+
+def _plan(settings: PlanSettings, about: str, explain: bool, form: "Form") -> None:
     from paceline import __version__
-    from paceline.planner.drawing import drawing
-    from paceline.records.result import PlanResult, RankingRows
-    from paceline.report import advice, metrics
-    from paceline.report.plan_text import present
     from paceline.report.terminal import console
-    from paceline.runs.folder import keep_plan, new_id
+    from paceline.runs.folder import new_id, show_plan
     from paceline.runs.planning import plan as plan_on
 
-    asked = settings.model_dump(include={"model", "batch_size", "input_shape"})
-    ranking = plan_on(
-        **asked,
-        machine=machine,
-        workers=settings.workers,
-        strategies=settings.strategy,
-        options=settings.options,
-        precision=settings.precision,
-        measured=settings.measured,
-        profile=settings.profile,
-    )
-    rows = RankingRows.of(ranking)
-    is_measured = settings.measured is not None or settings.profile is not None
-    result = PlanResult(
-        id=new_id(settings.model, "-planned"),
-        machine=machine,
-        facts={"paceline": __version__},
-        ranking=rows,
-        findings=advice.findings(metrics.of_ranking(rows, is_measured=is_measured)),
-        **asked,
-    )
-    output = settings.output
-    folder = None if output is None else keep_plan(output, result, ranking)
-    drawn = drawing(ranking[0].timeline, ranking[0].shown_s) if explain and ranking else ""
-    present(console(), result, about, folder, form=form, drawing=drawn)
+    ranking = plan_on(**_asked(settings))
+    if ranking or form == "json" or settings.output is not None:
+        is_measured = settings.measured is not None or settings.profile is not None
+        fields = settings.model_dump(include={"model", "machine", "batch_size", "input_shape"})
+        fields |= {"id": new_id(settings.model, "-planned"), "facts": {"paceline": __version__}}
+        how: dict[str, Any] = {"form": form, "explain": explain, "is_measured": is_measured}
+        show_plan(console(), ranking, settings.output, about, **how, **fields)
     if not ranking:
-        raise InvalidInput("nothing can be planned", "see why each strategy was refused")
+        reasons = (f"{one.why} ({one.strategy})" for one in ranking.refused)
+        why = next(reasons, "no strategy is available")
+        raise InvalidInput("machine", f"cannot run {settings.model}: {why}")
 
 
-def _sweep(settings: PlanSettings, machine: str, about: str, over: str, as_json: bool) -> None:
+def _sweep(settings: PlanSettings, about: str, over: str, as_json: bool) -> None:
     from paceline.planner.sweep import chart
     from paceline.report.terminal import console
     from paceline.runs.planning import sweep as sweep_on
 
-    asked = settings.model_dump(include={"model", "batch_size", "input_shape", "workers"})
-    found = sweep_on(
-        **asked,
-        machine=machine,
-        over=over,
-        strategies=settings.strategy,
-        options=settings.options,
-        precision=settings.precision,
-        measured=settings.measured,
-        profile=settings.profile,
-    )
+    found = sweep_on(**_asked(settings), over=over)
     if as_json:
         values = settings.model_dump(include={"model", "machine", "batch_size"})
         values |= {"sweep": over, "origin": Origin.PREDICTED, "values": found.range.values}

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.commands.options import Debug, Json, print_json, with_options
+from paceline.commands.options import Json, print_json, with_options
 from paceline.core.errors import InvalidInput
 from paceline.core.timeline import Origin, Timeline
 from paceline.records.profile import ProfileSettings, validated_profile
 from paceline.records.scale import ScaleSettings
 from paceline.records.settings import validated
 
-_STEP_BY_STEP = 2  # the largest number of runs whose steps can be compared
+_STEP_BY_STEP = 2  # most runs whose steps are compared
 
 
 def probe(
@@ -35,32 +35,31 @@ def probe(
         bool, typer.Option("--force", metavar="", help="Replace an existing file.")
     ] = False,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Measure this machine, and write a machine file: layers, memory, links, codecs."""
     from paceline.studies.probe.probe_ranks import probe_machine, probe_settings
 
-    how = {"force": force, "as_json": as_json, "debug": debug}
+    how = {"force": force, "as_json": as_json}
     probe_machine(probe_settings(workers, output, seconds=seconds, **how))
 
 
-def env(as_json: Json = False, debug: Debug = False) -> None:
-    """Describe this machine for an issue: versions, processor, GPUs, and what is slow and why."""
+def env(as_json: Json = False) -> None:
+    """Describe this machine for an issue: versions, processor, GPUs, causes of slowness."""
     from paceline.studies.env import page, report
 
     found = report()
     print_json(found) if as_json else typer.echo(page(found))
 
 
-@with_options(ProfileSettings)
-def profile(values: dict[str, Any], *, as_json: Json = False, debug: Debug = False) -> None:
-    """Measure where a step goes, layer by layer: times, waits, memory, and what limits."""
+@with_options(ProfileSettings, leave_out=("seed",))
+def profile(values: dict[str, Any], *, as_json: Json = False) -> None:
+    """Measure the time and memory of a step, layer by layer, and find the bottleneck."""
     from paceline.studies.profile.profile_ranks import profile_model
 
-    profile_model(validated_profile(values), as_json=as_json, debug=debug)
+    profile_model(validated_profile(values), as_json=as_json)
 
 
-@with_options(ScaleSettings)
+@with_options(ScaleSettings, leave_out=("classes", "seed"))
 def scale(
     values: dict[str, Any],
     *,
@@ -71,18 +70,15 @@ def scale(
         ),
     ] = None,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
-    """Measure, rehearse or predict an epoch by method, workers and batch, and say what pays."""
+    """Measure, rehearse or predict epochs by strategy, workers and batch, and conclude."""
     from paceline.report.terminal import console
     from paceline.runs.launching import under_torchrun
     from paceline.studies.scale.study import run_study, usual_folder
     from paceline.studies.scale.study_terminal import cells_table, sentences
 
     if under_torchrun():
-        raise InvalidInput(
-            "scale", "scale starts its workers itself", hint="run it without torchrun"
-        )
+        raise InvalidInput("scale", "cannot run under torchrun")
     settings = validated(ScaleSettings, values)
     folder = output or usual_folder(settings)
     result = run_study(settings, folder, console(stderr=True))
@@ -111,14 +107,12 @@ def compare(
         ),
     ] = None,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Compare runs with each other, or a run with its prediction."""
     first, *others = runs
     if page is not None and not others:
-        raise InvalidInput(
-            "page", "shows several runs", hint=f"paceline report {first} writes that of one"
-        )
+        hint = f"for one run use paceline report {first}"
+        raise InvalidInput("page", "requires at least two runs", hint=hint)
     are_steps = len(runs) <= _STEP_BY_STEP
     if are_steps:
         _compare_steps(first, others[0] if others else None, as_json=as_json)
@@ -131,8 +125,7 @@ def _compare_losses(
 ) -> None:
     """Compare the losses, updates and utilisation of runs."""
     from paceline.report.page import write_page
-    from paceline.report.side_by_side import side_by_side
-    from paceline.report.side_by_side_page import page_of
+    from paceline.report.side_by_side import page_of, side_by_side
     from paceline.report.terminal import console, side_by_side_tables
 
     sides = side_by_side(runs)
@@ -186,8 +179,8 @@ def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
     out.print(comparison_table(table, two_runs=second is not None))
     for more in difference_tables(changed, table) if changed else ():
         out.print(more)
-    for sentence in changed.sentences if changed else ():
-        out.print(sentence, soft_wrap=True)
+    for finding in changed.findings if changed else ():
+        out.print(finding.message, soft_wrap=True)
 
 
 def report(
@@ -196,11 +189,8 @@ def report(
         Path | None,
         typer.Option(metavar="FOLDER", help="Folder of a rehearsal to show next to it."),
     ] = None,
-    as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
-    """Write a run's report.html anew, from its result.json and trace.json."""
+    """Rewrite a run's report.html from its result.json and trace.json, and print its path."""
     from paceline.report import write_report
 
-    path = write_report(folder, rehearsal)
-    print_json({"report": str(path)}) if as_json else typer.echo(path)
+    typer.echo(write_report(folder, rehearsal))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from paceline.core.errors import InvalidInput, PacelineError, first_line
 
+DEBUG = "PACELINE_DEBUG"  # environment variable: processes print tracebacks
 _PACELINE = str(Path(__file__).parents[1]) + os.sep
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple(

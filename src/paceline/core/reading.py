@@ -111,6 +111,8 @@ def first_fault(error: ValidationError, name: str = "") -> str:
 
 
 def _plain(bound: object) -> object:
+    if isinstance(bound, str):  # members of an enum as their values
+        return re.sub(r"<[\w.]+: ('\w*')>", r"\1", bound)
     return int(bound) if isinstance(bound, float) and bound.is_integer() else bound
 
 

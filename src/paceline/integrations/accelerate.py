@@ -23,16 +23,13 @@ def with_paceline(accelerator: Accelerator, **options: Any) -> Accelerator:
 
     A DistributedDataParallelKwargs applies to DataParallel, too. A model that is already a
     DataParallel is not wrapped again. With a single process nothing changes. Returns the
-    accelerator. Raises InvalidInput if the accelerator is not set up for data parallelism on CPUs
-    or GPUs, or if an option would have no effect.
+    accelerator. Raises InvalidInput for other kinds of parallelism, or an option without effect.
     """
     _check(accelerator)
     handler = accelerator.ddp_handler
     if handler is not None:
         for name in handler.to_kwargs().keys() & options.keys():
-            raise InvalidInput(
-                name, "DistributedDataParallelKwargs says it already", hint="say it once"
-            )
+            raise InvalidInput(name, "is also set in DistributedDataParallelKwargs")
         if handler.comm_hook != DDPCommunicationHookType.NO:
             check_hook("comm_hook", options.get("exchange", "auto"))
     if accelerator.num_processes > 1:
@@ -57,7 +54,7 @@ class _Preparation:
             return self._prepare(wrapped, device_placement=False, evaluation_mode=True)
         if type(model) is DistributedDataParallel:
             raise InvalidInput(
-                "model", "is in a DistributedDataParallel", hint="prepare the module itself"
+                "model", "is wrapped in DistributedDataParallel", hint="prepare its module instead"
             )
         prepared = self._prepare(model, device_placement, evaluation_mode=True)
         if evaluation_mode or not any(one.requires_grad for one in model.parameters()):
@@ -85,21 +82,14 @@ def _check(accelerator: Accelerator) -> None:
         more.append("parallelism_config")
     if more:
         raise InvalidInput(
-            "accelerator",
-            f"is set up for {more[0]}, and Paceline for plain data parallelism on CPUs and GPUs",
-            hint="leave either out",
+            "accelerator", f"uses {more[0]}; only data parallelism on CPUs or GPUs is supported"
         )
     if accelerator.mixed_precision == "fp8":
-        raise InvalidInput(
-            "mixed_precision", "'fp8' replaces layers", hint="choose 'bf16', 'fp16' or 'no'"
-        )
+        raise InvalidInput("mixed_precision", "must be 'bf16', 'fp16' or 'no'", got="fp8")
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes < launched:
         raise InvalidInput(
             "accelerator",
-            f"is alone, but one of {launched} processes was started",
-            hint=(
-                "on CPUs make it with Accelerator(cpu=True), for a Trainer with "
-                "TrainingArguments(use_cpu=True)"
-            ),
+            f"has {accelerator.num_processes} of the {launched} started processes",
+            hint="on CPUs use Accelerator(cpu=True) or TrainingArguments(use_cpu=True)",
         )

@@ -1,4 +1,4 @@
-"""A drop-in for torch's DistributedDataParallel, in a loop that stays the user's."""
+"""A drop-in replacement for torch's DistributedDataParallel in the user's own loop."""
 
 import inspect
 import logging
@@ -37,37 +37,34 @@ logger = logging.getLogger(__name__)
 
 
 class DataParallel(Synchronized):
-    """Runs `module` on this rank's samples, and gives its parameters the mean gradients of all.
+    """Runs `module` on this rank's samples and averages the gradients of all ranks.
 
-    It is a DistributedDataParallel, takes its arguments, in its order, and does what it does: it
-    broadcasts and checks the module when it is made, sends rank 0's buffers before each forward
-    pass, never runs the module but when it is called, and raises after a backward pass in which a
-    parameter got no gradient, unless `find_unused_parameters`. What sizes or skips buckets of
-    torch's reducer (`bucket_cap_mb`, `bucket_cap_mb_list`, `batched_grad_copy`,
-    `skip_all_reduce_unused_params`) changes no gradient, and nothing where there are none.
-    Launched with torchrun, one process a rank; a default process group is made if there is none,
-    and without torchrun's environment it just calls the module.
+    It has the arguments and behaviour of DistributedDataParallel: it broadcasts and checks the
+    module at creation, sends rank 0's buffers before each forward pass, and raises if a parameter
+    got no gradient in a backward pass, unless `find_unused_parameters`. Arguments about buckets
+    (`bucket_cap_mb`, `bucket_cap_mb_list`, `batched_grad_copy`, `skip_all_reduce_unused_params`)
+    affect only torch's reducer. Launch one process per rank with torchrun; the default process
+    group is created if missing. Without torchrun's environment it only calls the module.
 
-    `exchange`: "host" sums in the memory of the machine while backward runs, "allreduce" is torch's
-    own reducer, "tree" the classical baseline, and "auto" takes a few steps of each and stays with
-    the fastest (`why` says the figures). `chunk`: how many layers "host" exchanges together; "auto"
-    predicts it from its first steps, and tries neighbours while training goes on. No rank waits
-    longer than `deadline_s` for another, by default than the process group's timeout: WorkerLost
-    names the one that does not answer.
+    `exchange`: "host" sums gradients in host memory during backward, "allreduce" is torch's
+    reducer, "tree" the classical baseline; "auto" tries each for a few steps and keeps the fastest
+    (`why` has the measurements). `chunk`: number of layers that "host" exchanges together; "auto"
+    predicts it from the first steps and tries neighbouring values during training. WorkerLost names
+    a rank that did not answer within `deadline_s`; default: the process group's timeout.
 
-    `codec` encodes gradients on their way: between machines with "host", between all ranks with
-    "allreduce"; "tree" has none. A name ("dynamic8", "half" and so on), a codec, or "auto" for what
-    makes steps faster. No rank takes a step whose gradients are not finite: a GradScaler skips it;
-    otherwise the optimizer raises NonFinite, or by `on_nonfinite` "skip" changes nothing.
+    `codec` encodes gradients between machines with "host", between all ranks with "allreduce". It
+    is a name such as "dynamic8", a codec, or "auto" for the fastest one. A step with non-finite
+    gradients is not taken: a GradScaler skips it, otherwise the optimizer raises NonFinite, or
+    skips it if `on_nonfinite` is "skip".
 
-    `balance`: "auto" lets ranks have unequal batches: each rank's gradients are weighted by its
-    samples, so that all train as one process on all of them would, if the loss is a mean over
-    samples. A rank may have none. `balance()` takes the sampler that is to follow the ranks'
-    speeds. A rank that would not help gets no samples then, but with `force`.
+    `balance="auto"` allows unequal batches, even empty ones: gradients are weighted by the rank's
+    samples, which is exact for losses that are means over samples. Pass the sampler to `balance()`
+    so that its shares follow the ranks' speeds. A rank that would slow down the others gets no
+    samples, unless `force`.
 
-    `state_dict` is DistributedDataParallel's, with the prefix "module."; `load_state_dict` takes it
-    with and without. Gradients are the caller's, unless `gradient_as_bucket_view`. Raises
-    InvalidInput for what cannot be exchanged.
+    `state_dict` has the prefix "module."; `load_state_dict` accepts keys with and without it.
+    Gradients belong to the caller, unless `gradient_as_bucket_view`. Raises InvalidInput for
+    modules or options that are not supported.
     """
 
     _trials: Trials | None = None
@@ -152,7 +149,7 @@ class DataParallel(Synchronized):
         self._record_own()
 
     def _record_own(self) -> None:
-        # Those of torch's reducer would cost a pass over gradients.
+        # Recording torch's reducer would cost another pass over the gradients.
         if not self._method.uses_torch_reducer:
             self.record(self._recorder)
 
@@ -173,9 +170,9 @@ class DataParallel(Synchronized):
     # The choice of an exchange.
 
     def _exchanged(self) -> None:
-        """Decide how to go on, where all ranks are at the same place: after an exchange."""
+        """After an exchange, when all ranks are in step, choose the method of the next steps."""
         trials = self._trials
-        # Within join(), a rank without samples has no forward pass in which it could change too.
+        # Within join(), ranks without samples have no forward pass in which to change methods.
         if trials is None or self._next is not None or self._join_config.enable:
             return
         trials.exchanged()
@@ -206,7 +203,7 @@ class DataParallel(Synchronized):
             types = [parameter.dtype for parameter in self._trainable]
             if trained and not thawed and types == self._types:
                 self._use(method, prepared)
-            else:  # what is prepared is for the parameters before
+            else:  # the parameters have changed since the reducer was prepared
                 prepared.close()
                 self._use(method)
         super()._before_forward()
@@ -217,13 +214,9 @@ class DataParallel(Synchronized):
         self._record_own()
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Register a hook with torch's reducer, to which exchange "auto" then goes over."""
+        """Register a hook with torch's reducer, which exchange "auto" then selects."""
         if self._method.compression is not None:
-            raise InvalidInput(
-                "register_comm_hook",
-                "gradients are encoded already, by codec=...",
-                hint="use either",
-            )
+            raise InvalidInput("register_comm_hook", "cannot be combined with codec")
         if self._trials is not None:
             self._trials, self._next, self._tries = None, None, False
             [method] = _methods(AUTO, 1, None, needs_torch_reducer=True)
@@ -233,11 +226,11 @@ class DataParallel(Synchronized):
 
     @property
     def why(self) -> str:
-        """The reason for this exchange, with the figures that it rests on."""
+        """The reason for the exchange in use, with measured times."""
         if self._trials is None:
             return self._why
         if self._join_config.enable:
-            return f"{self._method.name}: within join() no other is tried"
+            return f"{self._method.name}: no other is tried within join()"
         if not isinstance(self._gradients, Reducer):
             return self._trials.why()
         return self._trials.why(self._gradients.chunk, self._gradients.is_searched)
@@ -250,10 +243,10 @@ class DataParallel(Synchronized):
     # Balanced batches.
 
     def balance(self, sampler: BalancedSampler) -> BalancedSampler:
-        """Adapt the shares of this sampler, which is returned, to the ranks' speeds.
+        """Adapt the shares of a sampler to the ranks' speeds, and return it.
 
-        All ranks must call it together, each with its own rank's sampler of the same batches.
-        InvalidInput without `balance="auto"`, and for a sampler that does not fit.
+        All ranks must call this together, each with its sampler of the same batches. Raises
+        InvalidInput without `balance="auto"` or for a sampler of other batches.
         """
         self._balancing().follow(sampler)
         return sampler
@@ -264,17 +257,14 @@ class DataParallel(Synchronized):
 
     def _balancing(self) -> Balanced:
         if self._balanced is None:
-            raise InvalidInput(
-                "balance", "batches are equal here", hint="DataParallel(..., balance='auto')"
-            )
+            raise InvalidInput("balance", "requires DataParallel(..., balance='auto')")
         return self._balanced
 
     def _refused(self, speeds: Sequence[float], sampler: BalancedSampler) -> list[int]:
-        """Return the ranks that would not help, unless by `force`; rank 0 logs the reason."""
+        """Return the ranks to exclude, none with `force`; rank 0 logs the reasons."""
         judged = admit(speeds, sampler.batch_size, most=sampler.most)
         verdicts = [verdict for verdict in judged if not verdict.helps]
-        kept = "gets some all the same, by force"
-        end = kept if self._force else "gets no samples (force overrides)"
+        end = "is kept because of force" if self._force else "gets no samples (override with force)"
         for verdict in verdicts if self._join().rank == 0 else ():
             logger.warning("paceline: %s; it %s", verdict.why, end)
         return [] if self._force else [verdict.worker for verdict in verdicts]
@@ -282,10 +272,7 @@ class DataParallel(Synchronized):
     # What has happened.
 
     def statistics(self) -> Statistics:
-        """Return the traffic and time of all exchanges so far, on this rank.
-
-        With exchange "auto" that is since the exchange in use was taken up.
-        """
+        """Return this rank's traffic and time of exchanges; with "auto", of the method in use."""
         found = super().statistics()
         return self._balanced.shared(found) if self._balanced else found
 
@@ -296,7 +283,7 @@ class DataParallel(Synchronized):
         return Timeline((span.moved(-start) for span in spans), Origin.MEASURED)
 
     def close(self) -> None:
-        """Stop exchanging and give back shared memory and threads; the module stays usable."""
+        """Stop exchanging and free shared memory and threads; the module stays usable."""
         self._steps.close()
         if self._next is not None:
             self._next[1].close()
@@ -305,11 +292,11 @@ class DataParallel(Synchronized):
     def __getstate__(self) -> dict[str, Any]:
         state = {**super().__getstate__(), "_why": self.why}
         for name in ("_recorder", "_steps", "_balanced", "_candidates", "_trials", "_next"):
-            state.pop(name, None)  # a copy tries no candidates, and has none
+            state.pop(name, None)  # a copy tries no candidates
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._trials = self._next = None  # a copy keeps what was in use
+        self._trials = self._next = None  # a copy keeps the method in use
         state["_tries"] = False
         super().__setstate__(state)
         self._start()
@@ -332,39 +319,40 @@ def _changed(arguments: dict[str, Any]) -> dict[str, Any]:
 def _methods(
     exchange: str, chunk: int | str, compression: Compression | None, needs_torch_reducer: bool
 ) -> list[Method]:
-    """Return the methods to try: the one asked for, or all that can do what is asked.
+    """Return the requested method, or for "auto" all methods that support the compression.
 
-    With `needs_torch_reducer`, "auto" means torch's own reducer. InvalidInput for an unknown
-    exchange or chunk, or a codec for a method that takes none.
+    With `needs_torch_reducer`, "auto" selects torch's reducer. Raises InvalidInput for an unknown
+    exchange or chunk, or a codec that the method does not support.
     """
     known = (AUTO, *EXCHANGES)
     if exchange not in known:
         raise not_known("exchange", exchange, known)
     if chunk != AUTO and not (isinstance(chunk, int) and chunk >= 1):
-        raise InvalidInput("chunk", "must be 'auto' or a number of layers", got=chunk)
+        raise InvalidInput("chunk", "must be 'auto' or at least 1", got=chunk)
     asked = LearnedSearch if chunk == AUTO else chunk
     every: dict[str, Method] = {
         name: one.runner().method(one.config(), compression, asked)
         for name, one in EXCHANGES.items()
     }
-    # A chunked exchange comes last: if it wins, it goes on with the chunk that it has learnt.
+    # Try the chunked exchange last: if it wins, it keeps the chunk that it has learnt.
     found = sorted(every.values(), key=lambda method: method.is_chunked)
     encodable = [one for one in found if one.takes_codec or compression is None]
     if exchange == AUTO:
         return [one for one in encodable if one.uses_torch_reducer or not needs_torch_reducer]
     if every[exchange] not in encodable:
         others = " or ".join(repr(one.name) for one in reversed(encodable))
-        raise InvalidInput("codec", f"exchange {exchange!r} has none", hint=f"choose {others}")
+        why = f"is not supported by exchange {exchange!r}"
+        raise InvalidInput("codec", why, hint=f"use exchange {others}")
     return [every[exchange]]
 
 
 def check_hook(argument: str, exchange: str = AUTO) -> None:
-    """Raise InvalidInput if no communication hook of torch can be registered with this exchange."""
-    # "auto" goes over to torch's reducer; others are refused later.
+    """Raise InvalidInput if the exchange does not support torch's communication hooks."""
+    # "auto" changes to torch's reducer; unknown names are refused later.
     known = _methods(exchange, 1, None, needs_torch_reducer=False) if exchange in EXCHANGES else []
     if not all(method.uses_torch_reducer for method in known):
         raise InvalidInput(
             argument,
-            f"exchange {exchange!r} has no buckets to hand to it",
-            hint="choose exchange='allreduce', or a codec in place of the hook",
+            f"is not supported by exchange {exchange!r}",
+            hint="use exchange='allreduce', or a codec",
         )

@@ -19,14 +19,12 @@ class PacelineStrategy(DDPStrategy):
     def setup_module(self, module: nn.Module) -> DataParallel:
         """Wrap the model given to `Fabric.setup`."""
         if isinstance(module, DataParallel):
-            raise InvalidInput(
-                "model", "is a DataParallel already", hint="give Fabric the module in it"
-            )
+            raise InvalidInput("model", "is already a DataParallel", hint="pass its module")
         if isinstance(self.precision, DeepSpeedPrecision | FSDPPrecision):
             raise InvalidInput(
                 "precision",
-                f"{type(self.precision).__name__} is for models that are split between ranks",
-                hint="say Fabric(precision=...)",
+                f"is {type(self.precision).__name__}, which requires a sharded model",
+                hint="use Fabric(precision=...)",
             )
         return DataParallel(module, device_ids=self._determine_ddp_device_ids(), **self._ddp_kwargs)
 

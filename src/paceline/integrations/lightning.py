@@ -29,11 +29,11 @@ class PacelineStrategy(DDPStrategy):
         if self._ddp_comm_hook is not None:
             check_hook("ddp_comm_hook", self._ddp_kwargs.get("exchange", "auto"))
         elif self._ddp_comm_wrapper is not None or self._ddp_comm_state is not None:
-            raise InvalidInput("ddp_comm_state, ddp_comm_wrapper", "nothing without ddp_comm_hook")
+            raise InvalidInput("ddp_comm_hook", "is missing for its state or wrapper")
         averages = isinstance(self._ddp_comm_state, PostLocalSGDState)
         if self._model_averaging_period is not None and not averages:
             raise InvalidInput(
-                "model_averaging_period", "is for a ddp_comm_state PostLocalSGDState"
+                "model_averaging_period", "requires a PostLocalSGDState as ddp_comm_state"
             )
 
     def setup(self, trainer: Trainer) -> None:
@@ -41,9 +41,8 @@ class PacelineStrategy(DDPStrategy):
         if isinstance(self.precision_plugin, DeepSpeedPrecision | FSDPPrecision):
             raise InvalidInput(
                 "precision",
-                f"{type(self.precision_plugin).__name__} is for models that are split between "
-                "ranks",
-                hint="say Trainer(precision=...)",
+                f"is {type(self.precision_plugin).__name__}, which requires a sharded model",
+                hint="use Trainer(precision=...)",
             )
         super().setup(trainer)
 

@@ -8,13 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from transformers import (
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from paceline.core.errors import InvalidInput
 from paceline.exchange.local_updates import LocalUpdates
@@ -34,8 +28,8 @@ def with_paceline(trainer: Trainer, **options: Any) -> Trainer:
     if trainer.args.n_gpu > 1:
         raise InvalidInput(
             "trainer",
-            f"one process has {trainer.args.n_gpu} GPUs",
-            hint="start one for each, with torchrun",
+            f"has {trainer.args.n_gpu} GPUs in one process",
+            hint="start one process per GPU with torchrun",
         )
     accelerate.with_paceline(trainer.accelerator, **options)
     trainer.add_callback(_Check(trainer))
@@ -57,9 +51,8 @@ class _Check(TrainerCallback):
         if not alone and not isinstance(wrapped, DataParallel):
             raise InvalidInput(
                 "trainer",
-                f"has made a {type(wrapped).__name__} of the model without asking the accelerator "
-                "that it had at first",
-                hint="with_paceline cannot take part in that",
+                f"has wrapped the model in {type(wrapped).__name__} without its accelerator",
+                hint="with_paceline does not support this",
             )
 
 
@@ -79,11 +72,7 @@ class LocalUpdatesCallback(TrainerCallback):
         self._averages_tokens = False
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **given: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         """Start local updates, with the checkpoint's state if training resumes."""
         if self._updates is not None:  # left by a failed training

@@ -50,229 +50,159 @@ class Rule:
 
 RULES = (
     Rule(
-        "doubt",
-        "busy",
-        "unrest",
-        BUSY,
+        *("doubt", "busy", "unrest", BUSY),
         "Other programs ran on this machine: half of the {timed} differ by up to {share} from "
         "their median. Measure again when it is quiet.",
     ),
     Rule(
-        "doubt",
-        "busier_before",
-        "gained_together",
-        ERROR_BAR,
+        *("doubt", "busier_before", "gained_together", ERROR_BAR),
         "Together the workers trained {share} more samples/s than one by one before: other "
         "programs ran then. Train again when the machine is quiet.",
     ),
     Rule(
-        "doubt",
-        "prediction_off",
-        "prediction_error",
-        2 * ERROR_BAR,
+        *("doubt", "prediction_off", "prediction_error", 2 * ERROR_BAR),
         "The prediction was off by {share}: devices or links changed their speed after they were "
         "profiled. Try --profile-s 20.",
     ),
     Rule(
-        "doubt",
-        "not_learnt",
-        "loss_unchanged",
-        1 - _HARDLY,
+        *("doubt", "not_learnt", "loss_unchanged", 1 - _HARDLY),
         "Neither the training loss nor the test loss has changed in {epochs} epochs. Try another "
         "--learning-rate.",
     ),
     Rule(
-        "doubt",
-        "close",
-        "ranges_overlap",
-        0.0,
+        *("doubt", "close", "ranges_overlap", 0.0),
         "The ranges of {best} and {other} overlap: either may be the faster. {try_both}.",
     ),
     Rule(
-        "gain",
-        "exchange",
-        "exposed",
-        _WORTH,
+        *("gain", "exchange", "exposed", _WORTH),
         "Workers wait for communication in {share} of a step, which would be at best {times} times "
         "as fast without it. Try {exchange_less}.",
     ),
     Rule(
-        "gain",
-        "balance",
-        "unevenness",
-        _UNEVEN,
+        *("gain", "balance", "unevenness", _UNEVEN),
         "The slowest worker computes {slowest} times as long as the mean. Try --balance auto.",
     ),
     Rule(
-        "gain",
-        "other_strategy",
-        "other_saves",
-        0.0,
+        *("gain", "other_strategy", "other_saves", 0.0),
         "Strategy {other} was predicted to take {share} less time for a step. Try --strategy "
         "{other}.",
     ),
     Rule(
-        "gain",
-        "waiting",
-        "idle",
-        _WORTH,
+        *("gain", "waiting", "idle", _WORTH),
         "Workers wait for each other in {share} of a step. Two of them are drawn in report.html.",
         unless=("balance",),
     ),
     Rule(
-        "gain",
-        "loading",
-        "loading",
-        _WORTH,
+        *("gain", "loading", "loading", _WORTH),
         "Loading samples takes {share} of a step. Prepare the samples beforehand, or make them "
         "smaller.",
     ),
     Rule(
-        "gain",
-        "update",
-        "updating",
-        _WORTH,
+        *("gain", "update", "updating", _WORTH),
         "The weight update takes {share} of a step. Try --batch-size {twice_batch}, which needs "
         "half as many updates.",
     ),
     Rule(
-        "gain",
-        "calls",
-        "calls",
-        _WORTH,
+        *("gain", "calls", "calls", _WORTH),
         "Python and dispatch between operators take {share} of a step. Try --batch-size "
         "{twice_batch}, or fewer and larger layers.",
     ),
     Rule(
-        "gain",
-        "no_gain",
-        "alone_saves",
-        -0.02,
+        *("gain", "no_gain", "alone_saves", -0.02),
         "The {workers} workers are {speedup} times as fast as one of them with all samples. Try "
         "--workers 1.",
     ),
     Rule(
-        "gain",
-        "enough",
-        "needless_workers",
-        0.0,
+        *("gain", "enough", "needless_workers", 0.0),
         "{worth} of {most} workers are enough: {most} are {effect}. Try --workers {worth}.",
     ),
     Rule(
-        "gain",
-        "further_worker",
-        "further_worker_saves",
-        _WORTH,
+        *("gain", "further_worker", "further_worker_saves", _WORTH),
         "One more worker would make a step at best {times} times as fast. Try --workers "
         "{more_workers}.",
         unless=("no_gain", "enough"),
     ),
     Rule(
-        "gain",
-        "method",
-        "best_saves",
-        0.02,
+        *("gain", "method", "best_saves", 0.02),
         "Strategy {best} takes {share} less time for an epoch than {second} {where}. Try "
         "--strategy {best}.",
     ),
     Rule(
-        "gain",
-        "apart",
-        "lost_together",
-        0.1,
+        *("gain", "apart", "lost_together", 0.1),
         "Together the workers train {share} fewer samples/s than one by one before. Try fewer "
         "(--workers).",
     ),
     Rule(
-        "gain",
-        "lanes",
-        "idle_device",
-        0.2,
+        *("gain", "lanes", "idle_device", 0.2),
         "Device {device} computed nothing in {share} of the time. Try {more_lanes}.",
     ),
     Rule(
-        "gain",
-        "idle_device",
-        "idle_device",
-        0.2,
+        *("gain", "idle_device", "idle_device", 0.2),
         "Device {device} computed nothing in {share} of the time. Give it larger batches, or leave "
         "it out.",
         unless=("lanes",),
     ),
     Rule(
-        "gain",
-        "other_training",
-        "other_training_saves",
-        _WORTH,
+        *("gain", "other_training", "other_training_saves", _WORTH),
         "To the same loss {learns} takes {share} less time, by {measured_on}. Try how it learns "
         "your model.",
     ),
     Rule(
-        "fact",
-        "overfit",
-        "loss_risen",
-        _HARDLY,
+        *("fact", "other_rate", "times_the_rate", 0.0),
+        "{right} trains {right_rate} samples/s, {ratio} times the {left_rate} of {left}.",
+    ),
+    Rule(
+        *("fact", "unlike", "unlike_settings", 0.0),
+        "The runs differ in {unlike}: compare samples/s, not seconds per step.",
+    ),
+    Rule(
+        *("fact", "other_step", "step_changed", 0.02),
+        "A traced step is {by} {longer}. {part} changed most, by {change}.",
+        unless=("unlike",),
+    ),
+    Rule(
+        *("fact", "same_setup", "same_setup", 0.0),
+        "Settings and machine are the same: the difference is variation between runs.",
+    ),
+    Rule(
+        *("fact", "overfit", "loss_risen", _HARDLY),
         "The test loss was lowest after epoch {best_epoch}, and is {share} higher now. Try "
         "--epochs {best_epoch}.",
     ),
     Rule(
-        "fact",
-        "still_falling",
-        "loss_fell",
-        _HARDLY,
+        *("fact", "still_falling", "loss_fell", _HARDLY),
         "The test loss still fell by {share} in the last epoch. Try --epochs {twice_epochs}.",
     ),
     Rule(
-        "fact",
-        "memory",
-        "memory_used",
-        0.8,
+        *("fact", "memory", "memory_used", 0.8),
         "Of the memory {holder} took {share}. Try --accumulate 2 before a larger batch.",
     ),
     Rule(
-        "fact",
-        "feature_maps",
-        "feature_maps",
-        0.5,
+        *("fact", "feature_maps", "feature_maps", 0.5),
         "Feature maps are {share} of the memory of a step, and grow with the batch. Try "
         "--accumulate 2 to halve them.",
     ),
     Rule(
-        "fact",
-        "codec",
-        "sent_as_is",
-        0.5,
+        *("fact", "codec", "sent_as_is", 0.5),
         "Of the bytes that travel {share} are {purpose}. Try --strategy-option {purpose}=dynamic8.",
     ),
     Rule(
-        "fact",
-        "rounding",
-        "codec_saves",
-        0.0,
+        *("fact", "rounding", "codec_saves", 0.0),
         "Codec {codec} rounds what is sent, and makes a step {times} times as fast. Compare the "
         "loss with that of a run without it.",
     ),
     Rule(
-        "fact",
-        "computation",
-        "computing",
-        0.9,
+        *("fact", "computation", "computing", 0.9),
         "Forward and backward take {share} of a step: no exchange could make it faster. Try "
         "--precision bfloat16, or a faster device.",
     ),
     Rule(
-        "fact",
-        "stated_speed",
-        "stated",
-        0.5,
+        *("fact", "stated_speed", "stated", 0.5),
         "The machine file says how fast devices compute. Try --measured 350/s with what one of "
         "yours reaches.",
     ),
     Rule(
-        "fact",
-        "slowest_layer",
-        "slowest_layer",
-        0.1,
+        *("fact", "slowest_layer", "slowest_layer", 0.1),
         "Layer {layer} alone takes {share} of a step.",
     ),
 )

@@ -1,17 +1,19 @@
 """Compare two runs: their settings, machines, versions and results."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from paceline.core.compare import Comparison
+from paceline.core.outcome import Finding
 from paceline.core.settings import Record
 from paceline.records.result import RunResult
+from paceline.report import advice
+from paceline.report.figures import PARTS
 from paceline.report.format import Quantity, duration, nbytes, number, share
 
 _INDIFFERENT = {"output", "tensorboard"}  # settings that do not affect a run's results
 _ALIKE = ("model", "batch_size", "data")  # required to compare seconds per step
-_HARDLY = 0.02
 _SHOWN: dict[str, Callable[[float], Quantity]] = {
     "s": duration,
     "bytes": nbytes,
@@ -48,12 +50,12 @@ class Figure(Record):
 
 
 class Differences(Record):
-    """All differences between two runs, and sentences that summarize them."""
+    """All differences between two runs, and findings that summarize them."""
 
     figures: tuple[Figure, ...]
     settings: tuple[Difference, ...]
     machine: tuple[Difference, ...]
-    sentences: tuple[str, ...]
+    findings: tuple[Finding, ...]
 
 
 def differences(left: RunResult, right: RunResult, table: Comparison) -> Differences:
@@ -66,8 +68,8 @@ def differences(left: RunResult, right: RunResult, table: Comparison) -> Differe
     )
     settings = _different(settings_of(left), settings_of(right))
     machine = _different(left.machine, right.machine)
-    sentences = tuple(_sentences(figures, settings, machine, table))
-    return Differences(figures=figures, settings=settings, machine=machine, sentences=sentences)
+    found = advice.findings(_metrics(figures, settings, machine, table))
+    return Differences(figures=figures, settings=settings, machine=machine, findings=found)
 
 
 def _figures(result: RunResult) -> dict[tuple[str, str], float]:
@@ -108,39 +110,29 @@ def _different(left: Mapping[str, Any], right: Mapping[str, Any]) -> tuple[Diffe
     )
 
 
-def _sentences(
+def _metrics(
     figures: tuple[Figure, ...],
     settings: tuple[Difference, ...],
     machine: tuple[Difference, ...],
     table: Comparison,
-) -> Iterator[str]:
+) -> advice.Metrics:
     rates = next(figure for figure in figures if figure.name == "samples/s")
-    times = rates.right / rates.left if rates.left else float("nan")
-    left, right = (f"{shown} samples/s" for shown in rates.shown)
-    yield f"{table.right} trains {right}, {times:.2f} times those of {table.left} ({left})"
-    unlike = [one.name.replace("_", " ") for one in settings if one.name in _ALIKE]
-    if unlike:
-        names = " and ".join(unlike)
-        yield f"the runs differ in {names}: compare samples/s, and not seconds a step"
-    else:
-        yield _where(table)
-    if not settings and not machine:
-        yield "neither settings nor machine differ: what differs is the spread of such runs"
-    elif machine:
-        names = ", ".join(one.name.replace("_", " ") for one in machine)
-        yield f"machine or versions differ in {names}"
-
-
-def _where(table: Comparison) -> str:
-    """Describe the part of a step that changed most, hidden communication excluded."""
     step, *parts = table.rows
     by_s = step.right_s - step.left_s
-    if abs(by_s) < _HARDLY * step.left_s:
-        return "a traced step takes hardly more or less"
     changes = {row.quantity: row.right_s - row.left_s for row in parts if row.quantity != "hidden"}
-    part = max(changes, key=lambda quantity: abs(changes[quantity]))
-    name = {"exposed": "exposed communication", "update": "the weight update"}.get(part, part)
-    return (
-        f"a traced step is {duration(abs(by_s))} {'longer' if by_s > 0 else 'shorter'}; what "
-        f"changed most is {name}, by {'+' if changes[part] > 0 else ''}{duration(changes[part])}"
-    )
+    part = max(changes, key=lambda quantity: abs(changes[quantity]), default="step")
+    change_s = changes.get(part, by_s)
+    unlike = [one.name.replace("_", " ") for one in settings if one.name in _ALIKE]
+    ratio = rates.right / rates.left if rates.left else 0.0
+    values = {
+        "times_the_rate": ratio,
+        "unlike_settings": float(len(unlike)),
+        "step_changed": abs(by_s) / step.left_s if step.left_s else 0.0,
+        "same_setup": float(not settings and not machine),
+    }
+    words = dict(zip(("left_rate", "right_rate"), map(str, rates.shown), strict=True))
+    words |= {"left": table.left, "right": table.right, "ratio": f"{ratio:.2f}"}
+    words |= {"unlike": " and ".join(unlike), "part": PARTS[part].label if part in PARTS else part}
+    words |= {"by": duration(abs(by_s)), "longer": "longer" if by_s > 0 else "shorter"}
+    words["change"] = f"{'+' if change_s > 0 else ''}{duration(change_s)}"
+    return advice.Metrics(values, words)

@@ -17,7 +17,7 @@ from math import ceil, floor, log10
 from typing import Any
 
 from paceline.core.compare import Comparison
-from paceline.core.outcome import Epoch, Evaluation, is_share
+from paceline.core.outcome import is_share
 from paceline.core.plan import Kind
 from paceline.report.format import duration, share
 
@@ -230,26 +230,7 @@ def decades(values: Iterable[float]) -> dict[str, Any]:
     }
 
 
-def learning_curves(epochs: Sequence[Epoch], score: str) -> Described:
-    """Draw the losses and, next to them, the test score after each epoch."""
-    losses: dict[str, Sequence[float | None]] = {
-        "train loss": [epoch.train_loss for epoch in epochs],
-        "test loss": [epoch.test_loss for epoch in epochs],
-    }
-    axis = {"range": [0.5, len(epochs) + 0.5]}
-    numbers = [epoch.number + 1 for epoch in epochs]
-    return _curves("epoch", numbers, axis, losses, score, [epoch.score for epoch in epochs])
-
-
-def evaluation_curves(evaluations: Sequence[Evaluation], score: str) -> Described:
-    """Draw the test loss and, next to it, the test score by steps."""
-    losses = {"test loss": [one.test_loss for one in evaluations]}
-    steps = [one.num_steps for one in evaluations]
-    axis = {"rangemode": "tozero"}
-    return _curves("step", steps, axis, losses, score, [one.score for one in evaluations])
-
-
-def _curves(
+def learning_curves(
     by: str,
     numbers: Sequence[int],
     axis: Described,
@@ -257,7 +238,7 @@ def _curves(
     score: str,
     scores: Sequence[float | None],
 ) -> Described:
-    """Draw losses and, if known, scores, by epochs or steps."""
+    """Draw losses and, next to them, test scores if there are any, by epochs or steps."""
     x = {"title": by} | whole_numbers(numbers[-1]) | axis
     mode = "lines+markers" if len(numbers) <= _FEW else "lines"
 

@@ -14,16 +14,12 @@ def write_report(folder: Path, rehearsal: Path | None = None) -> Path:
     """Write report.html into the folder of a result and return its path.
 
     It is built from result.json and trace.json, and loads nothing from a network. `rehearsal`: the
-    folder of a rehearsal of the same run, to compare with. Raises InvalidInput that names the file
-    if one of them is missing or damaged, or if they do not belong together.
+    folder of a rehearsal of the same run, to compare with. Raises InvalidInput for a missing or
+    damaged file, and for a rehearsal of another run.
     """
     result = read_result(folder)
     if rehearsal is not None and not isinstance(result, RunResult):
-        raise InvalidInput(
-            str(folder),
-            "no rehearsal can stand beside it",
-            hint="a run of workers in step can have one",
-        )
+        raise InvalidInput(str(folder), "cannot be compared with a rehearsal")
     match result:
         case RunResult():
             page = run.page_of(result, folder, rehearsal)

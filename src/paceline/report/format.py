@@ -89,10 +89,10 @@ def share(fraction: float, decimals: int = 1, signed: bool = False) -> Quantity:
     return Quantity(text, percent, "%")
 
 
-def change_text(change: float | None, missing: str = "-") -> str:
-    """Format a relative change: "+12.3 %", "253 times" from tenfold, `missing` for None."""
+def change_text(change: float | None) -> str:
+    """Format a relative change: "+12.3 %", "253 times" from tenfold, a dash for None."""
     if change is None:
-        return missing
+        return "-"
     if change < 9:
         return share(change, signed=True)
     return Quantity(f"{number(1 + change)} times", 100 * change, "%")
@@ -103,11 +103,9 @@ def ratio(one: float, other: float) -> float:
     return one / other if other else nan
 
 
-def optional_share(
-    fraction: float | None, missing: str = "-", decimals: int = 1, signed: bool = False
-) -> str:
-    """Format a fraction in percent, or return `missing` for None."""
-    return missing if fraction is None else share(fraction, decimals, signed)
+def optional_share(fraction: float | None) -> str:
+    """Format a fraction in percent; a dash for None."""
+    return "-" if fraction is None else share(fraction)
 
 
 def number(value: float) -> Quantity:

@@ -1,7 +1,7 @@
 """Render an HTML page from its template, and format settings and facts for it."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -96,17 +96,15 @@ def facts(
 
 def readable(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Format names and values; a name's ending such as `_bytes` or `_s` selects the unit."""
-    return list(_readable(values))
-
-
-def _readable(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    rows = []
     for name, value in values.items():
         shown, text = name, _text(value)
         if isinstance(value, int | float) and not isinstance(value, bool):
             for ending, written in (("_bytes", nbytes), ("_s", duration)):
                 if name.endswith(ending):
                     shown, text = name.removesuffix(ending), written(value)
-        yield shown.replace("_", " "), text
+        rows.append((shown.replace("_", " "), text))
+    return rows
 
 
 def _text(value: Any) -> str:

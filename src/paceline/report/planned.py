@@ -62,9 +62,9 @@ def _tiles(ranking: RankingRows) -> list[tuple[str, str, str]]:
     where = f"{counted(best.workers, 'worker')}, {best.placement}"
     return [
         ("best plan", plan_name(best), where),
-        ("predicted step", duration(best.step_s), f"give or take {share(best.range_share, 0)}"),
+        ("predicted step", duration(best.step_s), f"±{share(best.range_share, 0)}"),
         ("samples/s", number(best.samples_per_s), "predicted"),
-        ("efficiency", optional_share(best.efficiency), "of what its devices reach alone"),
+        ("efficiency", optional_share(best.efficiency), "of the devices' separate speeds"),
         ("memory", nbytes(best.fullest_nbytes), "of the fullest device"),
     ]
 

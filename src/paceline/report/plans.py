@@ -1,15 +1,26 @@
-"""Tables of plans, the recommendation with its command, and explanations."""
+"""Plans as tables, recommendation and explanation; printed as text, Markdown or JSON."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
 
+from rich.console import Console
+from rich.table import Table as TerminalTable
+
+from paceline.core.timeline import Origin
 from paceline.planner import Refusal
 from paceline.planner.explanations import of_after_backward
 from paceline.records.result import PlanResult, PlanRow, RankingRows
+from paceline.report import advice
 from paceline.report.format import Quantity, counted, duration, nbytes, number, ratio, share
 from paceline.report.metrics import named
 from paceline.report.tables import Rows, Table, plan_name
+from paceline.report.terminal import shown
 from paceline.strategies import STRATEGIES
+
+Form = Literal["text", "markdown", "json"]
+_MOST_REMARKS = 2
 
 _MOST_ALIKE, _MOST_OTHERS = 5, 3
 _FOUND_BY_TRAINING = {"workers", "chunk"}  # fields of a configuration that need no option
@@ -47,7 +58,7 @@ def _fastest(plans: Iterable[PlanRow]) -> Iterator[PlanRow]:
             yield plan
 
 
-def _table(plans: Sequence[PlanRow], last: str, shown: Callable[[PlanRow], str]) -> Table:
+def _table(plans: Sequence[PlanRow], last: str, value: Callable[[PlanRow], str]) -> Table:
     rows: Rows = []
     for plan in plans:
         placement = "" if plan.placement == "as listed" else f" ({plan.placement})"
@@ -60,7 +71,7 @@ def _table(plans: Sequence[PlanRow], last: str, shown: Callable[[PlanRow], str])
                 number(plan.samples_per_s),
                 share(ratio(plan.exposed_s, plan.step_s), 0),
                 nbytes(plan.wire_nbytes_per_step),
-                shown(plan),
+                value(plan),
             )
         )
     head = ("strategy", "workers", "step", "samples/s", "exposed", "wire/step", last)
@@ -128,3 +139,55 @@ def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
     name = f"a variant of {row.strategy}" if row.placement in planned else row.strategy
     where = f" ({row.placement})" if planned else ""
     return f"{name} is refused on {counted(row.workers, 'worker')}{where}: {row.why}"
+
+
+def present(
+    out: Console, result: PlanResult, title: str, folder: Path | None, *, form: Form, drawing: str
+) -> None:
+    """Print a plan; with a drawing, print its explanation, too.
+
+    `folder`: where the plan was saved, if it was.
+    """
+    if form == "json":
+        out.print_json(data=_data(result, folder, drawing), highlight=out.is_terminal)
+        return
+    remarks = list(advice.shown(result.findings))[:_MOST_REMARKS]
+    texts = [recommendation(result), *remarks]
+    if form == "markdown":
+        out.print(_markdown(result, title, texts), soft_wrap=True)
+        return
+    ranking = result.ranking
+    for table in in_terminal(ranking.plans, title, ranking.alone_samples_per_s):
+        out.print(table)
+    if drawing:
+        texts += [*explanation(ranking), drawing]
+    if folder:
+        texts.append(f"written    {folder}/result.json, trace.json, report.html")
+    for text in filter(None, texts):
+        out.print(text, soft_wrap=True)
+
+
+def in_terminal(
+    plans: Sequence[PlanRow], title: str, alone_samples_per_s: float | None
+) -> Iterator[TerminalTable]:
+    """Yield the tables of plans for a terminal; the first one has the title."""
+    for name, table in plan_tables(plans, alone_samples_per_s).items():
+        yield shown(f"{title}: {name.lower()}" if title else name, table, gap=1)
+        title = ""
+
+
+def _markdown(result: PlanResult, title: str, texts: Sequence[str]) -> str:
+    tables = plan_tables(result.ranking.plans, result.ranking.alone_samples_per_s)
+    parts = [f"**{title}**"]
+    for name, table in tables.items():
+        parts += [f"*{name}*", table.as_markdown]
+    return "\n\n".join(filter(None, [*parts, *texts]))
+
+
+def _data(result: PlanResult, folder: Path | None, drawing: str) -> dict[str, Any]:
+    """Return the JSON object of --json."""
+    data = result.model_dump(include={"model", "machine", "batch_size"})
+    data |= {"origin": Origin.PREDICTED} | result.ranking.model_dump()
+    data["findings"] = [one.model_dump() for one in result.findings]
+    data |= {"drawing": drawing} if drawing else {}
+    return data | ({"folder": str(folder)} if folder else {})

@@ -8,27 +8,11 @@ from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
 from paceline.records.profile import LargestBatch, LayerRow, ProfileResult, Quartiles
 from paceline.report import advice
-from paceline.report.figures import (
-    KINDS,
-    PARTS,
-    Described,
-    Panel,
-    bars_along,
-    escaped,
-    figure_of,
-)
-from paceline.report.format import (
-    change_text,
-    counted,
-    duration,
-    nbytes,
-    number,
-    ratio,
-    share,
-)
+from paceline.report.figures import KINDS, PARTS, Described, Panel, bars_along, escaped, figure_of
+from paceline.report.format import change_text, counted, duration, nbytes, number, ratio, share
 from paceline.report.page import Page, facts
 from paceline.report.steps import two_steps
-from paceline.report.tables import Labelled, Rows, Table
+from paceline.report.tables import Rows, Table, part_name
 
 _MOST_BARS = 30  # the figure shows the slowest layers, the table all of them
 _HEIGHT, _ROW = 130, 22  # pixels
@@ -82,7 +66,7 @@ def _tiles(result: ProfileResult) -> list[tuple[str, str, str]]:
         ("samples/s", number(result.samples_per_s), "measured, not recorded"),
         ("exposed", share(ratio(exposed, result.stages_s)), "communication, of a step"),
         ("memory", nbytes(memory.measured), f"of tensors; {nbytes(memory.predicted)} predicted"),
-        ("recording", change_text(result.cost), "recorded steps beside others"),
+        ("recording", change_text(result.cost), "recorded steps against others"),
     ]
 
 
@@ -90,9 +74,8 @@ def stages_table(result: ProfileResult) -> Table:
     """Return a table of the parts of a step, with their sum."""
     rows: Rows = []
     for row in result.stages:
-        part = "beside it" if row.stage == "hidden" else share(ratio(row.seconds, result.stages_s))
-        name = Labelled(PARTS[row.stage]) if row.stage in PARTS else row.stage
-        rows.append((name, duration(row.seconds), part))
+        part = "hidden" if row.stage == "hidden" else share(ratio(row.seconds, result.stages_s))
+        rows.append((part_name(row.stage), duration(row.seconds), part))
     rows.append(("sum", duration(result.stages_s), share(1.0)))
     return Table(("part", "time", "of the step"), rows)
 

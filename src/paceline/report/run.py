@@ -11,7 +11,7 @@ from paceline.core.timeline import Origin, Timeline
 from paceline.record.trace import read_timeline, read_trace
 from paceline.records.result import RunResult, read_run
 from paceline.report import advice
-from paceline.report.figures import evaluation_curves, learning_curves, step_parts
+from paceline.report.figures import learning_curves, step_parts
 from paceline.report.format import (
     change_text,
     counted,
@@ -23,12 +23,13 @@ from paceline.report.format import (
 )
 from paceline.report.page import Page, facts
 from paceline.report.steps import through_time, two_steps
-from paceline.report.tables import Chosen, Rows, Table, comparison_table, plans_table, trials_table
+from paceline.report.tables import Marked, Rows, Table, comparison_table, plans_table, trials_table
 from paceline.report.workers import worker_sections
 
 _TELLING = ("policy", "lanes", "head")  # options to display even if they were not set
 _ALIKE = ("model", "workers", "batch_size")  # settings that a run and its rehearsal must share
 _MOST_FAULTS = 20
+_PARTS = ("train", "test")  # of the data
 
 
 def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> Page:
@@ -44,28 +45,18 @@ def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> P
 def _rehearsed_timeline(result: RunResult, folder: Path) -> Timeline:
     """Read a rehearsal's timeline; InvalidInput if it does not match the run."""
     if result.comparison is None:
-        raise InvalidInput(
-            result.id,
-            "no rehearsal can stand beside it",
-            hint="a run of workers in step can have one",
-        )
+        problem = "cannot be compared with a rehearsal"
+        raise InvalidInput(result.id, problem, hint="its workers are asynchronous")
     other = read_run(folder)
     if not other.is_rehearsal:
-        raise InvalidInput(str(folder), "is a run and no rehearsal")
+        raise InvalidInput(str(folder), "is not a rehearsal")
     if result.is_rehearsal:
-        raise InvalidInput(
-            result.id, "is itself a rehearsal", hint="name a run, and this beside it"
-        )
-    for field in _ALIKE:
-        one, rehearsed = getattr(result.settings, field), getattr(other.settings, field)
-        if one != rehearsed:
-            raise InvalidInput(
-                str(folder), f"rehearses {field} {rehearsed}, and run {result.id} has {one}"
-            )
-    if result.strategy != other.settings.strategy:
-        rehearsed = other.settings.strategy
-        used = f"run {result.id} used {result.strategy}"
-        raise InvalidInput(str(folder), f"rehearses strategy {rehearsed}, and {used}")
+        raise InvalidInput(result.id, "is a rehearsal", hint="name a run first")
+    own = {name: getattr(result.settings, name) for name in _ALIKE} | {"strategy": result.strategy}
+    for name, used in own.items():
+        if (rehearsed := getattr(other.settings, name)) != used:
+            problem = f"has {name} {rehearsed}, but run {result.id} has {used}"
+            raise InvalidInput(str(folder), problem)
     return read_timeline(folder / "trace.json", Origin.REHEARSED)
 
 
@@ -83,15 +74,12 @@ def _content(result: RunResult, timelines: Mapping[Origin, Timeline]) -> dict[st
         "tiles": list(_tiles(result)),
         "advice": list(advice.shown(result.findings)),
         "plans": _plans(result) if in_step and not result.is_rehearsal else None,
-        "learning": _learning(epochs, result.score) if epochs else None,
+        "learning": learning(epochs, result.score) if epochs else None,
         "has_score": any(epoch.score is not None for epoch in epochs),
         "tests": _tests(tests, result.score) if tests else None,
         "trials": trials_table(result) if result.trials else None,
         "parts": comparison
-        and {
-            "figure": step_parts(comparison),
-            "numbers": comparison_table(comparison),
-        },
+        and {"figure": step_parts(comparison), "numbers": comparison_table(comparison)},
         "beside": _beside(timelines) if are_all else None,
         "through_time": list(through_time(shown)) if in_step else [],
         "steps": two_steps(shown),
@@ -143,7 +131,7 @@ def _prediction(result: RunResult) -> Iterator[tuple[str, str, str]]:
         note = "before the rehearsal" if result.is_rehearsal else "before training"
         if within is not None:
             held = f"{duration(within[0])} to {duration(within[1])}"
-            note = f"range meant to hold 9 of 10 medians: {held}"
+            note = f"range expected for 9 of 10 medians: {held}"
         yield "predicted step", duration(result.predicted_step_s), note
     if result.prediction_error is not None:
         note = f"predicted against {result.origin}"
@@ -160,7 +148,7 @@ def _plans(result: RunResult) -> Table:
     rows: Rows = []
     for plan, (name, *cells) in zip(result.plans, table.rows, strict=True):
         is_used = (plan.strategy, plan.workers) == used
-        rows.append((Chosen(name, "this run") if is_used else name, *cells))
+        rows.append((Marked(name, chip="this run") if is_used else name, *cells))
     return Table(table.head, rows, table.text)
 
 
@@ -170,17 +158,25 @@ def _tests(evaluations: Sequence[Evaluation], score: str) -> dict[str, Any]:
         for one in evaluations
     ]
     numbers = Table(("step", "test loss", f"test {score}"), rows)
-    return {"figure": evaluation_curves(evaluations, score), "numbers": numbers}
+    losses = {"test loss": [one.test_loss for one in evaluations]}
+    steps, scores = [one.num_steps for one in evaluations], [one.score for one in evaluations]
+    figure = learning_curves("step", steps, {"rangemode": "tozero"}, losses, score, scores)
+    return {"figure": figure, "numbers": numbers}
 
 
-def _learning(epochs: Sequence[Epoch], score: str) -> dict[str, Any]:
+def learning(epochs: Sequence[Epoch], score: str) -> dict[str, Any]:
+    """Return the figure and the table of losses and scores by epoch."""
     rows: Rows = []
     for epoch in epochs:
-        losses = f"{epoch.train_loss:.4f}", loss_text(epoch.test_loss)
+        lost = f"{epoch.train_loss:.4f}", loss_text(epoch.test_loss)
         reached = optional_score(score, epoch.score), duration(epoch.seconds)
-        rows.append((str(epoch.number + 1), *losses, *reached))
+        rows.append((str(epoch.number + 1), *lost, *reached))
     numbers = Table(("epoch", "train loss", "test loss", f"test {score}", "time"), rows)
-    return {"figure": learning_curves(epochs, score), "numbers": numbers}
+    losses = {f"{name} loss": [getattr(one, f"{name}_loss") for one in epochs] for name in _PARTS}
+    axis, places = {"range": [0.5, len(epochs) + 0.5]}, [one.number + 1 for one in epochs]
+    scores = [one.score for one in epochs]
+    figure = learning_curves("epoch", places, axis, losses, score, scores)
+    return {"figure": figure, "numbers": numbers}
 
 
 def _beside(timelines: Mapping[Origin, Timeline]) -> Table:

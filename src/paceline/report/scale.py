@@ -6,14 +6,7 @@ from statistics import fmean
 from typing import Any, get_args
 
 from paceline.core.timeline import Origin
-from paceline.records.scale import (
-    ScaleCell,
-    ScaleResult,
-    Scaling,
-    TimedCell,
-    most_real,
-    timed,
-)
+from paceline.records.scale import ScaleCell, ScaleResult, Scaling, TimedCell, most_real, timed
 from paceline.report import advice
 from paceline.report.figures import (
     HOVER,
@@ -48,7 +41,11 @@ def page_of(result: ScaleResult) -> Page:
         "line": _line(result),
         "tiles": list(_tiles(result)),
         "advice": list(advice.shown(result.findings)),
-        "epochs": dict(_epochs(good)),
+        "epochs": {
+            scaling: _epoch_times(found)
+            for scaling in get_args(Scaling)
+            if (found := [cell for cell in good if cell.scaling == scaling])
+        },
         "speedups": _speedups(good) if len({cell.workers for cell in good}) > 1 else None,
         "overhead": _overhead(alone) if len(_distinct(alone, attrgetter("method"))) > 1 else None,
         "synchronisation": _synchronisation(good) if good else None,
@@ -72,12 +69,6 @@ def _line(result: ScaleResult) -> str:
         f"{' and '.join(settings.kinds)}: {', '.join(settings.strategy)} on {workers} workers, "
         f"batches of {batches}, {' and '.join(settings.scaling)} scaling"
     )
-
-
-def _epochs(cells: Sequence[TimedCell]) -> Iterator[tuple[Scaling, Described]]:
-    for scaling in get_args(Scaling):
-        if found := [cell for cell in cells if cell.scaling == scaling]:
-            yield scaling, _epoch_times(found)
 
 
 def _tiles(result: ScaleResult) -> Iterator[tuple[str, str, str]]:
@@ -145,7 +136,7 @@ def _longer(one: TimedCell, least: TimedCell) -> Quantity:
     """Format the extra time over the fastest epoch, marked if the two spreads overlap."""
     change = one.epoch_s / least.epoch_s - 1
     unsure = one is not least and not one.differs_from(least)
-    text = change_text(change) + (", not told apart" if unsure else "")
+    text = change_text(change) + (", not significant" if unsure else "")
     return Quantity(text, 100 * change, "%")
 
 
@@ -160,7 +151,7 @@ def _beside(cells: Sequence[TimedCell]) -> tuple[Table, list[float]]:
             errors.append(predicted_s / cell.epoch_s - 1)
             times = duration(predicted_s), duration(cell.epoch_s)
             rows.append((*_asked(cell), *times, change_text(errors[-1])))
-    head = ("method", "workers", "batch", "scaling", "beside", "predicted", "found", "error")
+    head = ("method", "workers", "batch", "scaling", "kind", "predicted", "found", "error")
     return Table(head, rows, (0, 3, 4)), errors
 
 

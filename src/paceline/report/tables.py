@@ -22,30 +22,24 @@ from paceline.report.format import (
 Rows = list[tuple[str, ...]]
 
 
-class Labelled(str):
-    """A fill's label; a page shows it next to the fill's colour."""
+class Marked(str):
+    """A text that a page shows with a fill's colour, or bold with a word in a chip."""
 
-    __slots__ = ("fill",)
-    fill: Fill
-
-    def __new__(cls, fill: Fill) -> Self:
-        """Return the label with its fill."""
-        label = super().__new__(cls, fill.label)
-        label.fill = fill
-        return label
-
-
-class Chosen(str):
-    """A highlighted text with a word in a chip."""
-
-    __slots__ = ("chip",)
+    __slots__ = ("chip", "fill")
     chip: str
+    fill: Fill | None
 
-    def __new__(cls, text: str, chip: str) -> Self:
-        """Return the text with its chip."""
-        chosen = super().__new__(cls, text)
-        chosen.chip = chip
-        return chosen
+    def __new__(cls, text: str, *, chip: str = "", fill: Fill | None = None) -> Self:
+        """Return the text with its mark."""
+        marked = super().__new__(cls, text)
+        marked.chip, marked.fill = chip, fill
+        return marked
+
+
+def part_name(part: str) -> str:
+    """Return the label of a part of a step, with its colour if it is drawn."""
+    fill = PARTS.get(part)
+    return part if fill is None else Marked(fill.label, fill=fill)
 
 
 class Column(NamedTuple):
@@ -102,10 +96,9 @@ def comparison_table(comparison: Comparison, *, two_runs: bool = False) -> Table
     """
     rows: Rows = []
     for row in comparison.rows:
-        name = Labelled(PARTS[row.quantity]) if row.quantity in PARTS else row.quantity
         change = row.right_s / row.left_s - 1 if row.left_s else None
         off = change_text(change if two_runs else row.error)
-        rows.append((name, duration(row.left_s), duration(row.right_s), off))
+        rows.append((part_name(row.quantity), duration(row.left_s), duration(row.right_s), off))
     last = "change" if two_runs else f"error of {comparison.left}"
     return Table(("per step", comparison.left, comparison.right, last), rows)
 

@@ -1,7 +1,7 @@
 """Terminal output: log messages, tables of runs and of differences."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from rich.console import Console
@@ -12,13 +12,7 @@ from paceline.core.outcome import Epoch, Traffic, is_share
 from paceline.records.result import RunResult
 from paceline.report import advice, tables
 from paceline.report.differences import Differences
-from paceline.report.format import (
-    change_text,
-    counted,
-    duration,
-    nbytes,
-    score_text,
-)
+from paceline.report.format import change_text, counted, duration, nbytes, score_text
 from paceline.report.format import number as plain
 from paceline.report.metrics import speedup
 from paceline.report.side_by_side import SideBySide, epochs_table, summary_table, times_table
@@ -55,26 +49,6 @@ def log_to_stderr(*, quiet: bool = False) -> None:
     root.setLevel(logging.WARNING if quiet else logging.INFO)
 
 
-def table(
-    title: str,
-    text: Sequence[str],
-    numbers: Iterable[str],
-    rows: Iterable[Sequence[str]] = (),
-    *,
-    boxed: bool = True,
-) -> Table:
-    """Return a table with left-aligned text columns followed by right-aligned ones."""
-    style = {} if boxed else {"box": None, "padding": (0, 2, 0, 0)}
-    grid = Table(title=title, title_justify="left", **style)  # type: ignore[arg-type]
-    for column in text:
-        grid.add_column(column)
-    for column in numbers:
-        grid.add_column(column, justify="right")
-    for row in rows:
-        grid.add_row(*row)
-    return grid
-
-
 def shown(title: str, content: tables.Table, *, gap: int | None = None) -> Table:
     """Convert a table for the terminal: boxed, or with `gap` spaces between columns."""
     style = {} if gap is None else {"box": None, "padding": (0, gap, 0, 0)}
@@ -94,25 +68,26 @@ def comparison_table(comparison: Comparison, *, two_runs: bool = False) -> Table
 
 def difference_tables(changed: Differences, sides: Comparison) -> Iterator[Table]:
     """Yield tables of two runs' results and of their differing settings and machine facts."""
-    rows: list[Sequence[str]] = []
+    rows: tables.Rows = []
     for figure in changed.figures:
-        text = change_text(figure.change, "")
+        text = "" if figure.change is None else change_text(figure.change)
         if figure.unit == "share":  # a relative change of a share would be misleading
             text = f"{100 * (figure.right - figure.left):+.2f} points"
         rows.append((figure.name, *figure.shown, text))
-    yield table("What came of it", ("",), (sides.left, sides.right, "change"), rows)
+    yield shown("Results", tables.Table(("", sides.left, sides.right, "change"), rows))
     for what, found in (("Settings", changed.settings), ("Machine and versions", changed.machine)):
         rows = []
         for one in found:
             values = ("-" if value is None else str(value) for value in (one.left, one.right))
             rows.append((one.name.replace("_", " "), *values))
         if rows:
-            yield table(f"{what} that differ", ("", sides.left, sides.right), (), rows)
+            content = tables.Table(("", sides.left, sides.right), rows, (0, 1, 2))
+            yield shown(f"{what} that differ", content)
 
 
 def side_by_side_tables(sides: SideBySide) -> Iterator[Table]:
     """Yield tables of runs, and of their losses by time and by epoch."""
-    note = f"Runs beside each other; below, the {sides.loss} over the lowest of all"
+    note = f"Runs compared; below, the {sides.loss} divided by the lowest of all runs"
     yield shown(note, summary_table(sides))
     yield shown("By time", times_table(sides))
     yield shown("By epoch", epochs_table(sides))
@@ -147,12 +122,12 @@ def result_tables(result: RunResult, folder: str) -> Iterator[Table | str]:
     yield "\n".join(f"{name:<10} {text}" for name, text in _lines(result, folder))
 
 
-def learnt(last: Epoch, score: str) -> tuple[str, str]:
+def _learnt(last: Epoch, score: str) -> tuple[str, str]:
     """Return the name and value of the last epoch's score, or of its loss."""
-    loss = "" if last.test_loss is None else f", loss {last.test_loss:.4f}"
+    loss = "" if last.test_loss is None else f", test loss {last.test_loss:.4f}"
     if last.score is not None:
         return score, f"{score_text(score, last.score, 1)} of the test samples{loss}"
-    return "loss", f"{last.train_loss:.4f} in training{loss and f'{loss} of the test samples'}"
+    return "loss", f"{last.train_loss:.4f} in training{loss}"
 
 
 def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
@@ -163,7 +138,7 @@ def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
         yield "rehearsed", f"no training: {workers} {result.devices}"
         how = f"rehearsed with strategy {result.strategy}"
     elif result.epochs:
-        yield learnt(result.epochs[-1], result.score)
+        yield _learnt(result.epochs[-1], result.score)
         files += ", model.safetensors"
     if result.step_s is not None:
         happened = f"{result.origin} {duration(result.step_s)}"
@@ -172,7 +147,7 @@ def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
             if (within := result.predicted_range_s) is not None:
                 predicted += f" ({duration(within[0])} to {duration(within[1])})"
             happened = f"{predicted}, {happened} ({change_text(result.prediction_error)})"
-        yield "step", f"{happened}, the median of the untraced steps"
+        yield "step", f"{happened}, median of the untraced steps"
         if settings.kind == "rehearse" and result.lower_quartile_s and result.upper_quartile_s:
             lower, upper = duration(result.lower_quartile_s), duration(result.upper_quartile_s)
             yield "quartiles", f"{lower} and {upper}, of {settings.steps} steps"
@@ -181,20 +156,16 @@ def _lines(result: RunResult, folder: str) -> Iterator[tuple[str, str]]:
     of_tokens = "" if tokens is None else f", {plain(tokens)} tokens/s,"
     yield "throughput", f"{plain(result.samples_per_s)} samples/s{of_tokens} {how}"
     if (times := speedup(result)) is not None:
-        yield "workers", f"{plain(times)} times as fast as one with all samples of a step"
+        yield "workers", f"{plain(times)} times as fast as one worker with the whole batch"
     if result.head is not None:
         whole, own = nbytes(result.head.state_nbytes), nbytes(max(result.head.own_state_nbytes))
-        yield "head", f"{own} of {whole} on a worker: parameters, gradients, optimizer"
-    yield from _conformity(result)
-    yield from (("advice", message) for message in advice.shown(result.findings))
-    yield "written", f"{folder}/{files}"
-
-
-def _conformity(result: RunResult) -> Iterator[tuple[str, str]]:
+        yield "head", f"{own} of {whole} per worker: parameters, gradients, optimizer"
     if result.is_rehearsal and result.faults is not None:
         faults = counted(len(result.faults), "place")
-        conforms = f"departs from it in {faults}" if result.faults else "conforms to it"
-        yield "plan", f"the trace {conforms}"
+        departs = f"departs from the plan in {faults}" if result.faults else "follows the plan"
+        yield "trace", departs
+    yield from (("advice", message) for message in advice.shown(result.findings))
+    yield "written", f"{folder}/{files}"
 
 
 def _exchanged(result: RunResult) -> Iterator[tuple[str, str]]:

@@ -31,7 +31,7 @@ from paceline.runs.session import go_through
 
 logger = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"
-_MOST_RESTARTS = 3  # of a worker, one soon after another
+_MOST_RESTARTS = 3  # of a worker whose attempts all end within _SOON_S
 _SOON_S = 30.0
 _POLL_S = 0.1
 _TICK_MS, _HEARTBEAT_MS = 100, 5000
@@ -40,19 +40,17 @@ _TICK_MS, _HEARTBEAT_MS = 100, 5000
 def carry_out(request: RunRequest) -> None:
     """Train with elastic workers, and wait until this machine's workers have ended.
 
-    Raises InvalidInput without torchft or for invalid worker numbers, WorkerLost if all workers of
-    this machine are lost repeatedly, and WorkersFailed for an error that a worker reported.
+    Raises InvalidInput without torchft or for invalid worker numbers, WorkerLost if a worker is
+    lost repeatedly, and WorkersFailed for an error that a worker reported.
     """
     settings = _settings_of(request)
     count = int(settings.workers)
     numbers = settings.worker_ids or tuple(range(count))
     for number in numbers:
         if number >= count:
-            raise InvalidInput("worker_ids", f"there are workers 0 to {count - 1}", got=number)
+            raise InvalidInput("worker_ids", f"must be less than {count}", got=number)
     if settings.resume is not None:
-        raise InvalidInput(
-            "resume", "elastic workers take the state of each other", hint="leave elastic out"
-        )
+        raise InvalidInput("resume", "cannot be combined with elastic")
     with _lighthouse(settings) as address:
         pool = _Workers(request, numbers, address)
         try:
@@ -108,7 +106,7 @@ class _Workers:
         why = f"worker {number} {reason(code)}"
         if self._restarts[number] > _MOST_RESTARTS:
             raise WorkerLost(f"{why}, {_MOST_RESTARTS + 1} times in a row")
-        logger.warning("%s; it is started again, and joins the others", why)
+        logger.warning("%s; restarting it", why)
         self._began_s[number] = time.monotonic()
         self._running[number] = self._started(number)
 
@@ -138,7 +136,7 @@ def _lighthouse(settings: TrainSettings) -> Iterator[str]:
         from torchft.coordination import LighthouseServer
     except ImportError as error:
         raise InvalidInput(
-            "elastic", f"needs torchft ({error})", hint="pip install 'paceline[elastic]'"
+            "elastic", f"requires torchft ({error})", hint="pip install 'paceline[elastic]'"
         ) from None
     server = LighthouseServer(
         bind=f"{_LOOPBACK}:0",
@@ -190,12 +188,12 @@ def _address_towards(lighthouse: str) -> str:
     """Return the address at which the lighthouse's machine can reach this one."""
     parts = urlsplit(lighthouse)
     if parts.hostname is None or parts.port is None:
-        raise InvalidInput("lighthouse", "is an address with a port", got=lighthouse)
+        raise InvalidInput("lighthouse", "must be a URL with a host and a port", got=lighthouse)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting UDP sends nothing
         try:
             probe.connect((parts.hostname, parts.port))
         except OSError as error:
-            raise InvalidInput("lighthouse", f"{lighthouse}: {error}") from None
+            raise InvalidInput("lighthouse", f"cannot be resolved: {error}") from None
         address: str = probe.getsockname()[0]
     return address
 
@@ -214,7 +212,7 @@ def main() -> None:
     request, number, lighthouse = sys.argv[1:]
     asked = RunRequest.model_validate_json(request)
     go = partial(_go_through, asked, int(number), lighthouse)
-    leave(as_rank(go, asked.settings.deadline_s, asked.debug))
+    leave(as_rank(go, asked.settings.deadline_s))
 
 
 if __name__ == "__main__":

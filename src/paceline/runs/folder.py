@@ -7,42 +7,48 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import psutil
+from rich.console import Console
 
 from paceline.core.errors import InvalidInput
 from paceline.core.settings import Record
 from paceline.core.timeline import Timeline
 from paceline.links.files.writing import write_text
 from paceline.planner import Ranking
+from paceline.planner.drawing import drawing
 from paceline.record.trace import write_trace
 from paceline.records.config_file import FILE_NAME, written_config
-from paceline.records.result import AnyResult, PlanResult
-from paceline.report import write_report
+from paceline.records.result import AnyResult, PlanResult, RankingRows
+from paceline.report import advice, metrics, write_report
+from paceline.report.plans import Form, present
 
 _by_torchrun = count(1)  # number of this process's next run under torchrun
 
 
 def new_id(model: str, suffix: str = "") -> str:
     """Return a folder name: the time, the model, and a suffix such as "-rehearsed"."""
-    name = model.replace(":", ".").replace("/", ".")
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{name}{suffix}-{uuid4().hex[:4]}"
+    return f"{_prefix(time.time(), model)}{suffix}-{uuid4().hex[:4]}"
+
+
+def _prefix(began_s: float, model: str) -> str:
+    began = time.strftime("%Y%m%d-%H%M%S", time.localtime(began_s))
+    return f"{began}-{model.replace(':', '.').replace('/', '.')}"
 
 
 def id_by_torchrun(model: str, suffix: str = "") -> str:
     """Return a folder name that stays the same when torchrun restarts the run.
 
-    torchrun is the parent process, identified by its pid and start time. Further runs of a program
-    are numbered.
+    torchrun is the parent process, identified by its pid and start time. The second and later runs
+    of a program are numbered.
     """
     parent = os.getppid()
     began_s = psutil.Process(parent).create_time()
-    began = time.strftime("%Y%m%d-%H%M%S", time.localtime(began_s))
-    name = model.replace(":", ".").replace("/", ".")
     own = zlib.crc32(f"{parent} {began_s} {os.environ.get('TORCHELASTIC_RUN_ID')}".encode())
     number = next(_by_torchrun)
-    return f"{began}-{name}{suffix}-{own:08x}{'' if number == 1 else f'-{number}'}"
+    return f"{_prefix(began_s, model)}{suffix}-{own:08x}{'' if number == 1 else f'-{number}'}"
 
 
 def make_folder(output: Path, run_id: str, *, exists: bool = False) -> Path:
@@ -51,7 +57,7 @@ def make_folder(output: Path, run_id: str, *, exists: bool = False) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=exists)
     except OSError as error:
-        raise InvalidInput("output", f"cannot make {folder}: {error.strerror}") from None
+        raise InvalidInput("output", f"cannot create {folder}: {error.strerror}") from None
     return folder
 
 
@@ -75,7 +81,7 @@ def run_folder(
 
 def remove_unused(folder: Path) -> None:
     """Remove the folder of a run if it contains only the settings."""
-    with suppress(OSError):  # the run's own error matters more than a folder that cannot be removed
+    with suppress(OSError):  # do not hide the run's own error
         if {path.name for path in folder.iterdir()} <= {FILE_NAME}:
             (folder / FILE_NAME).unlink(missing_ok=True)
             folder.rmdir()
@@ -88,8 +94,24 @@ def write_files(folder: Path, result: AnyResult, timelines: Iterable[Timeline]) 
     write_report(folder)
 
 
-def keep_plan(output: Path, result: PlanResult, ranking: Ranking) -> Path:
-    """Save a plan in a new folder below `output`, and return the folder."""
-    folder = make_folder(output, result.id)
-    write_files(folder, result, [ranking[0].timeline] if ranking else [])
-    return folder
+def show_plan(
+    out: Console,
+    ranking: Ranking,
+    output: Path | None,
+    title: str,
+    *,
+    form: Form,
+    explain: bool,
+    is_measured: bool,
+    **fields: Any,
+) -> None:
+    """Print a ranking as a PlanResult with these fields, and save it below `output`, if given."""
+    rows = RankingRows.of(ranking)
+    found = advice.findings(metrics.of_ranking(rows, is_measured=is_measured))
+    result = PlanResult(ranking=rows, findings=found, **fields)
+    folder = None
+    if output is not None:
+        folder = make_folder(output, result.id)
+        write_files(folder, result, [ranking[0].timeline] if ranking else [])
+    drawn = drawing(ranking[0].timeline, ranking[0].shown_s) if explain and ranking else ""
+    present(out, result, title, folder, form=form, drawing=drawn)

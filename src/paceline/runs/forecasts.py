@@ -79,10 +79,10 @@ def forecast_with(
 def ranking_of(session: TrainingSession, runner: Runner, forecasts: Sequence[Forecast]) -> Ranking:
     """Rank the forecasts together with all other synchronous strategies, or their refusals.
 
-    Strategies that split the model are profiled separately, with a model of their own. All are
+    Strategies that split the model are profiled separately, each with its own model. All are
     profiled twice in turns, and the faster forecast counts, so that other programs on the machine
-    do not decide the order. Then rank 0 profiles one worker that uses the whole machine. All ranks
-    must call this together; only rank 0 gets all forecasts.
+    do not decide the order. Finally rank 0 profiles one worker that uses the whole machine. All
+    ranks must call this together; only rank 0 gets all forecasts.
     """
     if session.strategy.is_led:  # a group of one process cannot profile synchronous ranks
         return Ranking(tuple(forecasts), (), session.settings.batch_size)

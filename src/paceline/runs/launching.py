@@ -170,39 +170,27 @@ def _is_led(settings: TrainSettings | RehearseSettings) -> bool:
 def _check_led(request: RunRequest) -> None:
     """Raise InvalidInput for a strategy that does not run under torchrun."""
     if _is_led(request.settings):
-        name = request.settings.strategy
-        raise InvalidInput(
-            "strategy", f"{name} starts its workers itself", hint="run it without torchrun"
-        )
+        problem = f"{request.settings.strategy} cannot run under torchrun"
+        raise InvalidInput("strategy", problem)
 
 
 def check_cores(processes: int) -> None:
     """Raise InvalidInput if this machine has too few cores for the processes."""
     cores = len(os.sched_getaffinity(0))
-    if processes > _MOST_PER_CORE * cores:
-        why = f"at most {_MOST_PER_CORE} can share one"
-        raise InvalidInput("workers", f"{processes} do not fit on {cores} cores", hint=why)
+    if processes > (most := _MOST_PER_CORE * cores):
+        raise InvalidInput("workers", f"must be at most {most} on {cores} cores", got=processes)
 
 
 def work(request: RunRequest) -> int:
-    """Carry out this rank's part of a request and return the exit code; errors print one line."""
+    """Carry out this rank's part of a request, report its error, and return the exit code."""
     return _as_rank_of(request, partial(go_through, request))
 
 
 def _as_rank_of(request: RunRequest, go: Callable[[Group], None]) -> int:
     settings = request.settings
-    return as_rank(
-        go,
-        settings.deadline_s,
-        request.debug,
-        _device_of(request),
-        exchanges_alone=settings.exchange_alone,
-    )
-
-
-def _device_of(request: RunRequest) -> torch.device | None:
-    # layers of a rehearsal only sleep, so no GPU is needed
-    return torch.device("cpu") if request.verb == "rehearse" else None
+    # The layers of a rehearsal only sleep, so no GPU is needed.
+    device = torch.device("cpu") if request.verb == "rehearse" else None
+    return as_rank(go, settings.deadline_s, device, exchanges_alone=settings.exchange_alone)
 
 
 def main() -> None:

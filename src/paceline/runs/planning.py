@@ -46,9 +46,9 @@ def plan(
 ) -> Ranking:
     """Forecast each strategy on a machine with 1, 2, ... workers, and rank them, best first.
 
-    Forecasts cover each strategy with each useful codec whose speed the machine file states, each
-    placement, and the best chunk. The ranking also lists what was `refused` and why, how many
-    workers are `worth` using, and in `advice` the best plans with and without a codec.
+    Forecasts cover each placement of each strategy, with the best chunk, and with codecs whose
+    speed the machine file states. The ranking also has the `refused` configurations with reasons,
+    the number of workers `worth` using, and in `advice` the best plans with and without a codec.
 
     `machine`: a file, or the name of one of machines/*.toml. `batch_size`: samples of a step over
     all workers. `input_shape`: shape of one sample, required for modules and factories. `workers`
@@ -61,9 +61,8 @@ def plan(
     InvalidInput if the model, the machine or the numbers do not fit.
     """
     named, own = _asked(strategy, strategies, options)
-    workload, known = _question(
-        model, machine, batch_size, input_shape, workers, precision, measured, profile
-    )
+    asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
+    workload, known = _question(*asked)
     chosen = [_trying(one, model, input_shape, own) for one in named or _usual(known)]
     return search(workload, known, chosen, batch_size, workers, own)
 
@@ -89,9 +88,8 @@ def sweep(
     InvalidInput as `plan` does.
     """
     named, own = _asked(strategy, strategies, options)
-    workload, known = _question(
-        model, machine, batch_size, input_shape, workers, precision, measured, profile
-    )
+    asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
+    workload, known = _question(*asked)
     chosen = [_trying(one, model, input_shape, own) for one in named or _usual(known)]
     return sweep_links(workload, known, chosen, batch_size, parse_range(over), workers, own)
 
@@ -119,10 +117,9 @@ def forecast(
     """
     named = find_strategy(strategy) if isinstance(strategy, str) else strategy
     if balanced and named.planning.plan_balanced is None:
-        raise InvalidInput("balanced", f"strategy {named.name} is planned with equal parts only")
-    workload, known = _question(
-        model, machine, batch_size, input_shape, workers, precision, measured, profile
-    )
+        raise InvalidInput("balanced", f"is not supported by strategy {named.name}")
+    asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
+    workload, known = _question(*asked)
     count = min(known.num_devices, batch_size) if workers is None else workers
     given = dict(options or {})
     config = check_options(named, given, count)
@@ -145,13 +142,13 @@ def _asked(
 ) -> tuple[tuple[Strategy, ...], Mapping[str, Any]]:
     """Return the strategies given, and the options if there is one strategy."""
     if one is not None and several is not None:
-        raise InvalidInput("strategy, strategies", "give one of them")
+        raise InvalidInput("strategy", "cannot be combined with strategies")
     each = [one] if one is not None else several or ()
     named = tuple(find_strategy(known) if isinstance(known, str) else known for known in each)
     if not options:
         return named, {}
     if len(named) != 1:
-        raise InvalidInput("options", f"{', '.join(options)} go with one strategy", hint="name it")
+        raise InvalidInput("options", "requires a single strategy", hint="set strategy")
     check_options(named[0], options)
     return named, options
 
@@ -211,7 +208,7 @@ def _question(
     if batch_size < 1:
         raise InvalidInput("batch_size", "must be at least 1", got=batch_size)
     if input_shape is not None and (not input_shape or min(input_shape) < 1):
-        raise InvalidInput("input_shape", "sizes must be at least 1", got=input_shape)
+        raise InvalidInput("input_shape", "must have sizes of at least 1", got=input_shape)
     known, workload = in_precision(
         known,
         partial(_workload_of, model, input_shape),
@@ -219,9 +216,7 @@ def _question(
         is_measured=measured is not None or profile is not None,
     )
     if measured is not None and profile is not None:
-        raise InvalidInput(
-            "measured, profile", "each says how fast a device is", hint="give one of them"
-        )
+        raise InvalidInput("measured", "cannot be combined with profile")
     if measured is not None:
         own = -(-batch_size // (workers or 1))
         known = calibrated(known, workload, DeviceRate.parse(measured), own)
@@ -247,11 +242,8 @@ def _profiled(path: Path, model: object) -> DeviceRate:
     """Read the device rate from a profile's folder or result.json; InvalidInput if it has none."""
     result = read_result(path.parent if path.is_file() else path)
     if not isinstance(result, ProfileResult) or result.settings.workers != 1:
-        raise InvalidInput(
-            "profile",
-            f"{path} is not of `paceline profile` with one worker, which measures a device by "
-            "itself",
-        )
+        problem = f"{path} is not a profile with one worker"
+        raise InvalidInput("profile", problem, hint="paceline profile MODEL --workers 1")
     if isinstance(model, str) and model != result.settings.model:
         raise InvalidInput("profile", f"{path} is of model {result.settings.model}, not {model}")
     size = result.settings.batch_size

@@ -23,11 +23,8 @@ logger = logging.getLogger(__name__)
 def require_tensorboard() -> None:
     """Raise InvalidInput if the TensorBoard extra is not installed."""
     if find_spec("tensorboard") is None:
-        raise InvalidInput(
-            "tensorboard",
-            "is not installed",
-            hint="it is an extra: pip install 'paceline[tensorboard]'",
-        )
+        hint = "pip install 'paceline[tensorboard]'"
+        raise InvalidInput("tensorboard", "is not installed", hint=hint)
 
 
 class Scalars:
@@ -40,7 +37,7 @@ class Scalars:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InvalidInput("tensorboard", f"cannot make {folder}: {error.strerror}") from None
+            raise InvalidInput("tensorboard", f"cannot create {folder}: {error.strerror}") from None
         from torch.utils.tensorboard import SummaryWriter  # optional dependency
 
         self._writer = SummaryWriter(str(folder))
@@ -75,7 +72,7 @@ class TerminalProgress(Progress):
         self, err: Console, doing: str, num_epochs: int | None = 1, board: Scalars | None = None
     ) -> None:
         self._num_epochs, self.board = num_epochs, board
-        self._num_samples: float | None = None  # if all epochs are equally long
+        self._num_samples: float | None = None  # per epoch, if known
         self.samples_per_step = 1.0
         self._doing = doing
         self._bar = Bar(

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import torch
 
-from paceline.core.error_lines import error_line, exit_code
+from paceline.core.error_lines import DEBUG, error_line, exit_code
 from paceline.core.errors import Interrupted, WorkersFailed
 from paceline.links.cores import share_cores
 from paceline.links.failpoints import reach
@@ -26,12 +26,11 @@ from paceline.report.terminal import log_to_stderr
 def as_rank(
     carry_out: Callable[[Group], None],
     deadline_s: float,
-    debug: bool,
     device: torch.device | None = None,
     *,
     exchanges_alone: bool = False,
 ) -> int:
-    """Run `go` as one rank and return the exit code; an error is printed as one line.
+    """Run `carry_out` as one rank and return the exit code; an error is printed as one line.
 
     `device` replaces the rank's default device, which is its GPU, if there is one.
     """
@@ -60,13 +59,13 @@ def as_rank(
     except (Exception, SystemExit) as error:
         if early and group is None:  # another rank has left already
             return 128 + early[0]
-        return _report(error, rank, debug, group)
+        return _report(error, rank, group)
     return 0
 
 
-def _report(error: Exception | SystemExit, rank: str, debug: bool, group: Group | None) -> int:
+def _report(error: Exception | SystemExit, rank: str, group: Group | None) -> int:
     """Print one line about this rank's error, and return its exit code."""
-    if debug:
+    if DEBUG in os.environ:
         traceback.print_exc()
     sys.stderr.write(f"paceline: {error_line(error, rank)}\n")
     if group is not None:

@@ -32,7 +32,6 @@ class RunRequest(Record):
     run_id: str
     as_json: bool = False
     quiet: bool = False
-    debug: bool = False
     keep: bool = False
     explain: bool = False
     as_markdown: bool = False
@@ -72,9 +71,9 @@ def restarted(request: RunRequest, why: str) -> RunRequest:
     folder = request.settings.output / request.run_id
     step = _latest_step(folder)
     if step is None:
-        told = f"{why}; restarted from the beginning, for there was no checkpoint"
+        told = f"{why}; restarted from the beginning, because there was no checkpoint"
     else:
-        told = f"{why}; restarted after step {step:,}, from its checkpoint"
+        told = f"{why}; restarted from the checkpoint after step {step:,}"
     logger.warning("%s", told)
     if step is not None:
         return resuming(request, folder, (told,))
@@ -105,9 +104,9 @@ def restarted_by_torchrun(request: RunRequest, group: Group) -> RunRequest:
     folder = settings.output / request.run_id
     step = group.gather(_latest_step(folder) if group.rank == 0 else None)[0]
     times = "once" if num_restarts == 1 else f"{num_restarts} times"
-    told = f"torchrun has started the workers again {times}"
+    told = f"torchrun has restarted the workers {times}"
     if step is None:
-        told = f"{told}; from the beginning, for there was no checkpoint"
+        told = f"{told}; from the beginning, because there was no checkpoint"
         return request.model_copy(update={"lost": (*request.lost, told)})
     told = f"{told}; from the checkpoint after step {step:,}"
     return resuming(request, folder, (told,))

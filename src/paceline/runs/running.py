@@ -15,13 +15,7 @@ from paceline.record.trace import read_timeline
 from paceline.records.result import RunResult, read_run
 from paceline.report import write_report
 from paceline.report.terminal import log_to_stderr
-from paceline.runs.launching import (
-    carry_out,
-    requested,
-    take_part,
-    under_torchrun,
-    with_ranks,
-)
+from paceline.runs.launching import carry_out, requested, take_part, under_torchrun, with_ranks
 from paceline.runs.restarts import Verb
 from paceline.training.recipes.named import given
 from paceline.training.recipes.recipe import Recipe
@@ -102,13 +96,11 @@ def train(
 ) -> Run:
     """Train a model on this machine and return the finished run.
 
-    `model` is a built-in name, "package.module:factory" or a recipe. Each worker is a process that
-    builds its own model; for a recipe the workers are forked from this process. Under torchrun this
-    process is one of the workers. The other arguments are the fields of `paceline.TrainSettings`;
-    None selects the strategy's or model's default. With `resume`, arguments left at their default
-    are taken from the resumed run. Raises InvalidInput for invalid arguments, WorkerLost for a
-    worker that died, and WorkersFailed for an error in the workers. Progress is printed to standard
-    error. The hub or coordinator of a strategy runs in this process.
+    `model` is a built-in name, "package.module:factory" or a recipe, whose workers are forked from
+    this process. The other arguments are fields of `paceline.TrainSettings`; None selects the
+    strategy's or model's default. With `resume`, arguments left at their default are those of the
+    resumed run. Raises InvalidInput, WorkerLost for a worker that died, and WorkersFailed for an
+    error in the workers. A hub or coordinator, or a rank of torchrun, runs in this process.
     """
     return _done("train", train, locals())
 
@@ -146,21 +138,6 @@ def rehearse(
     return _done("rehearse", rehearse, locals())
 
 
-def _check_model(model: object, verb: Verb) -> None:
-    """Raise InvalidInput for a model that is neither a name nor a recipe."""
-    if isinstance(model, str | Recipe):
-        return
-    kind = type(model).__name__
-    raise InvalidInput(
-        "model",
-        f"a {kind} cannot be given to {verb}, whose workers each build their own",
-        hint=(
-            "give a paceline.Recipe(model=FUNCTION, train=DATA, loss=..., optimizer=...), or a "
-            "name such as 'package.module:factory'"
-        ),
-    )
-
-
 def _done(verb: Verb, called: Callable[..., Run], arguments: Mapping[str, Any]) -> Run:
     # Drop arguments left at their default: a strategy may define its own defaults.
     parameters = signature(called).parameters
@@ -169,15 +146,15 @@ def _done(verb: Verb, called: Callable[..., Run], arguments: Mapping[str, Any]) 
         for name, value in arguments.items()
         if value is not None and value != parameters[name].default
     }
-    _check_model(values["model"], verb)
+    if not isinstance(values["model"], str | Recipe):
+        hint = "each worker builds its own model"
+        problem = f"must be a name or a paceline.Recipe, not {type(values['model']).__name__}"
+        raise InvalidInput("model", problem, hint=hint)
     with ExitStack() as stack:
         if isinstance(values["model"], Recipe):
             if "listen" in values:
-                raise InvalidInput(
-                    "listen",
-                    "workers of other machines cannot have an object of this program",
-                    hint="name the recipe as package.module:factory",
-                )
+                hint = "use a name such as package.module:factory"
+                raise InvalidInput("listen", "cannot be combined with a Recipe", hint=hint)
             values["model"] = stack.enter_context(given(values["model"]))
             if not under_torchrun():
                 stack.enter_context(forked_from_here())

@@ -5,8 +5,8 @@ measure -> forecast -> show and admit -> train (or rehearse) -> result -> folder
 
 import logging
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,14 +28,13 @@ from paceline.links.files.writing import written_whole
 from paceline.links.group import Group
 from paceline.measure.this_machine import facts
 from paceline.planner import Forecast, Ranking
-from paceline.planner.drawing import drawing
 from paceline.records.machine_file import find_device
-from paceline.records.result import PlanResult, PlanRow, RankingRows, RunResult
+from paceline.records.result import PlanRow, RunResult
 from paceline.records.settings import AUTO, configuration, strategy_of
 from paceline.report import advice, metrics
-from paceline.report.plan_text import Form, in_terminal, present
+from paceline.report.plans import Form, in_terminal
 from paceline.report.terminal import console, result_tables
-from paceline.runs.folder import keep_plan, run_folder, write_files
+from paceline.runs.folder import run_folder, show_plan, write_files
 from paceline.runs.forecasts import forecast_with, forecasts_of, ranking_of, train_best
 from paceline.runs.lone import may_be_alone, why_alone
 from paceline.runs.progress import Scalars, TerminalProgress
@@ -123,58 +122,52 @@ def _save(
     result: RunResult,
     timelines: Sequence[Timeline],
 ) -> None:
-    """Save the model, collectively, and write the run's files on the rank with a folder."""
-    with _naming(folder):
+    """Save the model, collectively, and write the run's files on the rank with a folder.
+
+    Raises InvalidInput on that rank if they cannot be written, for example on a full disk.
+    """
+    try:
         if not session.is_rehearsal:
-            with _model_file(folder) as path:
+            # Ranks without a folder take part, but write no file.
+            file = None if folder is None else written_whole(folder / "model.safetensors")
+            with file or nullcontext(Path()) as path:
                 runner.save(path)
         if folder is not None:
             write_files(folder, result, timelines)
+    except (OSError, SafetensorError) as error:
+        if folder is None:
+            raise
+        has_checkpoint = bool(CheckpointFolder(folder / CHECKPOINTS).steps)
+        on = f", then run paceline train --resume {folder}" if has_checkpoint else ""
+        problem = f"cannot write the results to {folder}: {first_line(error)}"
+        raise InvalidInput("output", problem, hint=f"free some space{on}") from error
 
 
 def _show_ranking(
-    request: RunRequest,
-    session: TrainingSession,
-    ranking: Ranking,
-    out: Console,
-    title: str,
+    request: RunRequest, session: TrainingSession, ranking: Ranking, out: Console, title: str
 ) -> None:
     """Print the plans for this machine, and save them if requested."""
     settings = request.settings
-    rows, is_first = RankingRows.of(ranking), session.group.rank == 0
-    plan = PlanResult(
+    form: Form = "json" if request.as_json else "markdown" if request.as_markdown else "text"
+    is_kept = request.keep and session.group.rank == 0
+    show_plan(
+        out,
+        ranking,
+        settings.output if is_kept else None,
+        title,
+        form=form,
+        explain=request.explain,
+        is_measured=True,
         id=request.run_id,
         model=settings.model,
         machine="this machine",
         batch_size=settings.batch_size,
         facts=facts(session.group.device),
-        ranking=rows,
-        findings=advice.findings(metrics.of_ranking(rows, is_measured=True)),
     )
-    folder = keep_plan(settings.output, plan, ranking) if request.keep and is_first else None
-    drawn = drawing(ranking[0].timeline, ranking[0].shown_s) if request.explain and ranking else ""
-    form: Form = "json" if request.as_json else "markdown" if request.as_markdown else "text"
-    present(out, plan, title, folder, form=form, drawing=drawn)
-    more = _of_two_machines(session)
-    if more is not None and form == "text":
-        out.print(more, soft_wrap=True)
-
-
-def _of_two_machines(session: TrainingSession) -> str | None:
-    """Return the command for two machines; None for a strategy that starts its own workers."""
-    settings, strategy = session.settings, session.strategy
-    if strategy.is_led:
-        return None
-    model = shlex.quote(settings.model)
-    return (
-        "two machines: on each `torchrun --nnodes 2 --nproc-per-node 1 --node-rank RANK "
-        f"--master-addr ADDRESS -m paceline train {model}`"
-    )
-
-
-def _model_file(folder: Path | None) -> AbstractContextManager[Path]:
-    """Provide the path for the model's weights; ranks without a folder write none."""
-    return nullcontext(Path()) if folder is None else written_whole(folder / "model.safetensors")
+    if form == "text" and not session.strategy.is_led:
+        launch = "torchrun --nnodes 2 --nproc-per-node 1 --node-rank RANK --master-addr ADDRESS"
+        command = f"{launch} -m paceline train {shlex.quote(settings.model)}"
+        out.print(f"two machines: on each `{command}`", soft_wrap=True)
 
 
 def _doubt(forecasts: Sequence[Forecast], group: Group) -> None:
@@ -195,11 +188,9 @@ def _agreed(request: RunRequest, group: Group) -> RunRequest:
     for rank, row in enumerate(rows):
         for name, value in row["settings"].items():
             if value != first.get(name):
-                raise InvalidInput(
-                    name,
-                    f"{value!r} in worker {rank}, and {first.get(name)!r} in worker 0",
-                    hint="start all by the same command line",
-                )
+                problem = f"is {value!r} in worker {rank}, but {first.get(name)!r} in worker 0"
+                hint = "start all workers with the same command"
+                raise InvalidInput(name, problem, hint=hint)
     return request.model_copy(update={"run_id": rows[0]["run_id"]})
 
 
@@ -209,26 +200,6 @@ def _folder_of(session: TrainingSession) -> AbstractContextManager[Path]:
     goes_on = isinstance(settings, TrainSettings) and settings.resume is not None
     exists = goes_on or num_restarts_by_torchrun() > 0 or session.elastic is not None
     return run_folder(settings.output, session.run_id, settings, exists=exists)
-
-
-@contextmanager
-def _naming(folder: Path | None) -> Iterator[None]:
-    """Turn an error of writing, such as a full disk, into InvalidInput with the run's folder.
-
-    The error says how to resume, if there is a checkpoint.
-    """
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        if folder is None:
-            raise
-        has_checkpoint = bool(CheckpointFolder(folder / CHECKPOINTS).steps)
-        on = f"; then paceline train --resume {folder} goes on" if has_checkpoint else ""
-        raise InvalidInput(
-            "output",
-            f"the results cannot be written to {folder}: {first_line(error)}",
-            hint=f"make room{on}",
-        ) from error
 
 
 def _progress(request: RunRequest, group: Group, err: Console) -> TerminalProgress:

@@ -24,7 +24,7 @@ def work(settings: WorkerProcessSettings) -> None:
         name = json.loads(clients[settings.numbers[0]].settings)["strategy"]
         strategy = find_runnable(name)
         if strategy.running is None or strategy.running.remote is None:
-            raise InvalidInput("strategy", f"the hub has {name}, which has no workers of elsewhere")
+            raise InvalidInput("strategy", f"{name} of the hub has no remote workers")
         working = import_module(strategy.running.remote).WORKING
         import_module(working).take_part(settings, clients)
     logger.info("workers %s: done", listed(settings.numbers))

@@ -22,12 +22,8 @@ train += [
 ]
 train += [
     "--elastic",
-    "--lighthouse",
-    f"http://{LIGHTHOUSE}",
-    "--worker-ids",
-    number,
-    "--steps",
-    "40",
+    *("--strategy-option", f"lighthouse=http://{LIGHTHOUSE}"),
+    *("--strategy-option", f"worker_ids={number}", "--steps", "40"),
 ]
 code = subprocess.run([*train, "--output", f"runs{number}"], env=own, check=False).returncode
 if lighthouse is None:

@@ -37,4 +37,4 @@ else:
     if sys.argv[1] != "launched":
         rank, port = sys.argv[1:]
         os.environ.update(RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    leave(as_rank(lose, 60.0, debug=False))
+    leave(as_rank(lose, 60.0))

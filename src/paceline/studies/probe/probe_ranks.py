@@ -56,7 +56,6 @@ class ProbeSettings(Record):
     output: Path
     force: bool = False
     as_json: bool = False
-    debug: bool = False
 
 
 def probe_settings(workers: int | None, output: Path | None, **values: Any) -> ProbeSettings:
@@ -99,9 +98,7 @@ def work(settings: ProbeSettings) -> int:
     """Run this rank's part of the probe and return the exit code; errors print one line."""
     # before the ranks of a host divide its cores
     usable = sorted(os.sched_getaffinity(0))
-    return as_rank(
-        partial(_probe_rank, settings, usable), _PATIENCE_S + settings.seconds, settings.debug
-    )
+    return as_rank(partial(_probe_rank, settings, usable), _PATIENCE_S + settings.seconds)
 
 
 def _probe_rank(settings: ProbeSettings, usable: list[int], group: Group) -> None:

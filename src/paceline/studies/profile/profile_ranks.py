@@ -59,12 +59,9 @@ class ProfileRequest(Record):
 
     settings: profile.ProfileSettings
     run_id: str
-    debug: bool = False
 
 
-def profile_model(
-    settings: profile.ProfileSettings, *, as_json: bool = False, debug: bool = False
-) -> None:
+def profile_model(settings: profile.ProfileSettings, *, as_json: bool = False) -> None:
     """Profile, write result, trace and report, and print the result.
 
     Raises WorkersFailed for errors that workers have printed.
@@ -73,7 +70,7 @@ def profile_model(
         raise InvalidInput("paceline profile", "cannot run under torchrun: it starts its workers")
     check_cores(settings.workers)
     check_gpus(settings.workers)
-    request = ProfileRequest(settings=settings, run_id=new_id(settings.model), debug=debug)
+    request = ProfileRequest(settings=settings, run_id=new_id(settings.model))
     module = "paceline.studies.profile.profile_ranks"
     command = module_command(module, request.model_dump_json())
     os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
@@ -264,7 +261,7 @@ def summary(result: profile.ProfileResult, folder: str) -> str:
 def main() -> None:
     """Run one rank with the request in the only argument."""
     asked = ProfileRequest.model_validate_json(sys.argv[1])
-    leave(as_rank(partial(_profile_rank, asked), asked.settings.deadline_s, asked.debug))
+    leave(as_rank(partial(_profile_rank, asked), asked.settings.deadline_s))
 
 
 if __name__ == "__main__":

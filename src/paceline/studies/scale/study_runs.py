@@ -103,7 +103,8 @@ def run_arguments(
         options |= {"profile-s": settings.profile_s, "seed": settings.seed}
     command = "rehearse" if run.source == "rehearse" else "train"
     texts = chain.from_iterable((f"--{name}", str(value)) for name, value in options.items())
-    with_itself = ["--exchange-alone"] if settings.overhead and run.workers == 1 else []
+    is_overhead = settings.overhead and run.workers == 1
+    with_itself = ["--strategy-option", "exchange_alone=true"] if is_overhead else []
     return [command, settings.model, *texts, *with_itself]
 
 

@@ -9,8 +9,7 @@ from paceline.core.strategy import StepsToLoss
 from paceline.planner import Refusal
 from paceline.records.result import AdviceRow, PlanResult, PlanRow, RankingRows
 from paceline.report.metrics import of_ranking
-from paceline.report.plan_text import Form, present
-from paceline.report.plans import command, explanation
+from paceline.report.plans import Form, command, explanation, present
 from paceline.strategies.host.config import HostReduce
 from plan_rows import plan_row
 

@@ -1,0 +1,68 @@
+"""Wrong command lines as people type them: one line names the wrong word and the nearest one."""
+
+from pathlib import Path
+
+import pytest
+
+HOST = ("train", "lenet5", "--strategy", "host")
+PLAN = ("plan", "lenet5", "--machine")
+SMALL = ("plan", "vgg16", "--machine", "k40-gigabit", "--batch-size")
+# What the line names, the nearest right word, and the words of the command.
+LINES = [
+    ("trian", "train", "trian", "lenet5"),
+    ("--batchsize", "--batch-size", "train", "lenet5", "--batchsize", "64"),
+    ("model", "lenet5", "plan", "lenet", "--machine", "8xv100"),
+    ("--strategy", "host", "train", "lenet5", "--strategy", "hots"),
+    ("--codec", "dynamic8", "train", "lenet5", "--codec", "dinamic8"),
+    ("chnk", "chunk", *HOST, "--strategy-option", "chnk=2"),
+    ("--optimizer", "adam", "train", "lenet5", "--optimizer", "adm"),
+    ("--schedule", "cosine", "train", "lenet5", "--schedule", "cosin"),
+    ("--machine", "k40-gigabit", *PLAN, "k40-gigabt"),
+    ("--kind", "'measured'", "scale", "lenet5", "--kind", "measurd"),
+    # Files of another kind, and modules.
+    ("none.toml", "", *PLAN, "none.toml"),
+    ("empty.toml", "", *PLAN, "empty.toml"),
+    ("image.toml", "", *PLAN, "image.toml"),
+    ("record.json", "", *PLAN, "record.json"),
+    ("folder", "", *PLAN, "./folder"),
+    ("record.json", "", "train", "--config", "record.json"),
+    ("folder", "", "report", "folder"),
+    ("failing.py:1", "", "plan", "failing:net", "--machine", "8xv100"),
+    ("nowhere", "", "plan", "nowhere:net", "--machine", "8xv100"),
+    # Numbers.
+    ("--batch-size", "64k", "train", "lenet5", "--batch-size", "64k"),
+    ("--timeout", "5m", "train", "lenet5", "--timeout", "5m"),
+    ("--workers", "1", "train", "lenet5", "--workers", "0"),
+    ("--batch-size", "1", "train", "lenet5", "--batch-size", "-5"),
+    ("--steps", "epochs", "train", "lenet5", "--steps", "5", "--epochs", "5"),
+    ("--machine", "", *SMALL, "1000000"),
+    ("--seconds", "", "probe", "--seconds", "5m"),
+    # Options of other commands, and options without their partner.
+    ("--host", "", "train", "lenet5", "--host", "1"),
+    ("--sweep", "--machine", "plan", "lenet5", "--sweep", "latency=1u:1m"),
+    ("listen", "--listen", "hub", "lenet5"),
+    ("10.0.0.1:5555", "tcp://", "hub", "lenet5", "--listen", "10.0.0.1:5555"),
+    ("10.0.0.1", "tcp://", "worker", "--connect", "10.0.0.1"),
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    """Files of other kinds than a command expects."""
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "folder").mkdir()
+    (folder / "empty.toml").touch()
+    (folder / "image.toml").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    (folder / "record.json").write_text('{"a": 1}')
+    (folder / "failing.py").write_text('raise ValueError("boom")')
+    return folder
+
+
+@pytest.mark.parametrize(("named", "nearest", "words"), [(a, b, words) for a, b, *words in LINES])
+def test_a_mistyped_line_is_answered_by_one_line(line, files, monkeypatch, named, nearest, words):
+    monkeypatch.chdir(files)
+    monkeypatch.syspath_prepend(files)
+    line(*words)
+    assert (line.code, line.out, line.err.count("\n")) == (2, "", 1), line.err
+    assert named in line.err
+    assert nearest in line.err.replace(named, "", 1)
