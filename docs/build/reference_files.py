@@ -34,9 +34,9 @@ Unknown keys are errors.
 |---|---|---|
 | `NAME.toml` | [a machine](#machine-file) | you, or `paceline probe` |
 | `run.toml` | [the settings of a run](#runtoml) | `train`, `rehearse`, `profile`, `scale` |
-| `result.json` | [metrics and plans](#resultjson-of-a-run) | every command with a report |
+| `result.json` | [metrics and plans](#resultjson-of-a-run) | these, and `plan --output` |
 | `trace.json` | [timelines](#tracejson) | `train`, `rehearse`, `profile` |
-| `report.html` | [the report](report.md), one page that needs no network | every command with a report |
+| `report.html` | [the report](report.md), which needs no network | each of these commands |
 | `model.safetensors` | parameters and buffers by name | `train` |
 | `checkpoints/` | [checkpoints](checkpoints.md#what-is-in-one) | `train` |
 
@@ -45,7 +45,8 @@ Unknown keys are errors.
 [Machines](machines.md) has examples. A machine file has the keys of [Machine](#machine).
 Equal hosts below switches also need a list `levels` of [Level](#level).
 Equal devices need only `name` and a table `equal` of [EqualDevices](#equaldevices).
-A quantity is text with a unit, such as `"1 Gbit/s"`, or a number in bytes, seconds, or values or operations per second."""
+A quantity is text with a unit, such as `"1 Gbit/s"`.
+Without a unit it is a number in bytes, seconds, or values or operations per second."""
 _SETTINGS = """
 ## run.toml
 
@@ -58,7 +59,8 @@ _TRACE = """
 
 A Chrome trace, which [Perfetto](https://ui.perfetto.dev) opens.
 Each device or link is a process of the trace, and each of its resources a thread.
-A slice (`"ph": "X"`) is a task; `ts` and `dur` are its start and duration in microseconds, `cat` is its kind.
+A slice (`"ph": "X"`) is a task; `ts` and `dur` are its start and duration in microseconds.
+`cat` is the kind of the task.
 Its `args`:
 
 | key | value |
@@ -77,10 +79,13 @@ _LINKED = {
     ScaleSettings: "reference.md#scale",
 }
 _PLAIN = {
-    **{str: "text", int: "integer", float: "number", bool: "`true` or `false`"},
-    **{Any: "any", object: "any"},
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "`true` or `false`",
+    Any: "any value",
+    object: "any value",
 }
-_COUNTABLE = ("integer", "number")
 _MACHINE = {"Machine": Machine, "Level": Level, "EqualDevices": EqualDevices}
 _RESULTS = {
     "result.json of a run": RunResult,
@@ -170,40 +175,47 @@ def _docstring(record: type) -> tuple[str, dict[str, str]]:
 def _default(value: Any) -> str:
     if value in (PydanticUndefined, MISSING):
         return ""
-    if isinstance(value, tuple | dict | None):
-        return "none" if value is None else "empty"
-    return (
-        f"`{str(value).lower() if isinstance(value, bool) else value}`" if value != "" else "empty"
-    )
+    if value is None:
+        return "none"
+    if value in ((), {}, ""):
+        return "empty"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def _value(annotation: Any, inner: set[type]) -> str:
     """Return a type in words; records in it are added to `inner`."""
     origin, parts = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        if parts[0] is float and any(isinstance(one, BeforeValidator) for one in parts):
-            example = next(one.examples[0] for one in parts if getattr(one, "examples", None))
-            return f"quantity, such as `{example}`"
+    if origin is Annotated and not _is_quantity(parts):
         return _value(parts[0], inner)
+    if origin is Annotated:
+        example = next(one.examples[0] for one in parts if getattr(one, "examples", None))
+        return f"quantity, such as `{example}`"
     if origin in (Union, UnionType):
         return " or ".join(_value(one, inner) for one in parts if one is not NoneType)
-    if origin is Literal:
-        return " or ".join(f"`{getattr(one, 'value', one)}`" for one in parts)
-    if origin is tuple:
-        if parts[-1] is Ellipsis:
-            value = _value(parts[0], inner)
-            return f"list of {value}{'s' * (value in _COUNTABLE)}"
-        return f"list: {', '.join(_value(one, inner) for one in parts)}"
+    if origin is Literal or (isinstance(annotation, type) and issubclass(annotation, Enum)):
+        return " or ".join(f"`{getattr(one, 'value', one)}`" for one in parts or annotation)
     if origin in (dict, Mapping):
-        return f"table: {_value(parts[0], inner)} to {_value(parts[1], inner)}"
+        keys = "" if parts[0] is str else f" by {_value(parts[0], inner)}"
+        return f"table of {_several(parts[1], inner)}{keys}"
+    if origin is tuple and parts[-1] is Ellipsis:
+        return f"list of {_several(parts[0], inner)}"
+    if origin is tuple:
+        return f"list: {', '.join(_value(one, inner) for one in parts)}"
     if annotation in _PLAIN:
         return _PLAIN[annotation]
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return " or ".join(f"`{one.value}`" for one in annotation)
     if annotation in _LINKED:
         return f"[settings]({_LINKED[annotation]})"
     inner.add(annotation)
     return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
+
+
+def _is_quantity(parts: tuple[Any, ...]) -> bool:
+    return parts[0] is float and any(isinstance(one, BeforeValidator) for one in parts)
+
+
+def _several(annotation: Any, inner: set[type]) -> str:
+    value = _value(annotation, inner)
+    return f"{value}s" if value in ("integer", "number") else value
 
 
 if __name__ == "__main__":
