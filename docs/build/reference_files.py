@@ -109,7 +109,7 @@ class Key(NamedTuple):
     @property
     def row(self) -> str:
         """The row."""
-        return f"| `{self.name}` | {self.value} | {self.default} | {self.meaning} |"
+        return f"| `{self.name}` | {self.value} | {self.default} | {_as_in_files(self.meaning)} |"
 
 
 def page() -> str:
@@ -138,7 +138,7 @@ def _record(record: type, seen: set[type]) -> Iterator[str]:
     seen.add(record)
     inner: set[type] = set()
     keys = list(_keys(record, inner))
-    yield f"\n{_docstring(record)[0]}\n"
+    yield f"\n{_as_in_files(_docstring(record)[0])}\n"
     yield "| key | value | default | meaning |\n|---|---|---|---|"
     yield from (key.row for key in keys)
     for one in sorted(inner - seen, key=lambda one: one.__name__):
@@ -170,6 +170,10 @@ def _docstring(record: type) -> tuple[str, dict[str, str]]:
         for name in re.findall(r"`(\w+)`", match[1]):
             meanings[name] = match[2]
     return " ".join(_FIELD.sub("", text).split()), meanings
+
+
+def _as_in_files(text: str) -> str:
+    return re.sub(r"\b(None|True|False)\b", lambda word: word[0].lower(), text)
 
 
 def _default(value: Any) -> str:

@@ -37,37 +37,36 @@ logger = logging.getLogger(__name__)
 
 
 class DataParallel(Synchronized):
-    """Runs `module` on this rank's samples, and gives its parameters the mean gradients of all.
+    """Runs `module` on this rank's samples, and averages gradients over all ranks.
 
-    It is a DistributedDataParallel, takes its arguments, in its order, and does what it does: it
-    broadcasts and checks the module when it is made, sends rank 0's buffers before each forward
-    pass, never runs the module but when it is called, and raises after a backward pass in which a
-    parameter got no gradient, unless `find_unused_parameters`. What sizes or skips buckets of
-    torch's reducer (`bucket_cap_mb`, `bucket_cap_mb_list`, `batched_grad_copy`,
-    `skip_all_reduce_unused_params`) changes no gradient, and nothing where there are none.
-    Launched with torchrun, one process a rank; a default process group is made if there is none,
-    and without torchrun's environment it just calls the module.
+    It is a DistributedDataParallel with the same arguments in the same order, and behaves the same:
+    it broadcasts and checks the module at construction, sends rank 0's buffers before each forward
+    pass, and raises after a backward pass in which a parameter got no gradient, unless
+    `find_unused_parameters`. Arguments for buckets of torch's reducer (`bucket_cap_mb`,
+    `bucket_cap_mb_list`, `batched_grad_copy`, `skip_all_reduce_unused_params`) have no effect on
+    exchanges without buckets. Start one process per rank with torchrun. A default process group is
+    created if there is none; without torchrun's environment the module is just called.
 
-    `exchange`: "host" sums in the memory of the machine while backward runs, "allreduce" is torch's
-    own reducer, "tree" the classical baseline, and "auto" takes a few steps of each and stays with
-    the fastest (`why` says the figures). `chunk`: how many layers "host" exchanges together; "auto"
-    predicts it from its first steps, and tries neighbours while training goes on. No rank waits
-    longer than `deadline_s` for another, by default than the process group's timeout: WorkerLost
-    names the one that does not answer.
+    `exchange`: "host" sums in the machine's memory during backward, "allreduce" is torch's reducer,
+    "tree" the classic baseline. "auto" measures some steps of each and keeps the fastest (`why`
+    has the times). `chunk`: layers that "host" exchanges together; "auto" predicts the best number
+    from its first steps, and tries neighbours during training. `deadline_s`: longest wait for
+    another rank, after which WorkerLost names it; by default the process group's timeout.
 
-    `codec` encodes gradients on their way: between machines with "host", between all ranks with
-    "allreduce"; "tree" has none. A name ("dynamic8", "half" and so on), a codec, or "auto" for what
-    makes steps faster. No rank takes a step whose gradients are not finite: a GradScaler skips it;
-    otherwise the optimizer raises NonFinite, or by `on_nonfinite` "skip" changes nothing.
+    `codec`: encoding of gradients, between machines with "host", between all ranks with
+    "allreduce"; "tree" has none. A name such as "dynamic8", a codec, or "auto", which uses dynamic8
+    where it makes steps faster. If gradients are not finite on any rank, no rank takes the step: a
+    GradScaler skips it; otherwise the optimizer raises NonFinite, or does nothing with
+    `on_nonfinite="skip"`.
 
-    `balance`: "auto" lets ranks have unequal batches: each rank's gradients are weighted by its
-    samples, so that all train as one process on all of them would, if the loss is a mean over
-    samples. A rank may have none. `balance()` takes the sampler that is to follow the ranks'
-    speeds. A rank that would not help gets no samples then, but with `force`.
+    `balance`: "auto" allows unequal batches, also empty ones. Gradients are weighted by samples, so
+    that the ranks train as one process with all samples would, if the loss is a mean over samples.
+    The method `balance()` makes a sampler follow the ranks' speeds. A rank that would not help gets
+    no samples, except with `force`.
 
-    `state_dict` is DistributedDataParallel's, with the prefix "module."; `load_state_dict` takes it
-    with and without. Gradients are the caller's, unless `gradient_as_bucket_view`. Raises
-    InvalidInput for what cannot be exchanged.
+    `state_dict` has DistributedDataParallel's prefix "module."; `load_state_dict` accepts names
+    with and without it. Gradients may be kept and changed, except with `gradient_as_bucket_view`.
+    Raises InvalidInput for what cannot be exchanged.
     """
 
     def __init__(

@@ -29,19 +29,18 @@ ERROR_BAR = 0.06
 
 @dataclass(frozen=True)
 class Forecast:
-    """The prediction for one strategy: seconds a step, and the parts of a step's time.
+    """The prediction for one strategy: seconds per step, and the parts of the step.
 
-    `link_nbytes` are the bytes that a step sends in each direction of each link, `memory_nbytes`
-    what each device needs, and each host that holds anything, `wire_s` the seconds in which the
-    busiest link is in use. `placement` says which devices it
-    takes; on their own they would reach `alone_samples_per_s` together. `is_balanced`: the workers'
-    parts follow their speeds, and the plan knows it. `notes` are sentences to stand beside `why`.
-    Between two updates of a device in the timeline lie `steps_per_update` steps: more than one
-    where workers take several between two exchanges. `slowdown`: how many times longer computation
-    takes than undisturbed (see `core.losses`), through what `slowed_by` names. `after_backward`:
-    what the exchange leaves to be done then, where the strategy says so. `is_same_training`: as by
-    one worker with the whole batch, but for what a codec rounds; if not, `steps_to_loss` are those
-    to the same loss, where they are known.
+    `link_nbytes`: bytes that a step sends over each direction of a link. `memory_nbytes`: bytes
+    that each device needs, and each host that holds tensors. `wire_s`: seconds in which the busiest
+    link is in use. `placement`: the devices used. `alone_samples_per_s`: their total throughput
+    without any exchange. `is_balanced`: the plan gives workers parts that follow their speeds.
+    `notes`: sentences in addition to `why`. `steps_per_update`: steps between two updates in the
+    timeline, more than one if workers take several steps between exchanges. `slowdown`: factor by
+    which computation takes longer than undisturbed (`core.losses`), caused by `slowed_by`.
+    `after_backward`: communication left after backward, if the strategy reports it.
+    `is_same_training`: whether it computes what one worker with the whole batch would, except for a
+    codec's rounding; otherwise `steps_to_loss` compares the steps to the same loss, if known.
     """
 
     strategy: str

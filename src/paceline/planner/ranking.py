@@ -59,9 +59,9 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Ranking(Sequence[Forecast]):
-    """Forecasts, best first, and what was refused.
+    """Forecasts, best first, and refused configurations.
 
-    `alone` is the best forecast of one worker, where only another number was asked for.
+    `alone`: the best forecast of one worker, if only other numbers of workers were planned.
     """
 
     forecasts: tuple[Forecast, ...]
