@@ -28,3 +28,8 @@ def _normal(path: PurePosixPath) -> PurePosixPath:
     for part in path.parts:
         parts = parts[:-1] if part == ".." else [*parts, part]
     return PurePosixPath(*parts)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Return the page without the number of stars, which browsers would ask GitHub for."""
+    return output.replace(' data-md-component="source"', "")

@@ -9,7 +9,11 @@ from urllib.parse import urldefrag
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TABLES = {"reference.md", "results.md"}  # generated, and cells of many figures
+TABLES = {
+    "reference.md",
+    "reference-files.md",
+    "results.md",
+}  # generated, and cells of many figures
 PAGES = (
     "README.md",
     "CHANGELOG.md",
@@ -87,9 +91,13 @@ def test_links_of_the_readme_are_absolute_and_all_files_that_pages_link_to_exist
                 assert (page.parent / urldefrag(link).url).exists(), (page, link)
 
 
-def test_the_reference_is_that_of_the_records():
-    made = runpy.run_path(str(ROOT / "docs" / "build" / "reference.py"))["page"]()
-    assert (ROOT / "docs" / "reference.md").read_text() == made, "python docs/build/reference.py"
+@pytest.mark.parametrize(
+    ("script", "page"),
+    [("reference.py", "reference.md"), ("reference_files.py", "reference-files.md")],
+)
+def test_the_reference_is_that_of_the_records(script, page):
+    made = runpy.run_path(str(ROOT / "docs" / "build" / script))["page"]()
+    assert (ROOT / "docs" / page).read_text() == made, f"python docs/build/{script}"
 
 
 def test_the_results_collect_every_benchmark_with_figures_and_name_commands_that_exist():

@@ -15,9 +15,9 @@ class Link(Fact):
 
     `share`: part of the bandwidth that exchanges reach. `rails`: number of parallel links between a
     host and a switch or host, one for each network adapter; rings of GPUs use all of them, other
-    messages use one. `rdma`: adapters access the GPUs' memory (GPUDirect RDMA). A link from a host
-    to itself carries messages between its processes; `uses_cores`: whether that occupies the ranks'
-    devices. A link from a switch to itself is shared by all messages through the switch.
+    messages use one. `rdma`: adapters access the GPUs' memory (GPUDirect RDMA). `uses_cores`:
+    whether messages between a host's processes, over a link from the host to itself, occupy the
+    ranks' devices. A link from a switch to itself is shared by all messages through the switch.
     """
 
     between: Annotated[tuple[Name, Name], Field(examples=[["gpu0", "host0"]])]

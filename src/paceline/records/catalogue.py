@@ -112,7 +112,12 @@ def _known(entries: Mapping[str, _Entry], field: str, name: str) -> _Entry:
 
 
 class EqualDevices(Fact):
-    """Equal devices on equal hosts, by names of the catalogue."""
+    """Equal devices on equal hosts, by names of the catalogue.
+
+    `device`: a GPU model. `devices`: number of devices on a host. `link`: link between the devices
+    of a host; by default that of the GPU model. `network`: network between hosts. `rails`: network
+    adapters of a host.
+    """
 
     device: Annotated[Name, Field(examples=["v100"])]
     devices: Annotated[int, Field(ge=1, le=64, examples=[8])]
