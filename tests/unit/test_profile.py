@@ -16,7 +16,7 @@ from nets import Net
 from paceline.core.link_fit import ExchangeSample
 from paceline.core.plan import Kind
 from paceline.core.simulate import makespan_s
-from paceline.core.strategy import Prober, Window
+from paceline.core.strategy import Prober, Window, exchange_name
 from paceline.core.workload import Workload
 from paceline.exchange import profile as module
 from paceline.exchange.profile import Probes, Profile, exchanging, profile, single
@@ -112,7 +112,9 @@ def profiled(
     def make(sizes: Sequence[Sequence[int]]) -> Ring:
         return Ring(clock, sum(map(sum, sizes)), group.world_size)
 
-    probers = {"allreduce": Prober(find_exchange("allreduce"), config or AllReduce(), make)}
+    config = config or AllReduce()
+    name = exchange_name("allreduce", config)
+    probers = {name: Prober(find_exchange("allreduce"), config, make)}
     settings = (SGD().optimizer, OF_CLASSES, group, 2 * rounds_s + 1e-6, probers)
     return profile(model, workload, lambda: stepping(clock, held_up_s), *settings), workload
 
