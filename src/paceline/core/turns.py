@@ -91,6 +91,62 @@ class Turns:
         return best
 
 
+class Choice:
+    """Uses the fastest of several alternatives, and chooses again when steps change.
+
+    `names`: the simplest first. `name`: the alternative of the next steps.
+    """
+
+    def __init__(self, names: Sequence[str], num_rounds: int = 2) -> None:
+        self._names, self._num_rounds = list(names), num_rounds
+        self._start()
+
+    @property
+    def name(self) -> str:
+        """The alternative of the next steps."""
+        return self._turns.name
+
+    @property
+    def settled(self) -> bool:
+        """Whether the fastest alternative is in use."""
+        return self._turns.settled
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Median step of each alternative timed so far."""
+        return self._turns.seconds
+
+    @property
+    def num_steps(self) -> int | None:
+        """Number of steps until the next `add`; None if there is no alternative."""
+        if len(self._names) == 1:
+            return None
+        if self.settled:
+            return Watch.num_steps
+        return self._turns.num_settling + self._turns.num_timed
+
+    def add(self, seconds: Sequence[float], *, is_steady: bool = True) -> None:
+        """Add the last `num_steps` steps; not `is_steady` if another search changes them."""
+        if not self.settled:
+            self._turns.add(seconds[-self._turns.num_timed :])
+        elif not is_steady:
+            self._watch = Watch()
+        elif self._watch.has_changed(seconds):
+            self._start()
+
+    def drop(self) -> None:
+        """Remove the current alternative, which cannot be used here."""
+        self._names.remove(self.name)
+        self._turns.drop()
+
+    def stop(self) -> None:
+        """Choose from the steps so far."""
+        self._turns.stop()
+
+    def _start(self) -> None:
+        self._turns, self._watch = Turns(self._names, num_rounds=self._num_rounds), Watch()
+
+
 class Watch:
     """Tells when steps have become slower or faster, after every `num_steps` steps."""
 

@@ -62,6 +62,8 @@ class HookState(CodecAllReduce):
         self.guard.watch(parameters)
         if bucket.index() == 0:  # the first bucket of every step
             self.begin_step()
+        if self.is_plain and self.device.type == "cpu":
+            return self._all_reduced(bucket)
         # error feedback belongs to parameters, so a rebuilt bucket needs another key
         numbers = [self._numbers.setdefault(id(one), len(self._numbers)) for one in parameters]
         checksum = zlib.crc32(str(numbers).encode())
@@ -78,6 +80,26 @@ class HookState(CodecAllReduce):
             return gradients if values is gradients else gradients.copy_(values)
 
         return work.future.then(done)
+
+    def _all_reduced(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Average a bucket as DistributedDataParallel does without a hook."""
+        recorder, gradients = self.recorder, bucket.buffer()
+        recorded = recorder.join_exchange(str(bucket.index())) if recorder else None
+        num_ranks = len(self._ranks)
+        self._bytes_sent[0] += gradients.nbytes * 2 * (num_ranks - 1) // num_ranks
+        gradients.div_(num_ranks)
+        work = dist.all_reduce(gradients, group=self._groups[0], async_op=True)
+        assert work is not None
+
+        def done(future: torch.futures.Future[Any]) -> Tensor:
+            if recorder is not None:
+                recorder.leave_exchange(recorded)
+            averaged: Tensor = future.value()[0]
+            self.guard.found(int((~averaged.isfinite()).sum()))
+            return averaged
+
+        found: torch.futures.Future[Tensor] = work.get_future().then(done)
+        return found
 
     def close(self) -> None:
         """End the threads; the hook is unusable afterwards."""

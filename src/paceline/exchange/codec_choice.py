@@ -3,8 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from statistics import median
-from typing import Literal
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from paceline.codecs.names import factory_of, find_codec
 from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
 from paceline.core.link_fit import ExchangeSample, LinearTime, line_through
+from paceline.core.turns import Choice
 from paceline.core.wire_format import AUTO, wire_format
 from paceline.exchange.compressed import CompressedAllReduce, Work
 
@@ -27,8 +27,6 @@ _FACTORIES: dict[str, Factory] = {
 }
 _SIZES = (1 << 10, 1 << 21)  # number of values of a small and a large exchange
 _NUM_MEASURED = 3
-_NUM_SETTLING = 4  # warm-up steps
-_NUM_TRIED = 8  # measured steps with codec, and the same number without
 _WORTH = 0.98  # largest time with codec, relative to the time without
 
 
@@ -43,6 +41,11 @@ class CodecChoice:
     def sent_share(self) -> float | None:
         """The share of values sent on this rank, for a codec that omits some."""
         return self._first.sent_share if isinstance(self._first, ErrorFeedback) else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is encoded in this step."""
+        return False
 
     def begin_step(self) -> None:
         """Begin a step, collectively."""
@@ -61,8 +64,8 @@ class AutoCodec(CodecChoice):
     """Uses `dynamic8` for tensors whose exchange it shortens, if it also shortens steps.
 
     The time of an exchange is a linear fit to a small and a large one, with and without codec.
-    Because an exchange hidden by computation takes no extra time, steps are then measured with and
-    without codec, and it is used only if steps are faster.
+    Because an exchange hidden by computation takes no extra time, steps with and without codec are
+    then timed in turns (`paceline.core.turns`), again when steps become slower or faster.
     """
 
     sent_share = None
@@ -70,39 +73,36 @@ class AutoCodec(CodecChoice):
     def __init__(self, all_reduce: CompressedAllReduce) -> None:
         self._all_reduce = all_reduce
         self._lines = {name: self._line(name, factory) for name, factory in _FACTORIES.items()}
-        self._mode: Literal["encoded", "plain"] = "encoded"
-        self._num_steps = 0
-        self._last_s: float | None = None
-        self._seconds: dict[str, list[float]] = {"encoded": [], "plain": []}
-        self._verdict = "dynamic8 where exchanges are faster; steps not measured yet"
+        self._turns = Choice(("plain", "encoded"))
+        self._marks: list[float] = []
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is encoded in this step."""
+        return self._turns.name == "plain"
 
     def begin_step(self) -> None:
-        """Record the last step's duration, and decide after both modes are measured."""
-        last, self._last_s = self._last_s, time.monotonic()
-        self._num_steps += 1
-        tried = self._num_steps - _NUM_SETTLING
-        if last is None or not 0 < tried <= 2 * _NUM_TRIED:
-            return
-        self._seconds[self._mode].append(self._last_s - last)
-        if tried < 2 * _NUM_TRIED:
-            self._mode = "encoded" if tried < _NUM_TRIED else "plain"
-            return
-        # skip a mode's first step, which includes the end of the other mode's exchanges
-        medians = [median(self._seconds[name][1:]) for name in ("encoded", "plain")]
-        # the slowest rank's times, so that all ranks choose equally
-        encoded_s, plain_s = self._all_reduce.agree(medians)
-        self._mode = "encoded" if encoded_s < _WORTH * plain_s else "plain"
-        outcome = _CODEC if self._mode == "encoded" else "none"
-        self._verdict = (
-            f"{outcome}, because steps took {duration(encoded_s)} with dynamic8 and "
-            f"{duration(plain_s)} without"
-        )
+        """Record the start of a step; at the end of a turn, choose equally on all ranks."""
+        num_steps = self._turns.num_steps
+        self._marks.append(time.monotonic())
+        if num_steps is not None and len(self._marks) > num_steps:
+            own = [end - start for start, end in pairwise(self._marks)]
+            self._marks = self._marks[-1:]
+            self._turns.add(self._all_reduce.agree(own))  # the slowest rank's steps
 
     def codec_of(self, count: int) -> tuple[str, Factory]:
         """Return name and factory of the codec for `count` values."""
-        if self._mode == "encoded" and self._pays(count):
+        if not self.is_plain and self._pays(count):
             return _CODEC, _FACTORIES["encoded"]
         return "float32", _FACTORIES["plain"]
+
+    @property
+    def _verdict(self) -> str:
+        used, seconds = "none" if self.is_plain else _CODEC, self._turns.seconds
+        if not self._turns.settled:
+            return f"{used} now; steps are measured with and without a codec"
+        encoded_s, plain_s = duration(seconds["encoded"]), duration(seconds["plain"])
+        return f"{used}, because steps took {encoded_s} with {_CODEC} and {plain_s} without"
 
     @property
     def why(self) -> str:
@@ -163,6 +163,11 @@ class CodecAllReduce(CompressedAllReduce):
     def sent_share(self) -> float | None:
         """The share of this rank's values sent, for a codec that omits some."""
         return self._choice.sent_share
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is encoded in this step, nor will be before the next choice."""
+        return self._choice.is_plain
 
     def begin_step(self) -> None:
         """Begin a step: drop unused error feedback, and update the choice."""

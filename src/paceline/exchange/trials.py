@@ -15,13 +15,11 @@ from torch import Tensor
 
 from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
-from paceline.core.turns import Turns, Watch
+from paceline.core.turns import Choice
 from paceline.exchange.replica import ModelReplica, Statistics
 from paceline.links.clock import Clock
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
-
-_NUM_ROUNDS = 2
 
 
 class Trials:
@@ -32,37 +30,35 @@ class Trials:
     """
 
     def __init__(self, names: Iterable[str], clock: Clock) -> None:
-        self._names, self._clock = tuple(names), clock
+        self._choice, self._clock = Choice(tuple(names)), clock
         self._failed: dict[str, str] = {}
         self._chunks: dict[str, int] = {}  # layers per chunk in the last turn
         self._marks: list[Any] = []
-        self._start()
 
     @property
     def name(self) -> str:
         """The exchange of the next steps."""
-        return self._turns.name
+        return self._choice.name
 
     @property
     def settled(self) -> bool:
         """Whether the fastest exchange is in use."""
-        return self._turns.settled
+        return self._choice.settled
 
     @property
     def seconds(self) -> dict[str, float]:
         """Median step of each exchange timed so far."""
-        return self._turns.seconds
+        return self._choice.seconds
 
     @property
     def due(self) -> bool:
         """Whether all ranks must call `finish_measurement`, because enough steps were timed."""
-        if self.settled:
-            return len(self._marks) > Watch.num_steps
-        return len(self._marks) > self._turns.num_settling + self._turns.num_timed
+        num_steps = self._choice.num_steps
+        return num_steps is not None and len(self._marks) > num_steps
 
     def exchanged(self) -> None:
         """Record the end of an exchange."""
-        if len(self._names) > len(self._failed) + 1:
+        if self._choice.num_steps is not None:
             self._marks.append(self._clock.mark())
 
     def finish_measurement(
@@ -75,27 +71,18 @@ class Trials:
         own = [end - start for start, end in pairwise(self._clock.seconds(self._marks))]
         steps = [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]
         self._marks = self._marks[-1:]
-        if not self.settled:
-            if chunk is not None:
-                self._chunks[self.name] = chunk
-            self._turns.add(steps[-self._turns.num_timed :])
-        elif is_searched:
-            self._watch = Watch()
-        elif self._watch.has_changed(steps):
-            self._start()
+        if chunk is not None and not self.settled:
+            self._chunks[self.name] = chunk
+        self._choice.add(steps, is_steady=not is_searched)
 
     def fail(self, error: InvalidInput) -> None:
         """Remove the current exchange, which cannot be used here."""
         self._failed[self.name] = str(error)
-        self._turns.drop()
+        self._choice.drop()
 
     def settle(self) -> None:
         """Stop timing, and use the fastest exchange so far."""
-        self._turns.stop()
-
-    def _start(self) -> None:
-        usable = [name for name in self._names if name not in self._failed]
-        self._turns, self._watch = Turns(usable, num_rounds=_NUM_ROUNDS), Watch()
+        self._choice.stop()
 
     def why(self, chunk: int | None = None, is_searched: bool = False) -> str:
         """Return the exchange in use, with the measurements.
