@@ -31,7 +31,7 @@ def settings(quick: bool, **values: Any) -> TrainSettings:
     """Return the settings of a run on the benchmark's network and data; quick ones are small."""
     model = QUICK_MODEL if quick else MODEL
     data = QUICK_DATA if quick else covtype_like(NUM_SAMPLES)
-    given = {"model": model, "data": data, "profile_s": 2 * _TRIAL_S, "force": True}
+    given = {"model": model, "data": data, "profile_s": 2 * _TRIAL_S, "keep_all": True}
     given["momentum"] = 0.0  # as the paper trains
     return validated_settings(given | {"strategy": "hogbatch"} | values)
 

@@ -44,7 +44,7 @@ REFUSED = {
     | {"precision": ("float16",), "clip_norm": (0, INF, 1e39), "evaluate_every": (0,)}
     | {"checkpoint_every": ("0", "0s", "5m", "-1s", True), "options": ({"workers": 3}, [1])}
     | {"optimizer_options": ([1], {"eps": INF}, {"betas": [0.9, -INF]}, {"eps": 2**64})}
-    | {"force": (True,), "balance": ("always",), "keys": ("folder",)}
+    | {"keep_all": (True,), "balance": ("always",), "keys": ("folder",)}
     | {"exchange_alone": (True,), "listen": ("tcp://10.0.0.1:5555",), "speed": (3,)},
     "rehearse": {"slowdown": (2,), "steps": (2,), "forward_ms": (0, NAN, INF)}
     | {"backward_ms": (-1, 1e20), "update_ms": (0,)}

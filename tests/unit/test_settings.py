@@ -177,7 +177,7 @@ TRAIN = (
     | {"options": {"bucket_mb": None, "codec": "half"}}
 )
 OF_SOME = {
-    *("kind", "codec", "balance", "force", "exchange_alone", "listen", "keys"),
+    *("kind", "codec", "balance", "keep_all", "exchange_alone", "listen", "keys"),
     *("run_name", "wait_s", "steps", "elastic", "lighthouse", "worker_ids"),
 }
 
@@ -193,7 +193,7 @@ def written(folder: Path, settings_of_run: Any) -> dict[str, Any]:
     [
         {},
         {"epochs": None, "steps": 10**6},
-        {"strategy": "auto", "options": None, "force": True, "balance": "auto"},
+        {"strategy": "auto", "options": None, "keep_all": True, "balance": "auto"},
         {"strategy": "allreduce", "workers": 1, "exchange_alone": True},
         {"strategy": "wheel", "options": {"staleness": None, "head": "", "lanes": 1}}
         | {

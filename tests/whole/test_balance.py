@@ -28,7 +28,7 @@ def test_uneven_workers_are_rehearsed_with_batches_that_follow_their_speeds(outc
 
 
 def test_a_run_balances_its_batches_and_learns(outcome):
-    options = ("--balance", "auto", "--force", "--epochs", "3", "--profile-s", "0.5")
+    options = ("--balance", "auto", "--keep-all", "--epochs", "3", "--profile-s", "0.5")
     result = outcome("train", "lenet5", "--strategy", "host", *options)
     assert sum(result["shares"]) == result["settings"]["batch_size"] == 64
     assert result["accuracy"] > 0.8

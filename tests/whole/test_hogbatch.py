@@ -49,8 +49,8 @@ def test_a_run_learns_and_conforms_to_its_plan(outcome, monkeypatch, tmp_path: P
         if "gpu" in workers
         else ("policy=adaptive",)
     )
-    # With force: on a busy machine the slow worker may be found to slow the other one down.
-    how = ("--workers", workers, "--force", "--learning-rate", "0.1", "--epochs", "4")
+    # With keep_all: on a busy machine the slow worker may be found to slow the other one down.
+    how = ("--workers", workers, "--keep-all", "--learning-rate", "0.1", "--epochs", "4")
     result = outcome(*TRAIN, "--strategy-option", *policy, *how)
     assert result["accuracy"] > 0.85
     assert result["samples_per_s"] > 0
@@ -90,7 +90,7 @@ def test_a_recipe_without_tests_and_without_a_score_is_trained(outcome, training
 
 def test_a_worker_that_is_killed_is_reported_and_its_samples_are_done(outcome):
     with failpoints({"at": "batch.done", "batch": 9, "do": "SIGKILL"}):
-        result = outcome(*TRAIN, "--workers", "cpu:1,cpu:1", "--force", "--epochs", "2")
+        result = outcome(*TRAIN, "--workers", "cpu:1,cpu:1", "--keep-all", "--epochs", "2")
     assert ["SIGKILL" in lost for lost in result["lost"]] == [True]
     assert sum(row["samples"] for row in result["workers"]) == 2 * NUM_SAMPLES
 
@@ -98,7 +98,7 @@ def test_a_worker_that_is_killed_is_reported_and_its_samples_are_done(outcome):
 @slow
 def test_a_run_without_workers_ends(paceline):
     with failpoints({"at": "batch.done", "visit": 9, "do": "SIGKILL"}):
-        done = paceline(*TRAIN, "--workers", "cpu:1,cpu:1", "--force")
+        done = paceline(*TRAIN, "--workers", "cpu:1,cpu:1", "--keep-all")
     assert done.code == 1
     assert "Traceback" not in done.err
 
@@ -118,7 +118,7 @@ def test_a_killed_coordinator_takes_its_workers_with_it(start):
 def training(tmp_path: Path) -> Callable[..., tuple[str, ...]]:
     """The command that trains a recipe of programs/hogbatch_recipes.py."""
     shutil.copy(PROGRAMS / "hogbatch_recipes.py", tmp_path)
-    how = ("--strategy", "hogbatch", "--workers", "cpu:1,cpu:1", "--profile-s", "0.1", "--force")
+    how = ("--strategy", "hogbatch", "--workers", "cpu:1,cpu:1", "--profile-s", "0.1", "--keep-all")
     return lambda name, *more: ("train", f"hogbatch_recipes:{name}", *how, *more)
 
 
@@ -148,7 +148,7 @@ class Late(Steps):
 @slow
 def test_a_policy_of_the_users_decides_the_sizes_and_is_compared(paceline, outcome, tmp_path: Path):
     (tmp_path / "mine.py").write_text(MINE)
-    quick = ("--workers", "cpu:1,cpu:1", "--force", "--epochs", "2")
+    quick = ("--workers", "cpu:1,cpu:1", "--keep-all", "--epochs", "2")
     own, adaptive = (
         outcome(*TRAIN, *quick, "--strategy-option", f"policy={policy}")
         for policy in ("mine:Steps", "adaptive")

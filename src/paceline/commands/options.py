@@ -47,7 +47,7 @@ _RARE = ("lighthouse", "worker_ids", "exchange_alone")
 _PANELS = {
     "Model and data": ("data", "batch_size", "input_shape", "samples", "seed"),
     "Strategy": (
-        *("strategy", "options", "workers", "codec", "balance", "force", "scaling", "elastic"),
+        *("strategy", "options", "workers", "codec", "balance", "keep_all", "scaling", "elastic"),
         "overhead",
     ),
     "Optimization": (

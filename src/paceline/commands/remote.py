@@ -27,7 +27,7 @@ _NUMBERS = WorkerProcessSettings.model_fields["workers"].description
 # Settings of a training that a hub takes from --config or --strategy-option.
 _LEFT_OUT = (
     *("accumulate", "balance", "clip_norm", "codec", "elastic", "evaluate_every"),
-    *("exchange_alone", "force", "worker_ids", "lighthouse", "optimizer", "optimizer_options"),
+    *("exchange_alone", "keep_all", "worker_ids", "lighthouse", "optimizer", "optimizer_options"),
     *("precision", "max_restarts", "schedule", "strategy", "tensorboard", "warmup_steps"),
     *("momentum", "keep_checkpoints", "seed"),
 )

@@ -187,7 +187,7 @@ class TrainSettings(RunSettings):
         lt=2**63,
         description="Seed of the weights, of the split and of the order of samples.",
     )
-    force: bool = Field(False, description="With --balance: keep workers that slow the training.")
+    keep_all: bool = Field(False, description="Keep workers that slow the training.")
     checkpoint_every: Annotated[str, BeforeValidator(_read_interval)] = Field(
         "300s", description="Interval of checkpoints: 500 (steps), 60s, 5min, 1h or never."
     )

@@ -60,7 +60,7 @@ class DataParallel(Synchronized):
     `balance="auto"` allows unequal batches, even empty ones: gradients are weighted by the rank's
     samples, which is exact for losses that are means over samples. Pass the sampler to `balance()`
     so that its shares follow the ranks' speeds. A rank that would slow down the others gets no
-    samples, unless `force`.
+    samples, unless `keep_all`.
 
     `state_dict` has the prefix "module."; `load_state_dict` accepts keys with and without it.
     Gradients belong to the caller, unless `gradient_as_bucket_view`. Raises InvalidInput for
@@ -99,14 +99,14 @@ class DataParallel(Synchronized):
         deadline_s: float | None = None,
         on_nonfinite: Policy = "raise",
         balance: Literal["auto"] | None = None,
-        force: bool = False,
+        keep_all: bool = False,
     ) -> None:
         given = _changed(locals())
         if balance not in (None, "auto"):
             hint = "pass a sampler to the method balance()"
             raise InvalidInput("balance", "must be 'auto' or None", got=balance, hint=hint)
         check_policy(on_nonfinite)
-        self._is_balanced, self._force = balance == "auto", force
+        self._is_balanced, self._keep_all = balance == "auto", keep_all
         compression = None if codec is None else Compression(codec, on_nonfinite)
         method = self._first_method(exchange, chunk, compression, given)
         super().__init__(module, method, deadline_s, **given)
@@ -261,13 +261,14 @@ class DataParallel(Synchronized):
         return self._balanced
 
     def _refused(self, speeds: Sequence[float], sampler: BalancedSampler) -> list[int]:
-        """Return the ranks to exclude, none with `force`; rank 0 logs the reasons."""
+        """Return the ranks to exclude, none with `keep_all`; rank 0 logs the reasons."""
         judged = admit(speeds, sampler.batch_size, most=sampler.most)
         verdicts = [verdict for verdict in judged if not verdict.helps]
-        end = "is kept because of force" if self._force else "gets no samples (override with force)"
+        refused = "gets no samples (override with keep_all)"
+        end = "is kept because of keep_all" if self._keep_all else refused
         for verdict in verdicts if self._join().rank == 0 else ():
             logger.warning("paceline: %s; it %s", verdict.why, end)
-        return [] if self._force else [verdict.worker for verdict in verdicts]
+        return [] if self._keep_all else [verdict.worker for verdict in verdicts]
 
     # What has happened.
 

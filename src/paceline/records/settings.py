@@ -85,12 +85,12 @@ def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
         for strategy in EXCHANGES.values():
             _refuse_useless(asked, strategy, AUTO, TrainSettings)
         settings = validated(TrainSettings, _numbered(given))
-        is_balanced = True
+        is_balanced = False  # strategy auto may leave workers out without --balance
     else:
         settings = validated(TrainSettings, _of_strategy(given, TrainSettings))
         is_balanced = "balance" in strategy_of(settings).options.settings
-    if settings.force and settings.balance is None and is_balanced:
-        raise InvalidInput("force", "requires balance")
+    if settings.keep_all and settings.balance is None and is_balanced:
+        raise InvalidInput("keep_all", "requires --balance or strategy auto")
     _check(settings)
     return settings if ":" in settings.model else completed(settings)
 

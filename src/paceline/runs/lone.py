@@ -56,7 +56,7 @@ def why_alone(
         f"{group.world_size} workers {duration(found.together_s)}"
     )
     if lone_rank == 0:
-        return f"{figures}: it continues without the others (--force keeps them)"
+        return f"{figures}: it continues without the others (--keep-all keeps them)"
     if group.rank == 0:
         logger.warning("%s: start worker 0 on its machine to train without the others", figures)
     return None
@@ -64,7 +64,7 @@ def why_alone(
 
 def may_be_alone(settings: RunSettings) -> bool:
     """Whether the settings leave the number of workers to this program."""
-    if not isinstance(settings, TrainSettings) or settings.force:
+    if not isinstance(settings, TrainSettings) or settings.keep_all:
         return False
     return settings.strategy == AUTO or settings.balance is not None
 

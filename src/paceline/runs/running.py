@@ -76,7 +76,7 @@ def train(
     evaluate_every: int | None = None,
     seed: int = 0,
     balance: Literal["auto"] | None = None,
-    force: bool = False,
+    keep_all: bool = False,
     checkpoint_every: str = "300s",
     keep_checkpoints: int = 2,
     resume: str | Path | None = None,

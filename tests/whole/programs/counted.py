@@ -92,7 +92,7 @@ def session_of(workers: str, progress: Any, config: dict[str, Any], **settings: 
     from paceline.strategies.hogbatch.config import Hogbatch, parse_workers
 
     known = {"strategy": "hogbatch", "learning_rate": 0.1, "momentum": 0.0, "profile_s": 0.02}
-    asked = TrainSettings(**known | {"workers": workers, "force": True} | settings)
+    asked = TrainSettings(**known | {"workers": workers, "keep_all": True} | settings)
     own = Hogbatch(workers=len(parse_workers(workers)), **config)
     alone = Group.alone(torch.device("cpu"), asked.deadline_s)
     return TrainingSession(asked, STRATEGY, own, "counted", alone, progress)

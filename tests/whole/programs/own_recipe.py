@@ -141,7 +141,7 @@ def led() -> None:
     """Strategies of which this process is a part; each twice. Its random numbers are its own."""
     numbers = torch.get_rng_state()
     kinds: dict[str, dict[str, Any]] = {
-        "hogbatch": {"workers": "cpu:1,cpu:1", "force": True},
+        "hogbatch": {"workers": "cpu:1,cpu:1", "keep_all": True},
         "wheel": {"workers": 2, "options": {"head": "2"}},
         "subbatch": {"workers": 2},
     }

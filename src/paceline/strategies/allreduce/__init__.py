@@ -13,6 +13,6 @@ STRATEGY = Strategy(
     planning=Planning(plan=plan.plan, calibrate=partial(in_ring, at_once=True), symmetric=True),
     running=Running(module="paceline.strategies.allreduce.run"),
     options=Options(
-        settings=frozenset({"balance", "codec", "exchange_alone", "force", "slowdown"})
+        settings=frozenset({"balance", "codec", "exchange_alone", "keep_all", "slowdown"})
     ),
 )

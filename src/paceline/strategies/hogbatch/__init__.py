@@ -21,7 +21,7 @@ STRATEGY = Strategy(
         is_rehearsed=False,
     ),
     options=Options(
-        settings=frozenset({"force"}),
+        settings=frozenset({"keep_all"}),
         refused_settings={
             "accumulate": "every batch is its own update; for smaller batches set batch_size, or "
             "--strategy-option cpu_batch=[1,16]",

@@ -140,7 +140,7 @@ class HogbatchRunner:
     def measure(self) -> PricedMachine:
         """Start the workers and measure their speed.
 
-        Raises InvalidInput if a worker does not speed the run up, unless `force` is set.
+        Raises InvalidInput if a worker does not speed the run up, unless `keep_all` is set.
         """
         if self._session.resumed is not None:
             self._resume(self._session.resumed)
@@ -150,10 +150,12 @@ class HogbatchRunner:
         self.coordinator.try_speeds()
         started = (worker.progress.trial for worker in self.coordinator.processes.running)
         trials = [one for one in started if one is not None]
-        if not self._settings.force:
+        if not self._settings.keep_all:
             reasons = [one.why for one in admit(self._asked, trials) if not one.helps]
             if reasons:
-                raise InvalidInput("workers", "; ".join(reasons), hint="remove it or use --force")
+                raise InvalidInput(
+                    "workers", "; ".join(reasons), hint="remove it or use --keep-all"
+                )
         machine = machine_of(self.workload, trials)
         return PricedMachine(machine, ProfiledCost({}, Roofline.of(machine)))
 

@@ -16,6 +16,6 @@ STRATEGY = Strategy(
     ),
     running=Running(module="paceline.strategies.host.run"),
     options=Options(
-        settings=frozenset({"balance", "codec", "exchange_alone", "force", "slowdown"})
+        settings=frozenset({"balance", "codec", "exchange_alone", "keep_all", "slowdown"})
     ),
 )

@@ -23,7 +23,7 @@ STRATEGY = Strategy(
     running=Running(module="paceline.strategies.local.run"),
     options=Options(
         settings=frozenset(
-            {"balance", "codec", "elastic", "force", "worker_ids", "lighthouse", "slowdown"}
+            {"balance", "codec", "elastic", "keep_all", "worker_ids", "lighthouse", "slowdown"}
         )
     ),
 )

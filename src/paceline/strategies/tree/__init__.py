@@ -17,5 +17,5 @@ STRATEGY = Strategy(
         module="paceline.strategies.tree.run",
         ends_together=False,  # the root returns when the means are in its send buffer
     ),
-    options=Options(settings=frozenset({"balance", "exchange_alone", "force", "slowdown"})),
+    options=Options(settings=frozenset({"balance", "exchange_alone", "keep_all", "slowdown"})),
 )
