@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from faults import failpoints
+from findings import numbers
 from processes import ENDING_S, Started
 from refusals import refused_field
 
@@ -66,19 +67,20 @@ def test_a_run_learns_and_conforms_to_its_plan(outcome, monkeypatch, tmp_path: P
 
 
 @slow
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--workers", "gpu:0"],  # of which this machine has none
-        [
-            *("--workers", "cpu:1,cpu:1@slow=200", "--strategy-option", "policy=hogbatch"),
-        ],  # slows the other down
-    ],
-)
-def test_workers_that_cannot_help_are_refused(paceline, arguments: list[str]):
-    done = paceline(*TRAIN, *arguments)
+def test_a_device_that_is_not_there_is_refused(paceline):
+    done = paceline(*TRAIN, "--workers", "gpu:0")
     assert (done.code, done.out) == (2, "")
-    assert refused_field(done.err).startswith("worker")
+    assert refused_field(done.err).startswith("worker 0 (gpu:0")
+
+
+@slow
+def test_a_worker_that_slows_the_other_down_leaves_before_the_first_batch(outcome):
+    """Its policy gives both batches of one size, of which one takes 200 times as long."""
+    how = ("--workers", "cpu:1,cpu:1@slow=200", "--strategy-option", "policy=hogbatch")
+    result = outcome(*TRAIN, *how)
+    (reason,) = result["decisions"]
+    assert numbers(reason)[0] == 1
+    assert [row["samples"] > 0 for row in result["workers"]] == [True, False]
 
 
 @slow

@@ -1,4 +1,4 @@
-"""Synthetic gradients for codecs whose payload depends on the values."""
+"""Synthetic gradients for codecs whose payload size depends on the values."""
 
 from collections.abc import Callable
 from math import ceil

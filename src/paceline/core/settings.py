@@ -87,7 +87,7 @@ class RunSettings(Record):
     codec: str | None = Field(
         None,
         description=(
-            "Codec of gradients, such as dynamic8; for wheel gradients=half,activations=dynamic8."
+            "Codec of gradients, such as dynamic8; for wheel: gradients=half,activations=dynamic8."
         ),
     )
     balance: Literal["auto"] | None = Field(

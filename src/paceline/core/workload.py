@@ -9,11 +9,11 @@ from math import prod
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Work to compute and move, independent of a device; cost models convert it to seconds.
+    """Work to compute and to move, independent of any device; cost models convert it to seconds.
 
-    On a device `nbytes` is memory traffic and `num_calls` counts kernels; on a link they are bytes
-    on the wire and sequential messages (beta and alpha). `num_syncs`: synchronisations of a GPU
-    with its host.
+    On a device, `nbytes` is memory traffic and `num_calls` counts kernels. On a link, `nbytes` is
+    the bytes on the wire (beta), and `num_calls` counts sequential messages (alpha). `num_syncs`:
+    synchronisations of a GPU with its host.
     """
 
     flops: float = 0.0
@@ -174,9 +174,9 @@ def replica_nbytes(workload: Workload) -> int:
 
 
 def _peak_nbytes(ready: Sequence[Layer], layers: Sequence[Layer], *, gradients: bool) -> int:
-    """Return the peak bytes over the layers' backward, in the order `ready`.
+    """Return the peak bytes in memory while the layers run their backward in the order `ready`.
 
-    `layers` are in forward order. `gradients`: include the parameters' gradients computed by then.
+    `layers` are in forward order. `gradients`: also count the parameters' gradients so far.
     """
     # If working memory is unknown, assume gradients of the layer's input and output.
     sizes = [layer.activation_nbytes for layer in layers]

@@ -19,9 +19,9 @@ logger = logging.getLogger(__name__)
 
 
 def with_paceline(trainer: Trainer, **options: Any) -> Trainer:
-    """Make a Trainer use DataParallel with these options.
+    """Make a Trainer use `paceline.DataParallel` with these options.
 
-    The DistributedDataParallel fields of TrainingArguments apply to DataParallel, too. With a
+    The `ddp_*` fields of TrainingArguments apply, too. With a
     single process nothing changes. Returns the trainer. Raises InvalidInput if the trainer is not
     set up for data parallelism with one process per CPU or GPU.
     """

@@ -30,7 +30,8 @@ class ProfileSettings(Record):
     kind: Literal["profile"] = "profile"
     model: Model
     data: str | None = Field(
-        None, description="Samples, as for train; by default random ones, text for language models."
+        None,
+        description="Samples, as for train; default: text for language models, else random numbers.",
     )
     batch_size: int = Field(64, ge=1, description="Samples in a step, over all workers.")
     workers: int = Field(1, ge=1, description="Number of worker processes.")

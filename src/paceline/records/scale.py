@@ -85,7 +85,7 @@ class ScaleSettings(Record):
         False, description="Measure each strategy's overhead: one worker exchanges with itself."
     )
     kinds: Annotated[tuple[Kind, ...], BeforeValidator(read_list)] = Field(
-        (), description="Kinds of cells; by default measured, or rehearsed with --device."
+        (), description="Kinds of cells; default: measured, but rehearsed if --device is given."
     )
     device: str | None = Field(None, description="Device to emulate in a rehearsal.")
     machine: str | None = Field(

@@ -45,6 +45,8 @@ def forecasts_of(session: TrainingSession, runner: Runner) -> list[Forecast]:
         if calibrated is None:
             return []
         machine, cost = calibrated
+        # a worker that is lost, or does not help, has left
+        config = replace(config, workers=min(config.workers, machine.num_devices))
         planned = (runner.workload, machine, strategy, config, runner.samples_per_step, cost)
         return [forecast(*planned, balanced=session.settings.balance is not None)]
     configured = [(strategy, config)]

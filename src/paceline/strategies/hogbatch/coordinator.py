@@ -12,7 +12,7 @@ memory before it died. For a checkpoint the workers pause: they finish their bat
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf, isfinite, nan
 from typing import Any, NamedTuple
@@ -157,8 +157,18 @@ class Coordinator:
         most = min(self._settings.batch_size, len(self._order))
         for worker in self.processes.running:
             sizes = dict.fromkeys((min(worker.progress.spec.threads, most), most))
+            worker.progress.trial = None
             worker.send(TrySpeed(tuple(sizes), self._settings.profile_s / 2))
         self._poll(lambda: all(one.progress.trial for one in self.processes.running))
+
+    def end_workers(self, numbers: Collection[int]) -> None:
+        """End workers that do not help, before any batch."""
+        for worker in [one for one in self.processes.running if one.number in numbers]:
+            self.processes.end(worker)
+            worker.progress.trial = None
+
+    def begin(self) -> None:
+        """Choose the policy for the workers' speeds, and load their saved states."""
         self.scheduler.choose_policy([one.progress for one in self.processes.running])
         self._load_workers()
 

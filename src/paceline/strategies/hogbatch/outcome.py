@@ -36,7 +36,8 @@ class FinishedRun:
         workers = [one.progress for one in self.coordinator.processes.workers]
         trials = [one.trial for one in workers if one.trial is not None]
         prediction = None
-        if not history.lost and not history.past:  # which predictions do not model
+        # predictions do not model lost workers
+        if not history.lost and not history.past and len(trials) == len(workers):
             prediction = predict(self.asked, trials)
         planned, faults = self._replayed(traced, trials)
         known, tokens = self.coordinator.known, self.recipe.tokens_per_sample

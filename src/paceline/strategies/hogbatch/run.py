@@ -8,6 +8,7 @@ A checkpoint is written in a pause between batches; a step is `batch_size` sampl
     hogbatch.json          unassigned samples, counts, workers
 """
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -38,7 +39,7 @@ from paceline.strategies.hogbatch import messages
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec, parse_workers
 from paceline.strategies.hogbatch.coordinator import Coordinator, WorkerProcesses
 from paceline.strategies.hogbatch.outcome import FinishedRun
-from paceline.strategies.hogbatch.policy import policy_of
+from paceline.strategies.hogbatch.policy import SpeedTrial, policy_of
 from paceline.strategies.hogbatch.replica import refer, tensors_of
 from paceline.strategies.hogbatch.scheduled_rate import ScheduledRate
 from paceline.strategies.hogbatch.speed_trial import Epochs, admit, machine_of
@@ -47,6 +48,8 @@ from paceline.training.data.sampler import shuffled
 from paceline.training.models import describe
 from paceline.training.recipes.named import recipe_of
 from paceline.training.recipes.recipe import Recipe, built
+
+logger = logging.getLogger(__name__)
 
 _MODEL = "model/"  # prefix of tensors in a checkpoint
 _PART = "hogbatch"  # the name of this strategy's JSON in a checkpoint
@@ -114,6 +117,7 @@ class HogbatchRunner:
         self._session, self._settings = session, session.settings
         self._recipe, self._model, self._specs = recipe, model, specs
         self._epochs: list[Epoch] = []
+        self._decisions: list[str] = []
         self._sizes = epoch_sizes(self._settings, len(recipe.samples))
         self.coordinator = coordinator
         example = recipe.example(self._settings.batch_size)
@@ -138,26 +142,29 @@ class HogbatchRunner:
         return Epochs(self.workload, self._session.config, sizes[0], len(sizes), num_cores)
 
     def measure(self) -> PricedMachine:
-        """Start the workers and measure their speed.
-
-        Raises InvalidInput if a worker does not speed the run up, unless `keep_all` is set.
-        """
+        """Start the workers and measure their speed; end those that do not help."""
         if self._session.resumed is not None:
             self._resume(self._session.resumed)
         for spec in self._specs:
             self.coordinator.processes.start(spec)
         self.coordinator.scheduler.rate_at = self._rates().factor  # computed while workers start
-        self.coordinator.try_speeds()
-        started = (worker.progress.trial for worker in self.coordinator.processes.running)
-        trials = [one for one in started if one is not None]
-        if not self._settings.keep_all:
-            reasons = [one.why for one in admit(self._asked, trials) if not one.helps]
-            if reasons:
-                raise InvalidInput(
-                    "workers", "; ".join(reasons), hint="remove it or use --keep-all"
-                )
+        trials = self._try_speeds()
+        verdicts = () if self._settings.keep_all else admit(self._asked, trials)
+        useless = [verdict for verdict in verdicts if not verdict.helps]
+        for verdict in useless:
+            self._decisions.append(verdict.why)
+            logger.warning("%s; continuing without it (--keep-all keeps it)", verdict.why)
+        if useless:
+            self.coordinator.end_workers({verdict.worker for verdict in useless})
+            trials = self._try_speeds()  # which no longer share cores
+        self.coordinator.begin()
         machine = machine_of(self.workload, trials)
         return PricedMachine(machine, ProfiledCost({}, Roofline.of(machine)))
+
+    def _try_speeds(self) -> list[SpeedTrial]:
+        self.coordinator.try_speeds()
+        started = (worker.progress.trial for worker in self.coordinator.processes.running)
+        return [one for one in started if one is not None]
 
     def _rates(self) -> ScheduledRate:
         recipe, settings = self._recipe, self._settings
@@ -255,7 +262,8 @@ class HogbatchRunner:
         run = FinishedRun(self.coordinator, self._recipe, self._asked, self._epochs)
         traced = Timeline((span for spans, _ in left for span in spans), Origin.MEASURED)
         num_samples = sum(self._sizes[: len(self._epochs)])
-        return run.outcome(traced, [peak for _, peak in left], num_samples)
+        found = run.outcome(traced, [peak for _, peak in left], num_samples)
+        return found.model_copy(update={"decisions": tuple(self._decisions)})
 
     def save(self, path: Path) -> None:
         """Write the trained model as safetensors, which rejects views of one memory."""

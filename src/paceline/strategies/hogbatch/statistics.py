@@ -90,7 +90,7 @@ class BatchLog:
         return found
 
     def gaps(self, num_workers: int, most: int) -> Points:
-        """Return at most `most` times, with the updates between the first and the last worker."""
+        """Return up to `most` moments, each with the first worker's lead over the last in updates."""
         if num_workers < 2:
             return []
         counted = [0] * num_workers

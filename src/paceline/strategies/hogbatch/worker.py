@@ -54,13 +54,14 @@ def median_seconds(
     Two batches warm up. If batches overlap, each counts from the end of the batch before.
     """
     rows = torch.arange(size) % num_samples
-    ended_ns: list[int] = []
+    num_done = last_ns = 0
     took: list[float] = []
-    while len(took) < fewest or sum(took) < seconds:
+    until_s = time.monotonic() + seconds
+    while len(took) < fewest or time.monotonic() < until_s:
         for done in chain(replica.take(rows, 1.0, None), replica.done()):
-            if len(ended_ns) >= _NUM_WARM_UP:
-                took.append((done.ended_ns - max(done.started_ns, ended_ns[-1])) * _NS)
-            ended_ns.append(done.ended_ns)
+            if num_done >= _NUM_WARM_UP:
+                took.append((done.ended_ns - max(done.started_ns, last_ns)) * _NS)
+            num_done, last_ns = num_done + 1, done.ended_ns
     for _ in replica.done(waits=True):
         pass
     return median(took)

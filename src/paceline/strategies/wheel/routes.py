@@ -51,8 +51,8 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
         most = max(0, config.lanes * (len(others) - config.child_hubs))
         raise InvalidInput(
             "workers",
-            f"must be at most {most} on the {len(others)} devices of {machine.name!r} that are "
-            f"not the hub's, with lanes={config.lanes}{of_children}",
+            f"must be at most {most} with lanes={config.lanes}{of_children}: {machine.name!r} has "
+            f"{len(others)} devices besides the hub's",
             got=config.workers,
         )
     numbered = [hub, *others]

@@ -49,7 +49,7 @@ All workers measured their rates at the same time."""
 
 
 class ProbeSettings(Record):
-    """The settings of a probe: measure for about `seconds`, and write the machine to `output`."""
+    """The settings of a probe: measure for about `seconds`; write the machine file to `output`."""
 
     seconds: Annotated[float, Field(gt=0, le=3600)]
     workers: Annotated[int, Field(ge=1)]

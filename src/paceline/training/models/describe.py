@@ -191,7 +191,7 @@ def _describe_layers(
     activation_nbytes = dict(zip(entered, step.activation_nbytes, strict=True))
     kept = dict(zip(entered, step.kept, strict=True))
     working = _working(layers, kept, step)
-    # Work after the last gradient belongs to the last layer.
+    # Work after the last gradient belongs to the layer whose backward ends last.
     until = [*list(step.layer_ends.values())[:-1], step.backward_end]
     backward = dict(zip(step.layer_ends, _differences(until), strict=True))
     described: list[Layer] = []
