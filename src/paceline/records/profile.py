@@ -31,7 +31,7 @@ class ProfileSettings(Record):
     model: Model
     data: str | None = Field(
         None,
-        description="Samples, as for train; default: text for language models, else random numbers.",
+        description="Samples, as for train; default: text for language models, else random.",
     )
     batch_size: int = Field(64, ge=1, description="Samples in a step, over all workers.")
     workers: int = Field(1, ge=1, description="Number of worker processes.")

@@ -208,7 +208,7 @@ class Client:
             raise
 
     def request(self, message: Message) -> ReplyFuture:
-        """Send a request once the credit allows it. Raises the same errors as `ReplyFuture.result`."""
+        """Send a request once the credit allows it; raises what `ReplyFuture.result` raises."""
         future = self._outbox.admit(message)
         self._wakeup.set()
         return future

@@ -90,7 +90,7 @@ class BatchLog:
         return found
 
     def gaps(self, num_workers: int, most: int) -> Points:
-        """Return up to `most` moments, each with the first worker's lead over the last in updates."""
+        """Return at most `most` moments, each with the first worker's lead in updates."""
         if num_workers < 2:
             return []
         counted = [0] * num_workers
