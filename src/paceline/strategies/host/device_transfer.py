@@ -16,6 +16,7 @@ Two threads replace CUDA's callbacks to the host: one posts a chunk after its co
 pinned memory; the other starts the copy back after the sum.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -39,7 +40,7 @@ class _StepTimes(NamedTuple):
     """Events of a step.
 
     `end`: the means are in the gradients. `gathers`, `exchanges`: begin and end of each chunk's
-    gathering, and of its exchange from the copy to the host to the copy back.
+    gathering, and of its exchange from there to the end of the copy back.
     """
 
     backward_end: Event
@@ -91,7 +92,7 @@ class DeviceTransfer:
         self._posted: list[Future[None]] = []
         self._fetched: list[Future[None]] = []
         self._gathers: list[tuple[Event, Event]] = []
-        self._begun: dict[int, Event] = {}  # copies to the host, by chunk
+        self._begun: dict[int, Event] = {}  # exchanges, by chunk
         self._ended: dict[int, Event] = {}  # copies back, by chunk
         self._latest: _StepTimes | None = None
 
@@ -111,10 +112,11 @@ class DeviceTransfer:
             self._gather(chunk)
         gathered = computing.record(timed=True)
         self._gathers.append((begin, gathered))
+        # A wait for the copy of an earlier chunk belongs to that chunk's exchange, too.
+        self._begun[chunk.number] = gathered
         # Wait for this event, not for kernels that are queued later.
         self._to_host.wait(gathered)
         with self._device.use(self._to_host):
-            self._begun[chunk.number] = self._to_host.record(timed=True)
             with noted(recorder, Kind.D2H, str(chunk.number), alone=True):
                 bytes_of(chunk, self._arena.slot).copy_(
                     bytes_of(chunk, self._buffer), non_blocking=True
@@ -127,13 +129,12 @@ class DeviceTransfer:
         """Copy gradients of any layout into the buffer; a missing one counts as zero."""
         parts, gradients = list[Tensor](), list[Tensor]()
         for slot in chunk.slots:
-            if slot.parameter.grad is None:
-                self._parts[slot.index].zero_()
-            else:
+            if slot.parameter.grad is not None:
                 parts.append(self._parts[slot.index])
                 gradients.append(slot.parameter.grad)
-        if parts:
-            torch._foreach_copy_(parts, gradients)
+        if len(parts) < len(chunk.slots):
+            bytes_of(chunk, self._buffer).zero_()
+        copy_all(parts, gradients)
 
     def arrive(self) -> None:
         """Wait until all chunks are on the host and posted."""
@@ -168,8 +169,7 @@ class DeviceTransfer:
                 slot.parameter.grad = torch.empty_like(slot.parameter)
             gradients.append(slot.parameter.grad)
             parts.append(self._parts[slot.index])
-        if parts:
-            torch._foreach_copy_(gradients, parts)
+        copy_all(gradients, parts)
 
     def took(self, exposed_s: float = 0.0, hidden_s: float = 0.0) -> None:
         """Do nothing, because the host runs ahead of the device."""
@@ -226,6 +226,32 @@ class DeviceTransfer:
                     bytes_of(chunk, self._results[step % 2]), non_blocking=True
                 )
             self._ended[chunk.number] = self._to_device.record(timed=True)
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors with one kernel for each type, plus one for each pair with different strides.
+
+    CUDA copies a list with a kernel for each tensor if types or strides in it differ.
+    """
+    lists = defaultdict[object, tuple[list[Tensor], list[Tensor]]](lambda: ([], []))
+    for target, source in zip(targets, sources, strict=True):
+        if _have_same_strides(target, source):
+            of_type = lists[target.dtype, source.dtype]
+            of_type[0].append(target)
+            of_type[1].append(source)
+        else:
+            target.copy_(source)
+    for of_type in lists.values():
+        torch._foreach_copy_(*of_type)
+
+
+def _have_same_strides(one: Tensor, other: Tensor) -> bool:
+    """Return True if strides are equal, except those of dimensions with one value."""
+    strides = one.stride(), other.stride()
+    return strides[0] == strides[1] or all(
+        size == 1 or stride == of_other
+        for size, stride, of_other in zip(one.size(), *strides, strict=True)
+    )
 
 
 def bytes_of(chunk: Chunk, memory: Tensor) -> Tensor:
