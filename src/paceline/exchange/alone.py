@@ -40,11 +40,12 @@ def compare_with_alone(
     parts: Sequence[int],
     lone_rank: int,
 ) -> Comparison:
-    """Time both, collectively, in about twenty steps.
+    """Time both, collectively, in about thirty steps.
 
     `parts`: samples of each rank in a step of all.
     """
-    turns = Turns((ALONE, TOGETHER), num_rounds=2, num_settling=2, num_timed=4)
+    # a tie goes to all ranks, because a rank that leaves does not return
+    turns = Turns((TOGETHER, ALONE), num_rounds=2, num_settling=3, num_timed=6)
     whole = [sum(parts) if rank == lone_rank else 0 for rank in range(group.world_size)]
     clock = clock_for(group.device)
     while not turns.settled:

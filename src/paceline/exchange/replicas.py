@@ -81,6 +81,7 @@ class ReplicaRunner:
         self.samples_per_step = self.setup.samples_per_step  # over all workers, on average
         self.about = about(session, self.workload)
         self.profiled: Profile | None = None
+        self.with_equal_shares: Profile | None = None  # also where `profiled` has balanced ones
 
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
         """Profile the layers, and the exchange of each configured strategy.
@@ -101,11 +102,11 @@ class ReplicaRunner:
                 for one, config in beside
             },
         )
-        settings = session.settings
+        settings, self.with_equal_shares = session.settings, found
         if isinstance(settings, RehearseSettings) and setup.times is None:
-            # slow down layers, and scale them to balanced shares
             devices = enumerate(found.machine.devices)
             found = found.slowed({one.name: settings.slowdown_of(rank) for rank, one in devices})
+            self.with_equal_shares = found
             if settings.balance is not None:
                 found = found.slowed(found.parts_of_equal(settings.batch_size))
         self.profiled = found

@@ -33,8 +33,9 @@ def why_alone(
         return None  # rounds of strategy local change the training
     if group.world_size == 1 or runner.setup.first is None:
         return None
-    assert runner.profiled is not None
-    seconds = _seconds_of_samples(runner.profiled, settings.batch_size / runner.workload.batch_size)
+    profiled = runner.with_equal_shares
+    assert profiled is not None
+    seconds = _seconds_of_samples(profiled, settings.batch_size / runner.workload.batch_size)
     best = forecasts[0]
     # Rank 0 decides, because profiles differ between ranks.
     lone_rank, tried, name = group.gather(_plausible(seconds, best, group.world_size))[0]
