@@ -119,7 +119,7 @@ def parse_workers(workers: int | str, num_cores: int | None = None) -> tuple[Wor
     is_number = _NUMBER.fullmatch(text) is not None
     count = int(text) if is_number else len(items)
     if not 1 <= count <= MOST_WORKERS:
-        raise InvalidInput("workers", f"must be 1 to {MOST_WORKERS} workers", got=count)
+        raise InvalidInput("workers", f"must request 1 to {MOST_WORKERS} workers", got=count)
     if is_number:
         cores = num_cores or len(os.sched_getaffinity(0))
         return (WorkerSpec(DeviceKind.CPU, max(1, cores // count)),) * count
