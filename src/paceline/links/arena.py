@@ -75,7 +75,10 @@ class PeerProcesses:
         return f"worker {self._place.members[local_rank]} (process {self._place.pids[local_rank]})"
 
     def why_lost(self, lost: Sequence[tuple[int, Fault]], step: int, deadline_s: float) -> str:
-        """Return the error text for lost ranks; if some are dead, it names only dead ranks."""
+        """Return the error text for lost ranks.
+
+        If some of them are dead, the text names only the dead ranks.
+        """
         dead = [self.name(local_rank) for local_rank, fault in lost if fault is Fault.DIED]
         if dead:
             return f"{', '.join(dead)} died in the middle of the run"
@@ -187,7 +190,10 @@ class Arena:
         )
 
     def begin(self, step: int) -> None:
-        """Begin a step. Step numbers start at 1, ascend, and must be equal on all ranks."""
+        """Begin a step.
+
+        Step numbers start at 1, ascend, and must be equal on all ranks.
+        """
         if self._is_open or step <= self._step:
             raise RuntimeError(f"cannot begin step {step} during or after step {self._step}")
         self._opened().begin(step)
@@ -249,7 +255,7 @@ class Arena:
         self._leave_discarded()
 
     def times(self, chunk: int) -> tuple[float, float]:
-        """Return when the last rank posted a chunk of this step, and when its sum was complete.
+        """Return two times of a chunk of this step: posted by all ranks, and summed.
 
         The times are seconds of CLOCK_MONOTONIC. Call `wait_chunk` first.
         """

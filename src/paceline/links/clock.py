@@ -1,4 +1,4 @@
-"""Clocks that mark times: immediately on a CPU, as an event in the stream on a GPU."""
+"""Clocks that mark times: a CPU's immediately, a GPU's as an event in a stream."""
 
 import time
 from collections.abc import Sequence
@@ -61,7 +61,10 @@ class DeviceClock:
         self._anchor_times = [self._anchored_s]
 
     def _origin(self) -> tuple[float, float, Event]:
-        """Record an event and wait for it; return the wait, the time after it, and the event."""
+        """Record an event and wait for it.
+
+        Returns the seconds of the wait, the time after the wait, and the event.
+        """
         before_s = time.monotonic_ns() * 1e-9
         event = self._device.current_stream().record(timed=True)
         event.synchronize()

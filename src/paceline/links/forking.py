@@ -66,7 +66,7 @@ def forked_from_here() -> Iterator[None]:
 
 
 class _Server:
-    """A fork of this process that serves as fork server, and the thread that forked it.
+    """The fork server, which is a fork of this process, and the thread that forked it.
 
     The server and its forks end with the thread.
     """

@@ -133,9 +133,10 @@ class Group:
         return _names_in(self, _ENDED)
 
     def died(self, is_said: Callable[[], bool] = lambda: False) -> str | None:
-        """Wait up to a second until ranks on this machine have died; return an error text.
+        """Return an error text that names dead ranks on this machine.
 
-        Returns None if no rank dies, or as soon as `is_said()` is True.
+        Waits up to a second until a rank is dead. Returns None if no rank is dead by then, or as
+        soon as `is_said()` is True.
         """
         until = time.monotonic() + _SETTLING_S
         while not is_said():

@@ -1,4 +1,4 @@
-"""Stop a run between two steps after SIGINT or SIGTERM, so that the run can be resumed.
+"""Stop a run between two steps after a signal, so that it can be resumed.
 
     rank 0   SIGINT ─► step 41 ends: "all stop after step 52" ─► store
     rank 1             step 42 ends: reads the store ─► stops after step 52
@@ -76,7 +76,8 @@ def interruptible(*, raises_again: bool = False) -> Iterator[Interruption]:
     """Note SIGINT and SIGTERM inside the block instead of ending the process.
 
     With `raises_again`, only the first signal is noted, and later signals go to the previous
-    handlers. Outside the main thread nothing is noted, because only the main thread handles signals.
+    handlers. Outside the main thread nothing is noted, because only the main thread can set
+    signal handlers.
     """
     noted = Interruption()
     if threading.current_thread() is not threading.main_thread():
@@ -115,7 +116,10 @@ def stop_by_worker_signal(number: int, worker: str) -> None:
 
 
 def is_agreed(store: Store) -> bool:
-    """Return True if the ranks have agreed on a last step, after which they save their state."""
+    """Return True if the ranks have agreed on a last step.
+
+    They save their state after that step.
+    """
     return bool(store.check([_KEY]))
 
 
@@ -128,8 +132,8 @@ class StopAgreement:
     def __init__(self, group: Group, interruption: Interruption, num_steps: int) -> None:
         self._group, self._interruption = group, interruption
         self._polled_s, self._polled = time.monotonic(), num_steps
-        # The shortest mean seconds of a step between two polls. The shortest, because steps are slow
-        # only while the store's process is stopped, and fast afterwards.
+        # The minimum, over the times between polls, of the mean seconds per step. A mean over all
+        # would be too long: steps are slow while the store's process is stopped, and fast later.
         self._step_s = math.inf
         self._last: int | None = None
         self._agreed: int | None = None  # the signal that stops all ranks

@@ -103,10 +103,10 @@ def _environment(rank: int, num_workers: int, port: int) -> dict[str, str]:
 
 
 class _PassedOn:
-    """A signal handler that passes the first signal on to the workers, which save their state.
+    """A signal handler that passes the first signal on to the workers.
 
-    This is needed because a program or scheduler signals only this process. Previous handlers get
-    the second signal. `number`: the first signal.
+    The workers then save their state. This is needed because a program or scheduler signals only
+    this process. Previous handlers get the second signal. `number`: the first signal.
     """
 
     def __init__(self, workers: Sequence[Process], store: Store) -> None:

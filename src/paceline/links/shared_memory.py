@@ -134,8 +134,9 @@ def _read_nonce(pid: int, fd: int) -> bytes | None:
 
 
 def choose_leaders(reached: Sequence[Sequence[int]]) -> list[int]:
-    """Return the leader of each rank: the lowest leader that the rank reaches, or the rank itself.
+    """Return the leader of each rank.
 
+    It is the lowest leader whose memory the rank can read; without such a leader, the rank itself.
     `reached[rank]`: the lower ranks whose memory `rank` can read, ascending. All ranks compute the
     same result, even if some ranks cannot read the memory of others.
     """

@@ -19,7 +19,10 @@ class Stopped(Exception):
 
 
 class Turns:
-    """Gives lanes turns on a device in a fixed order; a lane can leave, or stop all lanes."""
+    """Gives lanes turns on a device in a fixed order.
+
+    A lane can leave the order, or stop all lanes.
+    """
 
     def __init__(self, lanes: Sequence[int]) -> None:
         self._order = list(lanes)
@@ -74,7 +77,10 @@ class Turns:
             self._condition.notify_all()
 
     def run(self, lanes: Mapping[int, Callable[[], None]], device: Device) -> None:
-        """Run each lane in a thread until all end; raise the first failure, which stops all."""
+        """Run each lane in a thread, and wait until all lanes have ended.
+
+        If a lane fails, all lanes stop, and its error is raised.
+        """
         failures: list[Exception] = []
         num_threads = torch.get_num_threads()
 

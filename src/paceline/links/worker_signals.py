@@ -52,7 +52,7 @@ class WorkerSignals:
         stop_by_worker_signal(number, f"{names.get(pid, 'a worker')} (process {pid})")
 
     def ended(self, process: Process, name: str) -> None:
-        """Stop the run if a signal ended a worker before the worker could report the signal."""
+        """Stop the run if a signal ended a worker before it could report the signal."""
         code = process.poll()
         if code in EXIT_CODES:
             stop_by_worker_signal(code - 128, f"{name} (process {process.pid})")

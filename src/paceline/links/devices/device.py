@@ -85,7 +85,7 @@ class Device(Protocol):
         """Wait until all queued work of all streams is done."""
 
     def memory_nbytes(self) -> tuple[int, int] | None:
-        """Return the free and total bytes of the device's memory; None if that is host memory."""
+        """Return the free and total bytes of the device's memory; None for host memory."""
 
     def limit_memory(self, nbytes: int) -> None:
         """Limit this process to `nbytes` of the memory in which this device's tensors are."""

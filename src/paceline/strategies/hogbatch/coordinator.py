@@ -46,7 +46,10 @@ _LOG = "log/batches"
 
 @dataclass(eq=False, kw_only=True)
 class WorkerProcess(PacketWorker):
-    """A worker process; `is_asked`: a request to save or load its state is not yet answered."""
+    """A worker process.
+
+    `is_asked`: the worker has not yet answered a request to save or load its state.
+    """
 
     progress: WorkerProgress
     is_asked: bool = False
@@ -97,7 +100,10 @@ class WorkerProcesses(PacketWorkers[WorkerProcess]):
 
 
 class KnownWorker(NamedTuple):
-    """A worker of the run or of its earlier parts; `name`: its device in plans and results."""
+    """A worker of the run or of its earlier parts.
+
+    `name`: the name of the worker's device in plans and results.
+    """
 
     name: str
     spec: str

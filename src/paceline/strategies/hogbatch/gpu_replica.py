@@ -86,7 +86,7 @@ class _Run:
 
 
 def _places(entries: Sequence[TensorSpec]) -> Iterator[tuple[torch.dtype, slice]]:
-    """Yield the dtype and the byte range of each group of adjacent tensors of one dtype.
+    """Yield the dtype and the byte range of adjacent tensors of one dtype.
 
     Leaves out bool tensors, which cannot be added.
     """
@@ -98,7 +98,7 @@ def _places(entries: Sequence[TensorSpec]) -> Iterator[tuple[torch.dtype, slice]
 
 
 class _Sharing:
-    """The values of the shared model and of the replica, and tensors for the changes of batches."""
+    """The tensors of the shared model, of the replica, and of the batches' changes."""
 
     def __init__(self, shared: SharedTensors, device: Device, num_places: int) -> None:
         memory = shared.memory.to(device.torch_device)
@@ -114,7 +114,7 @@ class _Sharing:
 
 @dataclass(slots=True)
 class _Batch:
-    """A loaded or running batch: its samples on the device, and time marks between its phases.
+    """A loaded or running batch: its samples on the device, and time marks.
 
     `pinned`: the samples in pinned memory; `loss`: the loss on the device and in pinned memory.
     Both stay referenced until the batch has ended, because copies on the streams use them.
@@ -139,7 +139,7 @@ class _Streams(NamedTuple):
 
 
 class GpuReplica:
-    """Trains on a copy of the shared model on a GPU, and adds its updates to the shared model.
+    """Trains a copy of the shared model on a GPU, and adds updates to the shared model.
 
     The host adds each update with PyTorch's CPU threads and without locks, so no worker waits for
     another worker. With `depth` 1, a batch's copies, compute and sum do not overlap. `shared` must
@@ -207,7 +207,10 @@ class GpuReplica:
             self._loaded = _Batch(len(rows), pinned, samples, marks)
 
     def begin(self, rate: float, step: int | None) -> None:
-        """Queue the copy of the model, the loaded batch's training, and the copy of its update."""
+        """Queue all work of the loaded batch.
+
+        The work is the copy of the model, training, and the copy of the update.
+        """
         assert self._loaded is not None
         assert len(self._begun) < self.sharing.num_places
         batch, self._loaded = self._loaded, None

@@ -1,4 +1,4 @@
-"""The outcome of a run: the measured batches of each worker, and the plan of the same batches."""
+"""The outcome of a run, with a plan of the same batches that the workers trained on."""
 
 from collections import Counter
 from collections.abc import Sequence

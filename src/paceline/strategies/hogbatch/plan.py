@@ -77,7 +77,10 @@ class BatchCosts:
     shared: bool
 
     def stages(self, size: int) -> tuple[Stage, ...]:
-        """Return a batch's stages in order; raise InvalidInput if a GPU has no link to the host."""
+        """Return a batch's stages in order.
+
+        Raises InvalidInput if a GPU has no link to the host.
+        """
         computed = tuple(self._computed(size))
         if self.device.kind == DeviceKind.CPU:
             return computed
@@ -170,7 +173,7 @@ class BatchTasks:
 
 
 def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window) -> Plan:
-    """Return the plan of all tasks that end while the samples of `window` are trained on.
+    """Return the plan of all tasks that end while `window` is trained on.
 
     A step counts as one batch of the workload's size per worker, no matter which workers train on
     its samples. Tasks that end after the last counted batch are left out. Raises InvalidInput if
@@ -293,7 +296,10 @@ class BatchSizes:
         return size
 
     def complete(self, worker: int) -> int:
-        """Count a worker's oldest assigned batch as done; return its size, or 0 without a batch."""
+        """Count a worker's oldest assigned batch as done; return its size.
+
+        Returns 0 if no batch is assigned to the worker.
+        """
         size = self._assigned[worker].popleft() if self._assigned[worker] else 0
         self._updates[worker] += self._updates_of(worker, size)
         return size

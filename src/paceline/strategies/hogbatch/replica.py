@@ -1,4 +1,4 @@
-"""The replica of a CPU worker, with the same methods as `GpuReplica`, and helpers of both."""
+"""The replica of a CPU worker, with the methods of `GpuReplica`, and helpers of both."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -134,7 +134,10 @@ class _Thread:
         self._dense = DenseThread.of(*own)
 
     def train(self, rows: Tensor, rate: float, started_ns: int, traced: bool) -> _ThreadResult:
-        """Train on a part of a batch; if `traced`, in PyTorch, whose hooks record the layers."""
+        """Train on a part of a batch.
+
+        If `traced`, PyTorch trains, because its hooks record the layers' times.
+        """
         value, backward, step = self._forward(rows, traced)
         computed_ns = time.monotonic_ns()
         forward_ns = backward_ns = ended_ns = passed_ns = self._wait(started_ns)
@@ -165,7 +168,10 @@ class _Thread:
         self._dense.step()
 
     def _wait(self, since_ns: int) -> int:
-        """Wait for `slow` - 1 times the time since `since_ns`; return the time after the wait."""
+        """Wait for `slow` - 1 times the time since `since_ns`.
+
+        Returns the time after the wait.
+        """
         now = time.monotonic_ns()
         if self._slow == 1:
             return now

@@ -75,9 +75,9 @@ def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
 def runner_of(
     session: TrainingSession, recipe: Recipe, model: nn.Module
 ) -> Iterator["HogbatchRunner"]:
-    """Yield a runner whose workers share a model and its data; the workers end on exit.
+    """Yield a runner whose workers share a model and its data.
 
-    Each worker looks up the same `recipe` from the settings.
+    The workers end when the context ends. Each worker looks up the same `recipe` from the settings.
     """
     settings = session.settings
     assert isinstance(settings, TrainSettings)
@@ -97,7 +97,10 @@ def runner_of(
 
 
 def epoch_sizes(settings: TrainSettings, num_samples: int) -> tuple[int, ...]:
-    """Return the number of samples of each epoch; with `steps`, the last epoch may be partial."""
+    """Return the number of samples of each epoch.
+
+    With `settings.steps`, the last epoch may be partial.
+    """
     if settings.steps is None:
         return (num_samples,) * settings.epochs
     whole, rest = divmod(settings.steps * settings.batch_size, num_samples)

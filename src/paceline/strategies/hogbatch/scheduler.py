@@ -23,7 +23,7 @@ _MOST_TRACED = 50  # number of batches of each worker
 
 
 class SampleQueue:
-    """Assigns each sample of an epoch once, as ranges of positions in the epoch's sample order.
+    """Assigns each sample of an epoch once, as ranges of the epoch's sample order.
 
     `free`: the unassigned ranges in ascending order, if an epoch is resumed.
     """

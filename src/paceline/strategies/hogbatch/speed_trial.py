@@ -1,4 +1,4 @@
-"""Fit a machine to the workers' speed trials, and use it to admit workers and to predict the run.
+"""Fit a machine to the workers' speed trials; admit workers and predict the run.
 
 The time of a batch is modelled as calls * call latency + flops / flop rate. The latency and the
 rate are fitted to the trials of two batch sizes. The fitted latency includes the memory traffic of
@@ -74,7 +74,10 @@ def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
 
 
 def _rate(costs: BatchCosts, measured: Mapping[int, float]) -> tuple[float, float]:
-    """Fit and return flops/s and seconds per call; `measured`: seconds of a batch by batch size."""
+    """Fit and return flops/s and seconds per call.
+
+    `measured`: the seconds of a batch by batch size.
+    """
     points = []
     for size, batch_s in measured.items():
         own = [stage.cost for stage in costs.stages(size) if stage.on[0].lane is Lane.COMPUTE]
@@ -176,9 +179,9 @@ class Prediction(NamedTuple):
 
 
 def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> tuple[WorkerAdmission, ...]:
-    """Judge workers from the slowest to the fastest, until a worker helps or only one is left.
+    """Judge workers from the slowest to the fastest; stop when a worker helps.
 
-    So only the last verdict may be that a worker helps. `trials`: trials that all workers ran at
+    The last worker is never judged. So only the last verdict may be that a worker helps. `trials`: trials that all workers ran at
     the same time.
     """
     remaining, verdicts = list(trials), []
@@ -275,7 +278,7 @@ class _EpochLoop:
         self.made[worker] += min(self._workers.specs[worker].threads, self._sizes.complete(worker))
 
     def _priced(self, worker: int, size: int) -> tuple[float, float]:
-        """Return the seconds from a batch's end to the next one's, and its seconds in compute."""
+        """Return the seconds between ends of successive batches, and a batch's compute seconds."""
         stages, seconds = self._workers.batch(worker, size)
         computing = zip(stages, seconds, strict=True)
         busy_s = sum(one for stage, one in computing if stage.on[0].lane is Lane.COMPUTE)

@@ -12,9 +12,9 @@ Points = list[tuple[float, int]]  # points of a curve: (seconds, value)
 
 
 class BatchResult(NamedTuple):
-    """The result of a batch: its number of updates, the sum of its samples' losses, and four times.
+    """The number of updates of a batch, and its times.
 
-    `started_ns`: the worker began to read the model. `begun_ns`: compute began. `stepped_ns`: the
+    `loss`: the sum of the samples' losses. `started_ns`: the worker began to read the model. `begun_ns`: compute began. `stepped_ns`: the
     optimizer step ended. `ended_ns`: the update was in the shared model.
     """
 
@@ -117,7 +117,7 @@ def utilisation(made: Mapping[str, Sequence[Update]]) -> dict[str, float]:
 
 
 def changes(points: Points) -> Points:
-    """Return the first and the last point, and all points whose value differs from the previous."""
+    """Return the first point, the last point, and all points where the value changes."""
     last = len(points) - 1
     return [p for i, p in enumerate(points) if i in (0, last) or points[i - 1][1] != p[1]]
 
