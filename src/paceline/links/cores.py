@@ -13,6 +13,7 @@ _before_sharing: list[tuple[set[int], int]] = []  # this process's former cores 
 
 def share_cores(device: torch.device) -> None:
     """Pin this rank to its share of the machine's cores, with one thread per core.
+
     Without pinning, the message that ends a rank's exchange wakes the rank on the sender's core,
     where the rank waits until the sender's time slice ends. Does nothing for a single rank or ranks
     on GPUs. Does not pin if there are more ranks than cores, or if the user has set an affinity.

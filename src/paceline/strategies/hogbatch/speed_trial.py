@@ -181,8 +181,8 @@ class Prediction(NamedTuple):
 def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> tuple[WorkerAdmission, ...]:
     """Judge workers from the slowest to the fastest; stop when a worker helps.
 
-    The last worker is never judged. So only the last verdict may be that a worker helps. `trials`: trials that all workers ran at
-    the same time.
+    If no worker helps, the fastest worker is left, which is not judged. So only the last verdict
+    may be that a worker helps. `trials`: trials that all workers ran at the same time.
     """
     remaining, verdicts = list(trials), []
     together = predict(epochs, remaining).samples_per_s

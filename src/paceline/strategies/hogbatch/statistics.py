@@ -12,10 +12,12 @@ Points = list[tuple[float, int]]  # points of a curve: (seconds, value)
 
 
 class BatchResult(NamedTuple):
-    """The number of updates of a batch, and its times.
+    """The result of a batch.
 
-    `loss`: the sum of the samples' losses. `started_ns`: the worker began to read the model. `begun_ns`: compute began. `stepped_ns`: the
-    optimizer step ended. `ended_ns`: the update was in the shared model.
+    `updates`: the number of updates of the model. `loss`: the sum of the samples' losses.
+    `started_ns`: when the worker began to read the model. `begun_ns`: when compute began.
+    `stepped_ns`: when the optimizer step ended. `ended_ns`: when the update was in the shared
+    model.
     """
 
     updates: int = 0
