@@ -147,7 +147,7 @@ class HogbatchRunner:
         return Epochs(self.workload, self._session.config, sizes[0], len(sizes), num_cores)
 
     def measure(self) -> PricedMachine:
-        """Start the workers, measure their speeds and end useless workers.
+        """Start the workers, measure their speeds and end workers that do not help.
 
         Returns a machine with the measured speeds of the remaining workers.
         """
@@ -225,7 +225,9 @@ class HogbatchRunner:
     def epochs(self) -> Iterator[Epoch]:
         """Train and yield epoch after epoch; a caller may stop early and call `outcome`."""
         progress, recipe = self._session.progress, self._recipe
-        alone = replace(self._session.group, device=torch.device("cpu"))  # where the model is
+        alone = replace(
+            self._session.group, device=torch.device("cpu")
+        )  # the shared model is there
         learning = learning_of(recipe, self._settings)
         progress.begin(sum(self._sizes), "samples")
         progress.advance(self.coordinator.scheduler.num_samples)
@@ -303,14 +305,14 @@ def _check(
             "batch_size", f"must be at most the {most:,} training samples", got=settings.batch_size
         )
     optimizer_by(recipe, settings)
-    policy_of(config, specs, [1.0] * len(specs), settings.batch_size)  # InvalidInput if it fails
+    policy_of(config, specs, [1.0] * len(specs), settings.batch_size)  # raises InvalidInput
 
 
 def _tensors_of(recipe: Recipe) -> Tensors:
-    """Return the tensors for shared memory: sample order, committed batches, maybe samples.
+    """Return the tensors that workers share in addition to the model.
 
-    Samples are shared only if they are tensors in memory. Other data sets are loaded by each
-    worker.
+    They are the epoch's sample order, the workers' committed batches, and the samples if these are
+    tensors in memory. Other data sets are loaded by each worker.
     """
     samples = recipe.samples
     shared = {
