@@ -138,8 +138,8 @@ class Arena:
         held = len(place.leaders) > 1 if held is None else held
         fd = share(group, place, arena_nbytes(*sizes))
         native, problem = None, None
-        # A rank may spin if each rank has its own core. In a held arena ranks never spin, because a
-        # thread waits for each chunk while its rank computes.
+        # If each rank has its own core, a waiting rank spins longer before it sleeps. Not in a held
+        # arena, where a thread waits for each chunk while its rank computes.
         own_core = place.num_cores >= len(place.members) and not held
         two_cores = place.num_cores >= 2 * len(place.members)
         scale = 1 / group.world_size if scale is None else scale
