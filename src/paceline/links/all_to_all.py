@@ -10,8 +10,9 @@ from torch import Tensor
 class AllToAll:
     """Sends a message to each other rank and receives one from each, starting at construction.
 
-    `sent` has the uint8 message for each rank, `nbytes` the length of each received message; this
-    rank's own entries are ignored. All ranks must construct them in the same order.
+    `sent`: the uint8 message to each rank. `nbytes`: the length of the message from each rank. In
+    both, this rank's own entry is ignored. If ranks construct several `AllToAll` objects, all ranks
+    must do so in the same order.
     """
 
     def __init__(
@@ -20,12 +21,13 @@ class AllToAll:
         own, device = dist.get_rank(group), sent[0].device
         lengths = [0 if rank == own else length for rank, length in enumerate(nbytes)]
         empty = torch.empty(0, dtype=torch.uint8, device=device)
-        # Keep the tensors alive until they are sent: torch holds no reference.
+        # Keep the tensors alive until they are sent, because PyTorch holds no reference to them.
         self._sent = [empty if rank == own else one for rank, one in enumerate(sent)]
         self.sent_nbytes, self.received_nbytes = sum(map(len, self._sent)), sum(lengths)
         whole = torch.empty(sum(lengths), dtype=torch.uint8, device=device)
         self._received = whole.split(lengths)
-        # gloo's all-to-all of unequal sizes serialises both directions; NCCL's is fast.
+        # gloo's all_to_all_single with unequal sizes sends and receives one after the other, so use
+        # pairs of sends and receives on CPUs. NCCL's all_to_all_single is fast.
         if device.type == "cpu":
             peers = [rank for rank in range(len(self._sent)) if rank != own]
             received = [self._received[peer] for peer in peers]
@@ -38,7 +40,7 @@ class AllToAll:
             ]
 
     def wait(self) -> list[Tensor]:
-        """Return the uint8 message from each rank once all messages are sent and received."""
+        """Wait until all messages are sent and received; return the message from each rank."""
         for work in self._works:
             assert work is not None  # this rank belongs to the group
             work.wait()
@@ -52,10 +54,11 @@ def post_pairs(
     peers: Sequence[int],
     group: dist.ProcessGroup | None,
 ) -> list[dist.Work | None]:
-    """Post a receive from each peer, and only then a send to each.
+    """Post a receive from each peer, and then a send to each peer.
 
-    gloo requests a message over the connection that carries sends: a request posted after a send
-    would wait for it, and the link would carry one direction at a time.
+    To receive a message, gloo sends a request over the connection that also carries sends. If a
+    receive were posted after a send, its request would wait for that send, and the link would carry
+    only one direction at a time.
     """
     works = [
         dist.irecv(row, group=group, group_src=peer)

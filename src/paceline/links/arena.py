@@ -1,4 +1,4 @@
-"""Sum gradients in memory that the ranks of one machine share."""
+"""Sum gradients in memory shared by the ranks of one machine."""
 
 import os
 import select
@@ -21,7 +21,7 @@ _DTYPES = {
     torch.bfloat16: DType.BFLOAT16,
     torch.float16: DType.FLOAT16,
 }
-_EXPECTED = {  # of a rank that does not answer
+_EXPECTED = {  # the action that a silent rank has not performed
     Fault.POST: "deliver the gradients of step {step}",
     Fault.COMMIT: "deliver the gradients of step {step}",
     Fault.SUM: "finish its part of the sum of step {step}",
@@ -32,7 +32,7 @@ _EXPECTED = {  # of a rank that does not answer
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`count` values of one type, beginning at byte `offset` of every slot."""
+    """`count` values of one dtype that begin at byte `offset` of every rank's slot."""
 
     offset: int
     count: int
@@ -40,7 +40,10 @@ class Segment:
 
 
 def bytes_of(tensor: Tensor) -> tuple[int, int]:
-    """Return address and size; ValueError unless it is a dense tensor in host memory."""
+    """Return a tensor's address and size in bytes.
+
+    Raises ValueError unless the tensor is dense and in host memory.
+    """
     is_dense = tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor)
     if not tensor.is_cpu or not is_dense:
         raise ValueError("only dense tensors in host memory can be copied")
@@ -48,10 +51,13 @@ def bytes_of(tensor: Tensor) -> tuple[int, int]:
 
 
 class PeerProcesses:
-    """Watches the other ranks of a machine by pidfds, since process numbers may be reused."""
+    """Watches the processes of a machine's other ranks.
+
+    Uses pidfds, because the kernel may reuse process numbers.
+    """
 
     def __init__(self, place: LocalRanks, rank: int) -> None:
-        self._local_rank_of: dict[int, int] = {}  # by pidfd
+        self._local_rank_of: dict[int, int] = {}  # pidfd: local rank
         self._place = place
         for local_rank, (member, pid) in enumerate(zip(place.members, place.pids, strict=True)):
             if member != rank:
@@ -59,7 +65,7 @@ class PeerProcesses:
 
     def gone(self) -> list[int]:
         """Return the local ranks whose processes have ended."""
-        ended = select.poll()  # a new object, since two threads cannot poll one at once
+        ended = select.poll()  # created for each call, since two threads cannot use one object
         for pidfd in self._local_rank_of:
             ended.register(pidfd, select.POLLIN)
         return sorted(self._local_rank_of[pidfd] for pidfd, _ in ended.poll(0))
@@ -69,7 +75,10 @@ class PeerProcesses:
         return f"worker {self._place.members[local_rank]} (process {self._place.pids[local_rank]})"
 
     def why_lost(self, lost: Sequence[tuple[int, Fault]], step: int, deadline_s: float) -> str:
-        """Return the error text for lost ranks; dead ranks take precedence over silent ranks."""
+        """Return the error text for lost ranks.
+
+        If some of them are dead, the text names only the dead ranks.
+        """
         dead = [self.name(local_rank) for local_rank, fault in lost if fault is Fault.DIED]
         if dead:
             return f"{', '.join(dead)} died in the middle of the run"
@@ -88,24 +97,27 @@ class PeerProcesses:
 class Arena:
     """One rank's view of the memory that the ranks of its machine share.
 
-    All ranks of `group` construct it together. Each rank writes gradients to its `slot` and posts
-    them chunk by chunk. Once all ranks have posted a chunk, any rank with time sums it in rank
-    order, (((s0 + s1) + s2) + ...) * scale, so that all ranks read the same bits. Results stay
-    valid until the ranks begin the step after the next. `scale` defaults to 1 / world_size.
+    All ranks of `group` must construct the arena together. Each rank writes gradients to its `slot`
+    and posts them chunk by chunk. Once all ranks have posted a chunk, any idle rank sums it in rank
+    order, (((s0 + s1) + s2) + ...) * scale, so that all ranks read the same bits. The sums of step
+    n stay valid until the ranks begin step n + 2. `scale` defaults to 1 / world_size.
 
-    A step is: `begin`, then `post` for every chunk, then `commit`, then `wait_step`. A rank whose
-    backward pass fails calls `discard` instead of `commit`. Waiting raises StepDiscarded if a rank
-    discarded the step, WorkerLost if a rank died or did not answer within `deadline_s`.
+    In each step a rank calls `begin`, then `post` for every chunk, then `commit`, then `wait_step`.
+    A rank whose backward pass fails calls `discard` instead of `commit`. Waiting raises
+    StepDiscarded if a rank discarded the step. It raises WorkerLost if a rank died or did not
+    answer within `deadline_s`.
 
-    `held`, the default with several machines: a step is complete only when each machine's first
-    rank has called `publish` for every chunk. `threads`: 0 lets only waiting ranks sum. Raises
-    InvalidInput on all ranks if one cannot get its memory, which is freed when the arena is closed
-    and no tensor views it.
+    `held`: a step is complete only when each machine's first rank has called `publish` for every
+    chunk. By default, an arena is held if the ranks are on several machines. `threads`: with 0, no
+    thread sums in the background, and ranks sum only while they wait. Raises InvalidInput on all
+    ranks if a rank cannot map the memory. The memory is freed once the arena is closed and no
+    tensor views the memory.
 
-    `members` are the global ranks on this machine, `leaders` the first ranks of all machines, both
-    ascending; a local rank is an index of `members`. `slots` has each local rank's slot, uint8
-    [slot_nbytes], written only by that rank. `flags` is uint8 [local ranks, num_flags, 2], indexed
-    by `step % 2`: a rank writes its flags before `commit`; all may read them after `wait_step`.
+    `members`: the global ranks on this machine, ascending. A local rank is an index of `members`.
+    `leaders`: the first rank of each machine, ascending.
+    `slots`: each local rank's slot, uint8 [slot_nbytes], which only that rank writes.
+    `flags`: uint8 [local ranks, num_flags, 2], where the last index is `step % 2`. A rank writes
+    its flags before `commit`; all ranks may read them after `wait_step`.
     """
 
     def __init__(
@@ -126,8 +138,8 @@ class Arena:
         held = len(place.leaders) > 1 if held is None else held
         fd = share(group, place, arena_nbytes(*sizes))
         native, problem = None, None
-        # Spinning wastes no core that another rank needs. A held arena never spins: a thread waits
-        # there for each chunk while its rank computes.
+        # If each rank has its own core, a waiting rank spins longer before it sleeps. Not in a held
+        # arena, where a thread waits for each chunk while its rank computes.
         own_core = place.num_cores >= len(place.members) and not held
         two_cores = place.num_cores >= 2 * len(place.members)
         scale = 1 / group.world_size if scale is None else scale
@@ -137,7 +149,8 @@ class Arena:
             native = NativeArena(fd, self.local_rank, *sizes, scale, *how)
         except (OSError, RuntimeError) as error:
             problem = f"workers: worker {group.rank} cannot map shared memory: {error}"
-        # All ranks have mapped the memory now. Without a descriptor, kill -9 cannot leak it.
+        # All ranks have mapped the memory now, so close its descriptor. The kernel then frees the
+        # memory with the last mapping, even after kill -9.
         problems = [text for text in group.gather(problem) if text is not None]
         os.close(fd)
         if native is None or problems:
@@ -152,7 +165,7 @@ class Arena:
     def shared_result(self, step: int) -> Tensor:
         """Return the sums of a step, uint8 [slot_nbytes], in memory shared by this machine's ranks.
 
-        Only the first rank may write to it, and only in a held arena.
+        Only this machine's first rank may write to the sums, and only in a held arena.
         """
         return torch.from_numpy(self._opened().shared_result(step % 2))
 
@@ -161,19 +174,28 @@ class Arena:
         return torch.from_numpy(self._opened().result(step % 2))
 
     def refresh(self, step: int) -> int:
-        """Undo this rank's writes to `result` before it is read again; return the bytes undone."""
+        """Undo this rank's writes to `result`; return the number of bytes undone.
+
+        Must be called before `result` is read again.
+        """
         return self._opened().refresh(step % 2)
 
     def set_chunks(self, chunks: Sequence[Sequence[Segment]]) -> None:
-        """Set the segments of each chunk, without overlap, equally on all ranks, between steps."""
+        """Set the segments of each chunk.
+
+        Segments must not overlap. All ranks must set the same chunks, between two steps.
+        """
         self._opened().set_chunks(
             [[(s.offset, s.count, _DTYPES[s.dtype]) for s in chunk] for chunk in chunks]
         )
 
     def begin(self, step: int) -> None:
-        """Begin a step. Step numbers start at 1, ascend, and are equal on all ranks."""
+        """Begin a step.
+
+        Step numbers start at 1, ascend, and must be equal on all ranks.
+        """
         if self._is_open or step <= self._step:
-            raise RuntimeError(f"cannot begin step {step} in or after step {self._step}")
+            raise RuntimeError(f"cannot begin step {step} during or after step {self._step}")
         self._opened().begin(step)
         self._step, self._is_open = step, True
         self._discarded = None
@@ -190,17 +212,20 @@ class Arena:
         self._opened().copy_out(step % 2, offset, address, nbytes)
 
     def post(self, chunk: int) -> None:
-        """Mark this rank's gradients of a chunk as complete, once per step."""
+        """Mark this rank's gradients of a chunk as complete; call once per chunk and step."""
         self._check_open()
         self._opened().post(chunk)
 
     def publish(self) -> None:
-        """Mark one more chunk as summed over all machines; for the first rank of a held arena."""
+        """Mark the next chunk as summed over all machines.
+
+        Only the machine's first rank may call it, and only in a held arena.
+        """
         self._check_open()
         self._opened().publish()
 
     def commit(self) -> None:
-        """Mark this rank's backward pass as complete; all its chunks must be posted."""
+        """Mark this rank's backward pass as complete; the rank must have posted all chunks."""
         self._check_open()
         if self._opened().is_discarded(self._step):
             raise self._leave_discarded()
@@ -212,7 +237,7 @@ class Arena:
         self._wait(Goal.CHUNK, chunk)
 
     def wait_step(self) -> None:
-        """Wait until all ranks have committed the step and every chunk of it is complete."""
+        """Wait until all ranks have committed the step and all its chunks are complete."""
         self._check_open()
         self._wait(Goal.STEP)
         self._is_open = False
@@ -220,8 +245,8 @@ class Arena:
     def discard(self) -> None:
         """Discard the step on all ranks, because this rank's backward pass has failed.
 
-        Not allowed after `commit`, when others may use the sums. Waits until no rank works on the
-        step. Does nothing if the step is already discarded.
+        Not allowed after `commit`, when other ranks may use the sums. Waits until no rank works on
+        the step. Does nothing if the step is already discarded.
         """
         if self._discarded is not None:
             return
@@ -230,15 +255,15 @@ class Arena:
         self._leave_discarded()
 
     def times(self, chunk: int) -> tuple[float, float]:
-        """Return when the last rank posted the current step's chunk, and when its sum was complete.
+        """Return two times of a chunk of this step: posted by all ranks, and summed.
 
-        Seconds of CLOCK_MONOTONIC; call `wait_chunk` before.
+        The times are seconds of CLOCK_MONOTONIC. Call `wait_chunk` first.
         """
         posted_ns, reduced_ns = self._opened().times(chunk)
         return posted_ns / 1e9, reduced_ns / 1e9
 
     def close(self) -> None:
-        """Stop summing, and release the memory once no tensor views it. May be called twice."""
+        """Stop summing; the memory is freed once no tensor views it. May be called twice."""
         self._native = None
         self.slots, self.slot, self.flags = (), torch.empty(0), torch.empty(0)
         self._peers.close()
@@ -252,16 +277,16 @@ class Arena:
         if self._discarded is not None:
             raise self._leave_discarded()
         if not self._is_open:
-            raise RuntimeError(f"no step has begun after step {self._step}")
+            raise RuntimeError(f"no step is open after step {self._step}; call begin() first")
 
     def _wait(self, goal: Goal, chunk: int = 0) -> None:
-        """Wait in slices, to handle signals and to check the deadline and the peers."""
+        """Wait for `goal`; regularly handle signals and check the deadline and the peers."""
         native, until = self._opened(), time.monotonic() + self._deadline_s
         while (status := native.wait(goal, self._step, chunk)) is not Status.REACHED:
             if status is Status.DISCARDED:
                 raise self._leave_discarded()
             if status is Status.PENDING and (gone := self._peers.gone()):
-                # A peer may have done its part before ending normally.
+                # A peer may have done its part of the step before it ended normally.
                 if native.wait(goal, self._step, chunk) is Status.REACHED:
                     return
                 for local_rank in gone:

@@ -1,4 +1,4 @@
-"""A thread that makes calls in order, in the background."""
+"""A background thread that makes calls in order."""
 
 import atexit
 import queue
@@ -12,16 +12,18 @@ import torch
 from paceline.links.devices import device_of
 
 T = TypeVar("T")
-_CLOSE_S = 5.0  # a thread that waits for a lost rank in a collective does not end by itself
+# `close` waits no longer, because a thread that waits for a lost rank in a collective never ends.
+_CLOSE_S = 5.0
 _CPU = torch.device("cpu")
 
 
 class CallThread:
-    """Makes calls in order, on a separate stream of the device.
+    """A thread that makes calls in order, on a separate stream of the device.
 
-    The thread is a daemon, unlike an executor's, so that waiting for a lost rank cannot keep the
-    process alive. After a failed call all later calls fail with its error, since the next
-    collective would match another collective of the other ranks; `goes_on` makes them anyway.
+    The thread is a daemon, so that a thread which waits for a lost rank does not keep the process
+    alive. (The threads of ThreadPoolExecutor would.) After a failed call, all later calls fail with
+    the same error, because a later collective would be matched with the wrong collective of the
+    other ranks. With `goes_on`, later calls are made nevertheless.
     """
 
     def __init__(self, name: str, device: torch.device = _CPU, *, goes_on: bool = False) -> None:
@@ -33,13 +35,13 @@ class CallThread:
         atexit.register(self.close)
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Queue a call after the earlier calls."""
+        """Queue a call after the earlier calls; return a future of its result."""
         future: Future[T] = Future()
         self._calls.put((future, call))
         return future
 
     def close(self, within_s: float | None = _CLOSE_S) -> None:
-        """End the thread after the queued calls, or abandon it after `within_s`."""
+        """End the thread after the queued calls; stop waiting for it after `within_s`."""
         atexit.unregister(self.close)
         self._calls.put(None)
         self._thread.join(within_s)
@@ -58,7 +60,10 @@ class CallThread:
 
 
 def finish_stream(device: torch.device) -> None:
-    """Wait for this thread's stream, so that other threads need not order streams after it."""
+    """Wait for this thread's current stream of `device`.
+
+    Then other threads can use its results without making their streams wait.
+    """
     own = device_of(device)
     if own.is_asynchronous:
         own.current_stream().synchronize()

@@ -1,4 +1,4 @@
-"""Time marks: taken immediately on a CPU, recorded in the stream on a GPU."""
+"""Clocks that mark times: a CPU's immediately, a GPU's as an event in a stream."""
 
 import time
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _NUM_ORIGINS = 10
 
 
 class Clock(Protocol):
-    """Takes cheap marks now, and returns their times later in seconds of this host's clock."""
+    """Takes cheap marks, whose times it returns later in seconds of this host's clock."""
 
     def mark(self) -> Any:
         """Return a mark for the end of the work issued so far."""
@@ -24,35 +24,36 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """The monotonic clock: CPU work is complete when the call returns."""
+    """The host's monotonic clock, which suffices for work that ends when its call returns."""
 
     def mark(self) -> int:
-        """Return nanoseconds of CLOCK_MONOTONIC, shared by all processes of a kernel."""
+        """Return nanoseconds of CLOCK_MONOTONIC, which all processes of a kernel share."""
         return time.monotonic_ns()
 
     def seconds(self, marks: Sequence[int]) -> list[float]:
-        """Return the marks in seconds."""
+        """Return the times of the marks in seconds."""
         return [mark * 1e-9 for mark in marks]
 
 
 class DeviceMark(NamedTuple):
-    """An event, and the index of the anchor from which it is timed."""
+    """An event, and the index of the anchor event from which its time is measured."""
 
     event: Event
     anchor: int
 
 
 class DeviceClock:
-    """Events of a device, reached when the earlier work of this thread's stream is complete.
+    """Marks times on a device by events in this thread's current stream.
 
-    CUDA returns the time between two events as float32 milliseconds, whose resolution falls to 0.25
-    ms after an hour. So every few seconds a mark becomes the anchor of the following marks.
+    CUDA returns the time between two events as float32 milliseconds, whose resolution is only 0.25
+    ms after an hour. So every few seconds a mark becomes the anchor of the following marks, and
+    times are measured from the anchor.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         device.synchronize()
-        # The host observes an event with a delay: use the shortest of several waits.
+        # The host notices an event with a delay, so use the shortest of several waits.
         _, self._anchored_s, origin = min(
             (self._origin() for _ in range(_NUM_ORIGINS)), key=itemgetter(0)
         )
@@ -60,7 +61,10 @@ class DeviceClock:
         self._anchor_times = [self._anchored_s]
 
     def _origin(self) -> tuple[float, float, Event]:
-        """Return the host's wait for an event, the time after it, and the event."""
+        """Record an event and wait for it.
+
+        Returns the seconds of the wait, the time after the wait, and the event.
+        """
         before_s = time.monotonic_ns() * 1e-9
         event = self._device.current_stream().record(timed=True)
         event.synchronize()
@@ -95,7 +99,7 @@ def clock_for(device: torch.device) -> Clock:
 
 
 class TrainingClock:
-    """Nanoseconds of training, excluding pauses."""
+    """Measures nanoseconds of training, excluding pauses."""
 
     def __init__(self) -> None:
         self.trained_ns = self._epoch_began_ns = self._offset_ns = 0
@@ -118,7 +122,7 @@ class TrainingClock:
         self.trained_ns = self.at(time.monotonic_ns())
 
     def at(self, moment_ns: int) -> int:
-        """Convert a moment of the monotonic clock to training time."""
+        """Convert a time of the monotonic clock to training time."""
         return moment_ns - self._offset_ns
 
     def state(self) -> list[int]:

@@ -12,11 +12,13 @@ _before_sharing: list[tuple[set[int], int]] = []  # this process's former cores 
 
 
 def share_cores(device: torch.device) -> None:
-    """Pin each rank of this machine to its share of the cores, with one thread per core.
+    """Pin this rank to its share of the machine's cores, with one thread per core.
 
-    Without pinning, the message that ends a rank's exchange wakes it on the sender's core, where it
-    waits for the sender's time slice. Unchanged are single ranks, ranks on GPUs, more ranks than
-    cores, settings of the user (affinity, OMP_NUM_THREADS) and existing threads.
+    Without pinning, the message that ends a rank's exchange wakes the rank on the sender's core,
+    where the rank waits until the sender's time slice ends. Does nothing for a single rank or ranks
+    on GPUs. Does not pin if there are more ranks than cores, or if the user has set an affinity.
+    Keeps the number of threads if the user has set OMP_NUM_THREADS. Threads that already exist are
+    not pinned.
     """
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     usable = os.sched_getaffinity(0)
@@ -35,7 +37,7 @@ def share_cores(device: torch.device) -> None:
 
 @contextmanager
 def all_cores() -> Iterator[None]:
-    """Restore this process's cores and threads of the time before `share_cores`."""
+    """Inside the block, use the cores and the number of threads from before `share_cores`."""
     if not _before_sharing:
         yield
         return
@@ -53,7 +55,7 @@ def _set(cores: set[int], num_threads: int) -> None:
 
 
 def physical_cores(usable: set[int]) -> list[tuple[int, ...]]:
-    """Group the usable hardware threads by physical core."""
+    """Return the usable CPU numbers, grouped by physical core."""
     groups: dict[str, list[int]] = {}
     for cpu in sorted(usable):
         path = Path(_SIBLINGS.format(cpu))

@@ -1,14 +1,16 @@
-"""Named places at which a test causes a fault.
+"""Named places in the code at which a test can cause a fault.
 
-    reach("step.done", worker=1, step=12)      # in the code: does nothing unless a test armed it
+    reach("step.done", worker=1, step=12)      # does nothing unless a test has armed this place
 
 A test arms failpoints in the environment, which all processes of a run inherit:
 
     PACELINE_FAILPOINTS='[{"at": "step.done", "worker": 1, "step": 12, "do": "SIGKILL"}]'
 
-All other keys must equal the arguments of `reach`; `visit` counts this process's matching visits
-from 1. `do` is a signal to this process ("SIGKILL", "SIGSTOP") or to its parent ("parent:SIGKILL");
-"raise" raises an OSError; "pause:FOLDER" waits for the test (`Pause` in tests/faults.py).
+`at` is the name of the place, and `do` the action. With `visit` N, only the N-th matching visit in
+a process causes the fault; N starts at 1. All other keys must equal the arguments of `reach`.
+Actions are a signal to this process ("SIGKILL", "SIGSTOP") or to its parent ("parent:SIGKILL"),
+an OSError ("raise"), and a pause until the test continues ("pause:FOLDER", see `Pause` in
+tests/faults.py).
 """
 
 import json

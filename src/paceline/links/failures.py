@@ -1,8 +1,8 @@
-"""Report in one line, once per run, why its ranks end.
+"""Report in one line why the ranks of a run end.
 
-The ranks that follow a failed rank see only a lost connection. So the first failed rank publishes
-its reason in the run's store; ranks on other machines print that reason, ranks on its machine
-print nothing.
+When a rank fails, the other ranks see only a lost connection. So the first failed rank publishes
+its reason in the run's store. Ranks on other machines print that reason. Ranks on the machine of
+the first failed rank print nothing, because that rank prints its error.
 """
 
 import time
@@ -21,21 +21,24 @@ _REPORTED_KEY = "paceline/reported"
 _LEFT_KEY = "paceline/left"  # the signal after which a rank has left the run in order
 _SIGNALLED_KEY = "paceline/signalled"  # the signal that the launcher sends to all ranks
 _STOPPED_KEY = "paceline/stopped"  # the line that rank 0 printed when the run stopped
-_REPORT_S = 3.0  # for the first failed rank to print its line; less than the launcher's grace
+_REPORT_S = 3.0  # wait until the first failed rank has printed; less than the launcher's _GRACE_S
 
 
 def failure(store: Store) -> str | None:
-    """Return the first failed rank's reason, if there is one."""
+    """Return the first failed rank's reason; None if no rank has failed."""
     return store.get(_FAILURE_KEY).decode() if store.check([_FAILURE_KEY]) else None
 
 
 def stopped(store: Store) -> str | None:
-    """Return the line that rank 0 printed when the run stopped, if it has."""
+    """Return the line that rank 0 printed when the run stopped, or None."""
     return store.get(_STOPPED_KEY).decode() if store.check([_STOPPED_KEY]) else None
 
 
 def announce_signal(store: Store, number: int) -> None:
-    """Announce a signal to all ranks, which explains lost peers from now on."""
+    """Announce to all ranks that the launcher sends them a signal.
+
+    From then on, ranks explain lost connections by this signal.
+    """
     _publish(store, _SIGNALLED_KEY, str(number))
 
 
@@ -46,7 +49,7 @@ def _publish(store: Store | None, key: str, value: str) -> None:
 
 
 def tell_left(group: Group, number: int) -> bool:
-    """Announce that this rank ends after a signal; return True if it is the first."""
+    """Announce that this rank ends after a signal; return True on the first such rank."""
     if group.store is None:
         return True
     with suppress(RuntimeError):  # the store may have ended with another rank
@@ -68,19 +71,20 @@ def tell_reported(group: Group) -> None:
 def error_to_raise(
     error: Exception | SystemExit, group: Group, store: Store
 ) -> WorkerLost | WorkersFailed | None:
-    """Publish why this rank ends; return the error to raise instead of its own.
+    """Publish why this rank ends; return the error to raise instead of `error`.
 
-    None: raise its own error, which is the run's first. WorkersFailed: another rank has printed
-    the reason, or left the run in order.
+    Returns None if `error` itself must be raised, because it is the run's first error. Returns
+    WorkersFailed if another rank has printed the reason, or has ended after a signal.
     """
-    # torch's own kinds of errors are all RuntimeErrors
+    # All error classes of torch.distributed are RuntimeErrors.
     lost_in_torch = isinstance(error, RuntimeError) and is_loss(error)
     try:
         return _told_by(store, error, group, lost_in_torch)
     except dist.DistNetworkError:
         if not lost_in_torch:
             return None
-        # The launcher keeps the store. If it is gone, the kernel is about to end this rank.
+        # The launcher's process keeps the store. If the launcher is gone, the kernel is about to
+        # end this rank.
         time.sleep(_REPORT_S)
         gone = group.dead() or "the process that keeps the run's store"
         return WorkerLost(f"worker {group.rank} stops: {gone} died in the middle of the run")
@@ -110,15 +114,15 @@ def _told_by(
         return WorkerLost(f"worker {group.rank} stops: {reason}")
     if is_first:
         return None
-    # torchrun kills all ranks once one has ended: wait for the first to print its error.
-    # RuntimeError: it died without printing, and maybe the store with it.
+    # torchrun kills all ranks once a rank has ended. So wait until the first failed rank has
+    # printed its error. RuntimeError: that rank died without printing, and maybe the store, too.
     with suppress(RuntimeError):
         store.wait([_REPORTED_KEY], timedelta(seconds=_REPORT_S))
     return WorkersFailed(2 if isinstance(error, InvalidInput) else 1)
 
 
 def _is_said_here(group: Group, store: Store) -> bool:
-    """Return True if the first failed rank runs on this machine and prints its own error."""
+    """Return True if the first failed rank is on this machine and prints its error."""
     if not store.check([_SPEAKER_KEY]):
         return False
     speaker = group.members[int(store.get(_SPEAKER_KEY))]

@@ -1,18 +1,18 @@
 """Fork processes that inherit this process's objects, such as a recipe's data and closures.
 
-    with forked_from_here():                       # from now on
+    with forked_from_here():                       # forks inherit the objects that exist now
         start(module_command("paceline.x", "y"))   # runs `paceline.x.main` in a fork
 
-A fork of this process serves as fork server (`links.forkserver`):
+A fork of this process is the fork server (see `links.forkserver`):
 
     a separate thread ──os.fork──► the server, with only this thread ──os.fork──► each process
 
-OpenMP requires that the forking thread has not computed in parallel; else its fork would wait
-forever for the other threads. The kernel ends the server with the thread that forked it, so the
-thread lives as long as the context.
+OpenMP requires that the forking thread has not computed in parallel: otherwise the fork would wait
+forever for OpenMP threads that it does not have. The kernel ends the server when the thread that
+forked the server ends, so that thread lives until the end of the `with` block.
 
-Forks have the objects of the moment at which the context began, in copy-on-write memory. They do
-not inherit sockets and pipes; files open for reading get separate positions.
+Forks have the objects that existed when the `with` block began, in copy-on-write memory. They do
+not inherit sockets and pipes. Files open for reading get separate positions in each fork.
 """
 
 import ctypes
@@ -42,14 +42,15 @@ from paceline.native import die_with_parent
 
 _OPEN = Path("/proc/self/fd")
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}  # see mallopt(3)
-_CHECK_S = 60.0  # for a GPU's driver on a busy machine
+_CHECK_S = 60.0  # deadline of a fork's check of its GPUs, for a slow driver on a busy machine
 
 
 @contextmanager
 def forked_from_here() -> Iterator[None]:
-    """Fork this package's processes from this process within the block; none outlives it.
+    """Inside the block, start processes of `module_command` as forks of this process.
 
-    Raises InvalidInput if GPUs would not work in a fork, OSError if the system refuses processes.
+    All of them end with the block. Raises InvalidInput if GPUs would not work in a fork, and
+    OSError if the system cannot start processes.
     """
     address, listener = listen()
     with listener:
@@ -65,11 +66,14 @@ def forked_from_here() -> Iterator[None]:
 
 
 class _Server:
-    """A fork of this process that forks others, and the thread on which all of them depend."""
+    """The fork server, which is a fork of this process, and the thread that forked it.
+
+    The server and its forks end with the thread.
+    """
 
     def __init__(self, listener: socket.socket) -> None:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # there may be none, or a user's object
+            with suppress(Exception):  # the stream may be None or a user's object
                 stream.flush()
         self._listener, self._of = listener, os.getpid()
         self._forked = SimpleQueue[int | OSError]()
@@ -98,7 +102,8 @@ class _Server:
 
     def close(self) -> None:
         """Kill the server; the kernel then ends its forks."""
-        with suppress(ProcessLookupError, ChildProcessError):  # the program may reap all children
+        # The user's program may already have waited for all children, and so for the server.
+        with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
         self._is_over.set()
@@ -106,9 +111,9 @@ class _Server:
 
 
 def _check() -> None:
-    from paceline.links.devices import num_gpus  # torch: not imported by the command line
+    from paceline.links.devices import num_gpus  # imports torch, which the command line avoids
 
-    if not num_gpus():  # a CPU always works in a fork
+    if not num_gpus():  # CPUs always work in a fork
         return
     try:
         code = processes.output(processes.module_command(__name__), _CHECK_S).returncode
@@ -129,14 +134,14 @@ def main() -> None:
 
 
 def _serve(listener: socket.socket, parent: int, mask: Iterable[int]) -> NoReturn:
-    """Fork on request; in each fork run the module, and end without the program's exit handlers.
+    """Fork processes on request; each fork runs its module and ends without exit handlers.
 
-    `mask`: the signals that the program has blocked.
+    `mask`: the signals that the user's program has blocked.
     """
     code: object = 1
     try:
         die_with_parent(parent)
-        gc.freeze()  # a collection would write to, and so copy, all memory
+        gc.freeze()  # garbage collection would write to all memory, and so copy it
         for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
@@ -160,7 +165,7 @@ def _serve(listener: socket.socket, parent: int, mask: Iterable[int]) -> NoRetur
 
 
 def _run_module(request: ForkRequest) -> None:
-    """Become the requested process, and run its module."""
+    """Turn this fork into the requested process, and run its module."""
     _detach_descriptors(request.received)
     become(request)
     sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
@@ -170,7 +175,10 @@ def _run_module(request: ForkRequest) -> None:
 
 
 def _stream(fd: int, mode: str) -> TextIO:
-    """Return a stream as Python opens it; the program may have replaced its own."""
+    """Open a standard stream like a new Python program.
+
+    The user's program may have replaced sys.stdout or others.
+    """
     binary = io.FileIO(fd, mode, closefd=False)
     buffered = io.BufferedWriter(binary) if mode == "w" else io.BufferedReader(binary)
     return io.TextIOWrapper(buffered, errors="backslashreplace", line_buffering=True)
@@ -179,11 +187,12 @@ def _stream(fd: int, mode: str) -> TextIO:
 def _detach_descriptors(kept: Collection[int]) -> None:
     """Replace inherited sockets and pipes by /dev/null; keep files and folders.
 
-    They are not closed, since an inherited object would later close or write to a reused number.
+    They are not closed, because an inherited object could later close or write to its descriptor's
+    number, which by then would belong to another file.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in [int(path.name) for path in _OPEN.iterdir()]:
-        with suppress(OSError):  # the descriptor by which the folder was listed
+        with suppress(OSError):  # the descriptor that listed the folder is closed by now
             mode = os.fstat(fd).st_mode
             if stat.S_ISREG(mode) and fd not in kept:
                 _reposition(fd)
@@ -193,7 +202,7 @@ def _detach_descriptors(kept: Collection[int]) -> None:
 
 
 def _reposition(fd: int) -> None:
-    """Give a file opened for reading a position that other processes do not move."""
+    """Reopen a file opened for reading, so that other processes do not move its position."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     if flags & os.O_ACCMODE != os.O_RDONLY:
         return

@@ -3,7 +3,7 @@
     rank 0 ──connection── rank 1          If rank 0 is killed, rank 1 would not see the connection
       └ fork ─────┘                       end while the fork still has it, and wait forever.
 
-A fork has no use for the connections, since it has none of torch's threads.
+A fork cannot use the connections, because PyTorch's threads do not exist in the fork.
 """
 
 import os
@@ -12,12 +12,12 @@ from typing import Any
 
 import psutil
 
-_peers: set[int] = set()  # process numbers on this machine
+_peers: set[int] = set()  # process numbers of the other ranks on this machine
 _is_registered = False
 
 
 def close_connections_in_forks(pids: Iterable[int]) -> None:
-    """Close this process's connections to these processes in all later forks."""
+    """Close this process's connections to the processes `pids` in all later forks."""
     global _is_registered
     _peers.update(set(pids) - {os.getpid()})
     if _peers and not _is_registered:

@@ -1,18 +1,18 @@
-"""Fork processes from a server that has already imported torch: they start in milliseconds.
+"""Fork processes from a server that has already imported torch, so they start in milliseconds.
 
 `open_server(modules)` starts the server, which imports `modules` while this process continues. From
-then on `paceline.links.processes.start` has it fork this package's modules, here and in processes
-below, which find its address in PACELINE_FORK_SERVER.
+then on `paceline.links.processes.start` asks the server to fork Python processes. Child processes
+find the server's address in PACELINE_FORK_SERVER, so their children are forked from it, too.
 
     this process ──connect──► server ──fork──► a process per connection
         │    request: command, environment, folder, cores; descriptors by SCM_RIGHTS
         │    ◄── the process number, and later the exit code
         └─ closes the connection, or dies: the server kills the process
 
-The server dies with the process that opened it, and its children die with the server. It has one
-thread, computes nothing and never touches a GPU, so that it can be forked. Some variables, such as
-OMP_NUM_THREADS, take effect only while libraries are loaded: the server refuses requests that
-change them, and the process is started as a new program.
+The server dies with the process that opened it, and its children die with the server. The server
+has one thread, computes nothing and never touches a GPU, so that it can be forked. Some environment
+variables, such as OMP_NUM_THREADS, take effect only while libraries are loaded. The server refuses
+requests that change such variables; `start` then starts a new program instead.
 """
 
 import ctypes
@@ -43,19 +43,23 @@ from paceline.links import signals
 from paceline.native import die_with_parent
 
 ADDRESS = "PACELINE_FORK_SERVER"
-MAX_NBYTES = 2**20  # of a request
-OF_WORKERS = ["-m", "paceline.links.processes"]  # how a command of module_command begins
+MAX_NBYTES = 2**20  # size limit of a request
+OF_WORKERS = ["-m", "paceline.links.processes"]  # first arguments of a command of module_command
 _MAX_FDS = 64
-# Variables that take effect only while libraries are loaded.
+# Environment variables that take effect only while libraries are loaded.
 _READ_ONCE = re.compile(r"(ATEN|GOMP|KMP|LD|MALLOC|MKL|OMP|OPENBLAS|TORCH)_|PYTHON(?!PATH$)")
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _TITLE_LENGTH = 4096
-_CREDENTIALS = struct.Struct("3i")  # of a peer: process, user, group
+_CREDENTIALS = struct.Struct("3i")  # a peer's process number, user id and group id
 
 
 @dataclass
 class ForkRequest:
-    """A process to fork. `fds` are the descriptor numbers it needs, in the order `received`."""
+    """A request to fork a process.
+
+    `fds`: the numbers that the descriptors get in the process. `received`: the server's numbers of
+    the same descriptors, in the same order.
+    """
 
     command: list[str]
     environment: dict[str, str]
@@ -67,7 +71,7 @@ class ForkRequest:
 
 @contextmanager
 def open_server(modules: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
-    """Run a fork server that has imported `modules`, unless one is running already."""
+    """Run a fork server that imports `modules`, unless a fork server is already running."""
     if ADDRESS in os.environ:
         yield
         return
@@ -78,7 +82,7 @@ def open_server(modules: Sequence[str], environment: Mapping[str, str]) -> Itera
             [sys.executable, "-m", __spec__.name, *arguments],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # standard output is only for the result
+            stdout=subprocess.DEVNULL,  # standard output is reserved for the command's result
             pass_fds=(listener.fileno(),),
         )
     listener.close()
@@ -101,10 +105,13 @@ def listen() -> tuple[str, socket.socket]:
 
 
 def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
-    """Fork on request until killed; return in ended children. `environment` is the server's own."""
+    """Fork processes on request until killed; return only in forked processes, at their end.
+
+    `environment`: the environment with which the server was started.
+    """
     retitle([sys.executable, "-m", "paceline.links.forkserver"])
     request = ForkServer(listener, environment).serve()
-    # Imports may set variables, as sklearn sets KMP_INIT_AT_FORK: children need them, too.
+    # Imports may set variables that children need, too: sklearn sets KMP_INIT_AT_FORK.
     by_imports = {name: os.environ[name] for name in os.environ.keys() - environment.keys()}
     by_imports.pop(_NVML_CHECK, None)
     request.environment = by_imports | request.environment
@@ -122,7 +129,8 @@ def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
 class ForkServer:
     """Forks a child for each request on a socket; in the child, `forked` is its request.
 
-    `environment`: the environment in which libraries were loaded; None skips the comparison.
+    `environment`: the environment in which libraries were loaded. Requests that change variables
+    read only then are refused. None accepts all requests.
     """
 
     def __init__(
@@ -135,10 +143,10 @@ class ForkServer:
         self.forked: ForkRequest | None = None
 
     def serve(self) -> ForkRequest:
-        """Fork on request; return in a child, with its request."""
+        """Fork processes on request; return only in each forked process, with its request."""
         while self.forked is None:
             for key, _ in self._selector.select():
-                # An earlier event of this batch may have closed it.
+                # An earlier event of this loop may have closed the connection of this event.
                 if self.forked is None and self._selector.get_map().get(key.fd) is key:
                     key.data(key.fileobj)
         # The child closes the server's descriptors.
@@ -160,7 +168,10 @@ class ForkServer:
             connection.close()
 
     def _receive(self, connection: socket.socket) -> None:
-        """Receive a request, then signals for its process, and finally the connection's end."""
+        """Handle a packet: the first is the request, later packets are signals for its process.
+
+        An empty packet is the end of the connection, which kills the process.
+        """
         try:
             packet, fds, _, _ = socket.recv_fds(connection, MAX_NBYTES, _MAX_FDS)
         except ConnectionError:
@@ -229,7 +240,8 @@ def _close(fds: Sequence[int]) -> None:
 
 def become(request: ForkRequest) -> None:
     """Give a fresh fork the requested descriptors, environment, folder and cores."""
-    # Move the descriptors away first: one may have the number that another needs.
+    # First move all descriptors to free numbers, because a descriptor may have a number that is
+    # requested for another descriptor.
     above = max(request.fds) + 1
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in request.received]
     _close(request.received)
@@ -244,11 +256,11 @@ def become(request: ForkRequest) -> None:
     signals.handle_in_worker()
     random.seed()
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # else all processes would draw equal numbers
+        sys.modules["numpy"].random.seed()  # else all forks would draw equal random numbers
 
 
 def retitle(command: Sequence[str]) -> None:
-    """Overwrite this process's command line, as `ps` shows it."""
+    """Overwrite the command line that `ps` shows for this process."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end: see proc(5)
     length = min(end - begin, _TITLE_LENGTH)
@@ -277,7 +289,7 @@ def run(command: Sequence[str]) -> None:
 
 
 def run_module() -> None:
-    """Run the module that sys.argv begins with, as `python -m` does: by its `main` if imported."""
+    """Run the module sys.argv[0] like `python -m`; call its `main` if it is already imported."""
     module = sys.modules.get(sys.argv[0])
     if module is not None and hasattr(module, "main"):  # imported already: do not run it twice
         module.main()
@@ -286,23 +298,24 @@ def run_module() -> None:
 
 
 def main() -> None:
-    """Import the modules in the arguments, and serve at the inherited listening socket."""
+    """Import the modules named in the arguments, and serve on the inherited listening socket."""
     fd, parent, *modules = sys.argv[1:-1]
     die_with_parent(int(parent))
-    # Signals to the process group are for the forked processes, which handle them.
+    # Only the forked processes handle signals to the process group.
     signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)
     environment = dict(os.environ)
-    # Imports may count GPUs without initialising CUDA, after which no fork could use them.
+    # Imports may count GPUs. Let PyTorch count through NVML, because counting through CUDA would
+    # initialise CUDA, and then no fork could use GPUs.
     os.environ.setdefault(_NVML_CHECK, "1")
     for module in modules:
         importlib.import_module(module)
     if "torch" in sys.modules:
         from paceline.links.devices import cuda
 
-        if not cuda.can_fork():  # an import has initialised CUDA nevertheless
+        if not cuda.can_fork():  # an import has initialised CUDA
             return
     gc.collect()
-    gc.freeze()  # a collection in a child would write to, and so copy, all memory
+    gc.freeze()  # garbage collection in a child would write to all memory, and so copy it
     serve(socket.socket(fileno=int(fd)), environment)
 
 

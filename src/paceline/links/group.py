@@ -1,4 +1,4 @@
-"""The ranks of a run, and the values they exchange."""
+"""The group of a run's ranks, which exchange small values."""
 
 import json
 import os
@@ -23,14 +23,14 @@ _PID_NAMESPACE = Path("/proc/self/ns/pid")
 _LOST_MARKS = ("Connection closed by peer", "Connection reset by peer", "imed out", "timeout")
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-_SETTLING_S = 1.0  # until a dead process is visible as dead
+_SETTLING_S = 1.0  # time until the kernel shows a dead process as dead
 
 
 class Member(NamedTuple):
     """The identity of a rank.
 
-    Ranks with equal `boot_id` share one kernel and its clock; process numbers are comparable only
-    if `pid_namespace` is equal, too.
+    Ranks with equal `boot_id` run on one kernel and share its clock. Their process numbers are
+    comparable only if their `pid_namespace` is equal, too.
     """
 
     rank: int
@@ -44,10 +44,11 @@ class Member(NamedTuple):
 class Group:
     """This process's rank in the run, and its process groups.
 
-    `process_group` carries device tensors; None is torch's default group. `control` carries values
-    in host memory: the same group if it is gloo, else an additional gloo group. No wait for another
-    rank exceeds `deadline_s`. `exchanges_alone`: a single rank exchanges with itself, as with
-    others.
+    `process_group`: the group that exchanges device tensors; None means the default process group.
+    `control`: the gloo group that exchanges values in host memory. It is `process_group` itself if
+    that is a gloo group.
+    `deadline_s`: no wait for another rank lasts longer.
+    `exchanges_alone`: a single rank exchanges gradients with itself, as if there were other ranks.
     """
 
     rank: int
@@ -64,23 +65,23 @@ class Group:
     def alone(
         cls, device: torch.device, deadline_s: float, process_group: dist.ProcessGroup | None = None
     ) -> Self:
-        """Return the group of a single process."""
+        """Return the group of a single rank, which is this process."""
         return cls(0, 1, device, (myself(0, device),), None, None, deadline_s, process_group)
 
     @property
     def exchanges(self) -> bool:
-        """True if gradients are exchanged, with other ranks or with itself."""
+        """Whether this rank exchanges gradients, with other ranks or with itself."""
         return self.world_size > 1 or self.exchanges_alone
 
     @property
     def global_ranks(self) -> list[int]:
-        """The members' ranks in torch's default group, in the order of their ranks here."""
+        """The members' ranks in the default process group, in the order of this group's ranks."""
         if self.world_size == 1:
             return [self.rank]
         return dist.get_process_group_ranks(self.process_group)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, in rank order, on every rank. Values travel as JSON."""
+        """Return every rank's value, in rank order, on every rank. Values are sent as JSON."""
         data = json.dumps(value).encode()
         if self.world_size == 1:
             return [json.loads(data)]
@@ -96,24 +97,28 @@ class Group:
         return [json.loads(text) for text in texts]
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite the tensors of all ranks by those of rank 0."""
+        """Overwrite all ranks' tensors with the values of rank 0's tensors."""
         if self.world_size > 1:
             for tensor in tensors:
-                sent = tensor.contiguous()  # torch sends the memory including gaps
+                sent = tensor.contiguous()  # PyTorch would send gaps between values, too
                 with self.naming_lost_ranks():
                     dist.broadcast(sent, group=self.process_group, group_src=0)
                 if sent is not tensor:
                     tensor.copy_(sent)
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
+        """Wait until all ranks have called this method."""
         if self.world_size > 1:
             with self.naming_lost_ranks():
                 dist.barrier(self.control)
 
     @contextmanager
     def naming_lost_ranks(self) -> Iterator[None]:
-        """Raise WorkerLost, naming the rank, in a user's own loop; else `process_group` does."""
+        """Replace PyTorch's error for a lost peer by WorkerLost, which names the lost rank.
+
+        Does so only in a user's own program, which has no `store`. In other programs
+        `rendezvous.process_group` replaces the error.
+        """
         try:
             yield
         except RuntimeError as error:
@@ -124,11 +129,15 @@ class Group:
             raise WorkerLost(self.died() or silent or unknown_peer(error)) from error
 
     def dead(self) -> str:
-        """Name the ranks on this machine whose processes have ended."""
+        """Return the names of this machine's ranks whose processes have ended; "" if none has."""
         return _names_in(self, _ENDED)
 
     def died(self, is_said: Callable[[], bool] = lambda: False) -> str | None:
-        """Name the ranks on this machine that died within a second; None if none, or `is_said`."""
+        """Return an error text that names dead ranks on this machine.
+
+        Waits up to a second until a rank is dead. Returns None if no rank is dead by then, or as
+        soon as `is_said()` is True.
+        """
         until = time.monotonic() + _SETTLING_S
         while not is_said():
             if gone := self.dead():
@@ -145,16 +154,16 @@ def myself(rank: int, device: torch.device) -> Member:
 
 
 def boot_id() -> str:
-    """Return an identifier of this kernel, and so of its clock."""
+    """Return an identifier of this machine's running kernel, which has one monotonic clock."""
     return _BOOT_ID.read_text().strip()
 
 
 def _names_in(group: Group, states: Sequence[str]) -> str:
-    """Name the workers on this kernel whose process is in one of psutil's states."""
+    """Return the names of this kernel's workers whose process is in one of psutil's `states`."""
     found, own = [], group.members[group.rank]
     for one in group.members:
         if (one.boot_id, one.pid_namespace) != (own.boot_id, own.pid_namespace):
-            continue  # its process number belongs to another process here
+            continue  # here, that process number belongs to another process
         try:
             state = psutil.Process(one.pid).status()
         except psutil.NoSuchProcess:
@@ -165,7 +174,7 @@ def _names_in(group: Group, states: Sequence[str]) -> str:
 
 
 def is_loss(error: RuntimeError) -> bool:
-    """Return True if torch's error means that a peer is gone or does not answer."""
+    """Return True if PyTorch's error means that a peer is gone or does not answer."""
     return isinstance(error, dist.DistNetworkError) or any(
         mark in str(error) for mark in _LOST_MARKS
     )

@@ -1,10 +1,11 @@
-"""Stop a signalled run between two steps, so that it can be resumed.
+"""Stop a run between two steps after a signal, so that it can be resumed.
 
     rank 0   SIGINT ─► step 41 ends: "all stop after step 52" ─► store
     rank 1             step 42 ends: reads the store ─► stops after step 52
 
-Ranks are at most one step apart, and each polls the store a few times a second, or once per step.
-The signal may reach one rank, which is then named, or all.
+Ranks are at most one step apart. Each rank polls the store a few times a second; if steps are
+slower, once per step. The signal may reach one rank or all ranks. If it reaches one rank, the error
+names that rank.
 """
 
 import math
@@ -21,17 +22,20 @@ from paceline.core.errors import Interrupted, WorkerLost
 from paceline.links.group import Group
 from paceline.links.signals import CommandHandler, handled_by, participle, pass_on
 
-_KEY = "paceline/stop"  # the last step, and the signal
-_ASKED_KEY = "paceline/stop_asked"  # the signal that some rank received; with /RANK, which rank
+_KEY = "paceline/stop"  # the number of the last step, and the signal
+# The signal that a rank received. Each rank that received a signal also sets this key with /RANK.
+_ASKED_KEY = "paceline/stop_asked"
 _POLL_S = 0.25
-_MARGIN_S = 1.0  # in which each rank polls at least once
+_MARGIN_S = 1.0  # a time in which each rank polls at least once
 _MARGIN_STEPS = 2
 
 
 class Interruption:
-    """A signal handler that notes the first signal, and the worker if only one received it.
+    """A signal handler that notes the first signal.
 
-    The handlers `before` get later signals; None ignores them.
+    `number`: the noted signal. `worker`: the worker that received it, if only one worker did.
+    `before`: the previous handlers by signal number, which get later signals. If it is None, later
+    signals are ignored.
     """
 
     def __init__(self) -> None:
@@ -53,11 +57,11 @@ class Interruption:
 
     @property
     def requested(self) -> bool:
-        """True if the run was asked to stop."""
+        """Whether a signal has requested that the run stops."""
         return self.number is not None
 
     def stopped(self, num_steps: int, more: str = "") -> Interrupted:
-        """Return the error of a run that stopped after this number of steps."""
+        """Return the error of a run that stopped after `num_steps`; `more` is appended to it."""
         assert self.number is not None
         by = "" if self.worker is None else f"by a signal to {self.worker}"
         words = filter(None, (participle(self.number), by, f"after step {num_steps:,}"))
@@ -69,9 +73,11 @@ _interruptible: list[Interruption] = []  # not empty while this process trains
 
 @contextmanager
 def interruptible(*, raises_again: bool = False) -> Iterator[Interruption]:
-    """Note SIGINT and SIGTERM instead of ending; with `raises_again` only the first signal.
+    """Note SIGINT and SIGTERM inside the block instead of ending the process.
 
-    Outside the main thread, which alone handles signals, nothing is noted.
+    With `raises_again`, only the first signal is noted, and later signals go to the previous
+    handlers. Outside the main thread nothing is noted, because only the main thread can set
+    signal handlers.
     """
     noted = Interruption()
     if threading.current_thread() is not threading.main_thread():
@@ -85,16 +91,19 @@ def interruptible(*, raises_again: bool = False) -> Iterator[Interruption]:
         except WorkerLost as error:
             if not (raises_again and noted.requested):
                 raise
-            assert noted.number is not None  # the run must not be restarted
+            assert noted.number is not None  # not WorkerLost, so that the run is not restarted
             raise Interrupted(f"{participle(noted.number)}; {error}", 0, noted.number) from error
         finally:
             _interruptible.pop()
             if noted.requested and not raises_again:
-                before.clear()  # the run stops: ignore the launcher's copy of the signal
+                before.clear()  # the run stops, so ignore the same signal from the launcher
 
 
 def stop_by_worker_signal(number: int, worker: str) -> None:
-    """Stop the run, or this command before it trains, because a worker was signalled."""
+    """Stop the run because a worker received a signal.
+
+    Before training has begun, raises an error that ends the command.
+    """
     if _interruptible:
         noted = _interruptible[-1]
         if not noted.requested:
@@ -107,25 +116,31 @@ def stop_by_worker_signal(number: int, worker: str) -> None:
 
 
 def is_agreed(store: Store) -> bool:
-    """Return True if ranks have agreed on their last step, after which they save their state."""
+    """Return True if the ranks have agreed on a last step.
+
+    They save their state after that step.
+    """
     return bool(store.check([_KEY]))
 
 
 class StopAgreement:
-    """Lets ranks agree on their last step once one was asked to stop; call `after` each step."""
+    """Lets all ranks stop after the same step once a rank has received a signal.
+
+    Each rank must call `after` at the end of each step.
+    """
 
     def __init__(self, group: Group, interruption: Interruption, num_steps: int) -> None:
         self._group, self._interruption = group, interruption
         self._polled_s, self._polled = time.monotonic(), num_steps
-        # The shortest mean time between polls: steps are slow while the store's process is stopped,
-        # and fast afterwards.
+        # The minimum, over the times between polls, of the mean seconds per step. A mean over all
+        # would be too long: steps are slow while the store's process is stopped, and fast later.
         self._step_s = math.inf
         self._last: int | None = None
-        self._agreed: int | None = None  # the signal by which all stop
+        self._agreed: int | None = None  # the signal that stops all ranks
         self._has_told = False
 
     def after(self, num_steps: int) -> bool:
-        """Return True if all ranks stop after this step."""
+        """Return True if all ranks stop after step `num_steps`."""
         now_s = time.monotonic()
         if now_s - self._polled_s >= _POLL_S:
             step_s = (now_s - self._polled_s) / max(1, num_steps - self._polled)
@@ -161,7 +176,7 @@ class StopAgreement:
             self._last, self._agreed = map(int, store.get(_KEY).split())
 
     def _name(self) -> None:
-        """Name the rank if only one was signalled."""
+        """Set the interruption's `worker` if only one rank received a signal."""
         store, group = self._group.store, self._group
         assert store is not None
         with suppress(RuntimeError):  # the store's process may have ended

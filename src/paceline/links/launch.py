@@ -1,6 +1,6 @@
 """Start this machine's workers, and ensure that none outlives the run.
 
-Workers get torchrun's environment variables, so that they also run under torchrun.
+Workers read the same environment variables here as under torchrun.
 """
 
 import os
@@ -23,16 +23,18 @@ from paceline.links.processes import TERMINATION_S, Process, end, reason, signal
 from paceline.links.signals import EXIT_CODES, CommandHandler, handled_by, participle, pass_on
 
 _LOOPBACK = "127.0.0.1"
-_GRACE_S = 5.0  # for the other workers to notice a loss and report it
+_GRACE_S = 5.0  # time in which the other workers notice a lost worker and report it
 
 
 def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
     """Run `command` as `num_workers` local workers, and wait until all succeed.
 
-    They meet at `port` of the loopback address; 0 chooses a free port. Raises InvalidInput if the
-    port is in use, WorkerLost if a worker was killed, WorkersFailed if workers ended with an error
-    or after the first SIGINT or SIGTERM, which is passed on to them. No worker is left when it
-    returns or raises, nor when this process is killed.
+    The workers meet at `port` of the loopback address; 0 chooses a free port. The first SIGINT or
+    SIGTERM is passed on to the workers. All workers have ended when this function returns or
+    raises, and also when this process is killed.
+
+    Raises InvalidInput if the port is in use, WorkerLost if a worker was killed, and WorkersFailed
+    if workers ended with an error or after a signal.
     """
     if not 0 <= port < 2**16:
         raise InvalidInput("port", "must be 0 to 65535", got=port)
@@ -47,7 +49,8 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
     try:
         passed = _PassedOn(workers, store)
         with handled_by(passed) as passed.before:
-            # Hold signals: one between a worker's start and its entry in the list would miss it.
+            # Block signals while workers start: a signal that arrives before a worker is in the
+            # list would not be passed on to that worker.
             with signals_held(command):
                 for rank in range(num_workers):
                     environment = _environment(rank, num_workers, port)
@@ -67,7 +70,10 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
 
 
 def store_on(listener: socket.socket) -> Store:
-    """Return a store on this listening socket; a new socket would bind all addresses."""
+    """Return a store that uses this listening socket.
+
+    A store with a socket of its own would listen on all addresses.
+    """
     host, port = listener.getsockname()
     store: Store = dist.TCPStore(  # type: ignore[attr-defined] # exported, but not declared
         host,
@@ -81,7 +87,7 @@ def store_on(listener: socket.socket) -> Store:
 
 
 def _environment(rank: int, num_workers: int, port: int) -> dict[str, str]:
-    """Return torchrun's variables for a worker."""
+    """Return the environment variables that torchrun would set for a worker."""
     place = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -97,9 +103,10 @@ def _environment(rank: int, num_workers: int, port: int) -> dict[str, str]:
 
 
 class _PassedOn:
-    """Passes the first signal, then `number`, on to the workers, which save their state.
+    """A signal handler that passes the first signal on to the workers.
 
-    A program or scheduler signals only this process. The previous handlers get the second signal.
+    The workers then save their state. This is needed because a program or scheduler signals only
+    this process. Previous handlers get the second signal. `number`: the first signal.
     """
 
     def __init__(self, workers: Sequence[Process], store: Store) -> None:
@@ -120,7 +127,10 @@ class _PassedOn:
 
 
 def _is_saving(store: Store, workers: Sequence[Process], code: int) -> bool:
-    """Return True if others still save; else pass on the signal that ended a worker."""
+    """Return True if the other workers still save their state.
+
+    Otherwise, send them the signal that ended a worker (`code` - 128).
+    """
     if is_agreed(store):
         return True
     for worker in workers:
@@ -131,7 +141,11 @@ def _is_saving(store: Store, workers: Sequence[Process], code: int) -> bool:
 def _stop(
     workers: Sequence[Process], failed: Sequence[Process], passed: int | None, said: str | None
 ) -> WorkersFailed:
-    """Return the error of a run ended by a signal: `passed` on, or received by one worker."""
+    """Return the error of a run that a signal ended.
+
+    `passed`: the signal that was passed on to all workers; None if only a worker received a signal.
+    `said`: the line that rank 0 has printed, if any.
+    """
     if said is not None:
         return WorkersFailed(128 + passed if passed else failed[0].poll() or 0, said)
     if passed is None:

@@ -1,17 +1,18 @@
-"""Worker processes of this machine, which exchange packets over a socket, and files in memory.
+"""Worker processes of this machine, which exchange packets over sockets and files in memory.
 
     with PacketWorkers("package.module", deadline_s) as workers:
         process, wire = workers.launch(settings, fds)         # python -m package.module WIRE
         workers.add(PacketWorker(0, process, wire))
-        for worker, message, why in workers.poll():           # why: the reason of a loss
+        for worker, message, why in workers.poll():           # why: the reason if a worker is lost
             ...
 
     settings, wire = Wire.to_starter(sys.argv[1])             # in the worker
     while (message := wire.receive()) is not None:
         wire.send(...)
 
-A packet costs a tenth of a message over TCP; an empty packet means that the process has ended.
-Messages are pickled: both processes belong to one user, and one has started the other.
+A packet takes a tenth of the time of a message over TCP. An empty packet means that the process has
+ended. Messages are pickled, which is safe here: one process has started the other, and both belong
+to one user.
 """
 
 import os
@@ -32,30 +33,30 @@ from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.links.processes import Process, reason
 from paceline.links.worker_signals import WorkerSignals, report_signals
 
-_START_S = 120.0  # to import torch on a busy machine
-_STOP_S = 10.0  # to write the final state
+_START_S = 120.0  # deadline for a worker to import torch on a busy machine
+_STOP_S = 10.0  # deadline for a worker to write its final value
 _POLL_S = 0.5
-_MOST_NBYTES = 1 << 17  # of a packet; the kernel allows 200 KB
+_MOST_NBYTES = 1 << 17  # size limit of a packet; the kernel allows 200 KB
 _MOST_TEXT = 4096
 
 
 class Failure(NamedTuple):
-    """A worker's error; `by_input` is True if the user's input caused it."""
+    """A worker's error in one line; `by_input`: whether the user's input caused the error."""
 
     by_input: bool
     reason: str
 
     @classmethod
     def of(cls, error: BaseException, number: int) -> Self:
-        """Convert an error of worker `number` to one line."""
+        """Create the failure from an error of worker `number`."""
         line = " ".join(error_line(error, number).split())
         return cls(isinstance(error, InvalidInput), line[:_MOST_TEXT])
 
 
 class Wire:
-    """One end of a socket between two processes, and a file in memory that both have open.
+    """One end of a socket between two processes, and their shared file in memory.
 
-    Messages must fit into a packet when pickled. Larger values go into the file, which only one
+    A pickled message must fit into one packet. Larger values go into the file, which only one
     process may access at a time.
     """
 
@@ -64,7 +65,10 @@ class Wire:
 
     @classmethod
     def to_starter(cls, argument: str) -> tuple[Any, Self]:
-        """Return this process's settings and wire, from its only argument."""
+        """Return a worker's settings, and its wire to the process that started the worker.
+
+        `argument`: the only command-line argument of the worker.
+        """
         report_signals()
         connection, file = map(int, argument.split(","))
         wire = cls(socket.socket(fileno=connection), file)
@@ -75,18 +79,24 @@ class Wire:
         return self._socket.fileno()
 
     def send(self, message: object) -> None:
-        """Send a message; raises ConnectionError if the other end is closed."""
+        """Send a message; raise ConnectionError if the other end is closed."""
         self._socket.send(pickle.dumps(message))
 
     def receive(self, *, waits: bool = True) -> Any:
-        """Return the next message, None if the other end is closed; BlockingIOError if none."""
+        """Return the next message, or None if the other end is closed.
+
+        Without `waits`, raises BlockingIOError if no message has arrived.
+        """
         packet = b""
         with suppress(ConnectionError):
             packet = self._socket.recv(_MOST_NBYTES, 0 if waits else socket.MSG_DONTWAIT)
         return pickle.loads(packet) if packet else None  # noqa: S301 - see above
 
     def write(self, value: object) -> None:
-        """Write a value, with tensors, to the file; InvalidInput if memory is short."""
+        """Write a value, which may contain tensors, to the file.
+
+        Raises InvalidInput if memory does not suffice.
+        """
         try:
             with os.fdopen(os.dup(self._file), "wb") as file:
                 file.seek(0)
@@ -109,7 +119,10 @@ class Wire:
 
 @dataclass(eq=False)
 class PacketWorker:
-    """A worker process and its wire. Its answer is awaited since `awaited_since_s`."""
+    """A worker process and its wire.
+
+    `awaited_since_s`: the time since which an answer is awaited, or inf if none is awaited.
+    """
 
     number: int
     process: Process
@@ -124,7 +137,10 @@ class PacketWorker:
         return f"worker {self.number} (process {self.process.pid})"
 
     def send(self, message: object) -> None:
-        """Send a message and expect an answer. `poll` reports a process that has ended."""
+        """Send a message and expect an answer.
+
+        If the process has ended, nothing is sent, and `poll` reports the loss.
+        """
         self.awaited_since_s = time.monotonic()
         with suppress(ConnectionError):
             self.wire.send(message)
@@ -134,11 +150,14 @@ W = TypeVar("W", bound=PacketWorker)
 
 
 class PacketWorkers(Generic[W]):
-    """Processes that run one module; a worker silent for `deadline_s` after a message is lost."""
+    """Worker processes that run one module.
+
+    A worker that does not answer a message within `deadline_s` is lost.
+    """
 
     def __init__(self, module: str, deadline_s: float) -> None:
         self._module, self._deadline_s = module, deadline_s
-        self._files = ExitStack()  # descriptors of memory, and a pipe
+        self._files = ExitStack()  # descriptors of files in memory, and a pipe
         self._signals = WorkerSignals()
         self._files.callback(self._signals.close)
         self._selector = selectors.DefaultSelector()
@@ -160,7 +179,10 @@ class PacketWorkers(Generic[W]):
         return [worker for worker in self.workers if not worker.is_ended]
 
     def launch(self, settings: object, fds: Sequence[int]) -> tuple[Process, Wire]:
-        """Start a process with settings and inherited `fds`; OSError if it cannot start."""
+        """Start a process that inherits `fds`; return it and the wire to it.
+
+        The process reads `settings` from the wire. Raises OSError if it cannot be started.
+        """
         file = os.memfd_create("paceline-worker", os.MFD_CLOEXEC)
         self._files.callback(os.close, file)
         os.fchmod(file, 0o600)
@@ -178,26 +200,27 @@ class PacketWorkers(Generic[W]):
         return process, wire
 
     def add(self, worker: W) -> None:
-        """Start polling a launched worker."""
+        """Add a launched worker to the workers that `poll` watches."""
         self.workers.append(worker)
         self._selector.register(worker.wire, selectors.EVENT_READ, worker)
 
     def poll(self) -> Iterator[tuple[W, Any, str]]:
-        """Wait up to half a second; yield workers with their messages, or with a loss.
+        """Wait up to half a second for messages; yield tuples (worker, message, why).
 
-        A lost worker has message None, and a reason that completes a sentence. Raises InvalidInput
-        or WorkerLost if a worker reports its failure.
+        If a worker is lost, `message` is None and `why` is a reason that completes "worker 1 ...".
+        Raises InvalidInput or WorkerLost if a worker reports its failure.
         """
         for key, _ in self._selector.select(_POLL_S):
             worker: W = key.data
-            if worker.is_ended:  # after another worker's message in this round
+            if worker.is_ended:  # the caller ended this worker after another worker's message
                 continue
             message, worker.awaited_since_s, worker.is_ready = worker.wire.receive(), inf, True
             if isinstance(message, Failure):
                 why = f"{worker.title} failed: {message.reason}"
                 raise InvalidInput.of(why) if message.by_input else WorkerLost(why)
             yield worker, message, self.end(worker) if message is None else ""
-        # Check at intervals, not for each of thousands of packets per second.
+        # Check for signals and silent workers only twice a second, not after each of thousands of
+        # packets per second.
         now_s = time.monotonic()
         if now_s < self._checked_s:
             return
@@ -210,7 +233,7 @@ class PacketWorkers(Generic[W]):
                 yield worker, None, f"did not answer within {allowed_s:g} s"
 
     def end(self, worker: W) -> str:
-        """End a worker's process, if it runs; return the reason of its end."""
+        """End a worker's process if it still runs; return words that describe its end."""
         self._selector.unregister(worker.wire)
         self._close(worker)
         self._signals.ended(worker.process, f"worker {worker.number}")
@@ -222,7 +245,10 @@ class PacketWorkers(Generic[W]):
         worker.process.close()
 
     def stop(self, message: object) -> list[Any]:
-        """End all workers by a message; return each one's final value, None if it was killed."""
+        """End all running workers by a message; return the final value of each worker.
+
+        The value is None for a worker that did not end with exit code 0.
+        """
         stopped = self.running
         for worker in stopped:  # send to all before waiting, so that they end in parallel
             worker.send(message)

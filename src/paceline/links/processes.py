@@ -2,17 +2,17 @@
 
     command = module_command("paceline.runs.launching", settings.model_dump_json())
     process = start(command, environment={"RANK": "0"}, pass_fds=(socket.fileno(),))
-    process.poll()                      # None while it runs, else its exit code; never blocks
-    selector.register(process, selectors.EVENT_READ)  # readable once it has ended
-    process.wait(deadline_s)            # True if it has ended by then
+    process.poll()                      # None while the process runs, else its exit code
+    selector.register(process, selectors.EVENT_READ)  # readable once the process has ended
+    process.wait(deadline_s)            # True if the process ends within deadline_s
     reason(process.poll())              # "was ended by SIGKILL", "ended with exit code 3"
     failed = wait([process], grace_s=5) # until all have ended, or 5 s after the first failure
     end([process])                      # SIGTERM, and SIGKILL after 2 s
     done = output(command, deadline_s)  # a subprocess.CompletedProcess
 
 Standard input is /dev/null. Descriptors in `pass_fds` keep their numbers. The kernel kills a
-process of `module_command` when its starter ends, even by SIGKILL. Within
-`paceline.links.forking.forked_from_here` such processes are forked from this one.
+process of `module_command` when the process that started it ends, even by SIGKILL. Inside
+`paceline.links.forking.forked_from_here`, processes of `module_command` are forks of this process.
 """
 
 import json
@@ -34,24 +34,25 @@ from paceline.links import signals
 from paceline.links.forkserver import ADDRESS, MAX_NBYTES, OF_WORKERS, ForkRequest, run_module
 from paceline.native import die_with_parent
 
-# Keep freed memory for the next step: returned pages would cost a fault each.
+# malloc keeps freed memory for the next step, because each page returned to the kernel would cost a
+# page fault when it is used again.
 KEEPING_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
 STANDARD_ERROR = 2
-TERMINATION_S = 2.0  # for a process to end its own children and write what it knows
+TERMINATION_S = 2.0  # for a process to end its own children and write its results
 _ANSWER_S = 120.0  # for the fork server to import its modules on a busy machine
 PARENT = "PACELINE_LAUNCHER"
 _RUN = [sys.executable, *OF_WORKERS]
-# Addresses of fork servers that are forks of this process, with the thread that created each.
+# Fork servers that are forks of this process: (thread that created the server, address).
 servers_from_here: list[tuple[int, str]] = []
 
 
 def is_started_by_parent() -> bool:
-    """Return True if this process's parent has started it by `start`."""
+    """Return True if this process's parent started this process with `start`."""
     return os.environ.get(PARENT) == str(os.getppid())
 
 
 class Process:
-    """A started process; a selector finds it readable once it has ended."""
+    """A started process; a selector reports it as readable once it has ended."""
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
         self.pid = child.pid
@@ -67,7 +68,7 @@ class Process:
         return self._child.poll()
 
     def wait(self, deadline_s: float) -> bool:
-        """Wait for at most `deadline_s` seconds; return True if it has ended."""
+        """Wait at most `deadline_s` seconds; return True if the process has ended."""
         if self.poll() is None:
             _await_readable(self, max(0.0, deadline_s))
         return self.poll() is not None
@@ -86,7 +87,7 @@ class Process:
 
 
 class ForkedProcess(Process):
-    """A process that a fork server has forked, over a connection to the server."""
+    """A process forked by a fork server, controlled over a connection to the server."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.pid = pid
@@ -104,15 +105,15 @@ class ForkedProcess(Process):
                 try:
                     packet = self._connection.recv(MAX_NBYTES, socket.MSG_DONTWAIT)
                 except ConnectionResetError:
-                    # The server answered and closed before it read our last signal. The kernel
-                    # reports this once; the answer is still queued.
+                    # The server sent the exit code and closed the connection before it read our
+                    # last signal. The kernel reports this once; the exit code is still queued.
                     packet = self._connection.recv(MAX_NBYTES, socket.MSG_DONTWAIT)
-                # Without an answer the server has died, and the kernel has killed its children.
+                # Without an exit code, the server has died and the kernel has killed the process.
                 self._code = json.loads(packet)["code"] if packet else -signal.SIGKILL
         return self._code
 
     def send(self, number: int) -> None:
-        """Send a signal by the server, which knows whether the process number is still in use."""
+        """Send a signal through the server, which knows whether the process still exists."""
         with suppress(OSError):
             self._connection.send(struct.pack("i", number))
 
@@ -132,7 +133,7 @@ def _await_readable(what: Process | socket.socket, within_s: float) -> None:
 
 
 def reason(code: int | None) -> str:
-    """Describe the end of a process as the end of a sentence, given its exit code."""
+    """Return words for an exit code that complete "the process ..."."""
     if code is None:
         return "is running"
     if code < 0:
@@ -141,7 +142,10 @@ def reason(code: int | None) -> str:
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module like `python -m`, until this process ends."""
+    """Return a command that runs a module like `python -m`.
+
+    The kernel kills the module's process when this process ends.
+    """
     return [*_RUN, module, *arguments]
 
 
@@ -155,7 +159,8 @@ def start(
 ) -> Process:
     """Start a process.
 
-    `environment` is added to this process's. Raises OSError if the process cannot be started.
+    `environment` is added to this process's environment. Raises OSError if the process cannot be
+    started.
     """
     added = {PARENT: str(os.getpid())} | dict(environment or {})
     whole = KEEPING_MEMORY | os.environ | added
@@ -183,7 +188,10 @@ def start(
 
 
 def signals_held(command: Sequence[str]) -> AbstractContextManager[None]:
-    """Hold signals back while a module of ours starts; it unblocks them once it handles them."""
+    """Block signals while a process of `module_command` starts.
+
+    The new process unblocks the signals once it handles them.
+    """
     return signals.blocked() if command[: len(_RUN)] == _RUN else nullcontext()
 
 
@@ -198,7 +206,8 @@ def fork(
 ) -> ForkedProcess:
     """Ask the server at `address` to fork a process for a Python command line.
 
-    `fds` maps its descriptor numbers to this process's. Raises OSError if the server refuses.
+    `fds` maps the new process's descriptor numbers to those of this process. Raises OSError if the
+    server refuses.
     """
     cores = sorted(os.sched_getaffinity(0))
     request = ForkRequest(list(command), dict(environment), str(Path.cwd()), cores, list(fds))
@@ -221,11 +230,11 @@ def wait(
     grace_s: float,
     is_saving: Callable[[int], bool] = lambda code: False,
 ) -> list[Process]:
-    """Wait until all have ended, but at most `grace_s` after the first failure.
+    """Wait until all processes have ended, but at most `grace_s` after the first failure.
 
-    Returns the processes with an exit code other than 0, in the order of their ends. A process that
-    a signal ended in order is not a failure if `is_saving(code)` reports that the others still
-    save.
+    Returns the ended processes with an exit code other than 0, in the order of their ends. If a
+    process ends with the exit code of SIGINT or SIGTERM, `is_saving(code)` is called. If it returns
+    True, the other processes still save their state, and the `grace_s` does not begin.
     """
     failed: list[Process] = []
     deadline: float | None = None
@@ -251,7 +260,11 @@ def wait(
 def end(
     processes: Sequence[Process], *, wait_s: float = 0.0, termination_s: float = TERMINATION_S
 ) -> None:
-    """End processes that still run after `wait_s`: SIGTERM, and `termination_s` later SIGKILL."""
+    """End processes that still run after `wait_s`.
+
+    They get SIGTERM, and `termination_s` later SIGKILL. With `termination_s` 0 they get only
+    SIGKILL.
+    """
     deadline = time.monotonic() + wait_s
     for process in processes:
         process.wait(deadline - time.monotonic())
@@ -271,10 +284,10 @@ def output(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, and return its exit code and output as text.
 
-    Raises TimeoutError if it runs longer than `deadline_s`. It has ended on return in any case.
+    Raises TimeoutError if the command runs longer than `deadline_s`; then its process is ended.
     """
     with ExitStack() as files:
-        # Files in memory, not pipes, so that nobody has to read while the process writes.
+        # Use files in memory instead of pipes, so that nothing must read while the process writes.
         out, err = (
             files.enter_context(os.fdopen(os.memfd_create("paceline-output"), "w+b"))
             for _ in range(2)

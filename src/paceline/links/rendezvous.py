@@ -1,4 +1,4 @@
-"""Join a run: the ranks meet, exchange their identities, and create a process group."""
+"""Join a run: the ranks exchange their identities and create a process group."""
 
 import importlib
 import json
@@ -28,23 +28,26 @@ from paceline.links.failures import error_to_raise
 from paceline.links.forks_of_ranks import close_connections_in_forks
 from paceline.links.group import Group, Member, myself
 
-_meetings = count()  # of this process; equal on all ranks of a run
+_meetings = count()  # number of groups joined by this process; equal on all ranks of a run
 
 
 @contextmanager
 def process_group(
     deadline_s: float, device: torch.device | None = None, *, exchanges_alone: bool = False
 ) -> Iterator[Group]:
-    """Join the run described by the environment of torchrun or Paceline's launcher.
+    """Join the run described by the environment variables of torchrun or Paceline's launcher.
 
-    `device`, current within the block, is by default this rank's GPU, or the CPU of a machine
-    without GPUs. Without RANK in the environment this process is alone; `exchanges_alone` creates a
-    process group for a single rank, too. No collective waits longer than `deadline_s`. Raises
-    WorkerLost if a peer is lost or does not join, InvalidInput if the ranks cannot form a group,
-    WorkersFailed instead of an error if another rank failed first.
+    `device`: the current device inside the block. The default is this rank's GPU, or the CPU if the
+    machine has no GPU.
+    `deadline_s`: no collective waits longer.
+    `exchanges_alone`: create a process group even for a single rank.
+
+    Without RANK in the environment, this process is a run's only rank. Raises WorkerLost if a peer
+    is lost or does not join, and InvalidInput if the ranks cannot form a group. If the block raises
+    an error but another rank failed first, WorkersFailed is raised instead of that error.
     """
     own = device_of(device_of_rank() if device is None else device)
-    # Without `use`, a model's `.cuda()` would create a context on the first GPU.
+    # Without `use`, a model's `.cuda()` would create a CUDA context on the first GPU.
     with own.use(), _process_group(own, deadline_s, exchanges_alone) as group:
         yield group
 
@@ -57,8 +60,8 @@ def _process_group(own: Device, deadline_s: float, exchanges_alone: bool) -> Ite
     if is_alone and not exchanges_alone:
         yield Group.alone(device, deadline_s)
         return
-    # torch imports it at an optimizer's first step; it would then keep process groups, whose
-    # threads abort an interpreter that ends meanwhile.
+    # PyTorch imports torch._dynamo at an optimizer's first step. Imported then, it would keep
+    # references to process groups, whose threads abort the interpreter at its exit.
     importlib.import_module("torch._dynamo")
     store, members = _meet(myself(rank, device), world_size, deadline)
     _initialise(own, rank, world_size, store, deadline)
@@ -75,7 +78,7 @@ def _process_group(own: Device, deadline_s: float, exchanges_alone: bool) -> Ite
             raise
         raise instead from error
     finally:
-        # After an error the peers may be gone, and a regular end would wait for them.
+        # Not after an error: destroying the group would wait for peers that may be gone.
         if sys.exc_info()[0] is None:
             dist.destroy_process_group()
 
@@ -85,12 +88,13 @@ def joined(
     deadline_s: float | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> Group:
-    """Return the group of a program that has initialised torch.distributed itself, or has not.
+    """Return the group of ranks of a user's own program.
 
-    With torchrun's environment alone, the default group is created: gloo, or NCCL for GPUs. Without
-    either, this process is alone. All ranks of `process_group` must call it together. The default
-    deadline is the process group's timeout. Raises InvalidInput if ranks are on different kinds of
-    devices, WorkerLost if a rank does not join.
+    If the program has not initialised torch.distributed but runs under torchrun, the default group
+    is created (gloo, or NCCL for GPUs). Without torchrun, this process is the only rank. All ranks
+    of `process_group` must call this function together. `deadline_s` defaults to the process
+    group's timeout. Raises InvalidInput if ranks are on different kinds of devices, and WorkerLost
+    if a rank does not join.
     """
     own = device_of(device)
     device = own.torch_device
@@ -119,7 +123,10 @@ def joined(
 def _gloo_beside(
     process_group: dist.ProcessGroup | None, timeout: timedelta | None
 ) -> dist.ProcessGroup | None:
-    """Return a gloo group for values in host memory: NCCL would make the host wait for the GPU."""
+    """Return a gloo group of the same ranks, for values in host memory.
+
+    With NCCL, the host would wait for the GPU.
+    """
     if dist.get_backend(process_group) == "gloo":
         return process_group
     made: dist.ProcessGroup | None = dist.new_group(
@@ -132,7 +139,10 @@ def _gloo_beside(
 
 
 def with_own_connections(group: Group) -> Group:
-    """Return a group with separate gloo connections; all ranks must call it together."""
+    """Return a CPU group of the same ranks with separate gloo connections.
+
+    All ranks must call it together.
+    """
     if group.world_size == 1:
         return group
     name = group.gather(uuid.uuid4().hex)[0]  # torch reuses its names after a group has ended
@@ -145,7 +155,7 @@ def with_own_connections(group: Group) -> Group:
 
 
 def _make_default_group(own: Device, timeout: timedelta | None) -> None:
-    """Create torch's default group from the environment."""
+    """Create the default process group from torchrun's environment variables."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "1"))
     # Meet first: ranks with different backends would wait for each other forever.
     store, _ = _meet(myself(rank, own.torch_device), world_size, timeout or default_pg_timeout)
@@ -156,10 +166,10 @@ def _make_default_group(own: Device, timeout: timedelta | None) -> None:
 def _initialise(
     own: Device, rank: int, world_size: int, store: Store, timeout: timedelta | None
 ) -> None:
-    """Initialise torch.distributed on all ranks.
+    """Initialise torch.distributed, and wait until all ranks have done so.
 
-    Waits for all of them: gloo fails ("connectFullMesh failed") on a rank that still connects to
-    one that has already left.
+    Without this wait, a rank could leave while another rank still connects to it. On that other
+    rank gloo would fail with "connectFullMesh failed".
     """
     dist.init_process_group(
         own.backend, timeout=timeout, world_size=world_size, rank=rank, store=store
@@ -174,17 +184,20 @@ def _initialise(
 
 
 def _timeout_of(process_group: dist.ProcessGroup | None, device: torch.device) -> timedelta:
-    """Return the timeout of the backend for tensors of the device."""
+    """Return the timeout of a process group's backend for tensors on `device`."""
     group: Any = process_group or dist.group.WORLD
     carried = group._device_types
-    # gloo does not list every kind of device with tensors in host memory.
+    # gloo does not list all device types whose tensors are in host memory.
     found = next((one for one in carried if one.type == device.type), carried[0])
     timeout: timedelta = group._get_backend(found).options._timeout
     return timeout
 
 
 def device_of_rank() -> torch.device:
-    """Return this rank's GPU, or the CPU without GPUs; InvalidInput for more ranks than GPUs."""
+    """Return this rank's GPU, or the CPU if the machine has no GPU.
+
+    Raises InvalidInput if the machine has GPUs, but fewer than ranks.
+    """
     found = gpus()
     if not found:
         return torch.device("cpu")
@@ -193,7 +206,7 @@ def device_of_rank() -> torch.device:
 
 
 def check_gpus(num_workers: int) -> None:
-    """Raise InvalidInput if this machine has GPUs, but fewer than workers."""
+    """Raise InvalidInput if this machine has GPUs, but fewer GPUs than workers."""
     _check_suffice(num_gpus(), num_workers)
 
 
@@ -205,12 +218,12 @@ def _check_suffice(num_found: int, num_workers: int) -> None:
 
 
 def _meet(own: Member, world_size: int, deadline: timedelta) -> tuple[Store, tuple[Member, ...]]:
-    """Exchange the ranks' identities through the store."""
+    """Return the run's store, and the identities that the ranks exchange through the store."""
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
         store, _, _ = next(rendezvous("env://", own.rank, world_size, timeout=deadline))
         if (attempt := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
-            # torchrun may keep a failed attempt's store, with the addresses of its ranks.
+            # torchrun may keep the store of a failed attempt, which has the old ranks' addresses.
             store = PrefixStore(f"attempt {attempt}", store)
         store.set_timeout(deadline)
         if number := next(_meetings):  # torchrun's store still has the keys of the previous group
@@ -218,11 +231,13 @@ def _meet(own: Member, world_size: int, deadline: timedelta) -> tuple[Store, tup
         store.set(f"paceline/member/{own.rank}", json.dumps(own))
         rows = [json.loads(store.get(f"paceline/member/{rank}")) for rank in range(world_size)]
     except ValueError as error:
-        raise InvalidInput("RANK", f"requires the other variables of torchrun: {error}") from None
+        raise InvalidInput(
+            "RANK", f"requires the other environment variables of torchrun: {error}"
+        ) from None
     except RuntimeError as error:
         raise WorkerLost(
-            f"worker {own.rank} stops: not all of {world_size} workers joined at {where} "
-            f"within {deadline.total_seconds():g} s"
+            f"worker {own.rank} stops: not all {world_size} workers joined at {where} within "
+            f"{deadline.total_seconds():g} s"
         ) from error
     members = tuple(Member(*row) for row in rows)
     _check_kinds(members)

@@ -1,4 +1,4 @@
-"""Memory shared between processes, which the kernel frees with its last user."""
+"""Memory shared between processes, which the kernel frees when no process uses it."""
 
 import errno
 import fcntl
@@ -24,9 +24,11 @@ ALIGNMENT = 64  # a cache line, so that writers do not slow down neighbouring te
 
 
 class LocalRanks(NamedTuple):
-    """The ranks on this machine (`members`), and the first ranks of all machines (`leaders`).
+    """The ranks on this machine.
 
-    Both ascend. `pids` are the members' processes; `num_cores` counts the processors they may use.
+    `members`: the ranks on this machine, ascending. `leaders`: the first rank of each machine,
+    ascending. `pids`: the process numbers of the members. `num_cores`: the number of cores that the
+    members together may use.
     """
 
     leaders: tuple[int, ...]
@@ -36,10 +38,10 @@ class LocalRanks(NamedTuple):
 
 
 def find_local_ranks(group: Group) -> LocalRanks:
-    """Find the ranks on this machine; all ranks call it together.
+    """Find the ranks on this machine; all ranks must call it together.
 
-    A rank reaches another one's memory if it can read a secret there. Containers on one machine may
-    be unable to, and then count as separate machines.
+    Two ranks are on one machine if a rank can read a secret in the other rank's memory. Containers
+    that cannot read each other's memory count as separate machines.
     """
     nonce = os.urandom(_NONCE_NBYTES)
     fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
@@ -48,7 +50,8 @@ def find_local_ranks(group: Group) -> LocalRanks:
         os.write(fd, nonce)
         usable = sorted(os.sched_getaffinity(0))
         rows = group.gather([os.getpid(), fd, nonce.hex(), usable])
-        # In another PID namespace's /proc, process numbers mean other processes: trust no rank.
+        # If /proc is of another PID namespace, its process numbers are of other processes: then
+        # this rank reaches no other rank.
         lower = rows[: group.rank] if _PROC_SELF.readlink().name == str(os.getpid()) else []
         reached = [
             rank
@@ -71,18 +74,19 @@ def find_local_ranks(group: Group) -> LocalRanks:
 def allocate(nbytes: int, what: str = "the gradients") -> int:
     """Return a descriptor of `nbytes` of allocated memory, sealed against shrinking and growing.
 
-    Only this user may open it; it is freed with its last descriptor and mapping. Raises
-    InvalidInput, naming `what` it was for, if memory or a limit does not suffice.
+    Only this user may open the memory, which is freed with its last descriptor and mapping. Raises
+    InvalidInput if the machine's memory or a limit does not suffice. `what`: the purpose of the
+    memory in that error.
     """
     fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         available = available_nbytes()
         if nbytes > available:
-            raise OSError(errno.ENOMEM, f"{available:,} are available")
+            raise OSError(errno.ENOMEM, f"only {available:,} bytes are available")
         os.fchmod(fd, 0o600)
-        # Without allocation, a lack of memory would be SIGBUS at a later access.
+        # Allocate now, because otherwise a lack of memory would cause SIGBUS at a later access.
         os.posix_fallocate(fd, 0, nbytes)
-        # A file that shrinks would cause SIGBUS in all of its users.
+        # Seal the size, because a file that shrinks would cause SIGBUS in all its users.
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     except OSError as error:
@@ -94,7 +98,10 @@ def allocate(nbytes: int, what: str = "the gradients") -> int:
 
 
 def share(group: Group, place: LocalRanks, nbytes: int) -> int:
-    """Return a descriptor of memory shared by this machine's ranks; InvalidInput on all ranks."""
+    """Return a descriptor of new memory that this machine's ranks share.
+
+    Raises InvalidInput on all ranks if a machine cannot allocate the memory.
+    """
     fd, problem = -1, None
     if group.rank == place.members[0]:
         try:
@@ -115,10 +122,10 @@ def share(group: Group, place: LocalRanks, nbytes: int) -> int:
 
 
 def _read_nonce(pid: int, fd: int) -> bytes | None:
-    """Return the nonce in another process's memfd; None if it is not readable."""
+    """Return the nonce in another process's memfd, or None if this process cannot read it."""
     path = Path(f"/proc/{pid}/fd/{fd}")
     with suppress(OSError):
-        # Opening another file, such as a terminal or a pipe, could block: check its name first.
+        # Check the name first, because opening a terminal or a pipe could block.
         if str(path.readlink()).startswith(f"/memfd:{_NAME}"):
             opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             with os.fdopen(opened, "rb", buffering=0) as file:
@@ -127,10 +134,11 @@ def _read_nonce(pid: int, fd: int) -> bytes | None:
 
 
 def choose_leaders(reached: Sequence[Sequence[int]]) -> list[int]:
-    """Return each rank's leader: the lowest leader that it has reached, or itself.
+    """Return the leader of each rank.
 
-    `reached[rank]` are the lower ranks that a rank has reached, ascending. All ranks compute the
-    same result, even if some cannot reach others.
+    It is the lowest leader whose memory the rank can read; without such a leader, the rank itself.
+    `reached[rank]`: the lower ranks whose memory `rank` can read, ascending. All ranks compute the
+    same result, even if some ranks cannot read the memory of others.
     """
     leader_of: list[int] = []
     for rank, lower in enumerate(reached):
@@ -144,7 +152,7 @@ def available_nbytes() -> int:
 
 
 class TensorSpec(NamedTuple):
-    """A tensor's name, type, shape, and byte offset in memory."""
+    """A tensor's name, dtype, shape, and byte offset in memory."""
 
     name: str
     dtype: torch.dtype
@@ -153,12 +161,12 @@ class TensorSpec(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset after its last byte."""
+        """The offset after the tensor's last byte."""
         return self.offset + prod(self.shape) * self.dtype.itemsize
 
 
 def placed(tensors: Mapping[str, Tensor]) -> tuple[list[TensorSpec], int]:
-    """Lay out tensors one after another; return their places and the total bytes."""
+    """Lay out tensors one after another; return their specs and the total number of bytes."""
     entries, offset = [], 0
     for name, tensor in tensors.items():
         entries.append(TensorSpec(name, tensor.dtype, tuple(tensor.shape), offset))
@@ -167,17 +175,18 @@ def placed(tensors: Mapping[str, Tensor]) -> tuple[list[TensorSpec], int]:
 
 
 def tensors_in(memory: Tensor, entries: Sequence[TensorSpec]) -> dict[str, Tensor]:
-    """Return the tensors at these places of `memory`, a tensor of bytes."""
+    """Return views of `memory`, a tensor of bytes, as the tensors of `entries`."""
     return {
         one.name: memory[one.offset : one.end].view(one.dtype).view(one.shape) for one in entries
     }
 
 
 class SharedTensors:
-    """Named tensors in anonymous memory of mode 0600, freed with its last user.
+    """Named tensors in anonymous shared memory, which is freed when no process uses it.
 
-    Other processes attach by the descriptor `fd`; `memory` is all of it as bytes. Unpickled in a
-    process that inherits the descriptor, it is the same memory.
+    Only this user may open the memory (mode 0600). Other processes map it by the descriptor `fd`.
+    `memory`: the whole memory as bytes. The object can be pickled: in a process that inherits the
+    descriptor, the unpickled object has the same memory.
     """
 
     def __init__(self, fd: int, entries: Sequence[TensorSpec]) -> None:
@@ -190,7 +199,10 @@ class SharedTensors:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], what: str) -> Self:
-        """Copy tensors to new memory; InvalidInput names `what` they are if it is too small."""
+        """Copy tensors to new shared memory.
+
+        Raises InvalidInput if memory does not suffice; `what` describes the tensors in that error.
+        """
         entries, nbytes = placed(tensors)
         shared = cls(allocate(max(1, nbytes), what), entries)
         for name, tensor in tensors.items():

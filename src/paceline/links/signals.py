@@ -3,10 +3,11 @@
     a command that ...               at its first signal
     imports modules                  prints one line and ends
     does anything else               raises Stopped in the main thread, which closes resources
-    trains (links.interruption)      notes it, saves its state after a step, and stops
+    trains (links.interruption)      notes the signal, saves its state after a step, and stops
 
-A process started by a command ends silently, since the command prints the line, or lets its hub
-stop the run (links.worker_signals). Exit codes are 128 plus the signal's number, as in shells.
+A process started by a command ends silently, because the command prints the line. A worker of a hub
+instead reports the signal, and the hub stops the run (links.worker_signals). Exit codes are 128
+plus the signal's number, as in shells.
 
 A command calls `handle_in_command` before anything slow, so this module imports nothing large.
 """
@@ -26,16 +27,17 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 EXIT_CODES = tuple(128 + number for number in SIGNALS)
 _PARTICIPLES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 _IMPORTING = "<frozen importlib._bootstrap>"
-_CLOSING_S = 20.0  # for a command to close its resources
+_CLOSING_S = 20.0  # time that a command has for closing its resources
 _SHOW_CURSOR = b"\r\x1b[K\x1b[?25h"  # progress bars hide the cursor
 
 Handler = Callable[[int, FrameType | None], Any]
 
 
 class Stopped(BaseException):
-    """A command was ended by the signal `number`; `why` follows in its last line.
+    """Ends a command after the signal `number`.
 
-    Not an Exception, so that code that continues after errors does not catch it.
+    `why`: text that follows the signal in the command's last line. This class is no Exception, so
+    that code that continues after errors does not catch it.
     """
 
     def __init__(self, number: int, why: str = "") -> None:
@@ -49,14 +51,14 @@ def participle(number: int) -> str:
 
 
 def say(text: str) -> None:
-    """Print the last line of a command that a signal ends; usable in signal handlers."""
+    """Print the last line of a command that a signal ends; safe in signal handlers."""
     shown = _SHOW_CURSOR if os.isatty(2) else b""
     with suppress(OSError):  # standard error may be closed
         os.write(2, shown + f"paceline: {text}\n".encode())
 
 
 class CommandHandler:
-    """Ends a command: in order at the first signal, immediately at the second."""
+    """Ends a command: in order at the first signal, immediately at the second signal."""
 
     def __init__(self) -> None:
         self.received: int | None = None  # the first signal
@@ -67,15 +69,15 @@ class CommandHandler:
         if self.received is not None:
             self.leave("; ended immediately by a second signal")
         self.received = number
-        # Imports may swallow an exception; the only open resources then are processes that end
-        # with this one.
+        # Imports may swallow an exception, so end at once. During imports the only open resources
+        # are processes, which end with this process.
         if _is_importing(frame):
             self.leave()
         if not self._is_closing:
             self.stop(number)
 
     def stop(self, number: int, why: str = "") -> NoReturn:
-        """Raise Stopped, and end the process after 20 s if that has no effect."""
+        """Raise Stopped; if the process still runs after 20 s, end it."""
         self._is_closing = True
         _thread.start_new_thread(self._leave_late, (number,))  # takes no locks, unlike threading
         raise Stopped(number, why)
@@ -87,7 +89,7 @@ class CommandHandler:
         os._exit(128 + number)
 
     def unraisable(self, lost: "sys.UnraisableHookArgs") -> None:
-        """End the command even if Stopped was raised where exceptions are ignored."""
+        """End the command if Stopped was raised where Python ignores exceptions."""
         if isinstance(lost.exc_value, Stopped):
             self.received = lost.exc_value.number
             self.leave()
@@ -100,7 +102,7 @@ class CommandHandler:
 
 
 def handle_in_command() -> None:
-    """Let the first signal end this command in order, the second immediately."""
+    """Let the first signal end this command in order, and the second signal immediately."""
     handler = CommandHandler()
     sys.unraisablehook = handler.unraisable
     _handle(handler)
@@ -121,15 +123,17 @@ def handle_as_python() -> None:
 def _handle(handler: Handler) -> None:
     for number in SIGNALS:
         signal.signal(number, handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # `blocked` when this process was started
+    # Signals may be blocked since this process was started, see `blocked`.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """Start processes that get no signal before they handle it; handle it here afterwards.
+    """Block signals inside the block, and handle them in this process after the block.
 
-    They inherit the mask. In this process the mask does not suffice: a thread without it, such as a
-    store's, gets the signal, and Python runs the handler in the main thread.
+    Processes started inside inherit the mask, so they get no signal before they unblock signals. In
+    this process the mask does not suffice: a thread without the mask, such as a store's thread,
+    gets the signal, and Python runs the handler in the main thread. So a handler notes the signals.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     noted: list[int] = []
@@ -138,16 +142,16 @@ def blocked() -> Iterator[None]:
             yield
     finally:
         for number in noted:
-            signal.raise_signal(number)  # pending in this thread until the next line
+            signal.raise_signal(number)  # pending until the next line unblocks signals
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
 def handled_by(handler: Handler) -> Iterator[dict[int, Any]]:
-    """Handle signals by `handler` within the block; yields the previous handlers by number.
+    """Handle signals by `handler` inside the block; yield the previous handlers by signal number.
 
-    Does nothing outside the main thread, which alone handles signals. A handler not set from Python
-    stays, since Python cannot restore it.
+    Does nothing outside the main thread, because only the main thread can set handlers. A handler
+    that was not set from Python is not replaced, because Python could not restore it.
     """
     before: dict[int, Any] = {}
     try:
@@ -162,7 +166,7 @@ def handled_by(handler: Handler) -> Iterator[dict[int, Any]]:
 
 
 def pass_on(before: Any, number: int, frame: FrameType | None) -> None:
-    """Call the previous handler, or end the program if it was the default."""
+    """Call the previous handler `before`; end the program if that is the default handler."""
     if not callable(before):
         raise SystemExit(128 + number)
     before(number, frame)

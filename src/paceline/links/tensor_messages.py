@@ -1,4 +1,4 @@
-"""Send named tensors between ranks for checkpoints: to rank 0, and from it."""
+"""Send named tensors of checkpoints to rank 0, and from rank 0 to all ranks."""
 
 from collections.abc import Mapping
 
@@ -9,11 +9,14 @@ from torch import Tensor
 from paceline.links.group import Group
 
 Tensors = dict[str, Tensor]
-Spec = list[tuple[str, str, list[int]]]  # name, type, shape
+Spec = list[tuple[str, str, list[int]]]  # name, dtype, shape
 
 
 def gather_tensors(tensors: Mapping[str, Tensor], group: Group) -> list[Tensors]:
-    """Return every rank's tensors on rank 0, in host memory and rank order; [] on the others."""
+    """Return every rank's tensors on rank 0, and [] on other ranks.
+
+    The tensors are in rank order and in host memory.
+    """
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     specs: list[Spec] = group.gather(spec_of(own))
     if group.rank != 0:
@@ -32,7 +35,10 @@ def gather_tensors(tensors: Mapping[str, Tensor], group: Group) -> list[Tensors]
 
 
 def broadcast_tensors(tensors: Mapping[str, Tensor], group: Group) -> Tensors:
-    """Return rank 0's tensors on all ranks, in host memory; other ranks' arguments are ignored."""
+    """Return rank 0's tensors on all ranks, in host memory.
+
+    `tensors` is ignored on the other ranks.
+    """
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     spec: Spec = group.gather(spec_of(own) if group.rank == 0 else [])[0]
     if group.rank != 0:
@@ -45,7 +51,7 @@ def broadcast_tensors(tensors: Mapping[str, Tensor], group: Group) -> Tensors:
 
 
 def spec_of(tensors: Tensors) -> Spec:
-    """Return the names, types and shapes that a receiver needs."""
+    """Return the tensors' names, dtypes and shapes, which a receiver needs."""
     return [
         (name, str(one.dtype).removeprefix("torch."), list(one.shape))
         for name, one in tensors.items()
@@ -53,10 +59,10 @@ def spec_of(tensors: Tensors) -> Spec:
 
 
 def empty_of(dtype: str, shape: list[int]) -> Tensor:
-    """Allocate a tensor of a spec."""
+    """Allocate a tensor with this dtype and shape."""
     return torch.empty(shape, dtype=getattr(torch, dtype))
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """View a tensor as bytes, since gloo does not send all types."""
+    """View a tensor as bytes, because gloo cannot send all dtypes."""
     return tensor.reshape(-1).view(torch.uint8)

@@ -1,4 +1,7 @@
-"""Let threads take turns on one device, in a fixed order (Du et al. 2017, figure 3)."""
+"""Let threads take turns on one device, in a fixed order (Du et al. 2017, figure 3).
+
+A lane is a function that runs in one of these threads.
+"""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,11 +15,14 @@ _POLL_S = 0.5
 
 
 class Stopped(Exception):
-    """The lanes must stop, because another one has failed."""
+    """Stops a lane because another lane has failed."""
 
 
 class Turns:
-    """Gives the lanes of a device turns in a fixed order; a lane can leave, or stop all."""
+    """Gives lanes turns on a device in a fixed order.
+
+    A lane can leave the order, or stop all lanes.
+    """
 
     def __init__(self, lanes: Sequence[int]) -> None:
         self._order = list(lanes)
@@ -25,7 +31,7 @@ class Turns:
 
     @contextmanager
     def of(self, lane: int) -> Iterator[None]:
-        """Wait for the lane's turn, which lasts until the end of the block."""
+        """Wait for the turn of `lane`, which lasts until the end of the block."""
         self._take(lane)
         try:
             yield
@@ -33,19 +39,19 @@ class Turns:
             self._pass_on(lane)
 
     def let_others(self, lane: int) -> None:
-        """Give up the lane's turn, and wait for its next one."""
+        """End the turn of `lane`, and wait for its next turn."""
         self._pass_on(lane)
         self._take(lane)
 
     def leave(self, lane: int) -> None:
-        """Leave the order; a lane that asks again is appended to it."""
+        """Remove `lane` from the order. If it later requests a turn, it is appended."""
         with self._condition:
             if lane in self._order:
                 self._order.remove(lane)
             self._condition.notify_all()
 
     def stop(self) -> None:
-        """End all turns: waiting lanes raise Stopped."""
+        """Stop all lanes: a lane that waits for a turn raises Stopped."""
         with self._condition:
             self._stopped = True
             self._condition.notify_all()
@@ -56,8 +62,8 @@ class Turns:
             raise Stopped
 
     def _take(self, lane: int) -> None:
-        # No deadline is needed: the lane with the turn waits only for the hub, which has one, and
-        # stops the others if it fails.
+        # No deadline is needed: the lane whose turn it is waits only for the hub, with a deadline,
+        # and stops the other lanes if it fails.
         with self._condition:
             if lane not in self._order:
                 self._order.append(lane)
@@ -71,18 +77,21 @@ class Turns:
             self._condition.notify_all()
 
     def run(self, lanes: Mapping[int, Callable[[], None]], device: Device) -> None:
-        """Run each lane in a thread until all end; raise the first failure, which stops all."""
+        """Run each lane in a thread, and wait until all lanes have ended.
+
+        If a lane fails, all lanes stop, and its error is raised.
+        """
         failures: list[Exception] = []
         num_threads = torch.get_num_threads()
 
         def run(lane: Callable[[], None]) -> None:
-            torch.set_num_threads(num_threads)  # a setting of each thread
+            torch.set_num_threads(num_threads)  # PyTorch has this setting per thread
             try:
-                with device.use():  # so is the current device
+                with device.use():  # the current device is per thread, too
                     lane()
             except Stopped:
                 return
-            except Exception as error:  # raised again in the main thread
+            except Exception as error:  # raised again by the calling thread
                 failures.append(error)
                 self.stop()
 

@@ -1,11 +1,11 @@
-"""Report a worker's signals to the hub or coordinator that started it.
+"""Report signals that a worker receives to the hub or coordinator that started the worker.
 
     hub      signals = WorkerSignals(); process = signals.start("package.module", settings)
     worker   report_signals()                  # writes its signals into the pipe
     hub      signals.poll(names)               # stops the run, and names the worker
 
-A worker that ended by itself would count as lost, and the others would continue. Ctrl-C at a
-terminal signals the worker, too, but the hub needs it for saving.
+If a worker ended at a signal, it would count as lost and the other workers would continue. Ctrl-C
+at a terminal signals hub and workers, but the hub still needs the workers to save their state.
 """
 
 import os
@@ -18,7 +18,7 @@ from paceline.links.processes import STANDARD_ERROR, Process, module_command, st
 from paceline.links.signals import EXIT_CODES, SIGNALS, handle_in_worker
 
 _DESCRIPTOR = "PACELINE_TELLS_SIGNALS"
-_RECORD = struct.Struct("2i")  # process, signal
+_RECORD = struct.Struct("2i")  # process number, signal number
 
 
 class WorkerSignals:
@@ -33,12 +33,15 @@ class WorkerSignals:
         return start(
             module_command(module, argument),
             environment={_DESCRIPTOR: str(self._writing), **more},
-            stdout=STANDARD_ERROR,  # standard output is only for the result
+            stdout=STANDARD_ERROR,  # standard output is reserved for the command's result
             pass_fds=(*fds, self._writing),
         )
 
     def poll(self, names: Mapping[int, str]) -> None:
-        """Stop the run if a worker was signalled. `names`: workers by process number."""
+        """Stop the run if a worker has reported a signal.
+
+        `names`: the workers' names by process number.
+        """
         if self._writing < 0:
             return
         try:
@@ -49,7 +52,7 @@ class WorkerSignals:
         stop_by_worker_signal(number, f"{names.get(pid, 'a worker')} (process {pid})")
 
     def ended(self, process: Process, name: str) -> None:
-        """Stop the run if a signal ended a worker in order before it could report it."""
+        """Stop the run if a signal ended a worker before it could report the signal."""
         code = process.poll()
         if code in EXIT_CODES:
             stop_by_worker_signal(code - 128, f"{name} (process {process.pid})")
@@ -63,9 +66,10 @@ class WorkerSignals:
 
 
 def report_signals() -> None:
-    """Report the first signal to the process that started this one; the second ends this process.
+    """Report this process's first signal to the process that started it; end at the second.
 
-    Without a starter that listens, SIGINT is ignored (the starter gets it) and SIGTERM ends this.
+    If that process does not listen for reports, only SIGTERM ends this process, and SIGINT is
+    ignored because the other process gets it, too.
     """
     if _DESCRIPTOR not in os.environ:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -75,7 +79,7 @@ def report_signals() -> None:
     def tell(number: int, _: object) -> None:
         handle_in_worker()
         try:
-            os.write(fd, _RECORD.pack(os.getpid(), number))  # atomic: it is short
+            os.write(fd, _RECORD.pack(os.getpid(), number))  # atomic, because it is short
         except OSError:
             os._exit(128 + number)
 

@@ -1,4 +1,4 @@
-"""The devices of this process, behind one small protocol.
+"""The devices of this process, with one small interface (`Device`) for CPU and GPUs.
 
     device = device_of(tensor.device)
     copies = device.new_stream()
@@ -7,7 +7,7 @@
         there.copy_(here, non_blocking=True)
     device.current_stream().wait(copies.record())
 
-There are the CPU and NVIDIA's GPUs; tests add a simulated GPU.
+Supported devices are the CPU and NVIDIA's GPUs; tests add a simulated GPU.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,7 +25,7 @@ from paceline.links.devices.host import HostDevice
 
 
 def device_of(device: torch.device) -> Device:
-    """Return the `Device` of a torch device; InvalidInput for other kinds than CPU and CUDA."""
+    """Return the `Device` of a torch device; raise InvalidInput unless it is CPU or CUDA."""
     return _device_of(current_gpu() if device == torch.device("cuda") else device)
 
 
@@ -41,19 +41,25 @@ def _device_of(device: torch.device) -> Device:
 def gpus() -> tuple[torch.device, ...]:
     """Return the GPUs that this process sees; initialises CUDA.
 
-    Raises InvalidInput if GPUs exist but are not usable, for example with an old driver, rather
-    than train slowly on CPU cores.
+    Raises InvalidInput if GPUs exist but are not usable, for example because of an old driver.
+    Without this error, training would silently run on CPU cores.
     """
     return cuda.gpus()
 
 
 def first_device() -> torch.device:
-    """Return this process's first GPU, or the CPU; InvalidInput if GPUs are not usable."""
+    """Return this process's first GPU, or the CPU if there is no GPU.
+
+    Raises InvalidInput if GPUs exist but are not usable.
+    """
     return next(iter(gpus()), torch.device("cpu"))
 
 
 def device_named(name: str) -> torch.device:
-    """Return the device of a name such as cpu or cuda:0; InvalidInput if it is not usable."""
+    """Return the torch device with a name such as cpu or cuda:0.
+
+    Raises InvalidInput if the device is not usable.
+    """
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -70,9 +76,9 @@ def current_gpu() -> torch.device:
 def num_gpus() -> int:
     """Return the number of GPUs that this process's children see.
 
-    Does not initialise CUDA if the driver can count without it, since forks of a process that has
-    initialised CUDA cannot use GPUs. An old driver is thus detected only by `gpus`. Raises
-    InvalidInput if torch finds none of the existing GPUs.
+    Avoids initialising CUDA if the driver can count GPUs without it, because forks of a process
+    that has initialised CUDA cannot use GPUs. Therefore this function does not detect an old
+    driver, which `gpus` does. Raises InvalidInput if GPUs exist but PyTorch finds none.
     """
     return cuda.num_gpus()
 
@@ -80,8 +86,8 @@ def num_gpus() -> int:
 def can_compute_in_fork() -> bool:
     """Return True if this forked process can compute on all of its devices.
 
-    It cannot if its parent has initialised CUDA or, with GPUs, run a backward pass, which starts a
-    thread per GPU.
+    It cannot if the parent had initialised CUDA. On a machine with GPUs, it cannot either if the
+    parent had run a backward pass, which starts a thread per GPU.
     """
     if cuda.is_broken_by_fork():
         return False
@@ -94,7 +100,7 @@ def can_compute_in_fork() -> bool:
 
 @contextmanager
 def random_numbers_restored(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Restore torch's random number generators after the block, on these devices, too."""
+    """Restore the CPU's and these devices' random number generators after the block."""
     with torch.random.fork_rng(devices=[]), ExitStack() as stack:
         for device in map(device_of, devices):
             if (state := device.random_state()) is not None:

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs, by torch.cuda."""
+"""The devices of NVIDIA's GPUs, implemented with torch.cuda."""
 
 import os
 import select
@@ -18,12 +18,12 @@ from paceline.core.machine import DeviceKind
 from paceline.links.devices.device import Event, Stream
 
 _DEVICE_FILES = Path("/dev")
-_FORK_S = 30.0  # for a forked process to answer on a busy machine
+_FORK_S = 30.0  # deadline of a forked process's answer on a busy machine
 _HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
 
 
 def gpus() -> tuple[torch.device, ...]:
-    """Return NVIDIA's GPUs that this process sees; InvalidInput if they are not usable."""
+    """Return the NVIDIA GPUs that this process sees; raise InvalidInput if they are not usable."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")  # torch only warns about an old driver
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -32,9 +32,9 @@ def gpus() -> tuple[torch.device, ...]:
 
 
 def num_gpus() -> int:
-    """Return the driver's number of NVIDIA GPUs, without initialising CUDA."""
+    """Return the number of NVIDIA GPUs according to the driver, without initialising CUDA."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `gpus` reports GPUs that are not usable
+        warnings.simplefilter("ignore")  # an old driver is reported by `gpus`
         count = torch.cuda.device_count()
     return _checked(count, ())
 
@@ -42,8 +42,9 @@ def num_gpus() -> int:
 def can_fork() -> bool:
     """Return True if forks of this process can use GPUs.
 
-    They cannot once this process has initialised CUDA, which torch reports only in a fork, or if a
-    library's fork handler hangs.
+    Forks cannot use GPUs once this process has initialised CUDA. PyTorch reports this only in a
+    fork, so this function forks a process. Returns False, too, if that process does not answer in
+    time, for example because a library's fork handler hangs.
     """
     pid = os.fork()
     if pid == 0:
@@ -60,12 +61,12 @@ def can_fork() -> bool:
 
 
 def is_broken_by_fork() -> bool:
-    """Return True in a forked process if its parent had initialised CUDA."""
+    """Return True in a forked process if the parent had initialised CUDA before the fork."""
     return bool(torch.cuda._is_in_bad_fork())
 
 
 def _checked(count: int, warned: Sequence[str]) -> int:
-    """Return torch's number of GPUs; InvalidInput if GPUs exist but torch finds none."""
+    """Return `count`; raise InvalidInput if GPUs exist but PyTorch finds none."""
     if count == 0 and (why := _why_unusable(warned)):
         hint = "fix that, or set CUDA_VISIBLE_DEVICES= to compute on CPU cores"
         raise InvalidInput("device", f"cannot use this machine's GPU: {why}", hint=hint)
@@ -73,7 +74,10 @@ def _checked(count: int, warned: Sequence[str]) -> int:
 
 
 def _why_unusable(warned: Sequence[str]) -> str | None:
-    """Return why torch cannot use this machine's GPU; None without a GPU, or if it is hidden."""
+    """Return why PyTorch cannot use this machine's GPU.
+
+    Returns None if the machine has no GPU, or if CUDA_VISIBLE_DEVICES hides all GPUs.
+    """
     if os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN:
         return None
     if not any(_DEVICE_FILES.glob("nvidia[0-9]*")):
@@ -85,7 +89,7 @@ def _why_unusable(warned: Sequence[str]) -> str | None:
 
 
 class CudaEvent:
-    """An event of CUDA."""
+    """A CUDA event that is recorded on a stream at construction."""
 
     def __init__(self, stream: torch.cuda.Stream, timed: bool) -> None:
         # blocking: the waiting thread sleeps instead of spinning on a core
@@ -98,7 +102,7 @@ class CudaEvent:
         return bool(self.event.query())
 
     def synchronize(self) -> None:
-        """Wait on the host until it is reached."""
+        """Wait on the host until the event is reached."""
         self.event.synchronize()
 
     def seconds_after(self, earlier: Event) -> float:
@@ -109,27 +113,27 @@ class CudaEvent:
 
 
 class CudaStream:
-    """A stream of CUDA."""
+    """A CUDA stream."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream = stream
 
     def record(self, *, timed: bool = False) -> CudaEvent:
-        """Return an event after all queued work."""
+        """Return an event that is reached after all queued work of this stream."""
         return CudaEvent(self.stream, timed)
 
     def wait(self, event: Event) -> None:
-        """Make later work wait for the event."""
+        """Make later work of this stream wait for the event."""
         assert isinstance(event, CudaEvent)
         self.stream.wait_event(event.event)
 
     def wait_stream(self, other: Stream) -> None:
-        """Make later work wait for all queued work of the other stream."""
+        """Make later work of this stream wait for all queued work of the other stream."""
         assert isinstance(other, CudaStream)
         self.stream.wait_stream(other.stream)
 
     def synchronize(self) -> None:
-        """Wait on the host until all queued work is done."""
+        """Wait on the host until all queued work of this stream is done."""
         self.stream.synchronize()
 
     def keep(self, tensor: Tensor) -> None:
@@ -138,7 +142,7 @@ class CudaStream:
 
 
 class CudaDevice:
-    """A GPU of this process. Constructing it does not touch the GPU."""
+    """A GPU of this process. Constructing this object does not initialise CUDA."""
 
     kind = DeviceKind.GPU
     is_asynchronous = True
@@ -151,7 +155,7 @@ class CudaDevice:
 
     @cached_property
     def name(self) -> str:
-        """The product's name."""
+        """The GPU's product name."""
         return torch.cuda.get_device_name(self.torch_device)
 
     def new_stream(self) -> CudaStream:
@@ -171,7 +175,7 @@ class CudaDevice:
 
     @contextmanager
     def _in(self, stream: CudaStream) -> Iterator[None]:
-        # torch.cuda.stream alone restores the stream of the previously current device only.
+        # torch.cuda.stream alone would restore only the stream of the previously current device.
         with torch.cuda.device(self.torch_device), torch.cuda.stream(stream.stream):
             yield
 
@@ -194,7 +198,10 @@ class CudaDevice:
         return torch.cuda.can_device_access_peer(self.torch_device, other)
 
     def pin(self, memory: Tensor) -> Callable[[], None]:
-        """Pin host memory; return a function that unpins it. InvalidInput if memory is short."""
+        """Pin host memory; return a function that unpins it.
+
+        Raises InvalidInput if CUDA cannot pin the memory.
+        """
         runtime, check = torch.cuda.cudart(), torch.cuda.check_error
         address, nbytes = memory.data_ptr(), memory.nbytes
         with self._pinning(nbytes):
@@ -207,13 +214,13 @@ class CudaDevice:
         return unpin
 
     def pinned_like(self, tensor: Tensor) -> Tensor:
-        """Return a new tensor in pinned host memory, with equal shape, strides and type."""
+        """Return a new tensor in pinned host memory, with equal shape, strides and dtype."""
         with self._pinning(tensor.nbytes):
             return torch.empty_like(tensor, device="cpu", pin_memory=True)
 
     @contextmanager
     def _pinning(self, nbytes: int) -> Iterator[None]:
-        with self.use():  # else torch would create a context on GPU 0
+        with self.use():  # else PyTorch would create a CUDA context on GPU 0
             try:
                 yield
             except RuntimeError as error:
@@ -222,9 +229,9 @@ class CudaDevice:
                 raise InvalidInput("device", problem, hint=hint) from None
 
     def random_state(self) -> Tensor | None:
-        """Return the state of the GPU's random numbers."""
+        """Return the state of the GPU's random number generator."""
         return torch.cuda.get_rng_state(self.torch_device)
 
     def set_random_state(self, state: Tensor) -> None:
-        """Set the state of the GPU's random numbers."""
+        """Set the state of the GPU's random number generator."""
         torch.cuda.set_rng_state(state, self.torch_device)

@@ -1,8 +1,8 @@
-"""The differences between devices: streams, events, memory and random numbers.
+"""The interface of devices: streams, events, memory and random numbers.
 
 An asynchronous device has streams, which execute queued work in order while the host continues. A
-thread queues work in its current stream; a stream waits for another one at an event. Nothing here
-depends on the thread's current device, which belongs to the user.
+thread queues work in its current stream. A stream can wait for an event of another stream. Nothing
+here depends on the thread's current device, which only the user sets.
 """
 
 from collections.abc import Callable
@@ -21,42 +21,44 @@ class Event(Protocol):
 
     @property
     def is_reached(self) -> bool:
-        """True once it is reached, when `synchronize` returns immediately."""
+        """Whether the event is reached, so that `synchronize` would return immediately."""
 
     def synchronize(self) -> None:
-        """Wait on the host until it is reached, without spinning."""
+        """Wait on the host, without spinning, until the event is reached."""
 
     def seconds_after(self, earlier: "Event") -> float:
-        """Return the seconds from another event; both must be timed and reached."""
+        """Return the seconds from `earlier` to this event; both must be timed and reached."""
 
 
 class Stream(Protocol):
     """A queue of work on a device."""
 
     def record(self, *, timed: bool = False) -> Event:
-        """Return an event after all queued work."""
+        """Return an event that is reached after all queued work of this stream."""
 
     def wait(self, event: Event) -> None:
-        """Make later work wait for the event."""
+        """Make later work of this stream wait for the event."""
 
     def wait_stream(self, other: "Stream") -> None:
-        """Make later work wait for all queued work of the other stream."""
+        """Make later work of this stream wait for all queued work of the other stream."""
 
     def synchronize(self) -> None:
-        """Wait on the host until all queued work is done."""
+        """Wait on the host until all queued work of this stream is done."""
 
     def keep(self, tensor: Tensor) -> None:
         """Keep the tensor's memory from reuse until this stream has finished its queued work.
 
-        Needed for memory allocated in another stream: the allocator tracks only that one.
+        Needed if the memory was allocated in another stream, because the allocator tracks only the
+        stream in which memory was allocated.
         """
 
 
 class Device(Protocol):
     """A device of this process.
 
-    `backend` is torch.distributed's for this kind of device. `has_triton`: Triton kernels can run.
-    `profiled`: the activities that torch.profiler records in addition to host calls.
+    `backend`: the backend of torch.distributed for this kind of device. `has_triton`: whether
+    Triton kernels run on it. `profiled`: the activities that torch.profiler records in addition to
+    CPU activity.
     """
 
     torch_device: torch.device
@@ -68,7 +70,7 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """The product's name, or "cpu"."""
+        """The product name of a GPU, or "cpu"."""
 
     def new_stream(self) -> Stream:
         """Return a new stream."""
@@ -83,22 +85,22 @@ class Device(Protocol):
         """Wait until all queued work of all streams is done."""
 
     def memory_nbytes(self) -> tuple[int, int] | None:
-        """Return the free and total bytes of its memory; None if it uses host memory."""
+        """Return the free and total bytes of the device's memory; None for host memory."""
 
     def limit_memory(self, nbytes: int) -> None:
-        """Limit this process to `nbytes` of the memory for tensors."""
+        """Limit this process to `nbytes` of the memory in which this device's tensors are."""
 
     def reaches(self, other: torch.device) -> bool:
-        """Return True if it can copy to and from another device without the host."""
+        """Return True if this device can copy directly to and from another device."""
 
     def pin(self, memory: Tensor) -> Callable[[], None]:
         """Pin host memory for asynchronous copies; return a function that unpins it."""
 
     def pinned_like(self, tensor: Tensor) -> Tensor:
-        """Return a new tensor in pinned host memory, with equal shape, strides and type."""
+        """Return a new tensor in pinned host memory, with equal shape, strides and dtype."""
 
     def random_state(self) -> Tensor | None:
-        """Return the state of the device's random numbers; None if it uses the host's."""
+        """Return the state of the device's random number generator; None if it has none."""
 
     def set_random_state(self, state: Tensor) -> None:
-        """Set the state of the device's random numbers."""
+        """Set the state of the device's random number generator."""

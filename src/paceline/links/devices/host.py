@@ -1,4 +1,4 @@
-"""The CPU: work is done when the call returns."""
+"""The CPU as a `Device`, whose work is done when the call returns."""
 
 import resource
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from paceline.links.devices.device import Stream
 
 
 class HostDevice:
-    """The CPU, which has no streams."""
+    """The CPU as a `Device`, which has no streams."""
 
     kind = DeviceKind.CPU
     is_asynchronous = False
@@ -28,43 +28,43 @@ class HostDevice:
 
     def new_stream(self) -> NoReturn:
         """Raise RuntimeError."""
-        raise RuntimeError("a CPU has no streams; ask `is_asynchronous` first")
+        raise RuntimeError("a CPU has no streams; check `is_asynchronous` first")
 
     def current_stream(self) -> NoReturn:
         """Raise RuntimeError."""
         self.new_stream()
 
     def use(self, stream: Stream | None = None) -> AbstractContextManager[object]:
-        """Do nothing: there is only one CPU device."""
+        """Do nothing, because there is only one CPU device."""
         return nullcontext()
 
     def synchronize(self) -> None:
-        """Do nothing: all work is done."""
+        """Do nothing, because all work is done when its call returns."""
 
     def memory_nbytes(self) -> tuple[int, int] | None:
-        """Return None, since it uses host memory."""
+        """Return None, since the CPU uses host memory."""
         return None
 
     def limit_memory(self, nbytes: int) -> None:
-        """Limit this process's private writable memory, without a core dump when it runs out."""
+        """Limit this process's private writable memory, and disable core dumps."""
         resource.setrlimit(resource.RLIMIT_DATA, (nbytes, nbytes))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     def reaches(self, other: torch.device) -> bool:
-        """Return True: the CPU has one memory."""
+        """Return True, because the CPU accesses all host memory."""
         return True
 
     def pin(self, memory: Tensor) -> Callable[[], None]:
-        """Do nothing: no copies are needed."""
+        """Do nothing, because a CPU needs no copies; return a function that does nothing."""
         return lambda: None
 
     def pinned_like(self, tensor: Tensor) -> Tensor:
-        """Return a new tensor of equal shape, strides and type."""
+        """Return a new tensor of equal shape, strides and dtype."""
         return torch.empty_like(tensor, device="cpu")
 
     def random_state(self) -> Tensor | None:
-        """Return None, since it uses the host's random numbers."""
+        """Return None, since the CPU uses the host's random number generator."""
         return None
 
     def set_random_state(self, state: Tensor) -> None:
-        """Do nothing."""
+        """Do nothing, since the CPU uses the host's random number generator."""

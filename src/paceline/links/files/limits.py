@@ -1,6 +1,6 @@
-"""Size limits of the files we read, by kind, in bytes; docs/security.md has the table.
+"""Size limits in bytes of the files that Paceline reads, by kind of file.
 
-A parsed text may take ten times its size in memory.
+The table in docs/security.md lists them. A parsed text may take ten times its size in memory.
 """
 
 _MIB = 2**20
@@ -13,8 +13,8 @@ JOURNAL_HEADER = _MIB
 MANIFEST = _MIB
 CHECKPOINT_VALUES = 256 * _MIB  # includes the order of millions of samples
 
-UNPACKED_AT_LEAST = 4 * _MIB  # however small the file
-DENSE_AT_LEAST = 64 * _MIB  # however short the text
-MOST_UNPACKED = 200  # times a packed file's bytes; repetitive text reaches 100
-MOST_DENSE = 2000  # times the bytes of a sparse text, as dense values; news20 reaches 770
-PIXELS = 2**26  # of an image; each takes 3 or 4 bytes while the image is scaled down
+UNPACKED_AT_LEAST = 4 * _MIB  # an unpacked file may have this size, however small the packed file
+DENSE_AT_LEAST = 64 * _MIB  # dense values may have this size, however short the sparse text
+MOST_UNPACKED = 200  # most unpacked bytes per byte of a packed file; repetitive text reaches 100
+MOST_DENSE = 2000  # most bytes of dense values per byte of a sparse text; news20 reaches 770
+PIXELS = 2**26  # most pixels of an image; a pixel takes 3 or 4 bytes while the image is scaled down

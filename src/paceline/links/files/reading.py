@@ -1,4 +1,4 @@
-"""Read a whole regular file of limited size."""
+"""Read whole regular files of limited size."""
 
 import os
 import stat
@@ -10,13 +10,16 @@ from paceline.core.reading import LARGEST_NUMBER, read_toml
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """Return the bytes of a regular file of at most `most` bytes; InvalidInput otherwise."""
+    """Return the content of a regular file.
+
+    Raises InvalidInput if it has more than `most` bytes, is no regular file or cannot be read.
+    """
     try:
         opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(opened, "rb") as file:
             found = os.fstat(opened)
             if not stat.S_ISREG(found.st_mode):  # reading a pipe or device might never end
-                raise InvalidInput(str(path), "is not a file")
+                raise InvalidInput(str(path), "is not a regular file")
             if found.st_size > most:
                 raise _too_large(path, found.st_size, most)
             data = file.read(most + 1)  # the file may grow meanwhile
@@ -30,7 +33,7 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def read_toml_file(path: Path, most: int, *, largest: float = LARGEST_NUMBER) -> dict[str, Any]:
-    """Return the table in a TOML file."""
+    """Return the content of a TOML file; `most`: its maximum number of bytes."""
     return read_toml(read_file(path, most), str(path), largest=largest)
 
 

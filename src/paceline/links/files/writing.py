@@ -7,7 +7,10 @@ from pathlib import Path
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary path, renamed to `path` if the block succeeds, else removed."""
+    """Yield a temporary path for writing; rename it to `path` if the block succeeds.
+
+    If the block fails, the temporary file is removed.
+    """
     partial = path.with_name(f".partial-{path.name}")
     try:
         yield partial

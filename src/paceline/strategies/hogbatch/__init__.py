@@ -11,7 +11,7 @@ STRATEGY = Strategy(
         plan=plan.plan,
         memory=plan.memory,
         calibrate=None,
-        # The policies for devices of different speeds.
+        # Policies for devices of different speeds.
         variants=lambda workers: [Hogbatch(workers, policy) for policy in ("adaptive", "cpu_gpu")],
         is_asynchronous=True,
     ),

@@ -1,4 +1,4 @@
-"""The configuration of strategy hogbatch, and the setting `workers`: a number, or a list."""
+"""The configuration of strategy hogbatch, and the setting `workers`: a number or a list."""
 
 import os
 import re
@@ -26,14 +26,20 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 def _in_order(bounds: tuple[int, int]) -> tuple[int, int]:
     if not 1 <= bounds[0] <= bounds[1]:
-        raise ValueError(f"must be (smallest, largest), from 1 up, such as (16, 64), not {bounds}")
+        raise ValueError(
+            f"must be (smallest, largest) with 1 <= smallest <= largest, such as (16, 64), not "
+            f"{bounds}"
+        )
     return bounds
 
 
 def _known_policy(name: str) -> str:
     known = get_args(PolicyName)
     if name not in known and not _OWN_POLICY.fullmatch(name):
-        raise ValueError(f"must be {', '.join(known)} or package.module:Policy, not {shown(name)}")
+        raise ValueError(
+            f"must be one of {', '.join(known)}, or a class package.module:Policy, not "
+            f"{shown(name)}"
+        )
     return name
 
 
@@ -42,20 +48,25 @@ Bounds = Annotated[tuple[int, int], AfterValidator(_in_order)]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Hogbatch:
-    """A coordinator assigns batches to idle workers; a policy decides their sizes.
+    """Options of hogbatch, whose coordinator assigns batches to idle workers.
+
+    A policy chooses the sizes of the batches.
 
     `policy`: a `PolicyName`, or package.module:Policy (docs/strategies/hogbatch.md).
-    `threads`: of a CPU worker, by default its share of the host's cores.
-    `cpu_batch`, `gpu_batch`: the smallest and the largest batch, of each thread and of a GPU; a
-    GPU's default is a 64th of the workload's batch to all of it. Policy `cpu_gpu` assigns CPUs the
-    smallest and GPUs the largest.
-    `alpha`: the factor by which `adaptive` changes a batch. `beta`: the fraction of a CPU worker's
-    updates that survive (Ma, Rusu et al. 2020, algorithm 2).
-    `staleness_decay`: divides the learning rate by 1 + k * `staleness_decay` if the worker's latest
-    batch missed k updates of others.
-    `gpu_depth`: a GPU's number of batches in work. With 3, the samples of one are copied in, one is
-    computed, and the update of one is added to the model; with 1 they follow one another, as in the
-    paper.
+    `threads`: the number of threads of a CPU worker; by default the worker's share of the host's
+    cores.
+    `cpu_batch`: the smallest and the largest number of samples per thread of a CPU worker.
+    `gpu_batch`: the smallest and the largest batch size of a GPU; by default 1/64 of the workload's
+    batch size, and the workload's batch size. Policy `cpu_gpu` always uses the smallest size on
+    CPUs and the largest size on GPUs.
+    `alpha`: the factor by which policy `adaptive` changes a batch size.
+    `beta`: the fraction of a CPU worker's updates that other threads do not overwrite (Ma, Rusu et
+    al. 2020, algorithm 2).
+    `staleness_decay`: the learning rate is divided by 1 + k * `staleness_decay` if the worker's
+    latest batch missed k updates of other workers.
+    `gpu_depth`: the number of batches that a GPU overlaps. With 3, the GPU copies the samples of
+    one batch, computes another batch, and copies the update of a third batch to the host. With 1,
+    batches do not overlap, as in the paper.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2
@@ -69,7 +80,7 @@ class Hogbatch:
     gpu_depth: Annotated[int, Field(ge=1, le=3)] = 3
 
     def depth_of(self, kind: DeviceKind) -> int:
-        """Return the number of batches that a device of this kind has in work."""
+        """Return the number of batches that a device of this kind overlaps."""
         return self.gpu_depth if kind == DeviceKind.GPU else 1
 
 
@@ -77,7 +88,7 @@ class Hogbatch:
 class WorkerSpec:
     """The device of a worker process: a number of CPU threads, or a GPU's index.
 
-    A CPU worker waits after computing, as if its device were `slow` times slower.
+    `slow`: a CPU worker waits after computing, as if its CPU were this many times slower.
     """
 
     kind: DeviceKind
@@ -100,14 +111,15 @@ class WorkerSpec:
 def parse_workers(workers: int | str, num_cores: int | None = None) -> tuple[WorkerSpec, ...]:
     """Parse the setting `workers`, such as 2 or cpu:1,cpu:1@slow=16,gpu:0.
 
-    A number requests CPU workers that share `num_cores`, by default this process's cores, evenly.
+    A plain number is a number of CPU workers that divide `num_cores` evenly. The default of
+    `num_cores` is the number of cores that this process may use.
     """
     text = str(workers).strip()
     items = [item.strip() for item in text.split(",")]
     is_number = _NUMBER.fullmatch(text) is not None
     count = int(text) if is_number else len(items)
     if not 1 <= count <= MOST_WORKERS:
-        raise InvalidInput("workers", f"must be from 1 to {MOST_WORKERS}", got=count)
+        raise InvalidInput("workers", f"must request 1 to {MOST_WORKERS} workers", got=count)
     if is_number:
         cores = num_cores or len(os.sched_getaffinity(0))
         return (WorkerSpec(DeviceKind.CPU, max(1, cores // count)),) * count
@@ -115,7 +127,7 @@ def parse_workers(workers: int | str, num_cores: int | None = None) -> tuple[Wor
     gpus = Counter(spec.index for spec in specs if spec.kind == DeviceKind.GPU)
     for index, times in gpus.items():
         if times > 1:
-            raise InvalidInput("workers", "must use each GPU once", got=f"gpu:{index}")
+            raise InvalidInput("workers", "must list each GPU at most once", got=f"gpu:{index}")
     return specs
 
 
@@ -132,12 +144,15 @@ def _parsed(item: str) -> WorkerSpec:
         raise InvalidInput("workers", f"must have 1 to {_MOST_THREADS} threads", got=item)
     factor = 1.0 if slow is None else float(slow)
     if not 1 <= factor < inf:
-        raise InvalidInput("workers", "must have a slow factor of at least 1", got=item)
+        raise InvalidInput("workers", "must have a factor of at least 1 after slow=", got=item)
     return WorkerSpec(DeviceKind.CPU, threads=count, slow=factor)
 
 
 def adding_threads(specs: Sequence[WorkerSpec], num_cores: int) -> int:
-    """Return each GPU worker's threads for adding updates: its share of the remaining cores."""
+    """Return the number of threads with which each GPU worker adds updates.
+
+    GPU workers evenly divide the cores that CPU workers leave; each gets at least one thread.
+    """
     on_cores = sum(spec.threads for spec in specs if spec.kind == DeviceKind.CPU)
     num_gpus = sum(spec.kind == DeviceKind.GPU for spec in specs)
     return max(1, (num_cores - on_cores) // max(1, num_gpus))

@@ -1,12 +1,14 @@
-"""The coordinator of section V: a worker that requests work gets the epoch's next samples.
+"""The coordinator of section V, which assigns the epoch's next samples to idle workers.
 
     worker       ScheduleWork: results ----> coordinator
     coordinator  ExecuteWork: samples and learning rate ----> the same worker
 
-One loop polls the workers' wires, and `BatchScheduler` decides. A worker with short batches gets
-several in advance, and reports several at once. If a worker ends, or does not answer in time, its
-samples go to the others. A batch counts when its worker reports it, or wrote its number to shared
-memory before it died. For a checkpoint the workers pause: they finish their batches.
+One loop polls the connections to the workers, and `BatchScheduler` chooses each batch. A worker
+with short batches gets several batches in advance and reports several results at once. If a worker
+process ends or does not answer in time, its samples go to the other workers. A batch counts as done
+when its worker reports it. If the worker died before the report, the batch still counts if the
+worker had written the batch's number to shared memory. For a checkpoint the coordinator pauses:
+it assigns no more batches and waits until the workers have finished theirs.
 """
 
 import logging
@@ -44,21 +46,25 @@ _LOG = "log/batches"
 
 @dataclass(eq=False, kw_only=True)
 class WorkerProcess(PacketWorker):
-    """A worker process; `is_asked`: it has not yet saved or loaded its state."""
+    """A worker process.
+
+    `is_asked`: the worker has not yet answered a request to save or load its state.
+    """
 
     progress: WorkerProgress
     is_asked: bool = False
 
     @property
     def title(self) -> str:
-        """Its name in messages to the user."""
+        """The name of this worker in messages to the user."""
         return f"worker {self.number} ({self.progress.spec}, process {self.process.pid})"
 
 
 class WorkerProcesses(PacketWorkers[WorkerProcess]):
     """The worker processes of a run, each on its own cores.
 
-    `first_number`: the number of workers before the run was resumed.
+    `first_number`: the number of the first worker to start. In a resumed run, lower numbers belong
+    to workers of the run's earlier parts.
     """
 
     def __init__(self, training: messages.Training, config: Hogbatch, deadline_s: float) -> None:
@@ -68,7 +74,7 @@ class WorkerProcesses(PacketWorkers[WorkerProcess]):
         self.first_number = 0
 
     def start(self, spec: WorkerSpec) -> None:
-        """Start a worker, which requests work when it is ready."""
+        """Start a process for a worker, which sends a message when it is ready."""
         number = self.first_number + len(self.workers)
         if number >= MOST_WORKERS:
             raise InvalidInput(
@@ -84,14 +90,20 @@ class WorkerProcesses(PacketWorkers[WorkerProcess]):
         self.add(WorkerProcess(number, process, wire, progress=progress))
 
     def _cores(self, count: int) -> tuple[int, ...]:
-        """Reserve free cores; none, so that the kernel chooses, if there are too few."""
+        """Reserve free cores and return their CPU numbers.
+
+        If too few cores are free, return (): then the kernel chooses the worker's cores.
+        """
         count = count if count <= len(self._free_cores) else 0
         taken, self._free_cores = self._free_cores[:count], self._free_cores[count:]
         return tuple(cpu for core in taken for cpu in core)
 
 
 class KnownWorker(NamedTuple):
-    """A worker of the run, maybe before it was resumed; `name`: its device in plans and results."""
+    """A worker of the run or of its earlier parts.
+
+    `name`: the name of the worker's device in plans and results.
+    """
 
     name: str
     spec: str
@@ -100,7 +112,11 @@ class KnownWorker(NamedTuple):
 
 @dataclass(slots=True)
 class History:
-    """The batches of all epochs, the reasons of lost workers, and workers of earlier parts."""
+    """The history of a run, including the parts before it was resumed.
+
+    `log`: the batches of all epochs. `lost`: for each lost worker, its name and why it was lost.
+    `past`: the workers of earlier parts of a resumed run.
+    """
 
     log: BatchLog = field(default_factory=BatchLog)
     lost: list[str] = field(default_factory=list)
@@ -110,8 +126,9 @@ class History:
 class Coordinator:
     """Trains epochs by assigning their samples to the workers of a run.
 
-    `data`: the shared tensors in addition to the model. `epoch_sizes`: the samples of each epoch.
-    `between` is called often between batches; it may call `pause`, or raise to end training.
+    `data`: the tensors in shared memory other than the model. `epoch_sizes`: the number of samples
+    in each epoch. `between`: a callback that is called after each poll of the workers; it may call
+    `pause`, or raise an exception to end training.
     """
 
     def __init__(
@@ -148,11 +165,11 @@ class Coordinator:
         ]
 
     def try_speeds(self) -> None:
-        """Wait for the workers, and have all run their speed trials at the same time.
+        """Wait until all workers are ready, then run all speed trials at the same time.
 
-        Raises WorkerLost if none starts, and InvalidInput if a worker rejects its settings.
+        Raises WorkerLost if no worker starts, and InvalidInput if a worker rejects its settings.
         """
-        # At the same time, because workers that share cores or memory slow each other down.
+        # The trials overlap because workers that share cores or memory slow each other down.
         self._poll(lambda: all(worker.is_ready for worker in self.processes.running))
         most = min(self._settings.batch_size, len(self._order))
         for worker in self.processes.running:
@@ -162,20 +179,20 @@ class Coordinator:
         self._poll(lambda: all(one.progress.trial for one in self.processes.running))
 
     def end_workers(self, numbers: Collection[int]) -> None:
-        """End workers that do not help, before any batch."""
+        """End the workers with these numbers; requires that no batch has been assigned."""
         for worker in [one for one in self.processes.running if one.number in numbers]:
             self.processes.end(worker)
             worker.progress.trial = None
 
     def begin(self) -> None:
-        """Choose the policy for the workers' speeds, and load their saved states."""
+        """Make the policy from the workers' speeds, and send resumed workers their states."""
         self.scheduler.choose_policy([one.progress for one in self.processes.running])
         self._load_workers()
 
     def train_epoch(self, epoch: int, order: Tensor) -> tuple[float, float]:
         """Train once on the samples in this order; return the mean loss and the seconds.
 
-        Raises InvalidInput for a loss that is not finite, WorkerLost if no worker is left.
+        Raises InvalidInput if a loss is not finite, and WorkerLost if no worker is left.
         """
         reach("epoch.begun", epoch=epoch)
         self._order[: len(order)].copy_(order)
@@ -192,7 +209,7 @@ class Coordinator:
         return self.scheduler.mean_loss, self._clock.epoch_ns * _NS
 
     def pause(self) -> None:
-        """Assign nothing more, and wait until the workers have finished their batches."""
+        """Assign no more batches, and wait until the workers have finished theirs."""
         self._is_paused = True
         self._poll(lambda: not any(one.progress.assigned for one in self.processes.running))
         self._clock.stop()
@@ -222,13 +239,13 @@ class Coordinator:
         done, progress = [], worker.progress
         for _, _, result in reports:
             self._check_loss(worker, result.loss)
-            # Batches of a GPU overlap: count a batch's seconds from the end of the one before.
+            # Batches of a GPU overlap, so a batch's time begins at the end of the previous batch.
             took_ns = result.ended_ns - max(result.started_ns, progress.ended_ns)
             work = self.scheduler.complete(progress, result.updates, result.loss)
             progress.latest, progress.ended_ns = (work.size, took_ns * _NS), result.ended_ns
             done.append((work, result))
         worker.awaited_since_s = time.monotonic() if progress.assigned else inf
-        self._hand_out(worker)  # before writing the log, because the worker waits
+        self._hand_out(worker)  # before the log is written, because the worker is waiting
         for work, result in done:
             self._log(worker, work, result)
 
@@ -249,7 +266,7 @@ class Coordinator:
         self._status.add(work.size, self.scheduler.mean_loss, advances=work.size)
 
     def _hand_out(self, worker: WorkerProcess) -> None:
-        """Send a worker its next batches, except in a pause."""
+        """Send a worker its next batches, unless the coordinator is paused."""
         while not self._is_paused and (work := self.scheduler.next_work(worker.progress)):
             worker.send(work)
 
@@ -259,20 +276,20 @@ class Coordinator:
                 self._hand_out(worker)
 
     def _drop(self, worker: WorkerProcess, why: str) -> None:
-        """Continue without a worker; the others get its unfinished samples."""
+        """Continue without a lost worker; other workers get its unfinished samples."""
         reason = f"{worker.title} {why}"
         self.history.lost.append(reason)
         for work, updates in self.scheduler.drop(worker.progress):
             self._log(worker, work, BatchResult(updates, nan, *[time.monotonic_ns()] * 4))
         if not self.processes.running:
-            raise WorkerLost(f"{reason}: no worker is left")
+            raise WorkerLost(f"{reason}; no worker is left")
         logger.warning("%s: continuing without it", reason)
         self._hand_out_to_idle()
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
-        """Return the state for a checkpoint without the model, in a pause or between epochs."""
+        """Return everything but the model for a checkpoint; requires a pause."""
         if not self._is_paused:
-            raise RuntimeError("state requires a pause")
+            raise RuntimeError("state() requires a paused coordinator; call pause() first")
         log, workers = self.history.log.packed, list[dict[str, Any]]()
         tensors = {_LOG: torch.frombuffer(log, dtype=torch.uint8) if log else torch.empty(0).byte()}
         for worker in self._ask(self.processes.running, Command.SAVE):
@@ -292,9 +309,10 @@ class Coordinator:
     def restore(
         self, specs: Sequence[WorkerSpec], tensors: Mapping[str, Tensor], values: Mapping[str, Any]
     ) -> None:
-        """Restore a `state`, before these workers are started.
+        """Restore a `state`; must be called before the workers of `specs` are started.
 
-        If the workers differ, their optimizers and random numbers begin anew.
+        If `specs` differ from the checkpoint's workers, all optimizers and random number generators
+        start fresh.
         """
         assert not self.processes.workers
         self.scheduler.restore(values)
@@ -328,7 +346,10 @@ class Coordinator:
         self._ask(loading, Command.LOAD)
 
     def _ask(self, workers: Sequence[WorkerProcess], command: Command) -> list[WorkerProcess]:
-        """Have idle workers save or load their state; return the workers that are not lost."""
+        """Send a command to idle workers, and wait for their answers.
+
+        Returns the workers that are still running.
+        """
         for worker in workers:
             worker.is_asked = True
             worker.send(command)

@@ -1,9 +1,10 @@
 """Train a plain network on a few samples in C++, without the GIL.
 
-In torch a batch of one sample takes about as long as a batch of sixteen: each layer's forward and
-backward and each parameter's update are Python and dispatcher calls, mostly under the GIL, so a
-worker's threads wait for each other. `DenseChain` executes all layers in three calls, but supports
-only one kind of network, which this module detects.
+In PyTorch a batch of one sample takes about as long as a batch of sixteen. Most of that time is
+spent in Python and the dispatcher, which are called for each layer's forward and backward and for
+each parameter's update. These calls hold the GIL, so a worker's threads wait for each other.
+`DenseChain` executes all layers in three calls: forward, backward and step. It supports only chains
+of linear layers with ReLU or sigmoid, which this module detects.
 """
 
 from math import nan
@@ -20,8 +21,8 @@ from paceline.training.data.dataset import IndexedSamples, TensorSamples
 from paceline.training.recipes.classification import class_loss
 
 MOST_SAMPLES = 256
-# with more samples or multiplications, torch's faster matrix products save more than its overhead
-# of 0.8 ms for two to eight layers
+# With more samples or multiplications than this, PyTorch is faster: its matrix products save more
+# time than its overhead costs (0.8 ms for two to eight layers).
 _FEW_SAMPLES, _MOST_PRODUCTS = 4, 2**21
 
 _ACTIVATIONS = {nn.ReLU: Activation.RELU, nn.Sigmoid: Activation.SIGMOID}
@@ -39,9 +40,9 @@ class DenseLayer(NamedTuple):
 
 
 class DenseThread:
-    """Trains one thread's batches of up to `most_samples` on torch's model and momenta.
+    """Trains a PyTorch model on one thread's batches of up to `most_samples` samples.
 
-    The momenta are in the optimizer's state, shared with torch's own steps.
+    The momenta stay in the state of the PyTorch optimizer, whose own steps use the same tensors.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class DenseThread:
     def of(
         cls, model: nn.Module, samples: IndexedSamples, optimizer: Optimizer, learning: Learning
     ) -> "DenseThread | None":
-        """Create the trainer for a network; None if `DenseChain` does not support it."""
+        """Create a trainer for a model; return None if `DenseChain` does not support the model."""
         layers = _layers_of(model)
         if layers is None or not _is_plain(layers, samples, learning):
             return None
@@ -75,7 +76,10 @@ class DenseThread:
         return cls(layers, samples, optimizer)
 
     def forward(self, rows: Tensor) -> float:
-        """Return the mean loss; NaN for an empty or too large batch, which torch must handle."""
+        """Return the mean loss.
+
+        Returns NaN for an empty or too large batch, on which PyTorch must train instead.
+        """
         if not 0 < len(rows) <= self.most_samples:
             return nan
         return self._known_chain().forward(rows)
@@ -106,7 +110,7 @@ class DenseThread:
         return (*values, *momenta, layer.activation)
 
     def _momentum(self, parameter: Tensor) -> Tensor:
-        """Return a parameter's momentum; zero before the first step, as in torch."""
+        """Return a parameter's momentum buffer, which is zero before the first step."""
         state = self._optimizer.state[parameter]
         if state.get(_MOMENTUM) is None:
             state[_MOMENTUM] = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
@@ -118,7 +122,7 @@ class DenseThread:
 
 
 def _is_plain(layers: list[DenseLayer], samples: IndexedSamples, learning: Learning) -> bool:
-    """Return whether `DenseChain` supports samples, loss and gradients."""
+    """Return whether `DenseChain` supports the samples, the loss and the training options."""
     if learning.loss is not class_loss or learning.bfloat16 or learning.clip_norm is not None:
         return False
     if not isinstance(samples, TensorSamples):
@@ -133,14 +137,14 @@ def _is_plain(layers: list[DenseLayer], samples: IndexedSamples, learning: Learn
 
 
 def _steps_alone(optimizer: Optimizer) -> bool:
-    """Return whether a step consists only of this optimizer with one learning rate."""
+    """Return whether the optimizer has no hooks, one parameter group and its original step."""
     own: dict[str, Any] = optimizer.__dict__
     hooks = own["_optimizer_step_pre_hooks"] or own["_optimizer_step_post_hooks"]
     return len(optimizer.param_groups) == 1 and not hooks and "step" not in own
 
 
 def _layers_of(model: nn.Module) -> list[DenseLayer] | None:
-    """Return the layers of a supported chain; None for any other model."""
+    """Return the layers of a supported model; None for other models."""
     found: list[DenseLayer] = []
     if _has_any_global_hook():
         return None
@@ -164,7 +168,7 @@ def _flattens_samples(leaf: nn.Module) -> bool:
 
 
 def _leaves_of(model: nn.Module) -> list[nn.Module]:
-    """Flatten nested `nn.Sequential` modules."""
+    """Return the modules of nested `nn.Sequential` modules in one list."""
     runs_its_modules = isinstance(model, nn.Sequential) and all(
         getattr(type(model), name) is getattr(nn.Sequential, name)
         for name in ("forward", "__iter__", "__call__")
@@ -181,7 +185,7 @@ def _is_untouched(module: nn.Module) -> bool:
 
 
 def _is_learnt(layer: DenseLayer) -> bool:
-    """Return whether all of a layer's parameters are trainable float32 without hooks."""
+    """Return whether all of a layer's parameters are trainable, float32 and without hooks."""
     return all(
         one.requires_grad
         and one.dtype == torch.float32

@@ -1,13 +1,13 @@
-"""The replica of a GPU worker, with up to three batches in work (section VI-B).
+"""The replica of a GPU worker, which overlaps up to three batches (section VI-B).
 
     host     [add the update of n-1]      [gather the samples of n+2]   [add the update of n]
     in                      [model for n+1]            [samples of n+2]
     compute  [batch n: forward  backward   step][batch n+1: forward    backward   step]
     out      [update of n-1]                    [update of n]
 
-The model for batch n is copied in when the shared model has the update of batch n-2. The update of
-batch n-1 is still on the device, which adds it. So each batch trains on a model with all updates of
-its own worker, while copies and sums run during compute.
+The model for batch n is copied to the GPU once the shared model has the update of batch n-2. The
+update of batch n-1 is still on the GPU, so the GPU adds it to the copy. So each batch trains on a
+model with all earlier updates of its own worker, while copies and sums overlap with compute.
 """
 
 import time
@@ -44,11 +44,14 @@ _NS = 1e-9
 
 @dataclass(frozen=True)
 class _Run:
-    """Adjacent tensors of one type, as flat tensors (N,).
+    """Adjacent model tensors of one dtype, each field as flat tensors of shape (N,).
 
-    `shared`: of the shared model, in pinned memory. `own`: of the replica. `copied`: the copy of
-    `shared` on the device. For the batches in work, in turn: `changes`, the replica at the batch's
-    begin, then its change until the end; `updates`, the copies of `changes` in pinned memory.
+    `shared`: the values of the shared model, in pinned memory.
+    `own`: the values of the replica, on the device.
+    `copied`: the copy of `shared` on the device.
+    `changes`: one tensor per place; batches use the places in turn. While a batch runs, its tensor
+    holds the replica's values at the batch's start; afterwards, the change that the batch made.
+    `updates`: the copies of `changes` in pinned memory.
     """
 
     shared: Tensor
@@ -65,7 +68,11 @@ class _Run:
         return cls(shared, own, torch.empty_like(own), changes, updates)
 
     def take(self, place: int, missing: int | None) -> None:
-        """Load the copied model into the replica, plus the change of batch `missing`, if any."""
+        """Load the copied model into the replica, and save it as the start of a batch.
+
+        `place`: the batch's place. `missing`: the place of the batch whose change the copied model
+        lacks, which is added here.
+        """
         if missing is None:
             self.own.copy_(self.copied)
         else:
@@ -73,13 +80,16 @@ class _Run:
         self.changes[place].copy_(self.own)
 
     def keep_change(self, place: int, is_lost: Tensor) -> None:
-        """Keep the batch's change; zeros if its loss is not finite."""
+        """Store the batch's change, or zeros if its loss is not finite."""
         change = self.changes[place]
         torch.sub(self.own, change, out=change).masked_fill_(is_lost, 0)
 
 
 def _places(entries: Sequence[TensorSpec]) -> Iterator[tuple[torch.dtype, slice]]:
-    """Yield the types and bytes of adjacent tensors of one type; not of bool, which has no sum."""
+    """Yield the dtype and the byte range of adjacent tensors of one dtype.
+
+    Leaves out bool tensors, which cannot be added.
+    """
     for dtype, group in groupby(entries, key=lambda one: one.dtype):
         own = list(group)
         place = slice(own[0].offset, own[-1].end)
@@ -88,7 +98,7 @@ def _places(entries: Sequence[TensorSpec]) -> Iterator[tuple[torch.dtype, slice]
 
 
 class _Sharing:
-    """The values of the shared model and of the replica, with places for batches in work."""
+    """The tensors of the shared model, of the replica, and of the batches' changes."""
 
     def __init__(self, shared: SharedTensors, device: Device, num_places: int) -> None:
         memory = shared.memory.to(device.torch_device)
@@ -97,16 +107,17 @@ class _Sharing:
             _Run.of(device, shared.memory[place].view(dtype), memory[place].view(dtype), num_places)
             for dtype, place in _places(shared.entries)
         ]
-        self.num_places = num_places  # most batches that have begun
+        self.num_places = num_places  # maximum number of batches that are begun and not finished
         self.places = cycle(range(num_places))
-        self.taken: Event | None = None  # reached when `copied` may be written again
+        self.taken: Event | None = None  # reached when `copied` may be overwritten
 
 
 @dataclass(slots=True)
 class _Batch:
-    """A batch in work: its samples on the device, and marks where parts of its work end.
+    """A loaded or running batch: its samples on the device, and time marks.
 
-    Samples and `loss` are also in pinned memory, which streams use until the batch has ended.
+    `pinned`: the samples in pinned memory; `loss`: the loss on the device and in pinned memory.
+    Both stay referenced until the batch has ended, because copies on the streams use them.
     """
 
     size: int
@@ -120,7 +131,7 @@ class _Batch:
 
 
 class _Streams(NamedTuple):
-    """The streams of compute, of copies of samples and model, and of copies of updates."""
+    """Streams for compute, for copies of samples and the model, and for copies of updates."""
 
     compute: Stream
     copy_in: Stream
@@ -128,14 +139,14 @@ class _Streams(NamedTuple):
 
 
 class GpuReplica:
-    """Trains on a copy of the shared model on a GPU, and adds its updates to the shared model.
+    """Trains a copy of the shared model on a GPU, and adds updates to the shared model.
 
-    The host adds an update with torch's threads, to whatever the model is by then: no worker waits
-    for another. With a `depth` of 1 copies, compute and sum follow one another. `shared` is in
-    pinned memory. `learning` is by default the recipe's loss alone.
+    The host adds each update with PyTorch's CPU threads and without locks, so no worker waits for
+    another worker. With `depth` 1, a batch's copies, compute and sum do not overlap. `shared` must
+    be in pinned memory. By default `learning` is the recipe's loss, without autocast or clipping.
 
-    A loss that is not finite leaves the shared model and later batches unchanged; the optimizer
-    takes a step with zero gradients.
+    A batch whose loss is not finite changes neither the shared model nor the model of later
+    batches: its update is zero, and its optimizer step uses zero gradients.
     """
 
     def __init__(
@@ -160,13 +171,13 @@ class GpuReplica:
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
-        """The only optimizer."""
+        """A list of this replica's only optimizer."""
         return [self._learner.optimizer]
 
     def take(self, rows: Tensor, rate: float, step: int | None) -> Iterator[BatchResult]:
-        """Begin a batch; yield the results of batches that must end first.
+        """Begin a batch; yield the results of earlier batches that must end first.
 
-        Its samples are copied in before the last of these ends.
+        The copy of the new batch's samples begins before the last of these batches ends.
         """
         while len(self._begun) >= self._depth:
             yield self.finish()
@@ -176,12 +187,15 @@ class GpuReplica:
         self.begin(rate, step)
 
     def done(self, *, waits: bool = False) -> Iterator[BatchResult]:
-        """Yield the results of batches whose updates are on the host; with `waits`, of all."""
+        """Yield the results of batches whose updates have been copied to the host.
+
+        With `waits`, wait for all batches and yield all results.
+        """
         while self._begun and (waits or self._begun[0].marks["update"].event.is_reached):
             yield self.finish()
 
     def load(self, rows: Tensor) -> None:
-        """Gather samples and queue their copies, during the batches in work."""
+        """Gather samples and queue their copies to the GPU, while earlier batches run."""
         assert self._loaded is None
         with self._device.use(self.streams.copy_in):
             marks, to = {"start": self._marks.clock.mark()}, self._device.torch_device
@@ -193,7 +207,10 @@ class GpuReplica:
             self._loaded = _Batch(len(rows), pinned, samples, marks)
 
     def begin(self, rate: float, step: int | None) -> None:
-        """Queue the loaded batch, the copy of the model for it, and the copy of its update."""
+        """Queue all work of the loaded batch.
+
+        The work is the copy of the model, training, and the copy of the update.
+        """
         assert self._loaded is not None
         assert len(self._begun) < self.sharing.num_places
         batch, self._loaded = self._loaded, None
@@ -217,7 +234,7 @@ class GpuReplica:
         self.streams.compute.wait(batch.marks["model"].event)
         with self._device.use(self.streams.compute):
             batch.marks["begun"] = mark()
-            # The shared model lacked the update of the latest batch, which is in work.
+            # The copied model lacks the update of the previous batch if that is not yet finished.
             missing = self._begun[-1].place if self._begun else None
             for run in self.sharing.runs:
                 run.take(batch.place, missing)
@@ -232,7 +249,7 @@ class GpuReplica:
             batch.marks["step"] = mark()
 
     def _update(self, batch: _Batch, loss: Tensor, rate: float) -> None:
-        """Update the replica; with zero gradients if the loss is not finite."""
+        """Update the replica, with zero gradients if the loss is not finite."""
         is_lost = loss.isfinite().logical_not()
         clear_gradients(self._learner.parameters, is_lost)
         self._learner.step(rate)
@@ -255,7 +272,7 @@ class GpuReplica:
         batch = self._begun.popleft()
         batch.marks["update"].event.synchronize()
         for later in self._begun:
-            # Its copy of the model must lack this update, because the device adds it.
+            # The copy of the model for `later` must lack this update, because the GPU adds it.
             later.marks["model"].event.synchronize()
         loss = float(batch.loss[1])
         added_ns = time.monotonic_ns()
@@ -301,7 +318,10 @@ class GpuReplica:
 
 @torch.no_grad()
 def clear_gradients(parameters: Sequence[nn.Parameter], where: Tensor) -> None:
-    """Set all gradients to zero if the tensor () is true, without copying it to the host."""
+    """Set all gradients to zero if `where` is true, without copying `where` to the host.
+
+    `where`: a bool tensor of shape ().
+    """
     for parameter in parameters:
         if (gradient := parameter.grad) is not None:
             values = gradient._values() if gradient.is_sparse else gradient

@@ -3,8 +3,8 @@
     coordinator   TrySpeed      ExecuteWork ...            Command.SAVE      Command.STOP
     worker     ()      SpeedTrial        (ScheduleWork, ...)         Command.SAVE
 
-A worker reports several short batches in one tuple; an empty tuple means that it is ready. The
-wire's file carries states and traced spans. Times are nanoseconds of CLOCK_MONOTONIC.
+A worker reports several short batches in one tuple. An empty tuple means that the worker is ready.
+The wire's file carries states and traced spans. Times are nanoseconds of CLOCK_MONOTONIC.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from paceline.links.shared_memory import SharedTensors
 from paceline.strategies.hogbatch.config import WorkerSpec
 from paceline.strategies.hogbatch.statistics import BatchResult
 
-# The names of the tensors that all workers share in addition to the model.
+# Names of the tensors that are shared with all workers in addition to the model.
 INPUTS, TARGETS, ORDER, COMMITTED = "inputs", "targets", "order", "committed"
 
 
@@ -24,7 +24,8 @@ INPUTS, TARGETS, ORDER, COMMITTED = "inputs", "targets", "order", "committed"
 class Training:
     """Settings and shared memory of all workers of a run.
 
-    `data` has the samples if they are tensors; `num_classes` is the recipe's.
+    `num_classes`: the number of classes of the recipe. `parameters`: the model's parameters and
+    buffers. `data`: the other shared tensors, which include the samples if these are tensors.
     """
 
     settings: TrainSettings
@@ -37,7 +38,8 @@ class Training:
 class ProcessSettings:
     """The settings of a worker process.
 
-    `depth`: its number of batches in work. `cores`: the processors that it is pinned to, if any.
+    `depth`: the number of batches that the worker overlaps. `cores`: the CPU numbers to which the
+    process is pinned; if empty, it is not pinned.
     """
 
     number: int
@@ -63,9 +65,9 @@ class TrySpeed(NamedTuple):
 
 
 class ExecuteWork(NamedTuple):
-    """A command to train on `size` samples from place `first` of the epoch's order.
+    """A command to train on `size` samples, from position `first` of the epoch's sample order.
 
-    `batch`: the batch's number in the run. `rate`: a factor of the settings' learning rate.
+    `batch`: the batch's number in the run. `rate`: the factor of the learning rate in the settings.
     """
 
     batch: int = 0
@@ -76,12 +78,12 @@ class ExecuteWork(NamedTuple):
 
     @property
     def places(self) -> range:
-        """The places of the samples in the epoch's order."""
+        """The positions of the samples in the epoch's sample order."""
         return range(self.first, self.first + self.size)
 
 
 class ScheduleWork(NamedTuple):
-    """A worker's request for work, with the result of its last batch."""
+    """A worker's request for work, with the result of a completed batch."""
 
     batch: int
     size: int

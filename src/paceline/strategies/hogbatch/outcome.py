@@ -1,4 +1,4 @@
-"""The outcome of a run: each worker's batches, next to the plan of the same batches."""
+"""The outcome of a run, with a plan of the same batches that the workers trained on."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,7 +23,10 @@ _MOST_POINTS = 500
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run whose workers have ended; `asked`: the epochs to train, `epochs`: those trained."""
+    """A run whose workers have ended.
+
+    `asked`: the epochs that the run should train. `epochs`: the epochs that it has trained.
+    """
 
     coordinator: Coordinator
     recipe: Recipe
@@ -31,12 +34,16 @@ class FinishedRun:
     epochs: Sequence[Epoch]
 
     def outcome(self, traced: Timeline, peaks: Sequence[int], num_samples: int) -> Outcome:
-        """Return the outcome; `traced`: the traced batches, `peaks`: each worker's peak memory."""
+        """Return the outcome of the run.
+
+        `traced`: the spans of the traced batches. `peaks`: each worker's peak memory in bytes.
+        `num_samples`: the number of samples in the trained epochs.
+        """
         history, trained_s = self.coordinator.history, self.coordinator.trained_s
         workers = [one.progress for one in self.coordinator.processes.workers]
         trials = [one.trial for one in workers if one.trial is not None]
         prediction = None
-        # predictions do not model lost workers
+        # Predictions assume that all workers train from the first epoch to the last.
         if not history.lost and not history.past and len(trials) == len(workers):
             prediction = predict(self.asked, trials)
         planned, faults = self._replayed(traced, trials)
@@ -66,7 +73,10 @@ class FinishedRun:
     def _replayed(
         self, traced: Timeline, trials: Sequence[SpeedTrial]
     ) -> tuple[Timeline, tuple[str, ...]]:
-        """Return the plan of the traced batch sizes, and its differences from the trace."""
+        """Simulate a plan of batches with the traced sizes.
+
+        Returns the simulated timeline, and a text for each difference between plan and trace.
+        """
         workload, config = self.asked.workload, self.asked.config
         machine = speed_trial.machine_of(workload, trials)
         specs, sizes = {one.number: one.spec for one in trials}, traced_sizes(traced.spans)

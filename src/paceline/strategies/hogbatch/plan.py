@@ -6,15 +6,16 @@
     gpu0 d2h                                              [update 0]              [update 1]
     host reduce                                                     [0]                     [1]
 
-A worker requests work (ScheduleWork), gets a batch of the policy's size (ExecuteWork), trains on
-it, and requests again when its update is in the model. CPUs update the shared model in place,
-without locks. A GPU trains on a copy, and the host adds its update to the model. Copies and sums
-run during compute, because a GPU has `gpu_depth` batches in work; its copy of the model lacks only
-its own latest update, which the GPU adds. A GPU without other workers keeps the model.
+A worker requests work (ScheduleWork), gets a batch of the policy's size (ExecuteWork) and trains on
+it. It requests more work when its update is in the shared model. CPU workers update the shared
+model in place, without locks. A GPU trains on a copy, and the host adds the GPU's update to the
+shared model. A GPU overlaps `gpu_depth` batches, so that copies and sums run during compute. The
+GPU's copy of the model lacks only the GPU's own latest update, which the GPU adds itself. If a GPU
+is the only worker, the model stays on it and no updates are copied.
 
 Which worker gets which batch depends on when batches end. So `EventLoop` simulates the run with the
-machine's `Roofline` prices while it lists the tasks; `simulate` with the same prices returns the
-same times. The `step` of a task is its batch's number among the worker's batches.
+machine's `Roofline` costs while it lists the tasks. `simulate` with the same costs returns the same
+times. The `step` of a task is the index of its batch among the worker's batches.
 """
 
 from collections import defaultdict, deque
@@ -38,11 +39,11 @@ from paceline.strategies.hogbatch.policy import policy_of, updates_of
 MODEL = "model"  # part name: a copy of the model to a GPU
 HOST = "this-host"  # the host's name in the machine that a run measures
 _UPDATE_TRAFFIC = 3  # per parameter byte: parameter and gradient are read, the parameter is written
-_ASKS = -1  # sorts before all tasks: a request is answered before tasks of the same time start
+_ASKS = -1  # sorts before task indices: requests are answered before tasks of the same time start
 
 
 class Stage(NamedTuple):
-    """One task of every batch of a size."""
+    """A task that every batch of one size has, such as its copy of the model."""
 
     kind: Kind
     part: str
@@ -50,7 +51,7 @@ class Stage(NamedTuple):
     cost: Cost
 
     def task(self, batch: int, worker: int, size: int, after: tuple[TaskId, ...]) -> Task:
-        """Return the task in a worker's batch of that number and size."""
+        """Return this stage's task for a worker's batch; `batch`: the batch's number."""
         own = TaskId(batch, self.kind, self.part, worker)
         return Task(own, self.on, self.cost, after, size)
 
@@ -59,12 +60,14 @@ class Stage(NamedTuple):
 class BatchCosts:
     """The costs of a worker's batches of any size, scaled from the workload's batch size.
 
-    Flops and the traffic of activations scale with the samples; calls do not. The traffic of the
-    parameters does not either: forward reads them, backward reads them and writes gradients (the
-    last layer of backward only writes, as inputs need no gradient). Each thread of a CPU worker
-    does so for its part of the batch, and makes its own update. Traffic beyond the parameters
-    counts as activations; layers that read a part of their parameters (embeddings) are priced as if
-    they read all that their traffic allows. `shared`: others train on the model, too.
+    Flops and activation traffic scale with the number of samples. The number of calls and the
+    parameter traffic do not. Forward reads the parameters. Backward reads the parameters and writes
+    gradients. The model's first layer only writes gradients, because inputs need no gradient. Each
+    thread of a CPU worker has this parameter traffic for its part of the batch, and makes its own
+    update. A layer's traffic is first counted as parameter traffic, up to its parameters' size, and
+    the rest as activation traffic, also for layers that read only some parameters (embeddings).
+
+    `shared`: whether the model is shared with other workers, so that a GPU copies model and update.
     """
 
     workload: Workload
@@ -74,7 +77,10 @@ class BatchCosts:
     shared: bool
 
     def stages(self, size: int) -> tuple[Stage, ...]:
-        """Return the successive stages of a batch; InvalidInput if a GPU has no link."""
+        """Return a batch's stages in order.
+
+        Raises InvalidInput if a GPU has no link to the host.
+        """
         computed = tuple(self._computed(size))
         if self.device.kind == DeviceKind.CPU:
             return computed
@@ -90,7 +96,7 @@ class BatchCosts:
         add = Cost(nbytes=_UPDATE_TRAFFIC * self.workload.gradient_nbytes, num_calls=1)
         return (
             batch,
-            # While the model is copied, none of the GPU's own updates is added to it.
+            # The exchange lane keeps this GPU's updates from being added during the copy.
             Stage(Kind.H2D, MODEL, (*to_gpu, exchange_lane(gpu.name)), copy),
             *computed,
             Stage(Kind.D2H, "update", to_host, copy),
@@ -107,7 +113,7 @@ class BatchCosts:
             times = 1 if layer is last else 2
             cost = self._scaled(layer.backward, times * layer.gradient_nbytes, size)
             yield Stage(Kind.BACKWARD, layer.name, on, cost)
-        # The update w - eta g, by each thread that has a gradient.
+        # Each thread with a gradient applies the update w - eta g.
         parts = min(self.threads, size)
         num_tensors = sum(len(layer.parameters) for layer in workload.layers)
         traffic = _UPDATE_TRAFFIC * workload.gradient_nbytes
@@ -124,10 +130,13 @@ class BatchCosts:
 class BatchTasks:
     """Makes the tasks of one worker's batches, with their dependencies.
 
-    Each stage waits for the stage before it. With a `depth` of 1 a batch waits for the batch
-    before. With more, the samples of batch n wait for the copies of batch n - 1 and the end of
-    batch n - depth, the model for the end of the batch after that, and forward for the step of
-    batch n - 1.
+    Each stage waits for the previous stage of its batch. With `depth` 1, a batch also waits for the
+    end of the previous batch. With a larger `depth`, three stages of batch n also wait for tasks of
+    earlier batches:
+
+        copy of the samples    the copies of batch n - 1, and the end of batch n - depth
+        copy of the model      the end of batch n - depth + 1
+        first layer's forward  the optimizer step of batch n - 1
     """
 
     def __init__(self, worker: int, depth: int) -> None:
@@ -149,7 +158,7 @@ class BatchTasks:
         return made
 
     def _others(self, stage: Stage, made: Sequence[Task]) -> tuple[TaskId, ...]:
-        """Return the tasks of earlier batches for which a stage waits."""
+        """Return the tasks of earlier batches that `stage` waits for."""
         if self._depth == 1:
             return () if made else self._end_of(1)
         if not made:
@@ -164,11 +173,12 @@ class BatchTasks:
 
 
 def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window) -> Plan:
-    """Return the tasks completed when `window` steps of samples have been trained on.
+    """Return the plan of all tasks that end while `window` is trained on.
 
-    A step is one batch of the workload's size per worker, whichever workers train on its samples.
-    Batches in work at the end are cut off. InvalidInput if the machine has fewer devices, they are
-    not on one host, or a GPU has no link.
+    A step counts as one batch of the workload's size per worker, no matter which workers train on
+    its samples. Tasks that end after the last counted batch are left out. Raises InvalidInput if
+    the machine has fewer devices than workers, if the devices are not on one host, or if a GPU has
+    no link to the host.
     """
     workers = PricedWorkers(workload, machine, config)
     total = window.num_steps * workload.batch_size * config.workers
@@ -178,9 +188,10 @@ def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window)
 def memory(workload: Workload, machine: Machine, config: Hogbatch) -> dict[str, int]:
     """Return the bytes needed by each worker's device, and by the host for the shared model.
 
-    A CPU worker has a gradient per thread. A GPU has a replica, its gradient, the copy of the
-    model, and the change of each batch but the one whose samples are copied. Both have the
-    activations of their largest batch, and a GPU its samples. Not counted: momentum, training data.
+    A CPU worker stores one gradient per thread, and the activations of its largest batch. A GPU
+    stores the replica, its gradient, the copy of the shared model, the activations of its largest
+    batch, the samples of `gpu_depth` batches, and the changes of `gpu_depth` - 1 batches (at least
+    one). Optimizer state and training data are not counted.
     """
     workers = PricedWorkers(workload, machine, config)
     model, depth = workload.gradient_nbytes, config.gpu_depth
@@ -198,7 +209,10 @@ def memory(workload: Workload, machine: Machine, config: Hogbatch) -> dict[str, 
 
 
 def _spec(machine: Machine, device: Device, config: Hogbatch) -> WorkerSpec:
-    """Return the worker on a device; CPU devices of a host share its cores by default."""
+    """Return the worker of a device.
+
+    Unless `config.threads` is set, the CPU devices of a host divide its cores evenly.
+    """
     if device.kind == DeviceKind.GPU:
         return WorkerSpec(DeviceKind.GPU)
     place = (device.host, DeviceKind.CPU)
@@ -208,10 +222,10 @@ def _spec(machine: Machine, device: Device, config: Hogbatch) -> WorkerSpec:
 
 
 class PricedWorkers:
-    """The workers on a machine's first devices, their policy, and the prices of their batches.
+    """The workers on a machine's first devices, their policy, and the costs of their batches.
 
-    `specs`: the workers of a run; by default the configuration's, of which a GPU without other
-    workers keeps the model.
+    `specs`: the workers of a run, whose GPUs always copy the shared model. Without `specs`, there
+    are `config.workers` workers. If a GPU is the only one of them, it does not copy the model.
     """
 
     def __init__(
@@ -244,13 +258,13 @@ class PricedWorkers:
         self.policy = policy_of(config, self.specs, speeds, size)
 
     def _batch(self, worker: int, size: int) -> tuple[tuple[Stage, ...], tuple[float, ...]]:
-        """Return a batch's stages, and the seconds of each."""
+        """Return a batch's stages, and the seconds that each stage takes."""
         stages = self._costs[worker].stages(size)
         tasks = (stage.task(0, worker, size, ()) for stage in stages)
         return stages, tuple(map(self._prices.seconds, tasks))
 
     def period_s(self, worker: int, size: int) -> float:
-        """Return the seconds from one batch's end to the next."""
+        """Return the seconds between the ends of successive batches of a worker."""
         stages, seconds = self.batch(worker, size)
         depth, whole = self.depths[worker], fsum(seconds)
         if depth == 1:
@@ -264,7 +278,7 @@ class PricedWorkers:
 
 
 class BatchSizes:
-    """Asks the policy for sizes, and counts the updates of batches, as the coordinator does."""
+    """Asks the policy for batch sizes and counts updates, like the coordinator of a run."""
 
     def __init__(self, workers: PricedWorkers) -> None:
         self._workers = workers
@@ -273,7 +287,7 @@ class BatchSizes:
         self._assigned = [deque[int]() for _ in workers.specs]
 
     def next(self, worker: int, left: float = inf) -> int:
-        """Return the size of a worker's next batch, of which at most `left` samples remain."""
+        """Return the size of a worker's next batch, at most `left`."""
         self._latest[worker] = self._workers.policy.next_batch(
             worker, self._expected(worker), self._latest
         )
@@ -282,7 +296,10 @@ class BatchSizes:
         return size
 
     def complete(self, worker: int) -> int:
-        """Count a worker's oldest batch and return its size; 0 if it has none."""
+        """Count a worker's oldest assigned batch as done; return its size.
+
+        Returns 0 if no batch is assigned to the worker.
+        """
         size = self._assigned[worker].popleft() if self._assigned[worker] else 0
         self._updates[worker] += self._updates_of(worker, size)
         return size
@@ -291,7 +308,11 @@ class BatchSizes:
         return updates_of(self._workers.specs[worker], size, self._workers.config.beta)
 
     def _expected(self, worker: int) -> list[float]:
-        """Return all updates, with the worker's assigned batches, and others' but their latest."""
+        """Return the updates that each worker will have made when `worker` begins its next batch.
+
+        Assumes that this worker's assigned batches are done by then, and of every other worker's
+        assigned batches all except the newest.
+        """
         found = []
         for other, (made, assigned) in enumerate(zip(self._updates, self._assigned, strict=True)):
             counted = list(assigned) if other == worker else list(assigned)[:-1]
@@ -300,10 +321,11 @@ class BatchSizes:
 
 
 class EventLoop:
-    """Hands out batches to whichever worker asks first.
+    """Simulates a run: the next batch goes to the worker that first requests work.
 
-    An event is (time, place of a task in the plan, worker): the task is ready, or the worker asks.
-    Like the simulator, it starts tasks of equal times in the plan's order.
+    An event is (time, task's index in the plan, worker): at this time the task is ready. If the
+    index is `_ASKS`, the worker requests work instead. Tasks that are ready at the same time start
+    in the plan's order, as in the simulator.
     """
 
     def __init__(self, workers: PricedWorkers) -> None:
@@ -314,14 +336,15 @@ class EventLoop:
         self._tasks: list[Task] = []
         self._seconds: list[float] = []
         self._ends_s: dict[TaskId, float] = {}  # of tasks that have started
-        self._waiting: dict[int, int] = {}  # unstarted parents of each task
+        self._waiting: dict[int, int] = {}  # number of unstarted parents of each task
         self._children: dict[TaskId, list[int]] = defaultdict(list)
-        self._last: set[int] = set()  # tasks of batches
+        self._last: set[int] = set()  # index of each batch's last task
 
     def tasks(self, num_samples: float = inf, horizon_s: float = inf) -> Iterator[Task]:
-        """Return the tasks until `num_samples` are done, or of batches begun before the horizon.
+        """Return the tasks, batch by batch, in the order in which batches are assigned.
 
-        They are listed batch by batch, as they are handed out.
+        `num_samples`: tasks that end after this number of samples is done are left out.
+        `horizon_s`: no batch is assigned at or after this time.
         """
         end_s, num_done = inf, 0
         for turn in range(max(self._workers.depths)):
@@ -358,12 +381,12 @@ class EventLoop:
         self._last.add(len(self._tasks) - 1)
 
     def _ready(self, time_s: float, place: int, worker: int) -> None:
-        """Queue a task, all of whose parents have started, for when they end."""
+        """Queue a task for the time when its parents end; all parents must have started."""
         ends_s = (self._ends_s[one] for one in self._tasks[place].after)
         heappush(self._events, (max(time_s, *ends_s, 0.0), place, worker))
 
     def _start(self, time_s: float, place: int, worker: int) -> None:
-        """Run a task as soon as its resources are free."""
+        """Simulate a ready task, which runs as soon as its resources are free."""
         task = self._tasks[place]
         free_s = max(self._free_s[resource] for resource in task.on)
         end_s = max(time_s, free_s) + self._seconds[place]

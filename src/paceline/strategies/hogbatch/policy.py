@@ -1,7 +1,8 @@
 """Batch-size policies, built in and user-defined (Ma, Rusu et al. 2020, section VI).
 
-The coordinator and the plan ask the same policy before each batch. They pass the updates that each
-worker has made (u of algorithm 2), and the sizes of the latest batches (b).
+The coordinator and the plan use the same policies, and ask the policy before each batch. They pass
+the number of updates of each worker (u in algorithm 2), and the size of each worker's latest batch
+(b in algorithm 2).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,9 +17,11 @@ from paceline.core.importing import imported
 from paceline.core.machine import DeviceKind
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 
-MOST_REPORTED = 32  # batches in one message of a worker
+MOST_REPORTED = 32  # maximum number of batches in one message of a worker
 _PREFETCHED_S = 0.05  # seconds of work sent in advance; requesting a batch takes about 0.3 ms
-_LEFT_OVER_PREFETCHED = 10  # at the end of an epoch, no worker waits for another worker's queue
+# Prefetched work is at most 1/10 of the epoch's remaining time. So at the end of an epoch no worker
+# waits long for batches that another worker has prefetched.
+_LEFT_OVER_PREFETCHED = 10
 
 
 class Policy(Protocol):
@@ -29,17 +32,18 @@ class Policy(Protocol):
 
     @property
     def most(self) -> Sequence[int]:
-        """The largest batch of each worker, for which memory is reserved."""
+        """The largest batch size of each worker, for which memory is reserved."""
 
     def next_batch(self, worker: int, updates: Sequence[float], sizes: Sequence[int]) -> int:
         """Return the size of a worker's next batch, at least 1.
 
-        `updates` and `sizes` are of all workers; a size is 0 before the worker's first batch.
+        `updates`: the number of updates of each worker. `sizes`: the size of each worker's latest
+        batch, or 0 before its first batch.
         """
 
 
 class SpeedTrial(NamedTuple):
-    """A worker's measured seconds per batch, by batch size."""
+    """A worker's speed trial; `seconds`: the measured seconds of a batch by batch size."""
 
     number: int
     spec: WorkerSpec
@@ -47,17 +51,18 @@ class SpeedTrial(NamedTuple):
 
     @property
     def samples_per_s(self) -> float:
-        """The speed with batches of the largest size."""
+        """The speed with the largest batch size of the trial."""
         size = max(self.seconds)
         return size / self.seconds[size]
 
 
 @dataclass(frozen=True)
 class Workers:
-    """The argument of a policy: the workers and the settings.
+    """The workers and the settings for which a policy is created.
 
-    `speeds`: samples/s with batches of `batch_size`; all equal before they are measured.
-    `batch_size`: the workload's. `config`: options such as `cpu_batch` and `alpha`.
+    `speeds`: the samples/s of each worker with batches of `batch_size`; before they are measured,
+    all speeds are equal. `batch_size`: the batch size of the workload. `config`: options such as
+    `cpu_batch` and `alpha`.
     """
 
     specs: tuple[WorkerSpec, ...]
@@ -73,16 +78,18 @@ class FixedPolicy:
     most: tuple[int, ...]
 
     def next_batch(self, worker: int, updates: Sequence[float], sizes: Sequence[int]) -> int:
-        """Return the worker's size."""
+        """Return the worker's constant batch size."""
         return self.most[worker]
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptivePolicy:
-    """Algorithm 2: smaller batches for the worker with the fewest updates, larger for the first.
+    """Algorithm 2, which changes batch sizes so that all workers make equally many updates.
 
-    A size is divided or multiplied by `alpha`, between the worker's `least` and `most`, and rounded
-    so that it changes. `first`: the sizes of the first batches.
+    A worker with fewer updates than all other workers gets its size divided by `alpha`. A worker
+    with more updates than all other workers gets its size multiplied by `alpha`. Fractions are
+    rounded so that the size changes; it stays between the worker's `least` and `most`. `first`: the
+    sizes of the first batches.
     """
 
     first: tuple[int, ...]
@@ -91,7 +98,7 @@ class AdaptivePolicy:
     alpha: float = 2.0
 
     def next_batch(self, worker: int, updates: Sequence[float], sizes: Sequence[int]) -> int:
-        """Return the size by algorithm 2."""
+        """Return the next size according to algorithm 2."""
         size, least, most = sizes[worker], self.least[worker], self.most[worker]
         if not size or least == most:
             return self.first[worker]
@@ -105,7 +112,7 @@ class AdaptivePolicy:
 
 @dataclass(frozen=True, slots=True)
 class CheckedPolicy:
-    """A user-defined policy whose answers are checked."""
+    """A user-defined policy whose returned batch sizes are checked."""
 
     name: str
     policy: Any
@@ -113,7 +120,10 @@ class CheckedPolicy:
 
     @classmethod
     def of(cls, name: str, workers: Workers) -> "CheckedPolicy":
-        """Import package.module:Policy and call it with `workers`; InvalidInput if that fails."""
+        """Import package.module:Policy and call it with `workers`.
+
+        Raises InvalidInput if the import or the call fails, or if `.most` is invalid.
+        """
         make, num_workers = imported("policy", name), len(workers.specs)
         with _blaming("cannot be created", name):
             policy = make(workers)
@@ -126,7 +136,7 @@ class CheckedPolicy:
         return cls(name, policy, most)
 
     def next_batch(self, worker: int, updates: Sequence[float], sizes: Sequence[int]) -> int:
-        """Return the policy's size; InvalidInput if it raises or returns an invalid size."""
+        """Return the policy's size; raise InvalidInput if the call fails or the size is invalid."""
         with _blaming(f"does not return a size for worker {worker}", self.name):
             size = self.policy.next_batch(worker, tuple(updates), tuple(sizes))
         if not _is_size(size) or size > self.most[worker]:
@@ -152,17 +162,17 @@ def _is_size(value: Any) -> bool:
 
 
 def hogwild(workers: Workers) -> FixedPolicy:
-    """Assign one sample to each thread."""
+    """Assign one sample to each thread of a worker."""
     return FixedPolicy(tuple(spec.threads for spec in workers.specs))
 
 
 def hogbatch(workers: Workers) -> FixedPolicy:
-    """Assign the workload's batch size to every worker: algorithm 1."""
+    """Assign batches of the workload's batch size to every worker (algorithm 1)."""
     return FixedPolicy((workers.batch_size,) * len(workers.specs))
 
 
 def proportional(workers: Workers) -> FixedPolicy:
-    """Assign batches in proportion to the speeds, at least 1 sample (Hadjis et al. 2016)."""
+    """Assign batch sizes in proportion to the workers' speeds (Hadjis et al. 2016)."""
     total = workers.batch_size * len(workers.specs)
     return FixedPolicy(tuple(max(1, size) for size in apportion(total, workers.speeds)))
 
@@ -173,7 +183,7 @@ def cpu_gpu(workers: Workers) -> FixedPolicy:
 
 
 def adaptive(workers: Workers) -> AdaptivePolicy:
-    """Return algorithm 2: CPUs begin with their smallest batch, GPUs with their largest."""
+    """Adapt batch sizes (algorithm 2); CPUs begin with the smallest size, GPUs with the largest."""
     config, size = workers.config, workers.batch_size
     gpu_batch = config.gpu_batch or (max(1, size // 64), size)
     first, least, most = [], [], []
@@ -194,10 +204,10 @@ POLICIES: dict[str, Callable[[Workers], Policy]] = {
 def policy_of(
     config: Hogbatch, specs: Sequence[WorkerSpec], speeds: Sequence[float], batch_size: int
 ) -> Policy:
-    """Return the configured policy for these workers.
+    """Create the configured policy for these workers.
 
-    `speeds`: samples/s with batches of the workload's `batch_size`. InvalidInput if a user-defined
-    policy cannot be imported or created, or lacks an attribute of `Policy`.
+    `speeds`: samples/s with batches of the workload's `batch_size`. Raises InvalidInput if a
+    user-defined policy cannot be imported or created, or lacks an attribute of `Policy`.
     """
     workers = Workers(tuple(specs), tuple(speeds), batch_size, config)
     if config.policy in POLICIES:
@@ -208,10 +218,11 @@ def policy_of(
 def expected_updates(
     worker: int, made: Sequence[float], ahead: Sequence[Sequence[tuple[float, float]]]
 ) -> list[float]:
-    """Return the updates of all workers at the time when a worker begins its next batch.
+    """Return each worker's expected updates at the time when `worker` begins its next batch.
 
-    `made`: the updates in the model. `ahead`: for each worker the expected (seconds, updates) of
-    its assigned, unfinished batches. If the worker itself has none, it begins now.
+    `made`: the number of each worker's updates that are already in the model. `ahead`: for each
+    worker, the expected (seconds, updates) of its assigned, unfinished batches. If `worker` has no
+    such batch, its next batch begins now.
     """
     begins_s = sum(seconds for seconds, _ in ahead[worker])
     found = []
@@ -227,14 +238,19 @@ def expected_updates(
 
 
 def updates_of(spec: WorkerSpec, size: float, beta: float) -> float:
-    """Return the updates of a batch: 1 on a GPU, beta per thread with a sample on a CPU."""
+    """Return the counted updates of a batch.
+
+    On a GPU, a batch is one update. On a CPU, each thread that gets a sample counts `beta` updates.
+    """
     return min(spec.threads, size) * (beta if spec.kind == DeviceKind.CPU else 1.0)
 
 
 def rate_factor(size: int, batch_size: int, staleness: int, decay: float) -> float:
-    """Scale a learning rate for `batch_size` to a batch's size (Goyal et al. 2017) and staleness.
+    """Return the learning rate's factor for a batch of `size` samples.
 
-    `staleness`: other workers' updates that the worker's latest batch has missed.
+    The rate was chosen for `batch_size` and scales linearly with the size (Goyal et al. 2017).
+    `staleness`: the number of other workers' updates that the worker's latest batch missed; the
+    factor is divided by 1 + `decay` * `staleness`.
     """
     return size / batch_size / (1 + decay * staleness)
 
@@ -242,17 +258,19 @@ def rate_factor(size: int, batch_size: int, staleness: int, decay: float) -> flo
 def wants_more(
     assigned_s: Sequence[float], left_s: float, depth: int = 1, *, prefetches: bool = True
 ) -> bool:
-    """Return whether a worker gets another batch in addition to its assigned ones.
+    """Return whether a worker gets another batch in addition to its assigned batches.
 
-    `assigned_s`: their expected seconds, inf before the first result. `left_s`: the seconds until
-    all workers together finish the epoch. A worker has `depth` batches in work, unless others would
-    wait for it at the end of the epoch. Waking a process takes as long as a short batch, so short
-    batches are assigned in advance if the worker `prefetches`.
+    `assigned_s`: the expected seconds of the assigned batches; inf before the first result.
+    `left_s`: the seconds in which all workers together can finish the epoch.
+    `depth`: the number of batches that the worker overlaps. It gets fewer if other workers would
+    wait for this worker at the end of the epoch.
+    `prefetches`: whether short batches are assigned in advance, because waking a process takes as
+    long as a short batch.
     """
     if not assigned_s:
         return True
     if len(assigned_s) < depth:
-        busy_s = sum(assigned_s) - assigned_s[0] / 2  # the first is on average half done
+        busy_s = sum(assigned_s) - assigned_s[0] / 2  # the first batch is half done on average
         return isinf(assigned_s[0]) or busy_s <= left_s
     most_s = min(_PREFETCHED_S, left_s / _LEFT_OVER_PREFETCHED) if prefetches else 0.0
     return len(assigned_s) < MOST_REPORTED and sum(assigned_s) < most_s

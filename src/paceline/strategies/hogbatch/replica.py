@@ -1,4 +1,4 @@
-"""The replicas of CPU workers, whose threads train the shared model; as `GpuReplica` does."""
+"""The replica of a CPU worker, with the methods of `GpuReplica`, and helpers of both."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,33 +33,36 @@ _NS = 1e-9
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a model by name, shared ones once.
+    """Return the parameters and buffers of a model by name; tied parameters appear once.
 
-    They are sorted by type, so that a GPU copies and adds all tensors of a type as one.
+    The tensors are sorted by dtype, so that a GPU can copy and add all tensors of a dtype as one.
     """
     named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
     return dict(sorted(named, key=lambda item: str(item[1].dtype)))
 
 
 def device_for(spec: WorkerSpec) -> Device:
-    """Return a worker's device; InvalidInput if this machine lacks it."""
+    """Return a worker's device; raise InvalidInput if this machine lacks the device."""
     if spec.kind == DeviceKind.CPU:
         return device_of(torch.device("cpu"))
     found = gpus()
     if spec.index >= len(found):
-        raise InvalidInput("workers", f"this machine has {len(found)} GPUs", got=str(spec))
+        raise InvalidInput("workers", f"this machine has only {len(found)} GPUs", got=str(spec))
     return device_of(found[spec.index])
 
 
 def refer(model: nn.Module, shared: Mapping[str, Tensor]) -> nn.Module:
-    """Replace the model's parameters and buffers by the shared ones; return the model."""
+    """Point the model's parameters and buffers to the `shared` tensors; return the model."""
     for name, tensor in tensors_of(model).items():
         tensor.data = shared[name]
     return model
 
 
 class Learner:
-    """A model and its optimizer; `learning` is by default the recipe's loss alone."""
+    """A model and its optimizer.
+
+    By default `learning` is the recipe's loss, without autocast or clipping.
+    """
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class Learner:
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss of a batch; InvalidInput if model or loss fails."""
+        """Return the mean loss of a batch; raise InvalidInput if the model or the loss fails."""
 
         def blaming(*args: Any, **fields: Any) -> Any:
             try:
@@ -88,12 +91,15 @@ class Learner:
         return self.learning.forward(blaming, Share(*batch, 1.0))
 
     def set_rate(self, rate: float) -> None:
-        """Set the learning rates to `rate` times the settings'."""
+        """Set each parameter group's learning rate to `rate` times its configured learning rate."""
         for group, own in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = own * rate
 
     def step(self, rate: float) -> None:
-        """Clip gradients, update the parameters with scaled learning rates, clear gradients."""
+        """Clip gradients, update the parameters, and clear gradients.
+
+        `rate`: the factor of the learning rates.
+        """
         if self.learning.clip_norm is not None:
             clip_grad_norm_(self.parameters, self.learning.clip_norm)
         self.set_rate(rate)
@@ -102,7 +108,11 @@ class Learner:
 
 
 class _ThreadResult(NamedTuple):
-    """The result of one thread; `computed_ns`: the ends of its phases before their waits."""
+    """The loss sum and the times of one thread.
+
+    `forward_ns`, `backward_ns`, `ended_ns`: the ends of the phases, including simulated slowdown.
+    `computed_ns`: the ends of forward and backward, excluding the slowdown of that phase.
+    """
 
     loss: float
     forward_ns: int
@@ -112,19 +122,22 @@ class _ThreadResult(NamedTuple):
 
 
 class _Thread:
-    """Trains shared parameters with its own gradients.
+    """A thread that trains the shared parameters with its own gradients.
 
-    It waits after each phase, as if its device were `slow` times slower.
+    After each phase the thread waits, as if its device were `slow` times slower.
     """
 
     def __init__(self, learner: Learner, samples: IndexedSamples, slow: float) -> None:
         self.learner, self._slow = learner, slow
-        self._owed_ns = 0.0  # negative after a wait that was too long
+        self._owed_ns = 0.0  # time still to wait; negative after a wait that was too long
         own = learner.model, samples, learner.optimizer, learner.learning
         self._dense = DenseThread.of(*own)
 
     def train(self, rows: Tensor, rate: float, started_ns: int, traced: bool) -> _ThreadResult:
-        """Train on a part of a batch; with torch if `traced`, because hooks see its layers."""
+        """Train on a part of a batch.
+
+        If `traced`, PyTorch trains, because its hooks record the layers' times.
+        """
         value, backward, step = self._forward(rows, traced)
         computed_ns = time.monotonic_ns()
         forward_ns = backward_ns = ended_ns = passed_ns = self._wait(started_ns)
@@ -141,7 +154,7 @@ class _Thread:
     def _forward(
         self, rows: Tensor, traced: bool
     ) -> tuple[float, Callable[[], object], Callable[[float], None]]:
-        """Return the mean loss, and functions for backward and for the step at a rate."""
+        """Run forward; return the mean loss and functions for backward and the optimizer step."""
         if self._dense is not None and not traced:
             value = self._dense.forward(rows)
             if isfinite(value):
@@ -155,7 +168,10 @@ class _Thread:
         self._dense.step()
 
     def _wait(self, since_ns: int) -> int:
-        """Wait in proportion to the time since then; return the time after the wait."""
+        """Wait for `slow` - 1 times the time since `since_ns`.
+
+        Returns the time after the wait.
+        """
         now = time.monotonic_ns()
         if self._slow == 1:
             return now
@@ -171,9 +187,10 @@ class CpuReplica:
     """Trains the shared model with the threads of a CPU worker.
 
     Each thread computes the gradient of its part of a batch, and updates the model in place,
-    without locks: Hogwild inside the batch (section V). Each thread has its own gradients, clipped
-    separately, and optimizer state. Traces show the first thread's layers, and the last thread's
-    end. `recipe` builds a model for each thread; `shared` replaces its parameters and buffers.
+    without locks: Hogwild inside the batch (section V). Each thread has its own optimizer state and
+    gradients, and clips its gradients separately. A batch's trace shows the layers of the first
+    thread, and ends when the last thread ends. `recipe` builds a model for each thread; all these
+    models use the tensors of `shared` as parameters and buffers.
     """
 
     def __init__(
@@ -196,24 +213,25 @@ class CpuReplica:
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
-        """The optimizer of each thread."""
+        """The optimizers of all threads."""
         return [thread.learner.optimizer for thread in self._threads]
 
     def take(self, rows: Tensor, rate: float, step: int | None) -> Iterable[BatchResult]:
-        """Train on a batch until it ends; return its result.
+        """Train on a batch; return a tuple of its result.
 
-        `rate`: a factor of the learning rate. `step`: the number in the trace, if traced.
+        `rate`: the factor of the learning rate. `step`: the batch's number in the trace; None if
+        the batch is not traced.
         """
         return (self.train(rows, rate, step),)
 
     def done(self, *, waits: bool = False) -> Iterable[BatchResult]:
-        """Return no results: `take` leaves no batch in work."""
+        """Return no results, because every batch ends in `take`."""
         return ()
 
     def train(self, rows: Tensor, rate: float, step: int | None) -> BatchResult:
-        """Train on a part in each thread that gets a sample; arguments are those of `take`.
+        """Train on a batch, divided among the threads; for the arguments see `take`.
 
-        A loss that is not finite leaves the model unchanged.
+        A thread whose loss is not finite does not update the model.
         """
         started_ns = time.monotonic_ns()
         self._marks.watch(step is not None)

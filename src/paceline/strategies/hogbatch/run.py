@@ -1,10 +1,11 @@
 """The runner of strategy hogbatch: shared memory, workers, epochs, checkpoints and the outcome.
 
-A checkpoint is written in a pause between batches; a step is `batch_size` samples:
+A step is `batch_size` samples. While a checkpoint is written, the workers pause between batches.
+Its files:
 
     model.safetensors      the shared model
-    workers.safetensors    each worker's optimizer and random numbers
-    log.safetensors        the batches so far
+    workers.safetensors    each worker's optimizer and random number generators
+    log.safetensors        the log of all batches so far
     hogbatch.json          unassigned samples, counts, workers
 """
 
@@ -58,9 +59,10 @@ _MOST_THREADS_PER_CORE = 4
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
-    """Load the data, build the model and share both; `measure` starts the workers.
+    """Load the data, build the model and put both into shared memory.
 
-    Raises InvalidInput if settings, model and data do not fit.
+    The runner's `measure` starts the workers. Raises InvalidInput if settings, model and data do
+    not match.
     """
     settings = session.settings
     assert isinstance(settings, TrainSettings)  # validation rejects rehearsals
@@ -73,9 +75,9 @@ def start(session: TrainingSession) -> Iterator["HogbatchRunner"]:
 def runner_of(
     session: TrainingSession, recipe: Recipe, model: nn.Module
 ) -> Iterator["HogbatchRunner"]:
-    """Share a model and its data with workers, which end with the context.
+    """Yield a runner whose workers share a model and its data.
 
-    Workers find the same `recipe` by the settings.
+    The workers end when the context ends. Each worker looks up the same `recipe` from the settings.
     """
     settings = session.settings
     assert isinstance(settings, TrainSettings)
@@ -95,7 +97,10 @@ def runner_of(
 
 
 def epoch_sizes(settings: TrainSettings, num_samples: int) -> tuple[int, ...]:
-    """Return the samples of each epoch; `steps` batches of `batch_size` may end within one."""
+    """Return the number of samples of each epoch.
+
+    With `settings.steps`, the last epoch may be partial.
+    """
     if settings.steps is None:
         return (num_samples,) * settings.epochs
     whole, rest = divmod(settings.steps * settings.batch_size, num_samples)
@@ -125,12 +130,12 @@ class HogbatchRunner:
 
     @property
     def samples_per_step(self) -> float:
-        """One batch of `batch_size` per worker."""
+        """The number of samples in a step: `batch_size` per worker."""
         return float(self._settings.batch_size * len(self._specs))
 
     @property
     def about(self) -> str:
-        """One line about the model and the workers."""
+        """A summary of the model and the workers in one line."""
         return (
             f"{self._settings.model}: {self.workload.num_parameters:,} parameters in "
             f"{len(self.workload.layers)} layers; workers {', '.join(map(str, self._specs))}"
@@ -142,7 +147,10 @@ class HogbatchRunner:
         return Epochs(self.workload, self._session.config, sizes[0], len(sizes), num_cores)
 
     def measure(self) -> PricedMachine:
-        """Start the workers and measure their speed; end those that do not help."""
+        """Start the workers, measure their speeds and end workers that do not help.
+
+        Returns a machine with the measured speeds of the remaining workers.
+        """
         if self._session.resumed is not None:
             self._resume(self._session.resumed)
         for spec in self._specs:
@@ -156,7 +164,7 @@ class HogbatchRunner:
             logger.warning("%s; continuing without it (--keep-all keeps it)", verdict.why)
         if useless:
             self.coordinator.end_workers({verdict.worker for verdict in useless})
-            trials = self._try_speeds()  # which no longer share cores
+            trials = self._try_speeds()  # again, because the ended workers no longer use cores
         self.coordinator.begin()
         machine = machine_of(self.workload, trials)
         return PricedMachine(machine, ProfiledCost({}, Roofline.of(machine)))
@@ -173,9 +181,9 @@ class HogbatchRunner:
         return ScheduledRate(optimizer_by(recipe, settings), schedule, settings.batch_size)
 
     def train(self, config: Hogbatch) -> Outcome:
-        """Train all epochs; `config` is the session's.
+        """Train all epochs and return the outcome; `config` must be the session's.
 
-        Raises InvalidInput if the loss is not finite, WorkerLost if no worker is left.
+        Raises InvalidInput if a loss is not finite, and WorkerLost if no worker is left.
         """
         session, coordinator = self._session, self.coordinator
         with interruptible(raises_again=True) as interruption:
@@ -192,28 +200,34 @@ class HogbatchRunner:
 
     @property
     def _run(self) -> dict[str, Any]:
-        """Return the settings that a resumed run must share with its checkpoint."""
+        """The settings that must be the same in a resumed run and its checkpoint."""
         return {name: getattr(self._settings, name) for name in ("model", "batch_size", "seed")}
 
     def _saved(self, num_steps: int) -> State:
-        """Pause the workers, and return the state for a checkpoint."""
+        """Pause the workers and return the run's state for a checkpoint."""
         self.coordinator.pause()
         tensors, values = self.state()
         progress = {"run": self._run, "strategy": _PART, "chunk": None}
         return State(tensors, {_PART: values, "progress": progress})
 
     def _resume(self, state: State) -> None:
-        """Restore a checkpoint; InvalidInput if it is from another strategy or run."""
+        """Restore a checkpoint; raise InvalidInput if another strategy or run wrote it."""
         own = state.own_part(_PART)
         check_same_run(state.parts["progress"]["run"], self._run)
         if "known" not in own:
-            raise InvalidInput("resume", "is from an earlier version", hint="start a new run")
+            raise InvalidInput(
+                "resume",
+                "the checkpoint is from an earlier version of Paceline",
+                hint="start a new run",
+            )
         self.restore(state.tensors, own)
 
     def epochs(self) -> Iterator[Epoch]:
-        """Train epoch by epoch; a caller may stop early and call `outcome`."""
+        """Train and yield epoch after epoch; a caller may stop early and call `outcome`."""
         progress, recipe = self._session.progress, self._recipe
-        alone = replace(self._session.group, device=torch.device("cpu"))  # where the model is
+        alone = replace(
+            self._session.group, device=torch.device("cpu")
+        )  # the shared model is there
         learning = learning_of(recipe, self._settings)
         progress.begin(sum(self._sizes), "samples")
         progress.advance(self.coordinator.scheduler.num_samples)
@@ -227,26 +241,28 @@ class HogbatchRunner:
             yield epoch
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
-        """Return the state as tensors by FILE/NAME and plain values.
+        """Return the run's state: a dict of tensors with keys FILE/NAME, and plain values.
 
-        Requires a pause, or the time between epochs. The model's tensors are live: copy them before
-        training continues.
+        Requires paused workers; between epochs workers are always paused. The model's tensors are
+        not copies: copy them before training continues.
         """
         tensors, values = self.coordinator.state()
         model = {f"{_MODEL}{name}": own.detach() for name, own in tensors_of(self._model).items()}
         return model | tensors, values | {"epochs": list(map(asdict, self._epochs))}
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Restore a `state`, before `measure`.
+        """Restore a `state`; must be called before `measure`.
 
-        Optimizers and random numbers begin anew if the workers differ. Raises InvalidInput if the
-        model or the data differ, or if all epochs are done.
+        If the workers differ, all optimizers and random number generators start fresh. Raises
+        InvalidInput if the model or the data differ, or if all epochs are done.
         """
         own, saved = tensors_of(self._model), within(tensors, _MODEL)
         check_fits(own, saved, "resume")
         if len(values["epochs"]) >= len(self._sizes):
             raise InvalidInput(
-                "resume", f"all {len(self._sizes)} epochs are done", hint="increase --epochs"
+                "resume",
+                f"the checkpoint has already trained all {len(self._sizes)} epochs",
+                hint="increase --epochs",
             )
         self.coordinator.restore(self._specs, tensors, values)
         with torch.no_grad():
@@ -266,7 +282,10 @@ class HogbatchRunner:
         return found.model_copy(update={"decisions": tuple(self._decisions)})
 
     def save(self, path: Path) -> None:
-        """Write the trained model as safetensors, which rejects views of one memory."""
+        """Write the trained model as safetensors.
+
+        Tensors are cloned first, because safetensors rejects views of one memory block.
+        """
         own = {name: tensor.clone() for name, tensor in tensors_of(self._model).items()}
         save_model(refer(self._model, own), str(path))
 
@@ -286,13 +305,14 @@ def _check(
             "batch_size", f"must be at most the {most:,} training samples", got=settings.batch_size
         )
     optimizer_by(recipe, settings)
-    policy_of(config, specs, [1.0] * len(specs), settings.batch_size)  # InvalidInput if it fails
+    policy_of(config, specs, [1.0] * len(specs), settings.batch_size)  # raises InvalidInput
 
 
 def _tensors_of(recipe: Recipe) -> Tensors:
-    """Return the tensors that workers share: the epoch's order, and committed batches.
+    """Return the tensors that workers share in addition to the model.
 
-    Samples are shared if they are tensors in memory; other data sets are loaded by each worker.
+    They are the epoch's sample order, the workers' committed batches, and the samples if these are
+    tensors in memory. Other data sets are loaded by each worker.
     """
     samples = recipe.samples
     shared = {

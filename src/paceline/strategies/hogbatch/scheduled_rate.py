@@ -1,4 +1,4 @@
-"""Learning-rate factor of a schedule by completed samples."""
+"""The learning rate's factor of a schedule, as a function of the number of samples."""
 
 import warnings
 from collections.abc import Callable
@@ -17,12 +17,12 @@ Schedule = Callable[[Optimizer], LRScheduler | None]
 
 
 class ScheduledRate:
-    """The schedule's factor of the learning rate by completed samples.
+    """Computes the learning rate's factor of a schedule after a number of samples.
 
-    A step of the schedule is `batch_size` samples, for any batches of the workers. The schedule
-    controls an optimizer of one dummy parameter, whose factor applies to all workers and parameter
-    groups. Raises InvalidInput if the schedule changes other fields, such as the momentum, or
-    depends on a loss.
+    The schedule makes one step per `batch_size` samples, whatever the sizes of the workers'
+    batches. It controls an optimizer with one dummy parameter; the resulting factor applies to all
+    workers and parameter groups. Raises InvalidInput if the schedule changes other fields, such as
+    the momentum, or depends on a loss.
     """
 
     def __init__(self, make: OptimizerFactory, schedule: Schedule, batch_size: int) -> None:
@@ -40,14 +40,15 @@ class ScheduledRate:
         if not self._rate:
             raise InvalidInput("schedule", "requires a learning rate above 0")
         parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()  # avoids torch's warning about the order of steps
+        optimizer.step()  # else the schedule would warn that it steps before the optimizer
         self._check()
         self._factor = float(self._group["lr"]) / self._rate
 
     def factor(self, num_samples: int) -> float:
         """Return the factor after a number of completed samples.
 
-        If the number decreases, because a worker's samples were lost, the factor is unchanged.
+        The number may decrease when samples of a lost worker are assigned again; then the factor
+        stays the same.
         """
         step = num_samples // self._batch_size
         if step > self._step:

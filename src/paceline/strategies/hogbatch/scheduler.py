@@ -1,8 +1,8 @@
 """The coordinator's decisions about batches, without processes and clocks.
 
-next_work(worker)           ExecuteWork: its next samples and learning rate
-complete(worker, updates)   its oldest batch is done
-drop(worker)                it is lost: its unfinished samples are free again
+next_work(worker)                return ExecuteWork: the worker's next samples and learning rate
+complete(worker, updates, loss)  count the worker's oldest batch as done
+drop(worker)                     remove a lost worker; its unfinished samples are free again
 """
 
 from bisect import insort
@@ -19,13 +19,13 @@ from paceline.strategies.hogbatch import policy
 from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.messages import ExecuteWork
 
-_MOST_TRACED = 50  # batches of each worker
+_MOST_TRACED = 50  # number of batches of each worker
 
 
 class SampleQueue:
-    """Hands out each sample of an epoch once, as ranges of the epoch's order.
+    """Assigns each sample of an epoch once, as ranges of the epoch's sample order.
 
-    `free`: the unassigned ranges of a resumed epoch, ascending.
+    `free`: the unassigned ranges in ascending order, if an epoch is resumed.
     """
 
     def __init__(self, num_samples: int, free: Sequence[range] | None = None) -> None:
@@ -48,7 +48,10 @@ class SampleQueue:
         return not len(self) and not self._assigned
 
     def take(self, size: int) -> range:
-        """Assign at most `size` adjacent samples; fewer, or none, at the end of a free range."""
+        """Assign and return the first free range of samples, cut to at most `size` samples.
+
+        The range is empty if no samples are free.
+        """
         if not self.free:
             return range(0)
         taken, rest = self.free[0][:size], self.free[0][size:]
@@ -57,11 +60,11 @@ class SampleQueue:
         return taken
 
     def complete(self, taken: range) -> None:
-        """Record that samples have been used; KeyError if they were not assigned."""
+        """Record that assigned samples have been used; raise KeyError if they were not assigned."""
         self._assigned.remove(taken)
 
     def give_back(self, taken: range) -> None:
-        """Make samples free again that were assigned and not used."""
+        """Return assigned but unused samples to the free samples."""
         self.complete(taken)
         insort(self.free, taken, key=lambda part: part.start)
 
@@ -70,8 +73,10 @@ class SampleQueue:
 class WorkerCounts:
     """Counts of a worker, saved in checkpoints.
 
-    `updates`: as the policy counts them; `num_updates`: all. `size`: the policy's size of its last
-    batch. `staleness`: other workers' updates that its latest batch has missed.
+    `updates`: the number of updates as the policy counts them, see `updates_of`.
+    `num_updates`: the number of updates of the model.
+    `size`: the batch size that the policy returned last for this worker.
+    `staleness`: the number of other workers' updates that the last completed batch missed.
     """
 
     updates: float = 0.0
@@ -82,11 +87,13 @@ class WorkerCounts:
 
 @dataclass(eq=False, slots=True)
 class WorkerProgress:
-    """Work assigned to a worker and completed by it.
+    """The assigned and completed work of a worker.
 
-    `latest`: the samples and seconds of its latest batch, which ended at `ended_ns`. `assigned`: up
-    to `depth` batches in work, then those that wait. `missed_from`: for each batch in work, the
-    updates of other workers when it read the model.
+    `latest`: the number of samples and the seconds of the last completed batch.
+    `ended_ns`: the time when that batch ended.
+    `assigned`: up to `depth` running batches, then batches that the worker has not begun.
+    `missed_from`: for each batch that has read the model, the number of updates that other workers
+    had made before.
     """
 
     number: int
@@ -102,28 +109,31 @@ class WorkerProgress:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Its speed in the trial; None before the trial."""
+        """The worker's speed in its trial; None before the trial."""
         return self.trial.samples_per_s if self.trial else None
 
     def expected_s(self, size: int) -> float:
-        """Return the expected seconds of a batch; smaller than the latest takes as long."""
+        """Return the expected seconds of a batch of `size`, scaled from the latest batch.
+
+        A batch that is smaller than the latest batch is expected to take as long.
+        """
         latest, seconds = self.latest
         return seconds * max(1.0, size / latest)
 
     def assign(self, work: ExecuteWork, num_others: int) -> None:
-        """Add a batch; `num_others`: the updates of other workers until now."""
+        """Add a batch; `num_others`: the number of other workers' updates so far."""
         self.assigned.append(work)
         self._begin(num_others)
 
     def complete(self, num_others: int) -> ExecuteWork:
-        """Remove and return the oldest batch; `num_others`: as for `assign`."""
+        """Remove and return the oldest batch; `num_others`: see `assign`."""
         work = self.assigned.popleft()
         self.counts.staleness = num_others - self.missed_from.popleft()
         self._begin(num_others)
         return work
 
     def _begin(self, num_others: int) -> None:
-        # The last of several batches waits for the end of the oldest before it reads the model.
+        # Of `depth` > 1 running batches, the newest reads the model after the oldest has ended.
         if len(self.missed_from) < min(len(self.assigned), max(1, self.depth - 1)):
             self.missed_from.append(num_others)
 
@@ -132,7 +142,8 @@ class WorkerProgress:
 class Counts:
     """Counts of a run so far.
 
-    `loss_sum`: over the `num_reported` samples of the epoch whose loss is known.
+    `loss_sum`: the sum of the losses of `num_reported` samples: those of the current epoch whose
+    loss is known.
     """
 
     epoch: int = 0
@@ -145,10 +156,11 @@ class Counts:
 class BatchScheduler:
     """Assigns samples to workers and counts completed batches.
 
-    `epoch_sizes`: the samples of each epoch. `committed`: shared memory into which each worker
-    writes the number of its last completed batch. `active`: the policy's workers, in its order;
-    the `policy` is None before their trials. `rate_at`: the factor of the learning rate after a
-    number of samples of the run.
+    `epoch_sizes`: the number of samples of each epoch.
+    `committed`: a shared tensor; each worker writes the number of its last completed batch.
+    `active`: the workers that the policy counts, in the policy's order.
+    `policy`: None until `choose_policy` is called after the speed trials.
+    `rate_at`: returns the learning rate's factor after a number of samples of the run.
     """
 
     def __init__(
@@ -165,21 +177,24 @@ class BatchScheduler:
 
     @property
     def num_samples(self) -> int:
-        """The number of samples of the run that are done."""
+        """The number of samples that the run has trained on."""
         return self._first_sample + self.queue.num_done
 
     @property
     def _first_sample(self) -> int:
-        """The place of the epoch's first sample in the run."""
+        """The number of samples of the run before the current epoch."""
         return sum(self._epoch_sizes[: self.counts.epoch])
 
     @property
     def mean_loss(self) -> float:
-        """The mean loss of the epoch's samples so far."""
+        """The mean loss of the samples trained on in the current epoch."""
         return self.counts.loss_sum / max(1, self.counts.num_reported)
 
     def begin_epoch(self, epoch: int) -> bool:
-        """Begin an epoch; return False if a resumed run has already begun it."""
+        """Begin an epoch; return False if it is already the current epoch.
+
+        That is so for epoch 0, and for the epoch in which a resumed run continues.
+        """
         if epoch == self.counts.epoch:
             return False
         self.queue = SampleQueue(self._epoch_sizes[epoch])
@@ -187,7 +202,7 @@ class BatchScheduler:
         return True
 
     def choose_policy(self, active: Sequence[WorkerProgress]) -> None:
-        """Make the policy for these workers, whose trials are done."""
+        """Create the policy for these workers, whose speed trials must be done."""
         self.active = list(active)
         if self.active:
             specs = [worker.spec for worker in self.active]
@@ -223,9 +238,9 @@ class BatchScheduler:
         return work
 
     def expected_updates(self, worker: WorkerProgress) -> list[float]:
-        """Return the active workers' updates when this worker begins its next batch.
+        """Return each active worker's expected updates when `worker` begins its next batch.
 
-        Shared memory has the batches that are done and not yet reported.
+        Batches that are done but not yet reported count, because `committed` contains their number.
         """
         made, ahead = [], []
         for one in self.active:
@@ -242,7 +257,10 @@ class BatchScheduler:
         return policy.updates_of(worker.spec, work.size, self._config.beta)
 
     def complete(self, worker: WorkerProgress, updates: int, loss: float | None) -> ExecuteWork:
-        """Count and return a worker's oldest batch; `loss`: the sum over its samples, if known."""
+        """Count a worker's oldest batch as done, and return the batch.
+
+        `loss`: the sum of the losses of the batch's samples; None if unknown.
+        """
         counts, own = self.counts, worker.counts
         work = worker.complete(counts.num_updates - own.num_updates)
         own.updates += self._updates_of(worker, work)
@@ -255,11 +273,11 @@ class BatchScheduler:
         return work
 
     def drop(self, worker: WorkerProgress) -> list[tuple[ExecuteWork, int]]:
-        """Remove a lost worker; return its committed, unreported batches with their updates.
+        """Remove a lost worker; return its committed, unreported batches and their updates.
 
-        The samples of its other batches are free again.
+        The samples of the worker's other batches become free again.
         """
-        # Before samples are assigned again.
+        # The policy must leave out the lost worker before its samples are assigned again.
         self.choose_policy([one for one in self.active if one is not worker])
         done = []
         for work in tuple(worker.assigned):
@@ -272,7 +290,7 @@ class BatchScheduler:
         return done
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, while nothing is assigned."""
+        """Return the state for a checkpoint; requires that no batch is assigned."""
         return {
             "counts": asdict(self.counts),
             "epoch_sizes": list(self._epoch_sizes),
@@ -280,16 +298,16 @@ class BatchScheduler:
         }
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Restore a `state`; InvalidInput if its epochs have other sizes."""
+        """Restore a `state`; raise InvalidInput if its epochs have other sizes than this run's."""
         counts = Counts(**values["counts"])
         begun = slice(counts.epoch + 1)
         sizes, before = self._epoch_sizes[begun], values["epoch_sizes"][begun]
         if list(sizes) != before:
             raise InvalidInput(
                 "resume",
-                f"the checkpoint's epochs have {sum(before):,} samples until now, this run's "
-                f"{sum(sizes):,}",
-                hint="use the same data and steps, or more epochs",
+                f"up to the checkpoint's epoch, the saved run has {sum(before):,} samples and this "
+                f"run has {sum(sizes):,}",
+                hint="use the same data and the same number of steps, or increase --epochs",
             )
         free = [range(*part) for part in values["free"]]
         self.counts, self.queue = counts, SampleQueue(sizes[-1], free)

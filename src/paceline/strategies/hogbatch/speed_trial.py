@@ -1,13 +1,14 @@
-"""Fit a machine to the workers' speed trials, and use it to admit workers and to predict the run.
+"""Fit a machine to the workers' speed trials; admit workers and predict the run.
 
-A batch takes a latency per call plus its arithmetic at a rate. These two unknowns are fitted to two
-batch sizes; the latency includes a small batch's memory traffic and copies of the model. Bytes then
-cost nothing, so the plan matches the trials at both sizes. The seconds of a GPU's overlapping
-batches are from the end of one to the end of the next.
+The time of a batch is modelled as calls * call latency + flops / flop rate. The latency and the
+rate are fitted to the trials of two batch sizes. The fitted latency includes the memory traffic of
+a small batch and the copies of the model. Therefore bytes cost nothing in the fitted machine, and
+the plan matches the trials at both sizes. The batches of a GPU overlap, so a batch's time is
+measured from the end of the previous batch to its own end.
 
-Workers are admitted if whole epochs are faster with them. A slow worker delays the others only at
-the end of an epoch, when they wait for its last batch, which matters if an epoch has few batches.
-And a worker on cores that others use gains what they lose.
+A worker is admitted if whole epochs are faster with it. There are two reasons why a worker may not
+help. At the end of an epoch, all workers wait for the slowest worker's last batch, which matters if
+an epoch has few batches. And workers that share cores slow each other down.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,22 +36,22 @@ from paceline.strategies.hogbatch.policy import SpeedTrial
 
 _SOURCE = "measured by the workers' trials before this run"
 _FREE = LinearTime(0.0, 1 / UNLIMITED_BYTES_PER_S)  # a trial's seconds include the copies
-_LEAST_SHARE = 1e-3  # of a batch's seconds that are arithmetic, despite noise
+_LEAST_SHARE = 1e-3  # least fraction of a batch's time that the fit assigns to arithmetic
 _GAIN = 1.001  # smaller gains are rounding errors
-_MOST_JUDGED_EPOCHS = 3  # the policy still changes the batches of the first
-_MOST_JUDGED_BATCHES = 5000  # of an epoch, before its middle is extrapolated
+_MOST_JUDGED_EPOCHS = 3  # more than one, as the policy still changes batch sizes in the first epoch
+_MOST_JUDGED_BATCHES = 5000  # number simulated in an epoch before its middle is extrapolated
 
 
 def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
-    """Return the machine on which batches take as long as in the trials."""
-    # Only the workers' cores: a plan without `threads` divides the host's cores evenly.
+    """Return a machine on which planned batches take as long as in the trials."""
+    # The host gets only the workers' cores, because a plan without `threads` divides them evenly.
     cores = sum(one.spec.threads for one in trials if one.spec.kind == DeviceKind.CPU) or 1
     devices = tuple(
         Device(
             name=trial.spec.name(trial.number),
             host=HOST,
             kind=trial.spec.kind,
-            flops_per_s=1.0,  # until it is fitted
+            flops_per_s=1.0,  # replaced by the fitted rate below
             memory_bytes=memory_bytes(),
             memory_bandwidth_bytes_per_s=UNLIMITED_BYTES_PER_S,
             source=_SOURCE,
@@ -73,7 +74,10 @@ def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
 
 
 def _rate(costs: BatchCosts, measured: Mapping[int, float]) -> tuple[float, float]:
-    """Fit flops/s and the seconds of a call to the measured seconds by batch size."""
+    """Fit and return flops/s and seconds per call.
+
+    `measured`: the seconds of a batch by batch size.
+    """
     points = []
     for size, batch_s in measured.items():
         own = [stage.cost for stage in costs.stages(size) if stage.on[0].lane is Lane.COMPUTE]
@@ -83,7 +87,7 @@ def _rate(costs: BatchCosts, measured: Mapping[int, float]) -> tuple[float, floa
     per_flop_s = (calls * other_s - other_calls * seconds) / determinant if determinant else 0.0
     per_flop_s = max(per_flop_s, _LEAST_SHARE * other_s / other_flops)
     per_call_s = (other_s - per_flop_s * other_flops) / other_calls
-    if not determinant or per_call_s <= 0:  # one size, or noise: fit the larger batch alone
+    if not determinant or per_call_s <= 0:  # one size, or noise: fit the rate to the larger batch
         return 1 / (other_s / other_flops), 0.0
     return 1 / per_flop_s, per_call_s
 
@@ -97,8 +101,8 @@ def plan_of_batches(
 ) -> Plan:
     """Return the plan in which each worker gets batches of the given sizes, in order.
 
-    `specs` and `sizes` are by worker number; `specs` has the order of the machine's devices. A GPU
-    without other workers pushes its updates, too.
+    The keys of `specs` and `sizes` are worker numbers; `specs` is in the order of the machine's
+    devices. GPUs copy the shared model and their updates, even a GPU without other workers.
     """
     tasks: list[Task] = []
     for (number, spec), device in zip(specs.items(), machine.devices, strict=True):
@@ -110,7 +114,7 @@ def plan_of_batches(
 
 
 def traced_sizes(spans: Sequence[Span]) -> dict[int, list[int]]:
-    """Return each worker's traced batch sizes, in order, from the STEP spans."""
+    """Return each worker's traced batch sizes, in order of time, from the STEP spans."""
     found: dict[int, list[int]] = {}
     for span in sorted(spans, key=lambda span: span.start_s):
         if span.kind is Kind.STEP and span.worker is not None:
@@ -120,7 +124,7 @@ def traced_sizes(spans: Sequence[Span]) -> dict[int, list[int]]:
 
 @dataclass(frozen=True)
 class WorkerAdmission:
-    """The samples/s of all workers together, with and without one worker."""
+    """The verdict on a worker: samples/s of all workers with this worker, and without it."""
 
     worker: int
     spec: WorkerSpec
@@ -129,12 +133,12 @@ class WorkerAdmission:
 
     @property
     def helps(self) -> bool:
-        """Whether all workers are faster with it."""
+        """Whether the run is faster with this worker than without it."""
         return self.samples_per_s > _GAIN * self.without_samples_per_s
 
     @property
     def why(self) -> str:
-        """The reason in one sentence, with the figures."""
+        """The reason for the verdict in one sentence, with both speeds."""
         if self.helps:
             verdict = "speeds the run up"
         elif self.samples_per_s * _GAIN < self.without_samples_per_s:
@@ -149,9 +153,10 @@ class WorkerAdmission:
 
 @dataclass(frozen=True)
 class Epochs:
-    """The epochs of a run: workload, samples and number, on a machine of `num_cores`.
+    """The epochs of a run on `num_cores` cores, as input of predictions.
 
-    `workload` has the batch size that the learning rate was chosen for.
+    `workload`: the model, with the batch size that the learning rate was chosen for.
+    `num_samples`: the number of samples in each epoch.
     """
 
     workload: Workload
@@ -162,7 +167,11 @@ class Epochs:
 
 
 class Prediction(NamedTuple):
-    """The speed of a run, and each device's share of the updates and of its time in compute."""
+    """The predicted speed of a run.
+
+    `shares`: the fraction of all updates that each device makes.
+    `utilisation`: the fraction of the time in which each device computes.
+    """
 
     samples_per_s: float
     shares: dict[str, float]
@@ -170,9 +179,10 @@ class Prediction(NamedTuple):
 
 
 def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> tuple[WorkerAdmission, ...]:
-    """Judge workers from the slowest on, until one helps or a single worker is left.
+    """Judge workers from the slowest to the fastest; stop when a worker helps.
 
-    Only the last verdict may be that a worker helps. `trials`: made by all workers at once.
+    If no worker helps, the fastest worker is left, which is not judged. So only the last verdict
+    may be that a worker helps. `trials`: trials that all workers ran at the same time.
     """
     remaining, verdicts = list(trials), []
     together = predict(epochs, remaining).samples_per_s
@@ -190,10 +200,10 @@ def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> tuple[WorkerAdmission
 def _unburdened(
     trials: Sequence[SpeedTrial], removed: SpeedTrial, num_cores: int
 ) -> list[SpeedTrial]:
-    """Return the trials without one worker, scaled as it no longer competes for cores.
+    """Return the other workers' trials, scaled because `removed` no longer competes for cores.
 
-    Threads share cores evenly. A slowed-down worker computes a part of the time; a GPU's worker
-    hardly needs a core.
+    Assumes that threads share cores evenly, that a worker with `slow` computes 1/`slow` of the
+    time, and that a GPU worker uses no core.
     """
 
     def crowding(some: Sequence[SpeedTrial]) -> float:
@@ -211,10 +221,11 @@ def _unburdened(
 
 
 def predict(epochs: Epochs, trials: Sequence[SpeedTrial]) -> Prediction:
-    """Predict whole epochs, each of which ends with the last worker's batch.
+    """Predict the speed of whole epochs by simulation.
 
-    An idle worker gets the epoch's next samples. Updates and batch sizes persist between epochs, as
-    in the coordinator. The middle of a long epoch is extrapolated from its beginning.
+    An idle worker gets the epoch's next samples, and an epoch ends when its last batch ends. Update
+    counts and batch sizes persist between epochs, as in the coordinator. The middle of a long epoch
+    is extrapolated from its beginning.
     """
     loop = _EpochLoop(epochs, trials)
     num_epochs = min(epochs.num_epochs, _MOST_JUDGED_EPOCHS)
@@ -228,9 +239,10 @@ def predict(epochs: Epochs, trials: Sequence[SpeedTrial]) -> Prediction:
 
 
 class _EpochLoop:
-    """Simulates epochs batch by batch: counts each worker's updates and seconds in compute.
+    """Simulates epochs batch by batch.
 
-    `judged_s`: the simulated seconds, without the extrapolated ones.
+    `made`: the number of updates of each worker. `busy_s`: each worker's seconds in compute.
+    `judged_s`: the simulated seconds, excluding extrapolated seconds.
     """
 
     def __init__(self, epochs: Epochs, trials: Sequence[SpeedTrial]) -> None:
@@ -240,7 +252,7 @@ class _EpochLoop:
         self.made, self.busy_s, self.judged_s = [0] * len(specs), [0.0] * len(specs), 0.0
 
     def epoch_s(self, num_samples: int) -> float:
-        """Return the seconds of an epoch."""
+        """Simulate an epoch and return its seconds, including extrapolated seconds."""
         left, num_batches, left_out_s = num_samples, 0, 0.0
         free = [(0.0, worker) for worker in range(len(self.made))]
         while left:
@@ -266,7 +278,7 @@ class _EpochLoop:
         self.made[worker] += min(self._workers.specs[worker].threads, self._sizes.complete(worker))
 
     def _priced(self, worker: int, size: int) -> tuple[float, float]:
-        """Return a batch's seconds until the next, and its seconds in compute."""
+        """Return the seconds between ends of successive batches, and a batch's compute seconds."""
         stages, seconds = self._workers.batch(worker, size)
         computing = zip(stages, seconds, strict=True)
         busy_s = sum(one for stage, one in computing if stage.on[0].lane is Lane.COMPUTE)

@@ -8,14 +8,16 @@ from typing import NamedTuple
 
 _NS = 1e-9
 _BATCH = struct.Struct("<iqqqqd4q")
-Points = list[tuple[float, int]]  # seconds, and a number
+Points = list[tuple[float, int]]  # points of a curve: (seconds, value)
 
 
 class BatchResult(NamedTuple):
-    """The updates of a batch, the sum of its samples' losses, and four times in ns.
+    """The result of a batch.
 
-    The worker read the model from `started_ns`; the device computed from `begun_ns` to
-    `stepped_ns`; the shared model had the update at `ended_ns`.
+    `updates`: the number of updates of the model. `loss`: the sum of the samples' losses.
+    `started_ns`: when the worker began to read the model. `begun_ns`: when compute began.
+    `stepped_ns`: when the optimizer step ended. `ended_ns`: when the update was in the shared
+    model.
     """
 
     updates: int = 0
@@ -27,9 +29,10 @@ class BatchResult(NamedTuple):
 
 
 class BatchRecord(NamedTuple):
-    """A completed batch. Times are in training, without the tests between epochs.
+    """A completed batch of a worker.
 
-    If a worker died right after its update, all times are when the coordinator noticed.
+    Times count only training, without pauses such as the tests between epochs. If the worker died
+    before it reported the batch, all times are the moment when the coordinator noticed its end.
     """
 
     worker: int
@@ -40,25 +43,26 @@ class BatchRecord(NamedTuple):
 
 
 class Update(NamedTuple):
-    """An update of the shared model: when its worker read the model, and when the model had it.
+    """An update of the shared model by one batch.
 
-    A GPU reads the model by copying it, a CPU where forward begins.
+    `read_s`: the time when the worker read the model. A GPU reads the model when it copies the
+    model, a CPU at the start of forward. `end_s`: the time when the model contained the update.
     """
 
     read_s: float
     end_s: float
     num_samples: int
-    num_updates: int = 1  # of a CPU worker, one per thread with a sample
-    busy_s: float = 0.0  # in compute
+    num_updates: int = 1  # on a CPU worker, the number of threads that got samples
+    busy_s: float = 0.0  # seconds of compute
 
 
 Made = dict[str, list[Update]]  # the updates of each device, one per batch
 
 
 class BatchLog:
-    """All batches, in the order of their reports; 76 bytes each, as there may be millions.
+    """The log of all batches, in the order of their reports.
 
-    `names`: the workers' devices, by worker number.
+    A batch takes 76 bytes, because a run may have millions of batches.
     """
 
     def __init__(self, packed: bytes = b"") -> None:
@@ -66,11 +70,11 @@ class BatchLog:
 
     @property
     def packed(self) -> bytearray:
-        """A copy of the log as bytes, for the constructor."""
+        """A copy of the log as bytes, from which the constructor restores the log."""
         return bytearray(self._packed)
 
     def append(self, batch: BatchRecord) -> None:
-        """Add a batch."""
+        """Append a batch to the log."""
         self._packed += _BATCH.pack(*batch[:-1], *batch.result)
 
     def __len__(self) -> int:
@@ -81,7 +85,7 @@ class BatchLog:
             yield BatchRecord(worker, epoch, first, size, BatchResult._make(result))
 
     def made(self, names: Sequence[str]) -> Made:
-        """Return each device's updates."""
+        """Return the updates of each device; `names`: the devices' names by worker number."""
         found: Made = {name: [] for name in names}
         for worker, _, _, size, done in self:
             busy_s = (done.stepped_ns - done.begun_ns) * _NS
@@ -90,7 +94,10 @@ class BatchLog:
         return found
 
     def gaps(self, num_workers: int, most: int) -> Points:
-        """Return at most `most` moments, each with the first worker's lead in updates."""
+        """Return at most `most` points (time, largest minus smallest number of updates).
+
+        Compares the numbers of updates that the workers have made until then; [] for one worker.
+        """
         if num_workers < 2:
             return []
         counted = [0] * num_workers
@@ -104,7 +111,7 @@ class BatchLog:
 
 
 def utilisation(made: Mapping[str, Sequence[Update]]) -> dict[str, float]:
-    """Return the share of the time in which each device computes (figure 7)."""
+    """Return the fraction of the run's time in which each device computes (figure 7)."""
     updates = [update for own in made.values() for update in own]
     first_s = min((one.read_s for one in updates), default=0.0)
     whole_s = max((one.end_s for one in updates), default=0.0) - first_s
@@ -112,15 +119,16 @@ def utilisation(made: Mapping[str, Sequence[Update]]) -> dict[str, float]:
 
 
 def changes(points: Points) -> Points:
-    """Return the first and the last point, and all whose number differs from the one before."""
+    """Return the first point, the last point, and all points where the value changes."""
     last = len(points) - 1
     return [p for i, p in enumerate(points) if i in (0, last) or points[i - 1][1] != p[1]]
 
 
 def staleness(made: Mapping[str, Sequence[Update]]) -> dict[str, Counter[int]]:
-    """Count for each device its batches by the number of other devices' updates they missed.
+    """Count each device's batches by the number of other devices' batches that they missed.
 
-    A batch misses the updates that the model gets between the batch's read and its own update.
+    A batch misses another device's batch if the model gets the other batch's update after the batch
+    has read the model and before the batch's own update.
     """
 
     def num_within(ends: Sequence[float], update: Update) -> int:

@@ -1,7 +1,7 @@
-"""A worker process: it requests work and executes it, until the command to stop.
+"""A worker process, which requests batches and trains on them until it gets Command.STOP.
 
 The coordinator runs `python -m paceline.strategies.hogbatch.worker WIRE`. At the end the worker
-writes its traced spans and its peak memory to the wire's file.
+writes its traced spans and its peak memory in bytes to the wire's file.
 """
 
 import os
@@ -40,8 +40,8 @@ from paceline.training.recipes.named import recipe_of
 from paceline.training.recipes.recipe import Recipe
 
 _NS = 1e-9
-_NUM_WARM_UP = 2  # batches before a speed trial
-_REPORT_WITHIN_S = 0.02  # after a batch's end, even if there is more work
+_NUM_WARM_UP = 2  # number of untimed batches before a speed trial
+_REPORT_WITHIN_S = 0.02  # a finished batch is reported this soon, even if more work is waiting
 _POLL_S = 1e-3  # GPU events have no file descriptor to wait for
 Replica = CpuReplica | GpuReplica
 
@@ -49,9 +49,10 @@ Replica = CpuReplica | GpuReplica
 def median_seconds(
     replica: Replica, num_samples: int, size: int, seconds: float, fewest: int = 3
 ) -> float:
-    """Return the median seconds of batches of `size`, repeated for about `seconds`.
+    """Return the median seconds of a batch of `size`, repeated for about `seconds`.
 
-    Two batches warm up. If batches overlap, each counts from the end of the batch before.
+    At least `fewest` batches are timed, after two warm-up batches. If batches overlap, a batch's
+    time begins at the end of the previous batch.
     """
     rows = torch.arange(size) % num_samples
     num_done = last_ns = 0
@@ -74,7 +75,7 @@ class _Executor:
         self._settings, self._wire, self._device = settings, wire, device
         training = settings.training
         for tensors in (training.parameters, training.data):
-            tensors.close()  # the inherited descriptor; the memory stays mapped
+            tensors.close()  # closes only the inherited descriptor: the memory stays mapped
         self._unpin = device.pin(training.parameters.memory)
         self._recipe, self._shared = _recipe(training), training.data.tensors
         self._num_traced = 0
@@ -84,7 +85,7 @@ class _Executor:
         self._unreported: list[ScheduleWork] = []
 
     def run(self) -> list[Span]:
-        """Request and execute work until the end; return the traced spans."""
+        """Request and execute work until the stop command; return the traced spans."""
         self._wire.send(())
         while (message := self._next()) not in (Command.STOP, None):
             if isinstance(message, ExecuteWork):
@@ -99,7 +100,7 @@ class _Executor:
         return self._replica.spans
 
     def _next(self) -> Any:
-        """Return the next message; report completed batches before waiting for it."""
+        """Return the next message; if none has arrived, first report completed batches."""
         unreported = self._unreported
         while True:
             self._complete(self._replica.done())
@@ -115,7 +116,7 @@ class _Executor:
             select.select([self._wire], [], [], _POLL_S)
 
     def _move_state(self, command: Command) -> None:
-        """Save optimizers and random numbers to the wire's file, or load them."""
+        """Save or load the states of optimizers and random number generators in the wire's file."""
         optimizers = self._replica.optimizers
         if command is Command.SAVE:
             self._wire.write(state_of(optimizers, self._device))
@@ -136,13 +137,14 @@ class _Executor:
         number = self._settings.number
         for result in results:
             work = self._begun.popleft()
-            # In shared memory: a batch counts even if this process is killed before it reports.
+            # Write to shared memory, so that the batch counts even if this process is killed
+            # before it reports the batch.
             self._shared[messages.COMMITTED][number] = work.batch
             reach("batch.done", worker=number, batch=work.batch)
             self._unreported.append(ScheduleWork(work.batch, work.size, result))
 
     def _try(self, asked: TrySpeed) -> SpeedTrial:
-        """Time batches of the sizes, on a copy of the model."""
+        """Time batches of each size in `asked`, on a copy of the model."""
         shared = self._settings.training.parameters.tensors
         copied = SharedTensors.of(shared, "the model in a trial")
         copied.close()
@@ -152,7 +154,7 @@ class _Executor:
             size: median_seconds(trial, num_samples, size, asked.seconds) for size in asked.sizes
         }
         unpin()
-        self._seed()  # how many random numbers a trial draws depends on its speed
+        self._seed()  # the number of random numbers that a trial draws depends on its speed
         return SpeedTrial(self._settings.number, self._settings.spec, seconds)
 
     def _new_replica(self, parameters: SharedTensors) -> Replica:
@@ -167,7 +169,7 @@ class _Executor:
 
 
 def _recipe(training: messages.Training) -> Recipe:
-    """Return the recipe without test data, with the shared samples if there are any."""
+    """Return the recipe without test data; shared samples replace the recipe's training data."""
     settings, shared, loaded = training.settings, training.data.tensors, None
     if messages.INPUTS in shared:
         inputs, targets = shared[messages.INPUTS], shared[messages.TARGETS]
@@ -178,7 +180,11 @@ def _recipe(training: messages.Training) -> Recipe:
 
 
 def _threads_of_torch(settings: messages.ProcessSettings) -> int:
-    """Return 1 for a CPU replica, which has its own threads; a GPU's host adds updates."""
+    """Return PyTorch's number of threads in this process.
+
+    It is 1 for a CPU worker, whose replica has its own threads. The process of a GPU worker uses
+    several threads to add updates to the shared model.
+    """
     if settings.spec.kind == DeviceKind.CPU:
         return 1
     workers = parse_workers(settings.training.settings.workers)
@@ -186,7 +192,7 @@ def _threads_of_torch(settings: messages.ProcessSettings) -> int:
 
 
 def main() -> None:
-    """Run the worker that the coordinator's settings describe; report why it fails."""
+    """Run the worker that the coordinator's settings describe; report a failure to it."""
     settings, wire = Wire.to_starter(sys.argv[1])
     if settings.cores:
         os.sched_setaffinity(0, settings.cores)
