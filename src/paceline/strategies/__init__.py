@@ -24,7 +24,7 @@ EXCHANGES = {
     if one.planning.calibrate and not one.planning.steps_to_loss
 }
 
-# Strategies without a hub or coordinator: all ranks are equal and take each step together.
+# Strategies that train without a hub or coordinator: all ranks are equal and take steps together.
 IN_STEP = {name: one for name, one in STRATEGIES.items() if one.running and not one.is_led}
 
 

@@ -79,8 +79,8 @@ def memory(workload: Workload, machine: Machine, config: Hierarchy) -> Mapping[s
     """Return the bytes of each worker's replica, and of gradients and weights in host memory.
 
     A host keeps the gradients of each of its workers, and their sum. With servers, a host that is a
-    server also keeps a share of the parameters. If one listed host represents many equal hosts, it
-    counts as a server.
+    server also keeps its share of the parameters, gradient sums and momentum. If one listed host
+    represents many equal hosts, it counts as a server.
     """
     devices = machine.first_devices(config.workers)
     needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))

@@ -125,7 +125,7 @@ class DeviceTransfer:
 
     @torch.no_grad()
     def _gather(self, chunk: Chunk) -> None:
-        """Copy gradients of any memory layout into the buffer; a missing gradient counts as zero."""
+        """Copy gradients of any strides into the buffer; a missing gradient counts as zero."""
         parts, gradients = list[Tensor](), list[Tensor]()
         for slot in chunk.slots:
             if slot.parameter.grad is None:

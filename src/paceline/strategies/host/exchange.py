@@ -104,7 +104,7 @@ class HostExchange:
 
     def arrange(self, layout: Layout, chunks: Sequence[Chunk]) -> None:
         """Exchange these chunks from the next step on."""
-        # A tuner often changes the chunks, but it rarely changes the layout.
+        # A tuner often changes the chunks; the layout then stays the same.
         if layout is not self._layout:
             self._set_layout(layout)
         self._chunks = tuple(chunks)
@@ -157,7 +157,7 @@ class HostExchange:
         return [changed > 0 for changed in transfer.changed_on_any(self._arena, self._step)]
 
     def times(self) -> list[ChunkTimes]:
-        """Return for each chunk of the last step when all ranks had posted it, and its sum's end."""
+        """Return for each chunk of the last step when all ranks had posted it and its sum ended."""
         return [
             ChunkTimes(chunk.nbytes, *self._arena.times(chunk.number)) for chunk in self._chunks
         ]
@@ -275,7 +275,7 @@ class LeaderAllReduce:
             self._exchanged = self._thread.submit(partial(self._exchange, step, chunks, recorder))
 
     def finish(self) -> None:
-        """Wait until all chunks of the step are published; raise the error of the thread, if any."""
+        """Wait until all chunks of the step are published; raise the thread's error, if any."""
         if self._exchanged is None:
             return
         try:
