@@ -52,8 +52,8 @@ class SubBatch:
         if not self.workers <= self.sub_batch <= most:
             raise InvalidInput(
                 "sub_batch",
-                f"must be from {self.workers} to {most}, because each of the {self.workers} workers "
-                f"has {batch_size} samples",
+                f"must be from {self.workers} to {most}, because each of the {self.workers} "
+                f"workers has {batch_size} samples",
                 got=self.sub_batch,
             )
         return min(batch_size, -(-most // self.sub_batch))

@@ -120,7 +120,7 @@ class LayerGradients(Exchange):
             self._encoded = CodecAllReduce(codec, ranks, group.device, group.deadline_s)
 
     def open(self, layout: Layout) -> None:
-        """Raise InvalidInput unless all parameters have the same real dtype, float32 for a codec."""
+        """Raise InvalidInput unless all parameters have one real dtype (float32 for a codec)."""
         kinds = list(dict.fromkeys(slot.parameter.dtype for slot in layout.slots))
         encodable = self._encoded is None or kinds[0] == torch.float32
         if len(kinds) > 1 or kinds[0].is_complex or not encodable:
