@@ -35,8 +35,9 @@ _CONFIG = ConfigDict(extra="forbid")
 
 
 def module_state(module: nn.Module) -> Tensors:
-    """Return a module's parameters and buffers by name; a shared tensor has its first name only.
+    """Return a module's parameters and buffers by name.
 
+    A shared tensor is returned once, under its first name.
     Raises InvalidInput if the module has other state, for example from `get_extra_state`.
     """
     return {name: value for name, (value, first) in _named_state(module).items() if name == first}
@@ -92,7 +93,7 @@ def kind_of(tensor: Tensor) -> str:
 
 
 def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
-    """Return each tensor of a module's state by name, and the first name of the same tensor."""
+    """Return each tensor of a module's state by name, with its first name."""
     named: dict[str, tuple[Tensor, str]] = {}
     first: dict[int, str] = {}
     for name, value in module.state_dict(keep_vars=True).items():
@@ -280,7 +281,7 @@ def _named_parameters(
 
 
 def _like(parameter: Tensor, saved: Tensor, device: torch.device) -> Tensor:
-    """Copy a saved tensor to a device; if the shapes are equal, use the parameter's strides."""
+    """Copy a saved tensor to a device, with the parameter's strides if the shapes are equal."""
     if saved.shape != parameter.shape:
         return saved.to(device, copy=True)
     own = torch.empty_like(parameter.detach(), dtype=saved.dtype, device=device)

@@ -35,7 +35,7 @@ _PIECE_NBYTES = 1 << 20
 
 
 def within(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
-    """Select the tensors whose names begin with a prefix, and remove the prefix from the names."""
+    """Select the tensors whose names begin with a prefix, and remove this prefix."""
     return {
         name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)
     }
@@ -56,7 +56,7 @@ def in_file_order(tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def header(entries: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> bytes:
-    """Return the header of a file, given the dtype and shape of each tensor in file order."""
+    """Return a file's header, given dtype and shape of each tensor in file order."""
     listed: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begin = 0
     for name, (dtype, shape) in entries.items():
@@ -83,7 +83,7 @@ def pieces(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def write(tensors: Mapping[str, Tensor], sink: Callable[[bytes | memoryview], object]) -> None:
-    """Encode host tensors as a safetensors file, and pass its bytes to `sink` piece by piece.
+    """Encode host tensors as a safetensors file, and pass its pieces to `sink`.
 
     If a file cannot hold one of the tensors, raises InvalidInput before the first call of `sink`.
     """

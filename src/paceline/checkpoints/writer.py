@@ -107,7 +107,7 @@ class BackgroundWriter:
             raise error
 
     def close(self, deadline_s: float | None = None) -> None:
-        """Wait up to the deadline for the last checkpoint, and free the memory of the copies."""
+        """Wait up to the deadline for the last checkpoint, and free the copies."""
         try:
             self._wait(self._deadline_s if deadline_s is None else deadline_s)
         finally:
@@ -129,8 +129,9 @@ class BackgroundWriter:
         return True
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> list[Event]:
-        """Copy the tensors to host memory; return events that mark the end of copies from GPUs.
+        """Copy the tensors to host memory; return an event for each GPU's copies.
 
+        An event is reached when all copies from its GPU have ended.
         The copies are queued on the compute stream, so its later work may change the tensors.
         """
         before, self._copies = self._copies, {}

@@ -127,8 +127,9 @@ class Alternatives:
         return any(task.kind is Kind.ENCODE for task in plan.tasks)
 
     def _with_best_size(self, config: Any) -> Forecast:
-        """Forecast the exchange size with the shortest step; add a note if the size was changed.
+        """Forecast the exchange size with the shortest step.
 
+        If this is another size than the configuration's, the forecast has a note.
         With smaller sizes the step time falls at first, then rises again. So the search ends after
         two sizes in a row with longer steps.
         """
@@ -167,7 +168,7 @@ class Alternatives:
 
 
 def _soonest(found: list[Forecast], strategy: Strategy) -> list[Forecast]:
-    """Keep for each codec only the variant that is predicted to reach a given loss first.
+    """Keep for each codec the variant that is predicted to reach a loss first.
 
     If the number of steps to that loss is unknown, the first variant is kept. A strategy whose
     variants all train alike keeps all forecasts.

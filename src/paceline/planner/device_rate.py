@@ -49,7 +49,7 @@ def calibrated(
     rate: DeviceRate,
     usual_batch: int,
 ) -> Machine:
-    """Scale the speed of all devices by one factor, so that the first device reaches the rate.
+    """Scale all devices' speeds by one factor, so that the first reaches the rate.
 
     `usual_batch`: the batch size of a rate without one. Each device's memory is raised to what this
     batch requires, because the measured device has trained it.

@@ -22,7 +22,7 @@ _LEGEND = {  # mark and meaning
 
 
 def drawing(timeline: Timeline, step_s: float, most_lanes: int = 24) -> str:
-    """Draw the last but one step, with a line for each of the first `most_lanes` lanes.
+    """Draw the last but one step, with a line for each lane, at most `most_lanes`.
 
     A line has 72 characters, each for an equal part of the step. A character shows the kind of task
     that takes the largest share of this part. The drawing is one step long and ends with a weight
@@ -54,7 +54,10 @@ def some_step(timeline: Timeline, step_s: float) -> tuple[float, float]:
 
 
 def _row(spans: Iterable[Span], start: float, end: float) -> str:
-    """Return a character for each part of the step: the mark of the longest kind, or a dot."""
+    """Return a character for each part of the step.
+
+    The character marks the kind of task that takes longest; a dot means almost no task.
+    """
     size = (end - start) / _WIDTH
     taken: list[dict[str, float]] = [{} for _ in range(_WIDTH)]
     for span in spans:

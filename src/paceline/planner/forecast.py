@@ -91,7 +91,7 @@ class Forecast(Steady):
         return (1 - self.range_share) * self.step_s, (1 + self.range_share) * self.step_s
 
     def surely_faster_than(self, other: "Forecast") -> bool:
-        """Whether the slow end of this forecast's range is faster than the fast end of `other`."""
+        """Whether this forecast is faster than `other` even at the worst ends of both ranges."""
         slowest, fastest = 1 + self.range_share, 1 - other.range_share
         return self.samples_per_s / slowest > other.samples_per_s / fastest
 
@@ -169,9 +169,9 @@ def _learning(windows: Windows) -> tuple[StepsToLoss | None, tuple[str, ...]]:
 def _fed(
     machine: Machine, workers: int, samples_per_step: float, step_s: float
 ) -> tuple[float, tuple[str, ...]]:
-    """Return the step time, at least the time in which hosts read the samples of a step.
+    """Return the step time, lengthened if hosts read samples more slowly, and notes.
 
-    The second value has a note if reading limits the step.
+    The notes name the host if reading limits the step; otherwise they are empty.
     """
     devices = devices_of(machine, workers)
     on_host = Counter(device.host for device in devices)

@@ -1,5 +1,6 @@
-"""Plan consecutive layers as one layer, if no exchange begins between them, to have fewer tasks.
+"""Plan consecutive layers as one layer, if no exchange begins between them.
 
+A plan then has fewer tasks.
 In this example, exchanges begin when the gradients of layers e, d and a are ready:
 
     layers   a   b   c  |  d  |  e   f
@@ -45,8 +46,9 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class GroupCost:
-    """Prices a group's forward or backward as the sum over its layers, and other tasks as usual.
+    """Prices the forward or backward of a group as the sum over its layers.
 
+    Other tasks are priced by the model.
     `members`: by the name of the group, the layers of each group of at least two layers.
     """
 
@@ -124,9 +126,10 @@ def _groups_of(step: Plan, workload: Workload) -> list[list[int]]:
 
 
 def _follower(step: Plan, task: Task, children: Sequence[int]) -> str:
-    """Return the layer whose pass alone waits for a task, and waits for no other task.
+    """Return the name of the layer whose pass directly follows a task.
 
-    Returns "" if there is no such layer.
+    The pass must be the only one that waits for the task, and must wait for no other task. Returns
+    "" if there is no such layer.
     """
     if len(children) != 1 or step.num_parents[children[0]] != 1:
         return ""
@@ -175,7 +178,7 @@ class Windows:
             self._group(groups)
 
     def _group(self, groups: Sequence[Sequence[int]]) -> None:
-        """Plan these groups from now on, if a step with groups takes as long as one with layers."""
+        """Plan these groups from now on, unless they change the time of a step."""
         ready = self.workload.in_backward_order
         several = {ready[i].name for group in groups if len(group) > 1 for i in group}
         # Asynchronous steps overlap, so comparing one step would not show that an exchange of

@@ -78,7 +78,7 @@ class Ranking(Sequence[Forecast]):
 
     @cached_property
     def advice(self) -> Advice | None:
-        """The best forecasts with and without a codec, or None if no forecast has a codec.
+        """The best forecasts with and without a codec; None if none has a codec.
 
         Only strategies that exchange all gradients are compared.
         """

@@ -26,8 +26,9 @@ _MOST_LAYERS, _MOST_UNASKED = 2**15, 128
 
 
 def placements(machine: Machine, workers: int) -> dict[str, Machine]:
-    """Return the ways to choose devices for workers: by name, a machine with these devices first.
+    """Return the ways to choose devices for workers, by name.
 
+    A way is a copy of the machine whose first devices are the chosen ones.
     The names are "as listed", "spread" (over hosts) and "fastest". Equal choices appear once. The
     chosen devices keep the machine's order, which is the order of ranks.
     """

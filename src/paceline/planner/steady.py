@@ -185,7 +185,7 @@ def _concurrent(timeline: Timeline, device: Device, shared: Sequence[Span]) -> t
 
 
 def _kind_of(span: Span, device: Device) -> str:
-    """Return whether a span on a device's lanes is a copy, an exchange, or neither ("")."""
+    """Return whether a device's span is a copy, an exchange, or neither ("")."""
     if any(on.owner == device.name and on.lane in _COPY_ENGINES for on in span.on):
         return _COPY
     is_summed = device.kind == DeviceKind.GPU and any(on.lane is Lane.REDUCE for on in span.on)
@@ -193,10 +193,10 @@ def _kind_of(span: Span, device: Device) -> str:
 
 
 def _inner_periods(timeline: Timeline, num_periods: int) -> Timeline:
-    """Return the spans from the end of the first period to the end of the last but one.
+    """Return the timeline without its first and last period.
 
-    The outer periods are left out because nothing overlaps the start of the first and the end of
-    the last period.
+    These are left out because nothing overlaps the start of the first and the end of the last
+    period.
     """
     updates = [span for span in timeline.spans if span.kind is Kind.STEP]
     last_of_first = {span.worker: span.start_s for span in updates if span.step == 0}

@@ -1,4 +1,4 @@
-"""Plan the sums of gradients on each host, then among groups of hosts, level by level.
+"""Plan gradient sums on each host, then among groups of hosts, level by level.
 
     gpu0 compute   load fwd1 fwd2 | bwd2  bwd1                                             |  step
     gpu0 d2h                           [d2h 0]

@@ -48,7 +48,10 @@ class _StepTimes(NamedTuple):
     exchanges: list[tuple[Event, Event]]
 
     def exposed_s(self) -> float:
-        """Return the seconds of gathering, and from the end of backward to the end of the step."""
+        """Return the seconds that the exchange adds to the step.
+
+        These are the time of gathering, and the time from the end of backward to the loaded means.
+        """
         gathering_s = sum(end.seconds_after(begin) for begin, end in self.gathers)
         return gathering_s + self.end.seconds_after(self.backward_end)
 
@@ -70,7 +73,7 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 class DeviceTransfer:
-    """Copies a GPU's gradients to the arena's pinned memory and the means back, on two streams."""
+    """Copies a GPU's gradients to pinned memory of the arena, and the means back."""
 
     def __init__(
         self, arena: Arena, layout: Layout, times: ExchangeTimes, deadline_s: float

@@ -157,14 +157,13 @@ class HostExchange:
         return [changed > 0 for changed in transfer.changed_on_any(self._arena, self._step)]
 
     def times(self) -> list[ChunkTimes]:
-        """Return for each chunk of the last step when all ranks had posted it and its sum ended."""
+        """Return the times of the last step's chunks: all ranks had posted, sum complete."""
         return [
             ChunkTimes(chunk.nbytes, *self._arena.times(chunk.number)) for chunk in self._chunks
         ]
 
     def discard(self) -> None:
-        """Discard this step on all ranks, and wait until this rank's threads have stopped using it.
-
+        """Discard this step on all ranks, and wait for this rank's threads.
         Raises InvalidInput if there are several machines, which cannot discard a step.
         """
         self._arena.discard()
@@ -173,7 +172,7 @@ class HostExchange:
             raise InvalidInput("exchange", "backward failed on this rank", hint=_NO_DISCARD)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the error feedback of this rank's codec; {} if it is no leader or has no codec."""
+        """Return the error feedback of a leader's codec; {} on other ranks or without codec."""
         return self._encoded.state_dict() if self._encoded else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -182,7 +181,7 @@ class HostExchange:
             self._encoded.load_state_dict(state)
 
     def statistics(self) -> Statistics:
-        """Return the traffic and time so far; wait for a GPU's last exchange to include it."""
+        """Return the traffic and time so far, including a GPU's running exchange."""
         if self._layout is not None:
             self._transfer.count_times()
         nbytes = sum(chunk.nbytes for chunk in self._chunks) * self._step
@@ -347,7 +346,7 @@ def _check_one_device(layout: Layout) -> None:
 
 
 def _without_gaps(chunk: Chunk, result: Tensor) -> Tensor:
-    """Return the chunk's sums as one flat tensor; set the alignment gaps between slots to zero."""
+    """Return the chunk's sums as one flat tensor, with zeros in gaps between slots."""
     for slot, following in pairwise(chunk.slots):
         result[slot.offset + slot.nbytes : following.offset].zero_()
     [sums] = _parts_of(chunk, result)
@@ -355,7 +354,10 @@ def _without_gaps(chunk: Chunk, result: Tensor) -> Tensor:
 
 
 def _parts_of(chunk: Chunk, result: Tensor) -> list[Tensor]:
-    """Return the chunk's sums as one flat tensor if all have one dtype, otherwise one per slot."""
+    """Return the chunk's sums as flat tensors.
+
+    If all sums have the same dtype, this is one tensor; otherwise there is one per slot.
+    """
     first, last = chunk.slots[0], chunk.slots[-1]
     dtypes = {slot.dtype for slot in chunk.slots}
     if len(dtypes) == 1:

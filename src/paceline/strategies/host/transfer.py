@@ -1,4 +1,4 @@
-"""Copy gradients between a CPU worker and the arena, the shared memory of a machine's ranks."""
+"""Copy gradients between a CPU worker and the shared memory of its machine, the arena."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -97,7 +97,7 @@ class LocalModel(WholeModel):
             self.updates.stand_in_for_gradients(make)
 
     def _step(self, source: Iterator[Share]) -> Tensor:
-        """Take an inner step on the mean loss of this rank's samples; return the weighted loss.
+        """Take an inner step on this rank's samples; return their weighted mean loss.
 
         If other workers took this step before this worker joined, skips the step and returns 0.
         """

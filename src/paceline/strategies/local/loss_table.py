@@ -1,4 +1,4 @@
-"""Estimate how many steps local updates need to reach a loss, from the rows of loss_table.toml.
+"""Estimate the steps that local updates need to reach a loss, from loss_table.toml.
 
 A row applies to a configuration if all of these hold:
 

@@ -84,7 +84,7 @@ def inner_steps_of(
     workload: Workload,
     balanced: bool,
 ) -> tuple[int, ...]:
-    """Return the work of each worker's round, as a number of inner steps with an equal batch.
+    """Return each worker's work in a round, as a number of equal inner steps.
 
     The number is `sync_every`. If batches are `balanced`, a worker has larger or smaller batches,
     so the number is proportional to its device's speed.
@@ -128,7 +128,7 @@ class Turn(NamedTuple):
 
 
 def turns(config: Local, num_steps: int) -> tuple[Turn, ...]:
-    """Return for each fragment the inner steps before it is sent, in a round of `num_steps`."""
+    """Return the inner steps before each fragment is sent, in a round of `num_steps`."""
     sent = [0, *(config.sent_after(fragment) for fragment in range(config.fragments))]
     scale = num_steps / config.sync_every
     counts = [round(after * scale) - round(before * scale) for before, after in pairwise(sent)]
@@ -285,7 +285,7 @@ class _Rounds:
         ]
 
     def _outer_step(self, worker: int, count: int) -> Transfer:
-        """Return the outer step on `count` values, which a CPU worker or a GPU's host executes.
+        """Return the outer step on `count` values, by a CPU worker or a GPU's host.
 
         The worker's device does not compute during the outer step.
         """

@@ -80,14 +80,17 @@ class LocalRunner(ReplicaRunner):
 
 
 def _means(seconds: Sequence[float], count: int) -> tuple[float, ...]:
-    """Return the mean of each group of `count` numbers; if there are fewer, the mean of all."""
+    """Return the mean of each `count` consecutive numbers.
+
+    An incomplete last group is left out, unless it is the only group.
+    """
     whole = range(0, len(seconds) - count + 1, count)
     found = [fmean(seconds[first : first + count]) for first in whole]
     return tuple(found) if found or not seconds else (fmean(seconds),)
 
 
 class ElasticRunner:
-    """Trains a worker that may join and leave at any time; there is no profile and no plan."""
+    """Trains a worker that may join and leave at any time, without profiling or planning."""
 
     def __init__(self, session: TrainingSession) -> None:
         assert session.elastic is not None

@@ -1,4 +1,4 @@
-"""Convert the measured times of a worker's last rounds to spans named like the plan's tasks."""
+"""Convert the measured times of a worker's last rounds to spans of the plan's tasks."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -17,7 +17,7 @@ _MOST_ROUNDS = 5
 def spans_of(
     times: Sequence[ExchangeTimes], config: Local, device: Device, worker: int
 ) -> Iterator[Span]:
-    """Yield the spans of up to five last complete rounds; the rounds are numbered from 0."""
+    """Yield the spans of the last complete rounds, at most five, numbered from 0."""
     count = config.fragments
     rounds = sorted({one.number // count for one in times})
     whole = [r for r in rounds if sum(one.number // count == r for one in times) == count]

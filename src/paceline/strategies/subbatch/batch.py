@@ -17,7 +17,7 @@ from paceline.strategies.subbatch.loss import IGNORED
 
 
 def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
-    """Return the message in which a rank sends its targets: int64 of shape (1, 2 + most).
+    """Return a rank's targets as a message: int64 of shape (1, 2 + most).
 
     `targets`: class numbers of shape (samples,) or (samples, tokens); -100 marks ignored rows.
     `most`: largest number of a rank's rows. The message consists of the number of samples, the

@@ -136,7 +136,7 @@ def _described(recipe: Recipe, num_samples: int, device: str) -> Described:
 def with_possible_cut(
     model: nn.Module, inputs: Any, workload: Workload, config: SubBatch
 ) -> Workload:
-    """Mark the cuts at which the model cannot be split, so that `head.cut` chooses another cut.
+    """Mark the cuts at which the model cannot be split, so that `head.cut` skips them.
 
     `inputs`: model inputs of a few samples, on the model's device, which may be meta. Raises
     InvalidInput if there is no cut at which the model can be split.

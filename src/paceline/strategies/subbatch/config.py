@@ -23,9 +23,9 @@ def _check_fixed(name: str) -> str:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class SubBatch:
-    """Each worker trains a replica of the model's body, and some outputs of its last layers.
+    """Train a replica of the model's body per worker, and split its last layers.
 
-    These last layers, the head, are split among the workers by outputs. `head`: name of the head's
+    Each worker has some outputs of every one of these last layers, the head. `head`: name of its
     first layer; by default, the head is the longest run of linear layers at the end. `activations`:
     codec of the inputs that workers gather for a layer of the head. `activation_gradients`: codec
     of the gradients of these inputs. `gradients`: codec of the gradients of the body's parameters.

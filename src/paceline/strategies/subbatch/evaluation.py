@@ -25,7 +25,7 @@ _TEST_ROWS = 16384
 def evaluate(
     trainer: SplitTrainer, samples: IndexedSamples, score: Loss | None
 ) -> tuple[float, float]:
-    """Return the loss and the score of this rank's share of the samples, summed over samples.
+    """Return the loss and the score, summed over this rank's share of the samples.
 
     All ranks call it together. In a batch, each counted row has the same weight on all ranks.
     """
@@ -48,7 +48,7 @@ def evaluate(
 def _test(
     trainer: SplitTrainer, samples: IndexedSamples, shares: Sequence[range], score: Loss | None
 ) -> tuple[float, float]:
-    """Test some samples of each rank; return the summed loss and score of this rank's samples."""
+    """Test some samples of each rank; return this rank's summed loss and score."""
     model, rank = trainer.model, trainer.group.rank
     # A rank without samples runs sample 0, because a batch cannot be empty, and drops the result.
     batch = Batch.of(samples.__getitems__(shares[rank] or [0]))

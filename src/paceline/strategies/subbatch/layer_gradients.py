@@ -215,7 +215,10 @@ class LayerGradients(Exchange):
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank has sent; in a ring of n ranks, 2 (n - 1) / n of the gradients."""
+        """Bytes that this rank has sent so far.
+
+        In a ring of n ranks without a codec, a step sends 2 (n - 1) / n times a rank's gradients.
+        """
         encoded = self._encoded.bytes_sent if self._encoded else 0
         return encoded + self._nbytes // self._group.world_size
 
@@ -230,7 +233,7 @@ class LayerGradients(Exchange):
         return self._encoded.state_dict() if self._encoded else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback that the same rank saved in a run with the same number of ranks."""
+        """Load error feedback saved by the same rank of equally many ranks."""
         if self._encoded is not None:
             self._encoded.load_state_dict(state)
 

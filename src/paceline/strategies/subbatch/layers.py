@@ -20,7 +20,7 @@ from paceline.training.models.sharded import Shard, Sharding
 
 
 def dropout_seed(seed: int, step: int, name: str) -> int:
-    """Return the seed of a dropout mask, from the run's seed and the name of the dropout module."""
+    """Return the seed of a dropout mask; `name`: name of the dropout module."""
     digest = hashlib.sha256(f"{seed}/{step}/{name}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 

@@ -23,7 +23,7 @@ _INSTEAD = "use strategy allreduce, host or tree"
 
 
 def loss_terms(logits: Tensor, targets: Tensor, shard: Shard) -> Tensor:
-    """Return the three terms that `CrossEntropy` needs of each row of a rank's logits: (N, 3).
+    """Return three terms per row of a rank's logits for `CrossEntropy`: shape (N, 3).
 
     `logits`: (N, size). The terms are the largest logit m, the sum s of exp(logit - m), and the
     target's logit t, which is 0 if another rank has that logit.
@@ -73,7 +73,7 @@ class CrossEntropy:
 
 
 def _own_targets(targets: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
-    """Return the rows whose target is one of a rank's classes, and the target's index there."""
+    """Return the rows whose target is among a rank's classes, and the target's index there."""
     places = targets - shard.first
     rows = ((places >= 0) & (places < shard.size)).nonzero().flatten()
     return rows, places[rows]

@@ -102,8 +102,9 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
 
 
 def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[str, int]:
-    """Return the bytes of each device: a replica of the body, and the device's part of the head.
+    """Return the bytes of each device.
 
+    A device has a replica of the body, and its part of the head.
     The gathered inputs of all sub-batches are kept until backward. With updates per sub-batch, only
     two sub-batches are kept at a time. Raises InvalidInput as `plan` does.
     """

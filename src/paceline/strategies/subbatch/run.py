@@ -68,7 +68,7 @@ class SplitRunner:
         self.about = about(session, trainee.workload)
 
     def measure(self) -> PricedMachine:
-        """Measure the parts of a step separately; return the machine and a cost model of these."""
+        """Measure the parts of a step separately; return a machine and a cost model."""
         session, seconds = self._session, self._session.settings.profile_s
         found = profile(self._model, self._trainee, session.config, session.group, seconds)
         self._machine = with_idle_cores(found.machine) if session.is_rehearsal else found.machine

@@ -41,7 +41,7 @@ Head = Mapping[str, Sharding]
 
 @dataclass(frozen=True)
 class _SavedTensor:
-    """This rank's part of a tensor, and how its rows are split; None if they are not."""
+    """This rank's part of a tensor; `sharding` is None if its rows are not split."""
 
     tensor: Tensor
     sharding: Sharding | None
@@ -92,7 +92,7 @@ def gather_state(
     num_steps: int,
     group: Group,
 ) -> State:
-    """Return copies of the whole state on rank 0, and an empty state on all other ranks.
+    """Return copies of the whole state on rank 0, and an empty state on others.
 
     All ranks call it together. `optimizers`, `schedules`: by the name of the part of the model that
     they update.
@@ -123,7 +123,7 @@ def load_state(
     schedules: Mapping[str, LRScheduler],
     rank: int,
 ) -> int:
-    """Load a rank's part of a saved state, and return the number of steps taken before it.
+    """Load a rank's part of a saved state, and return its number of steps.
 
     Raises InvalidInput if the state is from another strategy, model, optimizer or scheduler.
     """

@@ -1,4 +1,4 @@
-"""Plan the sum of gradients in a tree of workers after backward (Le et al. 2018, section 2.3).
+"""Plan the sum of gradients in a binary tree (Le et al. 2018, section 2.3).
 
     worker0 compute   load fwd bwd |       add 1        add 2 |                step | load fwd
     worker0 exchange               | [up1]       [up2]        | [down2][down1]
@@ -73,7 +73,10 @@ def plan(workload: Workload, machine: Machine, config: Tree, window: Window) -> 
 
 
 def memory(workload: Workload, machine: Machine, config: Tree) -> Mapping[str, int]:
-    """Return the bytes of each device: a replica, a send buffer, and a parent's receive buffer."""
+    """Return the bytes of each device.
+
+    A device has a replica and a buffer to send; a parent in the tree also has one to receive.
+    """
     devices = machine.first_devices(config.workers)
     replica, num_workers = replica_nbytes(workload), len(devices)
     buffers = [1 + bool(children(rank, num_workers)) for rank in range(num_workers)]
@@ -117,7 +120,7 @@ def _step_tasks(compute: ComputeStep, edges: Sequence[_Edge], step: int) -> Iter
 
 
 def calibrate(machine: Machine, measured: ExchangeSamples, config: Tree | None = None) -> Machine:
-    """Return the machine with a link for each edge of the tree, fitted to measured exchanges.
+    """Return the machine with a link per edge of the tree, fitted to measured exchanges.
 
     CPU workers on one host share its memory bandwidth for messages and additions, so that bandwidth
     is fitted, too. Otherwise the additions' time is computed from the machine's memory bandwidth,

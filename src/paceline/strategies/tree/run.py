@@ -28,7 +28,7 @@ from paceline.strategies.tree.plan import children, parent
 
 
 class FlatGradients:
-    """A flat buffer of all gradients of one dtype, followed by a flag for each gradient.
+    """A flat buffer of all gradients of one dtype, and a flag for each gradient.
 
     A rank sets a flag to 1 if it changed the gradient, so the sum of a flag over ranks counts the
     ranks that changed it. `as_views`: after the first exchange, gradients are views of the buffer.
