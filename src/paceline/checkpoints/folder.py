@@ -76,7 +76,7 @@ class Loaded:
         if path.name not in self.names:
             return {}
         try:
-            # Copy: the library returns views of the file, which may be removed or replaced.
+            # Copy, because the library returns views of the file, which may be replaced later.
             return {key: one.clone() for key, one in load_file(path).items()}
         except (OSError, SafetensorError, KeyError, OverflowError) as error:
             raise InvalidInput(str(path), f"is not readable: {error}") from None
@@ -295,7 +295,7 @@ def _delete(path: Path) -> None:
 
 
 def _write_file(path: Path, contents: Contents | bytes) -> FileEntry:
-    """Write and fsync a file; return its size and checksum."""
+    """Write and fsync a file; return the file's size and checksum."""
     with path.open("xb") as file:
         summed = ChecksumWriter(file)
         if isinstance(contents, bytes):

@@ -38,7 +38,7 @@ def loads(text: bytes) -> Json:
         # which random states contain.
         return _decoded(from_json(text, allow_inf_nan=False))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"not JSON of a checkpoint: {error}") from None
+        raise ValueError(f"not a JSON text of a checkpoint: {error}") from None
 
 
 def copied(what: str, value: Json) -> Json:
@@ -87,7 +87,7 @@ def _decoded(value: Any) -> Json:
     """
     if isinstance(value, list):
         return [_decoded(one) for one in value]
-    if isinstance(value, float) and not isfinite(value):  # 1e400
+    if isinstance(value, float) and not isfinite(value):  # the text had a number such as 1e400
         raise ValueError(f"{value} is not JSON")
     if not isinstance(value, dict):
         return value

@@ -241,11 +241,11 @@ def _checked(now: Json, values: Json, tensors: Mapping[str, Tensor]) -> _Optimiz
     except ValidationError as error:
         raise InvalidInput("optimizer", first_fault(error)) from None
     if saved.kind != own.kind:
-        raise InvalidInput("optimizer", f"is {own.kind}, and {saved.kind} in the checkpoint")
+        raise InvalidInput("optimizer", f"is {own.kind} here, but {saved.kind} in the checkpoint")
     check_same("optimizer", "parameter", own.parameters, saved.parameters)
     if [one.params for one in saved.groups] != [one.params for one in own.groups]:
         raise InvalidInput(
-            "optimizer", "has other parameter groups in the checkpoint, or another order"
+            "optimizer", "has parameter groups that differ from those in the checkpoint"
         )
     for index, (group, one) in enumerate(zip(own.groups, saved.groups, strict=True)):
         check_same("optimizer", f"option of group {index}", *map(_kinds_of_options, (group, one)))
@@ -306,7 +306,7 @@ def load_schedule_state(scheduler: LRScheduler, state: Json) -> None:
         raise InvalidInput("schedule", "has no valid state in the checkpoint")
     own, saved = _kinds(scheduler), state.get("kind")
     if saved != own:
-        raise InvalidInput("schedule", f"is {own}, and {saved} in the checkpoint")
+        raise InvalidInput("schedule", f"is {own} here, but {saved} in the checkpoint")
     # Copy, because torch removes entries from the loaded dict.
     scheduler.load_state_dict(copied("schedule", state["state"]))
 

@@ -67,14 +67,17 @@ def admit(
     the workers together cannot hold a batch.
     """
     if not speeds or min(speeds) <= 0 or exchange_s < 0:
-        raise ValueError(f"speeds and exchange_s: {list(speeds)} samples/s, {exchange_s} s")
+        raise ValueError(
+            "speeds must be positive, and exchange_s must not be negative "
+            f"(got {list(speeds)} samples/s and {exchange_s} s)"
+        )
     bounds = list(most) if most is not None else [None] * len(speeds)
     fixed = list(fixed_s) if fixed_s is not None else [0.0] * len(speeds)
     rate = _Group(speeds, bounds, fixed, batch_size, exchange_s).rate
     order = sorted(range(len(speeds)), key=lambda rank: -speeds[rank])
     rates = [rate(order[: number + 1], balanced) for number in range(len(order))]
     if not max(rates):
-        raise ValueError(f"most: {bounds} samples are fewer than a batch of {batch_size}")
+        raise ValueError(f"most: workers with {bounds} samples cannot hold {batch_size} samples")
     number = next(i + 1 for i, one in enumerate(rates) if one * _GAIN >= max(rates))
     there, verdicts = order[:number], []
     for rank, speed in enumerate(speeds):

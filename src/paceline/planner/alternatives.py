@@ -25,7 +25,7 @@ _SHORTER = 0.999  # another size is chosen if it shortens the step at least to t
 
 @dataclass(frozen=True)
 class Alternatives:
-    """The configurations of a strategy on a machine's first devices."""
+    """Makes and forecasts the configurations of a strategy on a machine's first devices."""
 
     workload: Workload
     machine: Machine
@@ -119,7 +119,7 @@ class Alternatives:
             yield replace(formats[alike], config=replace(formats[alike].config, **named))
 
     def _encodes(self, config: Any) -> bool:
-        """Whether the plan of a configuration encodes anything."""
+        """Whether the plan of a configuration contains a task that encodes."""
         try:
             plan = self.strategy.planning.plan(self.workload, self.machine, config, Window(1))
         except InvalidInput:

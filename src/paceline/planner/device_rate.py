@@ -11,7 +11,7 @@ from paceline.planner.forecast import forecast
 from paceline.strategies import STRATEGIES
 
 _RATE = re.compile(r"(?P<rate>[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*/\s*s(?:@(?P<batch>[0-9]+))?")
-_ALONE = "allreduce"  # any strategy, because one worker exchanges nothing
+_ALONE = "allreduce"  # any strategy would do, because a single worker exchanges nothing
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ def calibrated(
     batch_size = rate.batch_size or usual_batch
     strategy = STRATEGIES[_ALONE]
     config = strategy.config(workers=1)
-    computing = machine.with_each("hosts", samples_per_s=None)  # measure devices, not loading
+    # Ignore how fast hosts load samples, because the rate is that of the device.
+    computing = machine.with_each("hosts", samples_per_s=None)
     found = forecast(workload_of(batch_size), computing, strategy, config, batch_size)
     slower = found.samples_per_s / rate.samples_per_s
     (needed,) = found.memory_nbytes.values()

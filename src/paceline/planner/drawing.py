@@ -6,7 +6,7 @@ from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Span, Timeline
 
 _WIDTH = 72
-_LEGEND = {  # mark and meaning
+_LEGEND = {  # the mark in the drawing and its meaning, by kind of task
     Kind.LOAD: ("L", "load"),
     Kind.FORWARD: ("F", "forward"),
     Kind.BACKWARD: ("B", "backward"),
@@ -68,7 +68,7 @@ def _row(spans: Iterable[Span], start: float, end: float) -> str:
             within = min(span.end_s, right) - max(span.start_s, left)
             mark, _ = _LEGEND[span.kind]
             taken[place][mark] = taken[place].get(mark, 0.0) + within
-    # Show nothing that takes less than a tenth of a character's time.
+    # Draw a dot if tasks take less than a tenth of the time that a character stands for.
     return "".join(
         max(marks, key=marks.__getitem__) if sum(marks.values()) > 0.1 * size else "."
         for marks in taken

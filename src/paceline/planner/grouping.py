@@ -34,7 +34,7 @@ class LayerCost:
         self._known: dict[tuple[tuple[Resource, ...], Kind, str], float] = {}
 
     def seconds(self, on: tuple[Resource, ...], kind: Kind, layer: Layer) -> float:
-        """Return the seconds of a layer's forward or backward on some resources."""
+        """Return the seconds of a layer's forward or backward (`kind`) on resources `on`."""
         key = on, kind, layer.name
         found = self._known.get(key)
         if found is None:
@@ -110,7 +110,7 @@ def _groups_of(step: Plan, workload: Workload) -> list[list[int]]:
     """
     after: dict[tuple[Kind, str], set[str]] = defaultdict(set)
     for task, children in zip(step.tasks, step.children, strict=True):
-        # For a batch of another size, a task's cost is not its layer's cost.
+        # A task for a batch of another size is left out, because its cost is not its layer's cost.
         if task.kind in PASSES and task.sub_batch is None and not task.num_samples:
             after[task.kind, task.part].add(_follower(step, task, children))
     ready = workload.in_backward_order

@@ -40,7 +40,7 @@ def in_precision(
     if slow is not None and not is_measured:
         raise InvalidInput(
             "precision",
-            f"requires half_flops_per_s of {slow} in machine {machine.name}",
+            f"requires half_flops_per_s of device {slow} in machine {machine.name}",
             hint="add it, or pass --measured with a rate in this precision",
         )
     devices = tuple(

@@ -8,7 +8,7 @@ from typing import overload
 from paceline.planner.forecast import Forecast
 from paceline.strategies import EXCHANGES
 
-_GAIN = 1.02  # minimum speed-up by workers that are worth using
+_GAIN = 1.02  # minimum speed-up that justifies further workers
 _NUM_DIGITS = 12  # compared digits of throughputs; rounding errors change further digits
 
 

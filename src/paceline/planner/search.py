@@ -19,7 +19,7 @@ from paceline.strategies import find_exchange
 _FEW_DEVICES = 8
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LISTED = "as listed"
-_ALONE = "allreduce"  # any strategy, because one worker exchanges nothing
+_ALONE = "allreduce"  # any strategy would do, because a single worker exchanges nothing
 # Limits for strategies that plan the tasks of every worker. The first limits layers times workers,
 # so that a plan takes about 5 s. The second limits workers if the user sets no number of workers.
 _MOST_LAYERS, _MOST_UNASKED = 2**15, 128
@@ -48,7 +48,7 @@ def placements(machine: Machine, workers: int) -> dict[str, Machine]:
 
 
 def _with_first(machine: Machine, names: Collection[str]) -> Machine:
-    """Return the machine with these devices first."""
+    """Return the machine with the named devices first."""
     ordered = tuple(sorted(machine.devices, key=lambda device: device.name not in names))
     if ordered == machine.devices:
         return machine
@@ -175,7 +175,7 @@ class _Search:
         chosen = self.machine if is_cluster else place
         nodes, rest = divmod(count, len(chosen.devices))
         own = [self._speed(workload, chosen, one) for one in chosen.devices]
-        if count > self.machine.num_devices:  # sharing a device does not make it faster
+        if count > self.machine.num_devices:  # several workers on a device do not make it faster
             return sum(own)
         return nodes * sum(own) + sum(own[:rest])
 

@@ -1,4 +1,4 @@
-"""Sweep the links between hosts, and chart the throughput of each strategy."""
+"""Vary the links between hosts, and chart the throughput of each strategy."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping

@@ -113,7 +113,7 @@ class HostExchange:
         )
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Begin the exchange of a step's gradients."""
         self._step += 1
         self._arena.begin(self._step)
         self._transfer.begin(self._step, self._chunks, self.recorder)
@@ -157,26 +157,27 @@ class HostExchange:
         return [changed > 0 for changed in transfer.changed_on_any(self._arena, self._step)]
 
     def times(self) -> list[ChunkTimes]:
-        """Return the times of the last step's chunks: all ranks had posted, sum complete."""
+        """Return when each chunk of the last step was posted by all ranks, and summed."""
         return [
             ChunkTimes(chunk.nbytes, *self._arena.times(chunk.number)) for chunk in self._chunks
         ]
 
     def discard(self) -> None:
         """Discard this step on all ranks, and wait for this rank's threads.
+
         Raises InvalidInput if there are several machines, which cannot discard a step.
         """
         self._arena.discard()
         self._transfer.abandon()
         if self._between is not None:
-            raise InvalidInput("exchange", "backward failed on this rank", hint=_NO_DISCARD)
+            raise InvalidInput("exchange", "backward has failed on this rank", hint=_NO_DISCARD)
 
     def state(self) -> dict[str, Tensor]:
         """Return the error feedback of a leader's codec; {} on other ranks or without codec."""
         return self._encoded.state_dict() if self._encoded else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback saved by the same rank."""
+        """Load the error feedback that the same rank saved."""
         if self._encoded is not None:
             self._encoded.load_state_dict(state)
 
@@ -191,7 +192,7 @@ class HostExchange:
         if self._between is None or self._guard is None:
             return Statistics(*known)
         encoded, found = self._encoded, (self._guard.num_nonfinite, self._guard.num_skipped)
-        # Only leaders know the measurements behind the codec.
+        # Only leaders know which measurements led to the choice of the codec.
         why = encoded.why if encoded else f"{self._between.codec}: requested"
         return Statistics(*known, why, *found, sent_share=encoded.sent_share if encoded else None)
 
@@ -212,7 +213,7 @@ class HostExchange:
         )
 
     def close(self) -> None:
-        """Release the arena."""
+        """End the threads, unpin the arena's memory, and release it."""
         if self._guard is not None:
             self._guard.close()
         if self._layout is not None:
@@ -284,7 +285,7 @@ class LeaderAllReduce:
             raise InvalidInput("exchange", str(error), hint=_NO_DISCARD) from error
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, and close the compressed all-reduce."""
         if self._thread is not None:
             self._thread.close(None)
         if self.encoded is not None:

@@ -67,7 +67,7 @@ def memory(workload: Workload, machine: Machine, config: HostReduce) -> Mapping[
 
 @dataclass(frozen=True)
 class _BetweenHosts:
-    """The ring all-reduce of a chunk's sums between hosts."""
+    """The tasks of a chunk's all-reduce between hosts, in a ring."""
 
     ring: Collective
 

@@ -36,7 +36,7 @@ class LocalReplica(SingleReplica):
         self.learner: LocalModel | None = None
 
     def exchange_state(self) -> Tensors:
-        """Return this rank's own state between two exchanges."""
+        """Return the state that only this rank has between two exchanges."""
         return {} if self.learner is None else self.learner.own_state()
 
     def load_exchange_state(self, state: Tensors) -> None:
@@ -136,7 +136,7 @@ class LocalModel(WholeModel):
         self._num_taken = self.updates.num_steps
 
     def own_state(self) -> Tensors:
-        """Return this rank's own state between two exchanges."""
+        """Return the state that only this rank has between two exchanges."""
         optimizer, _ = optimizer_state(self._optimizer, list(self._model.named_parameters()))
         own = {
             "updates": self.updates.state_dict()["own"],

@@ -28,7 +28,7 @@ from paceline.core.transfer import Ring, Transfer, lanes_of
 from paceline.core.workload import Layer, Workload, replica_nbytes
 from paceline.strategies.local.config import Local
 
-_FLOAT32_NBYTES = 4  # of outer parameters, and of outer gradients without a codec
+_FLOAT32_NBYTES = 4  # bytes per outer parameter, and per outer gradient without a codec
 # Memory accesses per value in an outer step. Outer gradient: 3 (two reads, one write). Mean: 1.
 # Momentum: 2. Outer parameters: 2. The worker's parameters: 1.
 _STEP_TRAFFIC = 9
@@ -71,7 +71,8 @@ def fragments_of(workload: Workload, config: Local) -> tuple[tuple[Layer, ...], 
     if len(layers) < config.fragments:
         raise InvalidInput(
             "fragments",
-            f"must be at most the {len(layers)} layers of {workload.name} with parameters",
+            f"must be at most {len(layers)}, the number of layers with parameters in "
+            f"{workload.name}",
             got=config.fragments,
         )
     return tuple(tuple(layers[i :: config.fragments]) for i in range(config.fragments))
@@ -196,10 +197,10 @@ class _Rounds:
         ]
 
     def _tasks(self, num_rounds: int) -> Iterator[Task]:
-        ready: list[tuple[TaskId, ...]] = [()] * len(self.devices)  # before inner steps
-        sent: list[tuple[TaskId, ...]] = [()] * len(
-            self.devices
-        )  # before inner steps that overlap with an exchange
+        # For each worker: `ready` has the tasks for which its next inner steps wait; `sent` has the
+        # tasks for which the inner steps that overlap with an exchange wait.
+        ready: list[tuple[TaskId, ...]] = [()] * len(self.devices)
+        sent: list[tuple[TaskId, ...]] = [()] * len(self.devices)
         last: tuple[TaskId, ...] = ()
         for number in range(num_rounds):
             for fragment in range(len(self.counts)):

@@ -73,7 +73,7 @@ class LocalRunner(ReplicaRunner):
         assert self.profiled is not None
         device = self.profiled.machine.devices[session.group.rank]
         spans = tuple(spans_of(tuple(model.updates.log.latest), config, device, session.group.rank))
-        # The last step of a round is longer, so report the mean of each round.
+        # The last step of each round takes longer, so report the mean step time of each round.
         seconds = _means(trained.step_seconds, config.sync_every)
         offset = clock_offset(session.group)
         return replace(trained, spans=spans, offset=offset, step_seconds=seconds)
@@ -108,10 +108,10 @@ class ElasticRunner:
         )
 
     def measure(self) -> None:
-        """Do nothing, because the other workers may be training already."""
+        """Do nothing, because a profile needs all workers, and others may already be training."""
 
     def train(self, config: Local) -> Outcome:
-        """Train to the run's last step."""
+        """Train until the last step of the run, from the step at which this worker joins."""
         session, (number, _, manager) = self._session, self._elastic
         recorder = Recorder(clock_for(session.group.device), "", 0)
         torch.manual_seed(getattr(session.settings, "seed", 0) + number)

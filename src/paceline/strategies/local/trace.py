@@ -25,7 +25,7 @@ def spans_of(
         return
     first = whole[-_MOST_ROUNDS:][0]
     for before, one in pairwise([None, *times]):
-        assert one is not None  # None is only before the first
+        assert one is not None  # only `before` can be None
         if first <= one.number // count <= whole[-1]:
             yield from _spans_of_fragment(one, before, config, device, worker, first)
 

@@ -27,7 +27,7 @@ from paceline.training.models.sharded import Sharding, build_sharded
 from paceline.training.recipes.recipe import Recipe
 
 _NUM_STEPS = 3
-_ALL, _HALVES = slice(0, 4), (slice(0, 2), slice(2, 4))  # outputs of a layer of four
+_ALL, _HALVES = slice(0, 4), (slice(0, 2), slice(2, 4))  # outputs of a layer with four outputs
 
 
 def split(
@@ -160,10 +160,10 @@ def check_row_wise(optimizer: Optimize) -> None:
     """
     try:
         made, apart = _moves(optimizer, has_bias=True)
-    except Exception:  # some optimizers take matrices only
+    except Exception:  # some optimizers accept only matrices, so try without the bias
         try:
             made, apart = _moves(optimizer, has_bias=False)
-        except Exception as error:  # also without a bias
+        except Exception as error:
             raise InvalidInput(
                 "optimizer", f"cannot update a linear layer: {first_line(error)}"
             ) from error

@@ -25,12 +25,13 @@ def _check_fixed(name: str) -> str:
 class SubBatch:
     """Train a replica of the model's body per worker, and split its last layers.
 
-    Each worker has some outputs of every one of these last layers, the head. `head`: name of its
-    first layer; by default, the head is the longest run of linear layers at the end. `activations`:
-    codec of the inputs that workers gather for a layer of the head. `activation_gradients`: codec
-    of the gradients of these inputs. `gradients`: codec of the gradients of the body's parameters.
-    `updates`: update the head once per "step", or after each "sub-batch". `sub_batch`: number of
-    samples over all workers in a sub-batch; by default, a step has as many sub-batches as workers.
+    The last layers are called the head; each worker has some outputs of each of them. `head`: name
+    of the head's first layer; by default, the head is the longest run of linear layers at the end.
+    `activations`: codec of the inputs that workers gather for a layer of the head.
+    `activation_gradients`: codec of the gradients of these inputs. `gradients`: codec of the
+    gradients of the body's parameters. `updates`: update the head once per "step", or after each
+    "sub-batch". `sub_batch`: number of samples over all workers in a sub-batch; by default, a step
+    has as many sub-batches as workers.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2

@@ -111,7 +111,7 @@ class HeadLayer:
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensor) -> Tensor:
-        """Return the outputs in evaluation mode."""
+        """Return this rank's outputs in evaluation mode."""
         self.module.eval()
         outputs = self._linear(inputs) if self.is_linear else self.module(inputs)
         self.module.train()

@@ -119,7 +119,7 @@ def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[st
     num_passes = config.num_sub_batches(body.batch_size)
     of_one = (
         workers * -(-body.batch_size // num_passes) / body.batch_size
-    )  # in units of a worker's samples
+    )  # size of a sub-batch, relative to a worker's batch
     kept = min(workers, 2 * of_one) if config.updates == "sub-batch" else workers
     # While the head runs, the body has no gradients yet, but a sub-batch has gradients of logits.
     in_head = state_nbytes(body.layers) - body.gradient_nbytes + kept_nbytes(body.layers)

@@ -42,7 +42,7 @@ from paceline.strategies.subbatch.state import save
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 from paceline.training.recipes.named import recipe_of, tried_with, workload_of
 
-_PACED_COPIES = 3  # planned tensors per parameter: itself, gradient, momentum
+_PACED_COPIES = 3  # planned tensors per parameter: parameter, gradient, momentum
 
 
 @contextmanager
@@ -92,7 +92,8 @@ class SplitRunner:
         test = partial(evaluate, trainer, score=score)
         learner = Learner(self._model.body, trainer.step, test, trainer.state, trainer.load)
         trained = loop.train(session, trainee, recorder, trainer.replica, learner)
-        trainer.thread.close()  # not after an error, because it might wait for a lost rank
+        # Close the thread only after success: after an error it might wait for a lost rank.
+        trainer.thread.close()
         sent = group.gather(trainer.sent_nbytes)
         to_send = planned_nbytes(self.workload, self._machine, config)
         return outcome_of(

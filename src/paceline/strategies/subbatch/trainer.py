@@ -231,7 +231,7 @@ class SplitTrainer:
         Returns the gradients (rows, features) of this rank's activations, and the batch's mean
         loss, a 0-d tensor.
         """
-        parts = activations.detach().tensor_split(len(batch.rows[0]))  # of samples
+        parts = activations.detach().tensor_split(len(batch.rows[0]))  # split by samples
         passes = [
             SubBatchPass(self, number, batch, masks, part.flatten(0, -2))
             for number, part in enumerate(parts)

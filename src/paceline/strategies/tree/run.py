@@ -92,7 +92,7 @@ def _is_view(gradient: Tensor, part: Tensor) -> bool:
     return gradient.data_ptr() == part.data_ptr() and gradient.numel() > 0
 
 
-_tags = itertools.count()  # a tag for each model, so that their messages are not confused
+_tags = itertools.count()  # each model has its own message tag, so that messages are not mixed up
 
 
 class TreeExchange(Exchange):
