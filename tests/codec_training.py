@@ -243,7 +243,7 @@ def auto(place: Place) -> dict[str, Any]:
     """Long enough for the codec to be tried, and switched off where it does not win."""
     module, _ = place.build(network)
     parallel = place.parallel(module, codec="auto")
-    outcome = compared(place, parallel, "dynamic8", steps=24)
+    outcome = compared(place, parallel, "dynamic8", steps=44)
     return outcome | {"codec": parallel.statistics().codec}
 
 

@@ -94,8 +94,7 @@ _LOGGED_TIMES = NotApplicable(
 
 _OF_TORCHS_REDUCER: tuple[Entry, ...] = (
     Refused(
-        "register_comm_hook: a hook exchanges buckets of torch's all-reduce, and exchange '.*' has "
-        "none; choose exchange='allreduce'",
+        "register_comm_hook requires exchange='allreduce'",
         (
             "test_ddp_comm_hook_logging",
             "test_ddp_hook_parity_allreduce",
@@ -108,7 +107,7 @@ _OF_TORCHS_REDUCER: tuple[Entry, ...] = (
         ),
     ),
     Refused(
-        "mixed_precision: casts parameters in hooks of torch's reducer; use torch.autocast",
+        "mixed_precision requires exchange='allreduce'",
         ("test_ddp_native_mixed_precision_ignored_params",),
     ),
     _LOGGED_TIMES,

@@ -1,5 +1,6 @@
 """Plans in a terminal: which are shown, what is recommended, and the metrics of a ranking."""
 
+import re
 from io import StringIO
 
 import pytest
@@ -7,9 +8,10 @@ from rich.console import Console
 
 from paceline.core.strategy import StepsToLoss
 from paceline.planner import Refusal
+from paceline.planner.second_machine import Requirement, SecondMachine
 from paceline.records.result import AdviceRow, PlanResult, PlanRow, RankingRows
 from paceline.report.metrics import of_ranking
-from paceline.report.plans import Form, command, explanation, present
+from paceline.report.plans import Form, command, explanation, of_second_machine, present
 from paceline.strategies.host.config import HostReduce
 from plan_rows import plan_row
 
@@ -137,6 +139,17 @@ def test_a_codec_of_the_best_plan_is_told_to_round():
     for codec, saves in (("dynamic8", 0.5), (None, None)):
         found = of_ranking(ranking(plan_row(codec=codec), advice=advice), is_measured=True)
         assert found.values.get("codec_saves") == saves
+
+
+def test_the_slowest_second_machine_and_link_are_explained_in_one_line_each():
+    local = Requirement("local", 0.05, (1e7,), is_learning_known=False)
+    rows = Requirement("plain", None, (5e9,)), Requirement("codec", 0.54, (None,)), local
+    speeds, links = of_second_machine(SecondMachine("h", 1.0, (1.0,), rows))
+    shown = [
+        re.findall(r"none|[0-9]+ (?:%|[MG]bit/s)(?: or less)?", one) for one in (speeds, links)
+    ]
+    assert shown == [["none", "54 %", "5 %"], ["5 Gbit/s", "none", "10 Mbit/s or less"]]
+    assert [one.count("unknown") for one in (speeds, links)] == [1, 1]
 
 
 SPREAD = plan_row(strategy="tree", placement="spread")

@@ -10,7 +10,8 @@ work that touches memory which another stream may not have done with, memory giv
 Results are poison until they are written: NaN, or -1.
 
 Copies between the device and host memory that is not pinned, or of another layout, make the host
-wait, as on CUDA; `num_blocking_copies` counts them.
+wait, as on CUDA; `num_blocking_copies` counts them. `commands` counts kernels, copies ("h2d",
+"d2h") and waits of the host ("sync").
 """
 
 import itertools
@@ -19,6 +20,7 @@ import random
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -38,6 +40,7 @@ _MOST_DELAY_S = 2e-4
 _DEADLINE_S = 120.0
 _MOST_STREAMS = 32  # of torch's pool of CUDA's streams
 _POISON = 0xFF
+COPIES = ("h2d", "d2h")
 _numbers = itertools.count(1)  # 0 is the default stream of every device
 Delays = Callable[["SimulatedStream", str], float]
 
@@ -91,6 +94,7 @@ class SimulatedEvent:
             raise RuntimeError(f"the simulated device does not answer within {_DEADLINE_S:g} s")
         with self._device.lock:
             merge(self._device.host_clock, self.clock)
+            self._device.commands["sync"] += 1
 
     def seconds_after(self, earlier: Event) -> float:
         """Return the seconds between two events that are reached."""
@@ -118,14 +122,16 @@ class SimulatedStream:
         call: Callable[[], object],
         what: str,
         accesses: Sequence[tuple[Memory, bool]] = (),
+        count: int = 1,
     ) -> None:
-        """Queue work that reads memory, and writes that which comes with True.
+        """Queue work of `count` commands that reads memory, and writes that which comes with True.
 
         Raises RaceError if other streams may not have done with it.
         """
         device = self.device
         delay_s = device.delays(self, what)
         with device.lock:
+            device.commands[what if what in COPIES else "kernel"] += count
             merge(self.clock, device.host_clock)
             position = self.clock[self.number] = self.clock.get(self.number, 0) + 1
             found = [
@@ -216,6 +222,7 @@ class SimulatedDevice:
         self.host_clock: Clock = {}
         self.errors: list[Exception] = []
         self.num_blocking_copies = 0
+        self.commands: Counter[str] = Counter()
         generator = random.Random(index)
         self.delays: Delays = lambda stream, what: generator.uniform(0.0, _MOST_DELAY_S)
         self._pinned: dict[int, tuple[int, Block]] = {}  # by address: the end, and the block

@@ -30,6 +30,7 @@ from simulated_gpu.device import (
     poison,
 )
 from simulated_gpu.guard import DeviceModule, guard, set_calls
+from simulated_gpu.kernels import num_kernels
 from simulated_gpu.ordering import Block
 
 aten: Any = torch.ops.aten
@@ -345,7 +346,7 @@ def _queued(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
     written = _written(func, args, kwargs)
     accesses = [(one.memory, id(one) in written) for one in _simulated(args, kwargs)]
     accesses += [(one.memory, True) for one in made]
-    device.current_stream().put(call, str(func), accesses)
+    device.current_stream().put(call, str(func), accesses, num_kernels(func, args))
     return results
 
 

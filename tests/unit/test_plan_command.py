@@ -68,6 +68,25 @@ def test_a_codec_is_advised_where_the_link_is_slow(plan):
     assert advice["link_busy"] * advice["plain_step_s"] == pytest.approx(wire_s, rel=5e-3)
 
 
+def test_what_a_second_machine_must_be_is_explained_and_drawn(plan, line):
+    asked = ("--batch-size", 32, "--workers", 2, "--strategy", "allreduce")
+    assert "second_machine" not in plan("alexnet", GIGABIT, *asked)
+    found = plan("alexnet", GIGABIT, *asked, "--explain", "--output", "plans")
+    needed = found["second_machine"]
+    by_exchange = {one["exchange"]: one for one in needed["requirements"]}
+    assert list(by_exchange) == ["plain", "codec", "local"]
+    # 1 Gbit/s is too slow for all gradients, as the ranking has it, and fast enough for a quarter.
+    plain = max(row["samples_per_s"] for row in found["plans"] if row["codec"] is None)
+    assert plain < needed["alone_samples_per_s"]
+    assert by_exchange["plain"]["speed"] is None
+    assert by_exchange["plain"]["bits_per_s"][0] > 1e9 > by_exchange["codec"]["bits_per_s"][0]
+    kept = read_result(Path(found["folder"]))
+    assert isinstance(kept, PlanResult)
+    assert kept.model_dump(mode="json")["second_machine"] == needed
+    assert 'id="figure-second-machine"' in Path(found["folder"], "report.html").read_text()
+    assert "second_machine" not in plan("lenet5", MACHINE, "--explain")  # of one host
+
+
 def test_a_plan_of_nothing_is_printed_and_ends_with_code_2(line):
     asked = (
         "--strategy",

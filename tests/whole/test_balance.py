@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from refusals import refused_field
+from findings import numbers
 
 pytestmark = pytest.mark.slow
 NET = """
@@ -35,13 +35,16 @@ def test_a_run_balances_its_batches_and_learns(outcome):
     assert result["faults"] == []
 
 
-def test_a_run_without_gain_is_refused(paceline, tmp_path: Path):
-    """Of a model that computes four samples, and exchanges 17 MB."""
+def test_a_run_continues_with_one_worker_where_the_other_costs_time(outcome, tmp_path: Path):
+    """A model that computes four samples, and exchanges 17 MB."""
     (tmp_path / "mine.py").write_text(NET.format("nn.Linear(2000, 2000), nn.ReLU(),"))
     options = ("--epochs", "1", "--profile-s", "0.5", "--batch-size", "4", "--balance", "auto")
-    done = paceline("train", "mine:net", *options)
-    assert done.code == 2, done.out + done.err
-    assert refused_field(done.err)
+    result = outcome("train", "mine:net", *options)
+    (reason,) = result["decisions"]
+    lone, _, num_workers, *_ = numbers(reason)
+    assert (lone, num_workers) == (0, 2)
+    assert result["settings"]["workers"] == 1
+    assert result["faults"] == []
 
 
 # One worker

@@ -79,10 +79,11 @@ def test_a_tree_in_step_sends_the_bytes_of_its_plan(start):
 
 
 def test_hubs_of_elsewhere_rehearse_what_the_root_has_declared(start):
-    bind = ("--listen", "tcp://127.0.0.1:0", "--run-name", "stage")
-    tree = ("--workers", "2", "--strategy-option", "child_hubs=1", "--strategy-option", "lanes=2")
-    root = start(*REHEARSE, *tree, *bind)
-    joining = ("-m", "paceline", "hub", "--parent", address_of(root), *bind)
+    bind = ("--listen", "tcp://127.0.0.1:0")
+    options = ("child_hubs=1", "lanes=2", "run_name=stage")
+    tree = [word for option in options for word in ("--strategy-option", option)]
+    root = start(*REHEARSE, "--workers", "2", *tree, *bind)
+    joining = ("-m", "paceline", "hub", "--parent", address_of(root), *bind, "--run-name", "stage")
     child = start(*joining, "--json")
     own = ("--run-name", "stage", "--device", "cpu", "--threads", "1", "--worker-ids", "0,1")
     worker = start("-m", "paceline", "worker", "--connect", address_of(child), *own)

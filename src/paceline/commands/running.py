@@ -124,12 +124,17 @@ def _plan(settings: PlanSettings, about: str, explain: bool, form: "Form") -> No
     from paceline.report.terminal import console
     from paceline.runs.folder import new_id, show_plan
     from paceline.runs.planning import plan as plan_on
+    from paceline.runs.planning import second_machine
 
-    ranking = plan_on(**_asked(settings))
+    asked = _asked(settings)
+    ranking = plan_on(**asked)
     if ranking or form == "json" or settings.output is not None:
         is_measured = settings.measured is not None or settings.profile is not None
         fields = settings.model_dump(include={"model", "machine", "batch_size", "input_shape"})
         fields |= {"id": new_id(settings.model, "-planned"), "facts": {"paceline": __version__}}
+        if explain or settings.output is not None:
+            own = {name: asked[name] for name in asked.keys() - {"options", "strategies"}}
+            fields["second_machine"] = second_machine(**own)
         how: dict[str, Any] = {"form": form, "explain": explain, "is_measured": is_measured}
         show_plan(console(), ranking, settings.output, about, **how, **fields)
     if not ranking:

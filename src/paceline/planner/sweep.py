@@ -106,7 +106,12 @@ def sweep(
     rankings = []
     for value in over.values:
         ranking = search(
-            workload_of, _with(machine, over.quantity, value), known, batch_size, count, options
+            workload_of,
+            with_links(machine, over.quantity, value),
+            known,
+            batch_size,
+            count,
+            options,
         )
         if not ranking.forecasts:
             raise InvalidInput("sweep", f"has nothing to plan: {ranking.refused[0].why}")
@@ -114,7 +119,8 @@ def sweep(
     return Sweep(over, tuple(rankings))
 
 
-def _with(machine: Machine, quantity: Quantity, value: float) -> Machine:
+def with_links(machine: Machine, quantity: Quantity, value: float) -> Machine:
+    """Set the bandwidth (bit/s) or latency of links between hosts, or of all of one host."""
     facts = {"latency_s": value}
     if quantity == "bandwidth":
         facts = {"bandwidth_bytes_per_s": value / 8}

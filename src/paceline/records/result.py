@@ -18,6 +18,7 @@ from paceline.links.files import limits
 from paceline.links.files.reading import read_file
 from paceline.planner import Forecast, Ranking, Refusal
 from paceline.planner.ranking import Advice
+from paceline.planner.second_machine import SecondMachine
 from paceline.records.profile import ProfileResult
 from paceline.records.scale import ScaleResult
 
@@ -223,7 +224,8 @@ class PlanResult(Record):
     """The plans of a model on a machine, best first.
 
     `machine`: a machine file's name, or "this machine". `facts`: Paceline's version, and a
-    description of this machine.
+    description of this machine. `second_machine`: the slowest second machine and links that pay, if
+    the machine has several hosts.
     """
 
     kind: Literal["plan"] = "plan"
@@ -235,6 +237,7 @@ class PlanResult(Record):
     facts: dict[str, Any]
     ranking: RankingRows
     findings: tuple[Finding, ...] = ()
+    second_machine: SecondMachine | None = None
 
 
 AnyResult = RunResult | PlanResult | ProfileResult | ScaleResult

@@ -84,7 +84,8 @@ def _of_step(result: RunResult, found: Metrics) -> None:
     if result.shares is None:
         divides = (parts.load_s + parts.passes_s) / whole
         found.values["further_worker_saves"] = divides / (workers + 1)
-        if workers < result.machine.get("cores", workers + 1):
+        was_declined = workers == 1 and result.decisions
+        if workers < result.machine.get("cores", workers + 1) and not was_declined:
             found.words["more_workers"] = str(workers + 1)
     _of_other_plans(result, found)
 

@@ -1,10 +1,12 @@
 """The page of a saved plan: the predictions for all strategies on a machine."""
 
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from paceline.planner import Refusal
+from paceline.planner.second_machine import SecondMachine
 from paceline.record.trace import read_trace
 from paceline.records.result import PlanResult, PlanRow, RankingRows
 from paceline.report import advice
@@ -20,7 +22,13 @@ from paceline.report.figures import (
 )
 from paceline.report.format import counted, duration, nbytes, number, optional_share, share
 from paceline.report.page import Page, readable
-from paceline.report.plans import plan_tables, recommendation
+from paceline.report.plans import (
+    bandwidth,
+    label,
+    of_second_machine,
+    plan_tables,
+    recommendation,
+)
 from paceline.report.steps import two_steps
 from paceline.report.tables import Rows, Table, plan_name, plans_table
 
@@ -30,7 +38,7 @@ _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 def page_of(result: PlanResult, folder: Path) -> Page:
     """Build the page of a plan."""
     ranking = result.ranking
-    plans, refused = ranking.plans, ranking.refused
+    plans, refused, needed = ranking.plans, ranking.refused, result.second_machine
     asked = {"model": result.model, "machine": result.machine, "batch_size": result.batch_size}
     asked |= {"input_shape": result.input_shape} if result.input_shape else {}
     what = f"predicted on {result.machine}, {result.batch_size} samples a step"
@@ -43,6 +51,8 @@ def page_of(result: PlanResult, folder: Path) -> Page:
         "best": plan_tables(plans, ranking.alone_samples_per_s),
         "plans": plans_table(plans) if plans else None,
         "by_workers": _by_workers(plans) if len({one.workers for one in plans}) > 1 else None,
+        "second_machine": needed and _second_machine(needed),
+        "needed": list(of_second_machine(needed)) if needed else [],
         "refused": _refused(refused) if refused else None,
         "steps": two_steps(list(read_trace(folder / "trace.json").values())),
         "settings": {"Asked for": readable(asked), "Made with": readable(result.facts)},
@@ -91,3 +101,20 @@ def _by_workers(plans: Sequence[PlanRow]) -> Described:
     x = {"title": "workers"} | (decades(counts) if is_wide else whole_numbers(max(counts)))
     panel = Panel(lines, x, {"title": "samples/s", "rangemode": "tozero"})
     return figure_of([panel], 330)
+
+
+def _second_machine(found: SecondMachine) -> Described:
+    """Draw the least bandwidth that pays by the speed of the second machine."""
+    names = [str(Fraction(speed)) for speed in found.speeds]
+    lines: list[Described] = []
+    for i, one in enumerate(found.requirements):
+        least = [None if bits is None else bits / 1e6 for bits in one.bits_per_s]
+        told = ["" if bits is None else bandwidth(bits) for bits in one.bits_per_s]
+        line: Described = {"type": "scatter", "mode": "lines+markers", "name": escaped(label(one))}
+        line |= {"x": names, "y": least, "customdata": told, "hovertemplate": HOVER}
+        line |= {"line": {"color": COLOURS[i]}, "marker": {"symbol": _SYMBOLS[i], "size": 8}}
+        lines.append(line)
+    shown = [value for line in lines for value in line["y"] if value is not None]
+    x: Described = {"title": "speed of the second machine", "type": "category"}
+    x |= {"categoryorder": "array", "categoryarray": names}
+    return figure_of([Panel(lines, x, {"title": "Mbit/s"} | decades(shown))], 330)

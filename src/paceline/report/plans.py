@@ -11,6 +11,7 @@ from rich.table import Table as TerminalTable
 from paceline.core.timeline import Origin
 from paceline.planner import Refusal
 from paceline.planner.explanations import of_after_backward
+from paceline.planner.second_machine import BANDWIDTHS, Requirement, SecondMachine
 from paceline.records.result import PlanResult, PlanRow, RankingRows
 from paceline.report import advice
 from paceline.report.format import Quantity, counted, duration, nbytes, number, ratio, share
@@ -132,6 +133,43 @@ def explanation(ranking: RankingRows) -> Iterator[str]:
         yield _RANGE
 
 
+def of_second_machine(found: SecondMachine) -> Iterator[str]:
+    """Yield the slowest second machine that pays, and the slowest link between hosts."""
+    speeds = [(_speed(one.speed), label(one)) for one in found.requirements]
+    links = [(_bandwidth(one.bits_per_s[0]), label(one)) for one in found.requirements]
+    alone = f"pays over {found.first_host} alone"
+    for what, each in (
+        (f"second machine that {alone}, as a share of its stated speed", speeds),
+        (f"link between hosts that {alone}", links),
+    ):
+        yield f"slowest {what}: {', '.join(f'{least} {how}' for least, how in each)}"
+
+
+def label(one: Requirement) -> str:
+    """Name an exchange, and what it is compared by if that is not the time to a loss."""
+    text = {"plain": "without a codec", "codec": "with dynamic8", "local": "with strategy local"}
+    return text[one.exchange] + (
+        "" if one.is_learning_known else " (in samples/s: its steps to a loss are unknown)"
+    )
+
+
+def _speed(least: float | None) -> str:
+    return "none" if least is None else share(least, 0)
+
+
+def _bandwidth(least: float | None) -> str:
+    if least is None:
+        return "none"
+    text = bandwidth(least)
+    return f"{text} or less" if least == BANDWIDTHS[0] else text
+
+
+def bandwidth(bits_per_s: float) -> str:
+    """Format a bandwidth such as 20 Mbit/s or 5 Gbit/s."""
+    is_large = bits_per_s >= 1e9
+    return f"{bits_per_s / 1e9:g} Gbit/s" if is_large else f"{bits_per_s / 1e6:g} Mbit/s"
+
+
 def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
     """Describe a refusal, with the variant or placement if others of the strategy are planned."""
     asked = row.strategy, row.workers
@@ -160,7 +198,8 @@ def present(
     for table in in_terminal(ranking.plans, title, ranking.alone_samples_per_s):
         out.print(table)
     if drawing:
-        texts += [*explanation(ranking), drawing]
+        needed = result.second_machine
+        texts += [*explanation(ranking), *(of_second_machine(needed) if needed else ()), drawing]
     if folder:
         texts.append(f"written    {folder}/result.json, trace.json, report.html")
     for text in filter(None, texts):
@@ -189,5 +228,7 @@ def _data(result: PlanResult, folder: Path | None, drawing: str) -> dict[str, An
     data = result.model_dump(include={"model", "machine", "batch_size"})
     data |= {"origin": Origin.PREDICTED} | result.ranking.model_dump()
     data["findings"] = [one.model_dump() for one in result.findings]
+    if result.second_machine is not None:
+        data["second_machine"] = asdict(result.second_machine)
     data |= {"drawing": drawing} if drawing else {}
     return data | ({"folder": str(folder)} if folder else {})

@@ -1,4 +1,4 @@
-"""The functions `plan`, `sweep` and `forecast`; built-in models do not need torch."""
+"""The functions behind `paceline plan`, and `forecast`; built-in models do not need torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +16,8 @@ from paceline.core.workload import Workload
 from paceline.planner import Forecast, Ranking, forecast_one, search
 from paceline.planner.device_rate import DeviceRate, calibrated
 from paceline.planner.precision import Precision, in_precision
+from paceline.planner.second_machine import SecondMachine
+from paceline.planner.second_machine import second_machine as search_second_machine
 from paceline.planner.sweep import Sweep, parse_range
 from paceline.planner.sweep import sweep as sweep_links
 from paceline.records.built_in import recorded
@@ -92,6 +94,25 @@ def sweep(
     workload, known = _question(*asked)
     chosen = [_trying(one, model, input_shape, own) for one in named or _usual(known)]
     return sweep_links(workload, known, chosen, batch_size, parse_range(over), workers, own)
+
+
+def second_machine(
+    model: "str | nn.Module | Recipe",
+    machine: str | Path | Machine,
+    batch_size: int = 64,
+    input_shape: tuple[int, ...] | None = None,
+    workers: int | None = None,
+    precision: Precision = "float32",
+    measured: str | float | None = None,
+    profile: str | Path | None = None,
+) -> SecondMachine | None:
+    """Return the slowest second machine and links that pay; None if the machine has one host.
+
+    The arguments and errors are those of `plan`; `workers` counts for `measured` only.
+    """
+    asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
+    workload, known = _question(*asked)
+    return search_second_machine(workload, known, batch_size)
 
 
 def forecast(

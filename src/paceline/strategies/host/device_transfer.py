@@ -16,6 +16,7 @@ Two threads replace CUDA's callbacks to the host. The first thread posts a chunk
 the arena's pinned memory. The second thread starts the copy back after the sum.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -39,7 +40,7 @@ class _StepTimes(NamedTuple):
     """The stream events of a step.
 
     `end`: the means have been copied to the gradients. `gathers`: begin and end of the gathering of
-    each chunk. `exchanges`: begin of each chunk's copy to the host, and end of its copy back.
+    each chunk. `exchanges`: for each chunk, the end of its gathering and the end of its copy back.
     """
 
     backward_end: Event
@@ -95,8 +96,8 @@ class DeviceTransfer:
         self._posted: list[Future[None]] = []
         self._fetched: list[Future[None]] = []
         self._gathers: list[tuple[Event, Event]] = []
-        self._begun: dict[int, Event] = {}  # copies to the host, by chunk
-        self._ended: dict[int, Event] = {}  # copies back, by chunk
+        self._begun: dict[int, Event] = {}  # begin of exchanges, by chunk
+        self._ended: dict[int, Event] = {}  # end of copies back, by chunk
         self._latest: _StepTimes | None = None
 
     def begin(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
@@ -115,10 +116,11 @@ class DeviceTransfer:
             self._gather(chunk)
         gathered = computing.record(timed=True)
         self._gathers.append((begin, gathered))
+        # The exchange begins here, so it includes a wait for the copy of an earlier chunk.
+        self._begun[chunk.number] = gathered
         # Wait for the event instead of the stream, because later kernels may be queued already.
         self._to_host.wait(gathered)
         with self._device.use(self._to_host):
-            self._begun[chunk.number] = self._to_host.record(timed=True)
             with noted(recorder, Kind.D2H, str(chunk.number), alone=True):
                 bytes_of(chunk, self._arena.slot).copy_(
                     bytes_of(chunk, self._buffer), non_blocking=True
@@ -131,13 +133,12 @@ class DeviceTransfer:
         """Copy gradients of any strides into the buffer; a missing gradient counts as zero."""
         parts, gradients = list[Tensor](), list[Tensor]()
         for slot in chunk.slots:
-            if slot.parameter.grad is None:
-                self._parts[slot.index].zero_()
-            else:
+            if slot.parameter.grad is not None:
                 parts.append(self._parts[slot.index])
                 gradients.append(slot.parameter.grad)
-        if parts:
-            torch._foreach_copy_(parts, gradients)
+        if len(parts) < len(chunk.slots):
+            bytes_of(chunk, self._buffer).zero_()
+        copy_all(parts, gradients)
 
     def arrive(self) -> None:
         """Wait until all chunks have been copied to the host and posted."""
@@ -173,8 +174,7 @@ class DeviceTransfer:
                 slot.parameter.grad = torch.empty_like(slot.parameter)
             gradients.append(slot.parameter.grad)
             parts.append(self._parts[slot.index])
-        if parts:
-            torch._foreach_copy_(gradients, parts)
+        copy_all(gradients, parts)
 
     def took(self, exposed_s: float = 0.0, hidden_s: float = 0.0) -> None:
         """Do nothing: the GPU's events are counted instead, because the host runs ahead of it."""
@@ -234,6 +234,33 @@ class DeviceTransfer:
                     bytes_of(chunk, self._results[step % 2]), non_blocking=True
                 )
             self._ended[chunk.number] = self._to_device.record(timed=True)
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors with few kernels.
+
+    `_foreach_copy_` uses a kernel per tensor if the dtypes or strides in its lists differ. So it is
+    called once per pair of dtypes, and tensors with different strides are copied separately.
+    """
+    lists = defaultdict[object, tuple[list[Tensor], list[Tensor]]](lambda: ([], []))
+    for target, source in zip(targets, sources, strict=True):
+        if _have_same_strides(target, source):
+            of_type = lists[target.dtype, source.dtype]
+            of_type[0].append(target)
+            of_type[1].append(source)
+        else:
+            target.copy_(source)
+    for of_type in lists.values():
+        torch._foreach_copy_(*of_type)
+
+
+def _have_same_strides(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have equal strides in all dimensions larger than 1."""
+    strides = one.stride(), other.stride()
+    return strides[0] == strides[1] or all(
+        size == 1 or stride == of_other
+        for size, stride, of_other in zip(one.size(), *strides, strict=True)
+    )
 
 
 def bytes_of(chunk: Chunk, memory: Tensor) -> Tensor:

@@ -1,0 +1,260 @@
+"""Find the slowest second machine, and the slowest link to it, with which training there pays.
+
+The second machine is all devices that are not on the first device's host. It pays if all devices
+together train more samples per second than the first host's devices alone.
+
+A device takes fixed + per_sample * samples seconds per step. Shares of a batch are chosen so that
+all devices take as long. Plans of gradient exchanges have equal batches, so they are made for
+devices that take as long for an equal batch as the real ones for their shares.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
+
+from paceline.core.balance import apportion
+from paceline.core.errors import InvalidInput
+from paceline.core.machine import Device, Machine
+from paceline.core.plan import without_collection
+from paceline.core.strategy import Strategy
+from paceline.core.workload import Workload
+from paceline.planner.alternatives import rates, shortage
+from paceline.planner.best_chunk import with_best_chunk
+from paceline.planner.forecast import Forecast, forecast, memory
+from paceline.planner.sweep import with_links
+from paceline.strategies import STRATEGIES
+
+Exchange = Literal["plain", "codec", "local"]
+SPEEDS = (1.0, 1 / 2, 1 / 4, 1 / 8)
+BANDWIDTHS = (*(digit * 10.0**power for power in range(7, 11) for digit in (1, 2, 5)), 1e11)
+_PERCENTS = range(1, 101)
+_TRIED: dict[Exchange, tuple[tuple[str, str | None], ...]] = {
+    "plain": (("allreduce", None), ("host", None)),
+    "codec": (("allreduce", "dynamic8"), ("host", "dynamic8")),
+    "local": (("local", "dynamic4"), ("local", None)),
+}
+_ALONE = "allreduce"  # any strategy, because one worker exchanges nothing
+_LEAST_S = 1e-12  # per sample, for models whose time hardly depends on the samples
+_MOST_DEVICES = 16  # for an answer in seconds
+_Choice = tuple[Strategy, Any]  # a strategy and its configuration
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """The slowest second machine and links with which an exchange pays; None if none does.
+
+    `exchange`: of gradients without a codec ("plain") or with one, or strategy local. `speed`:
+    relative to the machine file's second machine, with the file's links. `bits_per_s`: bandwidth of
+    the links between hosts, for each speed of `SecondMachine`. `is_learning_known`: strategy local
+    is compared by the time to a loss, not only by samples per second.
+    """
+
+    exchange: Exchange
+    speed: float | None
+    bits_per_s: tuple[float | None, ...]
+    is_learning_known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SecondMachine:
+    """The least second machine that pays, for each exchange that can be planned.
+
+    `first_host`: host whose devices, alone, train `alone_samples_per_s`. `speeds`: those of the
+    second machine for which the least bandwidths are known, relative to the machine file's.
+    """
+
+    first_host: str
+    alone_samples_per_s: float
+    speeds: tuple[float, ...]
+    requirements: tuple[Requirement, ...]
+
+
+@without_collection()
+def second_machine(
+    workload_of: Callable[[int], Workload], machine: Machine, batch_size: int
+) -> SecondMachine | None:
+    """Search the least speeds and bandwidths on fixed grids.
+
+    `workload_of`, `batch_size`: as for `search`. None for a single host, a cluster of equal nodes,
+    or more than 16 devices, if the batch has fewer samples than there are devices, or if the first
+    host lacks memory.
+    """
+    num_hosts = len({device.host for device in machine.devices})
+    if num_hosts == 1 or machine.num_devices > min(batch_size, _MOST_DEVICES):
+        return None
+    question = _Question(workload_of, machine, batch_size)
+    if not question.alone:
+        return None
+    found = tuple(map(question.requirement, question.choices))
+    return SecondMachine(question.first, question.alone, SPEEDS, found) if found else None
+
+
+class _Seconds(NamedTuple):
+    """Seconds of a device's step: the part that does not depend on samples, and per sample."""
+
+    fixed: float
+    per_sample: float
+
+    def of(self, samples: int) -> float:
+        """Return the seconds of a step with some samples."""
+        return self.fixed + samples * self.per_sample
+
+
+class _Question:
+    """A machine with its first host's devices first, and the exchanges that can be planned.
+
+    `alone`: throughput of the first host; 0 if it lacks memory.
+    """
+
+    def __init__(
+        self, workload_of: Callable[[int], Workload], machine: Machine, batch_size: int
+    ) -> None:
+        self.first, self.batch_size = machine.devices[0].host, batch_size
+        devices = sorted(machine.devices, key=lambda device: device.host != self.first)
+        self.machine = machine.model_copy(update={"devices": tuple(devices)})
+        count = self.machine.num_devices
+        self.workload = workload_of(-(-batch_size // count))
+        self.alone = self._best_alone(workload_of)
+        self.choices, self.is_learning_known = dict[Exchange, list[_Choice]](), True
+        for exchange in get_args(Exchange):
+            found = list(self._forecasts(self.workload, count, exchange))
+            if exchange == "local":
+                known = [one for one in found if one.learnt_samples_per_s]
+                found, self.is_learning_known = known or found[:1], bool(known)
+            if found:
+                self.choices[exchange] = [(STRATEGIES[one.strategy], one.config) for one in found]
+        self.seconds = self._seconds(workload_of(batch_size))
+
+    def requirement(self, exchange: Exchange) -> Requirement:
+        """Search the least speed and the least bandwidths of an exchange."""
+        speed = _least(_PERCENTS, lambda percent: self.pays(exchange, percent / 100, None))
+        is_known = exchange != "local" or self.is_learning_known
+        bandwidths = tuple(self._bandwidths(exchange))
+        return Requirement(exchange, speed and speed / 100, bandwidths, is_known)
+
+    def _bandwidths(self, exchange: Exchange) -> Iterator[float | None]:
+        """Yield the least bandwidth for each speed; a slower machine never needs less."""
+        tried = BANDWIDTHS
+        for speed in SPEEDS:
+            found = _least(tried, partial(self.pays, exchange, speed))
+            tried = tried[tried.index(found) :] if found else ()
+            yield found
+
+    def pays(self, exchange: Exchange, speed: float, bits_per_s: float | None) -> bool:
+        """Whether all devices train faster than the first host, at a speed of the others.
+
+        `bits_per_s`: of the links between hosts; None: as stated.
+        """
+        speeds = [1.0 if one.host == self.first else speed for one in self.machine.devices]
+        factors: Sequence[float] | None = speeds
+        if exchange != "local":  # which is planned with balanced batches
+            factors = self._evened(speeds)
+        if factors is None:
+            return False
+        machine = _scaled(self.machine, factors, speeds)
+        if bits_per_s is not None:
+            machine = with_links(machine, "bandwidth", bits_per_s)
+        return any(
+            self._learnt(forecast(self.workload, machine, *choice, self.batch_size, balanced=True))
+            > self.alone
+            for choice in self.choices[exchange]
+        )
+
+    def _learnt(self, found: Forecast) -> float:
+        """Return the throughput; divided by the extra steps to a loss, if these are known."""
+        return found.learnt_samples_per_s if self.is_learning_known else found.samples_per_s
+
+    def _evened(self, speeds: Sequence[float]) -> list[float] | None:
+        """Return factors of the devices' speeds with which equal batches take as long as shares.
+
+        None if a device's share is no sample.
+        """
+        pairs = list(zip(self.seconds, speeds, strict=True))
+        per_s = sum(speed / own.per_sample for own, speed in pairs)
+        step_s = (self.batch_size + sum(own.fixed / own.per_sample for own in self.seconds)) / per_s
+        wanted = [max(0.0, step_s * speed - own.fixed) / own.per_sample for own, speed in pairs]
+        shares = apportion(self.batch_size, wanted)
+        if not all(shares):
+            return None
+        return [
+            speed * own.of(self.workload.batch_size) / own.of(share)
+            for (own, speed), share in zip(pairs, shares, strict=True)
+        ]
+
+    def _seconds(self, whole: Workload) -> list[_Seconds]:
+        """Return the seconds of each device alone, from a share of the batch and the `whole`."""
+        known: dict[tuple[float, ...], _Seconds] = {}
+        strategy, samples = STRATEGIES[_ALONE], self.workload.batch_size
+        config = strategy.config(workers=1)
+        for device in self.machine.devices:
+            if rates(device) not in known:
+                own = self.machine.model_copy(update={"devices": (device,)})
+                part_s, whole_s = (
+                    forecast(one, own, strategy, config, one.batch_size).step_s
+                    for one in (self.workload, whole)
+                )
+                per_sample = (whole_s - part_s) / (whole.batch_size - samples)
+                fixed = max(0.0, part_s - samples * per_sample)
+                known[rates(device)] = _Seconds(fixed, max(per_sample, _LEAST_S))
+        return [known[rates(device)] for device in self.machine.devices]
+
+    def _best_alone(self, workload_of: Callable[[int], Workload]) -> float:
+        """Return the best throughput of the first host, of one of its devices or of all."""
+        on_first = sum(device.host == self.first for device in self.machine.devices)
+        found: list[Forecast] = []
+        for count in {1, on_first}:
+            workload = workload_of(-(-self.batch_size // count))
+            for exchange in ("plain", "codec") if count > 1 else ("plain",):
+                found += self._forecasts(workload, count, exchange)
+        return max((one.samples_per_s for one in found), default=0.0)
+
+    def _forecasts(self, workload: Workload, count: int, exchange: Exchange) -> Iterator[Forecast]:
+        """Yield forecasts of an exchange on the first devices, if they can be planned and fit."""
+        machine = self.machine
+        for name, codec in _TRIED[exchange]:
+            strategy = STRATEGIES[name]
+            several = strategy.planning.variants
+            for variant in several(count) if several else [strategy.config(workers=count)]:
+                config = replace(variant, codec=codec)
+                try:
+                    if count > 1 and hasattr(config, "chunk"):
+                        config = with_best_chunk(workload, machine, strategy, config)
+                    if shortage(machine, memory(workload, machine, strategy, config)) is None:
+                        yield forecast(workload, machine, strategy, config, self.batch_size)
+                except InvalidInput:
+                    continue  # for example, a device's speed with the codec is unknown
+
+
+def _least(values: Sequence[float], pays: Callable[[float], bool]) -> float | None:
+    """Return the least of rising values that pays, if all larger ones pay, too; None if none."""
+    number = bisect_left(values, True, key=pays)
+    return values[number] if number < len(values) else None
+
+
+def _scaled(machine: Machine, factors: Sequence[float], of_codecs: Sequence[float]) -> Machine:
+    """Multiply the speeds of the devices, and of their codecs."""
+    each = zip(machine.devices, factors, of_codecs, strict=True)
+    return machine.model_copy(update={"devices": tuple(_faster(*one) for one in each)})
+
+
+def _faster(device: Device, factor: float, of_codecs: float) -> Device:
+    codecs = {
+        kernel: one.model_copy(
+            update={
+                "encode_values_per_s": of_codecs * one.encode_values_per_s,
+                "decode_values_per_s": of_codecs * one.decode_values_per_s,
+                "latency_s": one.latency_s / of_codecs,
+            }
+        )
+        for kernel, one in device.codecs.items()
+    }
+    return device.model_copy(
+        update={
+            "flops_per_s": factor * device.flops_per_s,
+            "memory_bandwidth_bytes_per_s": factor * device.memory_bandwidth_bytes_per_s,
+            "call_latency_s": device.call_latency_s / factor,
+            "codecs": codecs,
+        }
+    )

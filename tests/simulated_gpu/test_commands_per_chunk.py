@@ -1,0 +1,167 @@
+"""The commands that exchange a chunk of a simulated GPU: few, however many tensors are in it.
+
+Commands are kernels, copies and waits of the host. The arena of one rank stands for all, and halves
+what it sums.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.exchange.layout import Layout, NamedParameter
+from paceline.links.arena import Arena, Segment
+from paceline.links.group import Group
+from paceline.strategies.host.device_transfer import DeviceTransfer
+from paceline.strategies.host.transfer import ExchangeTimes
+from simulated_gpu.device import SimulatedDevice
+from simulated_gpu.lent import simulated_gpus
+
+DEADLINE_S = 30.0
+COUNTS = [1, 16, 64]
+
+
+class Commands(NamedTuple):
+    """The commands of one step: kernels before and after the end of backward, copies and waits."""
+
+    gathers: int
+    d2h: int
+    syncs: int
+    h2d: int
+    scatters: int
+
+
+class Exchange:
+    """The exchange of gradients like the given ones, in chunks of so many tensors."""
+
+    def __init__(self, device: SimulatedDevice, like: Sequence[Tensor], chunk_size: int) -> None:
+        self.device, on = device, device.torch_device
+        self.parameters = [nn.Parameter(torch.zeros_like(one).to(on)) for one in like]
+        layers = [str(index // chunk_size) for index in range(len(like))]
+        named = [NamedParameter(layers[i], str(i), p) for i, p in enumerate(self.parameters)]
+        self.layout = Layout.of(named, range(len(named)))
+        self.chunks = self.layout.chunks(1)  # layers are chunks
+        sizes = self.layout.nbytes, len(self.layout.layers), self.layout.num_flags
+        self.arena = Arena(Group.alone(on, DEADLINE_S), *sizes, DEADLINE_S, scale=0.5)
+        self.arena.set_chunks(
+            [
+                [Segment(s.offset, s.num_values, s.dtype) for s in chunk.slots]
+                for chunk in self.chunks
+            ]
+        )
+        memory = self.arena.slot, self.arena.shared_result(0), self.arena.shared_result(1)
+        self.unpin = [device.pin(part) for part in memory]
+        self.transfer = DeviceTransfer(self.arena, self.layout, ExchangeTimes(), DEADLINE_S)
+
+    def step(self, gradients: Sequence[Tensor | None]) -> Commands:
+        """Exchange gradients; those of the parameters are half of them afterwards."""
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self.device.synchronize()
+        counted = self.device.commands
+        counted.clear()
+        self.arena.begin(1)
+        self.arena.flags[0, :, 1] = 1
+        self.transfer.begin(1, self.chunks, None)
+        for chunk in self.chunks:
+            self.transfer.send(chunk, None)
+        self.transfer.arrive()
+        gathers = counted["kernel"]
+        self.arena.commit()
+        self.transfer.receive(1)
+        scatters = counted["kernel"] - gathers
+        return Commands(gathers, counted["d2h"], counted["sync"], counted["h2d"], scatters)
+
+    def close(self) -> None:
+        """Close all, in the order in which the exchange of a strategy does."""
+        self.transfer.close()
+        for unpin in self.unpin:
+            unpin()
+        self.arena.close()
+
+
+@contextmanager
+def exchange(like: Sequence[Tensor], chunk_size: int | None = None) -> Iterator[Exchange]:
+    with simulated_gpus() as (device,):
+        found = Exchange(device, like, chunk_size or len(like))
+        yield found
+        found.close()
+
+
+def exchanged(sent: Sequence[Tensor], chunk_size: int | None = None) -> Commands:
+    """Exchange copies of the tensors, check the means, and return the commands."""
+    with exchange(sent, chunk_size) as one:
+        commands = one.step([tensor.to(one.device.torch_device) for tensor in sent])
+        for parameter, tensor in zip(one.parameters, sent, strict=True):
+            assert torch.equal(parameter.grad.cpu(), tensor / 2)
+        return commands
+
+
+@pytest.mark.parametrize("num_tensors", COUNTS)
+def test_a_chunk_takes_three_commands_there_and_two_back(num_tensors):
+    sent = [torch.randn(1 + index % 7, 3) for index in range(num_tensors)]
+    assert exchanged(sent) == Commands(gathers=1, d2h=1, syncs=1, h2d=1, scatters=1)
+
+
+def test_all_chunks_are_scattered_by_one_kernel():
+    sent = [torch.randn(5) for _ in range(16)]
+    assert exchanged(sent, 4) == Commands(gathers=4, d2h=4, syncs=4, h2d=4, scatters=1)
+
+
+@pytest.mark.parametrize("num_tensors", COUNTS[1:])
+def test_each_type_of_a_chunk_takes_one_more_kernel(num_tensors):
+    types = torch.float32, torch.bfloat16, torch.float16
+    sent = [torch.randn(9).to(types[index % 3]) for index in range(num_tensors)]
+    assert exchanged(sent) == Commands(gathers=3, d2h=1, syncs=1, h2d=1, scatters=3)
+
+
+@pytest.mark.parametrize("num_tensors", COUNTS[1:])
+def test_a_gradient_in_another_layout_takes_one_more_kernel(num_tensors):
+    """It does not make torch copy all other gradients one by one."""
+    sent = [torch.randn(4, 3) for _ in range(num_tensors)]
+    with exchange(sent) as one:
+        gradients = [tensor.to(one.device.torch_device) for tensor in sent]
+        gradients[2] = gradients[2].t().contiguous().t()
+        assert one.step(gradients) == Commands(gathers=2, d2h=1, syncs=1, h2d=1, scatters=2)
+        for parameter, gradient, tensor in zip(one.parameters, gradients, sent, strict=True):
+            assert parameter.grad is gradient
+            assert torch.equal(gradient.cpu(), tensor / 2)
+
+
+def test_strides_of_dimensions_with_one_value_do_not_count():
+    """Convolutions of 1x1 have gradients whose strides differ from their weights' there."""
+    sent = [torch.randn(4, 3, 1, 1) for _ in range(16)]
+    with exchange(sent) as one:
+        gradients = [tensor.to(one.device.torch_device) for tensor in sent]
+        gradients[2] = gradients[2].as_strided((4, 3, 1, 1), (3, 1, 3, 3))
+        assert one.step(gradients) == Commands(gathers=1, d2h=1, syncs=1, h2d=1, scatters=1)
+        assert torch.equal(one.parameters[2].grad.cpu(), sent[2] / 2)
+
+
+@pytest.mark.parametrize("num_missing", [1, 8, 16])
+def test_missing_gradients_take_one_more_kernel(num_missing):
+    sent = [torch.randn(5) for _ in range(16)]
+    with exchange(sent) as one:
+        there = [tensor.to(one.device.torch_device) for tensor in sent]
+        commands = one.step([None] * num_missing + there[num_missing:])
+        assert commands.gathers == 1 + (num_missing < 16)
+        assert (commands.d2h, commands.h2d) == (1, 1)
+        for index, parameter in enumerate(one.parameters):
+            expected = torch.zeros(5) if index < num_missing else sent[index] / 2
+            assert torch.equal(parameter.grad.cpu(), expected)
+
+
+def test_torch_copies_lists_of_several_types_or_layouts_tensor_by_tensor(device):
+    """The simulated device counts as torch's CUDA kernels do, 64 pairs in a launch."""
+    on = device.torch_device
+    same = [torch.ones(4, 3).to(on) for _ in range(65)]
+    mixed = [*same[:2], torch.ones(3).half().to(on)]
+    turned = [*same[:2], torch.ones(3, 4).to(on).t()]
+    for tensors, count in ((same[:64], 1), (same, 2), (mixed, 3), (turned, 3)):
+        targets = [torch.empty(one.size(), dtype=one.dtype, device=on) for one in tensors]
+        device.commands.clear()
+        torch._foreach_copy_(targets, tensors)
+        assert device.commands["kernel"] == count
