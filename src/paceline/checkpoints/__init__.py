@@ -1,4 +1,6 @@
-"""Checkpoints: the state of a run as safetensors and JSON, in folders that are complete or ignored.
+"""Save and load the state of a run in folders of safetensors and JSON files.
+
+A folder without all of its files is ignored.
 
     folder = CheckpointFolder(run / "checkpoints", keep=2)
     writer = BackgroundWriter(folder)
@@ -7,6 +9,6 @@
     loaded = folder.latest()
     loaded.tensors("model"), loaded.json("progress")
 
-One process of a run writes: rank 0 gathers the other ranks' state (random numbers, error feedback)
-and stores it under names such as `rank1/error`.
+Only rank 0 writes: it gathers the other ranks' random number states and error feedback, and stores
+them under names such as `rank1/error`.
 """

@@ -1,16 +1,17 @@
-"""The checkpoints of one run: one folder per step, written under a temporary name and renamed.
+"""Write, find and remove the checkpoints of one run, with one folder per saved step.
 
     checkpoints/
         step-00000500/
-            manifest.json          the files' sizes and checksums, and its own
-            model.safetensors      tensors: `load_file` of safetensors reads them
-            progress.json          values
+            manifest.json          sizes and checksums of all files, and the manifest's checksum
+            model.safetensors      tensors, readable with `load_file` of safetensors
+            progress.json          plain values
         step-00001000/
         .partial-3f9a01c2/         being written or removed; never read
         step-00000500.old/         exists only while this step's checkpoint is being replaced
 
-If the writer is killed, earlier checkpoints stay intact and a new one is complete or ignored; the
-next writer removes the leftovers. File permissions follow the umask, like all results of a run.
+A checkpoint is written under a temporary name and renamed when it is complete. If the writer is
+killed, earlier checkpoints stay intact, readers ignore the incomplete checkpoint, and the next
+writer removes it. File permissions follow the umask.
 """
 
 import errno
@@ -48,7 +49,7 @@ _OLD, _PARTIAL = ".old", ".partial-"
 
 
 class _Found(NamedTuple):
-    """A checkpoint folder; a folder without `.old` is newer than its `.old` copy."""
+    """A checkpoint folder; `is_newer` is False for an `.old` folder, which is being replaced."""
 
     step: int
     is_newer: bool
@@ -59,8 +60,8 @@ class _Found(NamedTuple):
 class Loaded:
     """A checkpoint whose checksums were verified.
 
-    `names` are its files. `skipped` has one line per newer, damaged checkpoint: the file and the
-    fault. `written_s` is the time of writing, in seconds since the Unix epoch.
+    `names`: the checkpoint's files. `skipped`: a line for each newer checkpoint that is damaged,
+    with its path and fault. `written_s`: time of writing, in seconds since the Unix epoch.
     """
 
     path: Path
@@ -75,7 +76,7 @@ class Loaded:
         if path.name not in self.names:
             return {}
         try:
-            # Copy: the library returns views of the file, which may be removed or replaced.
+            # Copy, because the library returns views of the file, which may be replaced later.
             return {key: one.clone() for key, one in load_file(path).items()}
         except (OSError, SafetensorError, KeyError, OverflowError) as error:
             raise InvalidInput(str(path), f"is not readable: {error}") from None
@@ -92,26 +93,31 @@ class Loaded:
 
 
 class CheckpointFolder:
-    """The checkpoints of one run: keeps the newest `keep`, written by one process at a time."""
+    """The checkpoints of one run, of which the newest `keep` are kept.
+
+    Only one process at a time can write to the folder.
+    """
 
     def __init__(self, path: Path, keep: int = 2) -> None:
         if keep < 1:
             raise InvalidInput("keep", "must be at least 1", got=keep)
         self.path, self._keep = path, keep
-        self._damaged: set[Path] = set()  # found by `latest`
+        self._damaged: set[Path] = set()  # checkpoints that `latest` found damaged
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The steps of all checkpoints, ascending, damaged checkpoints included."""
+        """The steps of all checkpoints in ascending order, including damaged checkpoints."""
         return tuple(sorted({one.step for one in self._found()}))
 
     def write(self, step: int, files: Mapping[str, Contents]) -> Path:
         """Write the checkpoint of a step and return its folder.
 
-        `files` has the host tensors of each NAME.safetensors and the value of each NAME.json. All
-        but the newest `keep` checkpoints are then removed, and all of later steps: a run resumed
-        from an earlier step has abandoned them. Raises CheckpointNotWritten, for example on a full
-        disk, and leaves earlier checkpoints intact; InvalidInput for contents no file can hold.
+        `files` maps NAME.safetensors to tensors in host memory, and NAME.json to a plain value.
+        Afterwards only the newest `keep` checkpoints up to `step` remain. Checkpoints of later
+        steps are removed because a run that resumed from an earlier step has abandoned them.
+
+        Raises CheckpointNotWritten if writing fails, for example on a full disk; earlier
+        checkpoints then stay intact. Raises InvalidInput for contents that no file can hold.
         """
         for name in files:
             manifest.check_file_name(name)
@@ -137,7 +143,8 @@ class CheckpointFolder:
     def latest(self) -> Loaded | None:
         """Return the newest complete checkpoint; None if the folder has no checkpoints.
 
-        Raises InvalidInput if all are damaged, one has a newer format, or only other files exist.
+        Raises InvalidInput if all checkpoints are damaged, if a checkpoint has a newer format, or
+        if the folder contains only other files.
         """
         skipped: list[str] = []
         for _, _, path in reversed(self._found(strict=True)):
@@ -159,7 +166,10 @@ class CheckpointFolder:
         return None
 
     def _found(self, *, strict: bool = False) -> list[_Found]:
-        """Return the checkpoints, newest last; `strict` refuses a folder of other files only."""
+        """Return the checkpoints, newest last.
+
+        `strict`: raise InvalidInput if the folder contains other files but no checkpoints.
+        """
         try:
             paths = sorted(self.path.iterdir())
         except FileNotFoundError:
@@ -182,7 +192,7 @@ class CheckpointFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Exclude other writers, whose unfinished files would look like leftovers."""
+        """Lock the folder, because a second writer would remove this writer's unfinished files."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             try:
@@ -193,13 +203,13 @@ class CheckpointFolder:
                 logger.debug("%s cannot be locked, as on some network file systems", self.path)
             yield
         finally:
-            # Unlock explicitly: a process forked meanwhile has the descriptor, too.
+            # Closing is not enough to unlock: a process forked meanwhile also holds the descriptor.
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     def _write_partial(self, step: int, files: Mapping[str, Contents | bytes]) -> Path:
-        """Write and fsync a checkpoint under a temporary name; on an error remove it."""
+        """Write and fsync a checkpoint under a temporary name; remove it if that fails."""
         partial = self._temporary()
         partial.mkdir()
         try:
@@ -212,7 +222,10 @@ class CheckpointFolder:
         return partial
 
     def _put_in_place(self, partial: Path, step: int) -> Path:
-        """Rename a written checkpoint to its step; a replaced one stays readable until then."""
+        """Rename a written checkpoint to the name of its step, and return that path.
+
+        An existing checkpoint of the step is renamed to `.old` before, so it stays readable.
+        """
         path = self.path / _name(step)
         try:
             if path in self._damaged:
@@ -237,11 +250,14 @@ class CheckpointFolder:
             if one not in kept:
                 try:
                     self._remove(one.path)
-                except OSError as error:  # the new checkpoint is written nevertheless
+                except OSError as error:  # only a warning: the new checkpoint has been written
                     logger.warning("%s: cannot remove it: %s", one.path, error.strerror)
 
     def _clean_up(self) -> None:
-        """Remove leftovers of killed writers, and restore a checkpoint left as `.old`."""
+        """Remove the temporary folders of killed writers, and restore a checkpoint left as `.old`.
+
+        An `.old` folder is removed if it is damaged or if its replacement exists undamaged.
+        """
         for partial in self.path.glob(f"{_PARTIAL}*"):
             _delete(partial)
         for one in self._found():
@@ -256,7 +272,7 @@ class CheckpointFolder:
                 one.path.rename(path)
 
     def _remove(self, path: Path) -> None:
-        """Remove a checkpoint; it is renamed first, so that no reader sees half of it."""
+        """Rename a checkpoint, so that no reader sees half of its files, and remove it."""
         partial = self._temporary()
         path.rename(partial)
         reach("checkpoint.removing")
@@ -279,7 +295,7 @@ def _delete(path: Path) -> None:
 
 
 def _write_file(path: Path, contents: Contents | bytes) -> FileEntry:
-    """Write and fsync a file; return its size and checksum."""
+    """Write and fsync a file; return the file's size and checksum."""
     with path.open("xb") as file:
         summed = ChecksumWriter(file)
         if isinstance(contents, bytes):

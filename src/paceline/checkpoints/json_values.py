@@ -1,6 +1,7 @@
 """Encode plain Python values as JSON, and decode exactly the same values.
 
-Values that JSON lacks become an object with the key "$"; all others stay readable JSON:
+A value that JSON cannot represent becomes an object with the key "$". All other values become plain
+JSON.
 
     inf             {"$": "float", "value": "inf"}
     (1, 2)          {"$": "tuple", "items": [1, 2]}
@@ -23,17 +24,21 @@ _TAG = "$"
 
 
 def dumps(what: str, value: Json) -> bytes:
-    """Encode a value, called `what` in errors; InvalidInput names a part that JSON cannot hold."""
+    """Encode a value as JSON.
+
+    Raises InvalidInput with the path of a part that JSON cannot hold; `what` names the value there.
+    """
     return json.dumps(_encoded(what, value), indent=1, allow_nan=False).encode() + b"\n"
 
 
 def loads(text: bytes) -> Json:
-    """Decode a text that `dumps` has made; ValueError for any other text."""
+    """Decode the JSON text that `dumps` returned; raises ValueError for any other text."""
     try:
-        # pydantic's parser: integers of any size, as random states have, but limited depth.
+        # Use pydantic's parser, because it limits the nesting depth and reads integers of any size,
+        # which random states contain.
         return _decoded(from_json(text, allow_inf_nan=False))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"not JSON of a checkpoint: {error}") from None
+        raise ValueError(f"not a JSON text of a checkpoint: {error}") from None
 
 
 def copied(what: str, value: Json) -> Json:
@@ -45,7 +50,8 @@ def copied(what: str, value: Json) -> Json:
 
 
 def _encoded(where: str, value: Json) -> Json:
-    # Exact types only: a subclass, such as an enum, would be decoded as its base.
+    # Accept exact types only: an instance of a subclass, such as an enum, would be decoded as an
+    # instance of its base class.
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, float):  # includes numpy.float64
@@ -75,10 +81,13 @@ _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def _decoded(value: Any) -> Json:
-    """Replace tagged objects by their values, inside out; pydantic limits the depth to 200."""
+    """Replace each object that has the key "$" by its value, innermost objects first.
+
+    The recursion is bounded, because pydantic limits the nesting depth to 200.
+    """
     if isinstance(value, list):
         return [_decoded(one) for one in value]
-    if isinstance(value, float) and not isfinite(value):  # 1e400
+    if isinstance(value, float) and not isfinite(value):  # the text had a number such as 1e400
         raise ValueError(f"{value} is not JSON")
     if not isinstance(value, dict):
         return value

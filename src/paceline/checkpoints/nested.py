@@ -12,7 +12,7 @@ _Path = tuple[Any, ...]  # keys of dicts and indices of lists, outermost first
 
 
 def apart(value: Json) -> tuple[Json, Tensors]:
-    """Return a value without its tensors, and the tensors by path, as KEY/KEY/INDEX."""
+    """Return a value without its tensors, and the tensors by path, such as "KEY/KEY/INDEX"."""
     paths: list[_Path] = []
     tensors: Tensors = {}
 
@@ -31,7 +31,10 @@ def apart(value: Json) -> tuple[Json, Tensors]:
 
 
 def together(values: Json, tensors: Mapping[str, Tensor]) -> Any:
-    """Invert `apart`; LookupError or TypeError if `values` are not from `apart`."""
+    """Put tensors back into the values that `apart` returned.
+
+    Raises LookupError or TypeError for any other values.
+    """
     for path in values["tensors"]:
         inner = values["value"]
         for key in path[:-1]:

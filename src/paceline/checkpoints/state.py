@@ -1,7 +1,8 @@
-"""The state of modules, optimizers, schedules and random numbers, as tensors and plain values.
+"""Return and load the state of modules, optimizers, schedulers and random number generators.
 
-Loading checks all names, shapes and types first: InvalidInput names what differs, and nothing is
-changed. Returned tensors are the live ones: copy them before training continues.
+A state consists of named tensors and plain values. The returned tensors share memory with the
+model and optimizer, so copy them before training continues. Before a `load_*` function changes
+anything, it compares names, shapes and types; InvalidInput lists the differences.
 """
 
 import logging
@@ -26,25 +27,31 @@ from paceline.links.devices import device_of
 
 logger = logging.getLogger(__name__)
 
-_MAX_DIFFERENCES = 3  # listed in one error
-_PARAMETER, _HOST = "parameter", "host"  # device of an optimizer's tensor
+_MAX_DIFFERENCES = 3  # most differences listed in one error
+# Where an optimizer's tensor is stored: on its parameter's device, or in host memory.
+_PARAMETER, _HOST = "parameter", "host"
 _TWISTER = "MT19937"
 _CONFIG = ConfigDict(extra="forbid")
 
 
 def module_state(module: nn.Module) -> Tensors:
-    """Return a module's parameters and buffers by name, shared tensors once.
+    """Return a module's parameters and buffers by name.
 
-    Raises InvalidInput for other state, such as that of `get_extra_state`.
+    A shared tensor is returned once, under its first name.
+    Raises InvalidInput if the module has other state, for example from `get_extra_state`.
     """
     return {name: value for name, (value, first) in _named_state(module).items() if name == first}
 
 
 def load_module_state(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load tensors returned by `module_state`; InvalidInput lists names, shapes or types."""
+    """Load the tensors that `module_state` returned.
+
+    Raises InvalidInput if a name, shape or type differs.
+    """
     named = _named_state(module)
     check_fits({name: one for name, (one, first) in named.items() if name == first}, tensors)
-    # state_dict() also carries the versions of the layers, and layers may have hooks for it.
+    # Start from state_dict(), because it also has the version of each layer, and because layers may
+    # have hooks that expect it.
     state = module.state_dict()
     for name, (_, first) in named.items():
         state[name] = tensors[first]
@@ -54,7 +61,7 @@ def load_module_state(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 def check_fits(
     wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], field: str = "model"
 ) -> None:
-    """Raise InvalidInput unless both have tensors of the same names, shapes and types."""
+    """Raise InvalidInput unless `wanted` and `found` have the same names, shapes and types."""
     own, saved = ({name: kind_of(one) for name, one in known.items()} for known in (wanted, found))
     check_same(field, "tensor", own, saved)
 
@@ -62,7 +69,10 @@ def check_fits(
 def check_same(
     field: str, what: str, wanted: Mapping[str, object], found: Mapping[str, object]
 ) -> None:
-    """Raise InvalidInput with up to three names that differ between run and checkpoint."""
+    """Raise InvalidInput if the run's items, `wanted`, differ from the checkpoint's, `found`.
+
+    The error lists up to three differences. `what`: the kind of item in messages, such as "tensor".
+    """
     lines = [f"{what} {name!r} is not in the checkpoint" for name in wanted.keys() - found.keys()]
     lines += [f"{what} {name!r} is in the checkpoint only" for name in found.keys() - wanted.keys()]
     lines += [
@@ -83,7 +93,7 @@ def kind_of(tensor: Tensor) -> str:
 
 
 def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
-    """Return each tensor of a module's state, with the first of its names."""
+    """Return each tensor of a module's state by name, with its first name."""
     named: dict[str, tuple[Tensor, str]] = {}
     first: dict[int, str] = {}
     for name, value in module.state_dict(keep_vars=True).items():
@@ -99,7 +109,10 @@ def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _Values:
-    """Plain values by key; `tensors`: by key, the device of a tensor: "parameter" or "host"."""
+    """Plain values by key, and where the tensor of each other key is stored.
+
+    In `tensors`, "parameter" means the parameter's device, and "host" means host memory.
+    """
 
     values: dict[str, Any]
     tensors: dict[str, str]
@@ -115,7 +128,10 @@ class _Group:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _OptimizerValues:
-    """An optimizer without its tensors; `parameters` has their shapes and types by name."""
+    """The plain values of an optimizer's state.
+
+    `kind`: the optimizer's type. `parameters`: shape and type of each parameter, by name.
+    """
 
     kind: str
     parameters: dict[str, str]
@@ -129,11 +145,11 @@ _OPTIMIZER = TypeAdapter(_OptimizerValues)
 def optimizer_state(
     optimizer: Optimizer, names: Iterable[tuple[str, Tensor]]
 ) -> tuple[Tensors, Json]:
-    """Return the state of an optimizer, by the names of its parameters.
+    """Return the tensors and the plain values of an optimizer's state, by parameter names.
 
-    `names` are `model.named_parameters()`. Tensor KEY of a parameter's state is called
-    `state/NAME/KEY`, tensor KEY of a parameter group `group/INDEX/KEY`. Raises InvalidInput for
-    LBFGS, and for state other than tensors and plain values.
+    `names`: `model.named_parameters()`. A tensor that the optimizer keeps for a parameter is named
+    `state/NAME/KEY`; a tensor among the options of a parameter group is named `group/INDEX/KEY`.
+    Raises InvalidInput for LBFGS, and for state other than tensors and plain values.
     """
     kind = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -162,7 +178,7 @@ def optimizer_state(
 def _parted(
     values: Mapping[str, Any], prefix: str, device: torch.device, tensors: Tensors
 ) -> _Values:
-    """Return the plain values, and add the tensors to `tensors`."""
+    """Return the plain values and the tensors' places; add the tensors to `tensors`."""
     plain, places = {}, {}
     for key, value in values.items():
         if not isinstance(value, Tensor):
@@ -182,9 +198,10 @@ def load_optimizer_state(
     tensors: Mapping[str, Tensor],
     values: Json,
 ) -> None:
-    """Load values returned by `optimizer_state`, options such as learning rates included.
+    """Load the state that `optimizer_state` returned, including options such as learning rates.
 
-    Raises InvalidInput if kind, parameters, groups or options differ, or tensors are missing.
+    Raises InvalidInput if the type of the optimizer, its parameters, groups or options differ, or
+    if tensors are missing.
     """
     names = list(names)
     named, now = _named_parameters(optimizer, names), optimizer.state_dict()
@@ -203,8 +220,9 @@ def load_optimizer_state(
         if name in saved.state
     }
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    # load_state_dict converts tensors other than "step" to the parameter's type, such as NAdam's
-    # float32 product to float64, and keeps the file's layout, which fused CPU kernels misread.
+    # load_state_dict converts all tensors except "step" to the parameter's type: for a float64
+    # parameter, NAdam's float32 product becomes float64. It also keeps the memory layout that the
+    # file has, which fused CPU kernels misread. So replace the tensors by copies of the saved ones.
     for name, parameter in named:
         loaded = optimizer.state[parameter] if name in saved.state else {}
         for key, place in saved.state[name].tensors.items() if loaded else ():
@@ -213,18 +231,21 @@ def load_optimizer_state(
 
 
 def _checked(now: Json, values: Json, tensors: Mapping[str, Tensor]) -> _OptimizerValues:
-    """Validate a saved optimizer against the current one, `now`; InvalidInput if they differ."""
+    """Parse the saved values of an optimizer, and compare them with the current ones, `now`.
+
+    Raises InvalidInput if they differ.
+    """
     own = _OPTIMIZER.validate_python(now)
     try:
         saved = _OPTIMIZER.validate_python(values)
     except ValidationError as error:
         raise InvalidInput("optimizer", first_fault(error)) from None
     if saved.kind != own.kind:
-        raise InvalidInput("optimizer", f"is {own.kind}, and {saved.kind} in the checkpoint")
+        raise InvalidInput("optimizer", f"is {own.kind} here, but {saved.kind} in the checkpoint")
     check_same("optimizer", "parameter", own.parameters, saved.parameters)
     if [one.params for one in saved.groups] != [one.params for one in own.groups]:
         raise InvalidInput(
-            "optimizer", "has other parameter groups in the checkpoint, or another order"
+            "optimizer", "has parameter groups that differ from those in the checkpoint"
         )
     for index, (group, one) in enumerate(zip(own.groups, saved.groups, strict=True)):
         check_same("optimizer", f"option of group {index}", *map(_kinds_of_options, (group, one)))
@@ -260,7 +281,7 @@ def _named_parameters(
 
 
 def _like(parameter: Tensor, saved: Tensor, device: torch.device) -> Tensor:
-    """Copy a saved tensor to the device, in the parameter's layout if the shapes are equal."""
+    """Copy a saved tensor to a device, with the parameter's strides if the shapes are equal."""
     if saved.shape != parameter.shape:
         return saved.to(device, copy=True)
     own = torch.empty_like(parameter.detach(), dtype=saved.dtype, device=device)
@@ -268,32 +289,36 @@ def _like(parameter: Tensor, saved: Tensor, device: torch.device) -> Tensor:
 
 
 def schedule_state(scheduler: LRScheduler) -> Json:
-    """Return the state of a schedule, plain values only: a LambdaLR's functions are left out.
+    """Return the state of a learning rate scheduler, without the functions of a LambdaLR.
 
-    Raises InvalidInput for other values, such as learning rates that are tensors.
+    Raises InvalidInput for values other than plain ones, such as learning rates that are tensors.
     """
     kind = type(scheduler).__name__
     return {"kind": _kinds(scheduler), "state": copied(kind, scheduler.state_dict())}
 
 
 def load_schedule_state(scheduler: LRScheduler, state: Json) -> None:
-    """Load the state of a schedule, but not of its optimizer; InvalidInput if its kind differs."""
+    """Load the state of a learning rate scheduler, but not the state of its optimizer.
+
+    Raises InvalidInput if the scheduler has another type.
+    """
     if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
         raise InvalidInput("schedule", "has no valid state in the checkpoint")
     own, saved = _kinds(scheduler), state.get("kind")
     if saved != own:
-        raise InvalidInput("schedule", f"is {own}, and {saved} in the checkpoint")
-    scheduler.load_state_dict(copied("schedule", state["state"]))  # torch removes entries from it
+        raise InvalidInput("schedule", f"is {own} here, but {saved} in the checkpoint")
+    # Copy, because torch removes entries from the loaded dict.
+    scheduler.load_state_dict(copied("schedule", state["state"]))
 
 
 def _kinds(scheduler: LRScheduler) -> str:
-    """Return the type of a schedule, with the types of its parts."""
+    """Return a scheduler's type, followed by the types of the schedulers that it combines."""
     parts = ", ".join(map(_kinds, getattr(scheduler, "_schedulers", ())))
     return type(scheduler).__name__ + (f"({parts})" if parts else "")
 
 
 def random_state(device: torch.device) -> tuple[Tensors, Json]:
-    """Return the states of torch's, the device's, Python's and numpy's global random numbers."""
+    """Return the states of the global generators of torch, the device, Python and numpy."""
     version, words, gauss = random.getstate()
     numpy: dict[str, Any] = np.random.get_state(legacy=False)
     if (kind := numpy["bit_generator"]) != _TWISTER:
@@ -317,9 +342,10 @@ def random_state(device: torch.device) -> tuple[Tensors, Json]:
 
 
 def restore_random_state(device: torch.device, tensors: Mapping[str, Tensor], values: Json) -> None:
-    """Restore the states of random numbers; warn if the kind of device has changed.
+    """Restore the generators' states that `random_state` returned.
 
-    Raises InvalidInput, and changes nothing, if a state is missing or invalid.
+    Warns if the checkpoint was written on another kind of device. If a state is missing or invalid,
+    raises InvalidInput and leaves the generators of torch, Python and numpy unchanged.
     """
     now, _ = random_state(device)
     own, saved = ({key: one[key] for key in one if key != "device"} for one in (now, tensors))

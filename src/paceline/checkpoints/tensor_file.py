@@ -1,8 +1,8 @@
 """Write safetensors files piece by piece, straight from the tensors' memory.
 
-The file equals that of safetensors' `save_file`, which is not used because the checksum of each
-piece is computed while it is in the processor's cache, because pieces of a tensor may arrive from
-other ranks during writing, and because errors stay OSErrors.
+The written file is identical to a file from safetensors' `save_file`. Writing it here has three
+advantages: the checksum of a piece is computed while the piece is in the processor's cache, other
+ranks can send tensors during writing, and errors remain OSErrors.
 """
 
 import json
@@ -30,19 +30,19 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_ALIGNMENT = 8  # of the first tensor in a file
+_ALIGNMENT = 8  # bytes, of the first tensor in a file
 _PIECE_NBYTES = 1 << 20
 
 
 def within(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
-    """Select the tensors whose names begin with a prefix, and remove it from their names."""
+    """Select the tensors whose names begin with a prefix, and remove this prefix."""
     return {
         name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)
     }
 
 
 def check_can_be_saved(name: str, value: object) -> None:
-    """Raise InvalidInput unless the value is a dense tensor of a type that a file can hold."""
+    """Raise InvalidInput unless the value is a dense tensor with a supported dtype."""
     if not isinstance(value, Tensor) or value.dtype not in _NAMES:
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise InvalidInput(name, f"has type {kind}, which a checkpoint cannot hold")
@@ -51,12 +51,12 @@ def check_can_be_saved(name: str, value: object) -> None:
 
 
 def in_file_order(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Sort tensors by descending element size, which aligns each of them in the file."""
+    """Sort tensors by descending element size, so that each tensor is aligned in the file."""
     return dict(sorted(tensors.items(), key=lambda one: (-one[1].element_size(), one[0])))
 
 
 def header(entries: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> bytes:
-    """Return the header of a file, given types and shapes of its tensors in order."""
+    """Return a file's header, given dtype and shape of each tensor in file order."""
     listed: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begin = 0
     for name, (dtype, shape) in entries.items():
@@ -83,9 +83,9 @@ def pieces(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def write(tensors: Mapping[str, Tensor], sink: Callable[[bytes | memoryview], object]) -> None:
-    """Pass the bytes of a file of host tensors to `sink`, piece by piece.
+    """Encode host tensors as a safetensors file, and pass its pieces to `sink`.
 
-    Raises InvalidInput for a tensor that a file cannot hold, before the first piece.
+    If a file cannot hold one of the tensors, raises InvalidInput before the first call of `sink`.
     """
     for name, tensor in tensors.items():
         check_can_be_saved(name, tensor)

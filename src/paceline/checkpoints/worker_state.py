@@ -1,4 +1,4 @@
-"""Save and load one worker's own state: its threads' optimizers and its random numbers."""
+"""Save and load one worker's state: the optimizer of each thread, and random number generators."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,10 @@ from paceline.links.devices import Device
 
 
 def state_of(optimizers: Sequence[Optimizer], device: Device) -> tuple[Tensors, Json]:
-    """Return the state of a worker's optimizers, one per thread, and of its random numbers."""
+    """Return the state of a worker's optimizers and random number generators.
+
+    `optimizers`: one for each of the worker's threads.
+    """
     random, random_values = random_state(device.torch_device)
     tensors = {f"random/{key}": one for key, one in random.items()}
     values = []
@@ -33,7 +36,7 @@ def state_of(optimizers: Sequence[Optimizer], device: Device) -> tuple[Tensors, 
 def load_state(
     optimizers: Sequence[Optimizer], device: Device, tensors: Tensors, values: Json
 ) -> None:
-    """Load what `state_of` returned; raises InvalidInput if the optimizers differ."""
+    """Load the state that `state_of` returned; raises InvalidInput if the optimizers differ."""
     for number, (optimizer, plain) in enumerate(zip(optimizers, values["optimizers"], strict=True)):
         load_optimizer_state(optimizer, _numbered(optimizer), within(tensors, f"{number}/"), plain)
     restore_random_state(device.torch_device, within(tensors, "random/"), values["random"])

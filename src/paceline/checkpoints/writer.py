@@ -4,8 +4,9 @@
     training ────────────┼───────────────────────────────┼────────────────────
     thread               └─ write, sum, fsync, rename ───┘
 
-The thread runs no torch operations, whose threads belong to training: it waits for copies from a
-GPU, computes checksums and writes, both without holding the interpreter's lock.
+The background thread waits for copies from a GPU, computes checksums and writes files. It runs no
+torch operations, because torch's CPU threads are needed for training. Checksums and writes do not
+hold the interpreter's lock.
 """
 
 import logging
@@ -30,8 +31,9 @@ logger = logging.getLogger(__name__)
 class BackgroundWriter:
     """Writes checkpoints to a folder in a background thread, one at a time.
 
-    Keeps host memory for one copy of the tensors, pinned for tensors of GPUs. `deadline_s` bounds
-    every wait for the disk. `written_step` is the step of the last written checkpoint.
+    Host memory for one copy of the tensors stays allocated; it is pinned for GPU tensors.
+    `deadline_s`: longest wait for a checkpoint that is being written. `written_step`: step of the
+    last written checkpoint.
     """
 
     def __init__(self, folder: CheckpointFolder, deadline_s: float = 600.0) -> None:
@@ -39,7 +41,8 @@ class BackgroundWriter:
         self._copies: Tensors = {}
         self._thread = CallThread("paceline checkpoints", goes_on=True)
         self._writing: Future[object] | None = None
-        self._step, self._has_warned = 0, False  # of the checkpoint that is being written
+        # The step of the checkpoint that is being written, and whether it made `save` skip another.
+        self._step, self._has_warned = 0, False
         self.written_step: int | None = None
 
     def save(
@@ -50,12 +53,15 @@ class BackgroundWriter:
         *,
         wait: bool = False,
     ) -> bool:
-        """Copy the state after a step and begin to write it; return False if it was skipped.
+        """Copy the state after a step, and begin to write its checkpoint.
 
-        Tensor `FILE/NAME` is stored as NAME in FILE.safetensors, JSON part NAME in NAME.json. While
-        an earlier checkpoint is being written, a new one is skipped with a warning; `wait` waits
-        for both instead. A checkpoint that cannot be written is only a warning. Raises InvalidInput
-        for contents no file can hold.
+        Tensor `FILE/NAME` is stored as NAME in FILE.safetensors; JSON part NAME is stored in
+        NAME.json. If an earlier checkpoint is still being written, the new checkpoint is skipped
+        with a warning. With `wait`, `save` waits for the earlier and the new checkpoint instead.
+        If a file cannot be written, the writer only warns. Raises InvalidInput for contents that
+        no file can hold.
+
+        Returns False if the checkpoint was skipped or a wait exceeded the deadline.
         """
         self.poll()
         if self.is_writing and not wait:
@@ -85,11 +91,11 @@ class BackgroundWriter:
 
     @property
     def is_writing(self) -> bool:
-        """True while a checkpoint is being written: `save` would skip the next one, or wait."""
+        """True while a checkpoint is being written."""
         return self._writing is not None and not self._writing.done()
 
     def poll(self) -> None:
-        """Check without waiting whether the last checkpoint was written; warn if that failed."""
+        """Check without waiting whether the last checkpoint is written; warn if writing failed."""
         if self._writing is None or self.is_writing:
             return
         error, self._writing = self._writing.exception(), None
@@ -101,7 +107,7 @@ class BackgroundWriter:
             raise error
 
     def close(self, deadline_s: float | None = None) -> None:
-        """Wait for the last checkpoint until the deadline, and free the memory of the copies."""
+        """Wait up to the deadline for the last checkpoint, and free the copies."""
         try:
             self._wait(self._deadline_s if deadline_s is None else deadline_s)
         finally:
@@ -109,7 +115,7 @@ class BackgroundWriter:
             self._copies = {}
 
     def _wait(self, deadline_s: float) -> bool:
-        """Wait for the thread; return False, with a warning, if it exceeds the deadline."""
+        """Wait for the current checkpoint; warn and return False if the deadline passes."""
         if self._writing is not None:
             try:
                 self._writing.exception(deadline_s)
@@ -123,9 +129,10 @@ class BackgroundWriter:
         return True
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> list[Event]:
-        """Copy the tensors; return events that are reached once copies from GPUs have arrived.
+        """Copy the tensors to host memory; return an event for each GPU's copies.
 
-        The stream that computes copies them, so that its later work may change the tensors.
+        An event is reached when all copies from its GPU have ended.
+        The copies are queued on the compute stream, so its later work may change the tensors.
         """
         before, self._copies = self._copies, {}
         devices = {}
@@ -134,11 +141,12 @@ class BackgroundWriter:
             device = devices[tensor.device] = device_of(tensor.device)
             if kept is None or (kept.shape, kept.dtype) != (source.shape, source.dtype):
                 kept = device.pinned_like(source.contiguous())
-            if device.is_asynchronous:  # contiguous: a copy between two layouts blocks the host
+            if device.is_asynchronous:  # a copy between two memory layouts would block the host
                 kept.copy_(source.contiguous(), non_blocking=True)
             elif source.is_contiguous():
-                # numpy copies in this thread alone. torch would use all its threads: on cores that
-                # other ranks use, 360 MB took 1 to 8 s that way, and 0.14 s with one thread.
+                # numpy copies in this thread only, but torch would use all of its threads. On cores
+                # that other ranks use, a copy of 360 MB took 1 to 8 s with torch's threads, and
+                # 0.14 s with one thread.
                 np.copyto(tensor_file.bytes_of(kept), tensor_file.bytes_of(source))
             else:
                 kept.copy_(source)

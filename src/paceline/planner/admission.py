@@ -1,4 +1,4 @@
-"""Decide which workers are worth having, by the predicted throughput with and without each."""
+"""Decide which workers to use, by comparing the throughput with and without each worker."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,16 +8,17 @@ from paceline.core.balance import apportion
 from paceline.core.plan import Kind, PriceKey
 from paceline.planner.forecast import Forecast
 
-_GAIN = 1.02  # minimum speed-up by a worker that is worth having
+_GAIN = 1.02  # minimum speed-up that justifies further workers
 
 
 @dataclass(frozen=True)
 class Admission:
-    """Throughput of all workers with and without one of them.
+    """The verdict about one worker, with the throughputs on which it is based.
 
-    `samples_per_s`: speed of the worker alone. `equal_samples_per_s`, `balanced_samples_per_s`:
-    throughput of all, if batches are split equally or by speed; `is_balanced` selects the one that
-    decides. `helps`: whether the worker is worth having.
+    `samples_per_s`: throughput of the worker alone. `without_samples_per_s`: throughput of the
+    admitted workers without it. `equal_samples_per_s`: throughput with it, if batches are split
+    equally. `balanced_samples_per_s`: the same, if batches are split by the workers' speeds.
+    `is_balanced`: the verdict is based on balanced batches. `helps`: the worker is admitted.
     """
 
     worker: int
@@ -30,7 +31,7 @@ class Admission:
 
     @property
     def why(self) -> str:
-        """The verdict and its numbers, as a sentence."""
+        """A sentence with the verdict and the throughputs."""
         rates = {"equal": self.equal_samples_per_s, "balanced": self.balanced_samples_per_s}
         way, other = ("balanced", "equal") if self.is_balanced else ("equal", "balanced")
         verdict = "would hardly make training faster"
@@ -53,27 +54,34 @@ def admit(
     most: Sequence[int | None] | None = None,
     fixed_s: Sequence[float] | None = None,
 ) -> tuple[Admission, ...]:
-    """Judge each worker, in rank order.
+    """Decide for each worker whether to admit it; return the verdicts in rank order.
 
-    `speeds`: samples per second of each worker alone; `fixed_s`: seconds of its step that do not
-    depend on samples; `exchange_s`: exposed exchange of a step of two or more workers; `most`:
-    largest number of samples of each worker in a batch.
-    Admits the fastest workers, until all others together would add less than 2 %. ValueError if
-    there is no worker, a speed is not positive, or a batch does not fit into all of them.
+    Workers are admitted from the fastest to the slowest, until the remaining workers together would
+    add less than 2 % of throughput.
+
+    `speeds`: samples per second of each worker alone. `fixed_s`: seconds of each worker's step that
+    do not depend on the number of samples. `exchange_s`: exposed exchange in a step of two or more
+    workers. `most`: the largest number of samples per batch for each worker; None means no limit.
+
+    Raises ValueError if there are no workers, a speed is not positive, `exchange_s` is negative, or
+    the workers together cannot hold a batch.
     """
     if not speeds or min(speeds) <= 0 or exchange_s < 0:
-        raise ValueError(f"speeds and exchange_s: {list(speeds)} samples/s, {exchange_s} s")
+        raise ValueError(
+            "speeds must be positive, and exchange_s must not be negative "
+            f"(got {list(speeds)} samples/s and {exchange_s} s)"
+        )
     bounds = list(most) if most is not None else [None] * len(speeds)
     fixed = list(fixed_s) if fixed_s is not None else [0.0] * len(speeds)
     rate = _Group(speeds, bounds, fixed, batch_size, exchange_s).rate
     order = sorted(range(len(speeds)), key=lambda rank: -speeds[rank])
     rates = [rate(order[: number + 1], balanced) for number in range(len(order))]
     if not max(rates):
-        raise ValueError(f"most: {bounds} samples are fewer than a batch of {batch_size}")
+        raise ValueError(f"most: workers with {bounds} samples cannot hold {batch_size} samples")
     number = next(i + 1 for i, one in enumerate(rates) if one * _GAIN >= max(rates))
     there, verdicts = order[:number], []
     for rank, speed in enumerate(speeds):
-        # Judge a refused worker in the best group that includes all faster workers.
+        # For a refused worker, report the best group that contains it and all faster workers.
         least = max(number, order.index(rank) + 1)
         best = max(range(least, len(order) + 1), key=lambda n: rates[n - 1])
         together = there if rank in there else order[:best]
@@ -91,7 +99,7 @@ class _Group(NamedTuple):
     exchange_s: float
 
     def rate(self, ranks: Sequence[int], is_balanced: bool) -> float:
-        """Return the throughput of some workers; 0 if a batch does not fit into them."""
+        """Return the throughput of the given workers; 0 if they cannot hold a batch together."""
         fit = [self.bounds[rank] for rank in ranks]
         if sum(self.batch_size if bound is None else bound for bound in fit) < self.batch_size:
             return 0.0
@@ -107,10 +115,10 @@ def admit_profiled(
     samples: float,
     batch_size: int,
 ) -> tuple[Admission, ...]:
-    """Judge each device of a forecast in balanced batches.
+    """Decide for each device of a forecast whether to use it, with balanced batches.
 
-    `durations`: measured seconds of the parts of a step with `samples` on each device. The rest of
-    the forecast's step is exchange.
+    `durations`: measured seconds of the tasks of a step with `samples` samples on each device. The
+    part of the forecast's step that exceeds the slowest device's tasks counts as exchange.
     """
     own_s, fixed_s = (dict.fromkeys(forecast.devices, 0.0) for _ in range(2))
     for key, seconds in durations.items():

@@ -1,4 +1,4 @@
-"""Configurations of a strategy to try: chunks, exchange sizes, codecs, balanced batches."""
+"""Forecast a strategy's configurations: chunks, exchange sizes, codecs and balanced batches."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -16,15 +16,16 @@ from paceline.planner.best_chunk import with_best_chunk
 from paceline.planner.forecast import Forecast, forecast, forecast_of, memory
 from paceline.planner.grouping import Windows
 
-# All 8-bit types are equally fast, and all 4-bit ones, so one of each is tried.
+# One codec per width is tried, because all 8-bit codecs are equally fast, and so are all 4-bit
+# codecs.
 _CODECS = ("half", "bfloat16", "dynamic8", "dynamic4", "onebit")
-_LEAST_BITS = 8  # of an activation (Dettmers 2016, section 4.2)
-_SHORTER = 0.999  # ratio of step times for which another size is chosen
+_LEAST_BITS = 8  # fewest bits per activation (Dettmers 2016, section 4.2)
+_SHORTER = 0.999  # another size is chosen if it shortens the step at least to this ratio
 
 
 @dataclass(frozen=True)
 class Alternatives:
-    """The configurations of a strategy on a machine's first devices."""
+    """Makes and forecasts the configurations of a strategy on a machine's first devices."""
 
     workload: Workload
     machine: Machine
@@ -34,9 +35,9 @@ class Alternatives:
     def forecasts(
         self, workers: int, options: Mapping[str, Any]
     ) -> tuple[list[Forecast], str | None]:
-        """Return forecasts for a number of workers, and the reason if a configuration is refused.
+        """Return forecasts for a number of workers; if a configuration is refused, also the reason.
 
-        Without `options` the strategy's variants are tried.
+        `options`: fields of the strategy's configuration; without any, its variants are tried.
         """
         found: list[Forecast] = []
         problem = None
@@ -56,14 +57,14 @@ class Alternatives:
         return _soonest(found, self.strategy), problem
 
     def with_chunk(self, config: Any, options: Collection[str]) -> Any:
-        """Choose the best chunk, unless `options` has a number."""
+        """Set the best chunk, unless `options` contains "chunk" and it is a number."""
         chunk = getattr(config, "chunk", None)
         if chunk is None or ("chunk" in options and isinstance(chunk, int)):
             return config
         return with_best_chunk(self.workload, self.machine, self.strategy, config)
 
     def shortage(self, config: Any) -> str | None:
-        """Return which device or host has too little memory for a configuration, or None."""
+        """Return a sentence if a device or host has too little memory for a configuration."""
         return shortage(self.machine, memory(self.workload, self.machine, self.strategy, config))
 
     def _is_uneven(self, workers: int) -> bool:
@@ -85,14 +86,15 @@ class Alternatives:
                 continue  # for example, the machine has too few devices
 
     def _shortage_with_any_size(self, config: Any) -> str | None:
-        """Return the shortage if no exchange size fits into memory."""
+        """Return a sentence about the memory shortage if no exchange size fits, otherwise None."""
         problem = self.shortage(config)
         return None if problem and next(self._sizes(config), None) else problem
 
     def _with_codecs(self, asked: Any) -> Iterator[Forecast]:
-        """Yield forecasts without a codec and with others, or with those that `asked` names.
+        """Yield a forecast without codecs, then forecasts with codecs.
 
-        A codec is tried if the strategy would use it and the machine has its speed.
+        If the configuration `asked` names codecs, only these are tried. Otherwise a codec is tried
+        if the strategy would use it and a device or host of the machine states its speed.
         """
         encoded = codec_fields(asked)
         plain = replace(asked, **dict.fromkeys(encoded)) if encoded else asked
@@ -117,7 +119,7 @@ class Alternatives:
             yield replace(formats[alike], config=replace(formats[alike].config, **named))
 
     def _encodes(self, config: Any) -> bool:
-        """Whether the plan of a configuration encodes anything."""
+        """Whether the plan of a configuration contains a task that encodes."""
         try:
             plan = self.strategy.planning.plan(self.workload, self.machine, config, Window(1))
         except InvalidInput:
@@ -125,9 +127,11 @@ class Alternatives:
         return any(task.kind is Kind.ENCODE for task in plan.tasks)
 
     def _with_best_size(self, config: Any) -> Forecast:
-        """Forecast the exchange size with the shortest step, with a note if it is another.
+        """Forecast the exchange size with the shortest step.
 
-        Steps become shorter with smaller sizes, then longer again, so stop after two longer ones.
+        If this is another size than the configuration's, the forecast has a note.
+        With smaller sizes the step time falls at first, then rises again. So the search ends after
+        two sizes in a row with longer steps.
         """
         if self.strategy.planning.sizes is None or config.workers == 1:
             return self._forecast(config)
@@ -150,7 +154,7 @@ class Alternatives:
         return replace(found, notes=(*notes, *found.notes))
 
     def _balanced(self, equal: Forecast) -> Forecast:
-        """Forecast batches split by the devices' speeds, with a note about the gain."""
+        """Forecast a configuration with batches split by the devices' speeds; note the gain."""
         found = self._forecast(equal.config, balanced=True)
         times = found.samples_per_s / equal.samples_per_s
         note = f"with --balance auto, {times:.2f} times as fast as with equal batches"
@@ -164,9 +168,10 @@ class Alternatives:
 
 
 def _soonest(found: list[Forecast], strategy: Strategy) -> list[Forecast]:
-    """Keep, for each codec, the forecast that reaches a loss first, if variants learn differently.
+    """Keep for each codec the variant that is predicted to reach a loss first.
 
-    If the steps to a loss are unknown, this is the first forecast.
+    If the number of steps to that loss is unknown, the first variant is kept. A strategy whose
+    variants all train alike keeps all forecasts.
     """
     if strategy.planning.steps_to_loss is None or not found:
         return found
@@ -185,7 +190,7 @@ def _soonest(found: list[Forecast], strategy: Strategy) -> list[Forecast]:
 
 
 def _chosen(best: Any, config: Any) -> str:
-    """Return the options that turn a configuration into the best one, without codecs."""
+    """Return the command-line options that change `config` into `best`, except for codecs."""
     names = (one.name for one in fields(best) if one.name not in codec_fields(best))
     changed = [name for name in names if getattr(best, name) != getattr(config, name)]
     return " ".join(f"--strategy-option {name}={getattr(best, name)}" for name in changed)

@@ -21,10 +21,11 @@ def with_best_chunk(
     config: Any,
     cost: CostModel | None = None,
 ) -> Any:
-    """Return the configuration with the chunk of the shortest step, the smallest of equal ones.
+    """Return the configuration with the chunk that gives the shortest step.
 
-    Tries the sizes of `core.chunks`; a GPU synchronises once per chunk. InvalidInput if the
-    strategy does not fit.
+    If several chunks are equally fast, the smallest is chosen. Tries the sizes of `core.chunks`. A
+    GPU synchronises with its host once per chunk. Raises InvalidInput if the strategy cannot be
+    planned.
     """
     model, shortest_s, found = cost or Roofline.of(machine), inf, dict[int, float]()
     devices, layers = machine.first_devices(config.workers), LayerCost(model)
@@ -33,7 +34,7 @@ def with_best_chunk(
     lane = compute_lane(devices[0].name)
     sync = Task(TaskId(0, Kind.BACKWARD), (lane,), Cost(num_syncs=1))
     sync_s = model.seconds(sync) if devices[0].kind == DeviceKind.GPU else 0.0
-    computing_s = 0.0  # per step, without synchronising
+    computing_s = 0.0  # the first device's computation per step, without synchronisation
     num_layers = len(workload.layers)
     parts = {size: chunks(num_layers, size) for size in candidates(num_layers)}
     for size, ranges in sorted(parts.items(), key=lambda part: len(part[1])):

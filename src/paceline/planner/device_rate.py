@@ -1,4 +1,4 @@
-"""Calibrate a machine's devices with the measured throughput of one (`--measured`)."""
+"""Calibrate a machine's devices with the measured throughput of one device (`--measured`)."""
 
 import re
 from collections.abc import Callable
@@ -11,12 +11,15 @@ from paceline.planner.forecast import forecast
 from paceline.strategies import STRATEGIES
 
 _RATE = re.compile(r"(?P<rate>[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*/\s*s(?:@(?P<batch>[0-9]+))?")
-_ALONE = "allreduce"  # any strategy, because one worker exchanges nothing
+_ALONE = "allreduce"  # any strategy would do, because a single worker exchanges nothing
 
 
 @dataclass(frozen=True)
 class DeviceRate:
-    """Throughput of one device alone; `batch_size` None is that of a worker of the plan."""
+    """Measured throughput of one device alone.
+
+    `batch_size`: samples per step of the measurement; None means as many as a planned worker has.
+    """
 
     samples_per_s: float
     batch_size: int | None = None
@@ -46,15 +49,16 @@ def calibrated(
     rate: DeviceRate,
     usual_batch: int,
 ) -> Machine:
-    """Scale all devices by one factor, so that a worker on the first reaches the rate.
+    """Scale all devices' speeds by one factor, so that the first reaches the rate.
 
-    Devices get at least the memory of that batch, because it was trained there. `usual_batch`: the
-    batch size if the rate has none.
+    `usual_batch`: the batch size of a rate without one. Each device's memory is raised to what this
+    batch requires, because the measured device has trained it.
     """
     batch_size = rate.batch_size or usual_batch
     strategy = STRATEGIES[_ALONE]
     config = strategy.config(workers=1)
-    computing = machine.with_each("hosts", samples_per_s=None)  # measure devices, not loading
+    # Ignore how fast hosts load samples, because the rate is that of the device.
+    computing = machine.with_each("hosts", samples_per_s=None)
     found = forecast(workload_of(batch_size), computing, strategy, config, batch_size)
     slower = found.samples_per_s / rate.samples_per_s
     (needed,) = found.memory_nbytes.values()

@@ -6,7 +6,7 @@ from paceline.core.plan import Kind, Lane, Resource
 from paceline.core.timeline import Span, Timeline
 
 _WIDTH = 72
-_LEGEND = {  # mark and meaning
+_LEGEND = {  # the mark in the drawing and its meaning, by kind of task
     Kind.LOAD: ("L", "load"),
     Kind.FORWARD: ("F", "forward"),
     Kind.BACKWARD: ("B", "backward"),
@@ -22,10 +22,11 @@ _LEGEND = {  # mark and meaning
 
 
 def drawing(timeline: Timeline, step_s: float, most_lanes: int = 24) -> str:
-    """Draw the last step but one, with a line for each of the first `most_lanes` lanes.
+    """Draw the last but one step, with a line for each lane, at most `most_lanes`.
 
-    A character shows the kind of task that takes most of its time. If updates are asynchronous, the
-    drawing ends with an update and is one step long.
+    A line has 72 characters, each for an equal part of the step. A character shows the kind of task
+    that takes the largest share of this part. The drawing is one step long and ends with a weight
+    update, even if workers update at different times.
     """
     start, end = some_step(timeline, step_s)
     rows: dict[Resource, list[Span]] = {}
@@ -45,7 +46,7 @@ def drawing(timeline: Timeline, step_s: float, most_lanes: int = 24) -> str:
 
 
 def some_step(timeline: Timeline, step_s: float) -> tuple[float, float]:
-    """Return start and end of a step in the steady state."""
+    """Return start and end of the last but one step."""
     updates = [span.end_s for span in timeline.spans if span.kind is Kind.STEP]
     wanted = timeline.end_s - step_s
     end = min(updates, key=lambda time: abs(time - wanted), default=timeline.end_s)
@@ -53,7 +54,10 @@ def some_step(timeline: Timeline, step_s: float) -> tuple[float, float]:
 
 
 def _row(spans: Iterable[Span], start: float, end: float) -> str:
-    """Return a character for each part of the time: the mark of the longest kind, or a dot."""
+    """Return a character for each part of the step.
+
+    The character marks the kind of task that takes longest; a dot means almost no task.
+    """
     size = (end - start) / _WIDTH
     taken: list[dict[str, float]] = [{} for _ in range(_WIDTH)]
     for span in spans:
@@ -64,7 +68,7 @@ def _row(spans: Iterable[Span], start: float, end: float) -> str:
             within = min(span.end_s, right) - max(span.start_s, left)
             mark, _ = _LEGEND[span.kind]
             taken[place][mark] = taken[place].get(mark, 0.0) + within
-    # Show nothing that takes less than a tenth of a character's time.
+    # Draw a dot if tasks take less than a tenth of the time that a character stands for.
     return "".join(
         max(marks, key=marks.__getitem__) if sum(marks.values()) > 0.1 * size else "."
         for marks in taken

@@ -1,4 +1,4 @@
-"""Word forecasts: the sentences of `why`, `notes` and refusals, made from their numbers."""
+"""Write the sentences of forecasts: their `why` and `notes`, and the reasons of refusals."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,7 +16,8 @@ ASYNCHRONOUS = (
 
 def of_parts(parts: Breakdown, slowdown: float, slowed_by: Sequence[str]) -> str:
     """Describe the parts of a step: computation, and exposed communication."""
-    # Asynchronous devices have separate steps, so percentages refer to a device's time.
+    # If updates are asynchronous, each device has its own steps. So the percentages refer to the
+    # time of a device.
     share = 100 / (parts.compute_s + parts.exposed_s + parts.idle_s)
     text = f"computes {parts.compute_s * share:.0f} % of the step"
     if slowdown >= _SHOWN_SLOWDOWN:
@@ -28,7 +29,7 @@ def of_parts(parts: Breakdown, slowdown: float, slowed_by: Sequence[str]) -> str
 
 
 def of_learning(steps: StepsToLoss | None) -> str:
-    """Describe how many steps a strategy needs to the loss of synchronous training."""
+    """Describe how many steps a strategy needs to reach the loss of synchronous training."""
     if steps is None:
         return "changes training: nobody has measured how many steps it needs to a loss"
     ratio = f"{steps.median:.2f}"
@@ -49,10 +50,10 @@ def of_shortage(station: str, needed_nbytes: float, nbytes: float) -> str:
 
 
 def of_after_backward(plans: Iterable[Any]) -> str | None:
-    """Compare the communication that strategies leave after backward, or return None.
+    """Compare the communication that strategies leave after backward; None if none reports it.
 
-    `plans` are forecasts or their rows, best first. Compared are those without a codec, with the
-    number of workers and the placement of the best one.
+    `plans`: forecasts or rows of a table of forecasts, best first. Only plans without a codec are
+    compared that have the same number of workers and placement as the best plan without a codec.
     """
     rows = [one for one in plans if one.after_backward is not None and one.codec is None]
     if not rows:

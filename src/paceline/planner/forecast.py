@@ -20,13 +20,14 @@ ERROR_BAR = 0.06  # mean error of a predicted step (benchmarks/planner)
 
 @dataclass(frozen=True)
 class Forecast(Steady):
-    """The predicted step of a strategy: its time and memory, and the throughput.
+    """The predicted step time, memory and throughput of a strategy.
 
-    `memory_nbytes`: by device, and by host if it holds tensors. `placement`: the choice of devices.
-    `alone_samples_per_s`: their total throughput without any exchange. `is_balanced`: the plan
-    splits batches by the devices' speeds. `notes`: further sentences next to `why`.
-    `is_same_training`: computes what one worker with the whole batch would, except for a codec's
-    rounding; otherwise `steps_to_loss` are the steps to the same loss, if known.
+    `memory_nbytes`: bytes by name of the device, or of the host if it holds tensors. `placement`:
+    how the workers' devices were chosen, such as "spread". `alone_samples_per_s`: total throughput
+    of these devices without any exchange. `is_balanced`: the plan splits batches by the devices'
+    speeds. `notes`: sentences that complement `why`. `is_same_training`: the training computes the
+    same as one worker with the whole batch, except for a codec's rounding. `steps_to_loss`: for
+    other training, the relative number of steps to the same loss; None if unknown.
     """
 
     strategy: str
@@ -49,31 +50,34 @@ class Forecast(Steady):
 
     @property
     def learnt_samples_per_s(self) -> float:
-        """Throughput, divided by the extra steps to synchronous training's loss; 0 if unknown."""
+        """Throughput divided by the relative number of steps to synchronous training's loss.
+
+        0 if this number is unknown.
+        """
         if self.is_same_training:
             return self.samples_per_s
         return self.samples_per_s / self.steps_to_loss.median if self.steps_to_loss else 0.0
 
     @property
     def codec(self) -> str | None:
-        """The first codec of the configuration."""
+        """The first codec of the configuration; None without a codec."""
         codecs = (getattr(self.config, field) for field in codec_fields(self.config))
         return next((codec for codec in codecs if codec is not None), None)
 
     @property
     def efficiency(self) -> float | None:
-        """Throughput relative to the devices without any exchange; None if not known."""
+        """Throughput relative to `alone_samples_per_s`; None if the latter is unknown."""
         alone = self.alone_samples_per_s
         return None if alone is None else self.samples_per_s / alone
 
     @property
     def wire_nbytes(self) -> float:
-        """Bytes of a step on the busiest link, in one direction."""
+        """Bytes per step in the busiest direction of a link."""
         return max(self.link_nbytes.values(), default=0.0)
 
     @property
     def link_busy(self) -> float:
-        """Share of the step during which the busiest link is in use."""
+        """Share of the step during which the busiest direction of a link is in use."""
         return self.wire_s / self.step_s
 
     @property
@@ -83,17 +87,17 @@ class Forecast(Steady):
 
     @property
     def range_s(self) -> tuple[float, float]:
-        """The range that should contain the median measured step in nine of ten cases."""
+        """Range of seconds that should contain the median measured step in nine of ten cases."""
         return (1 - self.range_share) * self.step_s, (1 + self.range_share) * self.step_s
 
     def surely_faster_than(self, other: "Forecast") -> bool:
-        """Whether it is faster even at the worst ends of both ranges."""
+        """Whether this forecast is faster than `other` even at the worst ends of both ranges."""
         slowest, fastest = 1 + self.range_share, 1 - other.range_share
         return self.samples_per_s / slowest > other.samples_per_s / fastest
 
     @property
     def shown_s(self) -> float:
-        """Seconds between two updates in the timeline."""
+        """Seconds between two weight updates in the timeline."""
         return self.step_s * self.steps_per_update
 
     @property
@@ -103,7 +107,7 @@ class Forecast(Steady):
 
     @property
     def why(self) -> str:
-        """The parts of the step's time, as a sentence."""
+        """A sentence about the parts of the step's time."""
         return explanations.of_parts(self.breakdown, self.slowdown, self.slowed_by)
 
 
@@ -117,18 +121,19 @@ def forecast(
     *,
     balanced: bool = False,
 ) -> Forecast:
-    """Predict a strategy on a machine, priced by the machine's rates or by `cost`.
+    """Predict a strategy's step on a machine.
 
-    `workload`: the largest worker's part of a step. `samples_per_step`: over all workers.
-    `balanced`: split batches by the devices' speeds, if the strategy plans that. InvalidInput if
-    the strategy does not fit.
+    `workload`: part of a step of the worker with the most samples. `samples_per_step`: number of
+    samples over all workers. `cost`: prices the tasks; by default the machine's rates do.
+    `balanced`: split batches by the devices' speeds, if the strategy can plan that. Raises
+    InvalidInput if the strategy cannot be planned on this machine.
     """
     windows = Windows(strategy, workload, machine.reached, config, cost, balanced=balanced)
     return forecast_of(windows, samples_per_step)
 
 
 def forecast_of(windows: Windows, samples_per_step: float) -> Forecast:
-    """Predict a strategy from its windows of steps."""
+    """Predict a strategy's step from its plans of several steps."""
     machine, config, found = windows.machine, windows.config, steady(windows)
     step_s, notes = _fed(machine, config.workers, samples_per_step, found.step_s)
     steps_to_loss, caveats = _learning(windows)
@@ -148,7 +153,10 @@ def forecast_of(windows: Windows, samples_per_step: float) -> Forecast:
 
 
 def _learning(windows: Windows) -> tuple[StepsToLoss | None, tuple[str, ...]]:
-    """Return the steps to a loss, if known, and a note if training differs from synchronous."""
+    """Return the relative steps to a loss, and a note if training differs from synchronous.
+
+    The steps are None if they are unknown or training does not differ.
+    """
     planning, config = windows.strategy.planning, windows.config
     if config.workers == 1:
         return None, ()
@@ -161,7 +169,10 @@ def _learning(windows: Windows) -> tuple[StepsToLoss | None, tuple[str, ...]]:
 def _fed(
     machine: Machine, workers: int, samples_per_step: float, step_s: float
 ) -> tuple[float, tuple[str, ...]]:
-    """Lengthen a step to the time in which hosts read its samples, with a note if they limit it."""
+    """Return the step time, lengthened if hosts read samples more slowly, and notes.
+
+    The notes name the host if reading limits the step; otherwise they are empty.
+    """
     devices = devices_of(machine, workers)
     on_host = Counter(device.host for device in devices)
     for host in machine.hosts:
@@ -177,27 +188,28 @@ def _fed(
 def memory(
     workload: Workload, machine: Machine, strategy: Strategy, config: Any
 ) -> Mapping[str, int]:
-    """Return the bytes that devices need, and hosts that hold tensors, by name."""
+    """Return the bytes that each device needs, and each host that holds tensors, by name."""
     if strategy.planning.memory is not None:
         return strategy.planning.memory(workload, machine, config)
     devices = machine.first_devices(config.workers)
     return {device.name: replica_nbytes(workload) for device in devices}
 
 
-# Half widths of ranges as shares of a step: without an exposed exchange, and added if all of the
-# step is exchange. Profiled machines: benchmarks/planner, which predicts and then runs each
-# configuration. Figures of a machine file: benchmarks/codecs, seven steps between two hosts, at
-# most 19 % off. Published losses: the tables of benchmarks/scaling_tables, where links and
-# frameworks differ by factors.
+# Half widths of ranges, relative to the step. In each line, the first number is for a step without
+# exchange; the second number is added in proportion to the exchange's share of the step.
+# Profiled machines: from benchmarks/planner, which predicts and then runs each configuration.
+# Figures stated in a machine file: from benchmarks/codecs, where seven predicted steps between two
+# hosts were at most 19 % off. Published losses: from the tables of benchmarks/scaling_tables, whose
+# links and frameworks differ widely in speed; an exchange share below the third number is ignored.
 _PROFILED, _PROFILED_EXPOSED = 0.13, 0.13
-_QUIET = 0.05  # unrest of a profile's steps that is included
+_QUIET = 0.05  # a profile's unrest up to this number is already included in the range
 _STATED, _STATED_EXCHANGED = 0.13, 0.26
 _PUBLISHED, _PUBLISHED_EXCHANGED, _HARDLY_EXCHANGED = 0.07, 2.5, 0.02
 _WIDEST = 0.7
 
 
 def half_width(machine: Machine, parts: Breakdown) -> float:
-    """Return half the width of the range of measured steps, relative to the predicted step."""
+    """Return half the width of the predicted range of step times, relative to the step."""
     whole = parts.compute_s + parts.exposed_s + parts.idle_s
     if not machine.usual_losses.spread:  # profiled, with all workers in parallel
         unrest = max(0.0, machine.usual_losses.unrest - _QUIET)

@@ -1,7 +1,10 @@
-"""Plan consecutive layers as one, if nothing happens between them, to have fewer tasks.
+"""Plan consecutive layers as one layer, if no exchange begins between them.
 
-layers   a   b   c  |  d  |  e   f       exchanges begin with the gradients of e, d, a
-groups   [a to c]      d    [e to f]
+A plan then has fewer tasks.
+In this example, exchanges begin when the gradients of layers e, d and a are ready:
+
+    layers   a   b   c  |  d  |  e   f
+    groups   [a to c]      d    [e to f]
 """
 
 from collections import defaultdict
@@ -24,14 +27,14 @@ PASSES = (Kind.FORWARD, Kind.BACKWARD)
 
 
 class LayerCost:
-    """Prices layers' passes with `model` and remembers them."""
+    """Prices the forward and backward of layers with `model`, and caches the prices."""
 
     def __init__(self, model: CostModel) -> None:
         self.model = model
         self._known: dict[tuple[tuple[Resource, ...], Kind, str], float] = {}
 
     def seconds(self, on: tuple[Resource, ...], kind: Kind, layer: Layer) -> float:
-        """Return the seconds of a layer's forward or backward on some resources."""
+        """Return the seconds of a layer's forward or backward (`kind`) on resources `on`."""
         key = on, kind, layer.name
         found = self._known.get(key)
         if found is None:
@@ -43,16 +46,17 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class GroupCost:
-    """Prices a group's pass as the sum of its layers' passes, and other tasks with the model.
+    """Prices the forward or backward of a group as the sum over its layers.
 
-    `members`: the layers of each group of two or more, by the group's name.
+    Other tasks are priced by the model.
+    `members`: by the name of the group, the layers of each group of at least two layers.
     """
 
     members: dict[str, tuple[Layer, ...]]
     layers: LayerCost
 
     def seconds(self, task: Task) -> float:
-        """Return the seconds of a task."""
+        """Return the seconds of a task, which may be the pass of a group."""
         members = self.members.get(task.part, ()) if task.kind in PASSES else ()
         if not members:
             return self.layers.model.seconds(task)
@@ -73,7 +77,7 @@ def grouped(
     ready, order = workload.in_backward_order, workload.backward_order
     members = [tuple(ready[i] for i in group) for group in groups]
     made = list(map(_joined, members))
-    # In forward order a group is at its last layer, whose output is the group's.
+    # In forward order a group is at the place of its last layer, which computes its output.
     last = [max(order[i] for i in group) for group in groups]
     forward = sorted(range(len(groups)), key=last.__getitem__)
     backward = sorted(range(len(groups)), key=forward.__getitem__)
@@ -85,7 +89,7 @@ def grouped(
 
 
 def _joined(layers: Sequence[Layer]) -> Layer:
-    """Join layers, which are in backward order."""
+    """Join layers, given in backward order, into one layer."""
     if len(layers) == 1:
         return layers[0]
     return Layer(
@@ -98,14 +102,15 @@ def _joined(layers: Sequence[Layer]) -> Layer:
 
 
 def _groups_of(step: Plan, workload: Workload) -> list[list[int]]:
-    """Group the layers of a step, as indices in backward order.
+    """Group the layers of a step; return the groups as indices in backward order.
 
-    A layer joins the group before it if, on all workers, its passes wait only for that layer and no
-    other task waits for that layer.
+    A layer is added to the group of the layer before it (in backward order) if nothing happens
+    between the two layers on any worker: in backward, only the second layer waits for the first,
+    and it waits for nothing else; in forward, the same holds with the two layers exchanged.
     """
     after: dict[tuple[Kind, str], set[str]] = defaultdict(set)
     for task, children in zip(step.tasks, step.children, strict=True):
-        # For a batch of another size, a task's cost is not its layer's cost.
+        # A task for a batch of another size is left out, because its cost is not its layer's cost.
         if task.kind in PASSES and task.sub_batch is None and not task.num_samples:
             after[task.kind, task.part].add(_follower(step, task, children))
     ready = workload.in_backward_order
@@ -121,7 +126,11 @@ def _groups_of(step: Plan, workload: Workload) -> list[list[int]]:
 
 
 def _follower(step: Plan, task: Task, children: Sequence[int]) -> str:
-    """Return the layer whose pass is the only follower of a task and waits only for it, or ""."""
+    """Return the name of the layer whose pass directly follows a task.
+
+    The pass must be the only one that waits for the task, and must wait for no other task. Returns
+    "" if there is no such layer.
+    """
     if len(children) != 1 or step.num_parents[children[0]] != 1:
         return ""
     child = step.tasks[children[0]]
@@ -130,7 +139,7 @@ def _follower(step: Plan, task: Task, children: Sequence[int]) -> str:
 
 
 def _shares_lanes(step: Plan, layers: Collection[str]) -> bool:
-    """Whether an exchange uses the resources on which these layers compute."""
+    """Whether an exchange uses a resource on which one of these layers computes."""
     passes = (task for task in step.tasks if task.kind in PASSES and task.part in layers)
     computing = {on for task in passes for on in task.on}
     exchanges = (task for task in step.tasks if task.kind in COMMUNICATION)
@@ -138,11 +147,13 @@ def _shares_lanes(step: Plan, layers: Collection[str]) -> bool:
 
 
 class Windows:
-    """A strategy's plans of windows of steps, with groups of layers if these take as long.
+    """Plans windows of consecutive steps of a strategy.
 
-    `step`: the plan of one step with all layers. `cost` prices windows, `model` single layers.
-    `is_balanced`: batches are split by the devices' speeds, if the strategy plans that.
-    InvalidInput if the strategy does not fit.
+    Layers are grouped if a step with groups takes as long as a step with all layers. `step`: the
+    plan of one step with all layers. `cost`: prices plans with groups. `model`: prices plans with
+    all layers. `is_balanced`: batches are split by the devices' speeds.
+
+    Raises InvalidInput if the strategy cannot be planned on this machine.
     """
 
     def __init__(
@@ -167,10 +178,11 @@ class Windows:
             self._group(groups)
 
     def _group(self, groups: Sequence[Sequence[int]]) -> None:
-        """Plan these groups from now on, if a step takes as long with them as with layers."""
+        """Plan these groups from now on, unless they change the time of a step."""
         ready = self.workload.in_backward_order
         several = {ready[i].name for group in groups if len(group) > 1 for i in group}
-        # Steps overlap, so one step does not show the effect of tasks between layers.
+        # Asynchronous steps overlap, so comparing one step would not show that an exchange of
+        # another step may run between two layers of a group.
         if self.strategy.planning.is_asynchronous and _shares_lanes(self.step, several):
             return
         joined, cost = grouped(self.workload, groups, LayerCost(self.model))
@@ -187,19 +199,19 @@ class Windows:
         return self._grouped is not self.workload
 
     def compared_s(self, config: Any) -> float:
-        """Return the seconds of a step of another configuration, for comparisons."""
+        """Return the seconds of a step of another configuration, to compare with such seconds."""
         if self.strategy.planning.is_asynchronous:
             return period(partial(self.of, config=config), self.cost, 1)
         return makespan_s(self.of(1, config), self.cost)
 
     def of(self, num_steps: int, config: Any = None) -> Plan:
-        """Plan a window of this configuration or another."""
+        """Plan a window of `num_steps` steps, with `config` or else this configuration."""
         asked = config or self.config
         asked = _in_ones(asked) if self.is_grouped else asked
         return self._plan_of(self._grouped, self.machine, asked, Window(num_steps))
 
     def of_layers(self, num_steps: int) -> Plan:
-        """Plan a window with all layers."""
+        """Plan a window of `num_steps` steps without grouping layers."""
         return self._plan_of(self.workload, self.machine, self.config, Window(num_steps))
 
 

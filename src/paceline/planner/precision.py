@@ -1,10 +1,10 @@
-"""Plan steps in half precision, as with torch.autocast.
+"""Plan steps in mixed precision, as with torch.autocast.
 
     parameters, gradients, optimizer state, exchange    float32
-    activations, and their copies kept for backward     half the bytes
+    activations, also those kept for backward           half the bytes
     parameters used by layers                           half-precision copies, kept until backward
 
-A device's speed is its `half_flops_per_s`, or calibrated with a measured rate.
+A device computes at its `half_flops_per_s`, or at a rate that was measured in this precision.
 """
 
 from collections.abc import Callable
@@ -26,10 +26,11 @@ def in_precision(
     *,
     is_measured: bool,
 ) -> tuple[Machine, Callable[[int], Workload]]:
-    """Convert a machine and workloads to a precision.
+    """Return the machine and the workloads as they are in a precision.
 
-    InvalidInput for an unknown precision, or if a device has no `half_flops_per_s` and its rate in
-    this precision is not measured either.
+    `is_measured`: the machine will be calibrated with a rate measured in this precision. Raises
+    InvalidInput for an unknown precision. Without a measured rate, raises InvalidInput if a device
+    has no `half_flops_per_s`.
     """
     if precision not in PRECISIONS:
         raise InvalidInput("precision", f"must be one of {', '.join(PRECISIONS)}", got=precision)
@@ -39,7 +40,7 @@ def in_precision(
     if slow is not None and not is_measured:
         raise InvalidInput(
             "precision",
-            f"requires half_flops_per_s of {slow} in machine {machine.name}",
+            f"requires half_flops_per_s of device {slow} in machine {machine.name}",
             hint="add it, or pass --measured with a rate in this precision",
         )
     devices = tuple(
@@ -50,7 +51,7 @@ def in_precision(
 
 
 def in_half(workload: Workload) -> Workload:
-    """Halve the bytes of activations."""
+    """Halve the bytes of activations, and add the half-precision copies of parameters."""
     first, *others = workload.layers
     # Backward reads the copied parameters of all layers except the first.
     layers = [_layer_in_half(layer, layer.gradient_nbytes // 2) for layer in others]

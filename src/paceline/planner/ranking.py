@@ -8,14 +8,15 @@ from typing import overload
 from paceline.planner.forecast import Forecast
 from paceline.strategies import EXCHANGES
 
-_GAIN = 1.02  # minimum speed-up by workers that are worth using
-_NUM_DIGITS = 12  # of throughputs; further ones differ by rounding
+_GAIN = 1.02  # minimum speed-up that justifies further workers
+_NUM_DIGITS = 12  # compared digits of throughputs; rounding errors change further digits
 
 
 def rank(forecasts: Iterable[Forecast]) -> list[Forecast]:
-    """Sort forecasts by throughput, best first, then those that change training.
+    """Sort forecasts, best first; forecasts that change training come last.
 
-    The latter are sorted by time to a loss, or by throughput if that is unknown.
+    Forecasts of the same training are sorted by throughput. Forecasts that change training are
+    sorted by the time to a given loss, or by throughput if this time is unknown.
     """
 
     def place(one: Forecast) -> tuple[bool, float, float]:
@@ -28,9 +29,9 @@ def rank(forecasts: Iterable[Forecast]) -> list[Forecast]:
 
 @dataclass(frozen=True)
 class Advice:
-    """The best forecasts without and with a codec.
+    """The best forecast without a codec (`plain`), and the best one with a codec (`encoded`).
 
-    `same_workers`: the best one without a codec on as many workers as `encoded`.
+    `same_workers`: the best forecast without a codec on as many workers as `encoded`.
     """
 
     plain: Forecast
@@ -39,7 +40,7 @@ class Advice:
 
     @property
     def pays(self) -> bool:
-        """Whether the codec is faster even at the worst ends of both ranges."""
+        """Whether `encoded` is faster than `plain` even at the worst ends of both ranges."""
         return self.encoded.surely_faster_than(self.plain)
 
 
@@ -55,9 +56,9 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Ranking(Sequence[Forecast]):
-    """Forecasts, best first, and refused strategies.
+    """Forecasts, best first, and the refused strategies.
 
-    `alone`: the best forecast of one worker, if only another number was asked for.
+    `alone`: the best forecast of one worker, if the user asked only for another number of workers.
     """
 
     forecasts: tuple[Forecast, ...]
@@ -77,7 +78,10 @@ class Ranking(Sequence[Forecast]):
 
     @cached_property
     def advice(self) -> Advice | None:
-        """Codecs compared, for strategies that exchange all gradients; None without a codec."""
+        """The best forecasts with and without a codec; None if none has a codec.
+
+        Only strategies that exchange all gradients are compared.
+        """
         replicas = [one for one in self.forecasts if one.strategy in EXCHANGES]
         plain = [one for one in replicas if one.codec is None]
         encoded = next((one for one in replicas if one.codec is not None), None)
@@ -88,7 +92,7 @@ class Ranking(Sequence[Forecast]):
 
     @cached_property
     def best_of(self) -> dict[int, Forecast]:
-        """The best forecast by number of workers."""
+        """The best forecast for each number of workers."""
         best: dict[int, Forecast] = {}
         for forecast in self.forecasts:
             best.setdefault(forecast.workers, forecast)
@@ -96,9 +100,9 @@ class Ranking(Sequence[Forecast]):
 
     @property
     def worth(self) -> int | None:
-        """The number of workers beyond which more gain less than 2 %.
+        """The smallest number of workers with a throughput within 2 % of the best.
 
-        None if numbers of workers were not compared, although there is more than one worker.
+        None if only one number of workers, other than 1, was planned.
         """
         if len(self.best_of) < 2 and set(self.best_of) != {1}:
             return None

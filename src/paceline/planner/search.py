@@ -19,17 +19,18 @@ from paceline.strategies import find_exchange
 _FEW_DEVICES = 8
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LISTED = "as listed"
-_ALONE = "allreduce"  # any strategy, because one worker exchanges nothing
-# Limits for strategies that plan the tasks of every worker: layers times workers, for a plan in
-# about 5 s; and workers of any model, if the user asks for no number.
+_ALONE = "allreduce"  # any strategy would do, because a single worker exchanges nothing
+# Limits for strategies that plan the tasks of every worker. The first limits layers times workers,
+# so that a plan takes about 5 s. The second limits workers if the user sets no number of workers.
 _MOST_LAYERS, _MOST_UNASKED = 2**15, 128
 
 
 def placements(machine: Machine, workers: int) -> dict[str, Machine]:
-    """Return machines whose first devices are a choice for the workers, by the choice's name.
+    """Return the ways to choose devices for workers, by name.
 
-    Choices: as listed, spread over hosts, fastest; equal ones once. Each keeps the machine's order,
-    which is the order of ranks.
+    A way is a copy of the machine whose first devices are the chosen ones.
+    The names are "as listed", "spread" (over hosts) and "fastest". Equal choices appear once. The
+    chosen devices keep the machine's order, which is the order of ranks.
     """
     turns, of_host = dict[str, int](), Counter[str]()
     for device in machine.devices:  # the first device of each host, then the second, and so on
@@ -47,7 +48,7 @@ def placements(machine: Machine, workers: int) -> dict[str, Machine]:
 
 
 def _with_first(machine: Machine, names: Collection[str]) -> Machine:
-    """Return the machine with these devices first."""
+    """Return the machine with the named devices first."""
     ordered = tuple(sorted(machine.devices, key=lambda device: device.name not in names))
     if ordered == machine.devices:
         return machine
@@ -57,10 +58,11 @@ def _with_first(machine: Machine, names: Collection[str]) -> Machine:
 def worker_counts(
     machine: Machine, batch_size: int, wanted: int | None, shares_devices: bool = False
 ) -> list[int]:
-    """Return the wanted count, or the counts to compare.
+    """Return the numbers of workers to compare, or only the wanted number.
 
-    These are all up to 8, then doublings and the whole machine; of a cluster one worker, then whole
-    nodes. `shares_devices`: the wanted count may exceed the devices.
+    On a machine these are 1 to 8, then doublings, and the number of all devices. On a cluster these
+    are one worker, then the workers of 1, 2, 4, ... and all nodes. `shares_devices`: the wanted
+    number may exceed the number of devices.
     """
     num_devices, of_node = machine.num_devices, len(machine.devices)
     most = min(num_devices, batch_size)
@@ -94,12 +96,13 @@ def search(
     workers: int | None = None,
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Ranking:
-    """Forecast all strategies, and return the forecasts, best first, and the refusals.
+    """Forecast all strategies; return the forecasts, best first, and the refusals.
 
-    `workload_of` describes a worker's part of a step by its number of samples; `batch_size` is the
-    number over all workers. `workers`: the only number to plan, compared with one worker. `options`
-    are fields of the strategies' configurations, and do not apply to that one worker. InvalidInput
-    if the workers do not fit.
+    `workload_of`: returns a worker's part of a step, given the worker's number of samples.
+    `batch_size`: number of samples over all workers. `workers`: the only number of workers to plan;
+    a forecast of one worker is added for comparison. `options`: fields of the strategies'
+    configurations, which do not apply to the comparison with one worker. Raises InvalidInput if
+    there are too many workers for the machine or the batch.
     """
     known = tuple(strategies)
     question = _Search(workload_of, machine, known, batch_size, asked=workers is not None)
@@ -123,9 +126,10 @@ def search(
 
 @dataclass(frozen=True)
 class _Search:
-    """The arguments of a search; `asked`: the user wants a single number of workers.
+    """The arguments of a search, and the devices' throughputs found so far.
 
-    `_speeds`: throughput of a device that trains alone, by batch size and the device's rates.
+    `asked`: the user has set the number of workers. `_speeds`: throughput of a device that trains
+    alone, by the batch size and the device's rates.
     """
 
     workload_of: Callable[[int], Workload]
@@ -138,7 +142,7 @@ class _Search:
     def with_workers(
         self, count: int, options: Mapping[str, Any]
     ) -> tuple[list[Forecast], list[Refusal]]:
-        """Forecast all strategies on a number of workers; return the refusals, too."""
+        """Forecast all strategies on a number of workers; return the forecasts and refusals."""
         forecasts: list[Forecast] = []
         refused: list[Refusal] = []
         # The worker with the most samples determines the step time.
@@ -165,13 +169,13 @@ class _Search:
         return placements(part, count) if part is self.machine else {_LISTED: part}
 
     def alone(self, workload: Workload, place: Machine, count: int) -> float:
-        """Return the total throughput of a placement's devices that train alone."""
+        """Return the total throughput of the workers' devices if each of them trains alone."""
         # All nodes of a cluster have the same devices.
         is_cluster = self.machine.num_devices > len(self.machine.devices)
         chosen = self.machine if is_cluster else place
         nodes, rest = divmod(count, len(chosen.devices))
         own = [self._speed(workload, chosen, one) for one in chosen.devices]
-        if count > self.machine.num_devices:  # sharing a device does not make it faster
+        if count > self.machine.num_devices:  # several workers on a device do not make it faster
             return sum(own)
         return nodes * sum(own) + sum(own[:rest])
 
@@ -195,10 +199,11 @@ def forecast_one(
     balanced: bool = False,
     any_chunk: bool = False,
 ) -> Forecast:
-    """Forecast a strategy with a given configuration, on the devices as listed.
+    """Forecast a strategy with a given configuration, on the machine's first devices.
 
     `any_chunk`: choose the best chunk, as `search` does. `balanced`: split batches by the devices'
-    speeds. InvalidInput if the strategy does not fit, or lacks memory.
+    speeds. Raises InvalidInput if the strategy cannot be planned on this machine, or if a device or
+    host has too little memory.
     """
     shares_devices = strategy.planning.shares_devices
     (count,) = worker_counts(machine, batch_size, config.workers, shares_devices)
@@ -219,7 +224,7 @@ def _part(
 ) -> Machine:
     """Return the part of the machine on which a number of workers is planned."""
     part = machine.for_workers(count, strategy.planning.symmetric)
-    # The plan would take too long: it has tasks of every worker.
+    # Without symmetry the plan has the tasks of every worker, so it would take too long.
     most = max(_MOST_UNASKED, _MOST_LAYERS // len(workload.layers)) if asked else _MOST_UNASKED
     if not strategy.planning.symmetric and part is not machine and count > most:
         raise InvalidInput(

@@ -1,11 +1,12 @@
-"""Find the slowest second machine, and the slowest link to it, with which training there pays.
+"""Find the slowest second machine, and the slowest link to it, that make training faster.
 
-The second machine is all devices that are not on the first device's host. It pays if all devices
-together train more samples per second than the first host's devices alone.
+The second machine consists of all devices that are not on the first device's host. It pays if all
+devices together train more samples per second than the devices of the first host alone.
 
-A device takes fixed + per_sample * samples seconds per step. Shares of a batch are chosen so that
-all devices take as long. Plans of gradient exchanges have equal batches, so they are made for
-devices that take as long for an equal batch as the real ones for their shares.
+A device takes fixed + per_sample * samples seconds per step. Each batch is split so that all
+devices take equally long for their shares. However, plans of gradient exchanges have equal batches.
+So each device's speed is scaled in the plan: the device then takes as long for an equal batch as
+the real device for its share.
 """
 
 from bisect import bisect_left
@@ -35,20 +36,21 @@ _TRIED: dict[Exchange, tuple[tuple[str, str | None], ...]] = {
     "codec": (("allreduce", "dynamic8"), ("host", "dynamic8")),
     "local": (("local", "dynamic4"), ("local", None)),
 }
-_ALONE = "allreduce"  # any strategy, because one worker exchanges nothing
-_LEAST_S = 1e-12  # per sample, for models whose time hardly depends on the samples
-_MOST_DEVICES = 16  # for an answer in seconds
+_ALONE = "allreduce"  # any strategy would do, because a single worker exchanges nothing
+_LEAST_S = 1e-12  # least seconds per sample, if the step time hardly depends on the samples
+_MOST_DEVICES = 16  # most devices for which the search takes only seconds
 _Choice = tuple[Strategy, Any]  # a strategy and its configuration
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """The slowest second machine and links with which an exchange pays; None if none does.
+    """The slowest second machine, and the slowest links, with which an exchange pays.
 
-    `exchange`: of gradients without a codec ("plain") or with one, or strategy local. `speed`:
-    relative to the machine file's second machine, with the file's links. `bits_per_s`: bandwidth of
-    the links between hosts, for each speed of `SecondMachine`. `is_learning_known`: strategy local
-    is compared by the time to a loss, not only by samples per second.
+    `exchange`: "plain" or "codec" for gradients without or with a codec; "local" for strategy
+    local. `speed`: least speed of the second machine with the links of the machine file, relative
+    to its speed in that file. `bits_per_s`: least bandwidth of the links between hosts, for each of
+    `SecondMachine.speeds`. Both are None where no searched value pays. `is_learning_known`: if
+    False, strategy local is compared by samples per second, because its time to a loss is unknown.
     """
 
     exchange: Exchange
@@ -59,10 +61,11 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class SecondMachine:
-    """The least second machine that pays, for each exchange that can be planned.
+    """The slowest second machine that pays, for each exchange that can be planned.
 
-    `first_host`: host whose devices, alone, train `alone_samples_per_s`. `speeds`: those of the
-    second machine for which the least bandwidths are known, relative to the machine file's.
+    `first_host`: name of the first machine's host. `alone_samples_per_s`: throughput of the first
+    host's devices alone. `speeds`: speeds of the second machine for which the least bandwidths were
+    searched, relative to its speed in the machine file.
     """
 
     first_host: str
@@ -75,11 +78,11 @@ class SecondMachine:
 def second_machine(
     workload_of: Callable[[int], Workload], machine: Machine, batch_size: int
 ) -> SecondMachine | None:
-    """Search the least speeds and bandwidths on fixed grids.
+    """Search fixed grids for the least speeds and bandwidths with which a second machine pays.
 
-    `workload_of`, `batch_size`: as for `search`. None for a single host, a cluster of equal nodes,
-    or more than 16 devices, if the batch has fewer samples than there are devices, or if the first
-    host lacks memory.
+    `workload_of`, `batch_size`: as for `search`. Returns None for a single host, for a cluster of
+    equal nodes, and for more than 16 devices. Also returns None if the batch has fewer samples than
+    the machine has devices, if the first host lacks memory, or if no exchange can be planned.
     """
     num_hosts = len({device.host for device in machine.devices})
     if num_hosts == 1 or machine.num_devices > min(batch_size, _MOST_DEVICES):
@@ -92,13 +95,13 @@ def second_machine(
 
 
 class _Seconds(NamedTuple):
-    """Seconds of a device's step: the part that does not depend on samples, and per sample."""
+    """The seconds of a device's step: a fixed part, and seconds per sample."""
 
     fixed: float
     per_sample: float
 
     def of(self, samples: int) -> float:
-        """Return the seconds of a step with some samples."""
+        """Return the seconds of a step with a number of samples."""
         return self.fixed + samples * self.per_sample
 
 
@@ -128,14 +131,15 @@ class _Question:
         self.seconds = self._seconds(workload_of(batch_size))
 
     def requirement(self, exchange: Exchange) -> Requirement:
-        """Search the least speed and the least bandwidths of an exchange."""
+        """Search the least speed and the least bandwidths with which an exchange pays."""
         speed = _least(_PERCENTS, lambda percent: self.pays(exchange, percent / 100, None))
         is_known = exchange != "local" or self.is_learning_known
         bandwidths = tuple(self._bandwidths(exchange))
         return Requirement(exchange, speed and speed / 100, bandwidths, is_known)
 
     def _bandwidths(self, exchange: Exchange) -> Iterator[float | None]:
-        """Yield the least bandwidth for each speed; a slower machine never needs less."""
+        """Yield the least bandwidth that pays, for each of `SPEEDS`, which are descending."""
+        # A slower machine never needs less bandwidth, so drop the bandwidths that did not pay.
         tried = BANDWIDTHS
         for speed in SPEEDS:
             found = _least(tried, partial(self.pays, exchange, speed))
@@ -143,13 +147,14 @@ class _Question:
             yield found
 
     def pays(self, exchange: Exchange, speed: float, bits_per_s: float | None) -> bool:
-        """Whether all devices train faster than the first host, at a speed of the others.
+        """Whether all devices together train faster than the first host alone.
 
-        `bits_per_s`: of the links between hosts; None: as stated.
+        `speed`: speed of the second machine, relative to the machine file. `bits_per_s`: bandwidth
+        of the links between hosts; None means as in the machine file.
         """
         speeds = [1.0 if one.host == self.first else speed for one in self.machine.devices]
         factors: Sequence[float] | None = speeds
-        if exchange != "local":  # which is planned with balanced batches
+        if exchange != "local":  # strategy local needs no factors: its plan has balanced batches
             factors = self._evened(speeds)
         if factors is None:
             return False
@@ -163,13 +168,14 @@ class _Question:
         )
 
     def _learnt(self, found: Forecast) -> float:
-        """Return the throughput; divided by the extra steps to a loss, if these are known."""
+        """Return the throughput, divided by the relative steps to a loss if these are known."""
         return found.learnt_samples_per_s if self.is_learning_known else found.samples_per_s
 
     def _evened(self, speeds: Sequence[float]) -> list[float] | None:
-        """Return factors of the devices' speeds with which equal batches take as long as shares.
+        """Return a factor for each device's speed, which makes up for equal batches in the plan.
 
-        None if a device's share is no sample.
+        With this factor, an equal batch takes as long as the device's share of the batch takes at
+        speed `speeds`. Returns None if a device's share would have no sample.
         """
         pairs = list(zip(self.seconds, speeds, strict=True))
         per_s = sum(speed / own.per_sample for own, speed in pairs)
@@ -184,7 +190,10 @@ class _Question:
         ]
 
     def _seconds(self, whole: Workload) -> list[_Seconds]:
-        """Return the seconds of each device alone, from a share of the batch and the `whole`."""
+        """Return the step times of each device alone.
+
+        They are computed from two forecasts: for an equal share of the batch, and for the `whole`.
+        """
         known: dict[tuple[float, ...], _Seconds] = {}
         strategy, samples = STRATEGIES[_ALONE], self.workload.batch_size
         config = strategy.config(workers=1)
@@ -201,7 +210,7 @@ class _Question:
         return [known[rates(device)] for device in self.machine.devices]
 
     def _best_alone(self, workload_of: Callable[[int], Workload]) -> float:
-        """Return the best throughput of the first host, of one of its devices or of all."""
+        """Return the best throughput of the first host, with one of its devices or with all."""
         on_first = sum(device.host == self.first for device in self.machine.devices)
         found: list[Forecast] = []
         for count in {1, on_first}:
@@ -211,7 +220,10 @@ class _Question:
         return max((one.samples_per_s for one in found), default=0.0)
 
     def _forecasts(self, workload: Workload, count: int, exchange: Exchange) -> Iterator[Forecast]:
-        """Yield forecasts of an exchange on the first devices, if they can be planned and fit."""
+        """Yield forecasts of an exchange on the first `count` devices.
+
+        Configurations that cannot be planned or do not fit into memory are left out.
+        """
         machine = self.machine
         for name, codec in _TRIED[exchange]:
             strategy = STRATEGIES[name]
@@ -228,13 +240,13 @@ class _Question:
 
 
 def _least(values: Sequence[float], pays: Callable[[float], bool]) -> float | None:
-    """Return the least of rising values that pays, if all larger ones pay, too; None if none."""
+    """Return the least value that pays, or None; `values` rise, and all larger values pay, too."""
     number = bisect_left(values, True, key=pays)
     return values[number] if number < len(values) else None
 
 
 def _scaled(machine: Machine, factors: Sequence[float], of_codecs: Sequence[float]) -> Machine:
-    """Multiply the speeds of the devices, and of their codecs."""
+    """Multiply the speeds of the devices by `factors`, and of their codecs by `of_codecs`."""
     each = zip(machine.devices, factors, of_codecs, strict=True)
     return machine.model_copy(update={"devices": tuple(_faster(*one) for one in each)})
 

@@ -1,4 +1,4 @@
-"""Simulate the steady state of a strategy's steps: their period, its parts and slowdown."""
+"""Simulate a strategy until its steps repeat, and measure a step in this steady state."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,25 +14,26 @@ from paceline.core.simulate import LOOKED_AT, makespan_s, simulate, steady_perio
 from paceline.core.timeline import Origin, Span, Timeline, intersection, length, union
 from paceline.planner.grouping import Windows
 
-_WINDOW = 8  # steps: enough to exclude the first one, which nothing overlaps
-_IN_STEP = 4, 2  # synchronous steps: two between the first and the last are enough
-_SHORT_WINDOW = 2  # steps of many tasks, which hardly depend on the step before
-_FEWEST_PERIODS = 3  # the first, one between, the last
-_MOST_SAMPLED = 8  # devices, as a sample of all
-_MANY_TASKS = 8_000  # tasks per step
+_WINDOW = 8  # simulated steps: enough to exclude the first step, which overlaps with no earlier one
+_IN_STEP = 4, 2  # for synchronous steps: number of simulated steps, and of compared steps
+_SHORT_WINDOW = 2  # simulated steps if a step has many tasks, which hardly depend on earlier steps
+_FEWEST_PERIODS = 3  # simulated periods of local steps: the first, one between, the last
+_MOST_SAMPLED = 8  # most devices whose slowdown is computed
+_MANY_TASKS = 8_000  # a step with more tasks than these has many
 _COPY_ENGINES = frozenset({Lane.D2H, Lane.H2D})
 _COPY, _EXCHANGE = "copy", "exchange"
 
 
 @dataclass(frozen=True)
 class Steady:
-    """A step in the steady state: its seconds, their parts and bytes.
+    """The time, parts and traffic of a step in the steady state.
 
-    `wire_s`: seconds during which the busiest link is in use. `link_nbytes`: by direction of a
-    link. `timeline`: a window of steps, with `steps_per_update` steps between two updates (local
-    steps). `slowdown`: computing time relative to undisturbed computing (`core.losses`), with its
-    causes in `slowed_by`. `after_backward`: communication left then, and `limit`: what limits
-    further workers, if the strategy reports them.
+    `wire_s`: seconds per step during which the busiest direction of a link is in use.
+    `link_nbytes`: bytes per step by direction of a link. `timeline`: several consecutive steps.
+    `steps_per_update`: local steps between two weight updates in the timeline. `slowdown`:
+    computing time relative to undisturbed computing (`core.losses`). `slowed_by`: the causes of the
+    slowdown. `after_backward`: the communication left after backward; None if the strategy does not
+    report it. `limit`: a sentence about what limits the gain of further workers, or None.
     """
 
     step_s: float
@@ -48,7 +49,7 @@ class Steady:
 
 
 def steady(windows: Windows) -> Steady:
-    """Simulate windows until the slowdown and the period are known."""
+    """Simulate windows of a strategy's steps until the time of a repeated step is known."""
     config, planning = windows.config, windows.strategy.planning
     per_period, alike = planning.steps_per_period(config), planning.repeats_after(config)
     for num_steps, looked_at in _window_steps(windows, per_period, alike):
@@ -62,7 +63,8 @@ def steady(windows: Windows) -> Steady:
         if period_s is not None:
             break
     if period_s is None:
-        # The difference of two windows excludes the first and the last step.
+        # The difference between two windows has whole steps only: the effects of the first and the
+        # last step cancel.
         longer_s = makespan_s(windows.of(2 * num_steps), cost)
         period_s = (longer_s - outline.makespan_s) / num_steps
     num_taken, per_update = num_steps * per_period, 1.0
@@ -87,7 +89,7 @@ def steady(windows: Windows) -> Steady:
 
 
 def _in_layers(windows: Windows, num_steps: int, cost: CostModel, outline: Timeline) -> Timeline:
-    """Return the timeline of all layers, simulated on first use."""
+    """Return a timeline in which no layers are grouped; it is simulated on first use."""
 
     def spans() -> Iterator[Span]:
         yield from simulate(windows.of_layers(num_steps), cost).spans
@@ -109,10 +111,11 @@ def _wire_s(outline: Timeline) -> float:
 
 
 def _window_steps(windows: Windows, per_period: int, alike: int) -> Iterator[tuple[int, int]]:
-    """Yield windows to try: their steps, in whole periods, and the periods to compare."""
+    """Yield the windows to try: the number of steps, and the number of periods to compare."""
     is_wide = len(windows.step) > _MANY_TASKS
     in_step = per_period == alike == 1 and not windows.strategy.planning.is_asynchronous
-    if in_step and not is_wide and not windows.is_grouped:  # a step has many tasks
+    # A short window saves time if layers are not grouped, because a step then has more tasks.
+    if in_step and not is_wide and not windows.is_grouped:
         yield _IN_STEP
     num_steps = _SHORT_WINDOW if is_wide else _WINDOW
     if per_period > 1:
@@ -133,12 +136,12 @@ def _sent(plan: Plan) -> Mapping[str, float]:
 
 
 def devices_of(machine: Machine, workers: int) -> tuple[Device, ...]:
-    """Return the workers' devices; several workers may share one."""
+    """Return the workers' devices, which are fewer than workers if several share a device."""
     return machine.first_devices(min(workers, machine.num_devices))
 
 
 def _slowdown(outline: Timeline, windows: Windows) -> tuple[float, tuple[str, ...]]:
-    """Return the computing time relative to undisturbed computing, and the causes."""
+    """Return the computing time relative to undisturbed computing, and the causes of slowdown."""
     config, planning = windows.config, windows.strategy.planning
     some = devices_of(windows.machine, config.workers)[:_MOST_SAMPLED]
     shared = [one for one in outline.spans if one.kind is Kind.SEND and one.worker is None]
@@ -155,15 +158,15 @@ def _slowdown(outline: Timeline, windows: Windows) -> tuple[float, tuple[str, ..
 
 
 def _concurrent(timeline: Timeline, device: Device, shared: Sequence[Span]) -> tuple[float, float]:
-    """Return the shares of a device's computing during an exchange, and during a copy alone.
+    """Return the shares of computing time that overlap with exchanges, and with copies only.
 
-    Exchanges of its host count (`shared`), because they use the same cores, memory and bus. Sums in
-    the host's memory do not slow a GPU.
+    `shared`: exchanges that belong to no single worker; they also count, because they use the same
+    cores, memory and bus. Sums in the host's memory do not count for a GPU.
     """
     lane = compute_lane(device.name)
     computing = union(one for one in timeline.tracks.get(lane, ()) if one.kind in COMPUTE)
     own_tracks = (track for on, track in timeline.tracks.items() if on.owner == device.name)
-    kinds: dict[int, str] = {}  # by id of the resources: many spans have the same
+    kinds: dict[int, str] = {}  # cached by the id of `span.on`, which many spans share
     spans: dict[str, list[Span]] = {_COPY: [], _EXCHANGE: list(shared), "": []}
     for one in chain.from_iterable(own_tracks):
         if one.kind in COMPUTE:
@@ -182,7 +185,7 @@ def _concurrent(timeline: Timeline, device: Device, shared: Sequence[Span]) -> t
 
 
 def _kind_of(span: Span, device: Device) -> str:
-    """Return whether a span on a device's lanes is a copy, an exchange, or neither ("")."""
+    """Return whether a device's span is a copy, an exchange, or neither ("")."""
     if any(on.owner == device.name and on.lane in _COPY_ENGINES for on in span.on):
         return _COPY
     is_summed = device.kind == DeviceKind.GPU and any(on.lane is Lane.REDUCE for on in span.on)
@@ -190,9 +193,10 @@ def _kind_of(span: Span, device: Device) -> str:
 
 
 def _inner_periods(timeline: Timeline, num_periods: int) -> Timeline:
-    """Return the spans from the end of the first period to the end of the last but one.
+    """Return the timeline without its first and last period.
 
-    Nothing overlaps the start of the first period, nor the end of the last one.
+    These are left out because nothing overlaps the start of the first and the end of the last
+    period.
     """
     updates = [span for span in timeline.spans if span.kind is Kind.STEP]
     last_of_first = {span.worker: span.start_s for span in updates if span.step == 0}

@@ -1,4 +1,4 @@
-"""Sweep the links between hosts, and chart the throughput of each strategy."""
+"""Vary the links between hosts, and chart the throughput of each strategy."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,8 @@ from paceline.planner.search import NO_OPTIONS, search
 Quantity = Literal["bandwidth", "latency"]
 _NUM_POINTS = 7
 _PREFIXES = dict(zip("numkKMGT", (1e-9, 1e-6, 1e-3, 1e3, 1e3, 1e6, 1e9, 1e12), strict=True))
-# A unit is required, because nobody means single bits per second, or seconds without an "s".
+# A prefix or unit is required, because nobody means single bits per second, or a latency in
+# seconds without an "s".
 _UNITS = {"bandwidth": "([kMGT])(?:bit/s|bit|b)?", "latency": "([num]|(?=s))s?"}
 _EXAMPLES = "write bandwidth=100M:10G (bit/s) or latency=10u:1m (seconds)"
 
@@ -54,14 +55,17 @@ def parse_range(text: str) -> Range:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Rankings along a range; each has at least one forecast."""
+    """The ranking at each value of a range; each ranking has at least one forecast."""
 
     range: Range
     rankings: tuple[Ranking, ...]
 
     @property
     def series(self) -> dict[str, tuple[float | None, ...]]:
-        """Throughput along the range by strategy, with and without a codec."""
+        """Throughput at each value, by strategy; a strategy with a codec has a separate entry.
+
+        A value is None if the strategy was refused there.
+        """
         points: list[dict[str, float]] = []
         for ranking in self.rankings:
             points.append({})
@@ -72,7 +76,7 @@ class Sweep:
 
     @property
     def sentences(self) -> list[str]:
-        """The best strategy of each part of the range, one line each."""
+        """A line for each part of the range with its best strategy."""
         sentences = []
         pairs = zip(self.range.values, self.rankings, strict=True)
         for name, stretch in groupby(pairs, key=lambda pair: _label(pair[1][0])):
@@ -91,10 +95,11 @@ def sweep(
     workers: int | None = None,
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Sweep:
-    """Rank strategies along a range of the links between hosts, or of all links of one host.
+    """Rank strategies while the bandwidth or latency of links between hosts takes several values.
 
-    `workers`: by default one per device. `options`: as for `search`. InvalidInput if nothing can be
-    planned.
+    If the machine has one host, all its links take these values. `workers`: number of workers, by
+    default one per device. `options`: as for `search`. Raises InvalidInput if no strategy can be
+    planned with one of the values.
     """
     known = tuple(strategies)
     count = min(len(machine.devices), batch_size) if workers is None else workers
@@ -115,14 +120,17 @@ def sweep(
 
 
 def with_links(machine: Machine, quantity: Quantity, value: float) -> Machine:
-    """Set the bandwidth (bit/s) or latency of links between hosts, or of all of one host."""
+    """Set the bandwidth (bit/s) or latency (s) of links between hosts.
+
+    On a machine with one host, sets it for all links.
+    """
     facts = {"latency_s": value}
     if quantity == "bandwidth":
         facts = {"bandwidth_bytes_per_s": value / 8}
     if isinstance(machine, Cluster):
         levels = tuple(level.model_copy(update=facts) for level in machine.levels)
         return machine.model_copy(update={"levels": levels})
-    # The host of each device, and of each switch within a host.
+    # Maps each host, device, and switch inside a host to the host's name.
     host_of = {host.name: host.name for host in machine.hosts}
     host_of |= {device.name: device.host for device in machine.devices}
     joined: dict[str, set[str]] = {switch.name: set() for switch in machine.switches}
@@ -157,7 +165,10 @@ _MARKS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def chart(found: Sweep) -> str:
-    """Draw throughput along the range; of two equal strategies, show the better one."""
+    """Draw the throughput of each strategy along the range.
+
+    If two strategies fall on one character, the strategy that is better at the end is drawn.
+    """
     series = found.series
     names = sorted(series, key=lambda name: -(series[name][-1] or 0.0))
     values = [value for line in series.values() for value in line if value is not None]

@@ -1,6 +1,6 @@
-"""The table of strategies of parallel training, one folder each.
+"""Look up strategies of parallel training by name; each has a folder of this package.
 
-`package.module:record` names a strategy outside of this package.
+The name `package.module:record` stands for a `Strategy` object of another package.
 """
 
 from collections.abc import Mapping
@@ -16,24 +16,25 @@ STRATEGIES: dict[str, Strategy] = {
     for package in (allreduce, host, tree, wheel, subbatch, hogbatch, local, hierarchy)
 }
 
-# Strategies that exchange all gradients in each step: they need as many steps to a loss as one
-# worker, and their exchange can be measured alone.
+# Strategies that exchange all gradients in each step. They need as many steps to reach a loss as
+# training with one worker. Their exchange can be measured separately from computation.
 EXCHANGES = {
     name: one
     for name, one in STRATEGIES.items()
     if one.planning.calibrate and not one.planning.steps_to_loss
 }
 
-# Strategies whose ranks take each step together.
+# Strategies that train without a hub or coordinator: all ranks are equal and take steps together.
 IN_STEP = {name: one for name, one in STRATEGIES.items() if one.running and not one.is_led}
 
 
 def find_strategy(
     name: str, among: Mapping[str, Strategy] | None = None, why: str = ""
 ) -> Strategy:
-    """Return the strategy of a name, or of package.module:record.
+    """Return the strategy with a name, which may be `package.module:record`.
 
-    InvalidInput for an unknown name, and for one that is not `among` the allowed: `why`.
+    `among`: the strategies that the caller allows, by name; by default all. Raises InvalidInput for
+    an unknown name, and for a strategy that is not allowed, for the reason `why`.
     """
     known = STRATEGIES if among is None else among
     if name in known:
@@ -46,13 +47,13 @@ def find_strategy(
 
 
 def find_runnable(name: str) -> Strategy:
-    """Return a strategy that can be trained with."""
+    """Return a strategy that can train, or raise InvalidInput if it can only be planned."""
     runnable = {name: one for name, one in STRATEGIES.items() if one.running}
     return find_strategy(name, runnable, "cannot be run, only planned")
 
 
 def find_exchange(name: str) -> Strategy:
-    """Return a strategy whose exchange can be measured alone."""
+    """Return a strategy whose exchange can be measured alone, or raise InvalidInput."""
     return find_strategy(name, EXCHANGES, "has no exchange that can be measured alone")
 
 

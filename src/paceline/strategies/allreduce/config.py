@@ -12,8 +12,9 @@ from paceline.core.wire_format import check_codec
 class AllReduce:
     """Settings of torch's DistributedDataParallel.
 
-    `bucket_mb`: bucket size in MiB; by default the first bucket has 1 MiB, all others 25 MiB.
-    `gradient_as_bucket_view` saves a copy of all gradients. `codec` encodes gradients.
+    `bucket_mb`: bucket size in MiB; by default, the first bucket has 1 MiB and all others 25 MiB.
+    `gradient_as_bucket_view`: gradients are views of the buckets, which saves the memory of a copy.
+    `codec`: compresses the exchanged gradients.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2

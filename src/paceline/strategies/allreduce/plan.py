@@ -3,9 +3,9 @@
     worker0 compute   load  fwd1 fwd2 fwd3 | bwd3 bwd2 bwd1 |          step
     exchange                                      [bucket 0] [bucket 1]
 
-A bucket is reduced after all workers have computed all its gradients, and after the bucket before
-it. The weight update waits for the last bucket. CPU workers copy gradients into buckets during
-backward; with a codec (`core.collective`) they copy the decoded gradients, too.
+A bucket is reduced after all workers have computed all its gradients, and after the previous bucket
+has been reduced. The weight update waits for the last bucket. CPU workers copy gradients into
+buckets during backward. With a codec (`core.collective`) they also copy the decoded gradients.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from paceline.core.workload import Layer, Workload
 from paceline.strategies.allreduce.config import AllReduce
 
 _MIB = 2**20
-_ENCODABLE = (2, 4)  # bytes of float32 and of the types that it holds exactly
+_ENCODABLE = (2, 4)  # element sizes of float32 and of the types that convert to it exactly
 _COPIED = 2  # bytes of memory traffic per copied byte
 
 
@@ -40,10 +40,10 @@ _Exchanges = tuple[tuple[Bucket, Collective], ...]
 
 
 def buckets(ready: Sequence[Layer], bucket_mb: int | None) -> list[Bucket]:
-    """Return the buckets of DistributedDataParallel after its first iteration.
+    """Return the buckets that DistributedDataParallel uses after its first iteration.
 
-    Parameters are added in backward order, to one open bucket per element size. A bucket is closed
-    when it reaches its capacity.
+    `ready`: layers in backward order. A parameter is added to the open bucket of its element size.
+    A bucket is closed when it reaches its capacity.
     """
     capacities = [_MIB, 25 * _MIB] if bucket_mb is None else [bucket_mb * _MIB]
     closed: list[Bucket] = []
@@ -67,7 +67,8 @@ def buckets(ready: Sequence[Layer], bucket_mb: int | None) -> list[Bucket]:
 def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window) -> Plan:
     """Plan a window of steps on the first `config.workers` devices.
 
-    InvalidInput if devices or links are missing, or a device's speed with the codec is unknown.
+    Raises InvalidInput if devices or links are missing, or if the machine does not state a device's
+    speed with the codec.
     """
     devices = machine.first_devices(config.workers)
     exchanges: _Exchanges = ()
@@ -85,7 +86,10 @@ def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window
 
 
 def _copied(workload: Workload, devices: Sequence[Device], traffic: int) -> Workload:
-    """Add `traffic` bytes per byte of gradients to backward, unless all workers are GPUs."""
+    """Add the copies of gradients to each layer's backward, unless all workers are GPUs.
+
+    `traffic`: bytes of memory traffic per byte of gradients.
+    """
     if all(device.kind == DeviceKind.GPU for device in devices):
         return workload
     layers = tuple(

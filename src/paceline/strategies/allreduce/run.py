@@ -14,14 +14,17 @@ from paceline.strategies.allreduce.config import AllReduce
 def method(
     config: AllReduce, compression: Compression | None = None, chunk: Chunking | None = None
 ) -> Method:
-    """Return torch's all-reduce; `compression` overrides the config's codec, `chunk` is ignored."""
+    """Return torch's all-reduce as the method of exchange.
+
+    `compression`: replaces the codec of `config`. `chunk`: ignored.
+    """
     if compression is None and config.codec is not None:
         compression = Compression(config.codec)
     return Method("allreduce", compression=compression)
 
 
 def replica(module: nn.Module, config: AllReduce, group: Group) -> ModelReplica:
-    """Wrap the module as a replica of the group."""
+    """Wrap the module, so that its gradients are averaged over the group."""
     return Synchronized(
         module,
         method(config),

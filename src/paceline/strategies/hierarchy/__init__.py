@@ -1,4 +1,4 @@
-"""Strategy hierarchy: sums on each host, then among groups of hosts (planned only)."""
+"""Strategy hierarchy: sum gradients on each host, then among groups of hosts (planned only)."""
 
 from paceline.core.strategy import Planning, Strategy
 from paceline.strategies.hierarchy import plan

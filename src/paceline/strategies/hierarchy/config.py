@@ -10,9 +10,10 @@ from pydantic.dataclasses import dataclass
 class Hierarchy:
     """Sum gradients in each host's memory, then among groups of hosts, level by level.
 
-    `chunk`: layers exchanged together. `between`: with "rings" every worker gets all sums and
-    updates its weights; with "servers" each host, or each of the first `servers`, is the parameter
-    server of a share.
+    `chunk`: number of layers exchanged together. `between`: how hosts exchange their sums. With
+    "rings" every worker receives all sums and updates its weights. With "servers" each host is the
+    parameter server of a share of the parameters. `servers`: use only this number of hosts as
+    parameter servers.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2

@@ -1,4 +1,4 @@
-"""Plan sums on each host, then among groups of hosts, level by level.
+"""Plan gradient sums on each host, then among groups of hosts, level by level.
 
     gpu0 compute   load fwd1 fwd2 | bwd2  bwd1                                             |  step
     gpu0 d2h                           [d2h 0]
@@ -6,14 +6,16 @@
     host exchange                                    [out 0][out 1][in 1][in 0]
     gpu0 h2d                                                                   [h2d 0]
 
-Only chunk 0 of several is drawn. A ring over all hosts pays one latency per host; rings over groups
-pay one per member on each level. "servers" (`core.transfer`) are the tree of parameter servers of
-Du et al. 2017, section 3.4, with synchronous updates: every host serves a share of the parameters,
-so none is the bottleneck. With fewer servers each receives a larger share from n - 1 hosts.
+The drawing shows only the first of several chunks. The latency of one ring over all hosts grows
+with the number of hosts. Rings over groups have the latency of their few members on each level.
 
-A served worker copies the received parameters into its model. The plan prices that as a weight
-update, so that it does not count as a gain of many workers: a single worker's host could make the
-update, too.
+With `between="servers"` (`core.transfer`) the hosts form the tree of parameter servers of Du et al.
+2017, section 3.4, with synchronous updates. Every host serves a share of the parameters, so no host
+is a bottleneck. With fewer servers, each server receives a larger share from n - 1 hosts.
+
+With servers, a worker does not update weights but copies the received parameters into its model.
+The plan prices this copy as a weight update. Otherwise the plan would credit many workers with a
+gain that a single worker could have as well, if its host made the update.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,14 +29,14 @@ from paceline.core.transfer import Shares, rings
 from paceline.core.workload import Layer, Workload, replica_nbytes
 from paceline.strategies.hierarchy.config import Hierarchy
 
-_SERVED = 3  # values that a server keeps per parameter: itself, its sum, its momentum
+_SERVED = 3  # values that a server keeps per parameter: parameter, gradient sum, momentum
 
 
 def plan(workload: Workload, machine: Machine, config: Hierarchy, window: Window) -> Plan:
     """Plan a window of steps on the first `config.workers` devices.
 
-    On a `Symmetric` machine these represent all nodes. InvalidInput if devices or links are
-    missing.
+    On a `Symmetric` machine these devices represent the devices of all nodes. Raises InvalidInput
+    if devices or links are missing.
     """
     devices = machine.first_devices(config.workers)
     work = HostStep(ComputeStep(workload, devices), ())
@@ -76,8 +78,9 @@ def variants(workers: int) -> list[Hierarchy]:
 def memory(workload: Workload, machine: Machine, config: Hierarchy) -> Mapping[str, int]:
     """Return the bytes of each worker's replica, and of gradients and weights in host memory.
 
-    A host keeps the gradients of each of its workers, and their sum. If a machine lists one host
-    for many, it is a server.
+    A host keeps the gradients of each of its workers, and their sum. With servers, a host that is a
+    server also keeps its share of the parameters, gradient sums and momentum. If one listed host
+    represents many equal hosts, it counts as a server.
     """
     devices = machine.first_devices(config.workers)
     needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))

@@ -21,9 +21,10 @@ def _check_chunk(chunk: object) -> object:
 class HostReduce:
     """Sum gradients in host memory, `chunk` layers at a time.
 
-    `chunk` "search" finds the best size during training with Algorithm 1 of Le et al. 2018, whose
-    step and range are `search_step` and `search_range`; "predicted" starts at the predicted best
-    size. Both try a size for `interval` steps. `codec` encodes the sums sent between hosts.
+    `chunk`: number of layers, or a search during training for the best number. "search" uses
+    Algorithm 1 of Le et al. 2018; its increment is `search_step` layers, and its range is
+    `search_range`. "predicted" starts at the predicted best number. `interval`: training steps for
+    which a search tries each number. `codec`: compresses the sums sent between hosts.
     """
 
     workers: _Positive = 2
@@ -35,5 +36,5 @@ class HostReduce:
 
     @property
     def first_chunk(self) -> int:
-        """The chunk of the first step; a search begins with 1."""
+        """Layers per chunk in the first step; 1 if the number is searched."""
         return 1 if isinstance(self.chunk, str) else self.chunk

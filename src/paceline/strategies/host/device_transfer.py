@@ -1,19 +1,19 @@
-"""Copy gradients between a GPU and the machine's arena.
+"""Copy gradients between a GPU and the arena, the shared memory of a machine's ranks.
 
-Three streams are used (Le et al. 2018, section 3.1), and a flat buffer on the device with the
-arena's layout, so that one copy moves all gradients of a chunk.
+The copies use three streams (Le et al. 2018, section 3.1) and a flat buffer on the GPU. The buffer
+has the same layout as the arena, so one copy moves all gradients of a chunk.
 
     compute     backward, gather 0 .. backward, gather 1 .. end of backward   wait, scatter, step
     to host               d2h 0 ................. d2h 1
     host                        post 0, sum 0 ...... post 1, sum 1
     to device                               h2d 0 .............. h2d 1
 
-The compute stream gathers a chunk in the hook of its last gradient; the host does not wait for the
-device during backward. After backward the compute stream scatters the means from the buffer to the
-gradients, before the optimizer runs.
+In the backward hook of a chunk's last gradient, the compute stream gathers the chunk's gradients
+into the buffer. The host does not wait for the GPU during backward. After backward, the compute
+stream scatters the means from the buffer to the gradients before the optimizer runs.
 
-Two threads replace CUDA's callbacks to the host: one posts a chunk after its copy to the arena's
-pinned memory; the other starts the copy back after the sum.
+Two threads replace CUDA's callbacks to the host. The first thread posts a chunk after its copy to
+the arena's pinned memory. The second thread starts the copy back after the sum.
 """
 
 from collections import defaultdict
@@ -37,10 +37,10 @@ from paceline.strategies.host.transfer import ExchangeTimes, changed_on_any
 
 
 class _StepTimes(NamedTuple):
-    """Events of a step.
+    """The stream events of a step.
 
-    `end`: the means are in the gradients. `gathers`, `exchanges`: begin and end of each chunk's
-    gathering, and of its exchange from there to the end of the copy back.
+    `end`: the means have been copied to the gradients. `gathers`: begin and end of the gathering of
+    each chunk. `exchanges`: for each chunk, the end of its gathering and the end of its copy back.
     """
 
     backward_end: Event
@@ -49,12 +49,15 @@ class _StepTimes(NamedTuple):
     exchanges: list[tuple[Event, Event]]
 
     def exposed_s(self) -> float:
-        """Return the seconds during which the device exchanged instead of computing."""
+        """Return the seconds that the exchange adds to the step.
+
+        These are the time of gathering, and the time from the end of backward to the loaded means.
+        """
         gathering_s = sum(end.seconds_after(begin) for begin, end in self.gathers)
         return gathering_s + self.end.seconds_after(self.backward_end)
 
     def hidden_s(self) -> float:
-        """Return the seconds of exchanges during backward."""
+        """Return the seconds during backward in which a chunk was exchanged."""
         first = self.exchanges[0][0]
         end_s = self.backward_end.seconds_after(first)
         spans = [(a.seconds_after(first), b.seconds_after(first)) for a, b in self.exchanges]
@@ -71,7 +74,7 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 class DeviceTransfer:
-    """Copies gradients on separate streams, to and from the arena's pinned memory."""
+    """Copies a GPU's gradients to pinned memory of the arena, and the means back."""
 
     def __init__(
         self, arena: Arena, layout: Layout, times: ExchangeTimes, deadline_s: float
@@ -85,36 +88,37 @@ class DeviceTransfer:
             layout.nbytes, dtype=torch.uint8, device=self._device.torch_device
         )
         self._parts = {slot.index: slot.of(self._buffer) for slot in layout.slots}
-        self._free = self._device.current_stream().record()  # the buffer may be written
-        # The threads survive a discarded step.
+        # The buffer may be overwritten after this event.
+        self._free = self._device.current_stream().record()
+        # After an error, as in a discarded step, the threads accept further calls.
         self._poster = CallThread("post", goes_on=True)
         self._fetcher = CallThread("fetch", goes_on=True)
         self._posted: list[Future[None]] = []
         self._fetched: list[Future[None]] = []
         self._gathers: list[tuple[Event, Event]] = []
-        self._begun: dict[int, Event] = {}  # exchanges, by chunk
-        self._ended: dict[int, Event] = {}  # copies back, by chunk
+        self._begun: dict[int, Event] = {}  # begin of exchanges, by chunk
+        self._ended: dict[int, Event] = {}  # end of copies back, by chunk
         self._latest: _StepTimes | None = None
 
     def begin(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
-        """Let a thread copy chunks back when their sums are ready."""
+        """Begin a step: a thread will copy each chunk back when its sum is ready."""
         self._gathers, self._begun, self._ended, self._fetched = [], {}, {}, []
         for chunk in chunks:
             self._fetched.append(self._fetcher.submit(partial(self._fetch, step, chunk, recorder)))
 
     def send(self, chunk: Chunk, recorder: Recorder | None) -> None:
-        """Queue the copy of a chunk to the host behind the current stream's work."""
+        """Queue a chunk's copy to the host after the work of the current stream."""
         computing = self._device.current_stream()
-        # Another stream may have scattered the means of the step before from the buffer.
+        # If another stream scattered the means of the previous step, it may still read the buffer.
         computing.wait(self._free)
         begin = computing.record(timed=True)
         with recorder.pause() if recorder is not None else nullcontext():
             self._gather(chunk)
         gathered = computing.record(timed=True)
         self._gathers.append((begin, gathered))
-        # A wait for the copy of an earlier chunk belongs to that chunk's exchange, too.
+        # The exchange begins here, so it includes a wait for the copy of an earlier chunk.
         self._begun[chunk.number] = gathered
-        # Wait for this event, not for kernels that are queued later.
+        # Wait for the event instead of the stream, because later kernels may be queued already.
         self._to_host.wait(gathered)
         with self._device.use(self._to_host):
             with noted(recorder, Kind.D2H, str(chunk.number), alone=True):
@@ -126,7 +130,7 @@ class DeviceTransfer:
 
     @torch.no_grad()
     def _gather(self, chunk: Chunk) -> None:
-        """Copy gradients of any layout into the buffer; a missing one counts as zero."""
+        """Copy gradients of any strides into the buffer; a missing gradient counts as zero."""
         parts, gradients = list[Tensor](), list[Tensor]()
         for slot in chunk.slots:
             if slot.parameter.grad is not None:
@@ -137,24 +141,25 @@ class DeviceTransfer:
         copy_all(parts, gradients)
 
     def arrive(self) -> None:
-        """Wait until all chunks are on the host and posted."""
+        """Wait until all chunks have been copied to the host and posted."""
         self._backward_end = self._device.current_stream().record(timed=True)
         if error := self._join(self._posted):
             raise error
 
     def receive(self, step: int) -> None:
-        """Replace gradients that changed on any rank by their means, in the compute stream.
+        """Replace gradients that changed on any rank by their means.
 
-        The host does not wait for the device, and queues the optimizer's step.
+        The copies are queued on the compute stream. The host does not wait for them, so it can
+        queue the optimizer's kernels.
         """
-        # Join the thread first, because it must not wait for chunks after the end of the step.
+        # Wait for the fetching thread first: it must not wait for chunks after the step has ended.
         if error := self._join(self._fetched):
             raise error
         self._arena.wait_step()
         computing = self._device.current_stream()
         computing.wait_stream(self._to_device)
         self._scatter(changed_on_any(self._arena, step))
-        self._count_latest()  # the events of the step before have been reached
+        self._count_latest()  # the GPU has reached all events of the previous step
         self._free = computing.record(timed=True)
         exchanges = [(self._begun[number], self._ended[number]) for number in self._begun]
         self._latest = _StepTimes(self._backward_end, self._free, self._gathers, exchanges)
@@ -172,10 +177,10 @@ class DeviceTransfer:
         copy_all(gradients, parts)
 
     def took(self, exposed_s: float = 0.0, hidden_s: float = 0.0) -> None:
-        """Do nothing, because the host runs ahead of the device."""
+        """Do nothing: the GPU's events are counted instead, because the host runs ahead of it."""
 
     def count_times(self) -> None:
-        """Wait for the latest step, and count its times."""
+        """Wait until the GPU has completed the latest step, and count the step's times."""
         if self._latest is not None:
             self._latest.end.synchronize()
         self._count_latest()
@@ -187,15 +192,18 @@ class DeviceTransfer:
         self._latest = None
 
     def abandon(self) -> None:
-        """Wait until no thread and no copy works on a discarded step."""
+        """Wait until the threads and copies of a discarded step have ended."""
         self._join(self._posted)
         self._join(self._fetched)
-        # A mean must not overwrite the next step's gradients in the buffer. Copies to the host have
-        # ended, because the posting thread waited for them.
+        # Copies back must end, because they would overwrite the next step's gradients in the
+        # buffer. Copies to the host have ended, because the posting thread waited for them.
         self._to_device.synchronize()
 
     def _join(self, calls: list[Future[None]]) -> BaseException | None:
-        """Wait for calls, and return the first error. Each call waits for half this deadline."""
+        """Wait for calls of a thread, and return their first error.
+
+        Waits twice the deadline for each call, because the call itself may wait for one deadline.
+        """
         try:
             errors = [call.exception(2 * self._deadline_s) for call in calls]
         except TimeoutError:
@@ -229,9 +237,10 @@ class DeviceTransfer:
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy tensors with one kernel for each type, plus one for each pair with different strides.
+    """Copy tensors with few kernels.
 
-    CUDA copies a list with a kernel for each tensor if types or strides in it differ.
+    `_foreach_copy_` uses a kernel per tensor if the dtypes or strides in its lists differ. So it is
+    called once per pair of dtypes, and tensors with different strides are copied separately.
     """
     lists = defaultdict[object, tuple[list[Tensor], list[Tensor]]](lambda: ([], []))
     for target, source in zip(targets, sources, strict=True):
@@ -246,7 +255,7 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 def _have_same_strides(one: Tensor, other: Tensor) -> bool:
-    """Return True if strides are equal, except those of dimensions with one value."""
+    """Whether two tensors have equal strides in all dimensions larger than 1."""
     strides = one.stride(), other.stride()
     return strides[0] == strides[1] or all(
         size == 1 or stride == of_other
@@ -255,6 +264,6 @@ def _have_same_strides(one: Tensor, other: Tensor) -> bool:
 
 
 def bytes_of(chunk: Chunk, memory: Tensor) -> Tensor:
-    """Return a chunk's bytes in memory with the arena's layout."""
+    """Return the bytes of a chunk as a part of `memory`, which has the arena's layout."""
     first, last = chunk.slots[0], chunk.slots[-1]
     return memory[first.offset : last.offset + last.nbytes]

@@ -1,9 +1,9 @@
 """Sum gradients in host memory during backward (Le et al. 2018, sections 3.1 and 4.1).
 
-Each rank copies a chunk of gradients to shared memory as soon as backward has computed it (step
-B-4-2). The host sums chunks that all ranks have sent, and every rank receives the sums (B-4-3,
-B-5-1) and updates its own parameters (P-3). Between machines the leaders, each machine's first
-rank, all-reduce the sums.
+Each rank copies a chunk of gradients to shared memory as soon as backward has computed the chunk
+(B-4-2 in the paper's algorithm). When all ranks of a machine have sent a chunk, the chunk is summed
+there (B-4-3). Every rank receives the sums (B-5-1) and updates its own parameters (P-3). If there
+are several machines, the first rank of each, its leader, all-reduces the sums with other leaders.
 """
 
 import time
@@ -37,10 +37,10 @@ _NO_DISCARD = "a step on several machines cannot be discarded; end the run"
 
 
 class HostExchange:
-    """One rank's exchange through the arena of its machine.
+    """One rank's exchange of gradients through the arena, the shared memory of its machine.
 
-    With `as_views` a CPU worker's gradients are views of the arena, which the step after the next
-    overwrites.
+    `as_views`: after an exchange, a CPU worker's gradients are views of the arena. They are
+    overwritten two steps later.
     """
 
     name = "host"
@@ -60,9 +60,10 @@ class HostExchange:
         self._pinned: list[Callable[[], None]] = []
 
     def open(self, layout: Layout) -> None:
-        """Create the arena, for all layouts of these gradients.
+        """Create the arena; later layouts of the same gradients use it, too.
 
-        InvalidInput on all ranks if parameters are on several devices, or memory is short.
+        Raises InvalidInput if this rank's parameters are on several devices. If a rank cannot get
+        its memory, raises InvalidInput on all ranks.
         """
         _check_one_device(layout)
         sizes = layout.nbytes, len(layout.layers), layout.num_flags
@@ -72,7 +73,7 @@ class HostExchange:
             if self._compression is not None:
                 self._guard = NonFiniteGuard(self._compression.on_nonfinite)
                 self._guard.watch(slot.parameter for slot in layout.slots)
-        # A view in NumPy, because setting an element of a tensor takes microseconds.
+        # Use a NumPy view, because setting a single element of a tensor takes microseconds.
         self._flags = self._arena.flags.numpy()
         self._pin(layout)
         self._set_layout(layout)
@@ -103,7 +104,7 @@ class HostExchange:
 
     def arrange(self, layout: Layout, chunks: Sequence[Chunk]) -> None:
         """Exchange these chunks from the next step on."""
-        # A tuner changes chunks often, but not the layout.
+        # A tuner often changes the chunks; the layout then stays the same.
         if layout is not self._layout:
             self._set_layout(layout)
         self._chunks = tuple(chunks)
@@ -112,7 +113,7 @@ class HostExchange:
         )
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Begin the exchange of a step's gradients."""
         self._step += 1
         self._arena.begin(self._step)
         self._transfer.begin(self._step, self._chunks, self.recorder)
@@ -120,7 +121,7 @@ class HostExchange:
             self._between.begin(self._step, self._chunks, self.recorder)
 
     def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
-        """Send the chunk to the host."""
+        """Copy the chunk to the arena, and post it."""
         started = time.monotonic()
         row, parity = self._arena.local_rank, self._step % 2
         for slot in chunk.slots:
@@ -129,7 +130,7 @@ class HostExchange:
         self._transfer.took(time.monotonic() - started)
 
     def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
-        """Wait for the sums of all chunks, and load the means."""
+        """Wait for the sums of all chunks, and replace the gradients by their means."""
         started = time.monotonic()
         try:
             self._transfer.arrive()
@@ -146,39 +147,42 @@ class HostExchange:
         self._transfer.took(ended - started)
         for chunk in self._chunks:
             posted, summed = self._arena.times(chunk.number)
-            # The part of a chunk's exchange before `finish` was hidden behind backward.
+            # The part of a chunk's exchange that came before `finish` overlapped with backward.
             self._transfer.took(hidden_s=max(0.0, min(summed, started) - posted))
             if self.recorder is not None:
                 self.recorder.add_exchange(Kind.REDUCE, str(chunk.number), posted, summed)
                 if self._between is not None and not self._between.is_leader:
-                    # This rank waits for its leader's message, which the leader records.
+                    # A leader records its messages; this rank records its wait for them.
                     self.recorder.add_exchange(Kind.SEND, str(chunk.number), summed, ended)
         return [changed > 0 for changed in transfer.changed_on_any(self._arena, self._step)]
 
     def times(self) -> list[ChunkTimes]:
-        """Return when all ranks had posted each chunk of the last step, and when it was summed."""
+        """Return when each chunk of the last step was posted by all ranks, and summed."""
         return [
             ChunkTimes(chunk.nbytes, *self._arena.times(chunk.number)) for chunk in self._chunks
         ]
 
     def discard(self) -> None:
-        """Discard this step on all ranks, and wait until no thread works on it."""
+        """Discard this step on all ranks, and wait for this rank's threads.
+
+        Raises InvalidInput if there are several machines, which cannot discard a step.
+        """
         self._arena.discard()
         self._transfer.abandon()
         if self._between is not None:
-            raise InvalidInput("exchange", "backward failed on this rank", hint=_NO_DISCARD)
+            raise InvalidInput("exchange", "backward has failed on this rank", hint=_NO_DISCARD)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the error feedback of a leader's codecs."""
+        """Return the error feedback of a leader's codec; {} on other ranks or without codec."""
         return self._encoded.state_dict() if self._encoded else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback saved by the same rank."""
+        """Load the error feedback that the same rank saved."""
         if self._encoded is not None:
             self._encoded.load_state_dict(state)
 
     def statistics(self) -> Statistics:
-        """Return the traffic and time so far, after a GPU's last exchange."""
+        """Return the traffic and time so far, including a GPU's running exchange."""
         if self._layout is not None:
             self._transfer.count_times()
         nbytes = sum(chunk.nbytes for chunk in self._chunks) * self._step
@@ -188,7 +192,7 @@ class HostExchange:
         if self._between is None or self._guard is None:
             return Statistics(*known)
         encoded, found = self._encoded, (self._guard.num_nonfinite, self._guard.num_skipped)
-        # Only leaders know the measurements behind the codec.
+        # Only leaders know which measurements led to the choice of the codec.
         why = encoded.why if encoded else f"{self._between.codec}: requested"
         return Statistics(*known, why, *found, sent_share=encoded.sent_share if encoded else None)
 
@@ -197,19 +201,19 @@ class HostExchange:
         return self._between.encoded if self._between else None
 
     def _num_nonfinite(self) -> int:
-        """Return the number of this step's values that became NaN."""
+        """Return the number of values in this step's sums that became NaN."""
         result = self._arena.shared_result(self._step)
         return sum(
             slot.parameter.numel()
             for chunk in self._chunks
             for part in _parts_of(chunk, result)
-            # With a value that is not finite, the whole chunk becomes NaN.
+            # If one value is not finite, a codec turns the whole chunk into NaN.
             if len(part) and part[0].isnan()
             for slot in chunk.slots
         )
 
     def close(self) -> None:
-        """Release the arena."""
+        """End the threads, unpin the arena's memory, and release it."""
         if self._guard is not None:
             self._guard.close()
         if self._layout is not None:
@@ -225,8 +229,8 @@ class HostExchange:
 class LeaderAllReduce:
     """All-reduces sums between machines, in a thread of each machine's leader during backward.
 
-    All ranks create it together. Chunks are exchanged in the same order on all machines; with a
-    codec, one is sent while another is decoded.
+    All ranks create it together. Chunks are exchanged in the same order on all machines. With a
+    codec, a chunk can be sent while another chunk is decoded.
     """
 
     def __init__(self, arena: Arena, group: Group, compression: Compression | None) -> None:
@@ -241,8 +245,9 @@ class LeaderAllReduce:
         )
         self.codec = name_of(compression.codec) if compression else None
         check_same_codec(self.codec, group)
-        self._thread: CallThread | None = None  # this and the following: on leaders only
-        self._exchanged: Future[None] | None = None  # the current step
+        # Only leaders set the following attributes.
+        self._thread: CallThread | None = None
+        self._exchanged: Future[None] | None = None  # done when the current step is exchanged
         self.encoded: CodecAllReduce | None = None
         if group.rank in arena.leaders:
             if compression is not None:
@@ -252,17 +257,17 @@ class LeaderAllReduce:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this rank exchanges for its machine."""
+        """Whether this rank exchanges sums on behalf of its machine."""
         return self._thread is not None
 
     def begin(self, step: int, chunks: tuple[Chunk, ...], recorder: Recorder | None) -> None:
-        """Begin to exchange a step's chunks, as soon as this machine has summed each."""
+        """Begin a step; each chunk is exchanged as soon as this machine has summed it."""
         if self.codec is not None and chunks is not self._chunks:
             for slot in (slot for chunk in chunks for slot in chunk.slots):
                 if slot.dtype != torch.float32:
                     raise InvalidInput(
                         "codec",
-                        f"requires float32 gradients, and {slot.name!r} has {slot.parameter.dtype}",
+                        f"requires float32 gradients, but {slot.name!r} has {slot.parameter.dtype}",
                         hint="train in float32, or without a codec",
                     )
         self._chunks = chunks
@@ -270,7 +275,7 @@ class LeaderAllReduce:
             self._exchanged = self._thread.submit(partial(self._exchange, step, chunks, recorder))
 
     def finish(self) -> None:
-        """Wait until all chunks of the step are published; raises the thread's error."""
+        """Wait until all chunks of the step are published; raise the thread's error, if any."""
         if self._exchanged is None:
             return
         try:
@@ -280,7 +285,7 @@ class LeaderAllReduce:
             raise InvalidInput("exchange", str(error), hint=_NO_DISCARD) from error
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, and close the compressed all-reduce."""
         if self._thread is not None:
             self._thread.close(None)
         if self.encoded is not None:
@@ -294,7 +299,7 @@ class LeaderAllReduce:
         for chunk in chunks:
             self._arena.wait_chunk(chunk.number)
             started = time.monotonic()
-            if chunk is chunks[-1]:  # by then all ranks have set their flags
+            if chunk is chunks[-1]:  # all ranks have posted the last chunk, so all flags are set
                 changed = torch.tensor(
                     transfer.changed_on_any(self._arena, step), dtype=torch.uint8
                 )
@@ -302,9 +307,10 @@ class LeaderAllReduce:
                 self._arena.flags[self._arena.local_rank, :, step % 2] = changed
             publish = partial(self._publish, chunk, started, recorder)
             if self.encoded is not None:
-                # One chunk travels while another is decoded.
+                # Do not wait here, so that the next chunk is sent while this chunk is decoded.
                 sums = _without_gaps(chunk, result)
-                # Error feedback belongs to the values of a chunk, so its size is in the name.
+                # The name selects the error feedback. It contains the chunk's number of values,
+                # because a tuner may change the chunks.
                 work = self.encoded.reduce(f"chunk{chunk.number}of{len(sums)}", sums)
                 pending.append(work.future.then(publish))
                 continue
@@ -312,7 +318,7 @@ class LeaderAllReduce:
                 dist.all_reduce(sums, group=self._leaders)
             publish()
         for future in pending:
-            future.wait()  # raises its error
+            future.wait()  # raises the error of the exchange, if any
 
     def _publish(
         self,
@@ -322,7 +328,7 @@ class LeaderAllReduce:
         exchanged: torch.futures.Future[Tensor] | None = None,
     ) -> None:
         if exchanged is not None:
-            exchanged.value()  # raises its error, so the chunk is not published
+            exchanged.value()  # raises the error of the exchange, so the chunk is not published
         if recorder is not None:
             recorder.add_exchange(Kind.SEND, str(chunk.number), started, time.monotonic())
         self._arena.publish()
@@ -341,7 +347,7 @@ def _check_one_device(layout: Layout) -> None:
 
 
 def _without_gaps(chunk: Chunk, result: Tensor) -> Tensor:
-    """Return the chunk's sums as one tensor, after clearing the gaps between them."""
+    """Return the chunk's sums as one flat tensor, with zeros in gaps between slots."""
     for slot, following in pairwise(chunk.slots):
         result[slot.offset + slot.nbytes : following.offset].zero_()
     [sums] = _parts_of(chunk, result)
@@ -349,7 +355,10 @@ def _without_gaps(chunk: Chunk, result: Tensor) -> Tensor:
 
 
 def _parts_of(chunk: Chunk, result: Tensor) -> list[Tensor]:
-    """Return the chunk's sums as flat tensors, or as a single one if all have one type."""
+    """Return the chunk's sums as flat tensors.
+
+    If all sums have the same dtype, this is one tensor; otherwise there is one per slot.
+    """
     first, last = chunk.slots[0], chunk.slots[-1]
     dtypes = {slot.dtype for slot in chunk.slots}
     if len(dtypes) == 1:

@@ -5,10 +5,11 @@
     host reduce                                     [sum 0][sum 1] [sum 2]
     gpu0 h2d                                               [h2d 0][h2d 1] [h2d 2]
 
-A chunk is a number of layers in backward order. It is copied to the host after the backward of its
-last layer, and summed when all workers of the host have copied it. Several hosts all-reduce their
-sums in a ring; a codec (`core.collective`) encodes these, by the first worker of each host. CPU
-workers copy by themselves, and read the result from shared memory.
+A chunk consists of consecutive layers in backward order. A worker copies it to the host after the
+backward of all its layers. The chunk is summed when all workers of the host have copied it.
+If there are several hosts, they all-reduce their sums in a ring. With a codec (`core.collective`),
+the first worker of each host encodes these sums; for a GPU, its host does. A CPU worker copies its
+gradients itself, and reads the result from shared memory.
 """
 
 from collections import Counter
@@ -26,13 +27,14 @@ from paceline.core.transfer import Ring, waiting
 from paceline.core.workload import Layer, Workload, replica_nbytes
 from paceline.strategies.host.config import HostReduce
 
-_ENCODABLE = (4,)  # bytes of float32, the only type of encoded sums
+_ENCODABLE = (4,)  # element size of float32, the only type of sums that can be encoded
 
 
 def plan(workload: Workload, machine: Machine, config: HostReduce, window: Window) -> Plan:
     """Plan a window of steps on the first `config.workers` devices.
 
-    InvalidInput if devices or links are missing, or a host's speed with the codec is unknown.
+    Raises InvalidInput if devices or links are missing, or if the machine does not state a host's
+    speed with the codec.
     """
     devices = machine.first_devices(config.workers)
     work = HostStep(ComputeStep(workload, devices), ())
@@ -48,8 +50,9 @@ def plan(workload: Workload, machine: Machine, config: HostReduce, window: Windo
 def memory(workload: Workload, machine: Machine, config: HostReduce) -> Mapping[str, int]:
     """Return the bytes of each device and host.
 
-    A GPU has a replica and a buffer of all gradients. A host has the gradients of each of its
-    workers, and two sums: a fast worker writes the next one while a slow one still reads.
+    A GPU has a replica, and a buffer of all gradients. A host has the gradients of each of its
+    workers, and the sums of two steps, because a fast worker may begin the next step's sum while a
+    slow worker still reads the current sum.
     """
     devices = machine.first_devices(config.workers)
     needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))
@@ -64,7 +67,7 @@ def memory(workload: Workload, machine: Machine, config: HostReduce) -> Mapping[
 
 @dataclass(frozen=True)
 class _BetweenHosts:
-    """The ring all-reduce of a chunk's sums between hosts."""
+    """The tasks of a chunk's all-reduce between hosts, in a ring."""
 
     ring: Collective
 
@@ -84,7 +87,7 @@ def _between_hosts(
     ring = Ring.over(machine, memory.hosts, core_lanes(memory.devices))
     ring = replace(ring, held=ring.held + waiting(memory.devices))
     if config.codec is not None:
-        # A GPU's sums are in its host's memory, so the host encodes them.
+        # If the host's first worker is a GPU, the host encodes the sums, which are in its memory.
         stations: dict[str, tuple[int, Station]] = {}
         for worker, device in enumerate(memory.devices):
             on_cores = device.kind == DeviceKind.CPU
@@ -104,11 +107,11 @@ def _between_hosts(
 def calibrate(
     machine: Machine, measured: link_fit.ExchangeSamples, config: HostReduce | None = None
 ) -> Machine:
-    """Return the machine whose hosts and links fit the measured exchanges.
+    """Return the machine with host and link speeds that reproduce the measured exchanges.
 
-    An exchange has up to four stages that a profile cannot distinguish: copies to the host, the
-    sum, messages between hosts, and copies back. They are assumed to take equally long. CPU workers
-    copy and sum in one stage, because both use the same memory's bandwidth.
+    An exchange has up to four stages: copies to the host, the sum, messages between hosts, and
+    copies back. A profile cannot distinguish them, so they are assumed to take equally long. For
+    CPU workers, copies and sums count as one stage, because both use the host's memory bandwidth.
     """
     devices, hosts = machine.devices, machine.hosts
     gpus = [device for device in devices if device.kind == DeviceKind.GPU]

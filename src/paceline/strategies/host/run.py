@@ -17,7 +17,10 @@ from paceline.strategies.host.exchange import HostExchange
 def method(
     config: HostReduce, compression: Compression | None = None, chunk: Chunking | None = None
 ) -> Method:
-    """Return the exchange in host memory; `compression` and `chunk` override the config's."""
+    """Return the exchange in host memory as the method of exchange.
+
+    `compression` and `chunk`: replace the codec and the chunk of `config`.
+    """
     if compression is None and config.codec is not None:
         compression = Compression(config.codec)
     make = partial(HostExchange, compression=compression)
@@ -27,6 +30,9 @@ def method(
 def replica(
     module: nn.Module, config: HostReduce, group: Group, *, tuner: ChunkTuner | None = None
 ) -> ModelReplica:
-    """Wrap the module as a replica of the group; a tuner searches the chunk."""
+    """Wrap the module, so that its gradients are averaged over the group.
+
+    `tuner`: searches the number of layers per chunk during training.
+    """
     found = method(config, chunk=None if tuner is None else lambda num_layers: tuner)
     return Synchronized(module, found, group=group, gradient_as_bucket_view=True)

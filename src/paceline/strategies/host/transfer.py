@@ -1,4 +1,4 @@
-"""Copy gradients between a CPU worker's memory and the machine's arena."""
+"""Copy gradients between a CPU worker and the shared memory of its machine, the arena."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,24 +14,24 @@ from paceline.record.recorder import Recorder
 
 @dataclass
 class ExchangeTimes:
-    """Seconds of a rank's exchange so far, exposed and hidden behind backward."""
+    """Total seconds of a rank's exchanges: exposed, and hidden because backward overlaps them."""
 
     exposed_s: float = 0.0
     hidden_s: float = 0.0
 
 
 def changed_on_any(arena: Arena, step: int) -> list[int]:
-    """Return, for each parameter, 1 if its gradient changed on any rank, otherwise 0."""
+    """Return for each parameter 1 if its gradient changed on any rank, otherwise 0."""
     changed: list[int] = arena.flags.numpy()[:, :, step % 2].max(0).tolist()
     return changed
 
 
 class CpuTransfer:
-    """Copies gradients into the arena, and means back.
+    """Copies a CPU worker's gradients into the arena, and the means back.
 
-    With `as_views` gradients are copy-on-write views of the means, which saves the copy back. If
-    the program changes gradients in place (clipping), page faults cost more than that copy, so
-    means are copied from then on.
+    `as_views`: gradients become copy-on-write views of the means, which saves the copy back. If the
+    program modifies gradients in place, for example to clip them, page faults cost more than the
+    copy back. So after the first such change, means are copied.
     """
 
     def __init__(self, arena: Arena, layout: Layout, times: ExchangeTimes, as_views: bool) -> None:
@@ -48,7 +48,7 @@ class CpuTransfer:
 
     def send(self, chunk: Chunk, recorder: Recorder | None) -> None:
         """Copy the chunk's gradients into this rank's slot and post it."""
-        # `noted` would take as long as the copy of a small chunk does.
+        # Record directly, because `noted` would take as long as the copy of a small chunk.
         name = str(chunk.number)
         copying = recorder.join_exchange(name, Kind.D2H, alone=True) if recorder else None
         sources = []
@@ -69,7 +69,7 @@ class CpuTransfer:
         """Do nothing, because `send` has posted the chunk."""
 
     def took(self, exposed_s: float = 0.0, hidden_s: float = 0.0) -> None:
-        """Count seconds of the host's clock."""
+        """Add seconds, measured with the host's clock, to the times of this rank."""
         self._times.exposed_s += exposed_s
         self._times.hidden_s += hidden_s
 
@@ -80,7 +80,7 @@ class CpuTransfer:
     def receive(self, step: int) -> None:
         """Wait for the step, and replace gradients that changed on any rank by their means."""
         self._arena.wait_step()
-        # The program wrote into a view, so copying is cheaper from now on.
+        # True if the program has written into a view; copying is cheaper from now on.
         if self._as_views and self._arena.refresh(step):
             self._as_views = False
         changed = changed_on_any(self._arena, step)

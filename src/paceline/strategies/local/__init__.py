@@ -1,4 +1,4 @@
-"""Strategy local: inner steps, and an exchange in each round (DiLoCo, arXiv 2311.08105)."""
+"""Strategy local: rounds of local (inner) steps and one exchange (DiLoCo, arXiv 2311.08105)."""
 
 from functools import partial
 

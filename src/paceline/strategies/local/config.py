@@ -10,6 +10,6 @@ from paceline.core.rounds import Rounds
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Local(Rounds):
-    """Rounds of inner steps on each worker, with an exchange of all fragments in each round."""
+    """Train in rounds: each worker takes inner steps, and exchanges each fragment once."""
 
     workers: Annotated[int, Field(ge=1)] = 2

@@ -1,4 +1,4 @@
-"""Inner steps of a rank, tests of the averaged model, and checkpoints."""
+"""Take the inner steps of a rank, test the averaged model, and make checkpoints."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -25,18 +25,18 @@ from paceline.strategies.local.config import Local
 from paceline.training.data.dataset import IndexedSamples
 
 Tensors = dict[str, Tensor]
-_PART, _VALUES = "local_updates", "values"  # of a checkpoint
+_PART, _VALUES = "local_updates", "values"  # names in a checkpoint
 
 
 class LocalReplica(SingleReplica):
-    """A replica that averages parameters in rounds instead of gradients in steps."""
+    """A replica that averages parameters once per round instead of gradients in every step."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
         self.learner: LocalModel | None = None
 
     def exchange_state(self) -> Tensors:
-        """Return this rank's own state between two exchanges."""
+        """Return the state that only this rank has between two exchanges."""
         return {} if self.learner is None else self.learner.own_state()
 
     def load_exchange_state(self, state: Tensors) -> None:
@@ -45,7 +45,7 @@ class LocalReplica(SingleReplica):
             self.learner.load_own(state)
 
     def statistics(self) -> Statistics:
-        """Return the traffic and time of the exchanges of outer gradients."""
+        """Return the traffic and time of all exchanges of outer gradients so far."""
         assert self.learner is not None  # set before training
         return self.learner.updates.statistics()
 
@@ -58,9 +58,9 @@ class LocalReplica(SingleReplica):
 class LocalModel(WholeModel):
     """Takes the inner steps of a rank.
 
-    A checkpoint has the averaged model, with which any number of ranks can resume, and each rank's
-    parameters and optimizer, with which the same ranks resume bit for bit. InvalidInput if a round
-    is longer than the run.
+    A checkpoint contains the averaged model, so any number of ranks can resume from it. It also
+    contains each rank's parameters and optimizer state, so the same number of ranks resumes bit for
+    bit. Raises InvalidInput if a round is longer than the run.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class LocalModel(WholeModel):
             self.updates.stand_in_for_gradients(make)
 
     def _step(self, source: Iterator[Share]) -> Tensor:
-        """Take an inner step on the mean loss of this rank's samples, and return the weighted loss.
+        """Take an inner step on this rank's samples; return their weighted mean loss.
 
-        Skips steps that other workers took before this one joined, and returns 0 for them.
+        If other workers took this step before this worker joined, skips the step and returns 0.
         """
         share = next(source)
         self._num_taken += 1
@@ -117,7 +117,8 @@ class LocalModel(WholeModel):
 
     def _state(self) -> State:
         with self.updates.averaged():
-            # Copy, because the model gets this rank's parameters back before the file is written.
+            # Copy, because this rank's own parameters replace the averaged parameters in the model
+            # before the file is written.
             tensors, parts = super()._state()
             tensors = {name: one.clone() for name, one in tensors.items()}
         values, found = apart(self.updates.state_dict() | {"own": None})
@@ -127,7 +128,7 @@ class LocalModel(WholeModel):
     def _load(self, state: State) -> None:
         own = state.own_part(_PART)
         if "tensors" not in own:
-            raise InvalidInput("resume", "was saved by another version of Paceline")
+            raise InvalidInput("resume", "the checkpoint is from another version of Paceline")
         super()._load(state)
         self._loaded = together(own, state.file(_PART))
         self.updates.load_state_dict(self._loaded)
@@ -135,7 +136,7 @@ class LocalModel(WholeModel):
         self._num_taken = self.updates.num_steps
 
     def own_state(self) -> Tensors:
-        """Return this rank's own state between two exchanges."""
+        """Return the state that only this rank has between two exchanges."""
         optimizer, _ = optimizer_state(self._optimizer, list(self._model.named_parameters()))
         own = {
             "updates": self.updates.state_dict()["own"],

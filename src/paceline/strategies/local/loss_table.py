@@ -1,7 +1,12 @@
-"""Estimate the steps to a loss of local updates from measurements (loss_table.toml).
+"""Estimate the steps that local updates need to reach a loss, from loss_table.toml.
 
-A row applies to a configuration if parameters differ at most fourfold, steps per round and workers
-at most twofold, the outer step is the same, and the delay is no larger a part of a round.
+A row applies to a configuration if all of these hold:
+
+- the numbers of parameters differ at most fourfold;
+- the steps per round, and the numbers of workers, differ at most twofold;
+- the outer step is the same;
+- the configuration's delay is not a larger share of a round than the row's;
+- its codec, if any, sends all values with at least as many bits as in the row.
 """
 
 import tomllib
@@ -22,18 +27,18 @@ from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
 from paceline.strategies.local.config import Local
 
-_NEAR_MODEL, _NEAR = 2.0, 1.0  # doublings
+_NEAR_MODEL, _NEAR = 2.0, 1.0  # largest differences, in doublings: of parameters; of other counts
 _Count = Annotated[int, Field(ge=1)]
 _Steps = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Row:
-    """A measurement (benchmarks/local/steps_to_loss.py).
+    """A measurement of the steps to a loss (benchmarks/local/steps_to_loss.py).
 
-    `bits`: fewest bits per value of an outer gradient. `steps`: steps relative to the `num_steps`
-    of synchronous training to its loss, the median of `seeds` runs, which range from `low` to
-    `high`.
+    `bits`: fewest bits per value of an outer gradient. `num_steps`: steps after which synchronous
+    training has the loss to be reached. `steps`: steps of local updates to this loss, relative to
+    `num_steps`; the median of `seeds` runs. `low`, `high`: the range of these runs.
     """
 
     parameters: _Count
@@ -52,14 +57,14 @@ class Row:
 
 @cache
 def rows() -> tuple[Row, ...]:
-    """Read the table."""
+    """Read all rows of loss_table.toml."""
     file = resources.files(__package__).joinpath("loss_table.toml")
     found = tomllib.loads(file.read_text(encoding="utf-8")).get("rows", [])
     return TypeAdapter(tuple[Row, ...]).validate_python(found)
 
 
 def variants(workers: int) -> list[Local]:
-    """Return the default configuration and all measured ones."""
+    """Return the default configuration and all measured configurations, for some workers."""
     usual = Local(workers=workers)
     measured = (
         replace(usual, sync_every=row.sync_every, delay=row.delay, outer=row.outer)
@@ -69,12 +74,12 @@ def variants(workers: int) -> list[Local]:
 
 
 def steps_to_loss(workload: Workload, config: Local) -> StepsToLoss | None:
-    """Return the steps to a loss; None if no row applies."""
+    """Return the relative steps to synchronous training's loss; None if no row applies."""
     return estimate(workload.num_parameters, config, rows())
 
 
 def estimate(num_parameters: int, config: Local, among: Sequence[Row]) -> StepsToLoss | None:
-    """Combine the rows that apply."""
+    """Combine the rows of `among` that apply; return None if there are none."""
     near = [row for row in among if _is_near(row, num_parameters, config)]
     if config.workers == 1 or not near:
         return None

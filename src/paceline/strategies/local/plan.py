@@ -1,12 +1,13 @@
-"""Plan rounds of inner steps, and the all-reduces of outer gradients.
+"""Plan rounds of inner steps, and an all-reduce of each fragment's outer gradients per round.
 
     worker 0 compute   train 0        | during 1 | step 0 | train 1        | during 0 | step 1 ...
     exchange                          [0         ]                         [1         ]
 
-A step of the plan is a round: each worker takes `sync_every` inner steps, and sends each fragment
-of the model once (the first of two after half of the steps). While a fragment is exchanged, the
-worker takes `delay` further inner steps, or waits if that is 0. Then it takes the outer step and
-loads the group's parameters. A task's step is the round in which its fragment was sent.
+The drawing has two fragments. A step of the plan is one round: each worker takes `sync_every` inner
+steps, and sends each fragment of the model once. With two fragments, the first is sent after half
+of the inner steps. While a fragment is exchanged, the worker takes `delay` further inner steps; if
+`delay` is 0, it waits. Then it takes the outer step and loads the group's parameters. All tasks of
+a fragment's exchange belong to the round in which the fragment was sent.
 """
 
 from collections import Counter
@@ -27,29 +28,32 @@ from paceline.core.transfer import Ring, Transfer, lanes_of
 from paceline.core.workload import Layer, Workload, replica_nbytes
 from paceline.strategies.local.config import Local
 
-_FLOAT32_NBYTES = 4  # of outer parameters, and of outer gradients without a codec
-# Memory accesses per value and exchange: outer gradient 3 (two reads, one write), mean 1, momentum
-# 2, outer parameters 2, the worker's parameters 1.
+_FLOAT32_NBYTES = 4  # bytes per outer parameter, and per outer gradient without a codec
+# Memory accesses per value in an outer step. Outer gradient: 3 (two reads, one write). Mean: 1.
+# Momentum: 2. Outer parameters: 2. The worker's parameters: 1.
 _STEP_TRAFFIC = 9
-_OUTER_STATE = 2  # outer parameters and momentum
+_OUTER_STATE = 2  # values kept per parameter: outer parameter and momentum
 
 
 def plan(workload: Workload, machine: Machine, config: Local, window: Window) -> Plan:
     """Plan a window of rounds with equal batches.
 
-    InvalidInput if layers are fewer than fragments, devices or links are missing, or a device's
-    speed with the codec is unknown.
+    Raises InvalidInput if the model has fewer layers than fragments, if devices or links are
+    missing, or if the machine does not state a device's speed with the codec.
     """
     return _Rounds(workload, machine, config, balanced=False).plan(window.num_steps)
 
 
 def plan_balanced(workload: Workload, machine: Machine, config: Local, window: Window) -> Plan:
-    """Plan a window of rounds with batches split by the workers' speeds; errors as `plan`."""
+    """Plan a window of rounds with batches split by the workers' speeds; raises as `plan` does."""
     return _Rounds(workload, machine, config, balanced=True).plan(window.num_steps)
 
 
 def memory(workload: Workload, machine: Machine, config: Local) -> Mapping[str, int]:
-    """Return the bytes of a replica per device, and of each worker's outer state per host."""
+    """Return the bytes of each device and host.
+
+    A device has a replica. A host has the outer parameters and momentum of each of its workers.
+    """
     devices = machine.first_devices(config.workers)
     needed = dict.fromkeys((device.name for device in devices), replica_nbytes(workload))
     kept = _OUTER_STATE * _FLOAT32_NBYTES * workload.num_parameters
@@ -59,12 +63,16 @@ def memory(workload: Workload, machine: Machine, config: Local) -> Mapping[str, 
 
 
 def fragments_of(workload: Workload, config: Local) -> tuple[tuple[Layer, ...], ...]:
-    """Assign layers with parameters to fragments in turn; InvalidInput if a fragment gets none."""
+    """Assign the layers that have parameters to fragments in turn.
+
+    Raises InvalidInput if a fragment would get no layer.
+    """
     layers = [layer for layer in workload.layers if layer.parameters]
     if len(layers) < config.fragments:
         raise InvalidInput(
             "fragments",
-            f"must be at most the {len(layers)} layers of {workload.name} with parameters",
+            f"must be at most {len(layers)}, the number of layers with parameters in "
+            f"{workload.name}",
             got=config.fragments,
         )
     return tuple(tuple(layers[i :: config.fragments]) for i in range(config.fragments))
@@ -77,9 +85,10 @@ def inner_steps_of(
     workload: Workload,
     balanced: bool,
 ) -> tuple[int, ...]:
-    """Return each worker's round as a number of inner steps with equal batches.
+    """Return each worker's work in a round, as a number of equal inner steps.
 
-    They are `sync_every` or, if batches are `balanced`, proportional to the devices' speeds.
+    The number is `sync_every`. If batches are `balanced`, a worker has larger or smaller batches,
+    so the number is proportional to its device's speed.
     """
     if not balanced:
         return (config.sync_every,) * len(devices)
@@ -94,10 +103,10 @@ def inner_steps_of(
 
 
 def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
-    """Return the cost of a worker's inner step on a device of a given rate.
+    """Return a worker's inner step as a single cost, for a device with the given rate.
 
-    Some layers are bound by arithmetic and others by memory, so the flops are chosen such that this
-    cost takes as long as all parts in sequence.
+    In the step, arithmetic limits some layers and memory bandwidth limits others. So the flops of
+    the returned cost are chosen such that it takes as long as all parts in sequence.
     """
     step = ComputeStep(workload, ())
     passes = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
@@ -110,14 +119,17 @@ def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
 
 
 class Turn(NamedTuple):
-    """Inner steps before a fragment is sent: `overlapped` with an exchange, then `alone`."""
+    """Numbers of inner steps before a fragment is sent.
+
+    `overlapped`: steps during the previous fragment's exchange. `alone`: the steps after these.
+    """
 
     overlapped: int
     alone: int
 
 
 def turns(config: Local, num_steps: int) -> tuple[Turn, ...]:
-    """Return the turns of all fragments in a worker's round of `num_steps`."""
+    """Return the inner steps before each fragment is sent, in a round of `num_steps`."""
     sent = [0, *(config.sent_after(fragment) for fragment in range(config.fragments))]
     scale = num_steps / config.sync_every
     counts = [round(after * scale) - round(before * scale) for before, after in pairwise(sent)]
@@ -126,11 +138,12 @@ def turns(config: Local, num_steps: int) -> tuple[Turn, ...]:
 
 
 class _Work(NamedTuple):
-    """A worker's costs for a fragment; None for zero steps, or if nothing is copied.
+    """A worker's costs for a fragment; a cost is None if there is no such work.
 
-    `overlapped`: inner steps during the exchange before. `alone`: the other ones before this
-    fragment is sent. `first`: both, for the first round, in which nothing travels. `copy`: between
-    a GPU and its host, in each direction.
+    `overlapped`: inner steps during the previous fragment's exchange. `alone`: the inner steps from
+    then until this fragment is sent. `first`: both together, for the run's first fragment, which no
+    exchange precedes. `step`: the outer step. `copy`: a copy between a GPU and its host, in one
+    direction.
     """
 
     on: tuple[Resource, ...]
@@ -142,7 +155,10 @@ class _Work(NamedTuple):
 
 
 class _Rounds:
-    """Makes the tasks of rounds; costs are created once, because plans price them by identity."""
+    """Makes the tasks of rounds.
+
+    The cost objects are created once, because a plan recognises equal costs by object identity.
+    """
 
     def __init__(
         self, workload: Workload, machine: Machine, config: Local, *, balanced: bool
@@ -181,10 +197,10 @@ class _Rounds:
         ]
 
     def _tasks(self, num_rounds: int) -> Iterator[Task]:
-        ready: list[tuple[TaskId, ...]] = [()] * len(self.devices)  # before inner steps
-        sent: list[tuple[TaskId, ...]] = [()] * len(
-            self.devices
-        )  # before inner steps that overlap with an exchange
+        # For each worker: `ready` has the tasks for which its next inner steps wait; `sent` has the
+        # tasks for which the inner steps that overlap with an exchange wait.
+        ready: list[tuple[TaskId, ...]] = [()] * len(self.devices)
+        sent: list[tuple[TaskId, ...]] = [()] * len(self.devices)
         last: tuple[TaskId, ...] = ()
         for number in range(num_rounds):
             for fragment in range(len(self.counts)):
@@ -213,7 +229,10 @@ class _Rounds:
         ready: tuple[TaskId, ...],
         sent: tuple[TaskId, ...],
     ) -> Generator[Task, None, tuple[TaskId, ...]]:
-        """Yield a worker's inner steps before a fragment is sent; return the last tasks."""
+        """Yield a worker's inner steps before a fragment is sent, and its copy to the host.
+
+        Returns the tasks after which the fragment can be sent.
+        """
         work = self.work[worker][fragment]
         travels = number > 0 or fragment > 0
         alone = work.alone if travels else work.first
@@ -234,7 +253,7 @@ class _Rounds:
     def _stepped(
         self, number: int, fragment: int, worker: int, after: tuple[TaskId, ...]
     ) -> Generator[Task, None, tuple[TaskId, ...]]:
-        """Yield a worker's outer step, and the copy back to a GPU; return the last task."""
+        """Yield a worker's outer step and, for a GPU, the copy back; return the last task."""
         work = self.work[worker][fragment]
         stepped = TaskId(number, Kind.STEP, str(fragment), worker)
         yield Task(stepped, *work.step, after)
@@ -269,7 +288,7 @@ class _Rounds:
     def _outer_step(self, worker: int, count: int) -> Transfer:
         """Return the outer step on `count` values, by a CPU worker or a GPU's host.
 
-        The device does not compute meanwhile.
+        The worker's device does not compute during the outer step.
         """
         device = self.devices[worker]
         nbytes = _STEP_TRAFFIC * _FLOAT32_NBYTES * count
@@ -277,14 +296,15 @@ class _Rounds:
             on = (costs.compute_lane(device.name), Resource(device.host, Lane.REDUCE))
             return Transfer(on, Cost(nbytes=nbytes, num_calls=1))
         turns_taken = costs.lone_core(self.machine.host_of(device))
-        # Otherwise the host's workers step in parallel, and share its memory bandwidth.
+        # On a single-core host, workers step one after another. Otherwise they step in parallel and
+        # share the host's memory bandwidth.
         shared = 1 if turns_taken else self.on_host[worker]
         lanes = (*costs.copy_lanes(device), *turns_taken)
         return Transfer(lanes, Cost(nbytes=shared * nbytes, num_calls=1))
 
 
 def _times(step: Cost, count: int) -> Cost | None:
-    """Multiply a cost by a number of steps; None for 0."""
+    """Multiply the cost of a step by a number of steps; None for 0 steps."""
     if not count:
         return None
     return Cost(count * step.flops, count * step.nbytes, count * step.num_calls)

@@ -1,4 +1,4 @@
-"""Run strategy local: replicas take inner steps, and exchange outer gradients in rounds."""
+"""Run strategy local: replicas take inner steps, and exchange outer gradients once per round."""
 
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,7 +41,7 @@ def start(session: TrainingSession) -> Iterator["LocalRunner | ElasticRunner"]:
 
 
 def replica(module: nn.Module, config: Local, group: Group) -> ModelReplica:
-    """Return a replica whose all-reduce is measured for the plan."""
+    """Return a replica for the profile, which measures its all-reduce for the plan."""
     compression = None if config.codec is None else Compression(config.codec)
     device_ids = [group.device] if device_of(group.device).is_asynchronous else None
     method = Method("allreduce", compression=compression)
@@ -52,7 +52,7 @@ class LocalRunner(ReplicaRunner):
     """Trains or rehearses this rank's replica."""
 
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
-        """Measure layers and exchanges; of this strategy an exchange of all layers."""
+        """Measure layers and exchanges; for this strategy, one exchange of all layers at once."""
         whole = [
             (one, replace(config, fragments=1, delay=0) if isinstance(config, Local) else config)
             for one, config in beside
@@ -73,27 +73,30 @@ class LocalRunner(ReplicaRunner):
         assert self.profiled is not None
         device = self.profiled.machine.devices[session.group.rank]
         spans = tuple(spans_of(tuple(model.updates.log.latest), config, device, session.group.rank))
-        # The last step of a round is longer, so report the mean of each round.
+        # The last step of each round takes longer, so report the mean step time of each round.
         seconds = _means(trained.step_seconds, config.sync_every)
         offset = clock_offset(session.group)
         return replace(trained, spans=spans, offset=offset, step_seconds=seconds)
 
 
 def _means(seconds: Sequence[float], count: int) -> tuple[float, ...]:
-    """Return the mean of each `count` numbers, or of all if there are fewer."""
+    """Return the mean of each `count` consecutive numbers.
+
+    An incomplete last group is left out, unless it is the only group.
+    """
     whole = range(0, len(seconds) - count + 1, count)
     found = [fmean(seconds[first : first + count]) for first in whole]
     return tuple(found) if found or not seconds else (fmean(seconds),)
 
 
 class ElasticRunner:
-    """Trains a worker that may join and leave at any time, without profile and plan."""
+    """Trains a worker that may join and leave at any time, without profiling or planning."""
 
     def __init__(self, session: TrainingSession) -> None:
         assert session.elastic is not None
         self._session, self._elastic = session, session.elastic
         number, num_workers, _ = session.elastic
-        # The rank selects its share of each batch; torchft connects the workers.
+        # The worker's number selects its share of each batch. Workers communicate through torchft.
         as_rank = replace(session.group, rank=number, world_size=num_workers)
         self.setup = setup_for(session.settings, as_rank, session.device)
         self.workload = self.setup.workload
@@ -105,16 +108,16 @@ class ElasticRunner:
         )
 
     def measure(self) -> None:
-        """Do nothing, because the other workers may be training already."""
+        """Do nothing, because a profile needs all workers, and others may already be training."""
 
     def train(self, config: Local) -> Outcome:
-        """Train to the run's last step."""
+        """Train until the last step of the run, from the step at which this worker joins."""
         session, (number, _, manager) = self._session, self._elastic
         recorder = Recorder(clock_for(session.group.device), "", 0)
         torch.manual_seed(getattr(session.settings, "seed", 0) + number)
         replica = LocalReplica(self.setup.model)
         model = LocalModel(session, self.setup, recorder, replica, config, manager)
-        # Do not report epochs that were over when it joined.
+        # Do not report epochs that had ended when this worker joined.
         joined = bisect(list(accumulate(self.setup.epoch_steps)), model.updates.num_steps)
         replica.learner = model
         trained = train(session, self.setup, recorder, replica, model.learner)

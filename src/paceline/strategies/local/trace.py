@@ -1,4 +1,4 @@
-"""Convert a worker's last rounds to spans named as the plan's tasks."""
+"""Convert the measured times of a worker's last rounds to spans of the plan's tasks."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -17,7 +17,7 @@ _MOST_ROUNDS = 5
 def spans_of(
     times: Sequence[ExchangeTimes], config: Local, device: Device, worker: int
 ) -> Iterator[Span]:
-    """Yield the spans of the last whole rounds, numbered from 0."""
+    """Yield the spans of the last complete rounds, at most five, numbered from 0."""
     count = config.fragments
     rounds = sorted({one.number // count for one in times})
     whole = [r for r in rounds if sum(one.number // count == r for one in times) == count]
@@ -25,7 +25,7 @@ def spans_of(
         return
     first = whole[-_MOST_ROUNDS:][0]
     for before, one in pairwise([None, *times]):
-        assert one is not None  # None is only before the first
+        assert one is not None  # only `before` can be None
         if first <= one.number // count <= whole[-1]:
             yield from _spans_of_fragment(one, before, config, device, worker, first)
 
@@ -38,7 +38,7 @@ def _spans_of_fragment(
     worker: int,
     first_round: int,
 ) -> Iterator[Span]:
-    """Yield the inner steps before a fragment of a round, its exchange, and its outer step."""
+    """Yield the spans of a fragment: inner steps before it is sent, exchange, and outer step."""
     number, fragment = divmod(times.number, config.fragments)
     number, part = number - first_round, str(fragment)
     has_delay, is_gpu = config.delay > 0, device.kind is DeviceKind.GPU
@@ -50,7 +50,7 @@ def _spans_of_fragment(
 
     start_s = times.trained_from_s
     if before is not None and turn.overlapped:
-        if is_first:  # nothing travels in the first round of a plan
+        if is_first:  # in a plan, no exchange precedes the first fragment of the first round
             start_s = before.copied_s
         else:
             yield span(Kind.TRAIN, f"{part}.overlapped", before.copied_s, before.due_s)
@@ -60,7 +60,9 @@ def _spans_of_fragment(
         yield span(Kind.D2H, part, times.sent_s, times.copied_s, Lane.D2H)
         yield span(Kind.STEP, part, times.averaged_s, times.stepped_s)
         yield span(Kind.H2D, part, times.loading_s, times.loaded_s, Lane.H2D)
-    else:  # with a delay, the exchange includes the outer step, which overlaps with inner steps
+    else:
+        # With a delay, the outer step overlaps with inner steps. So its time is part of the
+        # exchange's span, and the span of the outer step covers only the loading of parameters.
         stepping_s = times.loading_s if has_delay else times.averaged_s
         yield span(Kind.STEP, part, stepping_s, times.loaded_s)
     end_s = times.stepped_s if has_delay and not is_gpu else times.averaged_s

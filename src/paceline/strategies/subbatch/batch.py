@@ -1,6 +1,6 @@
 """Cut the batch of a step over all ranks into sub-batches of samples.
 
-A row is a sample of a classifier, or a token of a language model: then a sample has T rows.
+For a classifier, a row is a sample. For a language model, a row is a token, so a sample has T rows.
 
     rank 0   [sample 0: T rows][sample 1: T rows] | [sample 2: T rows]      sub-batch 0 | 1
     rank 1   [sample 3: T rows]                   | [sample 4: T rows]
@@ -17,10 +17,11 @@ from paceline.strategies.subbatch.loss import IGNORED
 
 
 def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
-    """Return a message with a rank's targets: int64 (1, 2 + most).
+    """Return a rank's targets as a message: int64 of shape (1, 2 + most).
 
-    `targets`: (samples,) or (samples, tokens) of class numbers, or -100 for ignored rows. The
-    message has the number of samples, the number of rows, the targets, and zeros up to its length.
+    `targets`: class numbers of shape (samples,) or (samples, tokens); -100 marks ignored rows.
+    `most`: largest number of a rank's rows. The message consists of the number of samples, the
+    number of rows, the targets, and zeros that fill it up.
     """
     rows = targets.flatten()
     if rows.dtype != torch.int64:
@@ -28,7 +29,8 @@ def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
     if len(rows) > most:
         raise InvalidInput(
             "data",
-            f"has {len(rows)} targets in {len(targets)} samples, more than {most} by the first one",
+            f"has {len(rows)} targets in {len(targets)} samples; the length of the first sample "
+            f"allows at most {most}",
             hint="pad all samples to one length",
         )
     known = rows[rows != IGNORED]
@@ -48,9 +50,9 @@ def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
 class StepBatch:
     """The batch of a step over all ranks, cut into sub-batches.
 
-    `targets`: of all rows, in rank order. `rows[rank][number]`: indices in the batch of a rank's
-    rows in a sub-batch; a rank's numbers of samples differ at most by one. `num_counted`: rows that
-    are not ignored.
+    `targets`: the targets of all rows, in rank order. `rows[rank][number]`: the rows of a rank in
+    sub-batch `number`, as indices in the batch. The numbers of a rank's samples in two sub-batches
+    differ at most by one. `num_counted`: number of rows that are not ignored.
     """
 
     targets: Tensor
@@ -59,7 +61,7 @@ class StepBatch:
 
     @classmethod
     def of(cls, messages: Tensor, num_sub_batches: int) -> Self:
-        """Build the batch from the label messages of all ranks: (ranks, 2 + most)."""
+        """Build the batch from all ranks' label messages, of shape (ranks, 2 + most)."""
         counts: list[list[int]] = messages[:, :2].tolist()
         targets = torch.cat(
             [row[2 : 2 + own] for row, (_, own) in zip(messages, counts, strict=True)]
@@ -77,11 +79,11 @@ class StepBatch:
         return len(self.targets)
 
     def sizes_of(self, number: int) -> tuple[int, ...]:
-        """Return the number of each rank's rows in a sub-batch."""
+        """Return for each rank its number of rows in a sub-batch."""
         return tuple(len(parts[number]) for parts in self.rows)
 
     def rows_of(self, number: int) -> Tensor:
-        """Return the indices of a sub-batch's rows in the batch, in rank order."""
+        """Return the rows of a sub-batch as indices in the batch, in rank order."""
         return torch.cat([parts[number] for parts in self.rows])
 
 

@@ -1,4 +1,4 @@
-"""Describe a recipe's model, find a cut, build one rank's part, and check the optimizer."""
+"""Describe a model, find where to split it, build one rank's part, and check the optimizer."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,7 +27,7 @@ from paceline.training.models.sharded import Sharding, build_sharded
 from paceline.training.recipes.recipe import Recipe
 
 _NUM_STEPS = 3
-_ALL, _HALVES = slice(0, 4), (slice(0, 2), slice(2, 4))  # outputs of a layer of four
+_ALL, _HALVES = slice(0, 4), (slice(0, 2), slice(2, 4))  # outputs of a layer with four outputs
 
 
 def split(
@@ -41,8 +41,9 @@ def split(
 ) -> SplitModel:
     """Return this rank's part of the model that `build` makes after `torch.manual_seed(seed)`.
 
-    `workload`: the largest rank's part of a step. `inputs`: of some samples. `rows_per_sample`: by
-    default as in the workload. InvalidInput with the layer that prevents the split.
+    `workload`: part of a step of the rank with the most samples. `inputs`: model inputs of some
+    samples. `rows_per_sample`: 1, or tokens per sample; by default derived from the workload. If
+    the model cannot be split, raises InvalidInput that names the layer.
     """
     try:
         cut = head.cut(workload, config.head, config.workers)
@@ -68,7 +69,7 @@ def split(
 
 
 def _of_tied(build: Callable[[], nn.Module], name: str) -> InvalidInput | None:
-    """Return the error for a model whose output layer shares an embedding's weight, if it does."""
+    """Return an error if the model's output layer shares its weight with an embedding."""
     owners: dict[int, dict[type, str]] = {}
     with suppress(Exception), torch.random.fork_rng(devices=[]), torch.device("meta"):
         model = build()
@@ -88,26 +89,30 @@ def _of_tied(build: Callable[[], nn.Module], name: str) -> InvalidInput | None:
 
 @dataclass(frozen=True)
 class Described:
-    """The largest rank's part of a step, and the outputs, without values."""
+    """A step of the rank with the most samples: its workload, and the model's outputs.
+
+    The outputs have only shapes and dtypes if the model can run on the meta device.
+    """
 
     workload: Workload
     outputs: Any
 
     @property
     def rows_per_sample(self) -> int:
-        """The rows of a sample: 1, or the number of its tokens."""
+        """Number of rows per sample: 1, or the number of the sample's tokens."""
         return prod(self.outputs.shape[1:-1])
 
 
 def describe_recipe(recipe: Recipe, num_samples: int) -> Described:
-    """Describe a step, without allocating the model if possible, so that no rank has a whole head.
+    """Describe a step with `num_samples` samples.
 
-    InvalidInput if the model cannot run, or if its loss is not cross entropy of its outputs.
+    The model is built on the meta device if it can run there, so that no rank allocates the whole
+    head. Raises InvalidInput if the model cannot run, or if its loss is not cross entropy.
     """
     with torch.random.fork_rng(devices=[]):
         try:
             found = _described(recipe, num_samples, "meta")
-        except Exception:  # the model needs its values
+        except Exception:  # the model reads values of tensors, which meta tensors do not have
             found = _described(recipe, num_samples, "cpu")
     targets = Batch.of(recipe.samples.__getitems__([0])).targets
     outputs = found.outputs
@@ -131,10 +136,10 @@ def _described(recipe: Recipe, num_samples: int, device: str) -> Described:
 def with_possible_cut(
     model: nn.Module, inputs: Any, workload: Workload, config: SubBatch
 ) -> Workload:
-    """Mark cuts at which the model cannot be split, so that `head.cut` finds another one.
+    """Mark the cuts at which the model cannot be split, so that `head.cut` skips them.
 
-    `inputs`: of a few samples, on the model's device, which may be meta. InvalidInput if no head
-    can be split.
+    `inputs`: model inputs of a few samples, on the model's device, which may be meta. Raises
+    InvalidInput if there is no cut at which the model can be split.
     """
 
     def names_from(first: str) -> list[str]:
@@ -149,10 +154,13 @@ def with_possible_cut(
 
 
 def check_row_wise(optimizer: Optimize) -> None:
-    """Raise InvalidInput if an optimizer updates halves of a small layer other than the whole."""
+    """Raise InvalidInput if an optimizer does not update each row of a weight independently.
+
+    Checks whether it updates the two halves of a small layer like the whole layer.
+    """
     try:
         made, apart = _moves(optimizer, has_bias=True)
-    except Exception:  # some optimizers take matrices only
+    except Exception:  # some optimizers accept only matrices, so try without the bias
         try:
             made, apart = _moves(optimizer, has_bias=False)
         except Exception as error:
@@ -169,7 +177,7 @@ def check_row_wise(optimizer: Optimize) -> None:
 
 
 def _moves(optimizer: Optimize, has_bias: bool) -> tuple[str, bool]:
-    """Return the optimizer's name, and whether it updates halves of a layer differently."""
+    """Return the optimizer's name, and whether halves of a layer move unlike the whole layer."""
     source = torch.Generator().manual_seed(0)
 
     def drawn() -> list[Tensor]:
@@ -196,7 +204,7 @@ def _moves(optimizer: Optimize, has_bias: bool) -> tuple[str, bool]:
 
 
 def _layer(values: list[Tensor]) -> nn.Linear:
-    """Return a layer with these weights and, if present, biases."""
+    """Return a linear layer with the given values: its weight and, if present, its bias."""
     num_outputs, num_inputs = values[0].shape
     layer = nn.Linear(num_inputs, num_outputs, bias=len(values) > 1, dtype=torch.float64)
     with torch.no_grad():

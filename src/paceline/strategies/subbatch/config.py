@@ -23,13 +23,15 @@ def _check_fixed(name: str) -> str:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class SubBatch:
-    """Workers train replicas of the body, and together a head that is split by outputs.
+    """Train a replica of the model's body per worker, and split its last layers.
 
-    `head`: its first layer; by default the longest run of linear layers at the end. `activations`,
-    `activation_gradients`, `gradients`: codecs of a head layer's gathered inputs, of their
-    gradients, and of the body's gradients. `updates`: update the head once a `step`, or for each
-    `sub-batch`. `sub_batch`: samples of all workers in a sub-batch; by default there is a sub-batch
-    per worker.
+    The last layers are called the head; each worker has some outputs of each of them. `head`: name
+    of the head's first layer; by default, the head is the longest run of linear layers at the end.
+    `activations`: codec of the inputs that workers gather for a layer of the head.
+    `activation_gradients`: codec of the gradients of these inputs. `gradients`: codec of the
+    gradients of the body's parameters. `updates`: update the head once per "step", or after each
+    "sub-batch". `sub_batch`: number of samples over all workers in a sub-batch; by default, a step
+    has as many sub-batches as workers.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2
@@ -41,14 +43,18 @@ class SubBatch:
     sub_batch: Annotated[int, Field(ge=1)] | None = None
 
     def num_sub_batches(self, batch_size: int) -> int:
-        """Return the number of sub-batches in a step; `batch_size` is the largest worker's."""
+        """Return the number of sub-batches in a step.
+
+        `batch_size`: samples per step of the worker with the most samples.
+        """
         if self.sub_batch is None:
             return min(batch_size, self.workers)
         most = batch_size * self.workers
         if not self.workers <= self.sub_batch <= most:
             raise InvalidInput(
                 "sub_batch",
-                f"must be from {self.workers} to {most}, as workers have {batch_size} samples each",
+                f"must be from {self.workers} to {most}, because each of the {self.workers} "
+                f"workers has {batch_size} samples",
                 got=self.sub_batch,
             )
         return min(batch_size, -(-most // self.sub_batch))

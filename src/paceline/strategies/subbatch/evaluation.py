@@ -1,4 +1,4 @@
-"""Test a model with a sharded head, in batches of samples of all ranks."""
+"""Test a model whose head is split among ranks."""
 
 from collections.abc import Sequence
 from math import log
@@ -25,12 +25,12 @@ _TEST_ROWS = 16384
 def evaluate(
     trainer: SplitTrainer, samples: IndexedSamples, score: Loss | None
 ) -> tuple[float, float]:
-    """Return the summed loss and score of this rank's share of the samples.
+    """Return the loss and the score, summed over this rank's share of the samples.
 
-    All ranks call it together. The loss of a batch is the mean over the rows of all ranks.
+    All ranks call it together. In a batch, each counted row has the same weight on all ranks.
     """
     model, group = trainer.model, trainer.group
-    # Ranks have different running statistics, so all test rank 0's body.
+    # Running statistics differ between ranks, so all ranks use the buffers of rank 0's body.
     group.broadcast(model.body.buffers())
     model.body.eval()
     loss = of_score = 0.0
@@ -48,9 +48,10 @@ def evaluate(
 def _test(
     trainer: SplitTrainer, samples: IndexedSamples, shares: Sequence[range], score: Loss | None
 ) -> tuple[float, float]:
-    """Test some samples of each rank; return the sums over this rank's."""
+    """Test some samples of each rank; return this rank's summed loss and score."""
     model, rank = trainer.model, trainer.group.rank
-    batch = Batch.of(samples.__getitems__(shares[rank] or [0]))  # no batch is empty
+    # A rank without samples runs sample 0, because a batch cannot be empty, and drops the result.
+    batch = Batch.of(samples.__getitems__(shares[rank] or [0]))
     batch = batch.to(trainer.group.device)
     share = Share(*batch, 1.0)
     activations = model.activations(model.body, share, trainer.learning)[: len(shares[rank])]
@@ -78,7 +79,7 @@ def _test(
 
 
 def _logits(trainer: SplitTrainer, values: Tensor) -> Tensor:
-    """Return this rank's columns of the logits: (rows, own)."""
+    """Return this rank's columns of the logits: shape (rows, this rank's classes)."""
     head = trainer.model.head
     for place, layer in enumerate(head):
         if layer.is_linear and place:
@@ -91,10 +92,10 @@ def _logits(trainer: SplitTrainer, values: Tensor) -> Tensor:
 def _losses_and_classes(
     trainer: SplitTrainer, logits: Tensor, batch: StepBatch
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss and the best class of each row of the batch."""
+    """Return for each row of the batch the loss and the class with the largest logit."""
     shard, ranks = trainer.model.head[-1].shard, len(batch.rows)
     best, places = logits.max(1)
-    # float32 is exact for up to 2**24 classes.
+    # Class numbers are sent as logits' type; float32 is exact for up to 2**24 classes.
     of_best = torch.stack((best, (places + shard.first).to(best)), 1)
     own = torch.cat((loss_terms(logits, batch.targets, shard), of_best), 1)
     found = _gather(trainer, own, [len(own)] * ranks).view(ranks, len(own), -1)
@@ -104,6 +105,6 @@ def _losses_and_classes(
 
 
 def _gather(trainer: SplitTrainer, values: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
-    """Gather the rows of all ranks; `sizes`: rows per rank, by default 1."""
+    """Gather the rows of all ranks; `sizes`: number of rows of each rank, by default 1 each."""
     known = sizes or [1] * trainer.group.world_size
     return begin_gather(values, None, trainer.thread.process_group, known, what="a test").wait()

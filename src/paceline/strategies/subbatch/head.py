@@ -1,4 +1,7 @@
-"""Cut a model into a replicated body and a head that is split by outputs, and price its layers."""
+"""Cut a model into a replicated body and a split head, and price the head's layers.
+
+The head consists of the model's last layers; each worker has some outputs of each of them.
+"""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
@@ -9,7 +12,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.names import did_you_mean
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 
-_KINDS = ("Linear", "BatchNorm1d", "")  # layers that can be split; "" is unknown
+_KINDS = ("Linear", "BatchNorm1d", "")  # types of layers that can be split; "" is an unknown type
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Cut:
 
     @property
     def rows_per_sample(self) -> int:
-        """The rows of a sample in the head: 1, or the number of its tokens."""
+        """Number of rows per sample in the head: 1, or the number of the sample's tokens."""
         matrix = matrix_of(self.head[0])
         assert matrix is not None  # a head begins with a linear layer
         row_nbytes = matrix.shape[1] * matrix.element_size
@@ -32,8 +35,9 @@ class Cut:
 def cut(workload: Workload, first: str | None, workers: int) -> Cut:
     """Return the body, and the head that begins with the layer `first`.
 
-    By default the head is the longest run of layers at the end that can be split, without refused
-    cuts. The first layer always belongs to the body. InvalidInput if a layer cannot be split.
+    If `first` is None, the head is the longest run of layers at the end of the model that can be
+    split and does not begin at a refused cut. The model's first layer always belongs to the body.
+    Raises InvalidInput if a layer of the head cannot be split.
     """
     start = _found(workload) if first is None else _named(workload, first)
     for layer in workload.layers[start:]:
@@ -42,7 +46,7 @@ def cut(workload: Workload, first: str | None, workers: int) -> Cut:
                 "workers",
                 f"must be at most the {num_outputs(layer)} outputs of layer {layer.name!r}",
                 got=workers,
-                hint="use fewer workers, or a head that begins after it",
+                hint="use fewer workers, or a head that begins after this layer",
             )
     order = tuple(i for i in workload.backward_order if i < start)
     body = replace(workload, layers=workload.layers[:start], backward_order=order)
@@ -50,17 +54,17 @@ def cut(workload: Workload, first: str | None, workers: int) -> Cut:
 
 
 def matrix_of(layer: Layer) -> Parameter | None:
-    """Return a linear layer's weight (outputs, inputs); None for a normalisation."""
+    """Return a linear layer's weight (outputs, inputs); None for a normalisation layer."""
     return next((one for one in layer.parameters if len(one.shape) == 2), None)
 
 
 def num_outputs(layer: Layer) -> int:
-    """Return the number of outputs of a layer per row."""
+    """Return a layer's number of outputs per row."""
     return (matrix_of(layer) or layer.parameters[0]).shape[0]
 
 
 def shares(count: int, workers: int) -> list[int]:
-    """Split `count` into nearly equal parts, the larger ones first, without empty ones."""
+    """Split `count` into nearly equal parts, larger parts first; parts of zero are left out."""
     whole, rest = divmod(count, workers)
     return [part for i in range(workers) if (part := whole + (i < rest))]
 
@@ -107,13 +111,13 @@ def _found(workload: Workload) -> int:
 
 
 def _comes_first(workload: Workload, start: int) -> bool:
-    """Whether backward begins with the layers from `start` on, the last one first."""
+    """Whether backward begins with the layers from `start` to the end, in reverse order."""
     count = len(workload.layers)
     return workload.backward_order[: count - start] == tuple(range(count - 1, start - 1, -1))
 
 
 def _problem(workload: Workload, start: int) -> str | None:
-    """Return why the layers from `start` on cannot be split by outputs, or None."""
+    """Return why the layers from `start` to the end cannot be split by outputs, or None."""
     before: Layer | None = None
     for layer in workload.layers[start:]:
         shapes = [parameter.shape for parameter in layer.parameters]
@@ -143,16 +147,16 @@ def _problem(workload: Workload, start: int) -> str | None:
 
 
 def _rows_of(layer: Layer, batch_size: int) -> int:
-    """Return the rows of a sample in a layer: 1, or the number of its tokens."""
+    """Return a layer's number of rows per sample: 1, or the number of the sample's tokens."""
     row_nbytes = num_outputs(layer) * layer.parameters[0].element_size
     return max(1, round(layer.activation_nbytes / batch_size / row_nbytes))
 
 
 class LayerWork(NamedTuple):
-    """The work of some outputs of a layer.
+    """The costs of computing some outputs of a layer.
 
-    A linear layer computes input and weight gradients separately; for others `backward_weight` is
-    None.
+    A linear layer computes input gradients and weight gradients separately. Other layers compute
+    both in `backward_input`, and `backward_weight` is None.
     """
 
     forward: Cost
@@ -160,17 +164,17 @@ class LayerWork(NamedTuple):
     backward_weight: Cost | None
 
     def with_update(self, update: Cost) -> Self:
-        """Add the weight update at the end."""
+        """Add the cost of the weight update to the last part of backward."""
         if self.backward_weight is None:
             return self._replace(backward_input=self.backward_input + update)
         return self._replace(backward_weight=self.backward_weight + update)
 
 
 def layer_work(layer: Layer, share: float, part: float, accumulates: bool) -> LayerWork:
-    """Return the work of a `share` of a layer's outputs for `part` of its samples.
+    """Return the costs of a `share` of a layer's outputs for `part` of its samples.
 
-    Each product reads all weights or writes all their gradients, even for few samples.
-    `accumulates`: gradients are read and added.
+    Even for few samples, each matrix product reads all weights or writes all their gradients.
+    `accumulates`: weight gradients are added to existing gradients, which are read.
     """
     weights = layer.gradient_nbytes * share
     forward = _of(layer.forward, share, part, weights)
@@ -194,7 +198,10 @@ def update_work(layer: Layer, share: float) -> Cost:
 
 
 def _of(cost: Cost, share: float, part: float, weights: float) -> Cost:
-    """Return the cost for `part` of the samples; `weights` bytes do not depend on it."""
+    """Return the cost of a `share` of the outputs for `part` of the samples.
+
+    `weights`: bytes that are read or written for any number of samples.
+    """
     fixed = min(weights, cost.nbytes * share)
     nbytes = fixed + (cost.nbytes * share - fixed) * part
     return Cost(cost.flops * share * part, nbytes, cost.num_calls)

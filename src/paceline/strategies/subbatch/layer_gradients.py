@@ -27,15 +27,15 @@ from paceline.record.recorder import Recorder
 class CommunicationThread:
     """Completes exchanges in order, in parallel with computation.
 
-    Ranks create it collectively and begin exchanges in the same order. Waits are limited by the
-    group's deadline. After a failure all later exchanges fail, because they would no longer match
-    the other ranks' exchanges. `is_synchronous`: each exchange ends before the next computation
-    begins, for a profile.
+    All ranks create it together, and begin their exchanges in the same order. The group's deadline
+    limits each wait. If an exchange fails, all later exchanges fail, because they would no longer
+    match the other ranks' exchanges. `is_synchronous`: `begin` waits for the end of its exchange,
+    so that a profile can measure exchanges and computation separately.
     """
 
     def __init__(self, group: Group) -> None:
         self._device = group.device
-        # a separate group, so that its messages are not mistaken for other collectives
+        # Use a separate group, so that other collectives do not receive this thread's messages.
         self.process_group: dist.ProcessGroup | None = None
         self.is_synchronous = False
         self._thread: CallThread | None = None
@@ -52,9 +52,10 @@ class CommunicationThread:
         post: Callable[[], Pending],
         on_done: Callable[[float, float], None] = lambda *_: None,
     ) -> Future[Tensor]:
-        """Start an exchange by calling `post`, and return its future values.
+        """Start an exchange by calling `post`, and return a future of the exchanged values.
 
-        `on_done(begin_s, end_s)` is called with this host's clock before the future is set.
+        Before the future is set, the thread calls `on_done(begin_s, end_s)` with the times of the
+        exchange on this host's clock.
         """
         started = time.monotonic()
         begun = post()
@@ -64,11 +65,11 @@ class CommunicationThread:
             return future
         future = self._thread.submit(partial(self._finish, begun, started, on_done))
         if self.is_synchronous:
-            future.exception()  # waits; errors are raised by the future
+            future.exception()  # wait only; the caller gets an error from the future
         return future
 
     def close(self) -> None:
-        """End the thread after its exchanges; abandon it if it waits for a lost rank."""
+        """End the thread after its exchanges; abandon the thread if it waits for a lost rank."""
         if self._thread is not None:
             self._thread.close()
             self._thread = None
@@ -97,9 +98,9 @@ def begin_sum(values: Tensor, group: dist.ProcessGroup | None) -> Pending:
 class LayerGradients(Exchange):
     """Averages gradients layer by layer during backward.
 
-    `name`: the strategy's; its other exchanges use the same thread. Without a codec, a layer's
-    message contains flags of the gradients that changed on this rank, and a gradient that changed
-    on no rank is not modified.
+    `name`: name of the strategy. `thread`: also used by the strategy's other exchanges. Without a
+    codec, a layer's message also has a flag for each gradient that changed on this rank, and a
+    gradient that changed on no rank is not modified. With a codec, all gradients are averaged.
     """
 
     chunked = True
@@ -119,7 +120,7 @@ class LayerGradients(Exchange):
             self._encoded = CodecAllReduce(codec, ranks, group.device, group.deadline_s)
 
     def open(self, layout: Layout) -> None:
-        """Check that all gradients have the same type."""
+        """Raise InvalidInput unless all parameters have one real dtype (float32 for a codec)."""
         kinds = list(dict.fromkeys(slot.parameter.dtype for slot in layout.slots))
         encodable = self._encoded is None or kinds[0] == torch.float32
         if len(kinds) > 1 or kinds[0].is_complex or not encodable:
@@ -133,7 +134,7 @@ class LayerGradients(Exchange):
             self._encoded.begin_step()
 
     def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
-        """Start to average a layer; with a synchronous thread, after backward."""
+        """Start to average a layer's gradients; a synchronous thread starts after backward."""
         if self._thread.is_synchronous:
             self._postponed.append(chunk)
         else:
@@ -163,7 +164,10 @@ class LayerGradients(Exchange):
         self._running.append((chunk, future))
 
     def _post(self, layer: str, values: Tensor) -> Pending:
-        """Start the sum or the encoded average; all ranks raise NonFinite together."""
+        """Start to sum the values or, with a codec, to average them.
+
+        With a codec, all ranks raise NonFinite if a value of any rank is not finite.
+        """
         if self._encoded is None:
             return begin_sum(values, self._thread.process_group)
         work = self._encoded.reduce(layer, values, self._group.world_size)
@@ -181,7 +185,7 @@ class LayerGradients(Exchange):
 
     @torch.no_grad()
     def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
-        """Wait until all gradients are means."""
+        """Wait for all means, load them into the gradients, and return which gradients changed."""
         anywhere = [False] * len(touched)
         for chunk in self._postponed:
             self._begin(chunk, touched)
@@ -211,12 +215,15 @@ class LayerGradients(Exchange):
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes sent by this rank; a ring of n ranks sends 2 (n - 1) / n of the gradients."""
+        """Bytes that this rank has sent so far.
+
+        In a ring of n ranks without a codec, a step sends 2 (n - 1) / n times a rank's gradients.
+        """
         encoded = self._encoded.bytes_sent if self._encoded else 0
         return encoded + self._nbytes // self._group.world_size
 
     def statistics(self) -> Statistics:
-        """Return the statistics of the exchange so far."""
+        """Return the number of steps and the traffic so far."""
         sent = self.bytes_sent
         share = self._encoded.sent_share if self._encoded else None
         return Statistics(self.name, self._num_steps, sent, sent, None, None, sent_share=share)
@@ -226,7 +233,7 @@ class LayerGradients(Exchange):
         return self._encoded.state_dict() if self._encoded else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback saved by the same rank of as many ranks."""
+        """Load error feedback saved by the same rank of equally many ranks."""
         if self._encoded is not None:
             self._encoded.load_state_dict(state)
 

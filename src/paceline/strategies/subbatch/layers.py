@@ -1,9 +1,10 @@
-"""Forward and backward of a head's sharded layers, without autograd between layers.
+"""Run forward and backward of the head's layers on one rank, without autograd between layers.
 
-A linear layer needs all its inputs; its input gradients are partial sums, to be added over ranks.
-Activation functions and BatchNorm1d work on a rank's outputs. BatchNorm1d takes its statistics over
-a sub-batch. In torch.autocast products have its type; sums, messages and other layers have the type
-of the weights.
+Each rank has some outputs of every layer. A linear layer reads all inputs. A rank computes only its
+summand of the input gradients, so these are summed over ranks. Activation functions and BatchNorm1d
+work on a rank's own outputs. BatchNorm1d computes its statistics over a sub-batch. With
+torch.autocast, matrix products have autocast's dtype; sums, messages and other layers have the
+weights' dtype.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from paceline.training.models.sharded import Shard, Sharding
 
 
 def dropout_seed(seed: int, step: int, name: str) -> int:
-    """Return the seed of a dropout's mask; `seed`: the run's, `name`: of the dropout's module."""
+    """Return the seed of a dropout mask; `name`: name of the dropout module."""
     digest = hashlib.sha256(f"{seed}/{step}/{name}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
@@ -27,9 +28,9 @@ def dropout_seed(seed: int, step: int, name: str) -> int:
 class DropoutMasks:
     """The dropout masks of a step with `num_rows` rows over all ranks.
 
-    A mask equals that of `nn.Dropout` on a CPU for the whole batch, in rank order, after
-    `torch.manual_seed(dropout_seed(seed, step, name))`, for any number of workers and sub-batches.
-    Each rank draws the whole mask, which is cheap compared with a linear layer.
+    For any number of workers and sub-batches, a mask is the same as `nn.Dropout` draws on a CPU for
+    the whole batch, in rank order, after `torch.manual_seed(dropout_seed(seed, step, name))`. Each
+    rank draws the whole mask, which is cheap compared with a linear layer.
     """
 
     def __init__(self, seed: int, step: int, num_rows: int) -> None:
@@ -39,7 +40,10 @@ class DropoutMasks:
     def noise(
         self, name: str, p: float, num_outputs: int, rows: Tensor, shard: Shard, like: Tensor
     ) -> Tensor:
-        """Return the factors of some rows, 0 or 1 / (1 - p), in shape and type of `like`."""
+        """Return the factors of a rank's outputs in some rows, each 0 or 1 / (1 - p).
+
+        The result has the dtype and device of `like`.
+        """
         if name not in self._drawn:
             source = torch.Generator().manual_seed(dropout_seed(self._seed, self._step, name))
             kept = torch.empty(self._num_rows, num_outputs).bernoulli_(1 - p, generator=source)
@@ -50,7 +54,7 @@ class DropoutMasks:
 
 @dataclass
 class _Saved:
-    """A sub-batch's tensors for backward."""
+    """The tensors of a sub-batch that a layer keeps for backward."""
 
     inputs: Tensor
     leaf: Tensor
@@ -59,7 +63,10 @@ class _Saved:
 
 
 class HeadLayer:
-    """A head layer's outputs on this rank; `number` identifies a sub-batch."""
+    """Computes this rank's outputs of a layer of the head.
+
+    In its methods, `number` is the number of a sub-batch.
+    """
 
     def __init__(self, traced: TracedLayer, sharding: Sharding, rank: int) -> None:
         self.name, self.module, self.sharding = traced.name, traced.module, sharding
@@ -74,9 +81,10 @@ class HeadLayer:
         return list(self.module.parameters())
 
     def forward(self, number: int, inputs: Tensor, rows: Tensor, masks: DropoutMasks) -> Tensor:
-        """Return a sub-batch's outputs (N, own), and keep the tensors for backward.
+        """Return this rank's outputs for the N rows of a sub-batch; keep tensors for backward.
 
-        `inputs`: (N, all) for a linear layer, otherwise (N, own). `rows`: indices in the batch.
+        `inputs`: all features (N, features) for a linear layer; for other layers, only this rank's
+        features. `rows`: indices of the sub-batch's rows in the batch.
         """
         if self.is_linear:
             leaf = outputs = self._linear(inputs).requires_grad_()
@@ -88,7 +96,7 @@ class HeadLayer:
             )
         else:
             leaf = inputs.detach().requires_grad_()
-            # There are no statistics of zero samples.
+            # BatchNorm1d cannot compute statistics of zero rows, so an empty sub-batch skips it.
             weight, bias = self.module.weight, self.module.bias
             outputs = self.module(leaf) if len(leaf) else leaf * weight + bias
         with torch.enable_grad():
@@ -103,7 +111,7 @@ class HeadLayer:
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensor) -> Tensor:
-        """Return the outputs in evaluation mode."""
+        """Return this rank's outputs in evaluation mode."""
         self.module.eval()
         outputs = self._linear(inputs) if self.is_linear else self.module(inputs)
         self.module.train()
@@ -112,9 +120,10 @@ class HeadLayer:
         return outputs
 
     def backward_input(self, number: int, by_outputs: Tensor, scale: float) -> Tensor:
-        """Return the input gradients; for a linear layer this rank's summand.
+        """Return the input gradients; for a linear layer, only this rank's summand of these.
 
-        Accumulates the parameters' gradients of a BatchNorm1d, times `scale`.
+        `by_outputs`: gradients of the layer's outputs. For a BatchNorm1d, also accumulates the
+        gradients of its parameters, times `scale`.
         """
         saved = self._saved[number]
         if not self.is_linear:
@@ -130,7 +139,10 @@ class HeadLayer:
 
     @torch.no_grad()
     def backward_weight(self, number: int, scale: float) -> None:
-        """Accumulate a linear layer's parameter gradients, times `scale`; call it last."""
+        """Accumulate the gradients of a linear layer's parameters, times `scale`.
+
+        Call it after `backward_input`; it frees the tensors of the sub-batch.
+        """
         saved = self._saved.pop(number)
         assert saved.leaf_gradients is not None
         by_leaf = saved.leaf_gradients

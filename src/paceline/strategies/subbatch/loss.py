@@ -1,8 +1,8 @@
-"""Cross entropy of logits whose columns are split among ranks, and the check of a recipe's loss.
+"""Compute cross entropy if the columns of the logits are split among ranks.
 
-Rows are samples of a classifier, or tokens of a language model: logits (rows, classes), targets
-(rows,). Rows with target -100 are ignored, as in `torch.nn.functional.cross_entropy`; the loss is
-the mean over all other rows of the batch.
+Logits have shape (rows, classes), targets have shape (rows,). A row is a sample of a classifier, or
+a token of a language model. Rows with target -100 are ignored, as in
+`torch.nn.functional.cross_entropy`. The loss is the mean over all other rows of the batch.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ _INSTEAD = "use strategy allreduce, host or tree"
 
 
 def loss_terms(logits: Tensor, targets: Tensor, shard: Shard) -> Tensor:
-    """Return the terms of a rank's logits (N, size) for `CrossEntropy`: (N, 3).
+    """Return three terms per row of a rank's logits for `CrossEntropy`: shape (N, 3).
 
-    These are the largest logit m, the sum s of exp(logit - m), and the target's logit t, or 0 if
-    another rank has it.
+    `logits`: (N, size). The terms are the largest logit m, the sum s of exp(logit - m), and the
+    target's logit t, which is 0 if another rank has that logit.
     """
     largest = logits.amax(1)
     sums = (logits - largest.unsqueeze(1)).exp_().sum(1)
@@ -38,9 +38,10 @@ def loss_terms(logits: Tensor, targets: Tensor, shard: Shard) -> Tensor:
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """The loss of each row (N,), 0 if ignored, and M and log S for gradients.
+    """The loss of each row, and M and log S of each row to compute gradients.
 
-    From the terms m, s and t of all ranks (`loss_terms`):
+    `losses`: shape (N,), 0 for ignored rows. `largest`: M. `log_sum`: log S. They are computed from
+    the terms m, s and t of all ranks (`loss_terms`):
 
         M = max m,    S = sum of s exp(m - M),    loss = log S + M - sum of t
     """
@@ -51,18 +52,19 @@ class CrossEntropy:
 
     @classmethod
     def of(cls, terms: Tensor, targets: Tensor) -> Self:
-        """Compute the loss from all ranks' terms, in rank order: (ranks, N, 3)."""
+        """Compute the loss from the terms of all ranks, in rank order: shape (ranks, N, 3)."""
         largest, sums, of_target = terms.unbind(2)
         whole = largest.amax(0)
         log_sum = (sums * (largest - whole).exp()).sum(0).log()
-        # This order keeps the digits of a small loss with large logits.
+        # This order of operations does not cancel the digits of a small loss if logits are large.
         losses = log_sum + (whole - of_target.sum(0))
         return cls(losses.masked_fill_(targets == IGNORED, 0.0), whole, log_sum)
 
     def gradients(self, logits: Tensor, targets: Tensor, shard: Shard, scale: float) -> Tensor:
-        """Return the gradients (N, size) of `scale` times the sum of the losses.
+        """Return the gradients of `scale` times the summed losses, for a rank's logits (N, size).
 
-        The gradient by a logit is exp(logit - M) / S, less 1 at the target.
+        The gradient of a loss with respect to a logit is exp(logit - M) / S, minus 1 for the
+        target's logit.
         """
         found = (logits - self.largest.unsqueeze(1)).sub_(self.log_sum.unsqueeze(1)).exp_()
         rows, places = _own_targets(targets, shard)
@@ -71,7 +73,7 @@ class CrossEntropy:
 
 
 def _own_targets(targets: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
-    """Return the rows whose target is one of a rank's outputs, and its index there."""
+    """Return the rows whose target is among a rank's classes, and the target's index there."""
     places = targets - shard.first
     rows = ((places >= 0) & (places < shard.size)).nonzero().flatten()
     return rows, places[rows]
@@ -80,8 +82,8 @@ def _own_targets(targets: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
 def check_objective(recipe: Recipe, outputs: Any, targets: Any) -> None:
     """Raise InvalidInput unless a recipe's loss is cross entropy with a row for each target.
 
-    `outputs` and `targets`: of some samples. Only the outputs' shape is used; the score is tried
-    with zeros.
+    `outputs`: the model's outputs, of which only the shape is used. `targets`: the targets of the
+    same samples. If the recipe has a score, it is called once with outputs of zeros.
     """
     loss, name = recipe.loss, recipe.name
     if isinstance(targets, Tensor) and targets.dtype == torch.bool:
@@ -92,8 +94,8 @@ def check_objective(recipe: Recipe, outputs: Any, targets: Any) -> None:
     if not (of_tokens or loss in (class_loss, cross_entropy) or _is_plain(loss)):
         raise InvalidInput(
             "loss",
-            "must be cross_entropy without options, class_loss or next_token_loss, because workers "
-            "have parts of the logits",
+            "must be cross_entropy without options, class_loss or next_token_loss, because each "
+            "worker has only a part of the logits",
             got=_named(loss),
             hint=_INSTEAD,
         )

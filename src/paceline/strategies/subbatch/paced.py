@@ -1,7 +1,7 @@
 """Split models whose layers sleep for given times instead of computing, for rehearsals.
 
-Steps and exchanges are real. All values are zeros, except for the loss, and for gradients if a
-codec sends a share of them.
+Steps and exchanges are real. All values are zeros, with two exceptions: the loss, and the gradients
+if their codec sends only a share of the values.
 """
 
 import time
@@ -27,10 +27,10 @@ SubBatchTimes = Callable[[int, int], tuple[float, float, float]]
 
 
 class PacedHeadLayer(HeadLayer):
-    """A layer that sleeps in each sub-batch; `num_inputs` is None for a BatchNorm1d.
+    """A layer that sleeps in each sub-batch instead of computing.
 
-    `times`: from a sub-batch's number and rows to the seconds of forward, input gradients and
-    weight gradients.
+    `num_inputs`: None for a BatchNorm1d. `times`: given a sub-batch's number and its number of
+    rows, returns the seconds of forward, of input gradients and of weight gradients.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class PacedHeadLayer(HeadLayer):
         self._num_rows: dict[int, int] = {}  # by sub-batch
 
     def forward(self, number: int, inputs: Tensor, rows: Tensor, masks: DropoutMasks) -> Tensor:
-        """Sleep, and return zeros (N, own)."""
+        """Sleep for the time of forward, and return zeros instead of outputs."""
         time.sleep(self._times(number, len(inputs))[0])
         return torch.zeros(len(inputs), self.shard.size)
 
     def backward_input(self, number: int, by_outputs: Tensor, scale: float) -> Tensor:
-        """Sleep, and return zeros (N, inputs)."""
+        """Sleep for the time of the input gradients, and return zeros instead of these."""
         count = self._num_rows[number] = len(by_outputs)
         time.sleep(self._times(number, count)[1])
         return torch.zeros(count, self.module.weight.shape[-1])
@@ -66,7 +66,10 @@ class PacedHeadLayer(HeadLayer):
 
 
 class _PacedBody(PacedModel):
-    """A body with outputs (samples, rows, features), or (samples, features)."""
+    """A body whose layers sleep; its outputs have the shape that the head reads.
+
+    The shape is (samples, rows, features), or (samples, features) with one row per sample.
+    """
 
     def __init__(self, parts: Cut, times: LayerTimes, codec: str | None) -> None:
         start, matrix = len(parts.body.layers), matrix_of(parts.head[0])
@@ -78,12 +81,12 @@ class _PacedBody(PacedModel):
         super().__init__(parts.body, *own_times, 0.0, prod(self._shape), gradient_like)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Sleep, and return zeros; backward makes all gradients."""
+        """Sleep for the time of forward, and return zeros; backward also sleeps."""
         return super().forward(inputs).view(len(inputs), *self._shape)
 
 
 def paced_optimizer(each_s: float) -> Callable[[nn.Module], torch.optim.Optimizer]:
-    """Return a factory of optimizers that sleep for a time per value, and change nothing."""
+    """Return a factory of optimizers that sleep `each_s` per value, and change no parameter."""
     return lambda module: PacedSGD(
         list(module.parameters()), each_s * sum(one.numel() for one in module.parameters())
     )
@@ -92,7 +95,8 @@ def paced_optimizer(each_s: float) -> Callable[[nn.Module], torch.optim.Optimize
 def paced_model(workload: Workload, config: SubBatch, rank: int, device: PacedDevice) -> SplitModel:
     """Return a rank's part of a model that sleeps as long as a device would compute.
 
-    `workload`: the largest rank's part of a step. InvalidInput if there is no head to split.
+    `workload`: part of a step of the rank with the most samples. Raises InvalidInput if the model
+    cannot be split.
     """
     parts = cut(workload, config.head, config.workers)
     start, count = len(parts.body.layers), workload.batch_size * parts.rows_per_sample
@@ -126,7 +130,10 @@ def _seconds(
     number: int,
     num_rows: int,
 ) -> tuple[float, float, float]:
-    """Return the seconds of a sub-batch of `num_rows`, from a layer's work for `count` rows."""
+    """Return a layer's seconds for a sub-batch: forward, input gradients and weight gradients.
+
+    `count`: rows of the worker's whole batch. `num_rows`: rows of the sub-batch.
+    """
     work = layer_work(layer, share, num_rows / count, accumulates=number > 0)
     forward_s, input_s, weight_s = (
         0.0 if cost is None else rate.work_s(cost) + rate.latency_s(cost) for cost in work

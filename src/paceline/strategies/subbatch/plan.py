@@ -3,21 +3,24 @@
     worker0 compute   load body's forward | head 0 | head 1 | ... | body's backward       |  step
     exchange                      [gather 0][gather 1] [return 0] [return P-1] [layer 2][layer 1]
 
-Each of K workers trains the body on its batch. The step has P sub-batches (K, unless `sub_batch` is
-set). For each, all workers gather a Pth of their bodies' activations, run the head together, and
-return the activation gradients, while the next sub-batch is sent. Then the body's backward runs,
-and each layer's gradients are averaged during it. The head's gradients are never sent. With updates
-per sub-batch, a layer waits for its update before the next sub-batch.
+Each of K workers trains the body on its own batch. A step has P sub-batches; P is K unless
+`sub_batch` is set. For each sub-batch, all workers gather a Pth of the activations that their
+bodies have computed, run the head together, and return the activation gradients. Meanwhile the next
+sub-batch is sent. After the last sub-batch, the body's backward runs, and meanwhile the gradients
+of the body's layers are averaged. The head's parameter gradients are never sent. With
+`updates="sub-batch"`, a layer of the head begins a sub-batch only after its update with the
+previous sub-batch.
 
 A sub-batch in a head of two layers:
 
     worker0 compute        [fc1][fc2]        | [fc2 input][fc2 weight][fc1 input][fc1 weight]
     exchange        [send 1]  [send 2] [loss]             [reduce 2]               [reduce 1]
 
-Each worker has some outputs of every layer. A linear layer's inputs are gathered from all workers,
-and their gradients are summed over workers and returned to where they came from. The loss needs
-three values per row from each worker's logits. A row is a sample or, in a language model, a token.
-Workers exchange all targets during the body's forward.
+Each worker has some outputs of every layer of the head. A linear layer's inputs are gathered from
+all workers. The gradients of these inputs are summed over workers, and each worker receives the
+sums for the inputs that it sent. For the loss, workers exchange three values per row of their
+logits. A row is a sample or, in a language model, a token. During the body's forward, workers
+exchange all targets.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,28 +48,31 @@ from paceline.strategies.subbatch.head import (
     update_work,
 )
 
-LOSS, LABELS = "loss", "labels"  # parts of tasks
-_LOSS_VALUES = 3  # per row: largest logit, sum of exponentials, target's logit
-_LABEL_NBYTES, _LABELS_HEADER = 8, 2 * 8  # the header has the numbers of samples and rows
-_GRADIENTS = (2, 4)  # encodable bytes: float32 and the types that it holds exactly
-_FLOAT32 = (4,)  # encodable bytes of activations and their gradients
+LOSS, LABELS = "loss", "labels"  # names of exchanges in tasks (`part`)
+_LOSS_VALUES = 3  # values per row: largest logit, sum of exponentials, target's logit
+# Bytes of a target, and of a message's header, which has the numbers of samples and rows.
+_LABEL_NBYTES, _LABELS_HEADER = 8, 2 * 8
+# Element sizes that a codec of the body's gradients can encode: float32, and types that convert to
+# it exactly.
+_GRADIENTS = (2, 4)
+_FLOAT32 = (4,)  # element size that a codec of activations or their gradients can encode
 
 
 def weights_of(layer: str) -> str:
-    """Name the part of tasks that compute a layer's weight gradients."""
+    """Return the `part` of tasks that compute a layer's weight gradients."""
     return f"{layer}:weights"
 
 
 def returned_of(layer: str) -> str:
-    """Name the part of tasks that return the gradients of a layer's inputs."""
+    """Return the `part` of tasks that sum and return the gradients of a layer's inputs."""
     return f"{layer}:{Purpose.ACTIVATION_GRADIENTS}"
 
 
 def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window) -> Plan:
     """Plan a window of steps on the first `config.workers` devices.
 
-    InvalidInput if the model has no head to split, devices or links are missing, or a device's
-    speed with a codec is unknown.
+    Raises InvalidInput if the model cannot be split, if devices or links are missing, or if the
+    machine does not state a device's speed with a codec.
     """
     devices, workers = machine.first_devices(config.workers), config.workers
     parts = cut(workload, config.head, workers)
@@ -80,7 +86,8 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
         coding = coding_of(config.gradients, parts.body, devices, _GRADIENTS)
         for layer in parts.body.in_backward_order:
             if layer.parameters:
-                # Without a codec each parameter has a flag: its gradient has changed on some rank.
+                # Without a codec, a message also has a flag per parameter, which tells whether its
+                # gradient has changed.
                 flags = [] if coding else [one.element_size for one in layer.parameters]
                 size = layer.gradient_nbytes + sum(flags), layer.num_parameters
                 gradients[layer.name] = Collective.over(
@@ -95,15 +102,16 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
 
 
 def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[str, int]:
-    """Return the bytes of each device: a body, and its part of the head.
+    """Return the bytes of each device.
 
-    Gathered inputs are kept until backward: of all sub-batches, or of two if weights are updated
-    with each. InvalidInput as for `plan`.
+    A device has a replica of the body, and its part of the head.
+    The gathered inputs of all sub-batches are kept until backward. With updates per sub-batch, only
+    two sub-batches are kept at a time. Raises InvalidInput as `plan` does.
     """
     devices = machine.first_devices(config.workers)
     parts = cut(workload, config.head, config.workers)
     body, head, workers = parts.body, parts.head, config.workers
-    # A sub-batch keeps the gathered inputs of linear layers, and its part of the last outputs.
+    # For a sub-batch, a device keeps the gathered inputs of linear layers and its own logits.
     own_outputs = head[-1].activation_nbytes * _share(head[-1], workers)
     features = own_outputs
     for before, layer in zip([body.layers[-1], *head], head, strict=False):
@@ -111,24 +119,25 @@ def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[st
     num_passes = config.num_sub_batches(body.batch_size)
     of_one = (
         workers * -(-body.batch_size // num_passes) / body.batch_size
-    )  # in units of a worker's samples
+    )  # size of a sub-batch, relative to a worker's batch
     kept = min(workers, 2 * of_one) if config.updates == "sub-batch" else workers
-    # During the head there are no gradients of the body, but gradients of a sub-batch's outputs.
+    # While the head runs, the body has no gradients yet, but a sub-batch has gradients of logits.
     in_head = state_nbytes(body.layers) - body.gradient_nbytes + kept_nbytes(body.layers)
     in_head += round(features * kept + own_outputs * of_one) + body.input_nbytes
     needed = {device.name: max(in_head, replica_nbytes(body)) for device in devices}
     for layer in head:
         outputs = num_outputs(layer)
-        # Devices of the first of equal nodes have the largest shares.
+        # If the plan covers only the first of equal nodes, its devices have the largest shares.
         for device, own in zip(devices, shares(outputs, workers), strict=False):
             needed[device.name] += state_nbytes([layer]) * own // outputs
     return needed
 
 
 def sizes(workload: Workload, config: SubBatch) -> Iterator[SubBatch]:
-    """Yield configurations with larger sub-batches, unless the user set `sub_batch`.
+    """Yield the configurations to compare: larger sub-batches first, then `config` itself.
 
-    They are the whole step, its halves, quarters and so on; the last is the default, a Kth.
+    The sub-batches are the whole step, its halves, its quarters and so on. If the user has set
+    `sub_batch`, only `config` is yielded.
     """
     most, own = workload.batch_size * config.workers, config.num_sub_batches(workload.batch_size)
     num_passes = 1
@@ -140,7 +149,10 @@ def sizes(workload: Workload, config: SubBatch) -> Iterator[SubBatch]:
 
 @dataclass(frozen=True)
 class _LayerPass:
-    """A layer of the head for a sub-batch: each worker's work, and the exchanges."""
+    """A sub-batch in one layer of the head: the work of each worker, and the exchanges.
+
+    `gathered`: the exchange of the layer's inputs. `returned`: the exchange of their gradients.
+    """
 
     layer: str
     work: LayerWork
@@ -150,9 +162,9 @@ class _LayerPass:
 
 @dataclass(frozen=True)
 class _SubBatchPlan:
-    """A sub-batch through all layers of the head.
+    """A sub-batch in all layers of the head.
 
-    `waits`: a layer waits for its update with the sub-batch before.
+    `waits`: a layer first waits for its update with the previous sub-batch.
     """
 
     number: int
@@ -162,7 +174,10 @@ class _SubBatchPlan:
     waits: bool
 
     def tasks(self, step: int, computed: list[TaskId]) -> Iterator[Task]:
-        """Yield the tasks after each worker has `computed` the body's activations."""
+        """Yield the sub-batch's tasks.
+
+        `computed`: for each worker, the task that computes the body's activations.
+        """
         done = list(computed)
         for part in self.parts:
             yield from self._forward(step, part, done)
@@ -172,18 +187,18 @@ class _SubBatchPlan:
             yield from self._backward(step, part, done)
 
     def returned(self, step: int, worker: int) -> TaskId:
-        """Return the task that ends with a worker's activation gradients."""
+        """Return the task after which a worker has the gradients of its body's activations."""
         first = self.parts[0]
         if first.returned is not None:
             return first.returned.result(step, worker)
         return TaskId(step, Kind.BACKWARD, first.layer, worker, self.number)
 
     def updated(self, step: int, worker: int) -> list[TaskId]:
-        """Return the tasks that end with the parameter gradients of a worker's part."""
+        """Return the tasks that compute the parameter gradients of a worker's part of the head."""
         return [self._gradients(step, part, worker, self.number) for part in self.parts]
 
     def _forward(self, step: int, part: _LayerPass, done: list[TaskId]) -> Iterator[Task]:
-        """Yield a layer's forward, and set `done` to its last tasks."""
+        """Yield a layer's forward; `done`: each worker's last task, which is replaced."""
         if part.gathered is not None:
             for worker, ready in enumerate(done):
                 yield from part.gathered.encodes(step, worker, ready)
@@ -197,7 +212,10 @@ class _SubBatchPlan:
             done[worker] = own
 
     def _backward(self, step: int, part: _LayerPass, done: list[TaskId]) -> Iterator[Task]:
-        """Yield a layer's backward, and set `done` to the last tasks of its input gradients."""
+        """Yield a layer's backward; `done`: each worker's last task, which is replaced.
+
+        The new last task is the one after which the worker has its input gradients.
+        """
         for worker, device in enumerate(self.devices):
             on = (compute_lane(device.name),)
             own = TaskId(step, Kind.BACKWARD, part.layer, worker, self.number)
@@ -223,7 +241,7 @@ class _SubBatchPlan:
 def _sub_batches(
     parts: Cut, devices: tuple[Device, ...], config: SubBatch, ring: Ring | None
 ) -> Iterator[_SubBatchPlan]:
-    """Yield the sub-batches of a step, priced for the worker with the most outputs."""
+    """Yield the sub-batches of a step; the costs are those of the worker with the most outputs."""
     workers, batch_size = config.workers, parts.body.batch_size
     updates_each = config.updates == "sub-batch"
     there, back = None, None
@@ -233,7 +251,7 @@ def _sub_batches(
         back = coding_of(config.activation_gradients, head, devices, _FLOAT32)
     matrix = matrix_of(parts.head[-1])
     element_size = 4 if matrix is None else max(4, matrix.element_size)
-    loss_nbytes = _LOSS_VALUES * element_size * parts.rows_per_sample  # of a sample
+    loss_nbytes = _LOSS_VALUES * element_size * parts.rows_per_sample  # per sample
     for number, samples in enumerate(shares(batch_size, config.num_sub_batches(batch_size))):
         exchange = partial(_exchange, ring, workers, number)
         layers = []
@@ -263,16 +281,16 @@ def _exchange(
     coding: Coding | None,
     num_encoded: int,
 ) -> Collective | None:
-    """Return an all-gather, or a reduce-scatter, of `nbytes` per worker.
+    """Return an all-gather, or a reduce-scatter, of `nbytes` per worker; None without a ring.
 
-    Each worker encodes `num_encoded` parts and decodes a part of every worker.
+    Each worker encodes `num_encoded` parts, and decodes one part from every worker.
     """
     if ring is None:
         return None
     values = round(nbytes / 4)
     if coding is not None:
         nbytes = coding.wire_format.nbytes(values)
-    # It sends half of the bytes of an all-reduce.
+    # An all-gather or reduce-scatter sends half of the bytes of an all-reduce.
     on, whole = ring.reduction(workers * nbytes)
     transfer = Transfer(on, Cost(nbytes=whole.nbytes / 2, num_calls=whole.num_calls // 2))
     if coding is None or coding.speed.is_within_links:
@@ -296,14 +314,18 @@ def _step_tasks(
     update: Cost,
     step: int,
 ) -> Iterator[Task]:
-    """Yield the tasks of a step; `gradients`: by the body's layers in backward order."""
+    """Yield the tasks of a step.
+
+    `passes`: the sub-batches. `labels`: the exchange of targets. `gradients`: the all-reduce of
+    each layer of the body, in backward order. `update`: the cost of the weight update.
+    """
     workers, body = compute.workers, compute.workload
     backward: list[list[Task]] = []
     for worker in workers:
         tasks = list(compute.tasks(step, worker))
         backward.append([task for task in tasks if task.kind is Kind.BACKWARD])
         yield from (task for task in tasks if task.kind is not Kind.BACKWARD)
-    if labels is not None:  # sent before the first sub-batch
+    if labels is not None:  # targets are sent before the first sub-batch
         yield from labels.tasks(step, [TaskId(step, Kind.LOAD, "", worker) for worker in workers])
     last = body.layers[-1].name
     computed = [TaskId(step, Kind.FORWARD, last, worker) for worker in workers]

@@ -1,7 +1,8 @@
-"""Measure each part of a step separately, and count the planned bytes.
+"""Measure each part of a step separately, and count the bytes that the plan sends.
 
-The steps are real, but nothing overlaps: each exchange ends before the next computation begins, and
-the body's gradients are exchanged after its backward. The plan determines the overlap.
+The measured steps are real, but exchanges do not overlap with computation: each exchange ends
+before the next computation begins, and the body's gradients are exchanged after its backward. The
+overlap in normal steps is computed by simulating the plan.
 """
 
 from typing import get_args
@@ -29,18 +30,21 @@ from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.plan import LABELS, LOSS, plan
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 
-ANY_SPEED = Speed(1e9, 1e9)  # not used, because all parts of a step are measured
+ANY_SPEED = Speed(1e9, 1e9)  # without effect, because all parts of a step are measured
 _NUM_WARM_UP = 2
 _FEWEST_STEPS, _MOST_STEPS = 3, 40
 _WITHIN_LINKS = CodecSpeed(encode_values_per_s=float("inf"), decode_values_per_s=float("inf"))
-_ANY_LINE = LinearTime(0.0, 1e-9)  # not used either
-_LEARNING_RATE = 1e-6  # small, because NaNs and denormals compute at other speeds
+_ANY_LINE = LinearTime(0.0, 1e-9)  # without effect, because all exchanges are measured
+_LEARNING_RATE = 1e-6  # small, to avoid NaNs and denormals, which would change computing times
 
 
 def profile(
     model: SplitModel, trainee: TrainingSetup, config: SubBatch, group: Group, seconds: float
 ) -> PricedMachine:
-    """Measure for about `seconds` on all ranks together, then restore the model."""
+    """Measure for about `seconds`, restore the model, and return the machine and cost model.
+
+    All ranks call it together.
+    """
     tensors = [*model.module.parameters(), *model.module.buffers()]
     before = [tensor.detach().clone() for tensor in tensors]
     random_state = torch.get_rng_state()
@@ -79,11 +83,11 @@ def profile(
 def _calibrated(
     timeline: Timeline, workload: Workload, machine: Machine, config: SubBatch
 ) -> PricedMachine:
-    """Return the machine and the cost model of median times."""
+    """Return the machine, and a cost model with the median of the measured times."""
     spans = timeline.spans
     losses = machine.usual_losses.model_copy(update={"unrest": unrest_of_traced(spans)})
     machine = machine.model_copy(update={"losses": losses})
-    # Computing times are medians over all sub-batches. Exchanges have no owner.
+    # The median of a computing time is over all sub-batches. The key of an exchange has no owner.
     computed = median_durations(
         [span for span in spans if span.kind in COMPUTE],
         lambda span: PriceKey(span.on[0].owner, span.kind, span.part),
@@ -93,7 +97,7 @@ def _calibrated(
         lambda span: PriceKey("", span.kind, span.part, span.sub_batch),
     )
     if len(machine.devices) > 1:
-        # Measured exchanges include encoding and decoding.
+        # The measured time of an exchange includes encoding and decoding, so these are free.
         machine = linked_in_ring(machine, machine.devices, _ANY_LINE)
         codecs = dict.fromkeys(get_args(Kernel), _WITHIN_LINKS)
         machine = machine.with_each("hosts", codecs=codecs).with_each("devices", codecs=codecs)
@@ -110,7 +114,7 @@ def _calibrated(
 def planned_nbytes(workload: Workload, machine: Machine, config: SubBatch) -> dict[str, float]:
     """Return the planned bytes that each worker sends in a step, by purpose."""
     if len(machine.devices) > 1:
-        # A task has the bytes of all workers of a host, so place each on a separate host.
+        # A task has the bytes of all workers of a host, so place each worker on a separate host.
         names = [f"host{i}" for i in range(len(machine.devices))]
         hosts = tuple(machine.hosts[0].model_copy(update={"name": name}) for name in names)
         devices = tuple(

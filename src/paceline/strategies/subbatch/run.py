@@ -1,8 +1,8 @@
 """Run strategy subbatch: each rank has the body, and some outputs of the head's layers.
 
-The body's gradients are averaged layer by layer. The head's parameters, gradients and optimizer
-state exist on one rank only. A rehearsal replaces the layers by paced ones, and keeps steps,
-exchanges and measurements.
+The body's gradients are averaged layer by layer. Each part of the head, with its gradients and
+optimizer state, exists on one rank only. In a rehearsal, the layers sleep instead of computing;
+steps, exchanges and measurements are real.
 """
 
 from collections.abc import Iterator
@@ -42,12 +42,15 @@ from paceline.strategies.subbatch.state import save
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 from paceline.training.recipes.named import recipe_of, tried_with, workload_of
 
-_PACED_COPIES = 3  # planned tensors per parameter: itself, gradient, momentum
+_PACED_COPIES = 3  # planned tensors per parameter: parameter, gradient, momentum
 
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["SplitRunner"]:
-    """Yield this rank's runner; InvalidInput if model, data and workers do not fit."""
+    """Yield this rank's runner.
+
+    Raises InvalidInput if the model, the data and the number of workers do not fit together.
+    """
     setups.check_world_size(session.settings.workers, session.group)
     yield SplitRunner(session, *(_paced(session) if session.is_rehearsal else _real(session)))
 
@@ -65,7 +68,7 @@ class SplitRunner:
         self.about = about(session, trainee.workload)
 
     def measure(self) -> PricedMachine:
-        """Measure the parts of a step separately."""
+        """Measure the parts of a step separately; return a machine and a cost model."""
         session, seconds = self._session, self._session.settings.profile_s
         found = profile(self._model, self._trainee, session.config, session.group, seconds)
         self._machine = with_idle_cores(found.machine) if session.is_rehearsal else found.machine
@@ -77,7 +80,8 @@ class SplitRunner:
         device = self._machine.devices[group.rank].name
         recorder = Recorder(clock_for(group.device), device, group.rank)
         seed = getattr(session.settings, "seed", 0)
-        # The profile drew random numbers, and ranks need different dropout masks.
+        # Seed again, because the profile drew random numbers. Dropout in the body needs different
+        # masks on each rank.
         torch.manual_seed(seed + group.rank)
         trainer = SplitTrainer(
             *(self._model, config, group, recorder, trainee.optimizer, trainee.learning_rate, seed),
@@ -88,7 +92,8 @@ class SplitRunner:
         test = partial(evaluate, trainer, score=score)
         learner = Learner(self._model.body, trainer.step, test, trainer.state, trainer.load)
         trained = loop.train(session, trainee, recorder, trainer.replica, learner)
-        trainer.thread.close()  # not after an error, because it might wait for a lost rank
+        # Close the thread only after success: after an error it might wait for a lost rank.
+        trainer.thread.close()
         sent = group.gather(trainer.sent_nbytes)
         to_send = planned_nbytes(self.workload, self._machine, config)
         return outcome_of(

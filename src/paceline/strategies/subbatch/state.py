@@ -1,10 +1,11 @@
-"""Save and load the state of training with a sharded head, for any number of ranks.
+"""Save and load the state of training with a split head.
 
-Rank 0 gathers the rows of split tensors; each rank loads its rows. Files of a checkpoint:
+Rank 0 gathers the rows of split tensors. Each rank loads its own rows, so the number of ranks may
+change. A checkpoint has these files:
 
     model.safetensors        the whole model
-    optimizer.safetensors    UPDATED/..., by the part of the model that an optimizer updates
-    training.json            plain values of optimizers and schedules, the number of steps
+    optimizer.safetensors    tensors UPDATED/...; UPDATED is the part that an optimizer updates
+    training.json            plain values of optimizers and schedulers, and the number of steps
 """
 
 from collections.abc import Mapping
@@ -33,39 +34,41 @@ from paceline.exchange.checkpoints import State
 from paceline.links.group import Group
 from paceline.training.models.sharded import Sharding
 
-_TRAINING = "training"  # JSON part of this strategy's checkpoints
-Head = Mapping[str, Sharding]  # by layer; tensors have one row per output
+_TRAINING = "training"  # name of the JSON part in this strategy's checkpoints
+# The sharding of each layer of the head, by name; a layer's tensors have one row per output.
+Head = Mapping[str, Sharding]
 
 
 @dataclass(frozen=True)
 class _SavedTensor:
-    """This rank's part of a tensor, and the sharding of its rows, if any."""
+    """This rank's part of a tensor; `sharding` is None if its rows are not split."""
 
     tensor: Tensor
     sharding: Sharding | None
 
     @classmethod
     def of(cls, tensor: Tensor, name: str, head: Head) -> "_SavedTensor":
-        """Return the tensor of a named parameter or buffer."""
+        """Return a tensor with the sharding of its layer; `name`: its parameter or buffer."""
         return cls(tensor, head.get(name.rpartition(".")[0]) if tensor.dim() else None)
 
     @property
     def whole(self) -> Tensor:
-        """The whole tensor on the meta device."""
+        """A tensor on the meta device with the shape and dtype of the whole tensor."""
         shape, dtype = list(self.tensor.shape), self.tensor.dtype
         if self.sharding is not None:
             shape[0] = self.sharding.num_outputs
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def rows_of(self, rank: int) -> Tensor:
-        """Return a rank's rows, if `tensor` is the whole one."""
+        """Return a rank's rows; `tensor` must be the whole tensor."""
         return self.tensor if self.sharding is None else self.sharding.shard(rank)(self.tensor)
 
 
 def save(path: Path, model: nn.Module, head: Head, group: Group) -> None:
     """Write the whole model to rank 0's `path`; all ranks call it together.
 
-    A shared tensor is written under its first name. Rank 0 holds one whole tensor at a time.
+    A shared tensor is written under its first name. Rank 0 gathers one tensor at a time, so its
+    memory need not hold the whole model.
     """
     tensors = _tensors(model, head)
     if group.rank != 0:
@@ -91,7 +94,8 @@ def gather_state(
 ) -> State:
     """Return copies of the whole state on rank 0, and an empty state on others.
 
-    All ranks call it together. Optimizers and schedules are named by the part that they update.
+    All ranks call it together. `optimizers`, `schedules`: by the name of the part of the model that
+    they update.
     """
     saved = {f"model/{name}": one for name, one in _tensors(model, head).items()}
     values: dict[str, Json] = {}
@@ -119,9 +123,9 @@ def load_state(
     schedules: Mapping[str, LRScheduler],
     rank: int,
 ) -> int:
-    """Load a rank's part of a state, and return its number of steps.
+    """Load a rank's part of a saved state, and return its number of steps.
 
-    InvalidInput if it belongs to another strategy, model, optimizer or schedule.
+    Raises InvalidInput if the state is from another strategy, model, optimizer or scheduler.
     """
     saved = state.own_part(_TRAINING)
     try:
@@ -141,7 +145,10 @@ def load_state(
 
 
 def load_tensors(tensors: Mapping[str, Tensor], model: nn.Module, head: Head, rank: int) -> None:
-    """Load a rank's part of a whole model's tensors, by name; InvalidInput if one does not fit."""
+    """Load a rank's part of the whole model's tensors, given by name.
+
+    Raises InvalidInput if a name, shape or dtype differs.
+    """
     own = _tensors(model, head)
     wanted = {name: kind_of(one.whole) for name, one in own.items()}
     check_same("model", "tensor", wanted, {name: kind_of(one) for name, one in tensors.items()})
@@ -158,7 +165,7 @@ def _load_optimizer(
     tensors: Mapping[str, Tensor],
     values: Json,
 ) -> None:
-    """Load a rank's part of an optimizer's whole state."""
+    """Load a rank's part of the state that `gather_state` saved for an optimizer."""
     _, now = optimizer_state(optimizer, model.named_parameters())
     saved = values.get("parameters", {})
     check_same("optimizer", "parameter", _kinds(model, head, now), saved)
@@ -171,24 +178,24 @@ def _load_optimizer(
 
 
 def _tensors(model: nn.Module, head: Head) -> dict[str, _SavedTensor]:
-    """Return the model's tensors in file order, shared ones once."""
+    """Return the model's tensors in file order; a shared tensor has its first name only."""
     state = tensor_file.in_file_order(module_state(model))
     return {name: _SavedTensor.of(tensor, name, head) for name, tensor in state.items()}
 
 
 def _kinds(model: nn.Module, head: Head, values: Json) -> dict[str, str]:
-    """Return the whole shapes and types of an optimizer's parameters, by name."""
+    """Return the shapes and dtypes of an optimizer's parameters as if they were not split."""
     own = ((n, one) for n, one in model.named_parameters() if n in values["parameters"])
     return {name: kind_of(_SavedTensor.of(one, name, head).whole) for name, one in own}
 
 
 def _parameter_of(key: str) -> str:
-    """Return PARAMETER of a key state/PARAMETER/FIELD."""
+    """Return PARAMETER from a key "state/PARAMETER/FIELD"."""
     return key.removeprefix("state/").rpartition("/")[0]
 
 
 def _gathered(saved: _SavedTensor, group: Group) -> Tensor | None:
-    """Return a copy of a whole tensor on rank 0, None on others."""
+    """Return a copy of the whole tensor on rank 0, and None on other ranks."""
     own = saved.tensor.detach().cpu().contiguous()
     if saved.sharding is None:
         return own.clone() if group.rank == 0 else None

@@ -1,11 +1,12 @@
-"""Take the training steps of a model with a sharded head.
+"""Take the training steps of a model whose head is split among ranks.
 
     main      body's forward | fc1/0 fc1/1 | fc2/0 fc2/1 | backward ... | body's backward | update
     thread    [labels]    [fc1/0][fc1/1]    [fc2/0][fc2/1]  [loss/0] ...
 
-The sub-batches of a step (see `plan`) take turns: while one waits for an exchange, the next
-computes. All ranks take the same turns, so their exchanges have the same order. With updates per
-sub-batch, a sub-batch ends before the next one computes, but after that one's activations are sent.
+In the drawing, fc1/0 is sub-batch 0 in layer fc1. The sub-batches of a step (see `plan`) take
+turns: while a sub-batch waits for an exchange, the next sub-batch computes. All ranks take the same
+turns, so their exchanges have the same order. With updates per sub-batch, only the activations of
+the next sub-batch are sent in advance; it computes after the current sub-batch has ended.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,15 +46,16 @@ from paceline.training.models.sharded import Sharding
 from paceline.training.recipes.recipe import described
 
 Schedule = Callable[[Optimizer], LRScheduler | None]
-WHOLE, BODY = "model", "body"  # names of optimizers; others have the name of a head layer
+# Names of optimizers; the optimizer of a single layer of the head has the layer's name.
+WHOLE, BODY = "model", "body"
 
 
 @dataclass(frozen=True)
 class SplitModel:
     """A model on one rank: the body, and the rank's outputs of the head's layers.
 
-    `module` has the parameters of both. `batch_size`: largest number of a rank's samples in a step.
-    `rows_per_sample`: 1, or the number of a sample's tokens.
+    `module`: contains the parameters of both. `batch_size`: samples per step of the rank with the
+    most samples. `rows_per_sample`: 1, or the number of tokens of a sample.
     """
 
     module: nn.Module
@@ -64,16 +66,19 @@ class SplitModel:
 
     @property
     def num_classes(self) -> int:
-        """The number of the model's outputs per row."""
+        """The model's number of outputs per row, over all ranks."""
         return self.head[-1].sharding.num_outputs
 
     @property
     def shardings(self) -> dict[str, Sharding]:
-        """The sharding of the head's layers, by name."""
+        """The sharding of each layer of the head, by the layer's name."""
         return {layer.name: layer.sharding for layer in self.head}
 
     def activations(self, body: Callable[..., Tensor], share: Share, learning: Learning) -> Tensor:
-        """Return the body's outputs (samples, ..., features) in the type of the head."""
+        """Return the body's outputs (samples, ..., features) with the dtype of the head.
+
+        Raises InvalidInput unless there is a target for each row.
+        """
         with learning.autocast(share.targets.device):
             found = call(body, share.inputs)
         if not isinstance(found, Tensor) or found.shape[:-1] != share.targets.shape:
@@ -86,10 +91,11 @@ class SplitModel:
 
 
 class SplitTrainer:
-    """Takes the steps of a rank; all ranks create it together.
+    """Takes the training steps of a rank; all ranks create it together.
 
-    `seed`: of the dropout masks. `sent`: bytes sent for the head; `sent_of_loss`: for loss and
-    labels. Both include message headers of 40 bytes. InvalidInput for clipping with updates per
+    `seed`: seed of the dropout masks in the head. `sent`: bytes sent for activations and their
+    gradients. `sent_of_loss`: bytes sent for the loss and the labels. Both counts include message
+    headers of 40 bytes. Raises InvalidInput if gradients are to be clipped with updates per
     sub-batch.
     """
 
@@ -142,7 +148,7 @@ class SplitTrainer:
 
     @property
     def sent_nbytes(self) -> dict[str, float]:
-        """Bytes that this rank sends in a step, by purpose."""
+        """Mean number of bytes that this rank sends in a step, by purpose."""
         sent = {
             "activations": self.sent.activations_sent,
             "activation_gradients": self.sent.activation_gradients_sent,
@@ -152,25 +158,29 @@ class SplitTrainer:
         return {purpose: nbytes / max(1, self.num_steps) for purpose, nbytes in sent.items()}
 
     def num_copies(self, parameter: nn.Parameter) -> int:
-        """Count the tensors of a parameter: itself, its gradient, the optimizer's."""
+        """Count a parameter's tensors: itself, its gradient, and optimizer state of its shape."""
         kept = [one.state.get(parameter, {}).values() for one in self.optimizers.values()]
         tensors = [one for values in kept for one in values if isinstance(one, Tensor)]
         return 2 + sum(one.shape == parameter.shape for one in tensors)
 
     def state(self) -> State:
-        """Return the whole state on rank 0; all ranks call it together."""
+        """Return the whole state on rank 0, and an empty state on other ranks.
+
+        All ranks call it together.
+        """
         own = self.model.module, self.model.shardings, self.optimizers, self.schedules
         return gather_state(*own, self.num_steps, self.group)
 
     def load(self, state: State) -> None:
-        """Load this rank's part of a state."""
+        """Load this rank's part of a state that `state` returned."""
         own = self.model.module, self.model.shardings, self.optimizers, self.schedules
         self.num_steps = load_state(state, *own, self.group.rank)
 
     def step(self, source: Iterator[Share]) -> Tensor:
-        """Take a step and return the batch's mean loss, a 0-d tensor.
+        """Take a training step, and return the batch's mean loss as a 0-d tensor.
 
-        Raises NonFinite on all ranks, with the rank and the layer whose values are not finite.
+        If a value that is exchanged is not finite, raises NonFinite on all ranks; the message names
+        the rank and the layer.
         """
         recorder, model = self.recorder, self.model
         with recorder.phase(Kind.LOAD):
@@ -188,12 +198,13 @@ class SplitTrainer:
                 f"{error}; if the loss rose before, choose a smaller learning_rate{rate}"
             ) from error
         with recorder.phase(Kind.BACKWARD):
-            # The exchange averages over ranks, but these are gradients of the mean over all rows.
+            # Scale by the number of ranks, because the exchange will divide by it. These gradients
+            # belong to the mean over the rows of all ranks, so they must be summed.
             activations.backward(gradients.view_as(activations) * self.group.world_size)
         with recorder.phase(Kind.STEP):
             if self.learning.clip_norm is not None:
                 self._clip(self.learning.clip_norm)
-            whole = next(iter(self.optimizers.values()))  # of the model, or of its body
+            whole = next(iter(self.optimizers.values()))  # updates the model, or only its body
             whole.step()
             whole.zero_grad()
             for schedule in self.schedules.values():
@@ -220,7 +231,7 @@ class SplitTrainer:
         Returns the gradients (rows, features) of this rank's activations, and the batch's mean
         loss, a 0-d tensor.
         """
-        parts = activations.detach().tensor_split(len(batch.rows[0]))  # of samples
+        parts = activations.detach().tensor_split(len(batch.rows[0]))  # split by samples
         passes = [
             SubBatchPass(self, number, batch, masks, part.flatten(0, -2))
             for number, part in enumerate(parts)
@@ -229,7 +240,7 @@ class SplitTrainer:
         if self.updates_each:
             next(turns[0])
             for one, following in zip(turns, [*turns[1:], iter(())], strict=True):
-                next(following, None)  # its first turn sends activations
+                next(following, None)  # the first turn of a sub-batch sends its activations
                 for _ in one:
                     pass
         else:
@@ -239,15 +250,16 @@ class SplitTrainer:
         return gradients, torch.stack([one.loss for one in passes]).sum()
 
     def update(self, layer: HeadLayer) -> None:
-        """Update a layer of the head."""
+        """Update a layer of the head, and clear its gradients."""
         self.optimizers[layer.name].step()
         self.optimizers[layer.name].zero_grad()
 
     @torch.no_grad()
     def _clip(self, most: float) -> None:
-        """Clip the norm of the model's gradients.
+        """Clip the norm of the whole model's gradients.
 
-        Ranks exchange only the sum of squares of their parts of the head.
+        Each rank has the body's gradients. So ranks exchange only one value each: the sum of
+        squares of the gradients in their part of the head.
         """
         body, head = list(self.model.body.parameters()), self.model.head
         own = [parameter for layer in head for parameter in layer.parameters]
@@ -269,10 +281,10 @@ def _norm(parameters: list[nn.Parameter]) -> Tensor:
 
 
 class SubBatchPass:
-    """Forward and backward of one sub-batch.
+    """Runs forward and backward of one sub-batch through the head.
 
-    After all `turns`, `gradients` (N, features) are those of this rank's activations, and `loss` is
-    the sub-batch's part of the mean loss.
+    After all `turns`, `gradients` are the gradients (N, features) of this rank's activations, and
+    `loss` is the sub-batch's part of the batch's mean loss.
     """
 
     def __init__(
@@ -287,8 +299,9 @@ class SubBatchPass:
         self._number, self._batch, self._masks = number, batch, masks
         self._rows = batch.rows_of(number)
         self._targets = batch.targets[self._rows]
-        self._of_row = 1 / max(1, batch.num_counted)  # of the mean loss
-        # Updates per sub-batch use the gradients of the sub-batch's mean loss.
+        self._of_row = 1 / max(1, batch.num_counted)  # weight of a row in the batch's mean loss
+        # With updates per sub-batch, a layer is updated with gradients of the sub-batch's own mean
+        # loss. `_scale` converts gradients of the batch's mean loss to these.
         counted = num_counted(self._targets) if trainer.updates_each else 0
         self._updates = counted > 0
         self._scale = batch.num_counted / counted if counted else 1.0
@@ -296,7 +309,7 @@ class SubBatchPass:
         self.loss = activations.new_zeros(())
 
     def turns(self) -> Iterator[None]:
-        """Run the sub-batch; a turn ends after starting an exchange."""
+        """Run the sub-batch in turns; each turn but the last ends by starting an exchange."""
         values, last = self._activations, self._layers[-1]
         for place, layer in enumerate(self._layers):
             if layer.is_linear:
@@ -340,7 +353,11 @@ class SubBatchPass:
         return stack
 
     def _gather(self, place: int, values: Tensor) -> Future[Tensor]:
-        """Start gathering the inputs of a linear layer: rows of the body, columns of a layer."""
+        """Start gathering the inputs of a linear layer from all ranks.
+
+        For the first layer these are rows of the bodies' outputs; for others, columns of outputs of
+        the previous layer.
+        """
         what, sizes = "activations of the body", self._batch.sizes_of(self._number)
         if place:
             before = self._layers[place - 1]
@@ -351,7 +368,7 @@ class SubBatchPass:
         return self._begin(Kind.SEND, self._layers[place].name, post)
 
     def _return(self, place: int, gradients: Tensor) -> Future[Tensor]:
-        """Start summing the input gradients of a linear layer, each where its input came from."""
+        """Start summing a linear layer's input gradients, each on the rank that sent the input."""
         name, sizes = self._layers[place].name, self._batch.sizes_of(self._number)
         if place:
             gradients, sizes = gradients.t(), self._layers[place - 1].sharding.sizes

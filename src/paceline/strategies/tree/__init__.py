@@ -1,4 +1,4 @@
-"""Strategy tree: gradients are summed in a binary tree, the baseline of Le et al. 2018."""
+"""Strategy tree: sum gradients in a binary tree (the baseline of Le et al. 2018)."""
 
 from paceline.core.strategy import Options, Planning, Running, Strategy
 from paceline.strategies.tree import plan

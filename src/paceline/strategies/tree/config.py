@@ -8,6 +8,6 @@ from pydantic.dataclasses import dataclass
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Tree:
-    """A binary tree with worker 0 at its root."""
+    """Sum gradients in a binary tree with worker 0 at its root."""
 
     workers: Annotated[int, Field(ge=1)] = 2

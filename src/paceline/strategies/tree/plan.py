@@ -1,12 +1,13 @@
-"""Plan the tree of sums after backward (Le et al. 2018, section 2.3).
+"""Plan the sum of gradients in a binary tree (Le et al. 2018, section 2.3).
 
     worker0 compute   load fwd bwd |       add 1        add 2 |                step | load fwd
     worker0 exchange               | [up1]       [up2]        | [down2][down1]
     worker2 exchange               | [up3]       [up2]        | [down2][down3]
 
-After backward gradients are sent up a binary tree, whose workers are at distances 1, 2, 4, ... from
-their parents and add what they receive. The means are sent down, the largest distance first. The
-paper sends updated weights, which have the same size.
+After backward, workers send gradients up a binary tree. The rank of a worker differs from its
+parent's rank by 1, 2, 4, ...; a parent adds the gradients that it receives. Then the means are sent
+down, to the children with the largest rank difference first. The paper sends updated weights
+instead of means; both have the same size.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,24 +27,27 @@ from paceline.core.workload import Layer, Parameter, Workload, replica_nbytes
 from paceline.strategies.tree.config import Tree
 
 _ADD_TRAFFIC = 3  # bytes of memory traffic per byte added: two reads and one write
-_MESSAGE_TRAFFIC = 4  # the same per byte sent between processes: two copies
+_MESSAGE_TRAFFIC = 4  # bytes of memory traffic per byte sent between processes: two copies
 _SHARE = _ADD_TRAFFIC / _MESSAGE_TRAFFIC
 
 
 def parent(rank: int) -> int | None:
-    """Return the rank that receives a rank's gradients: clear its lowest set bit."""
+    """Return the rank that receives a rank's gradients; None for rank 0.
+
+    The parent's rank is the child's rank without its lowest set bit.
+    """
     return rank & (rank - 1) if rank else None
 
 
 def children(rank: int, world_size: int) -> list[int]:
-    """Return the ranks that send gradients to a rank, the nearest first."""
+    """Return the ranks that send gradients to a rank, in ascending order."""
     lowest = rank & -rank or world_size
     distances = (1 << level for level in range(world_size.bit_length()))
     return [rank + d for d in distances if d < lowest and rank + d < world_size]
 
 
 class _Edge(NamedTuple):
-    """The messages between a worker and its parent, and the parent's addition."""
+    """The messages between a worker and its parent, and the addition by the parent."""
 
     child: int
     parent: int
@@ -55,7 +59,7 @@ class _Edge(NamedTuple):
 def plan(workload: Workload, machine: Machine, config: Tree, window: Window) -> Plan:
     """Plan a window of steps on the first `config.workers` devices.
 
-    InvalidInput if devices or links are missing.
+    Raises InvalidInput if devices or links are missing.
     """
     devices, nbytes = machine.first_devices(config.workers), workload.gradient_nbytes
     edges = []
@@ -69,7 +73,10 @@ def plan(workload: Workload, machine: Machine, config: Tree, window: Window) -> 
 
 
 def memory(workload: Workload, machine: Machine, config: Tree) -> Mapping[str, int]:
-    """Return the bytes of each device: a replica, a send buffer, and one to receive if needed."""
+    """Return the bytes of each device.
+
+    A device has a replica and a buffer to send; a parent in the tree also has one to receive.
+    """
     devices = machine.first_devices(config.workers)
     replica, num_workers = replica_nbytes(workload), len(devices)
     buffers = [1 + bool(children(rank, num_workers)) for rank in range(num_workers)]
@@ -81,7 +88,7 @@ def memory(workload: Workload, machine: Machine, config: Tree) -> Mapping[str, i
 
 
 def _upwards(num_workers: int) -> list[tuple[int, int]]:
-    """Return all pairs of worker and parent, the nearest first."""
+    """Return all pairs of a worker and its parent, sorted by rank difference."""
     pairs = [(child, p) for child in range(num_workers) if (p := parent(child)) is not None]
     return sorted(pairs, key=lambda pair: (pair[0] - pair[1], pair[0]))
 
@@ -113,10 +120,11 @@ def _step_tasks(compute: ComputeStep, edges: Sequence[_Edge], step: int) -> Iter
 
 
 def calibrate(machine: Machine, measured: ExchangeSamples, config: Tree | None = None) -> Machine:
-    """Return the machine with a link for each edge of the tree, fitted to measured exchanges.
+    """Return the machine with a link per edge of the tree, fitted to measured exchanges.
 
-    Within a host of CPU workers, messages and additions share the memory's bandwidth, which is
-    fitted, too. Otherwise additions take the machine's speed, and links the remaining time.
+    CPU workers on one host share its memory bandwidth for messages and additions, so that bandwidth
+    is fitted, too. Otherwise the additions' time is computed from the machine's memory bandwidth,
+    and the links are fitted to the remaining time.
     """
     devices = machine.devices
     pairs = [(devices[child], devices[above]) for child, above in _upwards(len(devices))]
@@ -127,23 +135,23 @@ def calibrate(machine: Machine, measured: ExchangeSamples, config: Tree | None =
         traffic_per_s = _MESSAGE_TRAFFIC / byte_s
         machine = machine.with_each("hosts", memory_bandwidth_bytes_per_s=traffic_per_s)
         return linked(machine, pairs, LinearTime(latency_s / num_sends, byte_s))
-    # Additions take as long as on the slowest device or host.
+    # Assume that each addition takes as long as on the slowest GPU or host.
     gpus = [device for device in devices if device.kind == DeviceKind.GPU]
     slowest = min(part.memory_bandwidth_bytes_per_s for part in gpus or machine.hosts)
     call_s = max((gpu.call_latency_s for gpu in gpus), default=0.0)
     rest_s = seconds_per_byte - num_additions * _ADD_TRAFFIC / slowest
     each = LinearTime(
         max(0.0, latency_s - num_additions * call_s) / num_sends,
-        # Messages keep at least a hundredth, even if additions would take all of the time.
+        # Leave messages at least 1 % of the time, even if additions would take all of it.
         max(0.01 * seconds_per_byte, rest_s) / num_sends,
     )
     return linked(machine, pairs, each)
 
 
 def _in_turn(machine: Machine) -> tuple[float, float]:
-    """Return the numbers of sequential messages and additions in an exchange.
+    """Return the numbers of messages and additions on the longest path of an exchange.
 
-    An addition must not take longer than a message.
+    The result holds if an addition takes no longer than a message.
     """
     layer = Layer("one", (Parameter("one", (1,)),), 0, Cost(), Cost())
     workload = Workload("one", 1, (layer,), (0,), 0)
@@ -155,7 +163,7 @@ def _in_turn(machine: Machine) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _InMessages:
-    """A cost model in units of a message; computing takes no time."""
+    """A cost model whose unit of time is one message; computing takes no time."""
 
     addition: float
 

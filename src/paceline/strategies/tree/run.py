@@ -1,8 +1,8 @@
 """Run strategy tree: sum gradients in a binary tree (Le et al. 2018, section 2.3; BVLC/Caffe).
 
-Rank 0 divides the sums (step T-3) and sends means, where the paper's rank 0 sends updated
-parameters (T-5): with means every rank can clip and scale gradients. All messages are point to
-point.
+Rank 0 divides the sums by the number of ranks (T-3 in the paper's algorithm) and sends the means
+down the tree. In the paper, rank 0 sends updated parameters instead (T-5). With means, every rank
+can clip and scale gradients before its own update. All messages are point-to-point.
 """
 
 import itertools
@@ -28,11 +28,12 @@ from paceline.strategies.tree.plan import children, parent
 
 
 class FlatGradients:
-    """A flat buffer of all gradients of one type, followed by a flag for each.
+    """A flat buffer of all gradients of one dtype, and a flag for each gradient.
 
-    A flag is 1 if the gradient has changed, so the sum is the number of ranks with a change.
-    `as_views`: gradients are views of the buffer from the first exchange on. `receives`: the rank
-    has children, and needs a second buffer for their gradients.
+    A rank sets a flag to 1 if it changed the gradient, so the sum of a flag over ranks counts the
+    ranks that changed it. `as_views`: after the first exchange, gradients are views of the buffer.
+    `receives`: the rank has children in the tree, so it allocates a second buffer for their
+    gradients.
     """
 
     def __init__(
@@ -44,7 +45,8 @@ class FlatGradients:
         receives: bool,
     ) -> None:
         same = [slot for slot in layout.slots if slot.dtype == dtype]
-        # A view as complex values must begin at an even index, so complex slots come first.
+        # Complex slots come first, because a complex view must begin at an even index of the
+        # real-valued buffer.
         self._slots = sorted(same, key=lambda slot: not slot.parameter.is_complex())
         self._as_views = as_views
         sizes = [slot.num_values for slot in self._slots]
@@ -61,14 +63,14 @@ class FlatGradients:
         for slot, part in zip(self._slots, self._parts, strict=True):
             gradient = slot.parameter.grad
             if gradient is None:
-                # The buffer still has the mean of the step before.
+                # Clear the mean of the previous step from the buffer.
                 part.zero_()
             elif not _is_view(gradient, part):
                 part.copy_(gradient)
         self._flags.copy_(torch.tensor([float(touched[slot.index]) for slot in self._slots]))
 
     def copy_out(self) -> list[int]:
-        """Replace gradients that changed on any rank by their means; return the slots' indices."""
+        """Replace gradients that changed on any rank by their means; return their indices."""
         indices = []
         for slot, part, count in zip(self._slots, self._parts, self._flags.tolist(), strict=True):
             if not count:
@@ -90,11 +92,14 @@ def _is_view(gradient: Tensor, part: Tensor) -> bool:
     return gradient.data_ptr() == part.data_ptr() and gradient.numel() > 0
 
 
-_tags = itertools.count()  # a tag for each model, so that their messages are not confused
+_tags = itertools.count()  # each model has its own message tag, so that messages are not mixed up
 
 
 class TreeExchange(Exchange):
-    """One rank's exchange; with `as_views` gradients are views of the sent buffer."""
+    """One rank's exchange of gradients in the tree.
+
+    `as_views`: after the first exchange, gradients are views of the buffer that is sent.
+    """
 
     name = "tree"
     chunked = False
@@ -111,9 +116,9 @@ class TreeExchange(Exchange):
         self._flats: tuple[FlatGradients, ...] = ()
 
     def open(self, layout: Layout) -> None:
-        """Allocate buffers for each type of gradients.
+        """Allocate the buffers for each dtype of gradients.
 
-        InvalidInput for a GPU with gloo, which reads host memory only.
+        Raises InvalidInput for a GPU if the process group uses gloo, which reads host memory only.
         """
         group, needs_nccl = self._group, device_of(self._group.device).backend == "nccl"
         config = dist.get_backend_config(group.process_group) if group.exchanges else "nccl"
@@ -130,7 +135,7 @@ class TreeExchange(Exchange):
 
     @torch.no_grad()
     def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
-        """Send gradients up the tree, and means down."""
+        """Sum gradients up the tree, send the means down, and return which gradients changed."""
         started = time.monotonic()
         changed = [False] * len(touched)
         for flat in self._flats:
@@ -177,7 +182,7 @@ class TreeExchange(Exchange):
         )
 
     def statistics(self) -> Statistics:
-        """Return the traffic and time so far, all of it exposed."""
+        """Return the traffic and time so far; no part of the time overlaps with backward."""
         sent, received = self._bytes_sent, self._bytes_received
         return Statistics(self.name, self._num_steps, sent, received, self._exposed_s, 0.0)
 
@@ -189,10 +194,10 @@ class TreeExchange(Exchange):
 def method(
     config: Tree, compression: Compression | None = None, chunk: Chunking | None = None
 ) -> Method:
-    """Return the exchange, without codec and chunks."""
+    """Return the tree as the method of exchange; `compression` and `chunk` are ignored."""
     return Method("tree", TreeExchange, takes_codec=False)
 
 
 def replica(module: nn.Module, config: Tree, group: Group) -> ModelReplica:
-    """Wrap the module as a replica of the group."""
+    """Wrap the module, so that its gradients are averaged over the group."""
     return Synchronized(module, method(config), group=group, gradient_as_bucket_view=True)
