@@ -221,7 +221,10 @@ class TorchAllReduce(Listener):
         return {} if self._hook is None else self._hook.state_dict()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback, saved by the same rank among as many ranks; collective."""
+        """Load error feedback that the same rank saved; collective.
+
+        The number of ranks must be the same as then.
+        """
         self.open()
         if self._hook is not None:
             self._hook.load_state_dict(state)

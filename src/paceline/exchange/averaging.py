@@ -90,8 +90,8 @@ class Averaging:
     def run(self, given: Contribution, group: Group) -> Averaged:
         """Exchange a fragment with all workers of the group, collectively.
 
-        Raises InvalidInput if all workers' parameters are NaN or infinite, or if their exchanges
-        have different numbers.
+        Raises InvalidInput if the parameters of all workers are NaN or infinite, or if the workers
+        are in exchanges with different numbers.
         """
         is_fit = is_finite(given.own)
         weight = given.weight if is_fit else 0.0
@@ -110,7 +110,8 @@ class Averaging:
         repaired = tuple(rank for rank, one in enumerate(digests) if one != digests[0])
         if repaired:
             if group.rank in repaired:
-                self.digest = uuid.uuid4().hex  # differs from all, until the model is received
+                # no other worker has this digest, so a failed broadcast is repeated
+                self.digest = uuid.uuid4().hex
             group.broadcast(self._outer.tensors())
         group.broadcast(given.buffers)
         total = sum(weights)

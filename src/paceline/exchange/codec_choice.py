@@ -20,7 +20,7 @@ from paceline.exchange.compressed import CompressedAllReduce, Work
 
 Factory = Callable[[], Codec]
 
-_CODEC = wire_format(AUTO).name  # also used by plans for "auto"
+_CODEC = wire_format(AUTO).name  # plans use this codec for "auto", too
 _FACTORIES: dict[str, Factory] = {
     "plain": partial(Cast, "float32"),
     "encoded": partial(find_codec, _CODEC),
@@ -141,7 +141,7 @@ class AutoCodec(CodecChoice):
 
 
 class CodecAllReduce(CompressedAllReduce):
-    """An all-reduce with a codec, or with "auto", which encodes only where it is faster.
+    """An all-reduce with a codec; "auto" encodes only tensors for which this is faster.
 
     Created collectively. Raises InvalidInput if the ranks' codecs differ.
     """

@@ -154,7 +154,7 @@ class CompressedAllReduce:
         return self._codecs.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback, saved by the same rank among as many ranks."""
+        """Load error feedback that the same rank saved; the number of ranks must be the same."""
         self._codecs.load_state_dict(state)
 
     def close(self) -> None:

@@ -67,7 +67,7 @@ class ElasticWorkers:
         self._peer_state: InnerState | None = None
         self._feedback: dict[str, Tensor] = {}  # error feedback before the exchange
         self._is_open = True
-        self._all_closing_since: int | None = None  # number of the first such exchange
+        self._all_closing_since: int | None = None  # number of an exchange
         inner()  # raises if an optimizer's state cannot be sent
         self._steps = StepLock(optimizers, deadline_s)
         _replace_transport(self._manager, PeerTransport(self._backend))
@@ -208,7 +208,10 @@ class ElasticWorkers:
 
     @property
     def _farewell_number(self) -> float:
-        """Number of the exchange after the last exchange with contributions."""
+        """Number of the exchange after the last exchange with contributions.
+
+        Infinite until an exchange (`_all_closing_since`) has found all workers closing.
+        """
         since = self._all_closing_since
         return inf if since is None else since + self._num_fragments
 

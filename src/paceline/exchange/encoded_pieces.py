@@ -73,7 +73,7 @@ class PieceCodecs:
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback, saved by the same rank among as many ranks."""
+        """Load error feedback that the same rank saved; the number of ranks must be the same."""
         self._codecs, self._loaded = {}, dict(state)
 
 

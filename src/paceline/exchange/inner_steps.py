@@ -115,7 +115,7 @@ class InnerSteps:
     def _check(self, optimizer: Optimizer) -> None:
         if len(_parameters_of(self.optimizers)) != self._num_trained:
             hint = "create LocalUpdates after adding all parameter groups"
-            raise InvalidInput("optimizer", "has new parameters since LocalUpdates", hint=hint)
+            raise InvalidInput("optimizer", "has parameters added after LocalUpdates", hint=hint)
         self._check_gradients(optimizer)
 
     def _check_gradients(self, optimizer: Optimizer) -> None:

@@ -111,7 +111,7 @@ class Slot:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """The type of the summed values; for a complex gradient, the type of its real parts."""
+        """The type of the summed values; for a complex gradient, the type of its parts."""
         return self.parameter.dtype.to_real()
 
     @cached_property
@@ -160,7 +160,8 @@ class Layout:
     def of(cls, parameters: Sequence[NamedParameter], order: Sequence[int]) -> "Layout":
         """Lay out parameters in the given order.
 
-        A layer's gradients are adjacent. Layers are in the order of their last gradients.
+        A layer's gradients are adjacent. Layers are in the order in which the last gradient of each
+        layer becomes ready.
         """
         last = {parameters[index].layer: place for place, index in enumerate(order)}
         slots, offset = [], 0

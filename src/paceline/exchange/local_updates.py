@@ -231,9 +231,10 @@ class LocalUpdates:
             self.load_own_parameters(own)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this worker's state; save the model and optimizer separately.
+        """Return this worker's state, without the model and optimizer.
 
-        Contains only tensors and plain values, for `torch.load` with `weights_only`.
+        Save the model and optimizer separately. The state contains only tensors and plain values,
+        so that `torch.load` can read it with `weights_only`.
         """
         running = self._running
         if running is not None and self._wait(running).peer_state is not None:

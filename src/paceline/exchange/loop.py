@@ -80,11 +80,11 @@ def train(
     """Train a model whose gradients `replica` exchanges, and close the replica.
 
     `learner`: takes the steps. Default: steps of the whole model. The last steps of the second
-    epoch are traced, or those of a single epoch; exchanges are recorded only in the traced epoch.
-    The result's `step_seconds` are those of all other epochs, without each epoch's first steps. If
-    there is a single epoch, they are those of its untraced steps. Raises InvalidInput for the
-    learning rate if a loss is NaN or infinite. After SIGINT, saves the state and raises
-    Interrupted.
+    epoch are traced; if there is only one epoch, its last steps. Exchanges are recorded only in the
+    traced epoch. The result's `step_seconds` are times of steps of all other epochs, without each
+    epoch's first steps. If there is only one epoch, they are times of its untraced steps. Raises
+    InvalidInput for the learning rate if a loss is NaN or infinite. After SIGINT, saves the state
+    and raises Interrupted.
     """
     if learner is None:
         learner = WholeModel(session, setup, recorder, replica).learner
@@ -326,7 +326,7 @@ def traced_steps(epoch_steps: Sequence[int], first: Place | None = None) -> Plac
 
 
 def num_untraced(num_steps: int, *, is_only: bool) -> int:
-    """Return the number of steps of an epoch before the traced ones."""
+    """Return the number of an epoch's steps before its traced steps."""
     steady = max(0, num_steps - NUM_WARM_UP)
     return max(0, num_steps - min(NUM_TRACED, max(2, steady // 2) if is_only else max(1, steady)))
 

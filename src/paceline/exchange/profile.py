@@ -1,8 +1,8 @@
 """Profile a model's layers and the exchanges between ranks, for a plan.
 
 The profile takes real training steps of a copy of the model on all ranks in parallel, because
-workers on one host slow each other down. For a rehearsal, layer times are replaced by the emulated
-ones.
+workers on one host slow each other down. For a rehearsal, the layer times of the emulated device
+replace the measured layer times.
 
 The layers of an exchange overlap: one layer is summed while the next layer is sent. The plan models
 this overlap. So the profile converts the measured time of all layers to the time of one large
@@ -44,7 +44,7 @@ from paceline.training.models.paced import QUEUED_S
 _NUM_WARM_UP = 2
 _MOST_ROUNDS, _MOST_TRACED = 400, 100
 _SMALL_NBYTES = 1024
-# larger than caches, so that time is proportional to even larger sizes
+# larger than caches, so that times of even larger exchanges are proportional to their sizes
 _LARGEST_NBYTES = 128 * 2**20
 _NUM_HALVINGS = 24
 _LAYERS = (Kind.FORWARD, Kind.BACKWARD)

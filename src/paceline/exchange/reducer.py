@@ -383,6 +383,6 @@ class Reducer(Listener):
             self._opened().discard()
 
     def _forget_gradients(self) -> None:
-        """Remove gradients of this rank alone, so that no optimizer uses them."""
+        """Remove this rank's gradients, which are not averaged, so that no optimizer uses them."""
         for one in self._named:
             one.parameter.grad = None

@@ -76,7 +76,7 @@ class ModelReplica(Protocol):
         return {}
 
     def load_exchange_state(self, state: dict[str, Tensor]) -> None:
-        """Load the state saved by the same rank among as many ranks."""
+        """Load the state that the same rank saved; the number of ranks must be the same."""
         return
 
     def statistics(self) -> Statistics:
@@ -145,7 +145,7 @@ class Exchange(Protocol):
         return {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load the state saved by the same rank among as many ranks."""
+        """Load the state that the same rank saved; the number of ranks must be the same."""
         return
 
     def statistics(self) -> Statistics:

@@ -42,7 +42,7 @@ from paceline.record.merge import gather_timeline
 from paceline.record.recorder import Recorder
 from paceline.training.models.paced import Stretched
 
-SLACK_S = 1e-3  # tolerance for hooks of one gradient, which record their times one after another
+SLACK_S = 1e-3  # tolerance, because hooks of one gradient record their times one after another
 _INTERVAL, _MOST_ROUNDS = 10, 10  # steps between checks of balanced shares, and most checks
 _PERIOD_STEPS = 8  # as in planner.forecast
 Replicate = Callable[..., ModelReplica]  # (module, config, group, *, tuner=...)

@@ -15,7 +15,8 @@ from paceline.core.rounds import Rounds
 from paceline.exchange.averaging import Averaged, Contribution
 
 _KEPT_TIMES = 256  # exchanges kept in the log
-NO_EXCHANGE: dict[str, Any] = {"due": None, "sent": [], "buffers": []}  # if no exchange runs
+# the saved state if no exchange runs
+NO_EXCHANGE: dict[str, Any] = {"due": None, "sent": [], "buffers": []}
 
 
 class RoundPlace:

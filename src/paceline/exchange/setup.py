@@ -107,7 +107,7 @@ def setup_for(
 def check_world_size(workers: int | str, group: Group) -> None:
     """Raise InvalidInput if the number of ranks differs from the settings."""
     if group.world_size != workers:
-        raise InvalidInput("workers", f"must equal the {group.world_size} ranks", got=workers)
+        raise InvalidInput("workers", f"must be {group.world_size}, as many as ranks", got=workers)
 
 
 def _real(settings: TrainSettings, group: Group) -> TrainingSetup:
@@ -160,7 +160,7 @@ def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
         return optimizer_for(settings)
     for name in ("learning_rate", "momentum"):
         if getattr(settings, name) is not None:
-            raise InvalidInput(name, "requires --optimizer, because the recipe has its own")
+            raise InvalidInput(name, "requires --optimizer, because the recipe sets an optimizer")
     return checked_optimizer(recipe.name or NAMELESS, recipe.optimizer)
 
 

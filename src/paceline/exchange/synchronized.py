@@ -80,7 +80,7 @@ class Synchronized(DistributedDataParallel):
                 # a group of one rank, without messages
                 arguments["process_group"] = dist.ProcessGroup(HashStore(), 0, 1)
         else:
-            # before DistributedDataParallel's own collectives, which hang for different models
+            # check before DistributedDataParallel's own collectives, which hang if models differ
             self._check(module, arguments, group)
         super().__init__(module, **arguments)
         if self._gradients is not None:
@@ -121,7 +121,7 @@ class Synchronized(DistributedDataParallel):
         if isinstance(self._gradients, Reducer):
             self.reducer, self._tuner = self._gradients, self._gradients.tuner
             self._gradients.record(self._reducer_recorder)
-            # torch's _ddp_init_helper, which is not called, does this
+            # torch's _ddp_init_helper does this, but is not called here
             self._passing_sync_batchnorm_handle(self.module)
         else:
             self._gradients.register(self.reducer, self._reducer_recorder)
@@ -194,9 +194,9 @@ class Synchronized(DistributedDataParallel):
     def _before_forward(self) -> None:
         """Rebuild the reducer if trainable parameters or their types changed.
 
-        Paceline's reducer is not rebuilt if parameters become frozen. Torch's reducer is, unless
-        all parameters are frozen, as those of a discriminator during a generator's step: then
-        nothing is exchanged.
+        If parameters become frozen, only torch's reducer is rebuilt. If all parameters are frozen,
+        as those of a discriminator during a generator's step, no reducer is rebuilt, and nothing is
+        exchanged.
         """
         has_changed = any(parameter.requires_grad for parameter in self._frozen)
         if isinstance(self._gradients, TorchAllReduce):
@@ -339,7 +339,7 @@ class Synchronized(DistributedDataParallel):
         return {} if self._gradients is None else self._gradients.state()
 
     def load_exchange_state(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback, saved by the same rank among as many ranks."""
+        """Load error feedback that the same rank saved; the number of ranks must be the same."""
         if self._gradients is not None:
             self._gradients.load_state(state)
 

@@ -64,7 +64,7 @@ class Trials:
     def finish_measurement(
         self, group: Group, chunk: int | None = None, is_searched: bool = False
     ) -> None:
-        """End a turn, or compare the last steps with earlier ones, collectively.
+        """End a turn, or compare the last steps with earlier steps; collective.
 
         `chunk`: current number of layers per chunk. `is_searched`: whether a search still changes
         this number.
@@ -77,7 +77,7 @@ class Trials:
         self._choice.add(steps, is_steady=not is_searched)
 
     def fail(self, error: InvalidInput) -> None:
-        """Remove the current exchange, which cannot be used here."""
+        """Remove the current exchange from the candidates, because of an error."""
         self._failed[self.name] = str(error)
         self._choice.drop()
 
@@ -179,7 +179,7 @@ class Checked:
         self._replica.load_exchange_state(state)
 
     def record(self, recorder: Recorder | None) -> None:
-        """Record all exchanges from now on, of any candidate."""
+        """Record all exchanges from now on, by whichever candidate is in use."""
         self._recorder = recorder
         self._replica.record(recorder)
 

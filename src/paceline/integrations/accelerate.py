@@ -14,7 +14,7 @@ from paceline.core.errors import InvalidInput
 from paceline.integrations.data_parallel import DataParallel, check_hook
 
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-_OTHERS = ("DEEPSPEED", "FSDP", "MEGATRON_LM")  # on CPUs, only environment variables name them
+_OTHERS = ("DEEPSPEED", "FSDP", "MEGATRON_LM")  # on CPUs, read from the environment
 _MARK = "_is_accelerate_prepared"  # Accelerate's mark on prepared objects
 
 

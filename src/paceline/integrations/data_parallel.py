@@ -40,12 +40,13 @@ class DataParallel(Synchronized):
     """Runs `module` on this rank's samples and averages the gradients of all ranks.
 
     It has the arguments and behaviour of torch's DistributedDataParallel. At creation it checks
-    that all ranks have the same module, and broadcasts rank 0's. Before each forward pass it sends
-    rank 0's buffers. If a parameter got no gradient in a backward pass, the next forward pass
-    raises, unless `find_unused_parameters` is set. Arguments about buckets (`bucket_cap_mb`,
-    `bucket_cap_mb_list`, `batched_grad_copy`, `skip_all_reduce_unused_params`) affect only torch's
-    reducer. Launch one process per rank with torchrun; the default process group is created if it
-    is missing. Without torchrun's environment variables, DataParallel only calls the module.
+    that all ranks have the same model, and broadcasts rank 0's parameters and buffers. Before each
+    forward pass it sends rank 0's buffers. If a parameter got no gradient in a backward pass, the
+    next forward pass raises, unless `find_unused_parameters` is set. Arguments about buckets
+    (`bucket_cap_mb`, `bucket_cap_mb_list`, `batched_grad_copy`, `skip_all_reduce_unused_params`)
+    affect only torch's reducer. Launch one process per rank with torchrun. The default process
+    group is created if it is missing. Without torchrun's environment variables, DataParallel only
+    calls the module.
 
     `exchange`: how gradients are averaged. "host" sums them in host memory during backward.
     "allreduce" uses torch's reducer. "tree" sums them in a binary tree, the classical baseline.

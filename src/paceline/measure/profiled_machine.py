@@ -17,12 +17,12 @@ from paceline.measure.device_profile import DeviceProfile
 from paceline.measure.this_machine import Speed, host_here, memory_bytes
 
 _SOURCE = "measured by the workers before this run"
-# Threads for messages in a process: ZeroMQ's, which encrypts, and one that checks and copies.
+# Each process has two threads for messages: ZeroMQ's thread encrypts, another checks and copies.
 _MESSAGE_THREADS = 2
 
 
 def device_name(kind: str, number: int) -> str:
-    """Return a device's name in plans; number 0 is the hub's."""
+    """Return a device's name in plans; the hub has number 0."""
     return f"{kind}{number}"
 
 

@@ -76,11 +76,11 @@ def check_spans(spans: Iterable[Span], worker: int) -> None:
     for span in spans:
         where = f"of step {span.step}, part {span.part[:20]!r}"
         if span.worker != worker:
-            raise InvalidInput("trace", f"has a span of worker {span.worker}")
+            raise InvalidInput("trace", f"has a span of worker {span.worker}, not {worker}")
         if not (0 <= span.start_s <= span.end_s < float("inf")):
-            raise InvalidInput("trace", f"has a span from {span.start_s} to {span.end_s} s")
+            raise InvalidInput("trace", f"has an invalid span: {span.start_s} to {span.end_s} s")
         if not 0 <= span.step < 2**31 or len(span.part) > _LONGEST_NAME:
-            raise InvalidInput("trace", f"has a span {where}")
+            raise InvalidInput("trace", f"has a span {where}, which is out of range")
         if len(span.on) > _MOST_RESOURCES or any(len(one.owner) > _LONGEST_NAME for one in span.on):
             raise InvalidInput("trace", f"has a span {where} with too many or too long resources")
 
