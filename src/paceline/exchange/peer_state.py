@@ -154,7 +154,7 @@ class PeerTransport:
                 self._received(bytes_of(tensors[name]), src_rank)
             state: dict[str, Any] = together(values, tensors)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise InvalidInput("state", f"is malformed (sent by {src_rank}): {error}") from None
+            raise InvalidInput("state", f"is malformed (from worker {src_rank}): {error}") from None
         return state
 
     def disallow_checkpoint(self) -> None:
