@@ -28,7 +28,7 @@ _DEADLINE_S = 1800.0  # torch's default timeout of gloo
 
 
 class HookState(CodecAllReduce):
-    """State of the hook: process groups, error feedback and counters."""
+    """State of the encoding hook: process groups, error feedback and counters."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class HookState(CodecAllReduce):
         self.guard = NonFiniteGuard(compression.on_nonfinite)
         super().__init__(compression.codec, ranks, device, deadline_s)
         self.recorder: Recorder | None = None
-        self._numbers: dict[int, int] = {}  # parameters in the order of their first bucket
+        self._numbers: dict[int, int] = {}  # number of each parameter, by id(parameter)
 
     @property
     def num_nonfinite(self) -> int:
@@ -49,11 +49,11 @@ class HookState(CodecAllReduce):
 
     @property
     def num_skipped(self) -> int:
-        """Number of steps skipped because of them."""
+        """Number of steps skipped because of NaN or infinite values."""
         return self.guard.num_skipped
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Start to average a bucket; the future returns its gradients."""
+        """Start to average a bucket; the future returns the averaged gradients."""
         gradients = bucket.buffer()
         if gradients.dtype not in _ENCODED:
             problem = "requires float32, float16 or bfloat16 gradients"
@@ -118,19 +118,20 @@ def ddp_hook(
 ) -> tuple[HookState, Hook]:
     """Return state and hook for `register_comm_hook(*ddp_hook("dynamic8"))`.
 
-    All ranks must call it together with the same codec: a name, a codec, or "auto", which uses
-    dynamic8 where it makes steps faster. `process_group`: DistributedDataParallel's, with backend
-    gloo or nccl. If a value is not finite on any rank, no rank takes the step: a GradScaler skips
-    it; otherwise the optimizer raises NonFinite, or does nothing with `on_nonfinite="skip"`. The
-    state counts such values and steps. Raises InvalidInput for unsupported arguments.
+    All ranks must call it together with the same codec. `codec`: a name, a codec object, or "auto",
+    which uses dynamic8 only if it makes steps faster. `process_group`: the process group of the
+    DistributedDataParallel; its backend must be gloo or nccl. If a value is NaN or infinite on any
+    rank, no rank takes the step: a GradScaler skips it. Without a GradScaler, the optimizer raises
+    NonFinite or, with `on_nonfinite="skip"`, does nothing. The state counts NaN and infinite values
+    and skipped steps. Raises InvalidInput for unsupported arguments.
 
-    Error feedback of the first step is dropped, because torch then rebuilds its buckets.
+    Error feedback of the first step is dropped, because torch rebuilds its buckets after that step.
     """
     if not dist.is_initialized():
         hint = "call torch.distributed.init_process_group first"
         raise InvalidInput("ddp_hook", "requires a process group", hint=hint)
     ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-    # nccl alone, or with gloo for host memory
+    # the backend is nccl alone, or nccl for GPUs and gloo for host memory
     has_nccl = "nccl" in dist.get_backend_config(process_group)
     device = current_gpu() if has_nccl else torch.device("cpu")
     state = HookState(Compression(codec, on_nonfinite), ranks, device, deadline_s)
@@ -140,7 +141,7 @@ def ddp_hook(
 class TorchAllReduce(Listener):
     """Counts, encodes or records the exchanges of DistributedDataParallel's reducer.
 
-    `on_exchanged` is called after each exchange, which requires a hook on each parameter.
+    `on_exchanged`: called after each exchange. If it is given, each parameter gets a hook.
     """
 
     def __init__(
@@ -188,9 +189,10 @@ class TorchAllReduce(Listener):
         return self._hook.exchange(bucket)
 
     def open(self) -> None:
-        """Create the encoding hook's state, collectively; the first bucket does it otherwise.
+        """Create the state of the encoding hook; collective.
 
-        Raises InvalidInput if ranks have different codecs.
+        If this is not called, the first bucket creates the state. Raises InvalidInput if ranks have
+        different codecs.
         """
         if self._compression is not None and self._hook is None:
             group = self._join()
@@ -219,13 +221,20 @@ class TorchAllReduce(Listener):
         return {} if self._hook is None else self._hook.state_dict()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback saved by the same rank of as many ranks, collectively."""
+        """Load error feedback that the same rank saved; collective.
+
+        The number of ranks must be the same as then.
+        """
         self.open()
         if self._hook is not None:
             self._hook.load_state_dict(state)
 
     def statistics(self) -> Statistics:
-        """Return the bytes that a ring sends, 2 (n - 1) / n of all; times are unknown."""
+        """Return traffic and counters of the exchanges; times are unknown.
+
+        Without a codec, the traffic is that of a ring of n ranks: each sends 2 (n - 1) / n times
+        the gradients' bytes.
+        """
         hook, steps = self._hook, self._num_steps
         if hook is None:
             n = self._join().world_size
@@ -255,7 +264,7 @@ class TorchAllReduce(Listener):
 
 
 def _recorded(recorded: tuple[Recorder, Group], bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Average the bucket bit-identically to DistributedDataParallel without a hook."""
+    """Record and average a bucket, with the same bits as DistributedDataParallel without a hook."""
     recorder, group = recorded
     exchange = recorder.join_exchange(str(bucket.index()))
 

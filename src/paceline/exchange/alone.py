@@ -1,7 +1,7 @@
-"""Time steps of the fastest rank alone and of all ranks, in turns, before a training.
+"""Before a training, time steps of the fastest rank alone and of all ranks, in turns.
 
-The steps are those of copies of the model, so that training starts from the same weights. All ranks
-decide equally, by the slowest rank's time.
+The steps train copies of the model, so that the training itself starts from unchanged weights. All
+ranks decide equally, because a step's time is the slowest rank's time.
 """
 
 import copy
@@ -26,7 +26,7 @@ Step = Callable[[], object]
 
 
 class Comparison(NamedTuple):
-    """Median steps of the same samples by one rank alone, and by all; which of them is faster."""
+    """Median step times of one rank alone and of all ranks together, for the same samples."""
 
     alone_s: float
     together_s: float
@@ -40,9 +40,9 @@ def compare_with_alone(
     parts: Sequence[int],
     lone_rank: int,
 ) -> Comparison:
-    """Time both, collectively, in about thirty steps.
+    """Compare steps of `lone_rank` alone with steps of all ranks; collective.
 
-    `parts`: samples of each rank in a step of all.
+    Takes about thirty steps. `parts`: number of samples of each rank in a step of all ranks.
     """
     # a tie goes to all ranks, because a rank that leaves does not return
     turns = Turns((TOGETHER, ALONE), num_rounds=2, num_settling=3, num_timed=6)
@@ -60,7 +60,7 @@ def compare_with_alone(
                 start = clock.mark()
                 step()
                 [began, ended] = clock.seconds([start, clock.mark()])
-                # after each step, so that no rank waits longer than a step
+                # gather after each step, so that no rank waits longer than a step
                 seconds.append(max(group.gather(ended - began)))
         turns.add(seconds[-turns.num_timed :])
     found = turns.seconds
@@ -75,9 +75,10 @@ def stepping(
     weight: float,
     replicate: Callable[[nn.Module], ModelReplica] | None,
 ) -> Iterator[Step]:
-    """Provide a step of a copy of the model; without `replicate`, of a rank that is alone.
+    """Yield a function that takes a step of a copy of the model.
 
-    `weight`: factor of this rank's mean loss.
+    Without `replicate`, a rank with samples trains alone, and other ranks do nothing. `weight`:
+    factor of this rank's mean loss.
     """
     if replicate is None and not num_samples:
         yield lambda: None

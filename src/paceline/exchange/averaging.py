@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 class Contribution(NamedTuple):
     """A worker's contribution to an exchange: its parameters of one fragment.
 
-    `number`: of the exchange. `weight`: inner steps or samples since the fragment's last exchange.
-    `buffers`: the model's, at the end of a round. `is_closing`: whether the worker has finished
-    training.
+    `number`: number of the exchange. `weight`: inner steps or samples since the fragment's last
+    exchange. `own`: the worker's parameters. `buffers`: the model's buffers, sent only at the end
+    of a round. `is_closing`: whether the worker has finished training.
     """
 
     number: int
@@ -47,9 +47,11 @@ class Contribution(NamedTuple):
 class Averaged:
     """The result of an exchange.
 
-    `mean`: mean outer gradient, None if no worker has trained. `weight`: sum of the workers'
-    weights. `left_out`: workers with NaN or infinite parameters. `repaired`: workers whose outer
-    model differed from worker 0's. `peer_state`: inner state of a peer, for a late or new worker.
+    `given`: this worker's contribution. `mean`: mean outer gradient, None if no worker has trained.
+    `weight`: sum of the workers' weights. `left_out`: workers with NaN or infinite parameters.
+    `repaired`: workers whose outer model differed from worker 0's. `all_closing`: whether all
+    workers have finished training. `peer_state`: a peer's inner state, which a late or new worker
+    loads.
     """
 
     given: Contribution
@@ -80,7 +82,7 @@ class Averaging:
             raise InvalidInput("codec", "requires float32 parameters (some are float64)")
         self._outer = outer
         self._make_codec = None if codec is None else factory_of(codec)
-        self._codecs = PieceCodecs()  # by fragment
+        self._codecs = PieceCodecs()  # the keys are fragments
         self.digest = ""  # hash of the outer model, for the next header
         self.stand_ins: list[Tensor] = []  # outer gradients of a rehearsal, by fragment
         self.nbytes_sent = self.nbytes_received = 0
@@ -88,8 +90,8 @@ class Averaging:
     def run(self, given: Contribution, group: Group) -> Averaged:
         """Exchange a fragment with all workers of the group, collectively.
 
-        Raises InvalidInput if all workers' parameters are NaN or infinite, or if their exchanges
-        have different numbers.
+        Raises InvalidInput if the parameters of all workers are NaN or infinite, or if the workers
+        are in exchanges with different numbers.
         """
         is_fit = is_finite(given.own)
         weight = given.weight if is_fit else 0.0
@@ -108,7 +110,8 @@ class Averaging:
         repaired = tuple(rank for rank, one in enumerate(digests) if one != digests[0])
         if repaired:
             if group.rank in repaired:
-                self.digest = uuid.uuid4().hex  # unique until the model is received
+                # no other worker has this digest, so a failed broadcast is repeated
+                self.digest = uuid.uuid4().hex
             group.broadcast(self._outer.tensors())
         group.broadcast(given.buffers)
         total = sum(weights)
@@ -162,13 +165,13 @@ class Averaging:
 
     @property
     def sent_share(self) -> float | None:
-        """The share of values sent, for a codec that omits some."""
+        """The share of values sent, if the codec omits values."""
         return self._codecs.sent_share
 
     def feedback(self) -> dict[str, Tensor]:
-        """Return the error feedback by FRAGMENT/PIECE/SHARD."""
+        """Return the error feedback, with the keys FRAGMENT/PIECE/SHARD."""
         return self._codecs.state_dict()
 
     def load_feedback(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback saved by the same worker of a group of this size."""
+        """Load error feedback, saved by the same worker in a group of the same size."""
         self._codecs.load_state_dict(state)

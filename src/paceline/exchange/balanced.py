@@ -1,9 +1,10 @@
 """Unequal batches: weight gradients by samples, and adapt shares to the ranks' speeds.
 
 Each rank's loss is the mean over its n samples, and the exchange averages the gradients of W ranks.
-This average is the mean over all N samples if each rank's gradient is scaled by n W / N. Gradients
-are scaled at the module's outputs, which takes no time, affects each parameter once, and does not
-affect loss terms without samples, such as weight decay.
+This average is the mean over all N samples if each rank's gradient is scaled by n W / N. `Balanced`
+scales the gradients of the module's outputs, before they reach the parameters. This takes almost no
+time, scales each parameter's gradient once, and leaves loss terms without samples, such as weight
+decay, unchanged.
 """
 
 from collections import deque
@@ -49,7 +50,7 @@ class SampleCount:
                 self._work = dist.all_reduce(self._total, group=self._group.control, async_op=True)
 
     def scaled(self, gradient: Tensor) -> Tensor | None:
-        """Return an output's weighted gradient, after waiting for all counts."""
+        """Return the weighted gradient of an output; waits for the counts of all ranks."""
         if self._weight is None:
             self.begin()
             if self._work is not None:
@@ -59,7 +60,7 @@ class SampleCount:
             self._weight = self._own * self._group.world_size / total if total else 0.0
         if self._weight == 1:
             return None
-        # without samples, the mean loss may be NaN, and a product with zero keeps NaN
+        # without samples, the mean loss may be NaN, and NaN times zero would be NaN
         return gradient * self._weight if self._weight else torch.zeros_like(gradient)
 
 
@@ -79,10 +80,10 @@ class Balanced:
     """Runs a replica of a module, weights gradients by samples, and balances batches.
 
     Gradients equal those of one process with the whole batch, if each rank's loss is a mean over
-    its samples. With a `sampler`, each rank measures its computing time without waits; every few
-    steps all ranks agree on new shares and update the sampler. `weighs`: False if the caller's
-    losses are already weighted. `admit(speeds, sampler)` is called once all speeds, in samples per
-    second, are known, and returns the ranks that get no samples.
+    its samples. With a `sampler`, each rank measures its computing time without waits. Every few
+    steps, all ranks agree on new shares and update the sampler. `weighs`: False if the caller's
+    losses are already weighted. `admit(speeds, sampler)`: called as soon as the speeds of all ranks
+    (samples per second) are known; returns the ranks that get no samples.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Balanced:
         self.prepare, self.exchange_state = replica.prepare, replica.exchange_state
         self.load_exchange_state, self.statistics = replica.load_exchange_state, replica.statistics
         self._weighs, self._admit = weighs, admit
-        self._num_samples: int | None = None  # of the next forward pass, if set
+        self._num_samples: int | None = None  # set by `samples` for the next forward pass
         self._meter = SpeedMeter(group.device)
         self._shares: BalancedShares | None = None
         if sampler is not None:
@@ -109,7 +110,7 @@ class Balanced:
     def follow(self, sampler: BalancedSampler) -> None:
         """Adapt a sampler's shares from now on, collectively.
 
-        InvalidInput if the ranks' samplers differ or do not fit the ranks.
+        Raises InvalidInput if the samplers differ, or were created for other ranks.
         """
         self._shares = BalancedShares(sampler, self._group, self._meter, self._admit)
 
@@ -126,7 +127,10 @@ class Balanced:
     def run(
         self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run the module's forward pass; InvalidInput if its samples cannot be counted."""
+        """Call `forward`, and weight the gradients of its outputs by the number of samples.
+
+        Raises InvalidInput if the samples cannot be counted.
+        """
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         if in_backward():
@@ -140,9 +144,9 @@ class Balanced:
         # without a backward pass, as in evaluation, nothing would wait for the sum
         if self._weighs and self._module.training:
             one.count.begin()
-        # on the module and not around the replica, which may wait for other ranks before the
-        # module's forward pass; prepended, so that the callback at the end of backward records the
-        # time before the replica's callback waits for the exchange
+        # Mark times in the module's hooks, not around the replica, because the replica may wait for
+        # other ranks before the module's forward pass. Prepend the hooks, so that the callback at
+        # the end of backward marks the time before the replica's callback waits for the exchange.
         handles = [
             self._module.register_forward_pre_hook(one.mark, prepend=True),
             self._module.register_forward_hook(one.left, prepend=True),
@@ -156,7 +160,7 @@ class Balanced:
                 handle.remove()
 
     def shared(self, statistics: Statistics) -> Statistics:
-        """Add the shares to statistics, if batches are balanced."""
+        """Return the statistics with the ranks' shares and speeds, if batches are balanced."""
         if self._shares is None:
             return statistics
         balance = self._shares.balance
@@ -182,7 +186,7 @@ class BalancedShares:
         self._left = _NUM_WARM_UP + self.balance.interval
 
     def step(self) -> None:
-        """Count a step; first agree on new shares if they are due."""
+        """Count a step; if new shares are due, first agree on them with all ranks."""
         self._left -= 1
         if self._left >= 0:
             return
@@ -206,7 +210,7 @@ class SpeedMeter:
 
     def __init__(self, device: torch.device) -> None:
         self.clock = clock_for(device)
-        # samples and four marks of each pass
+        # each pass: number of samples, and marks of module entry, exit, backward start and end
         self._passes = deque[tuple[int, list[Any]]](maxlen=_MOST_PASSES)
         self._num_warm_up = _NUM_WARM_UP
 
@@ -231,7 +235,7 @@ class SpeedMeter:
             output.register_hook(reached)
 
     def seconds_per_sample(self) -> float | None:
-        """Return the median since the last call; None without samples."""
+        """Return the median seconds per sample since the last call; None without samples."""
         passes = list(self._passes)
         self._passes.clear()
         # read all marks at once, because a GPU's clock waits for the device
@@ -273,7 +277,7 @@ class _Pass:
 
 @contextmanager
 def _statistics_kept(module: nn.Module, num_samples: int) -> Iterator[None]:
-    """Keep running statistics unchanged in a forward pass without samples."""
+    """Keep the running statistics of BatchNorm unchanged in a forward pass without samples."""
     layers = [] if num_samples else [one for one in module.modules() if isinstance(one, _BatchNorm)]
     training = [layer.training for layer in layers]
     for layer in layers:

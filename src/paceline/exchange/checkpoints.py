@@ -3,13 +3,14 @@
 Files of a synchronous run:
 
     step-00000500/
-        model.safetensors        parameters and buffers          | equal on all ranks; split layers
-        optimizer.safetensors    state by parameter              | are whole
+        model.safetensors        parameters and buffers
+        optimizer.safetensors    optimizer state by parameter
         optimizer.json, schedule.json
-        ranks.safetensors        RANK/KEY: random numbers, error feedback
+        ranks.safetensors        RANK/KEY: states of random generators, error feedback
         progress.json            position in the data, epochs, choices, properties of the run
 
-Ranks agree in advance on the step after which to write.
+The model and its optimizer state are equal on all ranks; layers that are split between ranks are
+saved whole. Ranks agree in advance on the step after which they write a checkpoint.
 """
 
 import logging
@@ -36,7 +37,7 @@ from paceline.links.tensor_messages import broadcast_tensors, gather_tensors
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"  # subfolder of a run's folder
-_FIRST_MEETING = 10  # steps before the step time is known
+_FIRST_MEETING = 10  # steps until ranks first agree, because the step time is unknown before
 _NEARLY = 0.9  # after this share of the interval, ranks write instead of agreeing again
 
 
@@ -51,7 +52,7 @@ class State(NamedTuple):
         return within(self.tensors, f"{name}/")
 
     def own_part(self, name: str) -> Any:
-        """Return a part that one strategy writes; InvalidInput for a run of another strategy."""
+        """Return the part `name`; InvalidInput if the run's strategy did not write it."""
         if name not in self.parts:
             raise self.wrong_strategy()
         return self.parts[name]
@@ -75,7 +76,7 @@ def read_state(settings: TrainSettings, group: Group) -> State | None:
             found = _read(settings.resume)
         except InvalidInput as problem:
             error = str(problem)
-    # as our JSON, which preserves tuples and infinity
+    # send the values as Paceline's JSON, which preserves tuples and infinity
     text = json_values.dumps("the state", found.parts if found else {}).decode()
     told = group.gather({"error": error, "parts": text})[0]
     if told["error"] is not None:
@@ -104,7 +105,7 @@ def _read(run: Path) -> State:
 
 
 def interrupted(interruption: Interruption, num_steps: int, folder: Path | None) -> Interrupted:
-    """Return the error of a stopped and saved run; only rank 0 needs `folder`."""
+    """Return the error for a run that was saved and stopped; only rank 0 needs `folder`."""
     more = "" if folder is None else f"; resume with paceline train --resume {folder}"
     return interruption.stopped(num_steps, more)
 
@@ -185,7 +186,7 @@ class Saver:
 def with_ranks(
     state: State, own: Mapping[str, Tensor], values: Mapping[str, Any], group: Group
 ) -> State:
-    """Add each rank's tensors, plain values and random state on rank 0, collectively."""
+    """Add all ranks' tensors, plain values and random states to rank 0's state; collective."""
     random_tensors, random_values = random_state(group.device)
     mine = dict(own) | {f"random/{key}": one for key, one in random_tensors.items()}
     gathered = gather_tensors(mine, group)
@@ -199,7 +200,7 @@ def with_ranks(
 
 
 def of_rank(state: State, group: Group) -> tuple[Tensors, dict[str, Any]] | None:
-    """Return a rank's own saved tensors; None if the number of ranks was different."""
+    """Return this rank's saved tensors and values; None if the number of ranks was different."""
     rows = state.parts["ranks"]
     if len(rows) != group.world_size:
         return None
@@ -216,7 +217,7 @@ def restore_random(state: State, group: Group) -> None:
 
 
 def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise InvalidInput for the first property that differs from the saved run's."""
+    """Raise InvalidInput for the first property in which this run differs from the saved run."""
     for name, value in now.items():
         if saved.get(name) != value:
             problem = f"requires {name} {saved.get(name)!r}, as in the run"

@@ -1,4 +1,4 @@
-"""Choose the codec of each exchange: the requested one, or by measurements."""
+"""Choose the codec of each exchange: the requested codec, or the fastest by measurements."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,18 +20,21 @@ from paceline.exchange.compressed import CompressedAllReduce, Work
 
 Factory = Callable[[], Codec]
 
-_CODEC = wire_format(AUTO).name  # also used by plans for "auto"
+_CODEC = wire_format(AUTO).name  # plans use this codec for "auto", too
 _FACTORIES: dict[str, Factory] = {
     "plain": partial(Cast, "float32"),
     "encoded": partial(find_codec, _CODEC),
 }
 _SIZES = (1 << 10, 1 << 21)  # number of values of a small and a large exchange
 _NUM_MEASURED = 3
-_WORTH = 0.98  # largest time with codec, relative to the time without
+_WORTH = 0.98  # encode if the time with codec / the time without codec is smaller
 
 
 class CodecChoice:
-    """Uses one codec for all tensors; subclasses choose by tensor, equally on all ranks."""
+    """Uses one codec for all tensors; a subclass may choose a codec by a tensor's size.
+
+    All ranks choose the same codec.
+    """
 
     def __init__(self, factory: Factory) -> None:
         self._factory, self._first = factory, factory()
@@ -39,7 +42,7 @@ class CodecChoice:
 
     @property
     def sent_share(self) -> float | None:
-        """The share of values sent on this rank, for a codec that omits some."""
+        """The share of this rank's values sent, if the codec omits values."""
         return self._first.sent_share if isinstance(self._first, ErrorFeedback) else None
 
     @property
@@ -63,9 +66,10 @@ class CodecChoice:
 class AutoCodec(CodecChoice):
     """Uses `dynamic8` for tensors whose exchange it shortens, if it also shortens steps.
 
-    The time of an exchange is a linear fit to a small and a large one, with and without codec.
-    Because an exchange hidden by computation takes no extra time, steps with and without codec are
-    then timed in turns (`paceline.core.turns`), again when steps become slower or faster.
+    First, a small and a large exchange are timed, with and without the codec. A line through both
+    times predicts the time of an exchange of any size. Because an exchange that computation hides
+    takes no extra time, steps with and without the codec are then timed in turns
+    (`paceline.core.turns`). They are timed again when steps become slower or faster.
     """
 
     sent_share = None
@@ -88,7 +92,7 @@ class AutoCodec(CodecChoice):
         if num_steps is not None and len(self._marks) > num_steps:
             own = [end - start for start, end in pairwise(self._marks)]
             self._marks = self._marks[-1:]
-            self._turns.add(self._all_reduce.agree(own))  # the slowest rank's steps
+            self._turns.add(self._all_reduce.agree(own))  # the slowest rank's time of each step
 
     def codec_of(self, count: int) -> tuple[str, Factory]:
         """Return name and factory of the codec for `count` values."""
@@ -122,7 +126,7 @@ class AutoCodec(CodecChoice):
         return self._lines[name].latency_s + self._lines[name].seconds_per_byte * count
 
     def _line(self, name: str, factory: Factory) -> LinearTime:
-        """Measure an exchange of each size by the slowest rank's time."""
+        """Measure a small and a large exchange on the slowest rank, and return a line."""
         fastest = []
         for size in _SIZES:
             values = torch.ones(size, device=self._all_reduce.device)
@@ -137,7 +141,7 @@ class AutoCodec(CodecChoice):
 
 
 class CodecAllReduce(CompressedAllReduce):
-    """An all-reduce with a codec, or with "auto", which encodes only where it is faster.
+    """An all-reduce with a codec; "auto" encodes only tensors for which this is faster.
 
     Created collectively. Raises InvalidInput if the ranks' codecs differ.
     """
@@ -152,7 +156,7 @@ class CodecAllReduce(CompressedAllReduce):
         except InvalidInput:
             self.close()
             raise
-        self._bytes_sent = [0, 0]  # not counting the measurements
+        self._bytes_sent = [0, 0]  # do not count the measurements
 
     @property
     def why(self) -> str:
@@ -161,12 +165,12 @@ class CodecAllReduce(CompressedAllReduce):
 
     @property
     def sent_share(self) -> float | None:
-        """The share of this rank's values sent, for a codec that omits some."""
+        """The share of this rank's values sent, if the codec omits values."""
         return self._choice.sent_share
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is encoded in this step, nor will be before the next choice."""
+        """Whether nothing is encoded in this step and until the next choice."""
         return self._choice.is_plain
 
     def begin_step(self) -> None:
@@ -175,7 +179,7 @@ class CodecAllReduce(CompressedAllReduce):
         self._choice.begin_step()
 
     def reduce(self, key: str, values: Tensor, divisor: float = 1.0) -> Work:
-        """Start an all-reduce with the codec for this number of values."""
+        """Start an all-reduce, with the codec chosen for this number of values."""
         name, codec = self._choice.codec_of(len(values))
         return self.begin(f"{key}/{name}", values, codec, divisor)
 

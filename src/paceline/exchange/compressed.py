@@ -28,9 +28,9 @@ Future = torch.futures.Future[Tensor]
 
 @dataclass(frozen=True)
 class Compression:
-    """A codec for gradients, or its name ("auto" uses one only if steps get faster).
+    """A codec for gradients, and a policy for NaN and infinite values.
 
-    `on_nonfinite`: policy for NaN and infinite values.
+    `codec`: a codec object, a name, or "auto", which encodes only if steps get faster.
     """
 
     codec: str | Codec
@@ -47,7 +47,8 @@ class Compression:
 class Work:
     """One all-reduce; `future` receives the mean.
 
-    All values become NaN if `num_nonfinite` values, counted over all ranks, were not finite.
+    `num_nonfinite`: number of NaN and infinite values, counted over all ranks. If there are any,
+    all values become NaN.
     """
 
     key: str
@@ -60,7 +61,7 @@ class Work:
     _failing: threading.Lock = field(default_factory=threading.Lock)
 
     def fail(self, error: BaseException) -> None:
-        """Set the future's error, possibly from both threads."""
+        """Set the future's error; both threads may call this."""
         with self._failing:
             if not self.future.done():
                 self.future.set_exception(error)  # type: ignore[arg-type] # an error is a valid result here
@@ -74,9 +75,9 @@ class Work:
 class CompressedAllReduce:
     """Runs all-reduces in order with a scatter thread and a gather thread.
 
-    Ranks create it collectively and begin all-reduces in the same order. Each phase has its own
-    process group, so that the scatter of one piece overlaps with the gather of another. Error
-    feedback is stored by `key`. Collectives time out after `deadline_s`.
+    Ranks create it collectively and begin all-reduces in the same order. The scatters and the
+    gathers have separate process groups, so that the scatter of one piece overlaps with the gather
+    of another piece. Error feedback is stored by `key`. Collectives time out after `deadline_s`.
     """
 
     def __init__(self, ranks: Sequence[int], device: torch.device, deadline_s: float) -> None:
@@ -89,7 +90,7 @@ class CompressedAllReduce:
             dist.new_group(
                 self._ranks,
                 timeout=timedelta(seconds=deadline_s),
-                # values in host memory can be sent if the default group is nccl
+                # values in host memory require gloo, even if the default group is nccl
                 backend="gloo" if own.backend == "gloo" else None,
                 # otherwise all ranks of the default group would have to call new_group
                 use_local_synchronization=len(self._ranks) < dist.get_world_size(),
@@ -122,7 +123,7 @@ class CompressedAllReduce:
     def begin(
         self, key: str, values: Tensor, codec: Callable[[], Codec], divisor: float = 1.0
     ) -> Work:
-        """Start to replace contiguous float32 values by their sum over all ranks / `divisor`."""
+        """Start to replace contiguous float32 values by (their sum over all ranks) / `divisor`."""
         ready, future, own = None, Future(), device_of(self.device)
         if own.is_asynchronous:
             ready = own.current_stream().record()  # the scatter thread uses another stream
@@ -153,7 +154,7 @@ class CompressedAllReduce:
         return self._codecs.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback saved by the same rank of as many ranks."""
+        """Load error feedback that the same rank saved; the number of ranks must be the same."""
         self._codecs.load_state_dict(state)
 
     def close(self) -> None:
@@ -175,7 +176,7 @@ class CompressedAllReduce:
 
     def _gather(self, work: Work, piece: EncodedPiece, is_last: bool) -> None:
         if work.future.done():
-            return  # failed by the scatter thread
+            return  # the scatter thread has failed
         nbytes, num_nonfinite = piece.gather(self._groups[1])
         finish_stream(self.device)
         self._bytes_sent[1] += nbytes
@@ -184,6 +185,6 @@ class CompressedAllReduce:
             return
         if work.num_nonfinite:
             self._is_void = True
-            work.values.fill_(torch.nan)  # detected by a GradScaler or NonFiniteGuard
+            work.values.fill_(torch.nan)  # so that a GradScaler or NonFiniteGuard detects it
             finish_stream(self.device)
         work.future.set_result(work.values)

@@ -28,7 +28,7 @@ class DDPLogger:
         self._data["static_graph"] = True
 
     def data(self, parallel: DistributedDataParallel) -> dict[str, Any]:
-        """Return the construction data under DistributedDataParallel's names."""
+        """Return the logged data under the names that DistributedDataParallel uses."""
         modules = list(parallel.module.modules())
         parameters = [p for p in parallel.module.parameters() if p.requires_grad]
         group = parallel.process_group

@@ -1,12 +1,12 @@
-"""Elastic exchanges: torchft determines the members of each one.
+"""Elastic exchanges: torchft determines the members of each exchange.
 
-quorum      members by the lighthouse; new and late workers load a peer's state
-exchange    headers and mean between the members
+quorum      the lighthouse chooses the members; new and late workers load a peer's state
+exchange    the members exchange headers and the mean
 commit      yes: outer step        no, or a worker is lost: repeat the exchange
 
 A failed exchange is repeated among the remaining workers with the same contribution. Without a
-commit no state changes: error feedback is restored before the repetition, and the outer step
-follows the commit.
+commit no state changes: error feedback is restored before the repetition, and the outer step is
+taken only after the commit.
 """
 
 import logging
@@ -39,9 +39,9 @@ _CPU = torch.device("cpu")
 class ElasticWorkers:
     """The workers of a torchft.Manager's quorum, which may change with each exchange.
 
-    `num_fragments`: fragments of a round. `settings`: must be equal on a joining worker. `inner()`
-    copies this worker's inner state. A failed exchange is repeated for at most `deadline_s`. Raises
-    InvalidInput for an unsuitable manager.
+    `num_fragments`: number of fragments of a round. `settings`: settings that must be equal on all
+    workers. `inner()` copies this worker's inner state. A failed exchange is repeated for at most
+    `deadline_s`. Raises InvalidInput for an unsuitable manager.
     """
 
     def __init__(
@@ -60,9 +60,10 @@ class ElasticWorkers:
         self._averaging, self._outer = averaging, outer
         self._num_fragments, self._settings, self._inner = num_fragments, settings, inner
         self._deadline_s = deadline_s
-        self.num_final_exchanges = num_fragments  # one more, for workers that missed the last one
+        # one more than in a fixed group, for workers that missed the last outer step
+        self.num_final_exchanges = num_fragments
         self._group: Group | None = None
-        self._given: Contribution  # this worker's, to the running exchange
+        self._given: Contribution  # this worker's contribution to the running exchange
         self._peer_state: InnerState | None = None
         self._feedback: dict[str, Tensor] = {}  # error feedback before the exchange
         self._is_open = True
@@ -83,9 +84,9 @@ class ElasticWorkers:
         return 1 if self._group is None else self._group.world_size
 
     def exchange(self, given: Contribution) -> Averaged:
-        """Average contributions, repeating until all remaining workers have committed.
+        """Average contributions; repeat the exchange until all remaining workers have committed.
 
-        Raises WorkerLost after the deadline, or without a quorum.
+        Raises WorkerLost after the deadline, or if there is no quorum.
         """
         self._given, self._peer_state = given, None
         try:
@@ -98,7 +99,7 @@ class ElasticWorkers:
             raise
 
     def abort(self) -> None:
-        """Abort another thread's exchange, once it has its quorum."""
+        """Abort an exchange that runs in another thread and has its quorum."""
         self._is_open = False
         if self._group is not None:
             control: Any = self._group.control
@@ -147,7 +148,7 @@ class ElasticWorkers:
             raise WorkerLost(f"no quorum ({first_line(error)})") from error
 
     def _configured(self) -> Group:
-        """Return the quorum's group; reset error feedback if shards change."""
+        """Return the quorum's group; reset error feedback if this worker's shard changed."""
         backend, before = self._backend(), self._group
         if before is not None and before.control is backend:
             return before
@@ -182,7 +183,7 @@ class ElasticWorkers:
     def _disconnect(self) -> None:
         """Close connections, so that peers do not wait for this worker.
 
-        gloo closes them with the last reference to the group.
+        gloo closes connections when the last reference to their group is dropped.
         """
         self._group = self._group and replace(self._group, control=None, process_group=None)
         process_group: Any = self._manager._pg
@@ -207,7 +208,10 @@ class ElasticWorkers:
 
     @property
     def _farewell_number(self) -> float:
-        """Number of the exchange after the last one with contributions."""
+        """Number of the exchange after the last exchange with contributions.
+
+        Infinite until an exchange (`_all_closing_since`) has found all workers closing.
+        """
         since = self._all_closing_since
         return inf if since is None else since + self._num_fragments
 
@@ -224,7 +228,7 @@ class ElasticWorkers:
         return Averaged(self._given, None, 0.0, (), (), True, self._peer_state)
 
     def _state(self) -> dict[str, Any]:
-        """Return this worker's state for a recovering peer, called during a quorum."""
+        """Return this worker's state for a recovering peer; torchft calls it during a quorum."""
         with self._steps:
             inner = self._inner()
         return {
@@ -239,7 +243,7 @@ class ElasticWorkers:
     def _load_state(self, state: dict[str, Any]) -> None:
         """Load a peer's state; this worker's steps since its last exchange are lost.
 
-        The loop loads the inner state later. Raises InvalidInput for other settings.
+        The loop loads the inner state later. Raises InvalidInput if the peer's settings differ.
         """
         check_same_settings(self._settings, state["settings"], "this worker", "its peers")
         self._outer.load_state_dict(state["outer"])

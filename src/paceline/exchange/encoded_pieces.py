@@ -12,11 +12,15 @@ Other codecs use `WholePiece`; each rank sums everything:
     scatter     encode, all-to-all                  each rank's values to all others
     gather      decode and add, in rank order       nothing is sent
 
-A message is a row of bytes: a header and the payload's buffers. With b bytes per value each of n
-ranks sends 2 (n - 1) / n * b for shards, and (n - 1) * b for whole pieces. Two ranks send b in both
-cases, and a whole piece rounds each value once. Shards of four bits would round the sums, too; sums
-of eight bits or float32 would make two ranks send 0.75 or 2.25 bytes per value instead of 0.5.
-Three ranks send 1.0 in both cases; more ranks would send less with shards and sums of eight bits.
+A message is a row of bytes: a header and the payload's buffers.
+
+With n ranks and b bytes per encoded value, each rank sends 2 (n - 1) / n * b bytes per value for
+shards, and (n - 1) * b for whole pieces. Two ranks send b in both cases, but a whole piece rounds
+each value only once. So codecs of four bits (b = 0.5) use whole pieces: shards would also round the
+sums to four bits. Shards whose sums have eight bits would make two ranks send 0.75 bytes per value,
+and shards whose sums are float32 would make them send 2.25. Three ranks would send 1.0 with whole
+pieces as well as with shards whose sums have eight bits. More ranks would send less with such
+shards than with whole pieces.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -36,7 +40,7 @@ class PieceCodecs:
 
     def __init__(self) -> None:
         self._codecs: dict[tuple[str, int, int], Codec] = {}
-        self._loaded: dict[str, Tensor] = {}  # errors of codecs not created yet
+        self._loaded: dict[str, Tensor] = {}  # error feedback of codecs that do not exist yet
 
     def of(self, key: str, piece: int, num_shards: int, make: Callable[[], Codec]) -> list[Codec]:
         """Return the codecs of a piece's shards, created by `make`."""
@@ -51,17 +55,17 @@ class PieceCodecs:
         return self._codecs[place]
 
     def keep(self, keys: Container[str]) -> None:
-        """Drop all codecs of other keys."""
+        """Drop the codecs of all keys that are not in `keys`."""
         self._codecs = {at: codec for at, codec in self._codecs.items() if at[0] in keys}
 
     @property
     def sent_share(self) -> float | None:
-        """The share of values sent, for a codec that omits some."""
+        """The share of values sent, if the codec omits values."""
         found = next(iter(self._codecs.values()), None)
         return found.sent_share if isinstance(found, ErrorFeedback) else None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's error feedback by KEY/PIECE/SHARD."""
+        """Return this rank's error feedback, with the keys KEY/PIECE/SHARD."""
         state = dict(self._loaded)
         for place, codec in self._codecs.items():
             for error in codec.state_dict().values() if isinstance(codec, ErrorFeedback) else ():
@@ -69,23 +73,23 @@ class PieceCodecs:
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback saved by the same rank of as many ranks."""
+        """Load error feedback that the same rank saved; the number of ranks must be the same."""
         self._codecs, self._loaded = {}, dict(state)
 
 
 def encoded_piece(
     values: Tensor, codecs: Sequence[Codec], rank: int, divisor: float = 1.0
 ) -> "EncodedPiece":
-    """Create the piece for codecs of one kind, one for each rank."""
+    """Create the kind of piece that the codecs require; `codecs`: one for each rank."""
     kind = ShardedPiece if codecs[rank].encodes_sums else WholePiece
     return kind(values, codecs, rank, divisor)
 
 
 class EncodedPiece:
-    """Contiguous float32 values to replace by their sum over all ranks / `divisor`.
+    """Contiguous float32 values, to be replaced by (their sum over all ranks) / `divisor`.
 
-    Values that are not finite count as zero. `codecs`: one for each rank; a sharded piece encodes
-    this rank's sum with this rank's codec.
+    NaN and infinite values count as zero. `codecs`: one codec for each rank; a sharded piece
+    encodes this rank's sum with this rank's codec.
     """
 
     def __init__(
@@ -100,7 +104,10 @@ class EncodedPiece:
         raise NotImplementedError
 
     def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
-        """Replace values by their means; return bytes sent, and all ranks' non-finite values."""
+        """Replace the values by the sums of all ranks, divided by the divisor.
+
+        Returns the bytes sent, and the number of NaN and infinite values over all ranks.
+        """
         raise NotImplementedError
 
     def _rows(self, payloads: Sequence[Payload], count: int, group: dist.ProcessGroup) -> Tensor:
@@ -123,7 +130,7 @@ class EncodedPiece:
             dist.all_to_all_single(received, sent.contiguous(), rows, rows, group=group)
             return received
         for work in post_pairs(received, sent, self._peers, group):
-            assert work is not None  # this rank is a member
+            assert work is not None  # because this rank is a member of the group
             work.wait()
         return received
 
@@ -148,7 +155,7 @@ class ShardedPiece(EncodedPiece):
         return rows.numel()
 
     def gather(self, group: dist.ProcessGroup) -> tuple[int, int]:
-        """Sum this rank's shard, send the sum to all, and receive the other sums."""
+        """Sum this rank's shard, send the sum to all ranks, and receive the other shards' sums."""
         own, codec = self._shards[self._rank], self._codec
         num_nonfinite = 0
         for payload in unpack(self._received, codec.name, len(own)):

@@ -16,8 +16,8 @@ from paceline.core.errors import InvalidInput
 class StepHooks:
     """Calls `before(optimizer)` and `after(optimizer)` around each optimizer step.
 
-    Ignores nested steps, such as a base class's step, which torch hooks, too. A step that raises
-    does not affect the next one.
+    Ignores nested steps, such as a call of the base class's `step`: torch calls the hooks there,
+    too. A step that raises does not affect the next step.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class StepHooks:
     ) -> None:
         self._before, self._after = before, after
         self._depth = 0
-        self._caller: FrameType | None = None  # torch's wrapper of the outermost step
+        self._caller: FrameType | None = None  # frame of torch's wrapper of the outer step
         self._handles: list[Any] = []
         for one in optimizers:
             self._handles.append(one.register_step_pre_hook(self._begin))
@@ -56,13 +56,14 @@ class StepHooks:
 
 
 class InnerSteps:
-    """Counts inner steps.
+    """Counts the inner steps of one or several optimizers.
 
-    Several optimizers that step in turn make one inner step. If an optimizer steps again before
-    another one, for example after steps skipped by a GradScaler, the next inner step begins.
+    Several optimizers that step in turn make one inner step. If an optimizer steps twice before
+    another has stepped, for example because a GradScaler skipped the other's step, the next inner
+    step begins.
 
-    Raises InvalidInput if the optimizers do not train exactly the model; and, in a step, for a
-    second step on the same gradients, or for added parameters.
+    Raises InvalidInput if the optimizers do not train exactly the model. An optimizer's step raises
+    InvalidInput if it is a second step on the same gradients, or if parameters were added.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> None:
@@ -72,7 +73,7 @@ class InnerSteps:
         self._stepped: set[Optimizer] = set()
         # gradients of each optimizer's last step, with tensor versions
         self._gradients: dict[Optimizer, list[tuple[weakref.ref[Tensor], int]]] = {}
-        self._is_complete = False  # optimizers that stepped since the last inner step
+        self._is_complete = False  # whether an inner step has ended, and `on_step` must be called
         self._hooks: list[StepHooks] = []
 
     def watch(self) -> None:
@@ -80,7 +81,7 @@ class InnerSteps:
         self._hooks.append(StepHooks(self.optimizers, _do_nothing, self._after))
 
     def call_after(self, on_step: Callable[[], None]) -> None:
-        """Call a function after each inner step, after earlier hooks."""
+        """Call `on_step` after each inner step, after hooks that were registered earlier."""
 
         def call(_: Optimizer) -> None:
             if self._is_complete:
@@ -95,7 +96,7 @@ class InnerSteps:
             one.remove()
 
     def _after(self, optimizer: Optimizer) -> None:
-        # a fused optimizer runs, but skips, the steps that a GradScaler would skip
+        # a GradScaler lets a fused optimizer run its step, which then changes nothing
         skipped = getattr(optimizer, "found_inf", None)
         if skipped is not None and skipped.item():
             return
@@ -114,7 +115,7 @@ class InnerSteps:
     def _check(self, optimizer: Optimizer) -> None:
         if len(_parameters_of(self.optimizers)) != self._num_trained:
             hint = "create LocalUpdates after adding all parameter groups"
-            raise InvalidInput("optimizer", "has new parameters since LocalUpdates", hint=hint)
+            raise InvalidInput("optimizer", "has parameters added after LocalUpdates", hint=hint)
         self._check_gradients(optimizer)
 
     def _check_gradients(self, optimizer: Optimizer) -> None:
@@ -161,7 +162,10 @@ def _parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 
 
 def _num_trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> int:
-    """Return the number of the optimizers' parameters; they must be the model's trainable ones."""
+    """Return the number of the optimizers' parameters.
+
+    Raises InvalidInput if they are not the model's trainable parameters.
+    """
     named = {one: name for name, one in model.named_parameters() if one.requires_grad}
     given = _parameters_of(optimizers)
     missing = [name for one, name in named.items() if one not in set(given)]

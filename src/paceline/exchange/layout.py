@@ -54,15 +54,16 @@ def check_exchangeable(parameters: Sequence[NamedParameter], device: torch.devic
 
 
 class ModelsDiffer(InvalidInput, RuntimeError):
-    """Ranks have different models; a RuntimeError as in DistributedDataParallel."""
+    """Ranks have different models; also a RuntimeError, as DistributedDataParallel raises."""
 
 
 def check_same(
     module: nn.Module, group: Group, ignored: Container[str] = (), with_buffers: bool = True
 ) -> None:
-    """Raise ModelsDiffer on all ranks if their models differ, except names in `ignored`.
+    """Raise ModelsDiffer on all ranks if their models differ.
 
-    Compares name, order, shape, type and strides, trainable parameters first.
+    Compares names, order, shapes, types and strides: first of trainable parameters, then of frozen
+    parameters and, `with_buffers`, of buffers. Tensors whose names are in `ignored` may differ.
     """
     named = [(name, p) for name, p in module.named_parameters() if name not in ignored]
     rows = [_described("trainable parameter", name, p) for name, p in named if p.requires_grad]
@@ -110,12 +111,12 @@ class Slot:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """The type of summed values: the real type of a complex gradient's parts."""
+        """The type of the summed values; for a complex gradient, the type of its parts."""
         return self.parameter.dtype.to_real()
 
     @cached_property
     def num_values(self) -> int:
-        """Number of summed values."""
+        """Number of summed values; a complex value counts as two."""
         return self.parameter.numel() * (2 if self.parameter.is_complex() else 1)
 
     @cached_property
@@ -159,7 +160,8 @@ class Layout:
     def of(cls, parameters: Sequence[NamedParameter], order: Sequence[int]) -> "Layout":
         """Lay out parameters in the given order.
 
-        A layer's gradients are adjacent, at the position of its last ready gradient.
+        A layer's gradients are adjacent. Layers are in the order in which the last gradient of each
+        layer becomes ready.
         """
         last = {parameters[index].layer: place for place, index in enumerate(order)}
         slots, offset = [], 0
@@ -181,7 +183,7 @@ class Layout:
         return tuple(tuple(group) for _, group in groupby(self.slots, attrgetter("layer")))
 
     def chunks(self, size: int) -> tuple[Chunk, ...]:
-        """Return chunks of `size` layers, grouped as in section 4.1 of the paper."""
+        """Return chunks of `size` layers, as in section 4.1 of Le et al. 2018."""
         return tuple(
             Chunk(number, tuple(slot for layer in layers for slot in self.layers[layer]))
             for number, layers in enumerate(chunks(len(self.layers), size))
@@ -194,7 +196,8 @@ def exchange_sparse(
 ) -> None:
     """Average sparse gradients over all ranks with torch's all-reduce, collectively.
 
-    A gradient `touched` on no rank is not modified.
+    `touched`: whether each gradient changed on this rank. A gradient that changed on no rank is not
+    modified.
     """
     # agree on the gradients first, because collectives must match
     flags = torch.tensor(touched, dtype=torch.int64)

@@ -33,7 +33,7 @@ from paceline.training.models.halves import buffers_restored
 from paceline.training.recipes.recipe import NAMELESS, Recipe, scalar_of
 
 _TEST_BATCH = 256
-_TEST_TOKENS = 16384  # most tokens of a test batch, whose logits need much memory
+_TEST_TOKENS = 16384  # most tokens of a test batch, because logits need much memory
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,9 @@ class Learner:
 
     `traced`: module whose layers are recorded. `step`: takes and records a step; returns this
     rank's weighted loss. `test`: returns the summed loss and score of this rank's share of the
-    samples. `prepare`: runs the pass of `ModelReplica.prepare`. `state` and `load`: save and load
-    the state that all ranks share, with whole layers, collectively.
+    samples. `prepare`: runs the pass that `ModelReplica.prepare` requires. `state` and `load`: save
+    and load the state that all ranks share; collective. In it, layers that are split between ranks
+    are whole.
     """
 
     traced: nn.Module
@@ -134,7 +135,7 @@ def evaluate(
 ) -> tuple[float, float]:
     """Return the summed loss and score of this rank's share of the test samples.
 
-    Each sample is tested by one rank. InvalidInput if the loss or score fails.
+    Exactly one rank tests each sample. Raises InvalidInput if the loss or score function fails.
     """
     model.eval()
     name = recipe.name or NAMELESS
@@ -158,7 +159,7 @@ def tested(
 ) -> tuple[float | None, float | None]:
     """Return the mean loss and score of all test samples, tested by this rank alone.
 
-    None for a missing test set or score.
+    Both are None without a test set. The score is also None if the recipe has no score.
     """
     if (samples := recipe.test_samples) is None:
         return None, None

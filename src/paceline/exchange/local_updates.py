@@ -63,28 +63,30 @@ class LocalUpdates:
 
     Start one process per worker with torchrun. Each step of `optimizer` (of all optimizers, if
     several) is an inner step; the loop needs no other change. Only trainable parameters are
-    exchanged; worker 0's replace different ones at the start. After an exchange all workers have a
-    bit-identical outer model: hashes are compared, and a different worker copies worker 0's. A
-    worker with NaN or infinite parameters is left out, loads the group's parameters, and resets its
+    exchanged. At the start, all workers load worker 0's parameters. Every worker has a copy of the
+    outer model, which is the group's average. After an exchange, all copies are bit-identical:
+    workers compare hashes, and a worker whose copy differs loads worker 0's copy. A worker with NaN
+    or infinite parameters is left out of the average, loads the group's parameters, and resets its
     optimizer. Both events are logged.
 
     `sync_every` and `delay` may differ between workers, so that a faster worker takes more steps in
-    the same time. `weight`: weight of an inner step in the mean, such as its samples; may be set
-    before each step. `fragments`, `delay`, `mixing`, `codec`, `outer_learning_rate`,
+    the same time. `weight`: weight of an inner step in the mean, such as its number of samples; it
+    may be set before each step. `fragments`, `delay`, `mixing`, `codec`, `outer_learning_rate`,
     `outer_momentum`: see `paceline.core.rounds.Rounds`. `outer`: "auto", "average", "nesterov", or
-    a factory of a torch optimizer for a list of tensors. `num_steps`: inner steps, for "auto".
-    `deadline_s`: longest wait for another worker, until WorkerLost is raised (default: the process
-    group's timeout).
+    a function that creates a torch optimizer for a list of tensors. `num_steps`: expected number of
+    inner steps, which outer "auto" uses. `deadline_s`: longest wait for another worker, before
+    WorkerLost is raised. Default: the process group's timeout.
 
-    `process_group` or one-dimensional `device_mesh`: the workers, by default all ranks. If FSDP2 or
-    DDP is used within a host, pass the group of processes with the same local rank. A DDP across
-    the workers, as created by a Trainer, exchanges no gradients until the end.
+    `process_group` or a one-dimensional `device_mesh`: the workers. Default: all ranks. If FSDP2 or
+    DDP is used within a host, pass the group of processes with the same local rank. If the model is
+    in a DDP across the workers, as a Trainer creates it, this DDP exchanges no gradients until
+    `close`.
 
-    `manager`: a torchft.Manager instead of a process group, so that workers may be lost, return and
-    join. A failed exchange is repeated with the remaining workers for at most `deadline_s`. A new
-    or returning worker loads the model, optimizer state, buffers and `num_steps` of another worker.
-    Create the manager with `use_async_quorum=False` and a torchft.ProcessGroupGloo, and call its
-    `shutdown` afterwards, because other workers wait for this one until then.
+    `manager`: a torchft.Manager instead of a process group. With it, workers may be lost, return
+    and join. A failed exchange is repeated with the remaining workers for at most `deadline_s`. A
+    new or returning worker loads the model, optimizer state, buffers and `num_steps` of another
+    worker. Create the manager with `use_async_quorum=False` and a torchft.ProcessGroupGloo. Call
+    its `shutdown` after training, because the other workers wait for this worker until then.
 
     `close`, or the end of the `with` block, takes part in exchanges until all workers have
     finished, and exchanges the remaining changes. Raises InvalidInput for unsupported arguments.
@@ -125,7 +127,7 @@ class LocalUpdates:
         self._model, self.weight, self._steps = model, weight, InnerSteps(model, optimizer)
         self._fragments = fragments_of(model, fragments)
         self._place, self.log = RoundPlace(self._rounds), ExchangeLog()
-        # outer="auto" uses worker 0's
+        # outer="auto" uses the values of worker 0
         self._chosen_by = sync_every, None if num_steps is None else num_steps / sync_every
         settings = settings_of(self._rounds, codec, outer, self._fragments)
         met = meet(model, settings, process_group, device_mesh, deadline_s, manager)
@@ -136,7 +138,7 @@ class LocalUpdates:
     def _begin(
         self, met: Met, settings: Settings, deadline_s: float | None, manager: "Manager | None"
     ) -> None:
-        """Start to exchange after steps; a manager's worker first loads its peers' state."""
+        """Exchange after steps from now on; with a manager, first load a peer's state."""
         group, self._suspended = met
         self._is_open = True
         # count a step before a peer can read the new state
@@ -151,7 +153,7 @@ class LocalUpdates:
             # the first forward pass would otherwise wait for all workers, to broadcast buffers
             one.require_backward_grad_sync = one.require_forward_param_sync = False
         self._steps.call_after(self._after_step)
-        # a daemon thread killed inside torch at exit aborts the process
+        # at exit, killing a daemon thread that runs torch code would abort the process
         self._at_exit = weakly(self.abort)
         atexit.register(self._at_exit)
         if group is None:
@@ -170,12 +172,12 @@ class LocalUpdates:
 
     @property
     def num_steps(self) -> int:
-        """Number of this worker's inner steps."""
+        """Number of this worker's inner steps so far."""
         return self._steps.count
 
     @property
     def num_exchanges(self) -> int:
-        """Number of exchanges of all fragments."""
+        """Number of exchanges so far, counting all fragments."""
         return self._place.num_exchanges
 
     def close(self) -> None:
@@ -208,7 +210,7 @@ class LocalUpdates:
         return [flatten(one, self._outer.dtype) for one in self._fragments]
 
     def load_own_parameters(self, vectors: Sequence[Tensor]) -> None:
-        """Load a copy from `own_parameters`."""
+        """Load parameters that `own_parameters` has copied."""
         for vector, fragment in zip(vectors, self._fragments, strict=True):
             load_vector(vector, fragment)
 
@@ -229,9 +231,10 @@ class LocalUpdates:
             self.load_own_parameters(own)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this worker's state; save the model and optimizer separately.
+        """Return this worker's state, without the model and optimizer.
 
-        Contains only tensors and plain values, for `torch.load` with `weights_only`.
+        Save the model and optimizer separately. The state contains only tensors and plain values,
+        so that `torch.load` can read it with `weights_only`.
         """
         running = self._running
         if running is not None and self._wait(running).peer_state is not None:
@@ -252,7 +255,8 @@ class LocalUpdates:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from the same worker's state, or from one worker's state on all workers.
 
-        Load model and optimizer afterwards. Raises InvalidInput for a different model or fragments.
+        Load the model and optimizer afterwards. Raises InvalidInput if the state belongs to another
+        model or other fragments.
         """
         self._outer.load_state_dict(state["outer"])
         self._place.load_state_dict(state)

@@ -43,7 +43,10 @@ class Place(NamedTuple):
 
 @dataclass
 class Learned:
-    """Progress of a run without its model; `loss`: sum of this rank's weighted losses."""
+    """Progress of a run, except its model.
+
+    `loss`: sum of this rank's weighted losses in the current epoch.
+    """
 
     place: Place = field(default_factory=Place)
     loss: float = 0.0
@@ -53,10 +56,10 @@ class Learned:
 
 @dataclass(frozen=True)
 class Trained:
-    """Epochs of a training, this rank's traced spans, and step durations.
+    """The result of a training on this rank: epochs, traced spans and step durations.
 
     `offset`: this rank's clock offset during the trace. `sent_share`: share of this rank's values
-    that a codec sent, if it omits some.
+    that the codec sent, if it omits values.
     """
 
     epochs: tuple[Epoch, ...]
@@ -76,11 +79,12 @@ def train(
 ) -> Trained:
     """Train a model whose gradients `replica` exchanges, and close the replica.
 
-    `learner`: takes the steps, by default on the whole model. The last steps of the second epoch
-    (or of a single epoch) are traced; the replica has a recorder only in that epoch. `step_seconds`
-    cover the other epochs without their first steps, or the untraced steps of a single epoch.
-    Raises InvalidInput for the learning rate if a loss is not finite, and Interrupted after SIGINT,
-    once the state is saved.
+    `learner`: takes the steps. Default: steps of the whole model. The last steps of the second
+    epoch are traced; if there is only one epoch, its last steps. Exchanges are recorded only in the
+    traced epoch. The result's `step_seconds` are times of steps of all other epochs, without each
+    epoch's first steps. If there is only one epoch, they are times of its untraced steps. Raises
+    InvalidInput for the learning rate if a loss is NaN or infinite. After SIGINT, saves the state
+    and raises Interrupted.
     """
     if learner is None:
         learner = WholeModel(session, setup, recorder, replica).learner
@@ -162,7 +166,7 @@ class _Loop:
         learned.place = Place(number, first_step)
         source = setup.source(number, first_step)
         self._total = torch.tensor(before, device=self._session.group.device)
-        paused = set[int]()  # steps preceded by a test
+        paused = set[int]()  # numbers of steps that follow a test
         for step in range(first_step, num_steps):
             if is_traced and step == self._traced.step:
                 recorder.start_trace(self._learner.traced)
@@ -223,7 +227,7 @@ class _Loop:
         self._session.progress.epoch(epoch, score_of(setup.recipe))
 
     def _tested(self, sums: list[float]) -> tuple[float, Evaluation]:
-        """Return a value's sum over all ranks, and the current model's test."""
+        """Return the sum of `sums` over all ranks, and a test of the current model; collective."""
         recipe, group = self._setup.recipe, self._session.group
         assert recipe is not None
         samples = recipe.test_samples
@@ -237,7 +241,7 @@ class _Loop:
         return value, Evaluation(self._num_steps, loss / size, score / size if has_score else None)
 
     def _prepare(self) -> None:
-        """Run a pass without effects, if the exchange needs one, on all ranks."""
+        """If the exchange needs it, run a forward and backward pass without effects."""
         setup, learner = self._setup, self._learner
         setup.model.train()
         share = next(iter(setup.source(0, 0)))
@@ -308,8 +312,9 @@ def run_of(session: TrainingSession, setup: TrainingSetup) -> dict[str, Any]:
 def traced_steps(epoch_steps: Sequence[int], first: Place | None = None) -> Place:
     """Return the epoch whose last steps are traced, and the first traced step.
 
-    The second epoch after `first` is traced, if it is long enough. A single epoch keeps half of its
-    steps untraced, for measurements.
+    `first`: place at which this training begins. The training's second epoch is traced if it is
+    long enough, otherwise its first epoch. If that is the last epoch, about half of its steps
+    remain untraced, for measurements.
     """
     begin = first or Place()
     second = begin.epoch + 1
@@ -321,7 +326,7 @@ def traced_steps(epoch_steps: Sequence[int], first: Place | None = None) -> Plac
 
 
 def num_untraced(num_steps: int, *, is_only: bool) -> int:
-    """Return the number of steps of an epoch before the traced ones."""
+    """Return the number of an epoch's steps before its traced steps."""
     steady = max(0, num_steps - NUM_WARM_UP)
     return max(0, num_steps - min(NUM_TRACED, max(2, steady // 2) if is_only else max(1, steady)))
 
@@ -329,7 +334,10 @@ def num_untraced(num_steps: int, *, is_only: bool) -> int:
 def epoch_of(
     number: int, train_loss: float, found: Evaluation, seconds: float, rate: float | None = None
 ) -> Epoch:
-    """Create a tested epoch; InvalidInput for the learning rate if a loss is not finite."""
+    """Create the record of a tested epoch.
+
+    Raises InvalidInput for the learning rate if a loss is NaN or infinite.
+    """
     test_loss = train_loss if found.test_loss is None else found.test_loss
     if not (isfinite(train_loss) and isfinite(test_loss)):
         problem = f"training loss {train_loss}, test loss {test_loss} after epoch {number + 1}"

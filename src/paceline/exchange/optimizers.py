@@ -1,4 +1,4 @@
-"""Hooks of the user's optimizer steps that record them, and reject NaN gradients."""
+"""Hooks on the user's optimizer steps, which record the steps or reject NaN gradients."""
 
 import weakref
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ Policy = Literal["raise", "skip"]
 def _hook_steps(
     register: Callable[[Any], RemovableHandle], method: Callable[..., Any]
 ) -> RemovableHandle:
-    """Call a bound method in all optimizers' steps, as long as its object is alive."""
+    """Call a bound method in the steps of all optimizers, while the method's object is alive."""
     handle = register(weakly(method))
     end = weakref.finalize(method.__self__, handle.remove)  # type: ignore[attr-defined] # bound method
     end.atexit = False  # at exit, torch's hook tables may be gone
@@ -75,9 +75,9 @@ class StepRecorder:
 class NonFiniteGuard:
     """Prevents optimizer steps with non-finite gradients, which codecs cannot represent.
 
-    Gradients exchanged together with a non-finite value are NaN on all ranks. A GradScaler detects
-    NaN, skips the step and lowers its scale. Otherwise the optimizer raises NonFinite or, with
-    policy "skip", no optimizer of the model takes this step.
+    All gradients that are exchanged together with a NaN or infinite value become NaN on all ranks.
+    A GradScaler detects NaN, skips the step and lowers its scale. Without a GradScaler, the
+    optimizer raises NonFinite or, with policy "skip", no optimizer of the model takes this step.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -128,14 +128,14 @@ class NonFiniteGuard:
         if not is_nan and not _any_nan(self._parameters.values()):
             self._suspects = False  # the gradients belong to a later step
         elif is_nan and getattr(optimizer, "found_inf", None) is not None:
-            return  # set by a GradScaler: a fused optimizer itself skips the step
+            return  # a GradScaler has set `found_inf`, so the fused optimizer skips the step
         elif is_nan and self._policy == "raise":
             raise NonFinite(
                 f"{self.num_nonfinite} gradient values were NaN or infinite, which codecs cannot "
                 "represent; on_nonfinite='skip' skips such steps"
             )
         elif is_nan or any(id(parameter) in self._parameters for parameter in own):
-            # with policy "raise", other optimizers must still find their gradients
+            # with policy "raise", other optimizers must still find NaN gradients and raise
             dropped = [*own, *(self._parameters.values() if self._policy == "skip" else ())]
             for parameter in dropped:
                 parameter.grad = None
@@ -151,6 +151,9 @@ def check_policy(policy: str) -> None:
 
 
 def _any_nan(parameters: Iterable[Tensor]) -> bool:
-    """Return whether any gradient is NaN; the exchange makes all of its values NaN."""
+    """Return whether any gradient is NaN.
+
+    Checks one value of each gradient, because the exchange makes all values of a gradient NaN.
+    """
     gradients = [parameter.grad for parameter in parameters]
     return any(one is not None and bool(one.flatten()[:1].isnan().any()) for one in gradients)

@@ -1,11 +1,12 @@
 """The outer model: the group's parameters in host memory, and the outer step.
 
-    outer gradient of a worker  =  outer parameters - the worker's own
-    momentum    =  outer momentum * momentum + mean
-    parameters -=  rate * (outer momentum * momentum + mean)             SGD, Nesterov's
+    outer gradient of a worker  =  outer parameters - the worker's parameters
+    buffer      =  momentum * buffer + mean outer gradient
+    parameters -=  rate * (momentum * buffer + mean outer gradient)
 
-Each worker takes the same step. Products are rounded before they are added, because fused
-operations would give different bits on different processors.
+The outer step is SGD with Nesterov momentum; `buffer` is its momentum buffer. Each worker takes the
+same step. Products are rounded before they are added, because fused operations would give different
+bits on different processors.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,7 +61,10 @@ def flatten(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
 
 @torch.no_grad()
 def load_vector(vector: Tensor, parameters: Iterable[Tensor], mixing: float = 0.0) -> None:
-    """Load a vector from `flatten`; `mixing`: weight of the parameters' previous values."""
+    """Load a vector from `flatten` into parameters.
+
+    `mixing`: weight of the parameters' previous values.
+    """
     owned = [local_of(one) for one in parameters]
     parts = vector.split([one.numel() for one in owned])
     for own, part in zip(owned, parts, strict=True):
@@ -87,8 +91,8 @@ def is_finite(vector: Tensor) -> bool:
 class OuterModel:
     """The group's parameters and outer optimizer state, as one flat vector per fragment.
 
-    float64 if any parameter is float64, otherwise float32. `make`: factory of a custom outer
-    optimizer for one vector.
+    The vectors are float64 if any parameter is float64, otherwise float32. `make`: factory of a
+    custom outer optimizer for one vector.
     """
 
     def __init__(self, fragments: Sequence[Fragment], make: OptimizerFactory | None = None) -> None:
@@ -99,7 +103,7 @@ class OuterModel:
         self._optimizers = [make([one]) for one in self.values] if make else []
 
     def gradient(self, fragment: int, own: Tensor) -> Tensor:
-        """Compute the outer gradient in place of a worker's vector."""
+        """Overwrite a worker's vector `own` with the worker's outer gradient."""
         return torch.sub(self.values[fragment], own, out=own)
 
     def step(self, fragment: int, mean: Tensor, by: OuterStep) -> None:
@@ -143,7 +147,7 @@ class OuterModel:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a `state_dict`; InvalidInput for another model or other fragments."""
+        """Load a `state_dict`; InvalidInput if it belongs to another model or other fragments."""
         own = {"values": self.values, "momenta": self.momenta}
         for name, vectors in own.items():
             sizes = [kind_of(one) for one in vectors]

@@ -55,7 +55,7 @@ class InnerState:
         return cls(copies, [_copied(one) for one in model.buffers()], num_steps)
 
     def load_into(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        """Load the optimizers' state; InvalidInput for other optimizers."""
+        """Load the optimizers' state; InvalidInput if it does not fit the optimizers."""
         for one, state in zip(optimizers, self.optimizers, strict=True):
             load_optimizer_state(one, model.named_parameters(), **state)
 
@@ -78,7 +78,7 @@ class StepLock:
 
     def _begin(self, _: Optimizer) -> None:
         if not self._is_in_step:
-            self._lock.acquire()  # readers hold it only while copying
+            self._lock.acquire()  # other threads hold the lock only while copying
         self._is_in_step = True
 
     def _end(self, _: Optimizer) -> None:
@@ -86,7 +86,7 @@ class StepLock:
         self._lock.release()
 
     def __enter__(self) -> None:
-        """Wait for the end of a step; WorkerLost after the deadline."""
+        """Lock the state, after waiting for the end of a step; WorkerLost after the deadline."""
         if not self._lock.acquire(timeout=self._deadline_s):
             raise WorkerLost(f"an optimizer step took longer than {self._deadline_s:g} s")
         for device in self._accelerators:  # wait for the step's kernels
@@ -154,7 +154,7 @@ class PeerTransport:
                 self._received(bytes_of(tensors[name]), src_rank)
             state: dict[str, Any] = together(values, tensors)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise InvalidInput("state", f"is malformed from worker {src_rank}: {error}") from None
+            raise InvalidInput("state", f"is malformed (from worker {src_rank}): {error}") from None
         return state
 
     def disallow_checkpoint(self) -> None:

@@ -1,12 +1,12 @@
 """Profile a model's layers and the exchanges between ranks, for a plan.
 
 The profile takes real training steps of a copy of the model on all ranks in parallel, because
-workers on one host slow each other down. For a rehearsal, layer times are replaced by the emulated
-ones.
+workers on one host slow each other down. For a rehearsal, the layer times of the emulated device
+replace the measured layer times.
 
-The layers of an exchange overlap: one is summed while the next is sent. The plan models this
-overlap. So the time of all layers is converted to the time of a single large exchange with which a
-plan without computation predicts the measured time.
+The layers of an exchange overlap: one layer is summed while the next layer is sent. The plan models
+this overlap. So the profile converts the measured time of all layers to the time of one large
+exchange: the time with which a plan without computation predicts the measured time.
 """
 
 import copy
@@ -44,7 +44,7 @@ from paceline.training.models.paced import QUEUED_S
 _NUM_WARM_UP = 2
 _MOST_ROUNDS, _MOST_TRACED = 400, 100
 _SMALL_NBYTES = 1024
-# larger than caches, so that time is proportional to even larger sizes
+# larger than caches, so that times of even larger exchanges are proportional to their sizes
 _LARGEST_NBYTES = 128 * 2**20
 _NUM_HALVINGS = 24
 _LAYERS = (Kind.FORWARD, Kind.BACKWARD)
@@ -56,8 +56,8 @@ class Profile:
     """This machine, with the seconds of each part of a step and of each strategy's exchange.
 
     The machine has no links: a link's bandwidth depends on its use, so each strategy derives links
-    from its small and large exchange (`Planning.calibrate`). `lost_beside`: computing time lost
-    during each strategy's exchange on the same cores.
+    from its small and large exchange (`Planning.calibrate`). `lost_beside`: share of computation
+    that a worker loses during each strategy's exchange, which uses the same cores.
     """
 
     machine: Machine
@@ -77,7 +77,7 @@ class Profile:
         return machine, ProfiledCost(self.durations, Roofline.of(machine))
 
     def slowed(self, times: Mapping[str, float]) -> "Profile":
-        """Return the profile with devices slowed down by factors, by name."""
+        """Return the profile with layers slowed down; `times`: factor by device name."""
         durations = {
             key: seconds * (times[key.owner] if key.kind in _LAYERS else 1.0)
             for key, seconds in self.durations.items()
@@ -107,8 +107,8 @@ def profile(
     """Profile a copy of `model` for about `seconds`, collectively.
 
     `workload`: one rank's share of a step. `source()` begins an epoch of training data. `probers`:
-    create each strategy's exchange. Steps and exchanges alternate as in training, so that arrival
-    times at an exchange, caches and cores are realistic.
+    factories of each strategy's exchange. Steps and exchanges alternate as in training, so that the
+    times at which ranks join an exchange and the use of caches and cores are realistic.
     """
     clock, copied = clock_for(group.device), copy.deepcopy(model).train()
     recorder = Recorder(clock, "", group.rank)
@@ -121,7 +121,7 @@ def profile(
         # one row per round: seconds of the step and of each exchange
         return list(map(list, zip(*timing.timed(works, clock, number), strict=True)))
 
-    # fastest warm-up round, because the first one allocates and connects
+    # the fastest warm-up round counts, because the first one allocates memory and connects
     slowest = max(min(map(sum, rank)) for rank in group.gather(rounds(_NUM_WARM_UP)))
     number = timing.num_rounds(seconds / 2, slowest, timing.FEWEST_ROUNDS, _MOST_ROUNDS)
     rows = rounds_of_all(partial(rounds, number), group)
@@ -178,7 +178,10 @@ def _of_ranks(
 
 @dataclass(frozen=True)
 class Probes:
-    """Times a full exchange of each strategy, and `num_small` small ones together."""
+    """Times each strategy's exchange of all layers, and its exchange of small layers.
+
+    `num_small`: number of chunks of the exchange of small layers.
+    """
 
     workload: Workload
     probers: Mapping[str, Prober]
@@ -203,14 +206,14 @@ class Probes:
 
     @property
     def works(self) -> list[CoreTime]:
-        """All exchanges, each strategy's small one after its full one."""
+        """All exchanges to time; each strategy's small exchange follows its full exchange."""
         return [work for pair in self.timed.values() for work in pair]
 
     def lost_beside(self, group: Group) -> dict[str, float]:
         """Return the share of computation that a worker loses during each strategy's exchange.
 
-        The largest share counts, because it belongs to a rank that did not wait for others. GPUs
-        lose nothing, and on one host the plan itself reserves cores for exchanges.
+        The largest share of any rank counts, because that rank did not wait for other ranks. GPUs
+        lose nothing. If all ranks are on one host, the plan itself reserves cores for exchanges.
         """
         places = [(member.boot_id, member.pid_namespace) for member in group.members]
         if group.device.type != "cpu" or len(set(places)) == 1:
@@ -226,9 +229,10 @@ class Probes:
     def measured(
         self, ranks: Sequence[Sequence[Sequence[float]]], machine: Machine
     ) -> dict[str, ExchangeSamples]:
-        """Return the seconds of a small and a large exchange from all ranks' rounds.
+        """Return the seconds of each strategy's small and large exchange.
 
-        A round's shortest time counts, because early ranks also wait.
+        `ranks`: the rounds of all ranks. Of each round, the shortest time of any rank counts,
+        because a rank that joins early also waits.
         """
         rounds = zip(*ranks, strict=True)
         shortest = [map(min, zip(*of_ranks, strict=True)) for of_ranks in rounds]
@@ -250,8 +254,8 @@ class Probes:
 def _num_small(prober: Prober, layers: Workload, group: Group) -> tuple[int, int]:
     """Return the number of small layers exchanged together, and of chunks.
 
-    Within a host all layers of a step, because its chunks wake the threads only once; between hosts
-    a single chunk.
+    Within a host, a chunked exchange is timed with as many layers as the model has, because the
+    chunks of a step wake the threads only once. Otherwise it is timed with one layer in one chunk.
     """
     chunk: int | None = getattr(prober.config, "first_chunk", None)
     if chunk is None or len({(one.boot_id, one.pid_namespace) for one in group.members}) > 1:
@@ -260,9 +264,10 @@ def _num_small(prober: Prober, layers: Workload, group: Group) -> tuple[int, int
 
 
 def exchanging(workload: Workload) -> Workload:
-    """Return the layers with gradients, without arithmetic, scaled down equally if too large.
+    """Return a workload of the layers with gradients, without computation.
 
-    A model with almost no gradients becomes one layer of twice the small exchange.
+    If the gradients are too large, all sizes are scaled down equally. If a model has almost no
+    gradients, the workload has a single layer, twice as large as the small exchange.
     """
     nbytes = workload.gradient_nbytes
     if nbytes < 2 * _SMALL_NBYTES:
@@ -287,7 +292,8 @@ def single(
 ) -> ExchangeSamples:
     """Return a small and a large exchange with which the plan of the layers takes `all_s`.
 
-    The small one takes `small_s`, unless the latencies of all layers would exceed `all_s`.
+    The small exchange takes `small_s`, unless the latencies of all layers would then exceed
+    `all_s`.
     """
 
     def pair(small: float, large: float) -> ExchangeSamples:
@@ -337,9 +343,9 @@ def with_idle_cores(machine: Machine) -> Machine:
 
 
 def beside_copies(plan: Plan, cost: ProfiledCost) -> ProfiledCost:
-    """Let copies overlap with the following layers, as in `models.paced`.
+    """Shorten layers by the copies with which they overlap, as in `models.paced`.
 
-    A copy longer than the queued work delays the following layers.
+    A copy that is longer than the queued work is not hidden: it delays the following layers.
     """
     durations = dict(cost.durations)
     copied, behind = defaultdict[str, float](float), defaultdict[str, float](float)

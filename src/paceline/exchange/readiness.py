@@ -4,9 +4,9 @@ Autograd calls a hook after each accumulation of a gradient. The first backward 
 calls per parameter: a shared parameter or a recurrent cell fires once, but a parameter in two
 re-entrant checkpoints fires twice, and its gradient is complete only then.
 
-A backward pass ends when autograd runs the callbacks of its outermost graph task, the one that
-reaches the module's outputs. The first gradient may become ready in a nested task, as in a
-re-entrant checkpoint, whose callbacks run too early.
+A backward pass ends when autograd runs the callbacks of its outermost graph task, which is the task
+that reaches the module's outputs. The first gradient may become ready in a nested task, for example
+of a re-entrant checkpoint. The callbacks of a nested task would run too early.
 """
 
 import weakref
@@ -41,13 +41,15 @@ class Listener:
 class Readiness:
     """Watches gradients of parameters, and calls `listener`.
 
-    As in DistributedDataParallel, gradients are exchanged, and not only accumulated, if a forward
-    pass requested an exchange since the last one, or if backward reaches the outputs of such a
-    forward pass again. `touched`: whether each gradient changed since the last exchange. `order`:
-    parameters in the order of readiness, until `expect` is called. `came`: whether each gradient
-    became ready since the last forward pass. `began`: whether any gradient is ready in this
-    backward pass. `pending`: whether an exchange was requested and has not ended. Hooks hold weak
-    references to this object and the listener.
+    As in DistributedDataParallel, a backward pass exchanges gradients, and does not only accumulate
+    them, in two cases: if a forward pass has requested an exchange since the last exchange, or if
+    backward again reaches the outputs of a forward pass that had requested an exchange.
+
+    `touched`: whether each gradient changed since the last exchange. `order`: indices of parameters
+    in the order in which their gradients became ready, until `expect` is called. `came`: whether
+    each gradient became ready since the last forward pass. `began`: whether any gradient became
+    ready in this backward pass. `pending`: whether an exchange was requested and has not ended.
+    Hooks hold weak references to this object and the listener.
     """
 
     def __init__(
@@ -82,9 +84,9 @@ class Readiness:
         ]
 
     def check_attached(self) -> None:
-        """Raise InvalidInput if a parameter lost its hook, which belongs to its C++ tensor.
+        """Raise InvalidInput if a parameter lost its hook, because its C++ tensor was replaced.
 
-        Loading a state into DistributedDataParallel fails in this case, too.
+        In this case, DistributedDataParallel fails, too.
         """
         for one, tensor in zip(self._named, self._tensors, strict=True):
             if one.parameter._cdata != tensor:
@@ -158,7 +160,7 @@ class Readiness:
     def fired(self, index: int, parameter: Tensor) -> None:
         """Record that autograd accumulated a parameter's gradient."""
         defined = self._check(index, parameter)
-        # also without an exchange: under no_sync gradients accumulate for a later one
+        # also without an exchange, because under no_sync gradients accumulate for a later exchange
         self.touched[index] |= defined or self._undefined_is_zero
         if not defined:
             self._undefined.add(index)
@@ -226,7 +228,7 @@ class Readiness:
             self.clear()
 
     def _check(self, index: int, parameter: Tensor) -> bool:
-        """Return whether the parameter has a gradient, which autograd functions may omit."""
+        """Return whether the parameter has a gradient; an autograd function may return None."""
         gradient = parameter.grad
         if gradient is None:
             if len(parameter._post_accumulate_grad_hooks) > 1:

@@ -38,11 +38,12 @@ class Unfinished(InvalidInput, RuntimeError):
 class Reducer(Listener):
     """Exchanges gradients during backward, with the methods of DDP's reducer.
 
-    The gradients of the first backward pass are exchanged after its end. Its order of readiness on
-    rank 0 is used by all ranks. `chunk`: number of layers, or a tuner that uses rank 0's times.
-    `sparse`: indices of parameters with sparse gradients. Without `find_unused_parameters`, a
-    forward pass raises Unfinished if some parameter received no gradient in the last backward pass.
-    `on_exchanged` is called after each exchange.
+    The gradients of the first backward pass are exchanged after its end. From then on, all ranks
+    exchange gradients in the order in which they became ready on rank 0 in that pass. `chunk`:
+    number of layers per chunk, or a tuner that chooses it by rank 0's times. `sparse`: indices of
+    parameters with sparse gradients. Without `find_unused_parameters`, a forward pass raises
+    Unfinished if some parameter received no gradient in the last backward pass. `on_exchanged` is
+    called after each exchange.
     """
 
     def __init__(
@@ -81,9 +82,9 @@ class Reducer(Listener):
         )
 
     def open(self) -> None:
-        """Join the other ranks and allocate the exchange; the first exchange does it otherwise.
+        """Join the other ranks and allocate the exchange; collective.
 
-        Collective; errors are raised on all ranks.
+        If this is not called, the first exchange does so. Errors are raised on all ranks.
         """
         group = self._group = self._join()
         self._number = group.gather(next(_numbers))[0]
@@ -91,7 +92,7 @@ class Reducer(Listener):
         layout.check_exchangeable([self._named[index] for index in dense], group.device)
         self._exchange = self._make(group)
         self._exchange.recorder = self._recorder
-        # roughly the reverse order of readiness, until the first pass
+        # reverse order, which is roughly the order of readiness, until the first backward pass
         self._layout = Layout.of(self._named, dense[::-1])
         if dense:
             self._exchange.open(self._layout)
@@ -240,7 +241,7 @@ class Reducer(Listener):
         exchange.ready(self._chunks[chunk], self._readiness.touched)
 
     def ended(self, missing: Sequence[int]) -> None:
-        """Exchange the missing chunks, and wait for all."""
+        """Exchange the missing chunks, and wait for the exchange of all chunks."""
         if self._began_phase and self._recorder is not None:
             self._recorder.end_phase()
             self._began_phase = False
@@ -280,7 +281,7 @@ class Reducer(Listener):
         return self._exchange
 
     def _changed_too_late(self) -> str | None:
-        # hooks run in registration order, before and after this one
+        # hooks run in the order of registration, so another hook may run after this reducer's hook
         sent, self._sent = self._sent, []
         for slot, before, version in sent:
             gradient = slot.parameter.grad
@@ -305,8 +306,9 @@ class Reducer(Listener):
     def _agreed_order(self, own: Sequence[int] | None) -> list[int] | None:
         """Return rank 0's order of readiness; missing gradients come last.
 
-        `own`: this rank's order, or None if its backward pass failed. Returns None if any rank's
-        failed. Raises InvalidInput on all ranks if they run backward on different models.
+        `own`: this rank's order, or None if its backward pass failed. Returns None if the backward
+        pass of any rank failed. Raises InvalidInput on all ranks if they run backward on different
+        models.
         """
         assert self._group is not None
         rows = self._group.gather([self._number, None if own is None else list(own)])
@@ -322,7 +324,7 @@ class Reducer(Listener):
     def _agree(self) -> None:
         if self._exchange is None:
             self.open()
-        # the first pass was exchanged after backward, because the order was unknown
+        # the first backward pass has ended, so this rank's order is known
         order = self._agreed_order(self._readiness.order)
         if order is None:
             self._forget_gradients()
@@ -381,6 +383,6 @@ class Reducer(Listener):
             self._opened().discard()
 
     def _forget_gradients(self) -> None:
-        """Remove gradients of this rank alone, so that no optimizer uses them."""
+        """Remove this rank's gradients, which are not averaged, so that no optimizer uses them."""
         for one in self._named:
             one.parameter.grad = None

@@ -1,4 +1,4 @@
-"""Interfaces of data parallelism: statistics, replicas and exchanges; and a probe of exchanges."""
+"""Interfaces of statistics, replicas and exchanges, and a probe that times exchanges."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,12 +22,14 @@ class Statistics:
     """Traffic and time of gradient exchanges so far on this rank.
 
     `bytes_sent`, `bytes_received`: bytes of gradients, and of parameters if a strategy sends them.
-    `exposed_s`: time spent exchanging instead of computing; `hidden_s`: time of exchanges during
-    backward; both over all `num_steps`, or None if unknown. `chunk`: layers per chunk. `codec`:
-    name and reason. `num_nonfinite`: NaN and infinite gradient values on all ranks (exchange "host"
-    also counts values exchanged together with one); `num_skipped`: steps skipped because of them.
-    `sent_share`: share of this rank's values sent, for a codec that omits some. For balanced
-    batches, `shares`: samples of each rank in a full batch; `samples_per_s`: speed of each rank.
+    `exposed_s`: time spent exchanging instead of computing. `hidden_s`: time of exchanges during
+    backward. Both are sums over all `num_steps`, or None if unknown. `chunk`: layers per chunk.
+    `codec`: the codec's name, and the reason for it. `num_nonfinite`: number of NaN and infinite
+    gradient values on all ranks; exchange "host" also counts values that were exchanged together
+    with such a value. `num_skipped`: steps skipped because of NaN or infinite values.
+    `sent_share`: share of this rank's values sent, if the codec omits values. `shares`: samples of
+    each rank in a full batch, if batches are balanced. `samples_per_s`: speed of each rank, if
+    batches are balanced.
     """
 
     exchange: str
@@ -49,7 +51,10 @@ NONE = Statistics("none", 0, 0, 0, 0.0, 0.0)  # statistics of a single rank
 
 
 class ModelReplica(Protocol):
-    """A module whose gradients are means over all ranks; by default without state and records."""
+    """A module whose gradients are means over all ranks.
+
+    By default it has no exchange state and records nothing.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward pass."""
@@ -61,7 +66,8 @@ class ModelReplica(Protocol):
     def prepare(self, run: Callable[[], None]) -> None:
         """Call `run`, a pass with unused gradients, if the exchange needs one.
 
-        After its first pass, torch's reducer rebuilds its buckets, which changes the order of sums.
+        Torch's reducer needs it: after its first pass, it rebuilds its buckets, which changes the
+        order of sums.
         """
         return
 
@@ -70,7 +76,7 @@ class ModelReplica(Protocol):
         return {}
 
     def load_exchange_state(self, state: dict[str, Tensor]) -> None:
-        """Load the state saved by the same rank of as many ranks."""
+        """Load the state that the same rank saved; the number of ranks must be the same."""
         return
 
     def statistics(self) -> Statistics:
@@ -100,9 +106,9 @@ class SingleReplica(ModelReplica):
 class Exchange(Protocol):
     """Replaces gradients by their means; all methods except `ready` are collective.
 
-    A `chunked` exchange reads gradients when they become ready, others after backward. `touched`:
-    whether each parameter's gradient changed on this rank. A gradient that changed on no rank is
-    not modified.
+    A `chunked` exchange reads gradients when they become ready; other exchanges read them after
+    backward. `touched`: whether each parameter's gradient changed on this rank. A gradient that
+    changed on no rank is not modified.
     """
 
     name: str
@@ -139,7 +145,7 @@ class Exchange(Protocol):
         return {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load the state saved by the same rank of as many ranks."""
+        """Load the state that the same rank saved; the number of ranks must be the same."""
         return
 
     def statistics(self) -> Statistics:
@@ -149,7 +155,8 @@ class Exchange(Protocol):
         """Free memory, threads and groups."""
 
 
-Chunking = int | Callable[[int], ChunkTuner]  # number of layers, or factory of a tuner
+# layers per chunk, or a function that creates a tuner for a number of layers
+Chunking = int | Callable[[int], ChunkTuner]
 
 
 @dataclass(frozen=True)
@@ -189,7 +196,7 @@ class _Ready(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_after: Tensor) -> tuple[Tensor | None, ...]:
-        # autograd does not copy aliases
+        # autograd does not copy these gradients if they are aliases
         return of_after[0], None, None, *map(ctx.hand_out, ctx.gradients)
 
 
@@ -198,11 +205,11 @@ class _ProbeLayer(nn.Module):
 
     def __init__(self, sizes: Sequence[int], device: torch.device, like: _Like | None) -> None:
         super().__init__()
-        # zeros, unless values determine the bytes sent
+        # gradients are zeros, unless their values determine the bytes sent
         zeros = [torch.zeros(nbytes // 4, device=device) for nbytes in sizes]
         self.weights = nn.ParameterList(nn.Parameter(one) for one in zeros)
         self.gradients = list(map(like or torch.zeros_like, zeros))
-        # copies, because an exchange may overwrite them
+        # copy these values, because an exchange may overwrite gradients
         self._hand_out = torch.clone if like else Tensor.detach
 
     def forward(self, after: Tensor) -> Tensor:
@@ -214,8 +221,8 @@ class Probe:
     """Exchanges float32 gradients of some layers on each call, to be timed.
 
     `sizes`: bytes of each parameter of each layer, in the order of readiness. `codec`: the codec
-    whose share of sent values the gradients must match. `barrier`: called after each exchange whose
-    ranks do not end together. Creation, calls and close are collective.
+    whose share of sent values the gradients must match. `barrier`: called after each exchange, if
+    ranks do not end an exchange together. Creation, calls and close are collective.
     """
 
     def __init__(
@@ -231,7 +238,7 @@ class Probe:
         self._module = nn.Sequential(*layers)
         self._replica, self._barrier = replicate(self._module), barrier
         self._scalar = torch.zeros((), device=device)
-        # some exchanges hook optimizer steps
+        # take optimizer steps, because some exchanges hook them
         self._optimizer = PacedSGD(self._module.parameters(), 0.0)
 
     def __call__(self) -> None:

@@ -42,8 +42,8 @@ from paceline.record.merge import gather_timeline
 from paceline.record.recorder import Recorder
 from paceline.training.models.paced import Stretched
 
-SLACK_S = 1e-3  # tolerance for hooks of one gradient, which record their times one after another
-_INTERVAL, _MOST_ROUNDS = 10, 10  # steps between two checks of balanced shares, and checks
+SLACK_S = 1e-3  # tolerance, because hooks of one gradient record their times one after another
+_INTERVAL, _MOST_ROUNDS = 10, 10  # steps between checks of balanced shares, and most checks
 _PERIOD_STEPS = 8  # as in planner.forecast
 Replicate = Callable[..., ModelReplica]  # (module, config, group, *, tuner=...)
 
@@ -129,7 +129,7 @@ class ReplicaRunner:
         return PricedMachine(machine, cost)
 
     def train(self, config: Any) -> Outcome:
-        """Train or rehearse with a configuration, or with the chunk found by a search."""
+        """Train or rehearse with `config`; if it requests a chunk search, with the chunk found."""
         session, tuner = self._session, self._tuner(config)
         tuning = {} if tuner is None else {"tuner": tuner}
         return self.train_with(
@@ -200,7 +200,7 @@ class ReplicaRunner:
                 train_step(replica, optimizer, source, recorder, setup.learning)
 
         if tuner is not None:
-            take(1)  # determines the order of readiness
+            take(1)  # this step determines the order of readiness
             while not group.gather(tuner.done)[0]:  # rank 0 decides
                 take(tuner.interval)
         if (sampler := setup.sampler) is not None:
@@ -209,7 +209,7 @@ class ReplicaRunner:
                 take(_INTERVAL)
                 if sampler.shares == before:
                     break
-        recorder.step_ends()  # drop the recordings
+        recorder.step_ends()  # discard the times of these steps
 
     def _tuner(self, config: Any) -> ChunkTuner | None:
         """Return the chunk search that the configuration requests, if any."""
@@ -226,7 +226,7 @@ class ReplicaRunner:
     def _predicted(
         self, strategy: Strategy, config: Any, chunks: Sequence[int]
     ) -> dict[int, float]:
-        """Return rank 0's predicted step for each chunk size."""
+        """Return the step time that rank 0 predicts for each chunk size; collective."""
         group = self._session.group
 
         def step_s(chunk: int) -> float:
@@ -251,15 +251,15 @@ def outcome_of(
     """Gather the outcome of all ranks; `known`: further fields of `Outcome`."""
     group = session.group
     timeline = gather_timeline(trained.spans, trained.offset, group, session.origin)
-    # clock offsets of two ranks add up
+    # the clock errors of two ranks add up
     slack_s = SLACK_S + 2 * max(group.gather(trained.offset.error_s))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    # a run killed after its last step has no steps left
+    # a run that resumes after its last step takes no steps
     step_s = median(trained.step_seconds) if trained.step_seconds else None
     samples_per_s = setup.samples_per_step / step_s if step_s else 0.0
     tokens = setup.recipe.tokens_per_sample if setup.recipe else None
     num_traced = 1 + max((span.step for span in timeline.spans), default=-1)
-    # only one worker of a host may have a codec
+    # other ranks have no share if only one worker of each host encodes
     shares = [one for one in group.gather(trained.sent_share) if one is not None]
     codec = gradient_codec(known.get("config"))
     faults: tuple[str, ...] = ()
@@ -281,7 +281,7 @@ def outcome_of(
 
 
 def _planned(timeline: Timeline, group: Group) -> Timeline:
-    """Return the spans that a plan has: without communication for a single worker."""
+    """Return the spans that a plan has; the plan of a single worker has no communication."""
     if not group.exchanges_alone:
         return timeline
     kept = (span for span in timeline.spans if span.kind not in COMMUNICATION)

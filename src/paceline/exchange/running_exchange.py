@@ -1,4 +1,4 @@
-"""The exchanges of local updates: when they are due, the running one, and a log."""
+"""The exchanges of local updates: when they are due, the running exchange, and a log."""
 
 import threading
 import time
@@ -15,7 +15,8 @@ from paceline.core.rounds import Rounds
 from paceline.exchange.averaging import Averaged, Contribution
 
 _KEPT_TIMES = 256  # exchanges kept in the log
-NO_EXCHANGE: dict[str, Any] = {"due": None, "sent": [], "buffers": []}  # state of no exchange
+# the saved state if no exchange runs
+NO_EXCHANGE: dict[str, Any] = {"due": None, "sent": [], "buffers": []}
 
 
 class RoundPlace:
@@ -29,7 +30,7 @@ class RoundPlace:
         self._rounds = rounds
         self.num_exchanges = 0
         self.weights = [0.0] * rounds.fragments
-        self._in_round = 0  # inner steps
+        self._in_round = 0  # inner steps in this round
 
     @property
     def fragment(self) -> int:
@@ -103,7 +104,8 @@ class RunningExchange:
     """An exchange whose result is loaded after inner step `due`.
 
     `sent_s`: time when copying of the contribution `given` began. `sent`: one vector with the
-    worker's parameters of that time, if the worker keeps its steps during the exchange.
+    worker's parameters at that time, if the worker keeps the changes of its steps during the
+    exchange.
     """
 
     def __init__(

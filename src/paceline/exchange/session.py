@@ -2,7 +2,7 @@
 
     with start(session) as runner:         # `start` from `strategy.runner()`
         calibrated = runner.measure()      # how fast this machine is, for the plan
-        outcome = runner.train(config)     # or rehearses: the runner is the same
+        outcome = runner.train(config)     # trains, or rehearses in a rehearsal session
         runner.save(path)
 
 In a rehearsal, paced layers of `session.device` replace the model's layers.

@@ -31,7 +31,7 @@ from paceline.training.recipes.schedules import checked_schedule, schedule_of
 
 NUM_TRACED = 20
 NUM_WARM_UP = 2
-FEWEST_STEPS = NUM_WARM_UP + 3  # one measured step, and two traced ones, which show a period
+FEWEST_STEPS = NUM_WARM_UP + 3  # one measured step, and two traced steps, which show a period
 
 # a tiny rate, because NaNs and denormals would change the speed of rehearsed steps
 _IDLE_SGD = SGD(learning_rate=1e-6)
@@ -42,9 +42,10 @@ class TrainingSetup:
     """A rank's model and its steps.
 
     `workload`: the rank's share of a step. `source(epoch, first_step)` yields this rank's share of
-    each step. `epoch_steps`: steps of each epoch. `recipe`: None in a rehearsal of paced layers.
-    `sampler`: of balanced batches. `times`: of paced layers. `factor`: slow-down of layers.
-    `first(n)`: a batch of n samples, unless layers are paced.
+    each step. `epoch_steps`: number of steps of each epoch. `samples_per_step`: mean number of
+    samples of a step, of all ranks together. `recipe`: None in a rehearsal. `sampler`: the sampler
+    of balanced batches. `times`: the times of paced layers. `factor`: slow-down of layers in a
+    rehearsal. `first(n)`: returns a batch of n samples; None if layers are paced.
     """
 
     model: nn.Module
@@ -78,8 +79,8 @@ def setup_for(
 ) -> TrainingSetup:
     """Set up a rank of a group for training, or for rehearsing a device.
 
-    `codec`: a rehearsal's gradients match its declared share. Raises InvalidInput if model, data or
-    workers do not fit.
+    `codec`: in a rehearsal, gradients have values of which this codec sends its declared share.
+    Raises InvalidInput if the model, data or workers do not fit.
     """
     check_world_size(settings.workers, group)
     if isinstance(settings, TrainSettings):
@@ -106,7 +107,7 @@ def setup_for(
 def check_world_size(workers: int | str, group: Group) -> None:
     """Raise InvalidInput if the number of ranks differs from the settings."""
     if group.world_size != workers:
-        raise InvalidInput("workers", f"must equal the {group.world_size} ranks", got=workers)
+        raise InvalidInput("workers", f"must be {group.world_size}, as many as ranks", got=workers)
 
 
 def _real(settings: TrainSettings, group: Group) -> TrainingSetup:
@@ -159,7 +160,7 @@ def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
         return optimizer_for(settings)
     for name in ("learning_rate", "momentum"):
         if getattr(settings, name) is not None:
-            raise InvalidInput(name, "requires --optimizer, because the recipe has its own")
+            raise InvalidInput(name, "requires --optimizer, because the recipe sets an optimizer")
     return checked_optimizer(recipe.name or NAMELESS, recipe.optimizer)
 
 
@@ -192,7 +193,7 @@ def learning_of(recipe: Recipe, settings: TrainSettings) -> Learning:
 
 
 def epoch_steps(num_steps: int, settings: TrainSettings) -> tuple[int, ...]:
-    """Return the steps of each epoch, of which the last may have fewer than `num_steps`."""
+    """Return the number of steps of each epoch; the last epoch may have fewer than `num_steps`."""
     if settings.steps is None:
         return (num_steps,) * settings.epochs
     if settings.steps < FEWEST_STEPS:
@@ -204,7 +205,7 @@ def epoch_steps(num_steps: int, settings: TrainSettings) -> tuple[int, ...]:
 def share_batches(
     num_samples: int, batch_size: int, seed: int, group: Group, balanced: bool = False
 ) -> ShardedBatches | BalancedSampler:
-    """Return this rank's sampler; `batch_size`: over all ranks."""
+    """Return this rank's sampler; `batch_size`: number of samples of all ranks together."""
     kind = BalancedSampler if balanced else ShardedBatches
     batches = kind(num_samples, batch_size, group.rank, group.world_size, seed)
     if len(batches) < FEWEST_STEPS:
@@ -227,7 +228,7 @@ def epochs_of(
 
 
 def rehearsed_steps(settings: RehearseSettings) -> tuple[int, int]:
-    """Return the numbers of timed and traced steps of a rehearsal."""
+    """Return the number of timed steps and the number of traced steps of a rehearsal."""
     return NUM_WARM_UP + settings.steps, NUM_WARM_UP + min(settings.steps, NUM_TRACED)
 
 

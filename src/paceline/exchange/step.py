@@ -41,8 +41,8 @@ class SGD:
 class Share(NamedTuple):
     """A rank's share of a batch: pytrees of tensors.
 
-    `weight`: factor of this rank's mean loss, so that the mean of all ranks' gradients is the whole
-    batch's gradient for any shares.
+    `weight`: factor of this rank's mean loss. With it, the mean of all ranks' gradients is the
+    gradient of the whole batch, even if shares are unequal.
     """
 
     inputs: Any
@@ -103,7 +103,7 @@ class Learning:
         """
         with self.autocast(tree_leaves(share.inputs)[0].device):
             outputs = call(model, share.inputs)
-            if not share.num_samples:  # no samples have no mean loss
+            if not share.num_samples:  # the mean loss is undefined without samples
                 leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
                 return torch.stack([one.sum() for one in leaves if one.requires_grad]).sum()
             return learnable_loss(self.name, self.loss, outputs, share.targets) * share.weight

@@ -1,7 +1,8 @@
 """DistributedDataParallel with a replaceable exchange of gradients.
 
-It is a subclass, so that isinstance, torch.compile, checkpoints and training tools treat it as one.
-Only its `reducer` is replaced (docs/decisions, number 17).
+`Synchronized` is a subclass of DistributedDataParallel, so that isinstance, torch.compile,
+checkpoints and training tools treat it as such. Only its `reducer` is replaced (docs/decisions,
+number 17).
 """
 
 import weakref
@@ -42,13 +43,13 @@ OF_TORCH_ALONE = {
 class Synchronized(DistributedDataParallel):
     """Runs `module`, and averages its gradients over all ranks by `method`.
 
-    `arguments`: DistributedDataParallel's. `group`: the ranks of a Paceline run. `deadline_s`:
-    longest wait for another rank, by default the process group's timeout. Creation is collective; a
-    copy by deepcopy or pickle joins its peers in its first exchange. A single process only calls
-    the module. Raises InvalidInput if the method does not support an argument.
+    `arguments`: arguments of DistributedDataParallel. `group`: the ranks, in a Paceline run.
+    `deadline_s`: longest wait for another rank. Default: the process group's timeout. Creation is
+    collective. A copy made by deepcopy or pickle joins its peers in its first exchange. A single
+    process only calls the module. Raises InvalidInput if the method does not support an argument.
     """
 
-    reducer: Any  # torch's or Paceline's
+    reducer: Any  # torch's reducer, or Paceline's Reducer
     logger: Any
     _gradients: Reducer | TorchAllReduce | None = None
     _reducer_recorder: Recorder | None = None
@@ -74,12 +75,12 @@ class Synchronized(DistributedDataParallel):
         self._group: Group | None = group
         self._is_alone = not group.exchanges
         if self._is_alone:
-            arguments["init_sync"] = False  # single process
+            arguments["init_sync"] = False  # a single process has no other ranks
             if not dist.is_initialized():
                 # a group of one rank, without messages
                 arguments["process_group"] = dist.ProcessGroup(HashStore(), 0, 1)
         else:
-            # before DistributedDataParallel's own collectives, which hang for different models
+            # check before DistributedDataParallel's own collectives, which hang if models differ
             self._check(module, arguments, group)
         super().__init__(module, **arguments)
         if self._gradients is not None:
@@ -92,7 +93,7 @@ class Synchronized(DistributedDataParallel):
             if arguments.get(name) is not None and not self._method.uses_torch_reducer:
                 raise InvalidInput(name, "requires exchange='allreduce'", hint=hint)
         parameters = list(module.parameters())
-        # refused by DistributedDataParallel itself
+        # DistributedDataParallel itself refuses such modules
         refused = any(map(is_lazy, parameters)) or not any(p.requires_grad for p in parameters)
         if arguments.get("init_sync", True) and not refused:
             ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
@@ -120,7 +121,7 @@ class Synchronized(DistributedDataParallel):
         if isinstance(self._gradients, Reducer):
             self.reducer, self._tuner = self._gradients, self._gradients.tuner
             self._gradients.record(self._reducer_recorder)
-            # torch's _ddp_init_helper, which is not called, does this
+            # torch's _ddp_init_helper does this, but is not called here
             self._passing_sync_batchnorm_handle(self.module)
         else:
             self._gradients.register(self.reducer, self._reducer_recorder)
@@ -154,12 +155,12 @@ class Synchronized(DistributedDataParallel):
         )
 
     def _join(self) -> Group:
-        if self._group is None:  # of a copy
+        if self._group is None:  # a copy has not joined its peers yet
             self._group = joined(self.device, self._deadline_s, self.process_group)
         return self._group
 
     def _exchanged(self) -> None:
-        """Overridden by subclasses that act after each exchange."""
+        """Do nothing after an exchange; subclasses may override this."""
 
     @torch.compiler.disable(recursive=False)
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -193,8 +194,9 @@ class Synchronized(DistributedDataParallel):
     def _before_forward(self) -> None:
         """Rebuild the reducer if trainable parameters or their types changed.
 
-        A Paceline reducer may keep parameters without gradients. If all are frozen, as a
-        discriminator's during a generator's step, nothing is exchanged.
+        If parameters become frozen, only torch's reducer is rebuilt. If all parameters are frozen,
+        as those of a discriminator during a generator's step, no reducer is rebuilt, and nothing is
+        exchanged.
         """
         has_changed = any(parameter.requires_grad for parameter in self._frozen)
         if isinstance(self._gradients, TorchAllReduce):
@@ -215,7 +217,8 @@ class Synchronized(DistributedDataParallel):
     def _replace_reducer(self, prepared: Reducer | TorchAllReduce | None = None) -> None:
         """Replace the reducer for the currently trainable parameters.
 
-        Uses a prepared exchange, or opens one in the first exchange, where ranks are synchronised.
+        `prepared`: a reducer that is already open. Without it, the new reducer opens in its first
+        exchange, where ranks are synchronised.
         """
         if self._gradients is not None:
             self._gradients.close()
@@ -239,8 +242,9 @@ class Synchronized(DistributedDataParallel):
     def _rebuild_buckets(self) -> None:
         """Let a new torch reducer rebuild its buckets while ranks are synchronised.
 
-        Otherwise it would do so collectively in its next forward pass, which may be one rank's
-        evaluation. Not within join(): a rank without samples expects it in the next forward pass.
+        Otherwise the reducer would rebuild them in its next forward pass. This is collective, but
+        the next forward pass may be an evaluation on a single rank. Within join(), this does
+        nothing, because a rank without samples expects the rebuild in the next forward pass.
         """
         if self.reducer is not None and not self._join_config.enable:
             self.reducer._rebuild_buckets()
@@ -259,7 +263,7 @@ class Synchronized(DistributedDataParallel):
         return _JoinHook(self, hook, gradients) if isinstance(gradients, Reducer) else hook
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Register a hook with torch's reducer; InvalidInput for another exchange."""
+        """Register a hook with torch's reducer; InvalidInput if the method does not use it."""
         self._refuse_hooks("register_comm_hook")
         super().register_comm_hook(state, hook)
 
@@ -335,15 +339,15 @@ class Synchronized(DistributedDataParallel):
         return {} if self._gradients is None else self._gradients.state()
 
     def load_exchange_state(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback saved by the same rank of as many ranks."""
+        """Load error feedback that the same rank saved; the number of ranks must be the same."""
         if self._gradients is not None:
             self._gradients.load_state(state)
 
     def record(self, recorder: Recorder | None) -> None:
         """Record all exchanges from now on; None stops recording.
 
-        Rebuilds torch's reducer with a hook that records its collectives, or without it, because
-        the hook takes a pass over the gradients.
+        Torch's reducer is rebuilt with a hook that records its collectives, or without this hook,
+        because the hook costs an additional pass over the gradients.
         """
         before, self._reducer_recorder = self._reducer_recorder, recorder
         if isinstance(self._gradients, Reducer):
@@ -369,7 +373,7 @@ class _JoinHook(JoinHook):
 
     def __init__(self, parallel: Synchronized, of_torch: JoinHook, reducer: Reducer) -> None:
         self._parallel, self._reducer = parallel, reducer
-        # torch's hook copies the model of a rank that had samples until the end
+        # torch's post_hook copies the model of the rank that had samples longest to all ranks
         self.post_hook = of_torch.post_hook  # type: ignore[method-assign]
 
     def main_hook(self) -> None:

@@ -1,8 +1,8 @@
-"""Find the fastest of several exchanges by the steps of a training.
+"""Find the fastest of several exchanges by timing the steps of a training.
 
-All compute the same gradients, so a trial changes nothing that is learned. `Trials` times them in
-turns (`paceline.core.turns`), uses the fastest, and tries again when steps become slower or faster.
-`Checked` is the replica of a run that does so.
+All exchanges compute the same gradients, so a trial changes nothing that is learned. `Trials` times
+the exchanges in turns (`paceline.core.turns`), uses the fastest, and tries all again when steps
+become slower or faster. `Checked` is a replica that uses `Trials`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,8 +25,8 @@ from paceline.record.recorder import Recorder
 class Trials:
     """Times exchanges in turns during training, and then uses the fastest.
 
-    `names`: the simplest first. The slowest rank's steps count, and all ranks decide equally.
-    `name`: current exchange.
+    `names`: names of the exchanges, the simplest first. The time of a step is that of the slowest
+    rank, so all ranks decide equally. `name`: name of the current exchange.
     """
 
     def __init__(self, names: Iterable[str], clock: Clock) -> None:
@@ -47,7 +47,7 @@ class Trials:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Median step of each exchange timed so far."""
+        """Median step time of each exchange that was timed so far."""
         return self._choice.seconds
 
     @property
@@ -64,9 +64,10 @@ class Trials:
     def finish_measurement(
         self, group: Group, chunk: int | None = None, is_searched: bool = False
     ) -> None:
-        """End a turn, or compare the last steps with earlier ones, collectively.
+        """End a turn, or compare the last steps with earlier steps; collective.
 
-        `chunk`: current layers per chunk; `is_searched`: a search still changes them.
+        `chunk`: current number of layers per chunk. `is_searched`: whether a search still changes
+        this number.
         """
         own = [end - start for start, end in pairwise(self._clock.seconds(self._marks))]
         steps = [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]
@@ -76,7 +77,7 @@ class Trials:
         self._choice.add(steps, is_steady=not is_searched)
 
     def fail(self, error: InvalidInput) -> None:
-        """Remove the current exchange, which cannot be used here."""
+        """Remove the current exchange from the candidates, because of an error."""
         self._failed[self.name] = str(error)
         self._choice.drop()
 
@@ -87,7 +88,8 @@ class Trials:
     def why(self, chunk: int | None = None, is_searched: bool = False) -> str:
         """Return the exchange in use, with the measurements.
 
-        `chunk`: current layers per chunk; `is_searched`: a search is still running.
+        `chunk`: current number of layers per chunk. `is_searched`: whether a search still changes
+        this number.
         """
         figures = [self._figure(name) for name in self.seconds]
         problems = [f"{name} cannot be used: {why}" for name, why in self._failed.items()]
@@ -117,9 +119,9 @@ class Candidate(NamedTuple):
 class Checked:
     """A replica that uses the fastest of several candidates, the simplest first.
 
-    `on_decision(reason)` is called for each choice. All ranks change together, and not after
-    `num_steps`. `clock`: the device's clock, which may lag behind the host. `accumulates`: steps
-    begin with `no_sync` micro-batches.
+    `on_decision(reason)` is called for each choice. All ranks change to another candidate together.
+    After `num_steps` steps, they no longer change. `clock`: the device's clock, which may lag
+    behind the host. `accumulates`: whether each step begins with micro-batches within `no_sync`.
     """
 
     def __init__(
@@ -177,7 +179,7 @@ class Checked:
         self._replica.load_exchange_state(state)
 
     def record(self, recorder: Recorder | None) -> None:
-        """Record all exchanges from now on, of any candidate."""
+        """Record all exchanges from now on, by whichever candidate is in use."""
         self._recorder = recorder
         self._replica.record(recorder)
 

@@ -1,4 +1,7 @@
-"""Workers of local updates in a fixed process group; `elastic` has those of a torchft manager."""
+"""Workers of local updates in a fixed process group.
+
+Module `elastic` contains the workers of a torchft manager.
+"""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -32,7 +35,8 @@ Met = tuple[Group | None, list[DistributedDataParallel]]
 class FixedWorkers:
     """The workers of a group, whose exchanges fail as soon as one worker is lost.
 
-    `num_final_exchanges`: exchanges after the first one in which all workers were closing.
+    `num_final_exchanges`: number of exchanges that follow the first exchange in which all workers
+    were closing.
     """
 
     def __init__(self, group: Group, averaging: Averaging, num_fragments: int) -> None:
@@ -41,7 +45,7 @@ class FixedWorkers:
         self.num_final_exchanges = num_fragments - 1
 
     def exchange(self, given: Contribution) -> Averaged:
-        """Average this worker's contribution with the others', in the exchange's thread."""
+        """Average the contributions of this and all other workers, in the exchange's thread."""
         return self._averaging.run(given, self._group)
 
     def abort(self) -> None:
@@ -51,7 +55,7 @@ class FixedWorkers:
             control.abort()
 
     def close(self) -> None:
-        """Release the group, whose connections close with the last reference."""
+        """Release the group; its connections close when the last reference is dropped."""
         self._group = Group.alone(self._group.device, self._group.deadline_s)
 
 
@@ -108,7 +112,7 @@ def meet(
 
 @torch.no_grad()
 def _copy_first(tensors: Iterable[Tensor], group: Group) -> None:
-    """Copy worker 0's tensors to all workers, and log which workers had others."""
+    """Copy worker 0's tensors to all workers, and log which workers had different tensors."""
     if group.world_size == 1:
         return
     differs = False
@@ -125,7 +129,10 @@ def _copy_first(tensors: Iterable[Tensor], group: Group) -> None:
 
 
 def _replicas_between(model: nn.Module, workers: Group) -> list[DistributedDataParallel]:
-    """Return the modules that would exchange gradients between workers; refuse shards of them."""
+    """Return the DistributedDataParallel modules that exchange gradients between workers.
+
+    Raises InvalidInput if the model is sharded between workers.
+    """
     if workers.world_size == 1:
         return []
     ranks = set(workers.global_ranks)

@@ -14,16 +14,17 @@ from paceline.core.errors import InvalidInput
 from paceline.integrations.data_parallel import DataParallel, check_hook
 
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-_OTHERS = ("DEEPSPEED", "FSDP", "MEGATRON_LM")  # on CPUs they are only in the environment
+_OTHERS = ("DEEPSPEED", "FSDP", "MEGATRON_LM")  # on CPUs, read from the environment
 _MARK = "_is_accelerate_prepared"  # Accelerate's mark on prepared objects
 
 
 def with_paceline(accelerator: Accelerator, **options: Any) -> Accelerator:
-    """Make `accelerator.prepare` wrap models in DataParallel with these options.
+    """Make `accelerator.prepare` wrap models in paceline.DataParallel with these options.
 
-    A DistributedDataParallelKwargs applies to DataParallel, too. A model that is already a
-    DataParallel is not wrapped again. With a single process nothing changes. Returns the
-    accelerator. Raises InvalidInput for other kinds of parallelism, or an option without effect.
+    The accelerator's DistributedDataParallelKwargs apply, too. A model that is already a
+    paceline.DataParallel is not wrapped again. With a single process nothing changes. Returns the
+    accelerator. Raises InvalidInput if the accelerator uses another kind of parallelism, or if an
+    option conflicts with DistributedDataParallelKwargs.
     """
     _check(accelerator)
     handler = accelerator.ddp_handler
@@ -43,7 +44,7 @@ class _Preparation:
     def __init__(self, accelerator: Accelerator, options: dict[str, Any]) -> None:
         self._accelerator, self._options = accelerator, options
         self._prepare: Callable[..., nn.Module] = accelerator.prepare_model
-        self._made: WeakValueDictionary[int, DataParallel] = WeakValueDictionary()  # by module
+        self._made: WeakValueDictionary[int, DataParallel] = WeakValueDictionary()  # by id(module)
 
     def prepare(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False

@@ -39,32 +39,36 @@ logger = logging.getLogger(__name__)
 class DataParallel(Synchronized):
     """Runs `module` on this rank's samples and averages the gradients of all ranks.
 
-    It has the arguments and behaviour of DistributedDataParallel: it broadcasts and checks the
-    module at creation, sends rank 0's buffers before each forward pass, and raises if a parameter
-    got no gradient in a backward pass, unless `find_unused_parameters`. Arguments about buckets
+    It has the arguments and behaviour of torch's DistributedDataParallel. At creation it checks
+    that all ranks have the same model, and broadcasts rank 0's parameters and buffers. Before each
+    forward pass it sends rank 0's buffers. If a parameter got no gradient in a backward pass, the
+    next forward pass raises, unless `find_unused_parameters` is set. Arguments about buckets
     (`bucket_cap_mb`, `bucket_cap_mb_list`, `batched_grad_copy`, `skip_all_reduce_unused_params`)
-    affect only torch's reducer. Launch one process per rank with torchrun; the default process
-    group is created if missing. Without torchrun's environment it only calls the module.
+    affect only torch's reducer. Launch one process per rank with torchrun. The default process
+    group is created if it is missing. Without torchrun's environment variables, DataParallel only
+    calls the module.
 
-    `exchange`: "host" sums gradients in host memory during backward, "allreduce" is torch's
-    reducer, "tree" the classical baseline; "auto" tries each for a few steps and keeps the fastest
-    (`why` has the measurements). `chunk`: number of layers that "host" exchanges together; "auto"
-    predicts it from the first steps and tries neighbouring values during training. WorkerLost names
-    a rank that did not answer within `deadline_s`; default: the process group's timeout.
+    `exchange`: how gradients are averaged. "host" sums them in host memory during backward.
+    "allreduce" uses torch's reducer. "tree" sums them in a binary tree, the classical baseline.
+    "auto" tries each for a few steps and keeps the fastest; `why` has the measured times.
+    `chunk`: number of layers that "host" exchanges together. "auto" predicts it from the first
+    steps and tries neighbouring values during training. `deadline_s`: longest wait for another
+    rank, before WorkerLost names it. Default: the process group's timeout.
 
-    `codec` encodes gradients between machines with "host", between all ranks with "allreduce". It
-    is a name such as "dynamic8", a codec, or "auto" for the fastest one. A step with non-finite
-    gradients is not taken: a GradScaler skips it, otherwise the optimizer raises NonFinite, or
-    skips it if `on_nonfinite` is "skip".
+    `codec`: encodes gradients. It is a name such as "dynamic8", a codec object, or "auto", which
+    encodes only if steps get faster. Exchange "host" encodes gradients only between machines;
+    "allreduce" encodes them between all ranks. A step with NaN or infinite gradients is not taken:
+    a GradScaler skips it. Without a GradScaler, the optimizer raises NonFinite, or skips the step
+    if `on_nonfinite` is "skip".
 
-    `balance="auto"` allows unequal batches, even empty ones: gradients are weighted by the rank's
-    samples, which is exact for losses that are means over samples. Pass the sampler to `balance()`
-    so that its shares follow the ranks' speeds. A rank that would slow down the others gets no
-    samples, unless `keep_all`.
+    `balance="auto"` allows unequal batches, even empty ones. Each rank's gradients are weighted by
+    its number of samples, which is exact for losses that are means over samples. Pass the sampler
+    to `balance()`, so that its shares follow the ranks' speeds. A rank that would slow down the
+    other ranks gets no samples, unless `keep_all` is set.
 
-    `state_dict` has the prefix "module."; `load_state_dict` accepts keys with and without it.
-    Gradients belong to the caller, unless `gradient_as_bucket_view`. Raises InvalidInput for
-    modules or options that are not supported.
+    Keys of `state_dict` have the prefix "module."; `load_state_dict` accepts keys with and without
+    the prefix. Gradients belong to the caller, unless `gradient_as_bucket_view` is set. Raises
+    InvalidInput for modules or options that are not supported.
     """
 
     _trials: Trials | None = None
@@ -167,10 +171,10 @@ class DataParallel(Synchronized):
             self._recorder.end_phase()
         return outputs
 
-    # The choice of an exchange.
+    # Choosing the exchange.
 
     def _exchanged(self) -> None:
-        """After an exchange, when all ranks are in step, choose the method of the next steps."""
+        """Choose the method of the next steps, after an exchange has synchronised all ranks."""
         trials = self._trials
         # Within join(), ranks without samples have no forward pass in which to change methods.
         if trials is None or self._next is not None or self._join_config.enable:
@@ -181,7 +185,7 @@ class DataParallel(Synchronized):
         used = self._gradients
         chunks = (used.chunk, used.is_searched) if isinstance(used, Reducer) else ()
         trials.finish_measurement(self._join(), *chunks)
-        # Create the reducer of the method that is tried next, or that has won.
+        # Create the reducer of the method that is tried next, or that was the fastest.
         while self._next is None and not (trials.settled and self._method.name == trials.name):
             try:
                 method = self._candidates[trials.name]
@@ -190,7 +194,7 @@ class DataParallel(Synchronized):
                 prepared = self._create_reducer(method, *parameters)
                 prepared.open()
                 self._next = method, prepared
-            except InvalidInput as error:  # on all ranks
+            except InvalidInput as error:  # raised on all ranks
                 trials.fail(error)
         if self._next is None and isinstance(self._gradients, TorchAllReduce):
             self._gradients.unwatch()
@@ -214,7 +218,7 @@ class DataParallel(Synchronized):
         self._record_own()
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Register a hook with torch's reducer, which exchange "auto" then selects."""
+        """Register a communication hook; exchange "auto" then selects torch's reducer."""
         if self._method.compression is not None:
             raise InvalidInput("register_comm_hook", "cannot be combined with codec")
         if self._trials is not None:
@@ -237,22 +241,25 @@ class DataParallel(Synchronized):
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        """The chunk sizes tried so far, predicted and measured on rank 0."""
+        """The chunk sizes tried so far, with rank 0's predicted and measured times."""
         return self._tuner.trials if self._tuner else ()
 
     # Balanced batches.
 
     def balance(self, sampler: BalancedSampler) -> BalancedSampler:
-        """Adapt the shares of a sampler to the ranks' speeds, and return it.
+        """Adapt a sampler's shares to the ranks' speeds, and return the sampler.
 
-        All ranks must call this together, each with its sampler of the same batches. Raises
-        InvalidInput without `balance="auto"` or for a sampler of other batches.
+        All ranks must call this together, each with its own sampler of the same batches. Raises
+        InvalidInput without `balance="auto"`, or if the samplers have different batches.
         """
         self._balancing().follow(sampler)
         return sampler
 
     def samples(self, number: int) -> None:
-        """Set the number of samples of the next forward pass; default: rows of its first tensor."""
+        """Set this rank's number of samples in the next forward pass.
+
+        Default: the number of rows of the forward pass's first tensor.
+        """
         self._balancing().samples(number)
 
     def _balancing(self) -> Balanced:
@@ -261,7 +268,7 @@ class DataParallel(Synchronized):
         return self._balanced
 
     def _refused(self, speeds: Sequence[float], sampler: BalancedSampler) -> list[int]:
-        """Return the ranks to exclude, none with `keep_all`; rank 0 logs the reasons."""
+        """Return the ranks that get no samples (none with `keep_all`); rank 0 logs the reasons."""
         judged = admit(speeds, sampler.batch_size, most=sampler.most)
         verdicts = [verdict for verdict in judged if not verdict.helps]
         refused = "gets no samples (override with keep_all)"
@@ -273,12 +280,15 @@ class DataParallel(Synchronized):
     # What has happened.
 
     def statistics(self) -> Statistics:
-        """Return this rank's traffic and time of exchanges; with "auto", of the method in use."""
+        """Return traffic and time of this rank's exchanges.
+
+        With exchange "auto", the statistics contain only exchanges by the method in use.
+        """
         found = super().statistics()
         return self._balanced.shared(found) if self._balanced else found
 
     def timeline(self) -> Timeline:
-        """Return the spans of this rank's last steps; the first one starts at zero."""
+        """Return the spans of this rank's last steps; the first span starts at zero."""
         spans = sorted(self._recorder.spans(), key=lambda span: span.start_s)
         start = spans[0].start_s if spans else 0.0
         return Timeline((span.moved(-start) for span in spans), Origin.MEASURED)
@@ -293,7 +303,7 @@ class DataParallel(Synchronized):
     def __getstate__(self) -> dict[str, Any]:
         state = {**super().__getstate__(), "_why": self.why}
         for name in ("_recorder", "_steps", "_balanced", "_candidates", "_trials", "_next"):
-            state.pop(name, None)  # a copy tries no candidates
+            state.pop(name, None)  # a copy does not try other methods
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -312,7 +322,7 @@ _DEFAULTS = {
 
 
 def _changed(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return DistributedDataParallel's arguments that differ from their defaults."""
+    """Return the arguments of DistributedDataParallel that differ from their defaults."""
     known = {name: value for name, value in arguments.items() if name in _DEFAULTS}
     return {name: value for name, value in known.items() if value is not _DEFAULTS[name]}
 
@@ -322,8 +332,8 @@ def _methods(
 ) -> list[Method]:
     """Return the requested method, or for "auto" all methods that support the compression.
 
-    With `needs_torch_reducer`, "auto" selects torch's reducer. Raises InvalidInput for an unknown
-    exchange or chunk, or a codec that the method does not support.
+    With `needs_torch_reducer`, "auto" selects torch's reducer. Raises InvalidInput if the exchange
+    or chunk is unknown, or if the method does not support a codec.
     """
     known = (AUTO, *EXCHANGES)
     if exchange not in known:
@@ -335,7 +345,8 @@ def _methods(
         name: one.runner().method(one.config(), compression, asked)
         for name, one in EXCHANGES.items()
     }
-    # Try the chunked exchange last: if it wins, it keeps the chunk that it has learnt.
+    # Try the chunked exchange last: if it is the fastest, it is not replaced in between, and so
+    # keeps the chunk size that it has learned.
     found = sorted(every.values(), key=lambda method: method.is_chunked)
     encodable = [one for one in found if one.takes_codec or compression is None]
     if exchange == AUTO:

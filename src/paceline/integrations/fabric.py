@@ -10,10 +10,10 @@ from paceline.integrations.data_parallel import DataParallel
 
 
 class PacelineStrategy(DDPStrategy):
-    """Trains with DataParallel, one process per device: `Fabric(strategy=PacelineStrategy())`.
+    """Trains with paceline.DataParallel: `Fabric(strategy=PacelineStrategy())`.
 
-    Accepts the arguments of DDPStrategy and DataParallel. After importing this module,
-    `Fabric(strategy="paceline")` works, too.
+    Starts one process per device. Accepts the arguments of DDPStrategy and paceline.DataParallel.
+    After importing this module, `Fabric(strategy="paceline")` works, too.
     """
 
     def setup_module(self, module: nn.Module) -> DataParallel:

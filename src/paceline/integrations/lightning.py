@@ -1,4 +1,4 @@
-"""Lightning Trainer strategy for DataParallel, and callback for LocalUpdates."""
+"""Lightning Trainer strategy for paceline.DataParallel, and callback for LocalUpdates."""
 
 from math import isfinite
 from typing import Any
@@ -16,12 +16,13 @@ from paceline.integrations.data_parallel import DataParallel, check_hook
 
 
 class PacelineStrategy(DDPStrategy):
-    """Trains with DataParallel, one process per device: `Trainer(strategy=PacelineStrategy())`.
+    """Trains with paceline.DataParallel: `Trainer(strategy=PacelineStrategy())`.
 
-    Accepts the arguments of DDPStrategy and DataParallel. After importing this module,
-    `Trainer(strategy="paceline")` works, too.
+    Starts one process per device. Accepts the arguments of DDPStrategy and paceline.DataParallel.
+    After importing this module, `Trainer(strategy="paceline")` works, too.
 
-    Communication hooks are registered on CPUs, too. Raises InvalidInput for an unsupported hook.
+    Communication hooks are registered on CPUs, too, not only on GPUs. Raises InvalidInput for an
+    unsupported hook.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -29,7 +30,7 @@ class PacelineStrategy(DDPStrategy):
         if self._ddp_comm_hook is not None:
             check_hook("ddp_comm_hook", self._ddp_kwargs.get("exchange", "auto"))
         elif self._ddp_comm_wrapper is not None or self._ddp_comm_state is not None:
-            raise InvalidInput("ddp_comm_hook", "is missing for its state or wrapper")
+            raise InvalidInput("ddp_comm_hook", "is missing, but its state or wrapper is given")
         averages = isinstance(self._ddp_comm_state, PostLocalSGDState)
         if self._model_averaging_period is not None and not averages:
             raise InvalidInput(
@@ -72,18 +73,18 @@ StrategyRegistry.register(
 class LocalUpdatesCallback(Callback):
     """Trains with LocalUpdates: `Trainer(callbacks=[LocalUpdatesCallback(sync_every=50)])`.
 
-    Accepts the options of LocalUpdates; `num_steps` defaults to the trainer's estimate. During
-    training the module runs without its DistributedDataParallel, and Lightning does not broadcast
-    SIGTERM in every step. A checkpoint contains the first worker's state, from which any number of
-    workers can resume.
+    Accepts the options of LocalUpdates; `num_steps` defaults to the trainer's estimate of the
+    number of steps. During training, the module runs without DistributedDataParallel, and Lightning
+    does not broadcast in every step whether a process received SIGTERM. A checkpoint contains only
+    the first worker's state; any number of workers can resume from it.
     """
 
     def __init__(self, **options: Any) -> None:
         self._options = options
         self._updates: LocalUpdates | None = None
         self._wrapped: nn.Module | None = None
-        self._loaded: dict[str, Any] = {}  # a checkpoint's state, until training starts
-        self._final: dict[str, Any] = {}  # the final state, for a checkpoint after training
+        self._loaded: dict[str, Any] = {}  # state from a checkpoint, to load at the start
+        self._final: dict[str, Any] = {}  # state after training, for the last checkpoint
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start local updates with the strategy's optimizers."""
@@ -110,7 +111,7 @@ class LocalUpdatesCallback(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """End without waiting for other workers."""
+        """Stop local updates without waiting for other workers."""
         if self._updates is not None:
             self._updates.__exit__(type(exception), exception, exception.__traceback__)
         self._restore(trainer)
@@ -124,7 +125,7 @@ class LocalUpdatesCallback(Callback):
         self._loaded = state_dict
 
     def _restore(self, trainer: Trainer) -> None:
-        """Restore what was replaced in the trainer."""
+        """Restore the trainer's model and its broadcasts of SIGTERM."""
         if self._wrapped is not None:
             trainer.strategy.model = self._wrapped
         loop: Any = trainer.fit_loop.epoch_loop

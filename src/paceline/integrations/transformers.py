@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 def with_paceline(trainer: Trainer, **options: Any) -> Trainer:
     """Make a Trainer use `paceline.DataParallel` with these options.
 
-    The `ddp_*` fields of TrainingArguments apply, too. With a
-    single process nothing changes. Returns the trainer. Raises InvalidInput if the trainer is not
-    set up for data parallelism with one process per CPU or GPU.
+    The `ddp_*` fields of TrainingArguments apply, too. With a single process nothing changes.
+    Returns the trainer. Raises InvalidInput if the trainer is not set up for data parallelism with
+    one process per CPU or GPU.
     """
     if trainer.args.n_gpu > 1:
         raise InvalidInput(
@@ -37,10 +37,10 @@ def with_paceline(trainer: Trainer, **options: Any) -> Trainer:
 
 
 class _Check(TrainerCallback):
-    """Raises InvalidInput if a Trainer does not wrap the model by its accelerator.
+    """Raises InvalidInput if a Trainer does not wrap the model with its accelerator.
 
-    That happens for models sharded while loading, on SageMaker, and in hyperparameter searches,
-    where each trial has another accelerator.
+    This happens if the model is sharded while it is loaded, on SageMaker, and in hyperparameter
+    searches, where each trial has a new accelerator.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -59,11 +59,11 @@ class _Check(TrainerCallback):
 class LocalUpdatesCallback(TrainerCallback):
     """Trains with LocalUpdates: `Trainer(..., callbacks=[LocalUpdatesCallback(sync_every=50)])`.
 
-    Accepts the options of LocalUpdates; `num_steps` defaults to the Trainer's. During training the
-    Trainer's DistributedDataParallel exchanges no gradients, and `average_tokens_across_devices`,
-    which gathers in every step, is off. Each process writes its state into the Trainer's
-    checkpoints, and reads it on resumption from `output_dir`; a process without a state reads
-    another's.
+    Accepts the options of LocalUpdates; `num_steps` defaults to the Trainer's number of steps.
+    During training, the Trainer's DistributedDataParallel exchanges no gradients, and
+    `average_tokens_across_devices` is off, because it would communicate in every step. Each process
+    writes its state into the Trainer's checkpoints, and reads it from `output_dir` when training
+    resumes. A process without its own state reads the state of another process.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -75,7 +75,7 @@ class LocalUpdatesCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         """Start local updates, with the checkpoint's state if training resumes."""
-        if self._updates is not None:  # left by a failed training
+        if self._updates is not None:  # a failed training has not closed them
             self._updates.__exit__(RuntimeError, None, None)
         options = {"num_steps": state.max_steps} | self._options
         self._updates = LocalUpdates(_wrapped(given["model"]), given["optimizer"], **options)
@@ -105,7 +105,7 @@ class LocalUpdatesCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Restore the Trainer's arguments."""
+        """Stop local updates, and restore the Trainer's arguments."""
         if self._updates is not None:
             self._updates.close()
             args.average_tokens_across_devices = self._averages_tokens
@@ -130,7 +130,10 @@ def _file(process: int | str) -> str:
 
 
 def _wrapped(model: nn.Module) -> nn.Module:
-    """Return the model within DistributedDataParallel, which callbacks do not receive."""
+    """Return the DistributedDataParallel around a model, or else the model.
+
+    Callbacks receive only the model itself. All such wrappers are returned in a ModuleList.
+    """
     found = [
         one
         for one in gc.get_objects()

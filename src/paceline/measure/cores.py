@@ -11,7 +11,7 @@ _MOST = 0.95  # computation gets some time even if an exchange keeps all cores b
 
 
 class CoreTime:
-    """Calls `work`, and measures the cores that all threads of this process keep busy."""
+    """Calls `work`, and measures how many cores this process keeps busy meanwhile."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
@@ -28,7 +28,7 @@ class CoreTime:
 
     @property
     def busy_s(self) -> float:
-        """Mean processor time of a call, over all threads."""
+        """Mean processor time of a call, summed over all threads."""
         return self._busy_s / max(self._num_calls, 1)
 
     @property
@@ -38,10 +38,10 @@ class CoreTime:
 
 
 def lost_beside(num_taken: float, num_workers: int, num_cores: int, num_threads: int) -> float:
-    """Return the share of its speed that a worker's computation loses during its exchange.
+    """Return the share of speed that a worker's computation loses during an exchange.
 
-    The exchange keeps `num_taken` cores busy, at first those that the host's `num_workers` workers,
-    each with `num_threads` threads, leave idle.
+    The exchange keeps `num_taken` cores busy. It takes idle cores first. The host's `num_workers`
+    workers share its `num_cores` cores, and each worker computes with `num_threads` threads.
     """
     idle = max(0.0, num_cores / num_workers - num_threads)
     return min(_MOST, max(0.0, num_taken - idle) / num_threads)

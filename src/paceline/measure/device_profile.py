@@ -19,20 +19,21 @@ from paceline.measure import timing
 from paceline.measure.cores import MIN_SECONDS, CoreTime, cores_here, lost_here
 from paceline.measure.devices import codec_speed, copy_speed
 
-# The longest time on one machine's clock is a century.
+# A time is at most a century.
 Seconds = Annotated[float, Field(ge=0, le=3.2e9, allow_inf_nan=False)]
 PerSecond = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 _NUM_WARM_UP, _MAX_ROUNDS, _NUM_PINGS = 2, 200, 20
 _NETWORK = Path("/proc/self/ns/net")
 _MOST_PARTS = 100_000  # most forward and backward layers of a step
-_MOST_BELOW = 1000  # most devices of a child hub
+_MOST_BELOW = 1000  # most devices of a hub that is itself a worker
 
 
 class HubLink(Record):
-    """A worker's link to its hub: seconds of a small message, and bytes per second of a large one.
+    """The speed of a worker's link to its hub.
 
-    One core of the worker sends or receives `core_bytes_per_s`. `lost_beside`: share of its speed
-    that computation loses during messages, which use the same cores.
+    `latency_s`: seconds that a small message takes. `bytes_per_s`: speed of a large message.
+    `core_bytes_per_s`: bytes per second that one core of the worker sends or receives.
+    `lost_beside`: share of speed that computation loses while messages use the same cores.
     """
 
     latency_s: Seconds
@@ -44,11 +45,12 @@ class HubLink(Record):
 class DeviceProfile(Record):
     """The speed of a device and, for a worker, of its link to the hub.
 
-    `host`: identity of its network namespace. `seconds`: of each part of a step, by kind and layer;
-    `running`: share of this time with a core, below one if there are fewer cores than devices.
-    `unrest`: as in `core.losses`. `codecs`: values per second to encode and decode, by kernel.
-    `copy_bytes_per_s`: from a GPU to its host. `below`: profiles of the workers' devices of a hub
-    that is itself a worker.
+    `host`: identity of the host and its network namespace. `seconds`: duration of each part of a
+    step, by kind and layer. `running`: share of the step time in which the device had a core; below
+    one if there are fewer cores than devices. `unrest`: relative spread of the step times, as in
+    `core.losses`. `codecs`: by kernel, values per second of encoding and of decoding.
+    `copy_bytes_per_s`: speed of copies from a GPU to its host. `below`: if a hub is itself a
+    worker, the profiles of its workers' devices.
     """
 
     kind: DeviceKind
@@ -65,7 +67,10 @@ class DeviceProfile(Record):
     below: Annotated[tuple["DeviceProfile", ...], Field(max_length=_MOST_BELOW)] = ()
 
     def with_link(self, ask: Callable[[int, int], None], nbytes: int) -> "DeviceProfile":
-        """Measure the link to the hub; `ask(n, m)` sends n bytes and receives m."""
+        """Return this profile with the measured link to the hub.
+
+        `ask(n, m)` sends n bytes to the hub and receives m bytes.
+        """
         small_s = min(timing.median_s(lambda: ask(1, 1), num_rounds=1) for _ in range(_NUM_PINGS))
         large = CoreTime(lambda: ask(nbytes, nbytes))
         large_s = timing.median_s(large)
@@ -85,9 +90,9 @@ def profile_device(
     spans: list[Span],
     seconds: float,
 ) -> DeviceProfile:
-    """Profile a device by steps of about `seconds`, at least three.
+    """Profile a device by running steps for about `seconds`, at least three steps.
 
-    `run_step(number)` takes a step on the device and appends to `spans`.
+    `run_step(number)` runs a step on the device and appends its spans to `spans`.
     """
     for number in range(_NUM_WARM_UP):
         run_step(number)
@@ -103,7 +108,7 @@ def profile_device(
         kind=device_of(device).kind,
         host=f"{boot_id()} {_NETWORK.readlink()}",  # containers have their own networks
         seconds=tuple((*key, value) for key, value in medians.items()),
-        # Measured on the CPU, and assumed to be equally fast on a GPU.
+        # Codecs are measured on the CPU, and assumed to be equally fast on a GPU.
         codecs={wire_format(name).kernel: codec_speed(name) for name in set(codecs)},
         cores=cores_here(),
         running=min(1.0, busy_s / max(elapsed_s, MIN_SECONDS)),

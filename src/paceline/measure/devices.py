@@ -16,7 +16,7 @@ from paceline.links.shared_memory import LocalRanks
 from paceline.measure.this_machine import memory_bytes
 from paceline.measure.timing import Sampler, Spread, idle, median_s
 
-CONVOLUTION = "conv2d of 256 to 384 channels, 3x3 on 13x13"  # AlexNet's third
+CONVOLUTION = "conv2d of 256 to 384 channels, 3x3 on 13x13"  # AlexNet's third convolution
 LINEAR = "linear layer of 2048 to 2048"
 _CALLS = 200
 _NUM_VALUES = 1 << 21
@@ -25,7 +25,7 @@ _COPIED_VALUES = 1 << 22
 _NUM_SUMMED = 64
 _COPY_NBYTES = 128 * 2**20
 _SHARE_OF_MEMORY = 16  # all ranks' copies use at most a 16th of the host's memory
-# Representatives of each kernel, whose codecs are about equally fast.
+# Representative codecs of each kernel; all codecs of a kernel are about equally fast.
 CODECS: dict[Kernel, tuple[str, ...]] = {
     "eightbit": ("dynamic8",),
     "fourbit": ("e3m0",),
@@ -36,7 +36,10 @@ CODECS: dict[Kernel, tuple[str, ...]] = {
 
 
 class CodecFigures(BaseModel, frozen=True):
-    """Values per second of a kernel's codecs; half of the decoding adds to a sum."""
+    """The speed of a kernel's codecs, in values per second.
+
+    `decode`: half of the decoded values overwrite a tensor, and half are added to it.
+    """
 
     encode: Spread
     decode: Spread
@@ -45,9 +48,9 @@ class CodecFigures(BaseModel, frozen=True):
 class DeviceFigures(BaseModel, frozen=True):
     """The speeds of a rank's device while all ranks measure.
 
-    `convolution`, `linear`: flops per second of forward and backward. `traffic`: bytes read and
-    written per second by an operation into a new tensor. `call_s`: seconds of an operation on one
-    value.
+    `convolution`, `linear`: flops per second of the layer's forward and backward pass. `traffic`:
+    bytes per second that an elementwise operation reads and writes. `call_s`: seconds that an
+    operation on a tensor of one value takes.
     """
 
     convolution: Spread
@@ -58,19 +61,19 @@ class DeviceFigures(BaseModel, frozen=True):
 
     @property
     def flops_per_s(self) -> float:
-        """Flops per second of a model with half of its flops in either layer."""
+        """Flops per second of a model with half of its flops in convolutions, half in linear."""
         return 2 / (1 / self.convolution.median + 1 / self.linear.median)
 
 
 def measure_device(sampler: Sampler, device: torch.device) -> DeviceFigures:
     """Measure this rank's device, while the other ranks do the same."""
-    # On a GPU, launches would dominate the time of small layers.
+    # On a GPU, kernel launches would dominate the time of small layers.
     is_large = device_of(device).memory_nbytes() is not None
     num_images, num_rows, numel = (64, 2048, 1 << 26) if is_large else (8, 256, 1 << 24)
     value = torch.ones(1, device=device)
 
     def trained(layer: nn.Module, shape: tuple[int, ...], flops: int) -> Spread:
-        """Return the flops per second of forward, with `flops`, and backward, with twice that."""
+        """Return the flops per second; forward has `flops`, and backward has twice as many."""
         inputs = torch.randn(shape, device=device, requires_grad=True)
         sources = [inputs, *layer.to(device).parameters()]
         gradient = torch.ones_like(layer(inputs))
@@ -95,7 +98,10 @@ def measure_device(sampler: Sampler, device: torch.device) -> DeviceFigures:
 def measure_codecs(
     sampler: Sampler, device: torch.device, is_measured: bool = True
 ) -> dict[Kernel, CodecFigures]:
-    """Measure the codecs of all kernels; without `is_measured` the rank only takes part."""
+    """Measure the codecs of all kernels on this rank; collective.
+
+    Unless `is_measured`, this rank encodes nothing while other ranks are measured.
+    """
     total = torch.zeros(_NUM_VALUES, device=device)
 
     def figures(names: tuple[str, ...]) -> CodecFigures:
@@ -126,7 +132,8 @@ def measure_codecs(
 def measure_copies(sampler: Sampler, place: LocalRanks) -> Spread:
     """Return bytes read and written per second by this rank's copies within the host's memory.
 
-    The sum over a host's ranks, which copy at the same time, is its memory bandwidth.
+    All ranks of a host copy at the same time, so the sum of their speeds is the host's memory
+    bandwidth.
     """
     nbytes = min(_COPY_NBYTES, memory_bytes() // _SHARE_OF_MEMORY // len(place.members))
     source, target = torch.ones(nbytes // 4), torch.ones(nbytes // 4)
@@ -134,9 +141,9 @@ def measure_copies(sampler: Sampler, place: LocalRanks) -> Spread:
 
 
 def measure_sums(sampler: Sampler) -> Spread:
-    """Return the seconds until all ranks of a host have a sum of few values.
+    """Return the seconds that a host's ranks take to sum a few values.
 
-    Requires two or more ranks.
+    Requires at least two ranks.
     """
     group = sampler.group
     arena = Arena(group, 4 * _NUM_SUMMED, 1, 0, group.deadline_s, scale=1.0, held=False)
@@ -158,14 +165,15 @@ def measure_sums(sampler: Sampler) -> Spread:
 
 
 def _values(codec: str, like: Tensor) -> Tensor:
-    """Return random values, or such that a threshold codec sends its declared share."""
+    """Return random values; for a threshold codec, values of which it sends its declared share."""
     return (stand_ins_for(codec) or torch.randn_like)(like)
 
 
 def codec_speed(name: str, num_values: int = _NUM_VALUES_ALONE) -> tuple[float, float]:
     """Return the values per second that this process encodes and decodes on the CPU.
 
-    Includes allocation: the system provides memory for many values page by page.
+    The time includes the allocation of memory, because the system provides large memory page by
+    page.
     """
     codec, values = find_codec(name), _values(name, torch.empty(num_values))
     payload = codec.encode(values)

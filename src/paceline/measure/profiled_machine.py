@@ -17,12 +17,12 @@ from paceline.measure.device_profile import DeviceProfile
 from paceline.measure.this_machine import Speed, host_here, memory_bytes
 
 _SOURCE = "measured by the workers before this run"
-# Threads for messages in a process: ZeroMQ's, which encrypts, and one that checks and copies.
+# Each process has two threads for messages: ZeroMQ's thread encrypts, another checks and copies.
 _MESSAGE_THREADS = 2
 
 
 def device_name(kind: str, number: int) -> str:
-    """Return a device's name in plans; number 0 is the hub's."""
+    """Return a device's name in plans; the hub has number 0."""
     return f"{kind}{number}"
 
 
@@ -33,10 +33,11 @@ def message_speed(core_bytes_per_s: float, num_cores: int, num_processes: int) -
 
 @dataclass(frozen=True)
 class ProfiledDevices:
-    """The profiles of all devices by number in the plan, and the number of each device's hub.
+    """The profiles of an asynchronous run's devices, and its tree of hubs.
 
-    `hub_of` lacks the root hub. `computing`: numbers of the devices that train. `is_paced`: layers
-    sleep instead of computing, and use no cores.
+    `profiles`: profile of each device, by the device's number in the plan. `hub_of`: number of each
+    device's hub, without an entry for the root hub. `computing`: numbers of the devices that train.
+    `is_paced`: whether layers sleep instead of computing, and so use no cores.
     """
 
     profiles: Mapping[int, DeviceProfile]
@@ -46,13 +47,13 @@ class ProfiledDevices:
 
     @cached_property
     def _hosts(self) -> dict[str, str]:
-        """The name of each host in the plan."""
+        """The plan's name of each host, by the host's identity."""
         known = dict.fromkeys(one.host for one in self.profiles.values())
         return {host: f"host{number}" for number, host in enumerate(known)}
 
     @cached_property
     def _shown(self) -> dict[int, DeviceProfile]:
-        """The profiles to plan with."""
+        """The profiles to plan with; for paced layers, with a core per device and no links."""
         if not self.is_paced:
             return dict(self.profiles)
         idle = {"cores": len(self.profiles), "link": None}
@@ -64,7 +65,7 @@ class ProfiledDevices:
         # With a single core, the plan already alternates messages and computation.
         sharing = [one for number, one in shown.items() if number and one.cores > 1]
         lost = max((one.link.lost_beside for one in sharing if one.link), default=0.0)
-        # Hubs have no unrest: their parts are so short that any pause is long in comparison.
+        # Exclude the unrest of hubs: their tasks are so short that any pause is long in comparison.
         workers = (shown[number] for number in self.computing)
         unrest = max((one.unrest for one in workers if not self._shares_cores(one)), default=0.0)
         names = {number: device_name(one.kind, number) for number, one in shown.items()}
@@ -78,7 +79,7 @@ class ProfiledDevices:
             links=tuple(self._links(names)),
             losses=Losses(beside_exchange=lost, spread=0.0, unrest=unrest, source=_SOURCE),
         )
-        # Plans alternate devices that share cores, so exclude the time in which they waited.
+        # The plan lets devices that share cores alternate, so exclude their waiting for a core.
         durations = {
             PriceKey(names[number], kind, part): seconds
             * (one.running if self._shares_cores(one) else 1.0)
@@ -90,7 +91,7 @@ class ProfiledDevices:
     def _host(self, host: str) -> Host:
         """Return a host with the cores available to its devices.
 
-        `message_bytes_per_s` is None if no messages cross hosts.
+        Its `message_bytes_per_s` is None if no messages are sent between hosts.
         """
         below = ((self.profiles[number], self.profiles[hub]) for number, hub in self.hub_of.items())
         speeds = (
@@ -109,15 +110,16 @@ class ProfiledDevices:
     def _links(self, names: Mapping[int, str]) -> Iterable[Link]:
         """Return the links between hosts, and between GPUs and their hosts.
 
-        In a tree of hubs, of several probes between two hosts the fastest counts, because hubs
-        probe while others measure. Workers probe one after another, so the first probe counts.
+        Several devices may have probed the link between two hosts. In a tree of hubs the fastest
+        probe counts, because hubs probe while other devices measure. With a single hub, workers
+        probe one after another, and the first probe counts.
         """
         links: dict[tuple[str, str], Link] = {}
         is_tree = any(self.hub_of.values())
         for number, hub in self.hub_of.items():
             one = self.profiles[number]
             between = (self._hosts[self.profiles[hub].host], self._hosts[one.host])
-            assert one.link is not None  # the gate refuses other workers
+            assert one.link is not None  # the gate refuses profiles without a link
             link = _link(between, one.link.bytes_per_s, one.link.latency_s)
             known = links.setdefault(between, link)
             if is_tree and link.bandwidth_bytes_per_s > known.bandwidth_bytes_per_s:
@@ -129,7 +131,7 @@ class ProfiledDevices:
         return links.values()
 
     def _shares_cores(self, one: DeviceProfile) -> bool:
-        """Return whether a device's host has fewer cores than CPU devices."""
+        """Return whether this is a CPU device whose host has fewer cores than CPU devices."""
         there = [other for other in self._shown.values() if other.host == one.host]
         num_on_cores = sum(other.kind is DeviceKind.CPU for other in there)
         return one.kind is DeviceKind.CPU and num_on_cores > max(other.cores for other in there)

@@ -17,7 +17,7 @@ from paceline.links.devices import device_of
 from paceline.links.group import Group
 from paceline.native import instruction_sets
 
-UNLIMITED_BYTES_PER_S = 1e18  # for a memory or link whose time is included elsewhere
+UNLIMITED_BYTES_PER_S = 1e18  # if a memory's or link's time is part of another measured time
 _PROFILED = "measured by the profile of this run"
 
 
@@ -32,8 +32,9 @@ class Speed:
     def of(cls, workload: Workload, seconds: float) -> "Speed":
         """Return the speed at which forward and backward of all layers take `seconds`.
 
-        A layer is bound either by arithmetic or by memory traffic, so both rates exceed their total
-        divided by `seconds`.
+        Each layer is limited either by arithmetic or by memory traffic. So the flops per second
+        exceed the total flops / `seconds`, and the bytes per second exceed the total bytes /
+        `seconds`.
         """
         parts = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
         whole = sum(parts, Cost())
@@ -46,10 +47,11 @@ class Speed:
 
 
 def this_machine(group: Group, speeds: Sequence[Speed]) -> Machine:
-    """Return a machine with a device for each rank and a host for each container, without links.
+    """Return a machine without links: a device per rank, and a host per container.
 
-    Ranks in different containers do not share memory. A strategy's `calibrate` adds links. The
-    hosts' memory bandwidth is that of the slowest device, a lower bound.
+    A container counts as a host, because ranks in different containers do not share memory. A
+    strategy's `calibrate` adds links. All hosts get the memory bandwidth that the slowest device
+    reached, which is a lower bound.
     """
     kind = device_of(group.device).kind
     places = [(member.boot_id, member.pid_namespace) for member in group.members]
@@ -82,7 +84,7 @@ def host_here(
     cores: int | None = None,
     message_bytes_per_s: float | None = None,
 ) -> Host:
-    """Return this computer as a host; `cores` defaults to all."""
+    """Return this computer as a host; `cores` defaults to all of its cores."""
     return Host(
         name=name,
         cores=cores or os.cpu_count() or 1,

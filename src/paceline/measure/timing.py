@@ -1,4 +1,4 @@
-"""Repeat work for a while, and reduce the times to medians, quartiles and unrest.
+"""Repeat work for a while, and reduce the times to medians, quartiles and relative spread.
 
 Ranks that measure together agree on the number of rounds first, so that collectives match.
 """
@@ -24,7 +24,7 @@ _MOST_ROUNDS = 400
 
 Item = TypeVar("Item")
 Work = Callable[[], object]
-Rounds = list[list[float]]  # one rank's seconds in each round: of its step, then of other work
+Rounds = list[list[float]]  # one rank's rounds: seconds of its step, then of each other work
 
 
 class Spread(BaseModel, frozen=True):
@@ -87,7 +87,7 @@ def num_rounds(seconds: float, round_s: float, fewest: int, most: int) -> int:
 
 
 def timed(works: Sequence[Work], clock: Clock, rounds: int) -> list[list[float]]:
-    """Do all works in turns, and return the seconds of each work's rounds."""
+    """Call all works in turns, and return the seconds of each work's calls."""
     marks = [clock.mark()]
     for _ in range(rounds):
         for work in works:
@@ -110,7 +110,7 @@ class Sampler:
         return self.in_turns([work])[0]
 
     def in_turns(self, works: Sequence[Work]) -> list[list[float]]:
-        """Return the seconds of each work's repetitions; a disturbance affects all works."""
+        """Repeat works in turns, so that a disturbance affects all; return each work's seconds."""
         for work in works:
             work()  # the first call allocates memory and chooses kernels
         first = timed(works, self.clock, 1)
@@ -122,7 +122,8 @@ class Sampler:
     def of_last(self, works: Sequence[Work], ranks: Collection[int]) -> list[list[float]]:
         """Return the seconds of collectives of `ranks`, in turns; other ranks do nothing.
 
-        A round's time is the shortest of all ranks: the others also waited for the last to join.
+        Of each round, the shortest time of any rank counts. It belongs to the rank that joined
+        last, because the times of earlier ranks include waiting for the last rank.
         """
         own = self.in_turns(works if self.group.rank in ranks else [idle] * len(works))
         rows = self.group.gather(own)
@@ -137,9 +138,10 @@ def idle() -> None:
 
 
 def rounds_of_all(take: Callable[[], Rounds], group: Group) -> list[Rounds]:
-    """Return the rounds of all ranks; take twice as many if the steps vary much. Collective.
+    """Return the rounds of all ranks; collective.
 
-    `take` takes the same number of rounds on every rank.
+    `take()` returns the same number of rounds on every rank. It is called twice if step times vary
+    much.
     """
     rows: list[Rounds] = group.gather(take())
     if unrest_of(rows) <= BUSY:

@@ -18,7 +18,7 @@ _SPANS = TypeAdapter(list[Span])
 
 
 class ClockOffset(NamedTuple):
-    """The lead of a rank's clock over rank 0's, and the largest possible error."""
+    """How far a rank's clock is ahead of rank 0's clock, and the largest possible error."""
 
     ahead_s: float
     error_s: float
@@ -27,9 +27,9 @@ class ClockOffset(NamedTuple):
 def gather_timeline(
     spans: Sequence[Span], offset: ClockOffset, group: Group, origin: Origin = Origin.MEASURED
 ) -> Timeline:
-    """Return the timeline of all ranks' spans on every rank, starting at zero; collective.
+    """Gather the spans of all ranks into one timeline, on every rank; collective.
 
-    `offset`: of this rank's clock when the spans were recorded.
+    The timeline starts at zero. `offset`: offset of this rank's clock while spans were recorded.
     """
     own = [span.moved(-offset.ahead_s) for span in spans]
     rows = group.gather(_SPANS.dump_python(own, mode="json"))
@@ -37,11 +37,11 @@ def gather_timeline(
 
 
 def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
-    """Return the timeline of ranks whose spans share a clock.
+    """Merge the ranks' spans, whose times are of the same clock, into one timeline.
 
-    Spans with the same identity are one collective: it starts when the last rank joins, because the
-    others wait until then, and ends when the first rank has the result, because later delays are
-    caused by the rank itself.
+    Spans of several ranks with the same `id` are one collective. It starts when the last rank
+    joins, because the other ranks wait until then. It ends when the first rank has the result: if
+    another rank has it later, that rank was busy itself.
     """
     merged: dict[TaskId, Span] = {}
     for spans in ranks:
@@ -52,11 +52,11 @@ def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
                 on = tuple(dict.fromkeys((*other.on, *span.on)))
                 span = other._replace(on=on, start_s=start_s, end_s=end_s)
             merged[span.id] = span
-    # Concurrent transfers share the wire, so a transfer's span begins at the end of the last one.
+    # Concurrent transfers share the wire, so a transfer's span begins where the previous one ends.
     in_turn: list[Span] = []
     free: dict[str, float] = {}
     for span in sorted(merged.values(), key=lambda span: (span.start_s, span.end_s)):
-        # Only on exchange lanes: layers of a device never overlap.
+        # Only exchange lanes need this, because layers of a device never overlap.
         lanes = [r.owner for r in span.on if r == exchange_lane(r.owner)]
         start = max([span.start_s, *(free.get(lane, span.start_s) for lane in lanes)])
         end = max(start, span.end_s)
@@ -67,7 +67,7 @@ def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
 
 
 def clock_offset(group: Group) -> ClockOffset:
-    """Measure the lead of this rank's monotonic clock over rank 0's; collective.
+    """Measure how far this rank's monotonic clock is ahead of rank 0's; collective.
 
     Ranks on the same kernel share a clock, so their offset is zero.
     """
@@ -103,10 +103,10 @@ def measure_offset(
 
 
 def lead_of(ask: Callable[[], float], now: Callable[[], float] = time.monotonic) -> ClockOffset:
-    """Measure the lead of a remote clock, which `ask` reads, over this one.
+    """Measure how far a remote clock is ahead of the local clock.
 
-    The remote clock is read between question and answer, so the fastest of several round trips has
-    the smallest error: half of its duration.
+    `ask()` reads the remote clock at some time within a round trip. So the error is at most half of
+    the round trip's duration, and the fastest of several round trips is used.
     """
     trips = []
     for _ in range(_NUM_PINGS):

@@ -1,9 +1,10 @@
-"""Record one rank's steps as spans with the identities of the plan's tasks.
+"""Record one rank's steps as spans with the same ids as the plan's tasks.
 
-Every step has a mark of the clock at its end. A traced step also has marks at the borders of its
-phases, at the first entry of each layer in forward, and when each layer's gradients are ready. The
-time from the last gradient to the end of backward belongs to no layer, because it is spent waiting
-for the exchange. A layer without a mark (not called, or without gradients) has an empty share.
+The clock marks the end of every step. In a traced step it also marks the start and end of each
+phase, the first entry of each layer in forward, and the time when each layer's gradients are ready.
+The time from the last gradient to the end of backward belongs to no layer, because the rank spends
+it waiting for the exchange. A layer without a mark (because it was not called, or has no gradients)
+has an empty share of the phase.
 """
 
 from bisect import bisect_right
@@ -22,8 +23,8 @@ from paceline.core.timeline import Span
 from paceline.links.clock import Clock, HostClock
 from paceline.training.models.layers import LayerModule, layers_of
 
-Borders = list[tuple[str, Any]]  # layers, with the mark or time of their start or end
-Shares = list[tuple[str, float, float]]  # layers, with start and end in seconds
+Borders = list[tuple[str, Any]]  # a layer's name, and a mark or time of its start or end
+Shares = list[tuple[str, float, float]]  # a layer's name, start and end in seconds
 
 
 class LayerMarks:
@@ -60,21 +61,21 @@ class LayerMarks:
             self._hooks.append(_before_others(parameter, ready))
 
     def seconds(self) -> tuple[Borders, Borders]:
-        """Return the borders in seconds; waits for the device."""
+        """Return the marks of forward and of backward in seconds; waits for the device."""
         return in_seconds(self.forward, self.clock), in_seconds(self.backward, self.clock)
 
 
 def _before_others(parameter: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
-    """Register a hook on a gradient that runs before earlier hooks.
+    """Register a hook on a parameter's gradient that runs before the existing hooks.
 
-    The exchange's hook sends the gradient and may be suspended; a mark after it could be later than
-    the collective's start on another rank.
+    The exchange's hook sends the gradient, and the thread may be suspended in it. A mark after that
+    hook could then be later than the start of the collective on another rank.
     """
     handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)
     hooks = parameter._post_accumulate_grad_hooks
     assert hooks is not None
     for number in [number for number in hooks if number != handle.id]:
-        hooks[number] = hooks.pop(number)  # torch calls them in the order of insertion
+        hooks[number] = hooks.pop(number)  # torch calls hooks in the order of insertion
     return handle
 
 
@@ -112,11 +113,12 @@ def layer_spans(
 def layer_shares(
     kind: Kind, borders: Borders, start: float, end: float, layers: Sequence[str]
 ) -> Shares:
-    """Divide a phase among the layers.
+    """Divide a forward or backward pass among the layers.
 
-    In forward, a layer's share lasts from its first entry to the first entry of the next layer; in
-    backward, until the last of its gradients is ready. Layers without a mark have an empty share:
-    in forward after the previous layer of `layers`, in backward at the end.
+    In forward, a layer's share lasts from its first entry to the first entry of the next layer. In
+    backward, it lasts from the end of the previous share until the layer's last gradient is ready.
+    A layer without a mark has an empty share. In forward, this follows the share of the preceding
+    layer in `layers`; in backward, it is at the end.
     """
     if kind is Kind.BACKWARD:
         last: dict[str, float] = {}
@@ -145,9 +147,9 @@ class Role(Enum):
     """The role of an activity in its step."""
 
     PHASE = "phase"
-    COLLECTIVE = "collective"  # from joining it to its end
+    COLLECTIVE = "collective"  # lasts from this rank's joining to the collective's end
     ALONE = "alone"  # this rank's own work for an exchange
-    PAUSE = "pause"  # excluded from the layers' shares
+    PAUSE = "pause"  # time that is excluded from the layers' shares
     SUB_BATCH = "sub-batch"
 
 
@@ -166,10 +168,9 @@ class Activity:
 
 
 class Recorder:
-    """Records one rank's steps; `device` is its name in the plan.
+    """Records one rank's steps; `device` is the name of the rank's device in the plan.
 
-    Spans are recorded between `start_trace` and `stop_trace`, and numbered from the first traced
-    step.
+    Spans are recorded between `start_trace` and `stop_trace`. The first traced step is step 0.
     """
 
     def __init__(self, clock: Clock, device: str, rank: int) -> None:
@@ -188,7 +189,10 @@ class Recorder:
         self.start_phases(None, layers_of(model))
 
     def start_phases(self, num_kept: int | None, layers: Sequence[LayerModule] = ()) -> None:
-        """Record phases, exchanges and `layers`; keep `num_kept` or more steps, by default all."""
+        """Record phases, exchanges and `layers` of the following steps.
+
+        Keeps at least the last `num_kept` steps; None keeps all steps.
+        """
         self.stop_trace()
         self._marks = LayerMarks(layers, self._marks.clock)
         self._marks.watch(True)
@@ -196,7 +200,7 @@ class Recorder:
         self._activities, self._sums = [], []
 
     def stop_trace(self) -> None:
-        """Remove all hooks, and keep the spans."""
+        """Stop recording spans, and remove all hooks; recorded spans are kept."""
         self.tracing = False
         self._marks.watch(False)
 
@@ -217,7 +221,7 @@ class Recorder:
         """End the current phase, if any."""
         phase, self._phase = self._phase, None
         self.leave_exchange(phase)
-        # Other phases only have marks of a recomputed forward.
+        # Marks in other phases come only from recomputed forward passes.
         if phase is not None and phase.kind in (Kind.FORWARD, Kind.BACKWARD):
             is_forward = phase.kind is Kind.FORWARD
             phase.borders = self._marks.forward if is_forward else self._marks.backward
@@ -228,7 +232,7 @@ class Recorder:
 
     @property
     def idle(self) -> bool:
-        """Whether it is tracing outside of a phase."""
+        """Whether the recorder is tracing, but no phase has begun."""
         return self.tracing and self._phase is None
 
     def end_step(self) -> None:
@@ -236,7 +240,7 @@ class Recorder:
         self._step += 1
         if self._kept is None:
             self._step_ends.append(self._marks.clock.mark())
-        elif self._step % self._kept == 0:  # seldom, because it visits all activities
+        elif self._step % self._kept == 0:  # not in every step, because this visits all activities
             first = self._step - self._kept
             self._activities = [one for one in self._activities if one.step >= first]
             self._sums = [span for span in self._sums if span.step >= first]
@@ -249,14 +253,14 @@ class Recorder:
     def join_exchange(
         self, part: str, kind: Kind = Kind.REDUCE, *, alone: bool = False
     ) -> Activity | None:
-        """Record the start of a collective on this rank, or of its own work, if `alone`.
+        """Record the start of a collective or, if `alone`, of this rank's own exchange work.
 
         Returns None while not tracing.
         """
         return self._begin(Role.ALONE if alone else Role.COLLECTIVE, kind, part)
 
     def leave_exchange(self, exchange: Activity | None) -> None:
-        """Record the end of an activity on this rank."""
+        """Record the end of an activity on this rank; None is ignored."""
         if exchange is not None:
             exchange.end = self._marks.clock.mark()
 
@@ -279,7 +283,8 @@ class Recorder:
             return None
         start = self._marks.clock.mark()
         activity = Activity(role, self._step, kind, part, start, None, sub_batch)
-        self._activities.append(activity)  # atomic: exchanges begin in other threads
+        # append is atomic, because exchanges begin in other threads
+        self._activities.append(activity)
         return activity
 
     def add_exchange(
@@ -307,7 +312,8 @@ class Recorder:
             between = [*pauses, *((copy.start_s, copy.end_s) for copy in inside)]
             for part, start, end in self._shares(phase, inside):
                 within = [one for one in between if start <= one[0] and one[1] <= end]
-                if phase.kind is Kind.BACKWARD:  # the hooks of the previous layer copy
+                # in backward, hooks of the previous layer copy at the beginning of this share
+                if phase.kind is Kind.BACKWARD:
                     start = max((last for _, last in within), default=start)
                 else:
                     end = min((first for first, _ in within), default=end)
@@ -320,7 +326,7 @@ class Recorder:
         return Span(one.kind, one.step, one.part, worker, on, one.start, one.end, number)
 
     def _collective(self, one: Activity, backward: Mapping[int, Activity]) -> Span:
-        """Return the span of a collective, which has no worker."""
+        """Return the span of a collective; its `worker` is None."""
         start, on = one.start, (exchange_lane(self._device),)
         if one.step in backward:
             start = _end_of_layer(backward[one.step].borders, start)
@@ -338,14 +344,15 @@ class Recorder:
         return by_role
 
     def _lane(self, kind: Kind) -> Resource:
-        # CPU workers copy with the computing thread. GPUs copy with engines, but add by kernels.
+        # The computing thread of a CPU worker also copies. A GPU copies with copy engines, but adds
+        # with kernels.
         by_itself = isinstance(self._marks.clock, HostClock) or kind is Kind.REDUCE
         return compute_lane(self._device) if by_itself else Resource(self._device, Lane(kind.value))
 
     def _shares(self, phase: Activity, copies: Sequence[Span]) -> Shares:
-        """Divide a phase among its layers or, without layers, at the copies.
+        """Divide a phase among its layers or, without layers, into the parts between copies.
 
-        A part before a copy has the copy's name; the last part has none.
+        The part before a copy has the copy's name; the part after the last copy has no name.
         """
         start = phase.start
         if phase.part:
@@ -364,10 +371,11 @@ class Recorder:
 
 
 def _end_of_layer(borders: Borders, moment: float) -> float:
-    """Return the end of the layer during which a collective was joined.
+    """Return the end of the layer of whose gradients only some were ready at `moment`.
 
-    A bucket may close between two gradients of a layer, which autograd computes together but
-    returns one by one. A plan, and so the recording, has them ready at the same time.
+    If there is no such layer, returns `moment`. A collective may start between two gradients of a
+    layer, because autograd computes both together but returns one after the other. In a plan, and
+    so in the recording, all gradients of a layer are ready at the same time.
     """
     last = bisect_right(borders, moment, key=lambda border: border[1])
     while 0 < last < len(borders) and borders[last][0] == borders[last - 1][0]:

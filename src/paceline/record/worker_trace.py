@@ -1,6 +1,6 @@
 """Record the steps of an asynchronous worker and of its hub, and join them to a timeline.
 
-Sender and receiver each record the times of their messages; the hub joins the two to spans.
+The sender and the receiver of a message each record its time; the hub makes a span of both times.
 """
 
 import time
@@ -42,7 +42,7 @@ _Times = Annotated[list[MessageTime], FailFast(), Field(max_length=_MOST_SPANS)]
 
 @dataclass
 class Trace:
-    """The spans and message times of a process; step 0 is the first traced one."""
+    """The spans and message times of a process; step 0 is the first traced step."""
 
     spans: _Spans = field(default_factory=list)
     sent: _Times = field(default_factory=list)
@@ -76,17 +76,17 @@ def check_spans(spans: Iterable[Span], worker: int) -> None:
     for span in spans:
         where = f"of step {span.step}, part {span.part[:20]!r}"
         if span.worker != worker:
-            raise InvalidInput("trace", f"has a span of worker {span.worker}")
+            raise InvalidInput("trace", f"has a span of worker {span.worker}, not {worker}")
         if not (0 <= span.start_s <= span.end_s < float("inf")):
-            raise InvalidInput("trace", f"has a span from {span.start_s} to {span.end_s} s")
+            raise InvalidInput("trace", f"has an invalid span: {span.start_s} to {span.end_s} s")
         if not 0 <= span.step < 2**31 or len(span.part) > _LONGEST_NAME:
-            raise InvalidInput("trace", f"has a span {where}")
+            raise InvalidInput("trace", f"has a span {where}, which is out of range")
         if len(span.on) > _MOST_RESOURCES or any(len(one.owner) > _LONGEST_NAME for one in span.on):
-            raise InvalidInput("trace", f"has too many or too long resources in a span {where}")
+            raise InvalidInput("trace", f"has a span {where} with too many or too long resources")
 
 
 class WorkerRecorder:
-    """Records the steps in `window` of a worker on a device of the plan."""
+    """Records a worker's steps in `window`; `device` is its device's name in the plan."""
 
     def __init__(
         self, worker: int, device: str, marks: LayerMarks, clock: Clock, window: range = ALL_STEPS
@@ -102,7 +102,7 @@ class WorkerRecorder:
     def work(
         self, step: int, kind: Kind, part: str = "", lane: Lane = Lane.COMPUTE
     ) -> Iterator[None]:
-        """Record the block as one span on a lane; forward and backward as a span per layer."""
+        """Record the block as a span on a lane, or forward and backward as a span per layer."""
         number, by_layers = self._number(step), kind in (Kind.FORWARD, Kind.BACKWARD)
         if by_layers:
             self._marks.watch(number is not None)
@@ -137,16 +137,17 @@ def timeline_of(
 ) -> Timeline:
     """Return the timeline of a trace, starting at zero.
 
-    `devices`: names of the workers' devices; purposes `to_hub` are uploads. Labels and activations
-    share a message, of which labels are the first `label_share`. Concurrent messages share the
-    wire, so a message's span begins at the end of the last one.
+    `devices`: name of each worker's device. `to_hub`: purposes of messages to the hub, which are
+    uploads. Labels and activations are sent in one message; its share `label_share` are the labels,
+    which come first. Concurrent messages share the wire, so a message's span begins at the end of
+    the previous span.
     """
     began = {one[:3]: one.at_s for one in trace.sent}
     lanes: dict[Resource, list[Span]] = defaultdict(list)
     for purpose_name, worker, step, end_s in trace.received:
         purpose, device = Purpose(purpose_name), devices[worker]
         start_s = began.get((purpose_name, worker, step))
-        if start_s is None:  # its sender was lost
+        if start_s is None:  # the message's sender was lost
             continue
         end_s = max(start_s, end_s)
         border_s = start_s + (end_s - start_s) * label_share
@@ -158,7 +159,7 @@ def timeline_of(
         lanes[lane].append(Span(Kind.SEND, step, purpose, worker, (lane,), start_s, end_s))
     spans = list(trace.spans)
     for messages in lanes.values():
-        free_s = float("-inf")  # messages of a direction arrive one after another
+        free_s = float("-inf")  # messages in one direction arrive one after another
         for span in sorted(messages, key=lambda span: (span.end_s, span.start_s)):
             spans.append(span._replace(start_s=max(span.start_s, min(free_s, span.end_s))))
             free_s = span.end_s
@@ -170,8 +171,9 @@ def timeline_of(
 def utilisation(timeline: Timeline, devices: Iterable[str]) -> dict[str, float]:
     """Return each device's utilisation while all of its workers are traced.
 
-    That is from the first span of its last worker to the last span of its first one to end: outside
-    of it, the device also computes steps that were not traced.
+    This time begins when all of the device's workers have started their first spans. It ends when
+    the first worker ends its last span. Outside of this time, the device also computes steps that
+    are not traced.
     """
     shares = {}
     for device in devices:
