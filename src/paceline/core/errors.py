@@ -9,7 +9,7 @@ from signal import SIGINT
 from typing import Self
 
 _NOT_GIVEN = object()
-# Problems that continue the field as a sentence: "--steps must be", not "--steps: must be".
+# Problems that begin with these words follow the field without a colon: "--steps must be".
 _VERBS = ("must ", "is ", "has ", "cannot ", "requires ", "needs ", "does ", "and ")
 # The field at the beginning of a message.
 _FIELD = re.compile(rf"(.+?)(?:: | (?={'|'.join(_VERBS)}))")
@@ -69,9 +69,9 @@ class WorkerLost(PacelineError):
 
 
 class WorkersFailed(PacelineError):
-    """The workers ended with an error or by a signal: `reason`, if known.
+    """The workers ended with an error or by a signal; `reason` describes it, if known.
 
-    `is_said`: the workers have already printed the error.
+    `is_said`: whether the workers have already printed the error.
     """
 
     def __init__(self, exit_code: int, reason: str | None = None, *, is_said: bool = True) -> None:
@@ -80,7 +80,7 @@ class WorkersFailed(PacelineError):
 
 
 class Interrupted(PacelineError):
-    """The run was stopped by signal `number`, and saved after `num_steps` steps."""
+    """A signal, `number`, stopped the run, which was saved after `num_steps` steps."""
 
     def __init__(self, message: str, num_steps: int, number: int = SIGINT) -> None:
         super().__init__(message)

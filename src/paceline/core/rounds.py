@@ -34,8 +34,8 @@ AVERAGE = OuterStep(1.0, 0.0)
 _OFTEN = 2  # up to this number of inner steps per round, averaging is better than momentum
 _FEW_ROUNDS, _OF_FEW = 100, OuterStep(0.9, 0.4)
 _MANY_ROUNDS, _OF_MANY = 5000, OuterStep(0.6, 0.9)
-# Increase of the rate for twice as many workers: 0.6 for two and 0.8 for eight were best in
-# DiLoCo's scaling laws (arXiv 2503.09799).
+# Increase of the rate when the number of workers doubles: the best rates in DiLoCo's scaling laws
+# (arXiv 2503.09799) were 0.6 for two workers and 0.8 for eight.
 _RATE_PER_DOUBLING = 0.1
 
 
@@ -103,8 +103,8 @@ def rounds_of(**settings: Any) -> Rounds:
 def _nesterov(workers: int, num_rounds: float | None) -> OuterStep:
     """Return the momentum step for a number of rounds, as measured in benchmarks/local.
 
-    Little momentum is best for tens of rounds; DiLoCo's value was found for thousands, and costs
-    much loss in fewer.
+    Little momentum is best for tens of rounds. DiLoCo's momentum was found for thousands of rounds,
+    and leads to a much higher loss in fewer rounds.
     """
     doublings = log2(max(1.0, (num_rounds or 0.0) / _FEW_ROUNDS))
     share = min(1.0, doublings / log2(_MANY_ROUNDS / _FEW_ROUNDS))

@@ -133,7 +133,7 @@ class RunSettings(Record):
 class TrainSettings(RunSettings):
     """The settings of `paceline train`.
 
-    None selects the model's or recipe's default (`paceline.core.defaults`).
+    None selects the default of the model (`paceline.core.defaults`) or of the recipe.
     """
 
     kind: Literal["train"] = "train"
@@ -277,7 +277,7 @@ class RehearseSettings(RunSettings):
         return self
 
     def slowdown_of(self, rank: int) -> float:
-        """Return a worker's slow-down factor; 1 for a paced one."""
+        """Return the factor by which a worker is slowed; 1 if it emulates a device."""
         if self.slowdown is None:
             return 1.0
         return self.slowdown[rank if len(self.slowdown) > 1 else 0]

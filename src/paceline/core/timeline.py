@@ -58,10 +58,10 @@ Interval = tuple[float, float]
 
 
 class Timeline:
-    """The spans of a window, predicted, rehearsed or measured.
+    """The spans of some consecutive steps: predicted, rehearsed or measured.
 
-    If the `interval` from first start to last end is given, spans are created on first use: a
-    planner needs only the makespan of most simulations.
+    `interval`: first start and last end of the spans. If it is given, spans are created on first
+    use, because a planner needs only the makespan of most simulations.
     """
 
     def __init__(
