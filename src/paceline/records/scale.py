@@ -193,7 +193,7 @@ class ScaleCell(Record):
 
     @property
     def num_shares(self) -> int:
-        """Number of workers' sample sets in an epoch."""
+        """How often an epoch contains the setting `samples`: per worker with weak scaling."""
         return self.workers if self.scaling == "weak" else 1
 
 
@@ -207,7 +207,7 @@ class TimedCell(ScaleCell):
 
     @property
     def rate(self) -> float:
-        """Epochs per second, counted for one worker's samples: comparable between cells."""
+        """Throughput in units of the setting `samples` per second, comparable between cells."""
         return self.num_shares / self.epoch_s
 
     @property
