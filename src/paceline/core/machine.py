@@ -169,8 +169,8 @@ class Machine(Fact):
     """The hosts, devices and links of a plan; devices are in rank order.
 
     `groups`: number of consecutive hosts in a group, of groups in a larger group, and so on, for
-    hierarchical exchanges; the product is the number of hosts. `losses`: time that real steps lose
-    (`core.losses`); None selects the values published for similar machines.
+    hierarchical exchanges; the product is the number of hosts. `losses`: time losses of real steps;
+    None selects the values published for similar machines.
     """
 
     name: Annotated[Name, Field(examples=["my-machine"])]

@@ -86,8 +86,8 @@ class SentShare:
 class SplitHead:
     """A model's head that is split across workers: its layers, and the bytes of its state.
 
-    The state comprises parameters, gradients and optimizer state. `state_nbytes` is for the whole
-    head, `own_state_nbytes` for each rank's part.
+    The state comprises parameters, gradients and optimizer state. `state_nbytes`: bytes of the
+    whole head's state. `own_state_nbytes`: bytes of the state of each rank's part.
     """
 
     layers: tuple[str, ...]
@@ -121,7 +121,8 @@ class UnevenWorker:
     """A worker of an uneven run: its setting, its speed alone, and its share.
 
     `tried_samples_per_s`: speed in the trial before training; None without a trial.
-    `updates_share`: the worker's share of all updates. `predicted_share`: this share in the plan.
+    `updates_share`: the worker's share of all updates. `predicted_share`: the predicted share of
+    all updates; None without a prediction.
     """
 
     name: str
@@ -150,14 +151,14 @@ def is_share(score: str) -> bool:
 class RunMetrics(Record):
     """Metrics of a finished run, saved in result.json.
 
-    `samples_per_s`: throughput of the untraced steps. `tokens_per_s`: the same in tokens, if
+    `samples_per_s`: throughput of the untraced steps. `tokens_per_s`: throughput in tokens, if
     samples consist of tokens. `evaluations`: requested tests within and after epochs. `trained_s`:
     seconds of training without tests. `decisions`: reasons for changes of configuration during the
     run. `faults`: violations of the plan by traced steps; None without traced steps. `lost`:
-    workers that ended early, and why. `peak_memory_bytes`: peak of each worker. `shares`: samples
-    of each worker in a balanced batch. `wire_nbytes`: all bytes sent, and all bytes received, with
-    headers. `sent_share`: check of a codec with a declared share. `utilisation`: share of the time
-    in which each device computed.
+    workers that ended early, and why. `peak_memory_bytes`: peak bytes of each worker. `shares`:
+    samples of each worker in a balanced batch. `wire_nbytes`: all bytes sent, and all bytes
+    received, with headers. `sent_share`: check of a codec with a declared share. `utilisation`:
+    share of the time in which each device computed.
     """
 
     samples_per_s: float

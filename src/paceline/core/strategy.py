@@ -25,7 +25,8 @@ class Window:
 class StepsToLoss:
     """Number of steps to reach the final loss of synchronous training, relative to its steps.
 
-    `median`, `low` and `high`: of similar measured runs. `measured_on`: the models of these runs.
+    `median`: median of similar measured runs. `low`, `high`: range of these runs. `measured_on`:
+    models of these runs.
     """
 
     median: float

@@ -112,7 +112,7 @@ def find_machine(name: str) -> Machine:
     if path.exists() or (path.suffix and path.name != name):  # a path
         return read_machine(path)
     files = _machine_files() + _machine_files("equal")
-    known = {path.stem: path for path in reversed(files)}  # the user's files come first
+    known = {path.stem: path for path in reversed(files)}  # the user's files take precedence
     short = name.removesuffix(".toml")
     if short in known:
         return read_machine(known[short])

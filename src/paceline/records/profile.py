@@ -44,13 +44,15 @@ class ProfileSettings(Record):
     )
     largest_batch: Annotated[float | Literal["auto"] | None, BeforeValidator(_read_limit)] = Field(
         None,
-        description="Search for the largest batch that fits in a worker's memory, or in 8GiB.",
+        description="Search the largest batch that fits: auto (a worker's memory) or such as 8GiB.",
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the weights and the data.")
     deadline_s: Seconds = Field(
         30.0, description="Time without an answer after which a worker is lost."
     )
-    output: Path = Field(Path("runs"), description="Folder that gets the folder of the profile.")
+    output: Path = Field(
+        Path("runs"), description="Folder in which to create the profile's folder."
+    )
 
     @model_validator(mode="after")
     def _batch_fits_workers(self) -> Self:
@@ -157,8 +159,8 @@ class WorkerMemoryRow(Record):
 class TensorMemory(Record):
     """The bytes of tensors in a worker's step, by kind, and their peak.
 
-    `predicted`: peak computed without running the model. `measured`: peak by PyTorch's allocator.
-    Both exclude the data set. `momentum`: the whole optimizer state.
+    `predicted`: peak computed without running the model, except the data set. `measured`: peak by
+    PyTorch's allocator, except the data set. `momentum`: the whole optimizer state.
     """
 
     parameters: int
@@ -199,10 +201,10 @@ class ProfileResult(Record):
     """The result of a profile; times are per step.
 
     `step`: time of plain steps. `recorded_step`: time of recorded steps, which alternated with
-    plain steps. `cost`: relative difference of these two times. `stages`: means over the workers'
-    recorded timelines. `recorded_typical_s`: mean time of the same steps by the clock. `unrest`:
-    spread of all workers' plain steps (`core.losses`). Operators and `kernels_s` are worker 0's.
-    `kernels_s`: time of a GPU's kernels and copies; None on a CPU.
+    plain steps. `cost`: relative difference of recorded and plain steps. `stages`: means over the
+    workers' recorded timelines. `recorded_typical_s`: mean time of these steps by the clock.
+    `unrest`: spread of all workers' plain steps (`core.losses`). Operators and `kernels_s` are
+    worker 0's. `kernels_s`: time of a GPU's kernels and copies; None on a CPU.
     """
 
     kind: Literal["profile"] = "profile"

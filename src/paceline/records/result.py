@@ -31,8 +31,8 @@ class PlanRow(Record):
     `is_balanced`: whether shares of the batch follow the workers' speeds. `range_share`: half width
     of the range that should contain the median measured step time in nine of ten cases, relative to
     `step_s`. `after_backward`: communication left after backward, if the strategy reports it.
-    `is_same_training`: whether training equals that of one worker with the whole batch. If not,
-    `steps_to_loss` is the relative number of steps to the same loss, if known.
+    `is_same_training`: whether training equals that of one worker with the whole batch.
+    `steps_to_loss`: for other training, the relative number of steps to the same loss, if known.
     """
 
     strategy: str
@@ -254,7 +254,7 @@ def read_result(folder: Path) -> AnyResult:
     _check_exists(folder)
     path = folder / "result.json"
     text, what = read_file(path, limits.RESULT), str(path)
-    # A union type's errors would name its members as if they were fields.
+    # Read the kind first: errors of the union type would name its members as if they were fields.
     kind = _TYPES[read_finite_record(TypeAdapter(_AnyKind), text, what).kind]
     return read_record(TypeAdapter[AnyResult](kind), text, what)
 

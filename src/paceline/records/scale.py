@@ -86,7 +86,7 @@ class ScaleSettings(Record):
         False, description="Measure each strategy's overhead: one worker exchanges with itself."
     )
     kinds: Annotated[tuple[Kind, ...], BeforeValidator(read_list)] = Field(
-        (), description="Kinds of cells; default: measured, but rehearsed if --device is given."
+        (), description="Kinds of cells. Default: rehearsed with --device, otherwise measured."
     )
     device: str | None = Field(None, description="Device to emulate in a rehearsal.")
     machine: str | None = Field(

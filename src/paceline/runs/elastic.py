@@ -207,7 +207,7 @@ def _go_through(request: RunRequest, number: int, lighthouse: str, group: Group)
 
 def main() -> None:
     """Run one worker."""
-    # torchft warns about NCCL at each change of the workers.
+    # Hide a warning about NCCL that torchft repeats whenever workers join or leave.
     logging.getLogger("torchft").setLevel(logging.ERROR)
     request, number, lighthouse = sys.argv[1:]
     asked = RunRequest.model_validate_json(request)

@@ -106,7 +106,7 @@ def _profile_rank(request: ProfileRequest, group: Group) -> None:
     err = console(stderr=True, quiet=group.rank != 0)
     subject = profiled_steps.subject_of(settings, group)
     made: AbstractContextManager[Path | None] = nullcontext()
-    if group.rank == 0:  # an unwritable folder must fail before the steps
+    if group.rank == 0:  # before the steps, so that an unwritable folder is reported at once
         made = run_folder(settings.output, request.run_id, settings)
     with made as folder:
         workload = subject.workload
