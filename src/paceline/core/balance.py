@@ -23,7 +23,7 @@ def apportion(
     ]
     if sum(able) < num_samples:
         raise ValueError(f"most: must allow {num_samples} samples in all (got {able})")
-    # Workers above their limit get the limit, and the others share the rest.
+    # Workers whose part would exceed their limit get the limit; the other workers share the rest.
     full: set[int] = set()
     while True:
         others = [rank for rank, speed in enumerate(exact) if speed and rank not in full]
@@ -79,7 +79,7 @@ class Balance:
         return tuple(None if seconds is None else 1 / seconds for seconds in self._seconds)
 
     def record(self, seconds: Sequence[float | None]) -> tuple[int, ...]:
-        """Record each rank's seconds per sample (None if it had none), and return the shares.
+        """Record each rank's seconds per sample (None without samples), and return the shares.
 
         `interval` is the number of steps until the next call; it grows while nothing changes.
         """

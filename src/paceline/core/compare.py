@@ -16,8 +16,8 @@ class Breakdown:
     """Seconds per step of one device, or the mean of all devices.
 
     `train_s`: local steps of a worker, not divided into parts. `exposed_s`: communication during
-    which the device does not compute; `hidden_s`: communication during computation; `idle_s`:
-    neither. All parts except `hidden_s` add up to the step.
+    which the device does not compute. `hidden_s`: communication during computation. `idle_s`: time
+    with neither computation nor communication. All parts except `hidden_s` add up to the step.
     """
 
     load_s: float

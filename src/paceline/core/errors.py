@@ -31,14 +31,15 @@ class InvalidInput(PacelineError):
     """A file, option or model is not usable as given.
 
     `field`: the setting, file or value. `problem`: the fault or the requirement. `got`: the given
-    value. `hint`: a remedy. Shown as "field: problem (got 1); hint", or without a colon before a
-    verb: "field must be at least 2 (got 1); hint".
+    value. `hint`: a remedy. The message is "field: problem (got 1); hint"; there is no colon if the
+    problem begins with a verb: "field must be at least 2 (got 1); hint".
     """
 
     def __init__(
         self, field: str, problem: str = "", *, got: object = _NOT_GIVEN, hint: str = ""
     ) -> None:
-        if not problem:  # torch re-raises errors of DataLoader processes with the traceback text
+        # torch re-raises the error of a DataLoader process with the traceback as its only argument
+        if not problem:
             last_line = field.strip().rpartition("\n")[2]
             field, problem = _parted(last_line.rpartition("InvalidInput: ")[2])
         self.field, self.problem, self.got, self.hint = field, problem, got, hint
@@ -96,7 +97,7 @@ class NonFinite(PacelineError):
 
 
 class CheckpointNotWritten(PacelineError):
-    """A checkpoint could not be written, for example on a full disk; earlier ones remain."""
+    """A checkpoint could not be written, for example on a full disk; earlier checkpoints remain."""
 
 
 def printable(text: str, most: int) -> str:

@@ -110,8 +110,9 @@ def steady_period(
 ) -> float | None:
     """Return the seconds per step if the last steps of a timeline repeat, otherwise None.
 
-    More steps than `num_steps` would then only repeat the last ones. `alike`: number of steps after
-    which a plan repeats, one period. `looked_at`: number of periods that must be equal.
+    A timeline of more than `num_steps` steps would then only repeat the last steps. `alike`: number
+    of steps in a period, after which a plan repeats. `looked_at`: number of periods that must be
+    equal.
     """
     # Leave out the last period, which overlaps with no later one.
     first = (num_steps // alike - looked_at - 1) * alike

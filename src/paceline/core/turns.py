@@ -13,7 +13,7 @@ from math import sqrt
 from statistics import median
 
 WORTH = 0.02  # least gain over a simpler alternative
-_HOPELESS = 1.25  # an alternative this much slower than the fastest has no further turns
+_HOPELESS = 1.25  # alternatives slower than the fastest by this factor have no further turns
 _CHANGE = 0.1  # relative change of steps after which the choice is made again
 _SIGNIFICANT = 1.645  # standard deviations: one-sided 5 %
 _CERTAIN = 3.0  # standard deviations: `Watch` repeats its test hundreds of times
@@ -75,7 +75,7 @@ class Turns:
         self._choose()
 
     def stop(self) -> None:
-        """Choose from the turns so far."""
+        """Use the fastest alternative of the turns so far, and time no more."""
         self._left.clear()
         self._choose()
 
@@ -145,7 +145,7 @@ class Choice:
         self._turns.drop()
 
     def stop(self) -> None:
-        """Choose from the steps so far."""
+        """Use the fastest alternative of the steps so far, and time no more."""
         self._turns.stop()
 
     def _start(self) -> None:

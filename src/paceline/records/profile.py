@@ -44,7 +44,7 @@ class ProfileSettings(Record):
     )
     largest_batch: Annotated[float | Literal["auto"] | None, BeforeValidator(_read_limit)] = Field(
         None,
-        description="Search the largest batch that fits: auto (a worker's memory) or such as 8GiB.",
+        description="Find the largest batch for a worker's memory (auto), or for a limit (8GiB).",
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the weights and the data.")
     deadline_s: Seconds = Field(
