@@ -126,8 +126,8 @@ class Timeline:
     def typical_steps(self) -> dict[str, list[Interval]]:
         """The typical steps of each device with two or more updates, from update to update.
 
-        In a measured timeline these are the middle half by duration, which excludes steps disturbed
-        by other programs; in a predicted one, all steps.
+        In a measured timeline these are the middle half of the steps by duration, which excludes
+        steps disturbed by other programs. In a predicted timeline these are all steps.
         """
         if self.origin is Origin.PREDICTED:
             return self.steps()

@@ -179,9 +179,10 @@ def _of_gpus(machine: Machine, one: Station, other: Station) -> tuple[Hop, ...]:
     """Return the route between two GPUs, without their host links if RDMA bypasses them.
 
     An RDMA adapter is attached to the GPU's PCI Express switch, so messages do not use the GPU's
-    link to the host. One InfiniBand EDR adapter reaches 12 GB/s in a machine whose GPUs exchange
-    8 GB/s over host links (nccl issue 307). One HDR adapter reaches 24 GB/s in a machine whose GPUs
-    exchange 16 GB/s (issue 412). With several rails each GPU's link carries a part of the bytes.
+    link to the host. One InfiniBand EDR adapter reaches 12 GB/s in a machine where two GPUs
+    exchange 8 GB/s (nccl issue 307). One HDR adapter reaches 24 GB/s in a machine where two GPUs
+    exchange 16 GB/s (nccl issue 412). With several rails each GPU's link carries a part of the
+    bytes.
     """
     route = machine.route(one, other)
     if not any(hop.link.rdma or hop.link.rails > 1 for hop in route):

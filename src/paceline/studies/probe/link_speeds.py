@@ -31,7 +31,7 @@ _SMALL_COPY_NBYTES, _LARGE_COPY_NBYTES = 4, 1 << 26
 
 @dataclass(frozen=True)
 class Links:
-    """Measures the links of a machine, collectively.
+    """Measures the links of a machine, on all ranks together.
 
     `hosts` lists the ranks of each host. `method`: start of the text in each link's `source`.
     """

@@ -156,7 +156,7 @@ class Findings:
 
 
 def profile_rank(settings: ProfileSettings, subject: ProfiledModel, group: Group) -> Findings:
-    """Profile this rank's share of training, collectively."""
+    """Profile this rank's share of training; all ranks must call this together."""
     clock, device = clock_for(group.device), group.device
     name = f"{device_of(device).kind}{group.rank}"
     recorder = Recorder(clock, name, group.rank)
