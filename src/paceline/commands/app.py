@@ -28,9 +28,9 @@ _TRAIN, _MEASURE, _MACHINES = "Plan and train", "Measure and compare", "Several 
 
 
 class Command(NamedTuple):
-    """A command's entry in the list, and the module that has the function of the same name.
+    """A command's entry in the list of commands, and the module with its function.
 
-    `example`: arguments shown below the command's help.
+    The function has the command's name. `example`: arguments shown below the command's help.
     """
 
     module: str
@@ -88,7 +88,7 @@ COMMANDS = {
 
 
 class _Commands(TyperGroup):
-    """The commands; arguments and options are loaded for the called one only."""
+    """The group of commands; it loads arguments and options of the called command only."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]

@@ -43,7 +43,7 @@ FLAGS = {
 _TABLES = ("options", "optimizer_options")  # repeatable, FIELD=VALUE
 # Settings that have no option of their own, but can be given as --strategy-option NAME=VALUE.
 _RARE = ("lighthouse", "worker_ids", "exchange_alone")
-# Panels of the help, in their order; options that are in none of them come first.
+# Panels of the help, in their order; options without a panel come first.
 _PANELS = {
     "Model and data": ("data", "batch_size", "input_shape", "samples", "seed"),
     "Strategy": (
@@ -60,7 +60,7 @@ _PANELS = {
     "Output": ("output", "tensorboard"),
 }
 _PANEL_OF = {name: panel for panel, names in _PANELS.items() for name in names}
-# Settings that --help shows; --help-all shows the others, too.
+# Settings that --help shows; --help-all shows all settings.
 _FIRST = frozenset(
     (
         *("data", "batch_size", "strategy", "options", "workers", "epochs", "steps", "optimizer"),
@@ -101,11 +101,11 @@ def with_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a command with an option for every field of its settings.
 
-    The command is called with `values`, the fields given as options or in the --config file, and
-    with its own keyword-only parameters. The field `model` becomes the argument; tables become
-    repeatable options such as --strategy-option. Rare fields and those in `leave_out` are given as
-    --strategy-option NAME=VALUE. `strategy` provides the defaults in the help, if the command has
-    only one strategy.
+    The command is called with its own keyword-only parameters, and with `values`: the fields given
+    as options or in the --config file. The field `model` becomes an argument; tables become
+    repeatable options such as --strategy-option. Rare fields, and the fields in `leave_out`, are
+    given as --strategy-option NAME=VALUE. `strategy`: the command's only strategy, if there is
+    only one; the help then shows its defaults.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -144,7 +144,7 @@ def with_options(
 def _declare(
     called: Callable[..., None], command: Callable[..., None], parameters: list[inspect.Parameter]
 ) -> None:
-    """Give a function a command's name and help, and its parameters with those of all commands."""
+    """Give `called` the command's name and help, and the parameters, including --config."""
     kind = inspect.Parameter.KEYWORD_ONLY
     config = inspect.Parameter("config", kind, annotation=Config, default=None)
     declared = [one.replace(kind=kind) for one in (*parameters, config)]
@@ -178,8 +178,8 @@ def _parameter(
     def completed(incomplete: str) -> list[str]:
         return [one for one in choices if one.startswith(incomplete)]
 
-    # Pydantic parses the value. Help shows the default, but typer gets None, so that only given
-    # options are passed on: strategies have their own defaults.
+    # Pydantic parses the value. The help shows the default, but typer's default is None, so that
+    # only given options are passed on: a strategy may have other defaults.
     text = f"{field.description}{_shown_default(name, field, strategies)}"
     if name == "options" and without_option:
         names = ", ".join(without_option) if len(without_option) < 9 else "other keys of run.toml"

@@ -31,7 +31,7 @@ _LEFT_OUT = (
     *("precision", "max_restarts", "schedule", "strategy", "tensorboard", "warmup_steps"),
     *("momentum", "keep_checkpoints", "seed"),
 )
-# Keys of the query of --parent, and the child hub's settings they set.
+# Keys in the query of the URL of --parent, and the child hub's settings that they set.
 _OF_PARENT = {"worker": "number", "keys": "parent_keys", "gather": "gather"}
 
 
@@ -71,7 +71,7 @@ def _check_listen(values: Mapping[str, Any]) -> None:
 
 
 def _parent(url: str) -> dict[str, Any]:
-    """Return the settings of a child hub in the URL of its parent."""
+    """Return the settings of a child hub that its parent's URL contains."""
     address, _, query = url.partition("?")
     try:
         parts = parse_qsl(query, strict_parsing=True) if query else []
@@ -132,7 +132,7 @@ def worker(
 
 
 def keys(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that gets the keys.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write the keys to.")],
 ) -> None:
     """Write new keys, with which a hub and its workers encrypt and authenticate messages."""
     from paceline.rpc.keys import generate_keys

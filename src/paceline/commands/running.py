@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _OF_HUBS = ("listen", "keys", "run_name", "wait_s")
 _RARE = ("run_name", "wait_s")
-# Modules to import once for all workers; the second loads torch's compiler.
+# Modules to import once for all workers; `synchronized` loads torch's compiler.
 _IMPORTED = ("paceline.runs.launching", "paceline.exchange.synchronized")
 
 
@@ -39,9 +39,9 @@ def rehearse(values: dict[str, Any], *, as_json: Json = False) -> None:
 def _carry_out(
     verb: Literal["train", "plan", "rehearse"], values: Mapping[str, Any], **how: bool
 ) -> None:
-    """Check the settings and run the workers; `how` are other fields of the request."""
-    # The server imports torch while this process does, and forks the workers. Under torchrun,
-    # this process is a rank.
+    """Check the settings, and run the workers; `how` sets other fields of the request."""
+    # The server imports torch at the same time as this process, and then forks the workers. It is
+    # not needed under torchrun, where this process is a rank.
     under_torchrun = "RANK" in os.environ
     environment = KEEPING_MEMORY | os.environ
     with nullcontext() if under_torchrun else open_server(_IMPORTED, environment):

@@ -25,7 +25,7 @@ def probe(
         int | None,
         typer.Option(
             metavar="INT",
-            help="Number of devices to measure; by default all GPUs, or 2 CPU workers.",
+            help="Number of devices to measure; by default all GPUs; without GPUs, 2 CPU workers.",
         ),
     ] = None,
     seconds: Annotated[
@@ -66,7 +66,7 @@ def scale(
     output: Annotated[
         Path | None,
         typer.Option(
-            metavar="PATH", help="Folder of the study; an interrupted one continues there."
+            metavar="PATH", help="Folder of the study; an interrupted study continues from it."
         ),
     ] = None,
     as_json: Json = False,
@@ -103,7 +103,7 @@ def compare(
     page: Annotated[
         Path | None,
         typer.Option(
-            metavar="PATH", help="HTML file that gets the runs' losses, updates and utilization."
+            metavar="PATH", help="HTML file to write: the runs' losses, updates and utilization."
         ),
     ] = None,
     as_json: Json = False,

@@ -1,12 +1,12 @@
 """Communication that an exchange leaves after backward (Le et al. 2018, section 3.2).
 
     T_BP    backward of one worker alone                                         (definition 3.1)
-    T_BP^i  from the start of backward until all workers have the result of i    (definition 3.2)
+    T_BP^i  from the start of backward until all workers have result i           (definition 3.2)
     T       the largest T_BP^i: backward with the exchange of strategy `host`    (definition 3.3)
     T'      backward, and the exchange of strategy `tree` after it               (definition 3.4)
 
-The exchange with the smaller T - T_BP is faster. The paper adds up times as if no copy waited for
-another; here they come from a simulated step, in which copies wait.
+`host` is faster if T is smaller than T', otherwise `tree`. The paper adds up times as if no copy
+waited for another; here the times come from a simulated step, in which copies do wait.
 """
 
 from dataclasses import dataclass, replace
@@ -22,8 +22,9 @@ class AfterBackward:
     """Seconds of backward with a strategy's exchange.
 
     `backward_s`: T_BP. `sync_s`: time added by synchronising a GPU with its host (the sum of all
-    t_as). `left_s`: exchange left when backward ends. `total_s`: T or T'. `exchange_s`: seconds
-    during which any exchange runs; `hidden_s`: the part of them before the end of backward.
+    t_as). `left_s`: time from the end of backward to the weight update. `total_s`: T or T'.
+    `exchange_s`: seconds during which any exchange runs. `hidden_s`: the part of `exchange_s`
+    before the end of backward.
     """
 
     backward_s: float
@@ -43,7 +44,8 @@ class AfterBackward:
 class BackwardPhase:
     """The first step of a simulated plan, from the start of backward to the weight update.
 
-    Backward is that of the worker that finishes last; the exchange covers all workers.
+    The times of backward are those of the worker that finishes it last. The exchange is that of all
+    workers.
     """
 
     plan: Plan

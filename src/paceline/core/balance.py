@@ -9,11 +9,12 @@ def apportion(
 ) -> tuple[int, ...]:
     """Return the samples of each worker that minimise the time of the slowest one.
 
-    `speeds`: proportional to samples per second; `most`: limit of each worker (None: no limit). The
-    parts sum to `num_samples`, and are proportional up to rounding by the method of D'Hondt: the
-    largest remainder could give one of a hundred samples to a worker that takes longer for it than
-    all others for the rest. A faster worker never gets less than a slower one with the same limit.
-    Raises ValueError if the limits are too small.
+    `speeds`: proportional to samples per second. `most`: largest part of each worker (None: no
+    limit). The parts sum to `num_samples`, and are proportional to the speeds up to rounding, which
+    uses the method of D'Hondt. (The method of the largest remainder could give one of a hundred
+    samples to a worker that takes longer for it than all other workers for the rest.) A faster
+    worker never gets less than a slower one with the same limit. Raises ValueError if the limits
+    are too small.
     """
     exact = [Fraction(speed) for speed in speeds]
     room = [num_samples if bound is None else bound for bound in most or [None] * len(exact)]
@@ -22,7 +23,7 @@ def apportion(
     ]
     if sum(able) < num_samples:
         raise ValueError(f"most: must allow {num_samples} samples in all (got {able})")
-    # Workers above their limit get the limit, and the others share the rest.
+    # Workers whose part would exceed their limit get the limit; the other workers share the rest.
     full: set[int] = set()
     while True:
         others = [rank for rank, speed in enumerate(exact) if speed and rank not in full]
@@ -35,7 +36,7 @@ def apportion(
     parts = [able[rank] if rank in full else 0 for rank in range(len(exact))]
     for rank in others:
         parts[rank] = int(left * exact[rank] / total)
-    # Rounding down leaves fewer samples than workers.
+    # Rounding down has left fewer samples than there are workers: assign them one by one.
     for _ in range(num_samples - sum(parts)):
         able_to = [rank for rank, part in enumerate(parts) if part < able[rank]]
         parts[min(able_to, key=lambda rank: (parts[rank] + 1) / exact[rank])] += 1
@@ -44,7 +45,7 @@ def apportion(
 
 _FIRST_INTERVAL = 4
 _LONGEST_INTERVAL = 64
-_REGAINED = 0.99  # factor for an idle rank's assumed seconds in each round
+_REGAINED = 0.99  # the assumed seconds of a rank without samples are multiplied by it each round
 
 
 class Balance:
@@ -78,7 +79,7 @@ class Balance:
         return tuple(None if seconds is None else 1 / seconds for seconds in self._seconds)
 
     def record(self, seconds: Sequence[float | None]) -> tuple[int, ...]:
-        """Record each rank's seconds per sample (None if it had none), and return the shares.
+        """Record each rank's seconds per sample (None without samples), and return the shares.
 
         `interval` is the number of steps until the next call; it grows while nothing changes.
         """

@@ -1,8 +1,8 @@
 """Chunks of layers whose gradients are exchanged together, and searches for the best size.
 
-Searches run during training and use step times (Le et al. 2018, sections 4.1 and 4.2). A chunk of
-all layers or more is equivalent to chunks of one layer, so a search tries sizes below the number of
-layers.
+Searches run during training and use step times (Le et al. 2018, sections 4.1 and 4.2). They try
+only sizes below the number of layers: with a larger size every layer is a chunk of its own, as with
+size 1 (see `chunks`).
 """
 
 from abc import ABC, abstractmethod
@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 
 def chunks(num_layers: int, size: int) -> list[range]:
-    """Group layers into chunks of `size`; the last layers of backward are chunks of one.
+    """Group layers into chunks of `size`; those at the end of backward become chunks of one.
 
-    Layers are numbered from 0 in the order of gradient readiness. The remainder, or the last `size`
-    layers if `size` divides their number, become chunks of one: nothing hides the last exchange, so
-    it should be small.
+    Layers are numbered from 0 in the order in which their gradients become ready. The layers that
+    are left over at the end, or the last `size` layers if none are left over, become chunks of one:
+    no computation hides the last exchange, so it should be small.
     """
     whole = num_layers // size - (1 if num_layers % size == 0 else 0)
     together = [range(i * size, (i + 1) * size) for i in range(whole)]
     return together + [range(i, i + 1) for i in range(whole * size, num_layers)]
 
 
-_STRIDE = 3  # step between far candidates
+_STRIDE = 3  # a search first measures every third candidate
 
 
 class Trial(NamedTuple):
@@ -39,9 +39,9 @@ class Trial(NamedTuple):
 
 
 class ChunkTimes(NamedTuple):
-    """The times when all ranks had delivered a chunk, and when its sum was ready.
+    """A chunk's bytes, the time when all ranks had delivered it, and when its sum was ready.
 
-    In seconds of one clock; chunks are in the order of backward.
+    Both times are seconds of the same clock.
     """
 
     nbytes: int
@@ -80,8 +80,9 @@ class ChunkTuner(ABC):
 class RuntimeSearch(ChunkTuner):
     """Algorithm 1 of Le et al. 2018 (section 4.2), with the paper's names and line numbers.
 
-    It tries 1, 2, ... `step`, then multiples of `step`, and ends when the size exceeds the best one
-    by `step` times `range`. Trials record mean seconds. `num_layers`: layers of the model.
+    It tries sizes 1, 2, ... `step`, then multiples of `step`. It ends when the size has reached the
+    best size plus `step` times `range`, or `num_layers`, the number of the model's layers. The
+    paper's `step` is an increment of the size, not a training step. Trials record mean seconds.
     """
 
     def __init__(
@@ -96,7 +97,10 @@ class RuntimeSearch(ChunkTuner):
         self._best_chunk, self._lapse_min = 1, inf
 
     def _judge(self, seconds: Sequence[float]) -> None:
-        """Lines 8 to 24. The last interval is not evaluated, because line 8 comes before 13."""
+        """Carry out lines 8 to 24 of the algorithm.
+
+        The last interval is not evaluated, because the end is tested earlier (line 8, before 13).
+        """
         if self.chunk < self._best_chunk + self._step * self._range:
             lapse = fsum(seconds)
             self.trials += (Trial(self.chunk, None, lapse / self.interval),)
@@ -104,7 +108,7 @@ class RuntimeSearch(ChunkTuner):
                 self._lapse_min = lapse
                 self._best_chunk = self.chunk
             self.chunk += 1 if self.chunk < self._step else self._step
-            # The paper sets no limit, and would continue to measure sizes equivalent to 1.
+            # The paper has no such limit, and would also measure larger sizes, which equal size 1.
             if self.chunk < self._num_layers:
                 return
         self.chunk, self.done = self._best_chunk, True
@@ -113,10 +117,11 @@ class RuntimeSearch(ChunkTuner):
 class PredictedSearch(ChunkTuner):
     """Measures the best predicted size, some distant sizes, and neighbours of the best.
 
-    `predicted`: seconds per step of each candidate. It first measures the best candidate and every
-    third one above and below it, in the order of their predictions, so that a wrong prediction does
-    not hide a fast size. From the fastest, by the median of its interval, it moves to the next
-    smaller or larger candidate until neither is faster. The result is the fastest of all trials.
+    `predicted`: seconds per step of each candidate size. The search first measures the candidate
+    with the best prediction, and every third candidate above and below it, in the order of their
+    predictions: so a wrong prediction does not hide a fast size. From the fastest candidate, by the
+    median of its interval, the search moves to the next smaller or larger one until neither is
+    faster. The result is the fastest of all trials.
     """
 
     def __init__(self, predicted: Mapping[int, float], interval: int = 10) -> None:
@@ -144,11 +149,12 @@ class PredictedSearch(ChunkTuner):
 
 
 class LearnedSearch(PredictedSearch):
-    """Predicts sizes from real steps, and then measures like `PredictedSearch`.
+    """Predicts step times of all sizes from real steps, then searches like `PredictedSearch`.
 
-    In the first intervals every layer is one chunk. Their ready times, and the exchange time by
-    bytes, then predict the step of any other size: chunks are exchanged one after another, and a
-    step takes longer by the delay of the last sum. `trials` is empty until then.
+    In the first `learning` steps every layer is a chunk. The layers' ready times, and the exchange
+    time by bytes, then predict the step time of every other size: chunks are exchanged one after
+    another, and a step becomes longer by as much as its last sum is delayed. `trials` is empty
+    until these predictions exist.
     """
 
     def __init__(self, num_layers: int, interval: int = 10, learning: int = 3) -> None:
@@ -179,8 +185,8 @@ def predict(
 ) -> dict[int, float]:
     """Predict the seconds of a step for each chunk size.
 
-    Based on steps of `step_s` in which layers were exchanged one by one; without such steps all
-    sizes are equal.
+    `steps` are the chunk times of steps in which every layer was a chunk, and `step_s` is the
+    duration of such a step. Without steps, `step_s` is predicted for all sizes.
     """
     if not steps:
         return dict.fromkeys(sizes, step_s)

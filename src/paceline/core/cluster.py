@@ -6,9 +6,9 @@ r"""Clusters of equal nodes, declared by a node and levels of switches, planned 
               / | \    / | \   / | \      / | \   / | \   / | \
     nodes     n n n    n n n   n n n      n n n   n n n   n n n
 
-If all nodes are full, each one does the same in a step at the same time. So one node's tasks
-represent all nodes, and exchanges are priced on a small model with every kind of route in the
-cluster, and the cluster's number of ranks.
+If every device has a worker, all nodes do the same work at the same time. So the tasks of one node
+represent all nodes. Exchanges are priced on a few nodes that include every kind of route in the
+cluster, with the cluster's number of ranks.
 """
 
 from collections.abc import Sequence
@@ -23,18 +23,20 @@ from paceline.core.facts import BytesPerSecond, Fact, Name, Seconds, Source
 from paceline.core.machine import Device, Flow, Host, Machine, RingPeers, Station, Switch
 from paceline.core.network import Hop, Link
 
-# Largest number of workers planned one by one, in about 5 s; less if many chunks are tried.
+# Most workers planned one by one, which takes about 5 s. Symmetric strategies, which may try many
+# chunk sizes, have the second limit if workers do not fill all nodes.
 _MOST_EXPANDED, _MOST_UNEVEN = 512, 128
-_KINDS = 2  # members below a switch that cover all kinds of routes
+_KINDS = 2  # number of members below a switch that have all kinds of routes
 
 
 class Level(Fact):
-    """Switches that join `count` members each: nodes on the first level, then switches.
+    """A level of switches, each of which joins `count` members.
 
-    Each member has one link to its switch, shared by all nodes below the member: its rate is
-    `bandwidth_bytes_per_s` in each direction, divided by `oversubscription`, the ratio of the rate
-    that members can send to the rate that switches forward. `share`, `latency_s`, `rails` and
-    `rdma` describe this link.
+    Members are nodes on the first level, and switches of the level below on other levels. Each
+    member has one link to its switch, which all nodes below the member share. The link's rate in
+    each direction is `bandwidth_bytes_per_s`, divided by `oversubscription`: the ratio of the rate
+    at which members can send to the rate at which switches forward. `share`, `latency_s`, `rails`
+    and `rdma` are fields of this link.
     """
 
     name: Name
@@ -84,14 +86,14 @@ class Symmetric(Machine):
         return tuple(device for device in self.devices if device.host == first)
 
     def first_devices(self, workers: int) -> tuple[Device, ...]:
-        """Return the devices of the first host; InvalidInput if they represent others."""
+        """Return the devices of the first host; InvalidInput if `workers` do not fill all nodes."""
         if workers != self.num_devices:
             problem = f"must be {self.num_devices}, all devices of {self.name!r}"
             raise InvalidInput("workers", problem, got=workers)
         return self._representatives
 
     def peers(self, stations: Sequence[Station]) -> RingPeers:
-        """Return the model's devices or hosts, and their total number in the cluster.
+        """Return this machine's devices or hosts, and their total number in the cluster.
 
         `stations`: all devices of the first host, or the host itself.
         """
@@ -99,10 +101,10 @@ class Symmetric(Machine):
         return RingPeers(tuple(alike), self.num_nodes * len(stations))
 
     def flow(self, level: int) -> Flow:
-        """Return the route to the next host in the level's ring; a switch's nodes share its link.
+        """Return the first host's route to the next host of a level's ring, and the hops' loads.
 
-        The n-th link on the way up and down belongs to a switch with that many nodes, or to the
-        node.
+        The route goes up through switches, and down again. Each of its links carries the messages
+        of all nodes below the link's lower end.
         """
         apart = prod(min(size, _KINDS) for size in self.groups[:level])
         route = self.route(self.hosts[0], self.hosts[apart])
@@ -114,7 +116,8 @@ class Symmetric(Machine):
 class Cluster(Machine):
     """Equal nodes below levels of switches; the first level is next to the nodes.
 
-    As a machine it is one node; `for_workers` returns more nodes. Nodes are filled in order.
+    Its hosts, devices and links are those of one node; `for_workers` returns a machine with more
+    nodes. Workers fill the nodes in order.
     """
 
     levels: Annotated[tuple[Level, ...], Field(min_length=1)]
@@ -144,8 +147,9 @@ class Cluster(Machine):
     def for_workers(self, workers: int, symmetric: bool = False) -> Machine:
         """Return the machine of the nodes that `workers` workers fill.
 
-        With `symmetric` it is a `Symmetric` machine if the workers fill more than one node
-        completely. InvalidInput for more workers than devices, or too many to plan one by one.
+        If `symmetric` is set and the workers fill two or more nodes completely, this is a
+        `Symmetric` machine. InvalidInput for more workers than devices, or for too many workers to
+        plan one by one.
         """
         self._check_count(workers, symmetric)
         num_nodes = -(-workers // len(self.devices))
@@ -181,7 +185,7 @@ class Cluster(Machine):
     def _nodes(
         self, num_nodes: int, sizes: Sequence[int], groups: tuple[int, ...]
     ) -> dict[str, Any]:
-        """Return the fields of a machine with `sizes` members below each switch."""
+        """Return the fields of a machine of nodes; `sizes`: members of a switch on each level."""
         (host,) = self.hosts
         names = [f"{host.name}{i}" for i in range(num_nodes)]
         nodes = [self._node(host, name) for name in names]

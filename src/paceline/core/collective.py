@@ -6,8 +6,8 @@
 
 Each of n ranks encodes the other ranks' shards of a piece, decodes and adds the values received for
 its own shard, encodes that sum, and decodes all sums: a piece is encoded once and decoded 2 - 1 / n
-times. With a codec that must not encode sums, each rank encodes the whole piece for all others, and
-decodes and adds all n; nothing is sent back (exchange/encoded_pieces.py).
+times. With a codec that must not encode sums, each rank sends its whole encoded piece to all other
+ranks, and decodes and adds the pieces of all n ranks (exchange/encoded_pieces.py).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -41,11 +41,11 @@ def codec_times(
 ) -> CodecTimes:
     """Return the seconds of an all-reduce of `nbytes` of gradients, plain and encoded.
 
-    `exchange`: seconds of a plain all-reduce by bytes. Encoded, each piece pays its latency and the
-    codec's, and each of n ranks encodes all values and decodes 2 - 1 / n times as many. With a
-    codec that does not encode sums it decodes n times as many, and half of the messages carry n - 1
-    whole payloads. Assumes that encoding does not overlap with messages: it uses the cores of the
-    concurrent backward.
+    `exchange`: seconds of a plain all-reduce by bytes. In an encoded one each piece pays the
+    latencies of `exchange` and of the codec, and each of n ranks encodes all values and decodes
+    2 - 1 / n times as many. With a codec that does not encode sums, each rank decodes n times as
+    many, and pieces are gathered: this costs half of an all-reduce of n encoded pieces. Assumes
+    that encoding does not overlap with messages, because it uses the cores on which backward runs.
     """
     sizes = pieces(nbytes // element_size)
     count = sum(sizes)
@@ -64,9 +64,10 @@ def codec_times(
 
 
 def num_decoded(count: int, world_size: int, wire_format: WireFormat) -> float:
-    """Return the number of values that a rank decodes: its shard from all others, and all sums.
+    """Return the number of values that a rank decodes.
 
-    If the codec does not encode sums: all values of all ranks.
+    If the codec encodes sums, a rank decodes its shard from all other ranks, and all sums.
+    Otherwise it decodes all values of all ranks.
     """
     return (2 - 1 / world_size if wire_format.encodes_sums else world_size) * count
 
@@ -81,7 +82,10 @@ class CodecWorker(NamedTuple):
 
 @dataclass(frozen=True)
 class Coding:
-    """The codec of an exchange and its workers; `chosen`: use it only if it pays."""
+    """The codec of an exchange, and its workers.
+
+    `chosen`: whether "auto" chose the codec, which then encodes only where it saves time.
+    """
 
     wire_format: WireFormat
     speed: CodecSpeed
@@ -90,9 +94,9 @@ class Coding:
 
     @classmethod
     def by(cls, codec: str, stations: Mapping[int, Station]) -> "Coding":
-        """Return the coding of these workers, each on its station's cores or GPU.
+        """Return the coding of workers, each of which encodes on the cores or GPU of its station.
 
-        InvalidInput if the codec's size, or a station's speed with it, is unknown.
+        InvalidInput if the size of encoded values, or a station's speed with the codec, is unknown.
         """
         known = wire_format(codec)
         speeds = [codec_speed(station, known) for station in stations.values()]
@@ -112,7 +116,7 @@ class Coding:
         return cls(known, slowest, coders, codec == AUTO)
 
     def encodes(self, ring: Ring, nbytes: int, count: int) -> bool:
-        """Return whether `count` gradients of `nbytes` are encoded."""
+        """Return whether to encode `count` gradient values, of `nbytes` in total."""
         if not self.chosen or self.speed.is_within_links:
             return True
         latency_s = ring.seconds(0)
@@ -132,7 +136,7 @@ class CollectivePiece(NamedTuple):
 
 
 def _agreed(transfer: Transfer) -> Transfer:
-    """Add a small transfer to each half, in which ranks agree on sizes."""
+    """Add the latency of two small transfers, in which ranks agree on sizes."""
     more = Cost(num_calls=2 * transfer.cost.num_calls)
     return transfer._replace(cost=transfer.cost + more)
 
@@ -150,9 +154,10 @@ class Collective:
     def over(
         cls, ring: Ring, kind: Kind, part: str, nbytes: int, count: int, coding: Coding | None
     ) -> "Collective":
-        """Plan the all-reduce of `count` gradients of `nbytes`, encoded by `coding`, if given.
+        """Plan the all-reduce of `count` gradient values, encoded by `coding`, if given.
 
-        If links were measured with the codec, the wire's time includes encoding and decoding.
+        `nbytes`: bytes of all these values. If links were measured with the codec, the time on the
+        wire includes encoding and decoding.
         """
         if coding is None or not coding.encodes(ring, nbytes, count):
             return cls(kind, (CollectivePiece(part, ring.reduction(nbytes), Cost(), Cost()),), ())
@@ -175,8 +180,8 @@ class Collective:
     def encodes(self, step: int, number: int, ready: TaskId) -> Iterator[Task]:
         """Yield one coder's encoding tasks, which wait for `ready`.
 
-        They must come before concurrent computation in the plan: an encoding thread gets its share
-        of the cores immediately, not after the next layer.
+        In the plan these tasks must come before computation that runs concurrently: an encoding
+        thread gets its share of the cores immediately, not after the next layer.
         """
         if self.coders:
             coder = self.coders[number]
@@ -189,8 +194,8 @@ class Collective:
     ) -> Iterator[Task]:
         """Yield the transfer and decoding tasks.
 
-        The first transfer waits for `last`. Each waits until all ranks have encoded its piece or,
-        without a codec, for `ready`.
+        A transfer waits until all ranks have encoded its piece; without a codec it waits for
+        `ready`. It also waits for the previous transfer, and the first transfer for `last`.
         """
         before = tuple(dict.fromkeys(ready))
         decoded: tuple[tuple[TaskId, ...], ...] = ((),) * len(self.coders)

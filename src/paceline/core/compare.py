@@ -16,8 +16,8 @@ class Breakdown:
     """Seconds per step of one device, or the mean of all devices.
 
     `train_s`: local steps of a worker, not divided into parts. `exposed_s`: communication during
-    which the device does not compute; `hidden_s`: communication during computation; `idle_s`:
-    neither. All parts except `hidden_s` add up to the step.
+    which the device does not compute. `hidden_s`: communication during computation. `idle_s`: time
+    with neither computation nor communication. All parts except `hidden_s` add up to the step.
     """
 
     load_s: float
@@ -31,22 +31,22 @@ class Breakdown:
 
     @property
     def communication_s(self) -> float:
-        """Communication, hidden and exposed."""
+        """Seconds of communication, hidden and exposed."""
         return self.hidden_s + self.exposed_s
 
     @property
     def passes_s(self) -> float:
-        """Forward, backward and local steps."""
+        """Seconds of forward, backward and local steps."""
         return self.forward_s + self.backward_s + self.train_s
 
     @property
     def compute_s(self) -> float:
-        """Loading, forward, backward, local steps and weight update."""
+        """Seconds of loading, forward, backward, local steps and weight update."""
         return self.load_s + self.passes_s + self.update_s
 
     @property
     def step_s(self) -> float:
-        """The step: the sum of all parts except hidden communication."""
+        """Seconds of the step: the sum of all parts except hidden communication."""
         return self.compute_s + self.exposed_s + self.idle_s
 
     @property
@@ -73,7 +73,7 @@ def breakdown_by_device(timeline: Timeline) -> dict[str, Breakdown]:
         for resource, track in timeline.tracks.items()
         if resource.lane not in _OF_HOSTS and any(span.kind in COMPUTE for span in track)
     )
-    # count a span that holds several lanes of an owner once
+    # A span that holds several lanes of the same owner counts once.
     spans: dict[str, dict[int, Span]] = defaultdict(dict)
     for resource, track in timeline.tracks.items():
         spans[resource.owner].update((id(span), span) for span in track)
@@ -119,7 +119,7 @@ def _of_device(timeline: Timeline, device: str, spans: Iterable[Span]) -> Breakd
 class ComparisonRow:
     """One quantity in seconds per step in both timelines.
 
-    `error`: difference relative to the right value; None if that is zero.
+    `error`: difference of `left_s` relative to `right_s`; None if `right_s` is zero.
     """
 
     quantity: str
@@ -155,9 +155,10 @@ def compare(left: Timeline, right: Timeline) -> Comparison:
 def conform(plan: Plan, timeline: Timeline, slack_s: float = 0.0) -> list[str]:
     """Return all violations of a plan by a timeline; [] means that it conforms.
 
-    Rules: the same tasks, no child before its parents end, no overlap on a resource. Message
-    handling by host cores is planned but not recorded. `slack_s`: tolerance for clock differences:
-    marks of one process are microseconds apart, and clock offsets between machines have an error.
+    Rules: both have the same tasks, no task starts before the tasks that it waits for have ended,
+    and tasks on the same resource do not overlap. Handling of messages by host cores is planned but
+    not recorded. `slack_s`: tolerance for clock differences, because marks of one process are
+    microseconds apart, and clock offsets between machines have an error.
     """
     spans = {span.id: span for span in timeline.spans}
     planned = {task.id for task in plan.tasks}

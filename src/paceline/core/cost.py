@@ -13,7 +13,7 @@ from paceline.core.workload import Workload
 
 
 class CostModel(Protocol):
-    """Prices a task by its kind, part, resources and cost only."""
+    """Prices tasks in seconds; a price depends only on kind, part, resources and cost."""
 
     def seconds(self, task: Task) -> float:
         """Return the seconds for which the task holds its resources."""
@@ -24,7 +24,7 @@ class CostModel(Protocol):
 class Rate:
     """Speed of a resource: flops and bytes in parallel, plus a latency for each call.
 
-    Synchronisations with the host follow.
+    Each synchronisation of a GPU with its host adds `sync_latency_s`.
     """
 
     flops_per_s: float = inf
@@ -57,21 +57,24 @@ def link_lane(source: str, target: str) -> Resource:
 
 
 def message_lane(host: Host) -> Resource:
-    """Return the lane that serialises the messages of a host's hubs."""
+    """Return the lane on which a host handles messages, one at a time."""
     return Resource(host.name, Lane.MESSAGES)
 
 
 def copy_lanes(device: Device) -> tuple[Resource, ...]:
     """Return the resources that a device holds while it copies or adds.
 
-    Cores are then limited by their host's memory bandwidth.
+    A CPU device also holds its memory lane, because its host's memory bandwidth limits copies.
     """
     lane = compute_lane(device.name)
     return (lane,) if device.kind == DeviceKind.GPU else (lane, Resource(device.name, Lane.MEMORY))
 
 
 def lone_core(host: Host) -> tuple[Resource, ...]:
-    """Return the core of a single-core host, shared by all processes; otherwise none."""
+    """Return the core of a single-core host, which all its processes share.
+
+    Empty for a host with several cores.
+    """
     return (_core(host, 0),) if host.cores == 1 else ()
 
 
@@ -82,8 +85,8 @@ def _core(host: Host, number: int) -> Resource:
 def computing_on(device: Device, host: Host, devices: Sequence[Device]) -> tuple[Resource, ...]:
     """Return the resources that a device holds while it computes.
 
-    CPU devices share the host's cores if there are fewer cores than devices; a single core also
-    handles messages.
+    CPU devices share the host's cores if there are fewer cores than devices. On a single-core host
+    they also share the core with the handling of messages.
     """
     lane = compute_lane(device.name)
     on_cores = [one.name for one in devices if one.host == host.name and one.kind == DeviceKind.CPU]
@@ -100,10 +103,10 @@ def core_lanes(devices: Sequence[Device]) -> list[Resource]:
 
 
 def codec_lanes(station: Station, kernel: Kernel, kind: Kind) -> tuple[Resource, ...]:
-    """Return the resources held by a device, or a host with GPUs, to encode or decode.
+    """Return the resources that a device, or a host with GPUs, holds to encode or decode.
 
-    A device encodes with its compute resources. `Cost.flops` counts values, `Cost.num_calls`
-    pieces.
+    A device also holds its compute lane. In the cost of such a task, `flops` counts values and
+    `num_calls` counts pieces.
     """
     lane = Resource(station.name, Lane(f"{kind} {kernel}"))
     return (compute_lane(station.name), lane) if isinstance(station, Device) else (lane,)
@@ -113,10 +116,11 @@ def codec_lanes(station: Station, kernel: Kernel, kind: Kind) -> tuple[Resource,
 class Roofline:
     """Prices a task by the slower of arithmetic and traffic, plus latencies.
 
-    The slowest link of a transfer limits its bytes, and each message pays the latencies of all
-    links. Of other resources, which work in parallel, the slowest counts. A resource without a rate
-    is only held; so is a device together with a link, memory or codec, because the bytes are then
-    on the wire or in a copy, not a layer's traffic. Raises ValueError for a task without any rate.
+    The slowest link of a transfer determines the time of its bytes, and each message pays the
+    latencies of all links. Other resources work in parallel, and the slowest of them determines the
+    time. A resource without a rate is held, but does not add to the price. Nor does a device that
+    is held together with a link, memory or codec: the bytes are then on the wire or in a copy, and
+    are not a layer's traffic. Raises ValueError for a task whose resources all have no rate.
     """
 
     rates: Mapping[Resource, Rate]
@@ -139,7 +143,7 @@ class Roofline:
                 device.call_latency_s,
                 device.call_latency_s if device.sync_latency_s is None else device.sync_latency_s,
             )
-            for lane in memory:  # a GPU copies within its own memory
+            for lane in memory:  # only CPU devices: a GPU copies within its own memory
                 nbytes_per_s = machine.host_of(device).memory_bandwidth_bytes_per_s
                 rates[lane] = Rate(nbytes_per_s=nbytes_per_s)
         stations: list[Station] = [*machine.hosts, *machine.devices]
@@ -183,23 +187,24 @@ class Roofline:
         """Return the rates that limit tasks on these resources, and whether they are links."""
         held = [resource for resource in on if resource in self.rates]
         links = tuple(self.rates[resource] for resource in held if resource.lane is Lane.WIRE)
-        # With a memory or codec a device is only held: the bytes are not a layer's traffic.
+        # A device that is held together with memory or a codec does not add to the price.
         beside = [resource for resource in held if resource.lane is not Lane.COMPUTE]
         return links or tuple(self.rates[resource] for resource in beside or held), bool(links)
 
 
 @dataclass(frozen=True)
 class ProfiledCost:
-    """Prices tasks from a profile.
+    """Prices tasks by the durations that a profile measured.
 
-    `otherwise` prices unmeasured tasks, and synchronisations, which the plan adds to measured work.
+    `otherwise` prices tasks that were not measured, and the synchronisations that a plan adds to
+    measured tasks.
     """
 
     durations: Mapping[PriceKey, float]
     otherwise: CostModel = field(default_factory=lambda: Roofline({}))
 
     def seconds(self, task: Task) -> float:
-        """Return the measured seconds of the task's work on its device."""
+        """Return the task's measured seconds; those of `otherwise` if it was not measured."""
         measured = self.durations.get(task.price_key)
         if measured is None:
             return self.otherwise.seconds(task)
@@ -245,8 +250,8 @@ def layer_times(workload: Workload, rate: Rate, totals: Totals = UNSCALED) -> La
     """Price each layer on a device with the given rate, like `Roofline`.
 
     If a phase has a total, its layers are scaled to it. A device's rate is
-    `Roofline.of(machine).rates[compute_lane(device.name)]`. Raises ValueError for a positive total
-    of a phase without cost.
+    `Roofline.of(machine).rates[compute_lane(device.name)]`. Raises ValueError if a phase has a
+    positive total, but its layers cost nothing.
     """
     lane = compute_lane(workload.name)
     roofline = Roofline({lane: rate})

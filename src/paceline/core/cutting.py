@@ -1,4 +1,4 @@
-"""Find a layer at which a model can be cut into body and head."""
+"""Find a layer before which a model can be cut into body and head."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +19,7 @@ def _as_name(value: object) -> object:
 
 LOSS = "loss"  # the name of a head without layers
 LayerName = Annotated[str, BeforeValidator(_as_name)]
-# Returns the head's first layer by a strategy's criteria; InvalidInput if there is none.
+# Chooses the head's first layer by a strategy's criteria; InvalidInput if no layer meets them.
 FirstOf = Callable[[Workload, Any], str]
 Attempt = Callable[
     [str], object
@@ -29,11 +29,11 @@ Attempt = Callable[
 def with_refused_cuts(
     workload: Workload, config: Any, first_of: FirstOf, attempt: Attempt
 ) -> Workload:
-    """Try cuts until one is possible, and return the workload with the refused ones.
+    """Try cuts until one is possible, and return the workload with the refused cuts.
 
     `first_of(workload, config)` chooses a layer that is not in `workload.refused_cuts`.
-    `config.head`: layer given by the user, or None. Raises InvalidInput if no layer is possible; if
-    only the user's layer is not, the error names a possible one.
+    `config.head`: layer given by the user, or None. Raises InvalidInput if no cut is possible. If
+    the user's layer is impossible, but another is not, the error suggests the other layer.
     """
     try:
         return _tried(workload, config, first_of, attempt)

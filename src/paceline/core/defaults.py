@@ -18,7 +18,8 @@ class Usual:
     learning_rate: float = _SGD_RATE
 
 
-# By prefix of a built-in name; the first match counts, others use `Usual()`.
+# Defaults by the prefix of a built-in model's name. The first match counts; models without a match
+# use `Usual()`.
 _BY_PREFIX = (
     ("alexnet", Usual(learning_rate=0.001)),  # diverges at 0.05
     # Brown et al. 2020, table 2.1, for the smallest model.

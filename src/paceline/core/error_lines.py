@@ -29,7 +29,7 @@ _LESS_MEMORY = "try a smaller --batch-size, or --accumulate"
 
 
 def error_line(error: BaseException, worker: str | int | None = None) -> str:
-    """Describe an error in one line, with the place in the user's code; `worker` reports it."""
+    """Describe an error in one line, with the reporting worker and the user's line of code."""
     if isinstance(error, PacelineError):
         return str(error)
     who = "this process" if worker is None else f"worker {worker}"
@@ -65,7 +65,7 @@ def exit_code(error: BaseException) -> int:
 def place_of(error: BaseException) -> str | None:
     """Return FILE:LINE of the innermost user code in the error's traceback.
 
-    None without such code, or if it called Paceline, which then is responsible.
+    None without such code, or if Paceline, called by that code, raised the error.
     """
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):

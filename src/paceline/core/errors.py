@@ -9,7 +9,7 @@ from signal import SIGINT
 from typing import Self
 
 _NOT_GIVEN = object()
-# Problems that continue the field as a sentence: "--steps must be", not "--steps: must be".
+# Problems that begin with these words follow the field without a colon: "--steps must be".
 _VERBS = ("must ", "is ", "has ", "cannot ", "requires ", "needs ", "does ", "and ")
 # The field at the beginning of a message.
 _FIELD = re.compile(rf"(.+?)(?:: | (?={'|'.join(_VERBS)}))")
@@ -31,14 +31,15 @@ class InvalidInput(PacelineError):
     """A file, option or model is not usable as given.
 
     `field`: the setting, file or value. `problem`: the fault or the requirement. `got`: the given
-    value. `hint`: a remedy. Shown as "field: problem (got 1); hint", or without a colon before a
-    verb: "field must be at least 2 (got 1); hint".
+    value. `hint`: a remedy. The message is "field: problem (got 1); hint"; there is no colon if the
+    problem begins with a verb: "field must be at least 2 (got 1); hint".
     """
 
     def __init__(
         self, field: str, problem: str = "", *, got: object = _NOT_GIVEN, hint: str = ""
     ) -> None:
-        if not problem:  # torch re-raises errors of DataLoader processes with the traceback text
+        # torch re-raises the error of a DataLoader process with the traceback as its only argument
+        if not problem:
             last_line = field.strip().rpartition("\n")[2]
             field, problem = _parted(last_line.rpartition("InvalidInput: ")[2])
         self.field, self.problem, self.got, self.hint = field, problem, got, hint
@@ -69,9 +70,9 @@ class WorkerLost(PacelineError):
 
 
 class WorkersFailed(PacelineError):
-    """The workers ended with an error or by a signal: `reason`, if known.
+    """The workers ended with an error or by a signal; `reason` describes it, if known.
 
-    `is_said`: the workers have already printed the error.
+    `is_said`: whether the workers have already printed the error.
     """
 
     def __init__(self, exit_code: int, reason: str | None = None, *, is_said: bool = True) -> None:
@@ -80,7 +81,7 @@ class WorkersFailed(PacelineError):
 
 
 class Interrupted(PacelineError):
-    """The run was stopped by signal `number`, and saved after `num_steps` steps."""
+    """A signal, `number`, stopped the run, which was saved after `num_steps` steps."""
 
     def __init__(self, message: str, num_steps: int, number: int = SIGINT) -> None:
         super().__init__(message)
@@ -96,7 +97,7 @@ class NonFinite(PacelineError):
 
 
 class CheckpointNotWritten(PacelineError):
-    """A checkpoint could not be written, for example on a full disk; earlier ones remain."""
+    """A checkpoint could not be written, for example on a full disk; earlier checkpoints remain."""
 
 
 def printable(text: str, most: int) -> str:

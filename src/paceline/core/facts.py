@@ -48,7 +48,7 @@ def _parser(units: dict[str, float], example: str) -> Callable[[object], float]:
             return float(text)
         match = _QUANTITY.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is not None and match[2] in units:
-            with suppress(ValueError):  # the text may be no number, such as 1.2.3
+            with suppress(ValueError):  # the pattern also matches texts such as "1.2.3"
                 quantity = float(match[1]) * units[match[2]]
                 if isfinite(quantity):
                     return quantity

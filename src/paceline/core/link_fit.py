@@ -9,13 +9,13 @@ from paceline.core.network import Link
 from paceline.core.transfer import Ring, neighbours
 from paceline.core.wire_format import wire_format
 
-_PROFILED = "measured by the profile of this run"
+_PROFILED = "measured by the profile of this run"  # source of the fitted links
 _WITHIN_LINKS = CodecSpeed(encode_values_per_s=inf, decode_values_per_s=inf)
-_FLOAT32_NBYTES = 4  # source of the fitted links
+_FLOAT32_NBYTES = 4
 
 
 class ExchangeSample(NamedTuple):
-    """A measured exchange: bytes of gradients, and seconds from first to last.
+    """A measured exchange: bytes of gradients, and seconds from the first start to the last end.
 
     All ranks started together, and did not compute meanwhile.
     """
@@ -37,8 +37,9 @@ class LinearTime(NamedTuple):
 def line_through(measured: ExchangeSamples) -> LinearTime:
     """Fit a line to a small and a large exchange.
 
-    The latency is the small exchange's time minus its bytes' time. If noise makes the large one
-    faster, or the small one too fast, the large one's rate is used with zero latency.
+    The latency is the time of the small exchange minus the time of its bytes; a negative latency
+    becomes zero. If noise makes the large exchange about as fast as the small one, or faster, their
+    difference is assumed to be 1 % of the large exchange's time.
     """
     small, large = measured
     difference_s = max(large.seconds - small.seconds, 0.01 * large.seconds)
@@ -84,9 +85,9 @@ def linked_in_ring(
 ) -> Machine:
     """Return the machine with equal links on which a ring all-reduce takes `whole`.
 
-    Requires two or more stations. If measured with a codec, the links' times include encoding and
-    decoding. `at_once`: the plan uses all rings that the links form (`Ring.at_once`), here both
-    directions of one.
+    Requires two or more stations. If `whole` was measured with a codec, the links' times include
+    encoding and decoding. `at_once`: the plan uses all rings that the links form (`Ring.at_once`),
+    which are the two directions of this ring.
     """
     pairs = neighbours(stations)
     # On links of one byte per second, the busiest link's bytes are seconds.

@@ -1,8 +1,7 @@
-"""Losses: why real steps take longer than a plan of undisturbed tasks.
+"""Time losses: why real steps take longer than a plan of undisturbed tasks.
 
 A plan assumes that computation and communication overlap at full speed, and that equal devices take
-equal times. The real losses are given by a machine file, contained in a profile, or taken from
-publications.
+equal times. The real losses come from a machine file, a profile or publications.
 """
 
 from math import sqrt
@@ -15,7 +14,7 @@ from paceline.core.facts import Fact, Source
 
 _Share = Annotated[float, Field(ge=0, lt=1)]
 _NORMAL = NormalDist()
-BUSY = 0.15  # unrest that shows other programs; a profile then takes more steps
+BUSY = 0.15  # at this unrest other programs seem to run, and a profile measures more steps
 
 
 def unrest_between(lower: float, middle: float, upper: float) -> float:
@@ -24,13 +23,14 @@ def unrest_between(lower: float, middle: float, upper: float) -> float:
 
 
 class Losses(Fact):
-    """Relative losses that a plan of undisturbed tasks ignores.
+    """Relative time losses that a plan of undisturbed tasks ignores.
 
     `beside_exchange`: computation takes longer by this share of the concurrent exchange, because
-    collectives use processors and memory bandwidth. `beside_copies`: the same for a GPU's copy
-    engines, which use less; None: equal. `spread`: standard deviation of a worker's computation
-    relative to its mean; synchronous workers wait for the slowest. `unrest`: relative spread of a
-    profile's steps (`unrest_between`), which widens the range of predictions.
+    collectives use processors and memory bandwidth. `beside_copies`: computation takes longer by
+    this share of concurrent copies by a GPU's copy engines, which use less; None:
+    `beside_exchange`. `spread`: standard deviation of a worker's computing time relative to its
+    mean; synchronous workers wait for the slowest one. `unrest`: relative spread of a profile's
+    step times (`unrest_between`), which widens the range of predictions.
     """
 
     beside_exchange: _Share
@@ -49,9 +49,9 @@ class Losses(Fact):
     ) -> float:
         """Return the factor by which computation takes longer than undisturbed.
 
-        `hidden`: concurrent exchange relative to computation; `copied`: the part by a GPU's copy
-        engines. Workers wait for each other every `num_steps` steps, which reduces the spread by
-        the square root of that number.
+        `hidden`: time of the concurrent exchange relative to computation, except copies by a GPU's
+        copy engines. `copied`: time of these copies relative to computation. Workers wait for each
+        other every `num_steps` steps, which divides the spread by the square root of `num_steps`.
         """
         waiting = self.spread / sqrt(num_steps) * largest_of(num_workers)
         by_copies = self.beside_exchange if self.beside_copies is None else self.beside_copies
@@ -70,8 +70,8 @@ _PUBLISHED = (
     "the published tables in benchmarks/scaling_tables; "
     "beside copies: 9.0 and 7.6 % on one H100, benchmarks/gpu"
 )
-# Cores that also process TCP traffic. Two hosts at 1 Gbit/s, AlexNet: 1.2 s of processor time for
-# 2.2 s of exchange in plain steps, and 0.3 s for 0.55 s with dynamic8.
+# CPU devices also process TCP traffic. AlexNet on two hosts at 1 Gbit/s: an exchange of 2.2 s took
+# 1.2 s of processor time, and with dynamic8 an exchange of 0.55 s took 0.3 s.
 CORES_BETWEEN_HOSTS = Losses(
     beside_exchange=0.55, spread=0.03, source="measured: processor time of steps, benchmarks/codecs"
 )

@@ -26,11 +26,11 @@ from paceline.core.wire_format import Kernel, WireFormat
 
 
 class CodecSpeed(Fact):
-    """Values per second of a codec kernel, with all cores of a device.
+    """Rates of a codec kernel in values per second, with all cores of a device.
 
-    The decoding rate averages decoding with and without adding. `latency_s` is paid for each piece
-    when encoding and when decoding, for buffers and threads. Infinite rates mean that links were
-    measured with the codec, so that their times include it.
+    The decoding rate is the mean of decoding alone and of decoding and adding. Each piece pays
+    `latency_s` once for encoding and once for decoding (buffers and threads). Infinite rates mean
+    that links were measured with the codec, so that the links' times include its work.
     """
 
     encode_values_per_s: Annotated[ValuesPerSecond, Field(gt=0)]
@@ -48,10 +48,10 @@ class Host(Fact):
 
     `memory_bandwidth_bytes_per_s`: rate of copies and sums in memory, counting reads and writes.
     `reduce_latency_s`: latency of each sum of the ranks' gradients, from the last rank's arrival
-    until all ranks know of the result. `codecs`: speed of the cores for sums of GPU gradients.
-    `samples_per_s`: samples that the cores read and decode; None: no limit. `message_bytes_per_s`:
-    total rate at which a hub and workers on this host send and receive, limited by encryption,
-    checks and copies; None: no limit.
+    until all ranks know of the result. `codecs`: speed at which the cores encode and decode when
+    the host sums gradients of GPUs. `samples_per_s`: rate at which the cores read and decode
+    samples; None: no limit. `message_bytes_per_s`: total rate at which a hub and workers on this
+    host send and receive, limited by encryption, checks and copies; None: no limit.
     """
 
     name: Annotated[Name, Field(examples=["host0"])]
@@ -76,11 +76,11 @@ class DeviceKind(StrEnum):
 
 
 class Device(Fact):
-    """The device of one worker: a GPU, or the cores that it is pinned to.
+    """The device of one worker: a GPU, or the CPU cores to which the worker is pinned.
 
     `flops_per_s` and `memory_bandwidth_bytes_per_s`: rates that layers reach, below data-sheet
     values. `call_latency_s`: latency of each operation. `sync_latency_s`: latency of each
-    synchronisation of a GPU with its host during backward; by default that of a call.
+    synchronisation of a GPU with its host during backward; None: `call_latency_s`.
     `half_flops_per_s`: rate with two-byte values, on tensor cores if available. `codecs`: speeds of
     encoding and decoding by kernel.
     """
@@ -108,11 +108,14 @@ class Switch(Fact):
     source: Source
 
 
-Station = Device | Host
+Station = Device | Host  # a sender or receiver of messages
 
 
 def place_of(station: Station) -> str:
-    """Return the name of a host's or device's end of links: a CPU device's host, or itself."""
+    """Return the name by which links refer to a station.
+
+    It is the station's own name; for a CPU device, the name of its host.
+    """
     if isinstance(station, Device) and station.kind == DeviceKind.CPU:
         return station.host
     return station.name
@@ -124,7 +127,7 @@ _CAST_NBYTES = 6  # bytes read and written for each value
 def codec_speed(station: Station, wire_format: WireFormat) -> CodecSpeed:
     """Return the speed of a device or host with a codec; InvalidInput if unknown.
 
-    A GPU casts at memory bandwidth by default.
+    A GPU whose speed with kernel `cast` is unknown is assumed to cast at memory bandwidth.
     """
     kernel = wire_format.kernel
     if kernel not in station.codecs:
@@ -146,9 +149,9 @@ _MOST_LISTED = 12  # most names in a message
 
 
 class RingPeers(NamedTuple):
-    """The ranks of a ring; its routes connect neighbouring `stations`.
+    """The stations of a ring in order, and the ring's number of ranks.
 
-    Equal routes of many pairs of neighbours may be included once.
+    There are fewer stations than ranks if equal routes between neighbours are included only once.
     """
 
     stations: tuple[Station, ...]
@@ -166,8 +169,8 @@ class Machine(Fact):
     """The hosts, devices and links of a plan; devices are in rank order.
 
     `groups`: number of consecutive hosts in a group, of groups in a larger group, and so on, for
-    hierarchical exchanges; their product is the number of hosts. `losses`: losses of real steps; by
-    default those published for similar machines.
+    hierarchical exchanges; the product is the number of hosts. `losses`: time losses of real steps;
+    None selects the values published for similar machines.
     """
 
     name: Annotated[Name, Field(examples=["my-machine"])]
@@ -227,7 +230,7 @@ class Machine(Fact):
 
     @property
     def usual_losses(self) -> Losses:
-        """The machine's losses, or those published for similar machines."""
+        """The machine's time losses, or those published for similar machines."""
         if self.losses is not None:
             return self.losses
         if self.num_hosts == 1:
@@ -246,9 +249,10 @@ class Machine(Fact):
         return len(self.devices)
 
     def for_workers(self, workers: int, symmetric: bool = False) -> "Machine":
-        """Return the machine on which a number of workers is planned: this one.
+        """Return the machine on which `workers` workers are planned: here this machine itself.
 
-        For a cluster it is a part or, for a `symmetric` strategy, a representative model.
+        A cluster returns the nodes that the workers fill or, for a `symmetric` strategy, a few
+        nodes that represent all of them.
         """
         return self
 
@@ -260,14 +264,14 @@ class Machine(Fact):
         return self.devices[:workers]
 
     def peers(self, stations: Sequence[Station]) -> RingPeers:
-        """Return all stations that these represent: themselves."""
+        """Return all stations that `stations` represent: here only themselves."""
         return RingPeers(tuple(stations), len(stations))
 
     def flow(self, level: int) -> Flow:
-        """Return the route from the first host to the next one in its ring on a level.
+        """Return the first host's route to the next host of a level's ring, and the hops' loads.
 
-        All hosts send concurrently to the host at the same position in the next group of their
-        larger group. InvalidInput if they are not linked.
+        Each host sends to the host at the same position in the next group of its larger group; all
+        hosts send concurrently. InvalidInput if hosts are not linked.
         """
         hosts, size, apart = self.hosts, self.groups[level], prod(self.groups[:level])
         load: Counter[Hop] = Counter()
@@ -290,10 +294,10 @@ class Machine(Fact):
         return Network(self.links, {switch.name for switch in self.switches})
 
     def route(self, source: Station, target: Station) -> tuple[Hop, ...]:
-        """Return the route with the fewest hops; among those, the widest.
+        """Return the route with the fewest hops; of several such routes, the widest.
 
-        CPU devices are located at their host; two of one host use its loopback link. InvalidInput
-        if there is no route.
+        A CPU device is located at its host; two CPU devices of one host use the host's link to
+        itself. InvalidInput if there is no route.
         """
         start, goal = place_of(source), place_of(target)
         if start != goal:

@@ -9,7 +9,7 @@ _MOST_LISTED, _LONGEST = 12, 200  # most names in an error, and characters of a 
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return "; did you mean ...?" with the most similar name, or a full stop."""
+    """Return "; did you mean ...?" with the most similar name, or "." if none is similar."""
     names = list(known)
     close = get_close_matches(name.lower(), {one.lower() for one in names}, n=1)
     if not close:

@@ -13,11 +13,12 @@ from paceline.core.facts import BytesPerSecond, Fact, Name, Seconds, Source
 class Link(Fact):
     """A full-duplex connection: `bandwidth_bytes_per_s` in each direction.
 
-    `share`: part of the bandwidth that exchanges reach. `rails`: number of parallel links between a
-    host and a switch or host, one for each network adapter; rings of GPUs use all of them, other
-    messages use one. `rdma`: adapters access the GPUs' memory (GPUDirect RDMA). `uses_cores`:
-    whether messages between a host's processes, over a link from the host to itself, occupy the
-    ranks' devices. A link from a switch to itself is shared by all messages through the switch.
+    `share`: part of the bandwidth that exchanges reach. `rails`: number of parallel links from a
+    host to a switch or another host, one for each network adapter; rings of GPUs use all of them,
+    other messages use one. `rdma`: whether adapters access the GPUs' memory directly (GPUDirect
+    RDMA). `uses_cores`: for a link from a host to itself, whether messages between the host's
+    processes occupy the ranks' devices. All messages through a switch share the switch's link to
+    itself, if there is one.
     """
 
     between: Annotated[tuple[Name, Name], Field(examples=[["gpu0", "host0"]])]
@@ -55,7 +56,7 @@ class Hop(NamedTuple):
 
 
 class Network:
-    """Links by their ends, with cached routes."""
+    """Links by the places that they connect, with cached routes."""
 
     def __init__(self, links: Iterable[Link], switches: Collection[str] = ()) -> None:
         self.within: dict[str, Link] = {}  # links from a place to itself
@@ -72,7 +73,7 @@ class Network:
 
     @property
     def linked(self) -> Collection[str]:
-        """The places linked with another place."""
+        """All places that a link connects to another place."""
         return self._hops.keys()
 
     def route(self, start: str, goal: str) -> tuple[Hop, ...] | None:

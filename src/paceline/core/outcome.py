@@ -23,7 +23,7 @@ Points = tuple[tuple[float, int], ...]  # seconds of training, and a value
 class Epoch:
     """An epoch's mean training loss, test loss and test score.
 
-    `test_loss` is None without test samples, `score` without a score in the recipe.
+    `test_loss` is None without test samples; `score` is None if the recipe defines no score.
     """
 
     number: int
@@ -84,10 +84,10 @@ class SentShare:
 
 @dataclass(frozen=True)
 class SplitHead:
-    """A head split across workers: its layers and the bytes of its state.
+    """A model's head that is split across workers: its layers, and the bytes of its state.
 
-    The state is parameters, gradients and optimizer state, of the whole head and of each rank's
-    part.
+    The state comprises parameters, gradients and optimizer state. `state_nbytes`: bytes of the
+    whole head's state. `own_state_nbytes`: bytes of the state of each rank's part.
     """
 
     layers: tuple[str, ...]
@@ -104,8 +104,9 @@ class SplitHead:
 class Updates:
     """Updates of a shared model by asynchronous workers.
 
-    `by_worker`: updates of each worker. `staleness`: for each worker, number of batches by number
-    of missed updates. `gaps`: lead of the fastest worker over the slowest, in updates.
+    `by_worker`: number of updates of each worker. `staleness`: for each worker, the number of its
+    batches that missed 0, 1, ... updates. `gaps`: over time, by how many updates the fastest worker
+    leads the slowest.
     """
 
     count: int
@@ -119,8 +120,9 @@ class Updates:
 class UnevenWorker:
     """A worker of an uneven run: its setting, its speed alone, and its share.
 
-    `tried_samples_per_s`: speed in the trial before training, None without a trial.
-    `updates_share`: share of all updates; `predicted_share`: share in the plan.
+    `tried_samples_per_s`: speed in the trial before training; None without a trial.
+    `updates_share`: the worker's share of all updates. `predicted_share`: the predicted share of
+    all updates; None without a prediction.
     """
 
     name: str
@@ -149,13 +151,14 @@ def is_share(score: str) -> bool:
 class RunMetrics(Record):
     """Metrics of a finished run, saved in result.json.
 
-    `samples_per_s`: throughput of the untraced steps; `tokens_per_s`: for token samples.
-    `evaluations`: requested tests within and after epochs. `trained_s`: seconds of training without
-    tests. `decisions`: reasons for changes of configuration during the run. `faults`: violations of
-    the plan by traced steps; None without traced steps. `lost`: workers that ended early, and why.
-    `peak_memory_bytes`: by worker. `shares`: samples of each worker in a balanced batch.
-    `wire_nbytes`: all bytes sent and received, with headers. `sent_share`: check of a codec with a
-    declared share. `utilisation`: share of the time in which each device computed.
+    `samples_per_s`: throughput of the untraced steps. `tokens_per_s`: throughput in tokens, if
+    samples consist of tokens. `evaluations`: requested tests within and after epochs. `trained_s`:
+    seconds of training without tests. `decisions`: reasons for changes of configuration during the
+    run. `faults`: violations of the plan by traced steps; None without traced steps. `lost`:
+    workers that ended early, and why. `peak_memory_bytes`: peak bytes of each worker. `shares`:
+    samples of each worker in a balanced batch. `wire_nbytes`: all bytes sent, and all bytes
+    received, with headers. `sent_share`: check of a codec with a declared share. `utilisation`:
+    share of the time in which each device computed.
     """
 
     samples_per_s: float

@@ -1,4 +1,4 @@
-"""Tasks and plans: the work of a window of steps, with resources and order."""
+"""Tasks and plans: the work of some consecutive steps, with its resources and order."""
 
 import gc
 from collections import defaultdict
@@ -67,7 +67,7 @@ class Lane(StrEnum):
     ENCODE_THRESHOLD = "encode threshold"
     DECODE_THRESHOLD = "decode threshold"
 
-    __hash__ = str.__hash__  # as for Kind
+    __hash__ = str.__hash__  # for the reason given in `Kind`
 
 
 class Resource(NamedTuple):
@@ -112,10 +112,11 @@ class PriceKey(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A piece of work that holds all of `on` while it runs, and starts when all `after` ended.
+    """A piece of work that holds the resources `on`, and starts when the tasks `after` have ended.
 
-    Kind, step, part, worker and sub-batch are fields of its identity, which is shared with waiting
-    tasks to save memory. `num_samples`: batch size of an asynchronous worker; 0 if not planned.
+    Kind, step, part, worker and sub-batch are fields of `id`. Tasks that wait for this task refer
+    to the same `id` object, which saves memory. `num_samples`: batch size of an asynchronous
+    worker; 0 if not planned.
     """
 
     id: TaskId
@@ -151,7 +152,7 @@ class Task(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The identity as people read it."""
+        """The identity as text."""
         return self.id.name
 
     @property
@@ -164,10 +165,12 @@ class Plan:
     """A validated sequence of tasks, in issue order.
 
     Tasks may only wait for earlier ones, so a plan is acyclic by construction. Raises ValueError
-    for a duplicate identity, an unknown or later one in `after`, and a task without resources.
+    for a duplicate identity, for an `after` with an unknown or later identity, and for a task
+    without resources.
 
-    The scheduler uses integer arrays: `children`: indices of the tasks that wait for each task;
-    `num_parents`: number of tasks that it waits for; `held`: indices of its resources.
+    The scheduler uses lists with an entry for each task. `children`: indices of the tasks that wait
+    for the task. `num_parents`: number of tasks that the task waits for. `held`: indices of the
+    task's resources.
     """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
@@ -218,10 +221,10 @@ class Plan:
 
     @cached_property
     def priced_alike(self) -> tuple[list[Task], list[int]]:
-        """One task of each kind with the same price, and each task's index among them.
+        """One task of each group with equal prices, and each task's index of its group.
 
-        Cost models price all tasks of a kind equally. Steps repeat, so there are few kinds in a
-        window of any length.
+        Tasks of a group differ only in step, worker and order, so cost models price them equally.
+        Steps repeat, so a plan of any length has few groups.
         """
         numbers: dict[tuple[object, ...], int] = defaultdict(count().__next__)
         # Compare costs by identity: steps share their layers' costs, and hashing a cost is slower
@@ -241,7 +244,7 @@ class Plan:
 
     @cached_property
     def held(self) -> list[tuple[int, ...]]:
-        """The indices into `resources` of each task."""
+        """For each task, the indices of its resources in `resources`."""
         sorts, sort_of = self.priced_alike
         number = {resource: i for i, resource in enumerate(self.resources)}
         of_sort = [tuple(number[resource] for resource in task.on) for task in sorts]
@@ -252,7 +255,7 @@ class Plan:
 def without_collection() -> Iterator[None]:
     """Pause the garbage collector, which takes two thirds of the time to build a plan.
 
-    Tasks have no cycles, but the collector scans all of them repeatedly.
+    Tasks form no reference cycles, but the collector scans all of them repeatedly.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,7 +1,7 @@
 """Read JSON and TOML from files and peers, with limits on depth and numbers.
 
-Returns validated records, or raises InvalidInput. The length is limited by the caller:
-`paceline.links.files` by kind of file, `paceline.rpc` by the largest message.
+Functions return validated records, or raise InvalidInput. Callers limit the length:
+`paceline.links.files` by the kind of file, `paceline.rpc` by the largest message.
 """
 
 import re
@@ -21,7 +21,7 @@ _MOST_TOML_DEPTH = 32
 LARGEST_INTEGER = 2**63 - 1
 LARGEST_NUMBER = 1e40  # above float32; products and quotients stay finite
 _T = TypeVar("_T")
-# Problems by pydantic's types of errors; others keep pydantic's message.
+# Problems by pydantic's error type; errors of other types keep pydantic's message.
 _PROBLEMS = {
     "missing": "is missing",
     "extra_forbidden": "is not known",

@@ -5,8 +5,9 @@ On a DGX-1 with V100, two rings use the double links, and a third one the single
     0 - 1 - 3 - 5 - 7 - 6 - 4 - 2 -      twice
     0 - 3 - 2 - 1 - 7 - 4 - 5 - 6 -      once
 
-Each is used in both directions, so six rings use each GPU's six links; for a DGX-1 with P100, which
-has four links per GPU, NCCL reports four rings (Jeaugey, NCCL 2.0, GTC 2017).
+Each of the three rings is used in both directions, so six rings use each GPU's six links. For a
+DGX-1 with P100, which has four links per GPU, NCCL reports four rings (Jeaugey, NCCL 2.0, GTC
+2017).
 """
 
 from collections import Counter, defaultdict
@@ -19,7 +20,7 @@ from paceline.core.machine import Device, DeviceKind, Machine, Station
 
 _MOST_RANKS = 8  # most GPUs of a host without switches
 _FEWEST_RANKS = 3  # two GPUs form no ring
-_MOST_TRIED = 30  # rings tried at each position before fewer are used
+_MOST_TRIED = 30  # candidates for each further ring; then the search settles for fewer rings
 _ROUNDING = 1e-6
 _Pair = frozenset[int]
 _Order = tuple[int, ...]
@@ -53,7 +54,7 @@ def rings_at_once(machine: Machine, stations: Sequence[Station]) -> list[tuple[S
 
 @lru_cache(maxsize=64)
 def _disjoint(num_ranks: int, counts: frozenset[tuple[_Pair, int]]) -> tuple[_Order, ...]:
-    """Return the most rings over all ranks that share no link."""
+    """Return as many rings over all ranks as possible, none of which share a link."""
     spare = dict(counts)
     ends = (sum(n for pair, n in spare.items() if rank in pair) for rank in range(num_ranks))
     most = min(ends) // 2  # a ring uses two links of each rank

@@ -31,11 +31,11 @@ class OuterStep(NamedTuple):
 
 
 AVERAGE = OuterStep(1.0, 0.0)
-_OFTEN = 2  # up to this number of inner steps per round, averaging is better than momentum
+_OFTEN = 2  # with at most this number of inner steps in a round, averaging is better than momentum
 _FEW_ROUNDS, _OF_FEW = 100, OuterStep(0.9, 0.4)
 _MANY_ROUNDS, _OF_MANY = 5000, OuterStep(0.6, 0.9)
-# Increase of the rate for twice as many workers: 0.6 for two and 0.8 for eight were best in
-# DiLoCo's scaling laws (arXiv 2503.09799).
+# Increase of the rate when the number of workers doubles: the best rates in DiLoCo's scaling laws
+# (arXiv 2503.09799) were 0.6 for two workers and 0.8 for eight.
 _RATE_PER_DOUBLING = 0.1
 
 
@@ -43,12 +43,13 @@ _RATE_PER_DOUBLING = 0.1
 class Rounds:
     """The exchanges of a round, and the outer step after each.
 
-    `sync_every`: inner steps of a round, averaged over the workers. `fragments`: groups of layers,
-    exchanged in turn once per round. `delay`: inner steps that a worker takes while a fragment is
-    exchanged. `mixing`: weight of the worker's own parameters after an exchange; by default the
-    worker adds the group's change and keeps its own steps. `codec`: encodes outer gradients.
-    `outer`: "average", "nesterov", or "auto" by the number of rounds (`outer_step`).
-    `outer_learning_rate` and `outer_momentum` override the choice of `outer`.
+    `sync_every`: inner steps of a round, averaged over the workers. `fragments`: number of groups
+    of layers; each is exchanged once per round, in turn. `delay`: number of inner steps that a
+    worker takes while a fragment is exchanged. `mixing`: weight of the worker's own parameters
+    after an exchange. None: the worker adds the difference between the exchanged and the sent
+    parameters to its own, and so keeps the steps that it took meanwhile. `codec`: codec of outer
+    gradients. `outer`: "average" or "nesterov"; "auto" chooses by the number of rounds
+    (`outer_step`). `outer_learning_rate` and `outer_momentum` override the choice of `outer`.
     """
 
     sync_every: Annotated[int, Field(ge=1, lt=2**31)] = 100
@@ -92,7 +93,7 @@ class Rounds:
 
 
 def rounds_of(**settings: Any) -> Rounds:
-    """Build rounds from settings; InvalidInput names the first invalid one."""
+    """Build rounds from settings; InvalidInput names the first invalid setting."""
     try:
         return Rounds(**settings)
     except ValidationError as error:
@@ -103,8 +104,8 @@ def rounds_of(**settings: Any) -> Rounds:
 def _nesterov(workers: int, num_rounds: float | None) -> OuterStep:
     """Return the momentum step for a number of rounds, as measured in benchmarks/local.
 
-    Little momentum is best for tens of rounds; DiLoCo's value was found for thousands, and costs
-    much loss in fewer.
+    Little momentum is best for tens of rounds. DiLoCo's momentum was found for thousands of rounds,
+    and leads to a much higher loss in fewer rounds.
     """
     doublings = log2(max(1.0, (num_rounds or 0.0) / _FEW_ROUNDS))
     share = min(1.0, doublings / log2(_MANY_ROUNDS / _FEW_ROUNDS))

@@ -54,12 +54,12 @@ def _each(values: Any) -> Any:
 
 
 Model = Annotated[
-    str, Field(description="Built-in model, or package.module:factory of a model of yours.")
+    str, Field(description="Built-in model, or package.module:factory of your own model.")
 ]
 InputShape = Annotated[
     Shape | None,
     BeforeValidator(read_shape),
-    Field(description="Shape of one sample for a model of yours, such as 3x224x224."),
+    Field(description="Shape of one sample of your own model, such as 3x224x224."),
 ]
 
 
@@ -109,7 +109,7 @@ class RunSettings(Record):
     run_name: str | None = Field(
         None, description="Name of the run, the same for the hub and its workers."
     )
-    output: Path = Field(Path("runs"), description="Folder for the run's folder.")
+    output: Path = Field(Path("runs"), description="Folder in which to create the run's folder.")
 
     @model_validator(mode="after")
     def _batch_fits_workers(self) -> Self:
@@ -133,7 +133,7 @@ class RunSettings(Record):
 class TrainSettings(RunSettings):
     """The settings of `paceline train`.
 
-    None selects the model's or recipe's default (`paceline.core.defaults`).
+    None selects the default of the model (`paceline.core.defaults`) or of the recipe.
     """
 
     kind: Literal["train"] = "train"
@@ -156,10 +156,10 @@ class TrainSettings(RunSettings):
         None,
         gt=0,
         le=LARGEST_FLOAT32,
-        description="Learning rate at the batch size; by default the model's usual one.",
+        description="Learning rate for the given batch size; by default the model's usual rate.",
     )
     momentum: float | None = Field(
-        None, ge=0, lt=1, description="Momentum of an optimizer that has one; 0.9 for sgd."
+        None, ge=0, lt=1, description="Momentum, if the optimizer has one; by default 0.9 for sgd."
     )
     schedule: str | None = Field(
         None,
@@ -174,12 +174,14 @@ class TrainSettings(RunSettings):
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="Precision of forward and backward; bfloat16 uses torch.autocast."
     )
-    accumulate: int = Field(1, ge=1, description="Micro-batches of each worker in a step.")
+    accumulate: int = Field(
+        1, ge=1, description="Number of micro-batches that each worker computes in a step."
+    )
     clip_norm: float | None = Field(
-        None, gt=0, le=LARGEST_FLOAT32, description="Largest norm of all gradients together."
+        None, gt=0, le=LARGEST_FLOAT32, description="Clip the total norm of all gradients to this."
     )
     evaluate_every: int | None = Field(
-        None, ge=1, description="Steps between evaluations, besides the one after each epoch."
+        None, ge=1, description="Number of steps between tests; each epoch also ends with a test."
     )
     seed: int = Field(
         0,
@@ -197,7 +199,7 @@ class TrainSettings(RunSettings):
         description="Folder of a run to continue, with its settings unless overridden.",
     )
     max_restarts: int = Field(
-        0, ge=0, description="Restarts from a checkpoint after a worker is lost."
+        0, ge=0, description="Most restarts from a checkpoint when workers are lost."
     )
     elastic: bool = Field(
         False, description="Let workers leave and join during a run of strategy local."
@@ -277,7 +279,7 @@ class RehearseSettings(RunSettings):
         return self
 
     def slowdown_of(self, rank: int) -> float:
-        """Return a worker's slow-down factor; 1 for a paced one."""
+        """Return the factor by which a worker is slowed; 1 if it emulates a device."""
         if self.slowdown is None:
             return 1.0
         return self.slowdown[rank if len(self.slowdown) > 1 else 0]

@@ -15,7 +15,7 @@ from paceline.core.cost import CostModel
 from paceline.core.plan import Plan, without_collection
 from paceline.core.timeline import Origin, Span, Timeline
 
-LOOKED_AT = 4  # periods compared with the last one: concurrent work spans up to three
+LOOKED_AT = 4  # number of periods that must be equal: concurrent work spans up to three
 _ROUNDING = 1e-12  # tolerance for equal periods, relative to the window
 
 
@@ -58,7 +58,7 @@ def schedule(plan: Plan, cost: CostModel, until: float = inf) -> Times:  # noqa:
                         heappush(heap, released)
                     released = (start[child], child)
                 waiting[child] -= 1
-        if released is not None:  # as mostly: heappushpop is cheaper than a push and a pop
+        if released is not None:  # the usual case; heappushpop is cheaper than a push and a pop
             time, i = heappushpop(heap, released)
         elif heap:
             time, i = heappop(heap)
@@ -69,9 +69,9 @@ def schedule(plan: Plan, cost: CostModel, until: float = inf) -> Times:  # noqa:
 def simulate(plan: Plan, cost: CostModel, until: float | None = None) -> Timeline:
     """Price and schedule a plan, and return the predicted timeline.
 
-    With `until` (seconds) the timeline contains only the tasks that ended by then, for asynchronous
-    strategies without a last round. Raises ValueError if the plan ends before that horizon, because
-    the number of tasks would be too low.
+    `until`: time in seconds; the timeline then contains only tasks that end by this time.
+    Asynchronous strategies, which have no last round, need this limit. Raises ValueError if the
+    plan ends before `until`, because the timeline would then contain too few tasks.
     """
     start, end = schedule(plan, cost, inf if until is None else until)
     last_s = max(end, default=0.0)
@@ -108,12 +108,14 @@ def period(plan_of: Callable[[int], Plan], cost: CostModel, num_steps: int) -> f
 def steady_period(
     timeline: Timeline, num_steps: int, alike: int = 1, looked_at: int = LOOKED_AT
 ) -> float | None:
-    """Return the seconds per step if a window's last steps repeat, otherwise None.
+    """Return the seconds per step if the last steps of a timeline repeat, otherwise None.
 
-    A longer window would then only repeat these steps. Plans repeat after `alike` steps.
-    `looked_at`: number of periods to compare with the last one.
+    A timeline of more than `num_steps` steps would then only repeat the last steps. `alike`: number
+    of steps in a period, after which a plan repeats. `looked_at`: number of periods that must be
+    equal.
     """
-    first = (num_steps // alike - looked_at - 1) * alike  # the last step overlaps with no later one
+    # Leave out the last period, which overlaps with no later one.
+    first = (num_steps // alike - looked_at - 1) * alike
     if first < 1:
         return None
     ends = [dict[tuple[object, ...], float]() for _ in range(looked_at * alike)]

@@ -5,10 +5,11 @@
     host reduce                                     [sum 0][sum 1] [sum 2]
     gpu0 h2d                                               [h2d 0][h2d 1] [h2d 2]
 
-`ComputeStep` is the first line, common to all strategies; `HostStep` is all four. A chunk is a
-group of layers in the order of backward. It is copied to the host after its last layer's backward;
-each host sums it when all copies have arrived. The strategy exchanges the sums between hosts
-(`Between`). A CPU worker copies by itself, and reads the result in place.
+`ComputeStep` plans the first line, common to all strategies; `HostStep` plans all four. A chunk is
+a group of layers that follow each other in backward. Its gradients are copied to the host when the
+backward of all its layers has ended; each host sums them when all copies have arrived. The strategy
+exchanges the sums between hosts (`Between`). A CPU worker copies its gradients itself, and reads
+the result in host memory.
 """
 
 from collections import Counter
@@ -81,7 +82,7 @@ class Between(Protocol):
     """The exchange of a chunk's sums between hosts."""
 
     def tasks(self, step: int, summed: TaskId) -> Iterator[Task]:
-        """Yield the tasks, which wait for all hosts' sums, `summed`."""
+        """Yield the tasks of the exchange; they wait for the task `summed` of all hosts' sums."""
         ...
 
     def result(self, step: int, place: int) -> TaskId:
@@ -93,9 +94,10 @@ class Between(Protocol):
 class ChunkExchange:
     """The exchange of one chunk, with the resources and costs of each worker.
 
-    `last_layer`: layer whose gradients complete the chunk. `synced`: cost of its backward with a
-    GPU's synchronisation (Le et al. 2018, step B-4-1). `places`: number of each worker's host.
-    `d2h`, `h2d`: each worker's copies to the host's memory and back.
+    `last_layer`: layer whose gradients complete the chunk. `synced`: cost of that layer's backward
+    with a GPU's synchronisation (Le et al. 2018, step B-4-1). `places`: number of each worker's
+    host. `d2h`: each worker's copy to its host's memory. `h2d`: each worker's copy back; None for a
+    CPU worker.
     """
 
     chunk: str
@@ -133,7 +135,7 @@ class ChunkExchange:
 
 @dataclass(frozen=True)
 class HostStep:
-    """A step with exchanges in host memory; without exchanges for a single worker."""
+    """A step with its exchanges in host memory; a step of a single worker has no exchanges."""
 
     compute: ComputeStep
     exchanges: tuple[ChunkExchange, ...]
@@ -150,7 +152,7 @@ class HostStep:
                 exchange = completed[own.part]
                 on_gpu = device.kind == DeviceKind.GPU
                 yield task._replace(cost=exchange.synced) if on_gpu else task
-                # A backward hook starts the copy to the host, so it is listed there.
+                # The copy follows its layer in the plan, because a backward hook starts the copy.
                 copied = TaskId(step, Kind.D2H, exchange.chunk, worker)
                 yield Task(copied, *exchange.d2h[worker], (task.id,))
         for exchange in self.exchanges:
@@ -191,7 +193,8 @@ class HostMemory:
         """
         place = {host.name: i for i, host in enumerate(self.hosts)}
         ready, sum_on, made = workload.in_backward_order, self._held_by_sums(), []
-        # Hosts sum concurrently, reading n gradients and writing one: the most ranks count.
+        # Hosts sum concurrently, and a host of n ranks reads n gradients and writes one: so the
+        # host with the most ranks determines the time.
         most = max(self.num_ranks.values())
         for i, numbers in enumerate(chunks(len(ready), size)):
             layers = [ready[number] for number in numbers]
@@ -212,7 +215,7 @@ class HostMemory:
         return tuple(made)
 
     def _copies(self, device: Device, nbytes: int) -> tuple[Transfer, Transfer | None]:
-        """Return copies to the host and back; cores read the result in place."""
+        """Return a device's copies to its host and back; a CPU device has no copy back."""
         if device.kind == DeviceKind.CPU:
             # Copies read and write each byte; a host's ranks share its memory bandwidth.
             traffic = 2 * nbytes * self.num_ranks[device.host]

@@ -23,9 +23,10 @@ class Window:
 
 @dataclass(frozen=True)
 class StepsToLoss:
-    """Measured number of steps to synchronous training's final loss, relative to its own.
+    """Number of steps to reach the final loss of synchronous training, relative to its steps.
 
-    `low`, `high`: range over similar runs; `measured_on`: their models.
+    `median`: median of similar measured runs. `low`, `high`: range of these runs. `measured_on`:
+    models of these runs.
     """
 
     median: float
@@ -38,8 +39,8 @@ class StepsToLoss:
 class Role:
     """A kind of process in a run, and the number of such processes.
 
-    `leads`: the calling process has this role and starts the others. A strategy without such a role
-    has equal ranks, started by a launcher or torchrun.
+    `leads`: the calling process has this role, and starts the other processes. A strategy without a
+    leading role has equal ranks, which a launcher or torchrun starts.
     """
 
     name: str
@@ -73,20 +74,20 @@ PlanOf = Callable[[Workload, Machine, Any, Window], Plan]
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """How a strategy is planned, and its variants."""
+    """How to plan a strategy, and which of its variants."""
 
     plan: PlanOf
     """Plans a window of steps from a worker's workload, a machine and a config.
 
-    In a step `config.workers` workers train on one batch each, or free workers on as many samples.
-    Raises InvalidInput if the strategy does not fit.
+    In a step each of `config.workers` workers trains on one batch; asynchronous workers train on
+    as many samples together. Raises InvalidInput if the strategy does not fit the machine or model.
     """
 
     plan_balanced: PlanOf | None = None
     """The plan with balanced shares (`--balance auto`), if it differs."""
 
     memory: Callable[[Workload, Machine, Any], Mapping[str, int]] | None = None
-    """Returns the bytes of each device and host, by name; by default one replica per device."""
+    """Returns the bytes needed on each device and host, by name. None: a replica per device."""
 
     calibrate: Callable[..., Machine] | None = in_ring
     """Fits a profiled machine's links to this strategy's measured exchanges.
@@ -102,10 +103,10 @@ class Planning:
     """Returns the number of steps after which the plan repeats."""
 
     variants: Callable[[int], Iterable[Any]] | None = None
-    """Returns the configs to forecast for a number of workers; by default one."""
+    """Returns the configs to forecast for a number of workers. None: only the default config."""
 
     sizes: Callable[[Workload, Any], Iterable[Any]] | None = None
-    """Returns configs with other exchange sizes, largest first, or placements, to search."""
+    """Returns configs to search: with other exchange sizes, largest first, or placements."""
 
     trial: str | None = None
     """Module whose `with_possible_cut` finds a cut of the model; None if no cut is needed."""
@@ -120,7 +121,10 @@ class Planning:
     """Workers do not wait for the slowest one."""
 
     steps_to_loss: Callable[[Workload, Any], StepsToLoss | None] | None = None
-    """Returns the steps to synchronous training's loss, None if unknown; by default equal."""
+    """Returns the relative steps to synchronous training's loss, or None if unknown.
+
+    Without this function the strategy needs as many steps as synchronous training.
+    """
 
     reports_after_backward: bool = False
     """Forecasts report the communication left after backward (Le et al. 2018, section 3.2)."""
@@ -152,7 +156,7 @@ class Running:
     """
 
     ends_together: bool = True
-    """False if a rank may return from an exchange before its last bytes are sent.
+    """False if a rank may return from an exchange before the rank's last bytes are sent.
 
     Measurements then synchronise all ranks before the next exchange.
     """
@@ -169,10 +173,10 @@ class Options:
     """How a strategy treats a run's settings."""
 
     settings: frozenset[str] = frozenset()
-    """Optional settings that it supports; others are refused."""
+    """Optional settings that the strategy supports; other optional settings are refused."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Its own defaults of settings."""
+    """The strategy's defaults of settings, where they differ from the general ones."""
 
     refused_settings: Mapping[str, str] = field(default_factory=dict)
     """Unsupported settings, with the reason and an alternative."""
@@ -181,7 +185,7 @@ class Options:
     """Fields of the config that only plans support, with the reason."""
 
     count_workers: Callable[[int | str], int] = number_of
-    """Parses the setting `workers`, if it may be more than a number."""
+    """Returns the number of workers in the setting `workers`, which may also be a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +201,12 @@ class Strategy:
     planning: Planning
 
     running: Running | None = None
-    """None: it can only be planned, on clusters."""
+    """How the strategy runs; None if it can only be planned, on clusters."""
 
     options: Options = Options()
 
     def runner(self) -> Any:
-        """Import the module that runs it; InvalidInput if it can only be planned."""
+        """Import the module that runs the strategy; InvalidInput if it can only be planned."""
         if self.running is None:
             raise InvalidInput("strategy", "cannot be run, only planned", got=self.name)
         return import_module(self.running.module)
@@ -215,15 +219,15 @@ class Strategy:
 
     @property
     def is_rehearsed(self) -> bool:
-        """Whether it can be rehearsed."""
+        """Whether the strategy can be rehearsed."""
         return self.running is not None and self.running.is_rehearsed
 
 
 class Prober(NamedTuple):
     """A configured strategy, and a factory of probes for its exchange.
 
-    A probe (`paceline.exchange.replica.Probe`) exchanges gradients of layers with the given bytes,
-    in order.
+    A probe (`paceline.exchange.replica.Probe`) exchanges gradients of given sizes in the order of
+    the layers. `make` gets the sizes: for each layer, the bytes of its tensors.
     """
 
     strategy: Strategy

@@ -58,10 +58,10 @@ Interval = tuple[float, float]
 
 
 class Timeline:
-    """The spans of a window, predicted, rehearsed or measured.
+    """The spans of some consecutive steps: predicted, rehearsed or measured.
 
-    If the `interval` from first start to last end is given, spans are created on first use: a
-    planner needs only the makespan of most simulations.
+    `interval`: first start and last end of the spans. If it is given, spans are created on first
+    use, because a planner needs only the makespan of most simulations.
     """
 
     def __init__(
@@ -126,8 +126,8 @@ class Timeline:
     def typical_steps(self) -> dict[str, list[Interval]]:
         """The typical steps of each device with two or more updates, from update to update.
 
-        In a measured timeline these are the middle half by duration, which excludes steps disturbed
-        by other programs; in a predicted one, all steps.
+        In a measured timeline these are the middle half of the steps by duration, which excludes
+        steps disturbed by other programs. In a predicted timeline these are all steps.
         """
         if self.origin is Origin.PREDICTED:
             return self.steps()

@@ -27,9 +27,10 @@ def lanes_of(route: Sequence[Hop]) -> tuple[Resource, ...]:
 
 
 def handling(one: Host, other: Host, nbytes: int) -> tuple[Transfer, ...]:
-    """Return the CPU work of sending and receiving a message, if the hosts define its rate.
+    """Return the CPU work of a message on its sending and its receiving host.
 
-    Messages within a host hold `message_lanes` for their whole duration.
+    A host without `message_bytes_per_s` has no such work. Nor has a message within a host, which
+    holds `message_lanes` for its whole duration instead.
     """
     return tuple(
         Transfer((message_lane(host), *lone_core(host)), Cost(nbytes=nbytes))
@@ -39,16 +40,19 @@ def handling(one: Host, other: Host, nbytes: int) -> tuple[Transfer, ...]:
 
 
 def message_lanes(one: Host, other: Host) -> tuple[Resource, ...]:
-    """Return the additional resources of a message within a host: its cores."""
+    """Return the resources that a message within a host holds in addition to its link.
+
+    Empty for a message between hosts, whose CPU work `handling` returns.
+    """
     return (message_lane(one), *lone_core(one)) if one == other else ()
 
 
 def message_tasks(
     sent: TaskId, ways: Sequence[Transfer], after: tuple[TaskId, ...]
 ) -> tuple[Task, ...]:
-    """Return the tasks of a message: sending, and handling by cores.
+    """Return the tasks of a message: its transfer, and the CPU work of each host.
 
-    It has arrived when all tasks are done.
+    The message has arrived when all of these tasks are done.
     """
     handled = (sent._replace(part=f"{sent.part} on {on[0].owner}") for on, _ in ways[1:])
     ids = (sent, *handled)
@@ -58,19 +62,21 @@ def message_tasks(
 class _Route(NamedTuple):
     hops: tuple[Hop, ...]
     latency_s: float
-    seconds_per_byte: float  # on the slowest hop, counting shared hops
+    seconds_per_byte: float  # of the slowest hop, including the other routes over this hop
 
 
 @dataclass(frozen=True)
 class Ring:
-    """Ring all-reduce: each of n ranks sends 2 (n - 1) / n of the bytes to the next one.
+    """Ring all-reduce: each of n ranks sends 2 (n - 1) / n of the bytes to the next rank.
 
     Hops over the same link in the same direction share it. The slowest route between neighbours
-    limits all: for a large bucket by its most loaded link, for a small one by its latencies. If
-    direct links between GPUs (`core.ring_search`) or rails between hosts allow several rings, each
-    carries a share of the bytes. `load`: times that a hop carries a rank's bytes, below one if only
-    some rings use it. `held`: exchange lanes of the plan's stations, which may represent more of
-    the `num_ranks`. `cores`: additional lanes if a link uses cores.
+    determines the time of all ranks: for a large bucket by the route's most loaded link, for a
+    small bucket by the route's latencies. If direct links between GPUs (`core.ring_search`) or
+    rails between hosts allow several rings, each ring carries a share of the bytes.
+
+    `load`: how many times each hop carries a rank's bytes; below one if only some rings use the
+    hop. `held`: exchange lanes of the stations in the plan; there may be fewer stations than
+    `num_ranks` if each represents several. `cores`: lanes that are also held if a link uses cores.
     """
 
     num_ranks: int
@@ -91,14 +97,14 @@ class Ring:
     def at_once(
         cls, machine: Machine, stations: Sequence[Station], cores: Sequence[Resource]
     ) -> "Ring":
-        """Build the concurrent rings of GPUs over direct links of a host, or over all rails.
+        """Build concurrent rings of GPUs: over a host's direct links, or over all rails.
 
-        Without either, and for cores, it is the single ring in the listed order.
+        GPUs without direct links or rails, and CPU devices, form a single ring in the listed order.
         """
         if not all(isinstance(one, Device) and one.kind is DeviceKind.GPU for one in stations):
             return cls.over(machine, stations, cores)
         peers = machine.peers(stations)
-        # With representative stations, the rings would omit routes to the others.
+        # Rings over representative stations would omit routes to the stations they represent.
         orders = rings_at_once(machine, stations) if peers.num_ranks == len(stations) else []
         if orders:
             routes = [machine.route(*pair) for order in orders for pair in neighbours(order)]
@@ -126,7 +132,8 @@ class Ring:
         hops = max(self._route_kinds, key=lambda kind: self._seconds_on(kind, nbytes)).hops
         slowest = max(hops, key=self._seconds_per_byte)
         on = lanes_of(hops) + self.held + (self.cores if slowest.link.uses_cores else ())
-        # A cost ignores shared hops, so use the bytes that take as long on the route alone.
+        # Cost models ignore that routes share hops, so give the number of bytes that would take
+        # as long on an unshared route.
         narrowest = min(hop.link.bandwidth_bytes_per_s for hop in hops)
         sent = 2 * (n - 1) / n * nbytes
         alone = sent * self.load[slowest] * (narrowest / slowest.link.bandwidth_bytes_per_s)
@@ -171,9 +178,11 @@ def _times(routes: Iterable[tuple[Hop, ...]]) -> Counter[Hop]:
 def _of_gpus(machine: Machine, one: Station, other: Station) -> tuple[Hop, ...]:
     """Return the route between two GPUs, without their host links if RDMA bypasses them.
 
-    An RDMA adapter is attached to the GPU's PCI Express switch: one InfiniBand EDR reaches 12 GB/s
-    where two GPUs exchange 8 (nccl issue 307), HDR 24 where they exchange 16 (issue 412). With
-    several rails each GPU's link carries a part.
+    An RDMA adapter is attached to the GPU's PCI Express switch, so messages do not use the GPU's
+    link to the host. One InfiniBand EDR adapter reaches 12 GB/s in a machine where two GPUs
+    exchange 8 GB/s (nccl issue 307). One HDR adapter reaches 24 GB/s in a machine where two GPUs
+    exchange 16 GB/s (nccl issue 412). With several rails each GPU's link carries a part of the
+    bytes.
     """
     route = machine.route(one, other)
     if not any(hop.link.rdma or hop.link.rails > 1 for hop in route):
@@ -183,7 +192,7 @@ def _of_gpus(machine: Machine, one: Station, other: Station) -> tuple[Hop, ...]:
 
 
 def neighbours(stations: Sequence[Station]) -> list[tuple[Station, Station]]:
-    """Return each station of a ring with the next one."""
+    """Pair each station of a ring with the next station."""
     return list(zip(stations, (*stations[1:], stations[0]), strict=True))
 
 
@@ -212,20 +221,21 @@ def waiting(devices: Sequence[Device]) -> tuple[Resource, ...]:
 
 @dataclass(frozen=True)
 class Shares:
-    """Exchange of a chunk of `nbytes` between hosts, by rings level by level.
+    """Exchange of a chunk of `nbytes` between hosts, by rings on each level of the network.
 
-    Hosts below one switch exchange first, then larger groups. Each of n hosts ends with an nth
-    part, summed over the group, which it exchanges with the hosts at the same position in other
-    groups. On the way back each host distributes its part.
+    Hosts below one switch exchange first, then hosts of larger groups. After the first exchange
+    each of n hosts has an nth part of the chunk, summed over its group. The host exchanges this
+    part with the hosts at the same position in other groups. On the way back each host distributes
+    its part within its group.
 
         host, groups of n, then m     out 0       out 1              in 1               in 0
         bytes that a host sends       (n-1)/n     (m-1)/m of 1/n     (m-1)/m of 1/n     (n-1)/n
 
-    With `servers` each host is a parameter server of its share on every level: shares are sent to
-    their servers and back by direct, concurrent messages; servers add them, and those of the
-    highest level update their share of the parameters, which is returned instead of gradients.
-    Without levels one host exchanges with itself. With only `num_servers` of the n hosts of a
-    level, each serves n / `num_servers` times as much over its link (incast).
+    With `servers` each host is a parameter server for its share on every level. Hosts send shares
+    to the servers by direct, concurrent messages, and the servers add them. The servers of the
+    highest level also update their share of the parameters; the way back then carries parameters
+    instead of gradients. Without levels one host exchanges with itself. If only `num_servers` of
+    n hosts are servers, each sends and receives n / `num_servers` times as many bytes (incast).
     """
 
     chunk: str

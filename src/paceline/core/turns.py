@@ -2,9 +2,10 @@
 
     A A A A A A | B B B B B B | B B B B B B | A A A A A A | ...
 
-Rounds change direction, so that a machine that becomes slower meanwhile favours no alternative. A
-later alternative replaces an earlier one only if its steps are faster by `WORTH`, and by a rank-sum
-test: a tie goes to the earlier, which is the simpler one. `Watch` tells when to choose again.
+Rounds change direction, so that a machine that becomes slower meanwhile favours no alternative.
+Alternatives are listed from the simplest on. A later one is chosen only if its steps are faster by
+`WORTH`, and also by a rank-sum test: so a tie selects the simpler alternative. `Watch` tells when
+to choose again.
 """
 
 from collections.abc import Sequence
@@ -12,17 +13,18 @@ from math import sqrt
 from statistics import median
 
 WORTH = 0.02  # least gain over a simpler alternative
-_HOPELESS = 1.25  # an alternative this much slower than the fastest has no further turns
+_HOPELESS = 1.25  # alternatives slower than the fastest by this factor have no further turns
 _CHANGE = 0.1  # relative change of steps after which the choice is made again
 _SIGNIFICANT = 1.645  # standard deviations: one-sided 5 %
-_CERTAIN = 3.0  # standard deviations: a watch asks hundreds of times
+_CERTAIN = 3.0  # standard deviations: `Watch` repeats its test hundreds of times
 
 
 class Turns:
     """Times alternatives in turns, and then uses the fastest.
 
-    `names`: the simplest first. `name`: the alternative of the next steps. Each turn has
-    `num_settling` steps, in which threads and buffers adapt, and then `num_timed` ones.
+    `names`: the alternatives, the simplest first. `name`: the alternative of the next steps. Each
+    turn has `num_settling` untimed steps, in which threads and buffers adapt, and then `num_timed`
+    timed steps.
     """
 
     def __init__(
@@ -49,12 +51,12 @@ class Turns:
 
     @property
     def num_settling(self) -> int:
-        """Number of steps before the timed ones of this turn; none if no alternative changed."""
+        """Number of untimed steps of this turn; 0 if it has the previous turn's alternative."""
         return 0 if self._last == self.name else self._num_settling
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Median step of each alternative timed so far."""
+        """Median step time of each alternative timed so far."""
         return {name: median(steps) for name, steps in self._steps.items() if steps}
 
     def add(self, seconds: Sequence[float]) -> None:
@@ -73,7 +75,7 @@ class Turns:
         self._choose()
 
     def stop(self) -> None:
-        """Choose from the turns so far."""
+        """Use the fastest alternative of the turns so far, and time no more."""
         self._left.clear()
         self._choose()
 
@@ -94,7 +96,7 @@ class Turns:
 class Choice:
     """Uses the fastest of several alternatives, and chooses again when steps change.
 
-    `names`: the simplest first. `name`: the alternative of the next steps.
+    `names`: the alternatives, the simplest first. `name`: the alternative of the next steps.
     """
 
     def __init__(self, names: Sequence[str], num_rounds: int = 2) -> None:
@@ -113,12 +115,12 @@ class Choice:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Median step of each alternative timed so far."""
+        """Median step time of each alternative timed so far."""
         return self._turns.seconds
 
     @property
     def num_steps(self) -> int | None:
-        """Number of steps until the next `add`; None if there is no alternative."""
+        """Number of steps until the next `add`; None if only one alternative is left."""
         if len(self._names) == 1:
             return None
         if self.settled:
@@ -126,7 +128,10 @@ class Choice:
         return self._turns.num_settling + self._turns.num_timed
 
     def add(self, seconds: Sequence[float], *, is_steady: bool = True) -> None:
-        """Add the last `num_steps` steps; not `is_steady` if another search changes them."""
+        """Add the seconds of the last `num_steps` steps.
+
+        `is_steady`: False if another search changed these steps, which are then not compared.
+        """
         if not self.settled:
             self._turns.add(seconds[-self._turns.num_timed :])
         elif not is_steady:
@@ -140,7 +145,7 @@ class Choice:
         self._turns.drop()
 
     def stop(self) -> None:
-        """Choose from the steps so far."""
+        """Use the fastest alternative of the steps so far, and time no more."""
         self._turns.stop()
 
     def _start(self) -> None:
@@ -156,7 +161,7 @@ class Watch:
         self._first: list[float] = []
 
     def has_changed(self, seconds: Sequence[float]) -> bool:
-        """Whether these steps differ by more than 10 % from the first ones passed."""
+        """Whether these steps differ by more than 10 % from the steps of the first call."""
         if not self._first:
             self._first = list(seconds)
             return False
@@ -172,9 +177,10 @@ def is_faster(
     worth: float = WORTH,
     deviations: float = _SIGNIFICANT,
 ) -> bool:
-    """Whether the median is lower by `worth`, and significantly so by the rank-sum test.
+    """Whether `steps` are significantly faster than `others`, with a median lower by `worth`.
 
-    The test is Mann and Whitney's (1947), in its normal approximation.
+    Significance is by the rank-sum test of Mann and Whitney (1947) in its normal approximation;
+    `deviations` is the limit in standard deviations.
     """
     if median(steps) >= (1 - worth) * median(others):
         return False

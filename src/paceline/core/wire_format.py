@@ -39,10 +39,11 @@ class Purpose(StrEnum):
 class WireFormat:
     """The size of encoded values: bits per value, and bytes per block.
 
-    `kernel`: the code that encodes and decodes; codecs of a kernel are equally fast.
-    `encodes_sums`: whether an all-reduce encodes sums, too; otherwise every rank receives all other
-    ranks' encoded values. `remembers`: whether encoding errors are added to the tensor's next
-    values. If only some values are sent, `share` of them have these bits, after `header_nbytes`.
+    `kernel`: the code that encodes and decodes; codecs with the same kernel are equally fast.
+    `encodes_sums`: whether an all-reduce encodes sums, too; otherwise every rank receives the
+    encoded values of all other ranks. `remembers`: whether encoding errors are added to the
+    tensor's next values (error feedback). `share`: share of the values that is sent; None if the
+    codec sends all values. `header_nbytes`: bytes before the values.
     """
 
     name: str
@@ -61,21 +62,22 @@ class WireFormat:
         return self.header_nbytes + math.ceil(sent * self.value_bits / 8) + blocks_nbytes
 
     def sent_share(self, count: int, nbytes: int, times: int = 1) -> float | None:
-        """Return the share of `times` x `count` values sent in `nbytes`.
+        """Return the share of values that was sent in `times` messages of `count` values each.
 
-        None for a format that sends all values, or without values.
+        `nbytes`: bytes of all these messages. None for a format that sends all values, and if there
+        are no values.
         """
         if self.share is None or not count * times:
             return None
         return 8 * (nbytes - times * self.header_nbytes) / self.value_bits / (count * times)
 
     def sharded_nbytes(self, count: int, num_shards: int) -> int:
-        """Return the size of `count` values with separately encoded shards."""
+        """Return the bytes of `count` values in `num_shards` shards, each encoded separately."""
         return num_shards * self.nbytes(-(-count // num_shards))
 
     @property
     def nbytes_per_value(self) -> float:
-        """Bytes per value, including its part of the block's bytes."""
+        """Mean bytes per value, including the value's part of the bytes per block."""
         share = 1.0 if self.share is None else self.share
         return share * self.value_bits / 8 + self.block_nbytes / _BLOCK
 
@@ -141,7 +143,7 @@ def remembers(name: str) -> bool:
 
 
 def wire_format(name: str) -> WireFormat:
-    """Return the format of a codec; for "auto", of the codec that it may use.
+    """Return the format of a codec; for "auto", the format of the codec that "auto" may use.
 
     InvalidInput if the size depends on the values and no share is declared.
     """
@@ -152,7 +154,7 @@ def wire_format(name: str) -> WireFormat:
     if threshold.share is None:
         problem = "must declare the share of values that it sends"
         raise InvalidInput("codec", problem, got=name, hint=f"write for example {name}@0.01")
-    word_nbytes = 4  # index and sign of a value; tau once
+    word_nbytes = 4  # a value is sent as its index and sign; the header is tau
     return WireFormat(
         *(name, "threshold", 8 * word_nbytes),
         remembers=True,

@@ -11,9 +11,9 @@ from math import prod
 class Cost:
     """Work to compute and to move, independent of any device; cost models convert it to seconds.
 
-    On a device, `nbytes` is memory traffic and `num_calls` counts kernels. On a link, `nbytes` is
-    the bytes on the wire (beta), and `num_calls` counts sequential messages (alpha). `num_syncs`:
-    synchronisations of a GPU with its host.
+    On a device, `nbytes` is memory traffic, and `num_calls` counts kernels. On a link, `nbytes` is
+    the traffic on the wire (priced by beta), and `num_calls` counts messages that are sent one
+    after another (priced by alpha). `num_syncs`: number of synchronisations of a GPU with its host.
     """
 
     flops: float = 0.0
@@ -53,13 +53,14 @@ class Parameter:
 class Layer:
     """A module with its own parameters, and the parameterless operations that follow it.
 
-    The grouping follows backward: a layer's gradients are ready after the backward of all
-    operations that follow it, and its own. A parameter shared by several layers belongs to the
-    first. `parameters` are in the order of gradient readiness. Costs and bytes are for the whole
-    micro-batch: `activation_nbytes`: output of the layer; `kept_nbytes`: kept for backward;
-    `working_nbytes`: additional memory during its backward, besides kept tensors and parameters'
-    gradients; the last two are None if unknown. `kind`: class of the module, such as "Linear"; ""
-    if unknown.
+    The grouping follows backward: a layer's gradients are ready after the backward of the
+    operations that follow the module, and of the module itself. A parameter shared by several
+    layers belongs to the first of these layers. `parameters` are in the order of gradient
+    readiness. `kind`: class of the module, such as "Linear"; "" if unknown.
+
+    Costs and bytes are for the whole micro-batch. `activation_nbytes`: output of the layer.
+    `kept_nbytes`: tensors kept for backward; None if unknown. `working_nbytes`: memory that the
+    layer's backward needs in addition to kept tensors and gradients of parameters; None if unknown.
     """
 
     name: str
@@ -86,11 +87,12 @@ class Layer:
 class Workload:
     """One training step of one worker on a micro-batch.
 
-    `layers` are in forward order. `backward_order`: their indices in the order of gradient
-    readiness: reversed for a chain, autograd's order for branches. `input_nbytes`: inputs of a
-    micro-batch. `num_accumulated`: equal micro-batches earlier in the step, whose gradients are
-    accumulated without an exchange. `target_nbytes`: targets of the loss; None: a class number per
-    sample. `refused_cuts`: layers before which the model cannot be cut, with the reason.
+    `layers` are in forward order. `backward_order`: indices of the layers in the order of gradient
+    readiness; this is the reverse order for a chain, and autograd's order for a model with
+    branches. `input_nbytes`: bytes of a micro-batch's inputs. `num_accumulated`: number of equal
+    micro-batches before the last one in the step; their gradients are accumulated without an
+    exchange. `target_nbytes`: bytes of the loss's targets; None: one class number for each sample.
+    `refused_cuts`: layers before which the model cannot be cut, each with the reason.
     """
 
     name: str
@@ -140,7 +142,7 @@ class Workload:
 #
 #     kept by the remaining layers | gradients of the finished layers | working memory of one layer
 
-# Values stored per parameter: itself, gradient and momentum.
+# Copies in memory for each parameter: its value, gradient and momentum.
 _COPIES = 3
 _TOO_MANY_SAMPLES = 2**41  # if this many fit, memory does not depend on the batch
 
@@ -178,7 +180,7 @@ def _peak_nbytes(ready: Sequence[Layer], layers: Sequence[Layer], *, gradients: 
 
     `layers` are in forward order. `gradients`: also count the parameters' gradients so far.
     """
-    # If working memory is unknown, assume gradients of the layer's input and output.
+    # Unknown working memory is assumed to hold the largest gradients of a layer's input and output.
     sizes = [layer.activation_nbytes for layer in layers]
     pair = max(map(sum, zip(sizes, [0, *sizes], strict=False)), default=0)
     held, made, peak = kept_nbytes(ready), 0, 0
@@ -195,7 +197,7 @@ def _kept(layer: Layer) -> int:
 
 
 def largest_batch(workload: Workload, nbytes: float) -> int:
-    """Return the largest batch with which a replica fits; 0 if none fits.
+    """Return the largest batch with which a replica fits into `nbytes`; 0 if none fits.
 
     Assumes that kept and working bytes are proportional to the samples.
     """

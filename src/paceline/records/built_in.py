@@ -3,8 +3,9 @@
     python -m paceline.records.built_in      # regenerates the record with torch in half a minute
 
 Each cost of a layer is a linear function a b + c of the batch size b; `working_nbytes` is the
-maximum of several. This is exact for two or more samples. PyTorch sums some gradients of a single
-sample differently, so those layers are recorded separately ("alone").
+maximum of several such functions. This is exact for two or more samples. PyTorch sums some
+gradients of a single sample differently, so the costs of these layers for one sample are recorded
+separately ("alone").
 """
 
 import json
@@ -20,13 +21,15 @@ from paceline.core.workload import Cost, Layer, Parameter, Workload
 
 _FILE = "built_in.json"
 RECORDED = ("lenet5", "alexnet", "vgg16", "resnet18", "resnet50", "gpt", "gpt2")
-_MOST = 2**20  # largest batch size for which the lines are compared with a description
-_MOST_COUNTED = 2**13  # the same for counts, which are floats: larger ones are not exact
+_MOST = 2**20  # largest batch size at which the linear functions of sizes are checked
+_MOST_COUNTED = 2**13  # the same for costs, which are floats: at larger batches they are not exact
 _SIZES = ("activation_nbytes", "kept_nbytes", "working_nbytes")
 _COSTS = ("flops", "nbytes", "num_calls", "num_syncs")
 
-_Growing = int | list[list[int]]  # a cost: a constant, or its lines [a, c]
-_Numbers = dict[str, Any]  # a `_Growing` for each of `_SIZES`; lists by `_COSTS` for each pass
+_Growing = int | list[list[int]]  # a cost: a constant, or its linear functions [a, c]
+# A `_Growing` for each of `_SIZES`; for "forward" and "backward" a list with a `_Growing` for each
+# of `_COSTS`.
+_Numbers = dict[str, Any]
 _Describe = Callable[[int], Workload]
 
 
@@ -38,7 +41,7 @@ def _record() -> dict[str, Any]:
 
 
 def recorded(name: str, batch_size: int) -> Workload | None:
-    """Return a step of a built-in model; None if the record lacks it."""
+    """Return a step of a built-in model; None if the record lacks the model or batch size."""
     found = _record()["models"].get(name)
     if found is None or not 1 <= batch_size <= _MOST:
         return None
@@ -78,7 +81,7 @@ def _at(number: _Growing, batch_size: int) -> int:
     return max(slope * batch_size + start for slope, start in number)
 
 
-# Making the record.
+# The functions below make the record.
 
 
 def record_of(describe: _Describe) -> dict[str, Any]:
@@ -144,7 +147,7 @@ def _lines(value: Callable[[int], int], low: int, high: int) -> list[list[int]]:
         looked_at |= {start, stop}
         if first == last:
             continue
-        # Unless the value at the intersection is on both lines, there are further lines.
+        # Two lines suffice here only if the value at their intersection is on both.
         meeting = (first[1] - last[1]) // (last[0] - first[0])
         around = [size for size in (meeting, meeting + 1) if start <= size <= stop]
         looked_at |= {*around}

@@ -9,8 +9,8 @@
     network = "25gbe"    # between hosts
     rails = 1            # network adapters of a host, each with the rate of `network`
 
-Devices of a host exchange messages over `link`, each at the full rate unless they share a bus. They
-reach the host's memory and the network over PCI Express.
+Devices of a host exchange messages over `link`; each has the link's full rate, unless the devices
+share a bus. They reach the host's memory and the network over PCI Express.
 """
 
 import re
@@ -35,7 +35,7 @@ from paceline.core.reading import first_fault
 _FLOPS_REACHED, _MEMORY_REACHED = 0.68, 0.8
 _HALF_REACHED = 0.45  # share of tensor-core rates
 _CALL_S = 5e-6
-# A server's cores, memory and bandwidth for each GPU: half a socket.
+# A host's cores, memory and memory bandwidth for each of its GPUs: half a socket.
 _HOST_CORES, _HOST_NBYTES, _HOST_BYTES_PER_S = 6, 64e9, 16e9
 _BY_NAME = re.compile(
     r"(?:(?P<hosts>\d+)x)?(?P<devices>\d+)x(?P<device>[a-z][a-z0-9-]*)(?:\+(?:(?P<rails>\d+)x)?(?P<network>[a-z0-9-]+))?"
@@ -60,7 +60,7 @@ class KnownLink(Fact):
 
     @property
     def half(self) -> dict[str, Any]:
-        """Fields of each of the two links on the way between devices, or between hosts."""
+        """Fields of each of the two links on the route between two devices or two hosts."""
         return {
             "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
             "share": self.share,
@@ -114,9 +114,9 @@ def _known(entries: Mapping[str, _Entry], field: str, name: str) -> _Entry:
 class EqualDevices(Fact):
     """Equal devices on equal hosts, by names of the catalogue.
 
-    `device`: a GPU model. `devices`: number of devices on a host. `link`: link between the devices
-    of a host; by default that of the GPU model. `network`: network between hosts. `rails`: network
-    adapters of a host.
+    `device`: a GPU model. `devices`: number of devices on each host. `link`: link between the
+    devices of a host; by default the GPU model's link. `network`: network between hosts. `rails`:
+    number of network adapters of each host.
     """
 
     device: Annotated[Name, Field(examples=["v100"])]
@@ -135,7 +135,10 @@ class EqualDevices(Fact):
         return self
 
     def machine(self, name: str, losses: Losses | None = None) -> Machine:
-        """Build the machine, a cluster for several hosts; InvalidInput for unknown names."""
+        """Build the machine, or a cluster if it has several hosts.
+
+        Raises InvalidInput for unknown names.
+        """
         model = known_model(self.device)
         link = self.link or model.link
         stated = {} if losses is None else {"losses": losses}
@@ -211,9 +214,10 @@ class EqualFile(Fact):
 
 
 def by_name(text: str) -> Machine | None:
-    """Parse a machine name such as "8xv100" or "4x8xv100+25gbe"; None if it is not one.
+    """Build the machine of a name such as "8xv100" or "4x8xv100+25gbe"; None for other names.
 
-    The examples are eight devices, and four hosts of eight. InvalidInput for unknown parts.
+    The examples stand for eight devices, and for four hosts of eight devices. InvalidInput for a
+    name of this form with unknown parts.
     """
     match = _BY_NAME.fullmatch(text)
     if match is None:

@@ -1,7 +1,8 @@
 """Read settings from run.toml for `--config`, and write them into the folder of every run.
 
-The fields are those of the command's options. TOML has no null, so the tables `options` and
-`optimizer_options` use the text "null", as does `--strategy-option FIELD=null`.
+The file's fields are the settings of the command. TOML has no null, so the tables `options` and
+`optimizer_options` contain the text "null" instead; on the command line this is
+`--strategy-option FIELD=null`.
 """
 
 import sys
@@ -24,7 +25,7 @@ from paceline.records.settings import useful_settings
 
 FILE_NAME = "run.toml"
 _NULL = "null"
-# Settings of the file, each with the given setting that replaces it.
+# Settings of a file, each with the option that replaces it.
 _REPLACES = {"epochs": "steps", "steps": "epochs", "device": "slowdown", "slowdown": "device"}
 
 
@@ -47,10 +48,10 @@ def read_config(path: Path, kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def merged(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the given settings over those in `below`, and tables by key.
+    """Merge the given settings over the settings `below`; tables are merged by key.
 
-    `codec` replaces the options that it abbreviates, `epochs` replaces `steps`, `device` replaces
-    `slowdown`, and vice versa.
+    A given `codec` replaces the options that it abbreviates. `epochs` replaces `steps` and vice
+    versa; so do `device` and `slowdown`.
     """
     below = {name: value for name, value in below.items() if _REPLACES.get(name) not in given}
     if isinstance(below.get("options"), dict):
@@ -67,7 +68,7 @@ def merged(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]
 
 
 def with_resumed(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
-    """Merge the values over those of the run in folder `resume`, if given.
+    """If `resume` is given, merge the values over the settings of the run in that folder.
 
     Raises InvalidInput if the folder holds no run.
     """
@@ -123,7 +124,7 @@ def to_toml(values: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to TOML's types: "null" for None, text for other types."""
+    """Convert a value to TOML's types: None becomes "null", a value of any other type its text."""
     if value is None:
         return _NULL
     if isinstance(value, Mapping):

@@ -37,7 +37,8 @@ _UNITS = {
 def read_machine(path: Path) -> Machine:
     """Read the machine or cluster of a TOML file.
 
-    InvalidInput names the file, and the field or line; also if devices are not connected.
+    InvalidInput names the file, and the wrong field or line. It is also raised if links do not
+    connect all devices.
     """
     values = read_toml_file(path, limits.MACHINE, largest=inf)
     model: type[Fact] = Machine
@@ -59,7 +60,7 @@ def read_machine(path: Path) -> Machine:
 
 
 def _expected(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return the fields that are expected in place of a missing or unknown one."""
+    """Return the names of the fields to expect in place of a missing or unknown field."""
     fault = fault_of(error)
     *inside, last = [part for part in fault["loc"] if isinstance(part, str)] or [""]
     for part in inside:
@@ -83,7 +84,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _check_connected(machine: Machine, path: Path) -> None:
-    """Raise InvalidInput unless links connect the first device with all devices and servers.
+    """Raise InvalidInput unless links connect the first device with all others and servers.
 
     CPU devices of one host communicate through its memory, and need no link. A host without devices
     may be a server.
@@ -111,7 +112,7 @@ def find_machine(name: str) -> Machine:
     if path.exists() or (path.suffix and path.name != name):  # a path
         return read_machine(path)
     files = _machine_files() + _machine_files("equal")
-    known = {path.stem: path for path in reversed(files)}  # the user's files come first
+    known = {path.stem: path for path in reversed(files)}  # the user's files take precedence
     short = name.removesuffix(".toml")
     if short in known:
         return read_machine(known[short])
@@ -136,10 +137,10 @@ class KnownDevice(NamedTuple):
 
 
 def find_device(name: str) -> KnownDevice:
-    """Find a device by name, or the first whose label starts with or contains the name.
+    """Find a device by its name, or by the start or a part of its label "MACHINE/DEVICE".
 
-    FILE.toml:NAME searches that file only, NAME ./machines and Paceline's own files. Labels are
-    "MACHINE/DEVICE", and case does not matter. InvalidInput lists the known devices.
+    FILE.toml:NAME searches only that file; NAME searches ./machines and Paceline's own files. Case
+    does not matter. InvalidInput lists the known devices.
     """
     file, _, wanted = name.rpartition(":")
     machines = map(read_machine, [Path(file)] if file else _machine_files())
@@ -183,9 +184,9 @@ def machine_text(machine: Machine, comment: str = "") -> str:
 
 
 def quantity(value: float, unit: str) -> str | None:
-    """Format a value with its unit, such as "1.6 GB/s", in the fewest exact digits.
+    """Format a value with its unit, such as "1.6 GB/s", with as few digits as are exact.
 
-    None if no text is exact, or the value is zero, infinite or too small.
+    None if no such text is exact, and for values that are zero, infinite or too small.
     """
     prefixes = [_prefix(value, unit)]
     if unit == "B":  # memory sizes may be multiples of powers of two

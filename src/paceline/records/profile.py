@@ -44,13 +44,15 @@ class ProfileSettings(Record):
     )
     largest_batch: Annotated[float | Literal["auto"] | None, BeforeValidator(_read_limit)] = Field(
         None,
-        description="Search for the largest batch that fits in a worker's memory, or in 8GiB.",
+        description="Find the largest batch for a worker's memory (auto), or for a limit (8GiB).",
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the weights and the data.")
     deadline_s: Seconds = Field(
         30.0, description="Time without an answer after which a worker is lost."
     )
-    output: Path = Field(Path("runs"), description="Folder that gets the folder of the profile.")
+    output: Path = Field(
+        Path("runs"), description="Folder in which to create the profile's folder."
+    )
 
     @model_validator(mode="after")
     def _batch_fits_workers(self) -> Self:
@@ -111,7 +113,7 @@ class ResourceRow(Record):
 
 
 class OverheadRow(Record):
-    """The time of a kind of call or wait in a step, and its share."""
+    """The time of a kind of call or wait in a step, and its share of the step."""
 
     what: str
     seconds: float
@@ -120,7 +122,7 @@ class OverheadRow(Record):
 
 
 class OperatorRow(Record):
-    """An operator or kernel of torch.profiler, with its self time per step."""
+    """An operator or kernel that torch.profiler recorded, with its self time per step."""
 
     name: str
     calls: float
@@ -130,7 +132,7 @@ class OperatorRow(Record):
 
 
 class AgreementRow(Record):
-    """A phase's seconds per step by Paceline's spans and by torch.profiler."""
+    """A phase's seconds per step, as measured by Paceline's spans and by torch.profiler."""
 
     phase: str
     ours_s: float
@@ -139,14 +141,14 @@ class AgreementRow(Record):
 
     @property
     def error(self) -> float:
-        """Relative difference to torch.profiler's time."""
+        """Difference of Paceline's time to torch.profiler's, relative to the latter."""
         return self.ours_s / self.torch_s - 1 if self.torch_s else 0.0
 
 
 class WorkerMemoryRow(Record):
     """A worker's memory before its first step, and its peak during training.
 
-    Resident memory on a CPU; memory reserved by PyTorch on a GPU.
+    On a CPU this is resident memory, on a GPU the memory that PyTorch reserved.
     """
 
     worker: int
@@ -157,8 +159,8 @@ class WorkerMemoryRow(Record):
 class TensorMemory(Record):
     """The bytes of tensors in a worker's step, by kind, and their peak.
 
-    `predicted`: peak computed without running the model; `measured`: peak by PyTorch's allocator;
-    both without the data set. `momentum`: the whole optimizer state.
+    `predicted`: peak computed without running the model, except the data set. `measured`: peak by
+    PyTorch's allocator, except the data set. `momentum`: the whole optimizer state.
     """
 
     parameters: int
@@ -198,11 +200,11 @@ class LargestBatch(Record):
 class ProfileResult(Record):
     """The result of a profile; times are per step.
 
-    `step`: plain steps; `recorded_step`: recorded steps, which alternated with plain ones; `cost`:
-    their relative difference. `stages`: means over the workers' recorded timelines;
-    `recorded_typical_s`: mean of the same steps by the clock. `unrest`: spread of all workers'
-    plain steps (`core.losses`). Operators and `kernels_s` are worker 0's; `kernels_s` is the time
-    of a GPU's kernels and copies, None on a CPU.
+    `step`: time of plain steps. `recorded_step`: time of recorded steps, which alternated with
+    plain steps. `cost`: relative difference of recorded and plain steps. `stages`: means over the
+    workers' recorded timelines. `recorded_typical_s`: mean time of these steps by the clock.
+    `unrest`: spread of all workers' plain steps (`core.losses`). Operators and `kernels_s` are
+    worker 0's. `kernels_s`: time of a GPU's kernels and copies; None on a CPU.
     """
 
     kind: Literal["profile"] = "profile"
@@ -243,7 +245,7 @@ class ProfileResult(Record):
 
     @property
     def surplus_nbytes(self) -> int | None:
-        """Worker 0's training memory minus the other workers' mean; None if alone."""
+        """Worker 0's training memory minus the mean of the others; None for a single worker."""
         if len(self.workers) < 2:
             return None
         first, *others = (row.training_nbytes - row.before_nbytes for row in self.workers)

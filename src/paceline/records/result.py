@@ -1,4 +1,4 @@
-"""Results of runs and plans, and reading result.json of any `kind`."""
+"""Results of runs and plans, and functions that read result.json of any `kind`."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -26,13 +26,14 @@ from paceline.records.scale import ScaleResult
 class PlanRow(Record):
     """One planned configuration.
 
-    `efficiency`: throughput relative to devices without any exchange. `link_nbytes_per_step`: by
-    direction of a link; for a ring, on its slowest link. `memory_nbytes`: by device, and by host if
-    it holds tensors. `is_balanced`: shares of the batch follow the workers' speeds. `range_share`:
-    half width of the range that should contain the median measured step in nine of ten cases,
-    relative to `step_s`. `after_backward`: communication left after backward, if the strategy
-    reports it. `is_same_training`: the result equals that of one worker with the whole batch;
-    otherwise `steps_to_loss` compares the steps to the same loss, if known.
+    `efficiency`: throughput relative to the same devices without any exchange.
+    `link_nbytes_per_step`: bytes on each direction of a link; of a ring, only on its slowest link.
+    `memory_nbytes`: bytes needed on each device, and on each host that holds tensors.
+    `is_balanced`: whether shares of the batch follow the workers' speeds. `range_share`: half width
+    of the range that should contain the median measured step time in nine of ten cases, relative to
+    `step_s`. `after_backward`: communication left after backward, if the strategy reports it.
+    `is_same_training`: whether training equals that of one worker with the whole batch.
+    `steps_to_loss`: for other training, the relative number of steps to the same loss, if known.
     """
 
     strategy: str
@@ -70,7 +71,7 @@ class PlanRow(Record):
 
     @property
     def range_s(self) -> tuple[float, float]:
-        """The shortest and longest step within the range."""
+        """The shortest and longest step time within the range."""
         return (1 - self.range_share) * self.step_s, (1 + self.range_share) * self.step_s
 
     @property
@@ -80,14 +81,14 @@ class PlanRow(Record):
 
     @property
     def fullest_nbytes(self) -> int:
-        """The memory of the device that needs the most."""
+        """The bytes needed on the device or host that needs the most memory."""
         return max(self.memory_nbytes.values(), default=0)
 
 
 class AdviceRow(Record):
-    """The best plan with a codec compared with the best one without, and whether it pays.
+    """Whether a codec pays: the best plan with a codec, compared with the best one without.
 
-    `link_busy`: share of the step without a codec, on as many workers, in which the link is busy.
+    `link_busy`: share of the step in which the link is busy without a codec, on as many workers.
     """
 
     pays: bool
@@ -149,8 +150,9 @@ class RunResult(RunMetrics):
     """The result of a training or rehearsal: settings, predictions and metrics.
 
     `strategy`: the strategy used last. `devices`: the emulated devices of a rehearsal. `plans`:
-    forecasts before the first step, best first. `accuracy`: after the last epoch, None without
-    a test. `step_s` and its quartiles cover the untraced steps, `comparison` the traced ones.
+    forecasts before the first step, best first. `accuracy`: accuracy after the last epoch; None
+    without a test. `step_s` and its quartiles cover the untraced steps; `comparison` covers the
+    traced steps.
     """
 
     kind: Literal["run"] = "run"
@@ -183,7 +185,7 @@ class RunResult(RunMetrics):
 
     @property
     def is_rehearsal(self) -> bool:
-        """Whether layers were emulated, so that nothing was learned."""
+        """Whether this is a rehearsal, in which layers are emulated and nothing is learned."""
         return self.origin is Origin.REHEARSED
 
     @property
@@ -193,7 +195,7 @@ class RunResult(RunMetrics):
 
     @property
     def predicted_range_s(self) -> tuple[float, float] | None:
-        """The shortest and longest step within the prediction's range."""
+        """The shortest and longest step time within the prediction's range."""
         for plan in self.plans:
             if (plan.strategy, plan.step_s) == (self.strategy, self.predicted_step_s):
                 return plan.range_s
@@ -201,7 +203,7 @@ class RunResult(RunMetrics):
 
     @property
     def prediction_error(self) -> float | None:
-        """Error of the predicted step relative to the measured one."""
+        """Error of the predicted step time relative to the measured one."""
         if self.predicted_step_s is None or not self.step_s:
             return None
         return self.predicted_step_s / self.step_s - 1
@@ -255,7 +257,7 @@ def read_result(folder: Path) -> AnyResult:
     _check_exists(folder)
     path = folder / "result.json"
     text, what = read_file(path, limits.RESULT), str(path)
-    # A union type's errors would name its members as if they were fields.
+    # Read the kind first: errors of the union type would name its members as if they were fields.
     kind = _TYPES[read_finite_record(TypeAdapter(_AnyKind), text, what).kind]
     return read_record(TypeAdapter[AnyResult](kind), text, what)
 
@@ -267,7 +269,7 @@ def _check_exists(folder: Path) -> None:
 
 
 def check_run(folder: Path) -> None:
-    """Raise InvalidInput if the folder does not exist or holds a result other than a run's."""
+    """Raise InvalidInput if the folder does not exist, or holds a result that is not a run's."""
     _check_exists(folder)
     if (folder / "result.json").exists():
         read_run(folder)

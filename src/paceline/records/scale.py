@@ -23,9 +23,10 @@ _MOST = 64  # most values of a setting
 class Point(NamedTuple):
     """A method with a number of workers and a batch size.
 
-    With strong scaling an epoch has a fixed number of samples; `batch` is shared by the workers
-    ("strong"), or is each worker's ("strong-per-worker", figure 3 of Mojumder et al. 2018). With
-    weak scaling `batch` is each worker's, and the samples of an epoch grow with the workers.
+    With strong scaling an epoch has a fixed number of samples. `batch` is the batch of all workers
+    together ("strong"), or of each worker ("strong-per-worker", figure 3 of Mojumder et al. 2018).
+    With weak scaling ("weak") `batch` is the batch of each worker, and the samples of an epoch grow
+    with the number of workers.
     """
 
     method: str
@@ -39,7 +40,7 @@ class Point(NamedTuple):
         return self.batch if self.scaling == "strong" else self.batch * self.workers
 
     def steps_of(self, samples: int) -> int:
-        """Return the steps of an epoch of `samples`, with weak scaling of each worker."""
+        """Return the steps of an epoch of `samples`, which each worker has with weak scaling."""
         total = samples * self.workers if self.scaling == "weak" else samples
         return -(-total // self.batch_size)
 
@@ -73,31 +74,31 @@ class ScaleSettings(Record):
     model: Model
     workers: _Counts = Field((1, 2), description="Numbers of workers, such as 1,2,4.")
     batch_size: _Counts = Field(
-        (16, 32, 64), description="Batch sizes, over all workers with strong scaling, or of each."
+        (16, 32, 64), description="Batch sizes: of all workers with strong scaling, else of each."
     )
     strategy: _Names = Field(
         tuple(EXCHANGES), description="Strategies to compare, such as allreduce,tree."
     )
     scaling: _Scalings = Field(
-        ("strong",), description="Whether batches are shared (strong) or of each worker."
+        ("strong",), description="Whether workers share a batch (strong), or each has its own."
     )
     overhead: bool = Field(
         False, description="Measure each strategy's overhead: one worker exchanges with itself."
     )
     kinds: Annotated[tuple[Kind, ...], BeforeValidator(read_list)] = Field(
-        (), description="Kinds of cells; default: measured, but rehearsed if --device is given."
+        (), description="Kinds of cells. Default: rehearsed with --device, otherwise measured."
     )
     device: str | None = Field(None, description="Device to emulate in a rehearsal.")
     machine: str | None = Field(
-        None, description="Machine file or name of a machine to predict for; by default profiles."
+        None, description="Machine file or name to predict for; if missing, profile this machine."
     )
-    repeats: int = Field(3, ge=1, le=1000, description="Repetitions of each cell.")
-    steps: int = Field(20, ge=5, description="Steps of a repetition.")
+    repeats: int = Field(3, ge=1, le=1000, description="Number of repetitions of each cell.")
+    steps: int = Field(20, ge=5, description="Number of steps to time in a repetition.")
     samples: int = Field(
         262_144,
         ge=1,
         le=2**53,
-        description="Samples of an epoch; with weak scaling per worker.",
+        description="Samples of an epoch; with weak scaling, of each worker.",
     )
     input_shape: InputShape = None
     classes: int = Field(10, ge=2, description="Classes of the random samples.")
@@ -161,11 +162,11 @@ class ScaleSettings(Record):
 class ScaleCell(Record):
     """The time and memory of an epoch with a method, number of workers and batch size.
 
-    `batch`: samples of all workers with scaling "strong", otherwise of each. Seconds are per epoch:
-    its steps times the median of the repetitions. `spread`: quartiles of the repetitions; for a
-    prediction, the range that should contain the measured epoch in nine of ten cases. The parts
-    except `hidden_s` add up to `epoch_s` minus loading. `memory_bytes`: maximum over the workers,
-    out of `capacity_bytes`. A cell with an `error` has no figures.
+    `batch`: samples of all workers with scaling "strong", otherwise of each worker. Seconds are per
+    epoch: the number of steps times the median step time of the repetitions. `spread`: quartiles of
+    the repetitions; for a prediction, the range that should contain the measured epoch in nine of
+    ten cases. All parts except `hidden_s` add up to `epoch_s` minus loading. `memory_bytes`:
+    maximum over the workers, out of `capacity_bytes`. A cell with an `error` has no figures.
     """
 
     method: str
@@ -192,7 +193,7 @@ class ScaleCell(Record):
 
     @property
     def num_shares(self) -> int:
-        """Number of workers' sample sets in an epoch."""
+        """How often an epoch contains the setting `samples`: per worker with weak scaling."""
         return self.workers if self.scaling == "weak" else 1
 
 
@@ -206,7 +207,7 @@ class TimedCell(ScaleCell):
 
     @property
     def rate(self) -> float:
-        """Epochs of one worker's samples per second, comparable between cells."""
+        """Throughput in units of the setting `samples` per second, comparable between cells."""
         return self.num_shares / self.epoch_s
 
     @property
@@ -233,7 +234,7 @@ class TimedCell(ScaleCell):
 
     @property
     def _bounds_s(self) -> tuple[float, float]:
-        """The spread, for one worker's samples."""
+        """The spread of the epoch time for one worker's samples."""
         low, high = self.spread or (self.epoch_s, self.epoch_s)
         return low / self.num_shares, high / self.num_shares
 
@@ -248,7 +249,7 @@ def timed(cells: Iterable[ScaleCell]) -> list[TimedCell]:
 
 
 def most_real(cells: Sequence[TimedCell]) -> list[TimedCell]:
-    """Return the measured cells, or else the rehearsed, or else the predicted ones."""
+    """Return the measured cells; without any, the rehearsed cells, or else the predicted ones."""
     first = next((kind for kind in Origin if any(cell.kind is kind for cell in cells)), None)
     return [cell for cell in cells if cell.kind is first]
 

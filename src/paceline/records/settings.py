@@ -30,7 +30,7 @@ from paceline.strategies import EXCHANGES, STRATEGIES, find_runnable
 
 AUTO = "auto"  # selects the strategy predicted to be fastest
 _MOST_DIGITS = 9  # most digits of a number of workers
-_ITEM = re.compile(r"(?<=\w)\.\d+(?=: )")  # of a list, which options name as a whole
+_ITEM = re.compile(r"(?<=\w)\.\d+(?=: )")  # index of a list's item: options name the whole list
 _Validated = TypeVar("_Validated")
 
 
@@ -63,15 +63,15 @@ class PlanSettings(Record):
     )
     profile_s: Seconds = Field(4.0, description="Time to profile before planning.")
     output: Path | None = Field(
-        None, description="Folder that gets a folder with the plan and its report."
+        None, description="Folder in which to create a folder with the plan and its report."
     )
 
 
 def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
     """Validate the settings of a training; InvalidInput names the wrong field.
 
-    None selects the strategy's or model's default. For a user's model, which may be a recipe with
-    its own optimizer, None stays None.
+    None selects the default of the strategy or of the model. For a user's model None stays None,
+    because that model may be a recipe with its own optimizer.
     """
     given = {name: value for name, value in values.items() if value is not None}
     if "epochs" in given and "steps" in given:
@@ -80,7 +80,7 @@ def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
         if given.get("options"):
             hint = "name the strategy that has these options"
             raise InvalidInput("options", "cannot be combined with strategy auto", hint=hint)
-        # strategies without codecs are tried without one
+        # With codec "auto", strategies that do not support codecs are tried without a codec.
         asked = {k: v for k, v in given.items() if (k, v) != ("codec", "auto")}
         for strategy in EXCHANGES.values():
             _refuse_useless(asked, strategy, AUTO, TrainSettings)
@@ -108,7 +108,7 @@ def validated_rehearsal(values: Mapping[str, Any]) -> RehearseSettings:
 
 
 def _check(settings: RunSettings) -> None:
-    """Validate the options, including their numbers in run.toml, and `profile_s`."""
+    """Validate the options, whose numbers must fit into run.toml, and `profile_s`."""
     for name in ("options", "optimizer_options"):
         check_numbers(getattr(settings, name, {}), name, largest=sys.float_info.max)
     is_named = settings.strategy != AUTO
@@ -132,7 +132,7 @@ def configuration(settings: RunSettings) -> Any:
 
 
 def strategy_config(strategy: Strategy, options: Mapping[str, Any], num_workers: int) -> Any:
-    """Build the configuration of a run from options; InvalidInput names the wrong one."""
+    """Build the configuration of a run from options; InvalidInput names the wrong option."""
     for field, why in strategy.options.refused_options.items():
         if field in options:
             raise InvalidInput(f"options.{field}", why)
@@ -162,7 +162,8 @@ def _of_strategy(given: dict[str, Any], kind: type[RunSettings]) -> dict[str, An
         return _numbered(given)
     workers = str(given.get("workers", kind.model_fields["workers"].default))
     strategy.options.count_workers(workers)
-    # As text, which is not compared with the batch size: each worker has its own batches.
+    # Keep the text: a number would be compared with the batch size, but here each worker has its
+    # own batches.
     return given | {"workers": workers}
 
 
@@ -206,7 +207,10 @@ def _numbered(given: dict[str, Any]) -> dict[str, Any]:
 def _refuse_useless(
     given: Mapping[str, Any], strategy: Strategy, asked: str, kind: type[RunSettings]
 ) -> None:
-    """Raise InvalidInput for a setting that the strategy does not support."""
+    """Raise InvalidInput for a given setting that the strategy does not support.
+
+    `asked`: the strategy's name in the error.
+    """
     for name in given:
         knowing = _knowing(name)
         # run.toml contains defaults, which another strategy ignores.
@@ -222,12 +226,15 @@ def _refuse_useless(
 
 
 def _knowing(name: str) -> list[str]:
-    """Return the strategies that support an optional setting; [] if all do."""
+    """Return the names of strategies that support an optional setting.
+
+    Empty for a setting that is not optional: all strategies support it.
+    """
     return [one.name for one in STRATEGIES.values() if name in one.options.settings]
 
 
 def useful_settings(settings: RunSettings) -> dict[str, Any]:
-    """Return the set fields that the strategy uses, by name."""
+    """Return the settings that are not None and that the strategy uses, by name."""
     is_auto = settings.strategy == AUTO
     strategies = tuple(EXCHANGES.values()) if is_auto else (strategy_of(settings),)
     values = settings.model_dump(exclude={"kind"}, exclude_none=True)
@@ -239,7 +246,7 @@ def useful_settings(settings: RunSettings) -> dict[str, Any]:
 
 
 def _codecs(text: str, strategy: Strategy) -> dict[str, Any]:
-    """Return the codec of each kind of tensor, by the strategy's field for it."""
+    """Parse the setting `codec`: return the codec for each of the strategy's codec fields."""
     fields = codec_fields(strategy.config())
     if fields == ("codec",):
         return {"codec": None if text == "none" else text}

@@ -1,8 +1,8 @@
 """Advice: findings about a result, each made by a rule from a metric and a threshold.
 
-The metric of a gain is the largest share of a step that a change could save. It is arithmetic
-with the parts of a typical step: loading, forward and backward divide among workers, everything
-else stays constant.
+The metric of a gain is the largest share of a step that a change could save. It is computed from
+the parts of a typical step, on the assumption that more workers divide loading, forward and
+backward among them, and that all other parts stay constant.
 """
 
 from collections.abc import Iterator
@@ -246,5 +246,8 @@ def shown(found: tuple[Finding, ...]) -> Iterator[str]:
 
 
 def of_unrest(unrest: float, timed: str) -> Iterator[str]:
-    """Yield a warning if the spread of the `timed` repetitions shows that other programs ran."""
+    """Yield a warning if the spread of repeated measurements shows that other programs ran.
+
+    `timed`: what was measured, such as "steps".
+    """
     yield from shown(findings(Metrics({"unrest": unrest}, {"timed": timed})))

@@ -23,7 +23,7 @@ _SHOWN: dict[str, Callable[[float], Quantity]] = {
 
 
 class Difference(Record):
-    """A setting or a machine fact that differs; None if one run lacks it."""
+    """A setting or a machine fact that differs; its value is None if the run lacks it."""
 
     name: str
     left: Any

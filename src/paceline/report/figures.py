@@ -4,9 +4,9 @@ A figure is a dict of traces, layout and configuration, in the words of
 <https://plotly.com/javascript/reference/>. Escape every text that comes from a file: plotly reads a
 subset of HTML in what it draws.
 
-Colours stay apart for colour-blind readers, one for each kind in all figures, after Okabe and Ito's
-palette, <https://jfly.uni-koeln.de/color/>. Pairs of kinds (there and back) share a colour and
-differ by hatching.
+Each kind of task has the same colour in all figures. The colours are from the palette of Okabe and
+Ito, <https://jfly.uni-koeln.de/color/>, which colour-blind readers can distinguish. Two kinds that
+form a pair (there and back) share a colour and differ by hatching.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -123,9 +123,10 @@ def unit_of(longest_s: float) -> tuple[str, float]:
 
 @dataclass(frozen=True)
 class Panel:
-    """A pair of axes with its traces; plotly reads its title as markup.
+    """An x and a y axis with their traces; plotly reads the panel's title as markup.
 
-    Of an axis' settings, `title` is text. `marks`: positions of dotted lines across the x axis.
+    `x`, `y`: plotly's settings of each axis, but their `title` is a plain text. `marks`: positions
+    on the x axis of vertical dotted lines.
     """
 
     traces: Sequence[Described]
@@ -147,8 +148,9 @@ def figure_of(
 ) -> Described:
     """Build a figure of this height in pixels, in the common style.
 
-    Panels stand next to each other or, with their relative `heights`, below one another; `gap` is
-    between two, as a share of the figure. One `is_zoomed` has buttons, which fingers need.
+    Panels are next to each other; if their relative `heights` are given, they are below one
+    another. `gap`: distance between two panels as a share of the figure. `is_zoomed`: show zoom
+    buttons, which touch screens need.
     """
     domains = _domains(heights or [1] * len(panels), gap)
     figure: Described = {"data": [], "layout": _LAYOUT | {"height": height} | layout}
@@ -173,7 +175,10 @@ def figure_of(
 def bars_along(
     fill: Fill, seconds: Sequence[float], told: Sequence[str], **settings: Any
 ) -> Described:
-    """Build horizontal bars of one fill, in the axis' unit; `told` are their hover texts."""
+    """Build horizontal bars with the same fill; `told` are their hover texts.
+
+    `seconds`: lengths of the bars in the unit of the axis.
+    """
     bars = {"type": "bar", "name": fill.label, "orientation": "h", "x": seconds}
     return bars | {"customdata": told, "hovertemplate": HOVER} | settings
 
@@ -206,7 +211,7 @@ _FEW_DECADES = 2
 
 
 def whole_numbers(highest: int, lowest: int = 0) -> dict[str, Any]:
-    """Return settings for an axis of counts: one tick at each whole number."""
+    """Return settings for an axis of counts, with ticks only at whole numbers."""
     apart = max(1, -(-(highest - lowest) // _MOST_TICKS))
     magnitude = 10 ** (len(str(apart)) - 1)
     apart = next(step * magnitude for step in (1, 2, 5, 10) if step * magnitude >= apart)
@@ -238,7 +243,7 @@ def learning_curves(
     score: str,
     scores: Sequence[float | None],
 ) -> Described:
-    """Draw losses and, next to them, test scores if there are any, by epochs or steps."""
+    """Draw losses by epochs or steps; next to them test scores, if there are any."""
     x = {"title": by} | whole_numbers(numbers[-1]) | axis
     mode = "lines+markers" if len(numbers) <= _FEW else "lines"
 

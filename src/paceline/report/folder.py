@@ -13,9 +13,9 @@ from paceline.report.page import write_page
 def write_report(folder: Path, rehearsal: Path | None = None) -> Path:
     """Write report.html into the folder of a result and return its path.
 
-    It is built from result.json and trace.json, and loads nothing from a network. `rehearsal`: the
-    folder of a rehearsal of the same run, to compare with. Raises InvalidInput for a missing or
-    damaged file, and for a rehearsal of another run.
+    The report is built from result.json and trace.json, and loads nothing from a network.
+    `rehearsal`: the folder of a rehearsal of the same run, which the report compares with the run.
+    Raises InvalidInput for a missing or damaged file, and for a rehearsal of another run.
     """
     result = read_result(folder)
     if rehearsal is not None and not isinstance(result, RunResult):

@@ -14,7 +14,7 @@ from paceline.report.format import counted, number, ratio, share
 from paceline.report.tables import plan_name
 from paceline.strategies import STRATEGIES
 
-_GAIN = 1.02  # speed-up that makes additional workers worth using
+_GAIN = 1.02  # least speed-up for which additional workers are worth using
 
 
 def of_run(result: RunResult, timeline: Timeline | None) -> Metrics:
@@ -139,7 +139,7 @@ def _of_epochs(epochs: Sequence[Epoch], score: str, found: Metrics) -> None:
 
 
 def _change(losses: Sequence[float]) -> float | None:
-    """Return the largest relative deviation from the first loss; None if that is zero."""
+    """Return the largest relative deviation from the first loss; None if this loss is zero."""
     first = losses[0]
     return max(abs(loss / first - 1) for loss in losses) if first > 0 else None
 
@@ -160,7 +160,7 @@ def _of_asynchronous(result: RunResult, found: Metrics) -> None:
     if travelling:
         most = max(travelling, key=lambda row: row.nbytes)
         found.values["sent_as_is"] = ratio(most.nbytes, sum(row.nbytes for row in travelling))
-        # A field of the configuration with None: a codec is possible, but none was chosen.
+        # If the configuration's codec field for this purpose is None, a codec could be chosen.
         if most.purpose in result.config and result.config[most.purpose] is None:
             found.words["purpose"] = most.purpose
 
@@ -168,7 +168,7 @@ def _of_asynchronous(result: RunResult, found: Metrics) -> None:
 def _one_more_each(result: RunResult) -> str | None:
     """Return the options that add one alternating worker to each device; None if impossible.
 
-    More lanes alone would place the same workers on fewer devices.
+    The option `lanes` alone would place the same number of workers on fewer devices.
     """
     lanes, staleness = result.config.get("lanes"), result.config.get("staleness")
     if not isinstance(lanes, int) or staleness == 0:  # synchronous workers cannot prefetch
@@ -182,7 +182,7 @@ def _one_more_each(result: RunResult) -> str | None:
 def of_profile(result: ProfileResult) -> Metrics:
     """Compute the metrics of a profile.
 
-    Time between operators, or between a GPU's kernels, counts as calls, not as computation.
+    Time between operators, or between a GPU's kernels, counts as "calls", not as computation.
     """
     whole = result.stages_s or 1.0
     seconds: dict[str, float] = {row.stage: row.seconds for row in result.stages}
@@ -255,7 +255,7 @@ def of_ranking(ranking: RankingRows, *, is_measured: bool) -> Metrics:
 
 
 def _of_other_training(ranking: RankingRows, best: PlanRow, found: Metrics) -> None:
-    """Add the time saved by the fastest training that reaches the same loss another way."""
+    """Add the time saved by the fastest plan that reaches the same loss by another training."""
 
     def rate(plan: PlanRow) -> float:
         return plan.samples_per_s / plan.steps_to_loss.median if plan.steps_to_loss else 0.0

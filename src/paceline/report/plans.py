@@ -29,7 +29,7 @@ _RANGE = "±: the median of the measured steps is meant to be within it in 9 of 
 
 
 def plan_tables(plans: Sequence[PlanRow], alone_samples_per_s: float | None) -> dict[str, Table]:
-    """Return two tables of the best plans by title: same training, and changed training.
+    """Return two tables by title: the best plans with the same training, and with changed training.
 
     Each strategy is listed once with a codec and once without. `alone_samples_per_s` is the
     throughput of the best single worker, for the first table's speed-ups.
@@ -171,7 +171,7 @@ def bandwidth(bits_per_s: float) -> str:
 
 
 def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
-    """Describe a refusal, with the variant or placement if others of the strategy are planned."""
+    """Describe a refusal; name its variant or placement if the strategy has other plans."""
     asked = row.strategy, row.workers
     planned = {plan.placement for plan in plans if (plan.strategy, plan.workers) == asked}
     name = f"a variant of {row.strategy}" if row.placement in planned else row.strategy
@@ -182,9 +182,9 @@ def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
 def present(
     out: Console, result: PlanResult, title: str, folder: Path | None, *, form: Form, drawing: str
 ) -> None:
-    """Print a plan; with a drawing, print its explanation, too.
+    """Print a plan; if there is a drawing, print the drawing and the explanation, too.
 
-    `folder`: where the plan was saved, if it was.
+    `folder`: folder in which the plan was saved; None if it was not saved.
     """
     if form == "json":
         out.print_json(data=_data(result, folder, drawing), highlight=out.is_terminal)

@@ -192,7 +192,7 @@ def _processes(result: ProfileResult) -> Table:
 
 
 def surplus_sentence(result: ProfileResult) -> str | None:
-    """Compare worker 0's memory with the other workers'; None if it is alone."""
+    """Compare worker 0's memory with that of the other workers; None for a single worker."""
     surplus = result.surplus_nbytes
     if surplus is None:
         return None

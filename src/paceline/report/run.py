@@ -142,7 +142,7 @@ def _prediction(result: RunResult) -> Iterator[tuple[str, str, str]]:
 
 
 def _plans(result: RunResult) -> Table:
-    """Return the table of plans, with the run's own marked."""
+    """Return the table of plans, in which the run's own plan is marked."""
     table = plans_table(result.plans).without("devices", "efficiency", "exposed", "memory")
     used = result.strategy, result.settings.workers
     rows: Rows = []

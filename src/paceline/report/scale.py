@@ -133,7 +133,7 @@ def _overhead(alone: Sequence[TimedCell]) -> Table:
 
 
 def _longer(one: TimedCell, least: TimedCell) -> Quantity:
-    """Format the extra time over the fastest epoch, marked if the two spreads overlap."""
+    """Format the extra time over the fastest epoch, with a mark if the two spreads overlap."""
     change = one.epoch_s / least.epoch_s - 1
     unsure = one is not least and not one.differs_from(least)
     text = change_text(change) + (", not significant" if unsure else "")
@@ -176,8 +176,8 @@ def _cells(cells: Sequence[ScaleCell]) -> Table:
 def _epoch_times(cells: Sequence[TimedCell]) -> Described:
     """Draw epoch times by workers: a row for each batch, a bar for each method and kind.
 
-    Whiskers are the cells' spreads. Bars of weak scaling contain the mean time for one
-    worker's samples.
+    Whiskers show the cells' spreads. Bars of weak scaling show the mean time for the samples of one
+    worker.
     """
     batches = _distinct(cells, lambda one: one.batch)
     unit, factor = unit_of(max(cell.epoch_s for cell in cells))

@@ -12,10 +12,10 @@ _SCALINGS = get_args(Scaling)
 
 
 def of_study(cells: Sequence[ScaleCell]) -> Metrics:
-    """Compute the metrics of the fastest cell; none if all cells failed.
+    """Compute the metrics of the fastest cell; there are none if all cells failed.
 
-    Only cells of one kind are compared (measured before rehearsed before predicted), and of one
-    scaling (strong first, with a shared batch first).
+    Only cells of the same kind and scaling are compared. The kind is the first available one of
+    measured, rehearsed and predicted; the scaling is the first available one of `Scaling`.
     """
     found = Metrics({"unrest": unrest_of(cells)}, {"timed": "repetitions"})
     known = comparable(cells)
@@ -40,7 +40,7 @@ def of_study(cells: Sequence[ScaleCell]) -> Metrics:
 
 
 def comparable(cells: Iterable[ScaleCell]) -> list[TimedCell]:
-    """Return the cells of the most real kind available, and of one scaling."""
+    """Return the cells of the most real kind available that have the same scaling."""
     known = most_real(timed(cells))
     first = min((_SCALINGS.index(one.scaling) for one in known), default=0)
     return [one for one in known if one.scaling == _SCALINGS[first]]

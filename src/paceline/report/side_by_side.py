@@ -1,8 +1,8 @@
 """Compare the learning of any number of runs, as figures 5 to 8 of Ma, Rusu et al. 2020.
 
-Loss against seconds of training and against epochs, each worker's share of the updates, and the
-share of the time in which each device computed. As in the paper, losses are also divided by the
-lowest that any of the runs has reached.
+The page shows loss against seconds of training and against epochs, each worker's share of the
+updates, and the share of the time in which each device computed. As in the paper, losses are also
+divided by the lowest loss of all runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,10 +44,10 @@ class Point(Record):
 
 
 class Side(Record):
-    """One of the runs; `differs` lists the settings that differ between the runs.
+    """One of the compared runs; `differs` lists its settings that differ between the runs.
 
-    `update_shares` and `utilisation` are by worker, if the result has them. `reached_s`: the time
-    at which the run reached the loss that all runs have reached.
+    `update_shares` and `utilisation` have a value for each worker, if the result has these data.
+    `reached_s`: the time at which the run reached the lowest loss that all runs have reached.
     """
 
     name: str
@@ -65,13 +65,13 @@ class Side(Record):
         return min(point.loss for point in self.points)
 
     def loss_at(self, seconds: float) -> float | None:
-        """Return the loss of the last epoch that ended by then; None before the first."""
+        """Return the loss of the last epoch that ended within `seconds`; None if none ended."""
         losses = [point.loss for point in self.points if point.seconds <= seconds]
         return losses[-1] if losses else None
 
 
 class SideBySide(Record):
-    """The runs; `loss` names the compared loss, `reached` is a value that all runs reached."""
+    """The compared runs; `loss` names their loss, `reached` is its lowest value in all runs."""
 
     loss: str
     lowest: float
@@ -199,7 +199,7 @@ def _divided(loss: float | None, sides: SideBySide) -> str:
 
 
 def normalised(loss: float, sides: SideBySide) -> float:
-    """Divide a loss by the lowest loss of all runs, unless that is zero."""
+    """Divide a loss by the lowest loss of all runs, unless the lowest loss is zero."""
     return loss / sides.lowest if sides.lowest else loss
 
 
@@ -237,7 +237,7 @@ def _curves(sides: SideBySide) -> Described:
 
 
 def _field(sides: SideBySide, name: str) -> dict[str, Mapping[str, float]]:
-    """Return a field by worker for each run that has it."""
+    """Return, for each run that has data for it, a field's values by worker."""
     values = {run.name: getattr(run, name) for run in sides.runs}
     return {run: own for run, own in values.items() if own}
 

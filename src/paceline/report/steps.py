@@ -24,9 +24,9 @@ _FEWEST = 4
 class Excerpt:
     """The spans of a few steps, in seconds from the start of the excerpt.
 
-    Spans that reach beyond the excerpt keep their times. It begins and ends with weight updates of
-    one device, at `step_ends_s`. Only the first rows of a large timeline are included. An example
-    of a title is "measured: 2 of 20 steps".
+    Spans that reach beyond the excerpt keep their times. Steps begin and end with weight updates of
+    one device; `step_ends_s`: ends of the steps. Of a large timeline only the first rows are
+    included. A title is, for example, "measured: 2 of 20 steps".
     """
 
     title: str
@@ -168,7 +168,10 @@ def _lines(seconds: Mapping[str, Sequence[float]]) -> Described:
 
 
 def thinned(values: Sequence[float], most: int) -> tuple[list[int], list[float]]:
-    """Reduce values to at most `most`, each the maximum of neighbours, with positions from 1."""
+    """Reduce values to at most `most`, by the maximum of each group of neighbours.
+
+    Returns the positions of these maxima, counted from 1, and the maxima.
+    """
     size = -(-len(values) // most)
     numbers = [
         max(range(first, min(first + size, len(values))), key=values.__getitem__)

@@ -23,7 +23,7 @@ Rows = list[tuple[str, ...]]
 
 
 class Marked(str):
-    """A text that a page shows with a fill's colour, or bold with a word in a chip."""
+    """A text that a page shows with a colour (`fill`), or in bold with a small label (`chip`)."""
 
     __slots__ = ("chip", "fill")
     chip: str
@@ -68,7 +68,7 @@ class Table:
         return list(map(Column, self.head, kinds, units))
 
     def first(self, most: int) -> "Table":
-        """Return the table with its first rows alone."""
+        """Return the table with only its first rows."""
         return replace(self, rows=self.rows[:most])
 
     @property
@@ -152,7 +152,7 @@ def plan_name(plan: PlanRow) -> str:
 
 
 def plans_table(plans: Sequence[PlanRow]) -> Table:
-    """Return a table of plans with the reason for each time; efficiencies only if known."""
+    """Return a table of plans with the reason for each step time; efficiencies only if known."""
     rows: Rows = []
     for plan in plans:
         step = duration(plan.step_s)

@@ -94,7 +94,7 @@ def side_by_side_tables(sides: SideBySide) -> Iterator[Table]:
 
 
 def epoch_line(epoch: Epoch, epochs: int | None, score: str) -> str:
-    """Format an epoch's losses; `epochs` is their number, if known, `score` the score's name."""
+    """Format an epoch's losses; `epochs`: number of epochs, if known; `score`: the score's name."""
     of = "" if epochs is None else f"/{epochs}"
     line = f"epoch {epoch.number + 1}{of}: train loss {epoch.train_loss:.4f}"
     return line + tested(epoch.test_loss, epoch.score, score)

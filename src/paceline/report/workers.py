@@ -58,7 +58,7 @@ def _loss_in_time(result: RunResult) -> Described:
 
 
 def _gaps(made: Updates) -> Described:
-    """Return, by time, the lead of the fastest worker over the slowest in updates."""
+    """Return over time by how many updates the fastest worker leads the slowest."""
     # Updates of different workers may be recorded slightly out of order.
     times, gaps = zip(*sorted(made.gaps), strict=True)
     line: Described = {"type": "scatter", "x": times, "y": gaps, "mode": "lines"}

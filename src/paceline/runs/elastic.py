@@ -31,7 +31,7 @@ from paceline.runs.session import go_through
 
 logger = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"
-_MOST_RESTARTS = 3  # of a worker whose attempts all end within _SOON_S
+_MOST_RESTARTS = 3  # restarts of a worker in a row, if each attempt ends within _SOON_S
 _SOON_S = 30.0
 _POLL_S = 0.1
 _TICK_MS, _HEARTBEAT_MS = 100, 5000
@@ -72,7 +72,7 @@ class _Workers:
     def _started(self, number: int) -> Process:
         place = self._numbers.index(number)
         environment = {
-            "RANK": str(number),  # for logs: to torch each worker is rank 0 of its own group
+            "RANK": str(number),  # only for logs: in torch each worker is rank 0 of its own group
             "WORLD_SIZE": "1",
             "LOCAL_RANK": str(place),
             "LOCAL_WORLD_SIZE": str(len(self._numbers)),
@@ -207,7 +207,7 @@ def _go_through(request: RunRequest, number: int, lighthouse: str, group: Group)
 
 def main() -> None:
     """Run one worker."""
-    # torchft warns about NCCL at each change of the workers.
+    # Hide a warning about NCCL that torchft repeats whenever workers join or leave.
     logging.getLogger("torchft").setLevel(logging.ERROR)
     request, number, lighthouse = sys.argv[1:]
     asked = RunRequest.model_validate_json(request)

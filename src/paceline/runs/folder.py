@@ -41,8 +41,8 @@ def _prefix(began_s: float, model: str) -> str:
 def id_by_torchrun(model: str, suffix: str = "") -> str:
     """Return a folder name that stays the same when torchrun restarts the run.
 
-    torchrun is the parent process, identified by its pid and start time. The second and later runs
-    of a program are numbered.
+    The name contains the start time and a checksum of this process's parent, which is torchrun. A
+    number is appended for the second and later runs of a program.
     """
     parent = os.getppid()
     began_s = psutil.Process(parent).create_time()
@@ -52,7 +52,7 @@ def id_by_torchrun(model: str, suffix: str = "") -> str:
 
 
 def make_folder(output: Path, run_id: str, *, exists: bool = False) -> Path:
-    """Create the folder of a run, unless it `exists`; InvalidInput if that fails."""
+    """Create the folder of a run, which may exist if `exists` is set; InvalidInput on failure."""
     folder = output / run_id
     try:
         folder.mkdir(parents=True, exist_ok=exists)
@@ -65,10 +65,10 @@ def make_folder(output: Path, run_id: str, *, exists: bool = False) -> Path:
 def run_folder(
     output: Path, run_id: str, settings: Record, *, exists: bool = False
 ) -> Iterator[Path]:
-    """Create the folder of a run, unless it `exists`, and write the run's settings.
+    """Create the folder of a run, unless it `exists`, and write the run's settings into it.
 
-    A created folder is removed at the end if nothing else was written to it. Raises InvalidInput if
-    the folder cannot be created or written to.
+    A new folder is removed at the end if it contains only the settings. Raises InvalidInput if the
+    folder cannot be created or written to.
     """
     folder = make_folder(output, run_id, exists=exists)
     try:
@@ -105,7 +105,10 @@ def show_plan(
     is_measured: bool,
     **fields: Any,
 ) -> None:
-    """Print a ranking as a PlanResult with these fields, and save it below `output`, if given."""
+    """Print a ranking, and save it in a new folder in `output`, if given.
+
+    `fields` are further fields of its `PlanResult`.
+    """
     rows = RankingRows.of(ranking)
     found = advice.findings(metrics.of_ranking(rows, is_measured=is_measured))
     result = PlanResult(ranking=rows, findings=found, **fields)

@@ -29,15 +29,15 @@ from paceline.planner.best_chunk import with_best_chunk
 from paceline.records.settings import AUTO
 from paceline.strategies import EXCHANGES, IN_STEP, find_strategy
 
-_HOPELESS = 1.5  # an exchange predicted to take so much longer than the fastest is not tried
+_HOPELESS = 1.5  # exchanges predicted to be slower than the fastest by this factor are not tried
 logger = logging.getLogger(__name__)
 
 
 def forecasts_of(session: TrainingSession, runner: Runner) -> list[Forecast]:
-    """Profile, and forecast the session's strategy and those comparable with it.
+    """Profile and forecast the session's strategy, and the strategies comparable with it.
 
-    Strategies that exchange whole gradients are profiled in turns; the best comes first. The list
-    is empty if the runner measures nothing.
+    Strategies that exchange whole gradients are profiled in turns. The best forecast comes first.
+    The list is empty if the runner measures nothing.
     """
     strategy, config = session.strategy, session.config
     if not isinstance(runner, ReplicaRunner):
@@ -45,7 +45,7 @@ def forecasts_of(session: TrainingSession, runner: Runner) -> list[Forecast]:
         if calibrated is None:
             return []
         machine, cost = calibrated
-        # a worker that is lost, or does not help, has left
+        # The machine has no devices of workers that were lost or that do not help.
         config = replace(config, workers=min(config.workers, machine.num_devices))
         planned = (runner.workload, machine, strategy, config, runner.samples_per_step, cost)
         return [forecast(*planned, balanced=session.settings.balance is not None)]
@@ -81,10 +81,10 @@ def forecast_with(
 def ranking_of(session: TrainingSession, runner: Runner, forecasts: Sequence[Forecast]) -> Ranking:
     """Rank the forecasts together with all other synchronous strategies, or their refusals.
 
-    Strategies that split the model are profiled separately, each with its own model. All are
-    profiled twice in turns, and the faster forecast counts, so that other programs on the machine
-    do not decide the order. Finally rank 0 profiles one worker that uses the whole machine. All
-    ranks must call this together; only rank 0 gets all forecasts.
+    Each strategy that splits the model is profiled separately, with its own model. All strategies
+    are profiled twice in turns, and the faster forecast counts, so that other programs on the
+    machine do not decide the order. Finally rank 0 profiles one worker that uses the whole machine.
+    All ranks must call this together; only rank 0 gets all forecasts.
     """
     if session.strategy.is_led:  # a group of one process cannot profile synchronous ranks
         return Ranking(tuple(forecasts), (), session.settings.batch_size)
@@ -134,7 +134,7 @@ def _of_one_worker(session: TrainingSession) -> Forecast:
 
     The other ranks end first, so that the machine is free.
     """
-    strategy = next(iter(EXCHANGES.values()))  # any strategy will do without an exchange
+    strategy = next(iter(EXCHANGES.values()))  # one worker exchanges nothing with any strategy
     alone = Group.alone(session.group.device, session.group.deadline_s)
     settings = session.settings.model_copy(update={"workers": 1})
     session = _beside(replace(session, group=alone, settings=settings), strategy)
@@ -153,12 +153,13 @@ def candidates_of(
 ) -> list[Candidate]:
     """Return the exchanges that may be the fastest, the simplest first.
 
-    `decide` receives their predicted steps.
+    `decide` is called with a text that lists them, and all predicted step times.
     """
     # Profiles differ between ranks, so rank 0 decides for all.
     predicted = group.gather({name: one.step_s for name, one in by_name.items()})[0]
     limit_s = _HOPELESS * min(predicted.values())
-    # Torch's own all-reduce is always tried, and codecs are last, because ties go to the first.
+    # Torch's own all-reduce is always tried, and comes first, because a tie selects the earlier
+    # exchange. Exchanges with codecs come last.
     simplest, *others = sorted(by_name, key=lambda name: _simplicity(by_name[name]))
     names = [simplest, *(name for name in others if predicted[name] <= limit_s)]
     if group.world_size == 1:
@@ -182,10 +183,10 @@ def _simplicity(found: Forecast) -> tuple[bool, int]:
 def train_best(
     session: TrainingSession, runner: ReplicaRunner, forecasts: Sequence[Forecast]
 ) -> tuple[Forecast, Outcome]:
-    """Train with the fastest exchange by the run's own steps, and log each choice.
+    """Train with the exchange that is fastest in the run's own steps, and log each choice.
 
-    Exchanges predicted to be much slower are not tried; the first one, torch's own, always is.
-    Returns the forecast of the strategy used last, and the outcome.
+    Exchanges predicted to be much slower than the fastest are not tried, except torch's own
+    all-reduce. Returns the forecast of the strategy used last, and the outcome.
     """
     group, decisions = session.group, list[str]()
 

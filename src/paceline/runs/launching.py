@@ -47,9 +47,9 @@ logger = logging.getLogger(__name__)
 
 
 def requested(verb: Verb, values: Mapping[str, Any], **how: bool) -> RunRequest:
-    """Validate the settings of a verb and return the request; `how` are its other fields.
+    """Validate a command's settings, and return the request; `how` are its other fields.
 
-    Raises InvalidInput that names the value that is wrong.
+    Raises InvalidInput, which names the wrong setting.
     """
     settings: TrainSettings | RehearseSettings
     if verb == "rehearse":
@@ -71,7 +71,7 @@ def requested(verb: Verb, values: Mapping[str, Any], **how: bool) -> RunRequest:
 def _check_learning(settings: TrainSettings) -> None:
     """Raise InvalidInput for an unusable optimizer or schedule before workers start.
 
-    The user's own factories are imported by the workers only.
+    Factories of the user (package.module:factory) are not checked: only workers import them.
     """
     if settings.optimizer is not None and ":" not in settings.optimizer:
         optimizer_for(settings)
@@ -93,7 +93,7 @@ def with_ranks(values: Mapping[str, Any]) -> dict[str, Any]:
 def take_part(request: RunRequest) -> tuple[RunResult, Path]:
     """Carry out this rank's part of a request, in a user's program under torchrun.
 
-    Returns the result, and the folder that rank 0 wrote on its machine. Raises WorkersFailed for an
+    Returns the result, and the folder, which is on rank 0's machine. Raises WorkersFailed for an
     error that a rank has reported.
     """
     _check_led(request)
@@ -121,7 +121,8 @@ def carry_out(request: RunRequest) -> Path:
     """Carry out a request, and return the folder of the run.
 
     Raises InvalidInput or WorkerLost for errors that workers could not report themselves, and
-    WorkersFailed for reported ones. A rank of torchrun exits here.
+    WorkersFailed for errors that they have reported. Under torchrun this process is a rank, and
+    exits here.
     """
     settings = request.settings
     if under_torchrun():

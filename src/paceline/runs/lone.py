@@ -24,13 +24,14 @@ logger = logging.getLogger(__name__)
 def why_alone(
     session: TrainingSession, runner: Runner, forecasts: Sequence[Forecast]
 ) -> str | None:
-    """Return why rank 0 should train alone, or None if it should not; collective.
+    """Return why rank 0 should train alone, or None if it should not.
 
-    The fastest rank alone and all ranks take steps of the same samples in turns.
+    To compare, the fastest rank alone and all ranks together take steps of the same samples in
+    turns. All ranks must call this together.
     """
     settings, group = session.settings, session.group
     if not isinstance(runner, ReplicaRunner) or session.strategy.name not in EXCHANGES:
-        return None  # rounds of strategy local change the training
+        return None  # a training with strategy local is not the same as with one worker
     if group.world_size == 1 or runner.setup.first is None:
         return None
     profiled = runner.with_equal_shares
@@ -73,11 +74,11 @@ def may_be_alone(settings: RunSettings) -> bool:
 def _plausible(seconds: Sequence[float], best: Forecast, num_ranks: int) -> tuple[int, bool, str]:
     """Return the fastest rank, whether it may be faster alone, and the strategy to compare with.
 
-    Ranks of one machine share its cores, of which a rank alone has all.
+    Ranks of one machine share its cores; a rank that trains alone has all cores.
     """
     fastest = min(range(num_ranks), key=seconds.__getitem__)
     if seconds[0] <= _ALIKE * seconds[fastest]:
-        fastest = 0  # which has the run's folder
+        fastest = 0  # preferred, because rank 0 has the run's folder
     on_one_machine = len({device.host for device in best.machine.devices[:num_ranks]}) == 1
     alone_s = seconds[fastest] / (num_ranks if on_one_machine else 1)
     return fastest, alone_s <= _HOPELESS * best.step_s, best.strategy

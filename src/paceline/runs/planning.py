@@ -48,19 +48,20 @@ def plan(
 ) -> Ranking:
     """Forecast each strategy on a machine with 1, 2, ... workers, and rank them, best first.
 
-    Forecasts cover each placement of each strategy, with the best chunk, and with codecs whose
-    speed the machine file states. The ranking also has the `refused` configurations with reasons,
+    Forecasts cover each placement of each strategy, with the best chunk, and with all codecs whose
+    speed the machine file contains. The ranking also has the `refused` configurations with reasons,
     the number of workers `worth` using, and in `advice` the best plans with and without a codec.
 
-    `machine`: a file, or the name of one of machines/*.toml. `batch_size`: samples of a step over
-    all workers. `input_shape`: shape of one sample, required for modules and factories. `workers`
-    restricts the worker counts, `strategies` or `strategy` the strategies: names,
-    package.module:record, or records. `options`: fields of the configuration of a single strategy;
-    a codec among them is compared with no codec. `precision`: "bfloat16" or "float16" computes with
-    two bytes a value. `measured`: throughput of one device, such as "350/s" or "350/s@128" (batch
-    128; by default a worker's share of the batch, or `batch_size` without `workers`). `profile`:
-    folder or result.json of `paceline profile` with one worker, instead of `measured`. Raises
-    InvalidInput if the model, the machine or the numbers do not fit.
+    `machine`: a machine file, or the name of one of machines/*.toml. `batch_size`: samples of a
+    step over all workers. `input_shape`: shape of one sample, required for modules and factories.
+    `workers`: the only number of workers to plan for. `strategies` or `strategy`: the only
+    strategies to plan, each as a name, package.module:record or `Strategy`. `options`: fields of
+    the configuration of a single strategy; if they include a codec, plans without a codec are
+    compared, too. `precision`: "bfloat16" or "float16" computes with two bytes per value.
+    `measured`: throughput of one device, such as "350/s", or "350/s@128" with batch size 128. The
+    default batch size is a worker's share of the batch; without `workers`, it is `batch_size`.
+    `profile`: folder or result.json of `paceline profile` with one worker, instead of `measured`.
+    Raises InvalidInput if the model, the machine or the numbers do not fit.
     """
     named, own = _asked(strategy, strategies, options)
     asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
@@ -85,9 +86,9 @@ def sweep(
 ) -> Sweep:
     """Return the rankings of `plan` over a range of link bandwidths or latencies.
 
-    `over`: "bandwidth=100M:10G" in bit/s or "latency=10u:1m" in seconds, of the links between
-    hosts; on a single host, of all links. Without `workers` all devices are used. Raises
-    InvalidInput as `plan` does.
+    `over`: the range, such as "bandwidth=100M:10G" in bit/s or "latency=10u:1m" in seconds. It
+    applies to the links between hosts; for a single host, to all links. Without `workers` all
+    devices are used. Raises the same errors as `plan`.
     """
     named, own = _asked(strategy, strategies, options)
     asked = model, machine, batch_size, input_shape, workers, precision, measured, profile
@@ -131,10 +132,11 @@ def forecast(
 ) -> Forecast:
     """Predict one configuration of a strategy on a machine's first devices.
 
-    `options`: fields of the strategy's configuration, such as codec="dynamic8"; without a chunk the
-    best one is used. Without `workers` all devices are used, at most one for each sample.
-    `balanced`: shares of the batch follow the workers' speeds. The other arguments are those of
-    `plan`. Raises InvalidInput as `plan` does, and with the reason for what `plan` would refuse.
+    `options`: fields of the strategy's configuration, such as codec="dynamic8"; if they do not set
+    `chunk`, the best chunk size is used. Without `workers` all devices are used, at most one for
+    each sample. `balanced`: whether shares of the batch follow the workers' speeds. The other
+    arguments are those of `plan`. Raises the same errors as `plan`, and InvalidInput with the
+    reason for a configuration that `plan` would list as refused.
     """
     named = find_strategy(strategy) if isinstance(strategy, str) else strategy
     if balanced and named.planning.plan_balanced is None:
@@ -161,7 +163,7 @@ def _asked(
     several: Sequence[str | Strategy] | None,
     options: Mapping[str, Any] | None,
 ) -> tuple[tuple[Strategy, ...], Mapping[str, Any]]:
-    """Return the strategies given, and the options if there is one strategy."""
+    """Return the given strategies and options; options require a single strategy."""
     if one is not None and several is not None:
         raise InvalidInput("strategy", "cannot be combined with strategies")
     each = [one] if one is not None else several or ()
@@ -186,9 +188,9 @@ def _trying(
     input_shape: tuple[int, ...] | None,
     options: Mapping[str, Any],
 ) -> Strategy:
-    """Return the strategy so that it plans only cuts that the model allows.
+    """Return the strategy, changed so that it plans only cuts that the model allows.
 
-    The default cuts of built-in models are known to work: tests try them.
+    For the default cut of a built-in model this is not needed: tests have tried it.
     """
     is_known = isinstance(model, str) and recorded(model, 1) is not None
     planning = strategy.planning
@@ -209,7 +211,7 @@ def _trying(
 
     def memory_of(workload: Workload, machine: Machine, config: Any) -> Mapping[str, int]:
         assert planning.memory is not None  # every strategy with a trial has it
-        planning.memory(workload, machine, config)  # fails early without a head
+        planning.memory(workload, machine, config)  # fails early if no layer can be the head
         return planning.memory(tried(workload, config), machine, config)
 
     return replace(strategy, planning=replace(planning, plan=plan_of, memory=memory_of))

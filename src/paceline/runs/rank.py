@@ -32,7 +32,7 @@ def as_rank(
 ) -> int:
     """Run `carry_out` as one rank and return the exit code; an error is printed as one line.
 
-    `device` replaces the rank's default device, which is its GPU, if there is one.
+    `device` replaces the rank's default device: its GPU, or the CPU without a GPU.
     """
     rank = os.environ.get("RANK", "0")
     log_to_stderr(quiet=rank != "0")
@@ -42,7 +42,8 @@ def as_rank(
     reach("rank.started", worker=int(rank))
     try:
         with process_group(deadline_s, device, exchanges_alone=exchanges_alone) as group:
-            share_cores(group.device)  # the process group's threads keep all cores
+            # Only now, so that the process group's threads may use all cores.
+            share_cores(group.device)
             _handle_signals(partial(_signalled, group))
             if early:
                 _signalled(group, early[0], None)
@@ -82,8 +83,9 @@ def _handle_signals(handler: Callable[[int, object], object]) -> None:
 def _signalled(group: Group, number: int, _: object) -> None:
     """Exit on a signal outside of the steps, when there is nothing to save.
 
-    SIGTERM is ignored if another rank has died: this rank then ends by itself and reports which
-    one. torchrun may send SIGTERM before this rank notices, and kills it much later.
+    SIGTERM is ignored if another rank has died: this rank then ends by itself, and reports which
+    rank died. torchrun may send SIGTERM before this rank notices the death, but kills this rank
+    only much later.
     """
     if number == signal.SIGTERM and group.dead():
         return

@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 class RunRequest(Record):
     """A training, rehearsal or plan on this machine, as passed to each of its processes.
 
-    Results are printed as tables or `as_json`, unless `quiet`. `keep` saves a plan in a folder.
-    `lost`: the workers lost in earlier attempts, and why.
+    `quiet`: print no results. `as_json`: print them as JSON, not as tables. `keep`: save a plan in
+    a folder. `lost`: the workers lost in earlier attempts, and why.
     """
 
     verb: Verb

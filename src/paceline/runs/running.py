@@ -46,7 +46,7 @@ class Run:
         return read_timeline(self.folder / "trace.json", self.result.origin)
 
     def report(self, path: str | Path) -> Path:
-        """Copy the report to `path`, and return that."""
+        """Copy the report to `path`, and return `path`."""
         written, wanted = write_report(self.folder), Path(path)
         if not (wanted.exists() and wanted.samefile(written)):
             shutil.copyfile(written, wanted)
@@ -96,11 +96,12 @@ def train(
 ) -> Run:
     """Train a model on this machine and return the finished run.
 
-    `model` is a built-in name, "package.module:factory" or a recipe, whose workers are forked from
-    this process. The other arguments are fields of `paceline.TrainSettings`; None selects the
-    strategy's or model's default. With `resume`, arguments left at their default are those of the
-    resumed run. Raises InvalidInput, WorkerLost for a worker that died, and WorkersFailed for an
-    error in the workers. A hub or coordinator, or a rank of torchrun, runs in this process.
+    `model` is a built-in name, "package.module:factory" or a recipe; the workers of a recipe are
+    forked from this process. The other arguments are fields of `paceline.TrainSettings`; None
+    selects the default of the strategy or of the model. With `resume`, arguments left at their
+    default take the values of the resumed run. Raises InvalidInput for unusable arguments,
+    WorkerLost for a worker that died, and WorkersFailed for an error in the workers. A hub, a
+    coordinator or a rank of torchrun runs in this process.
     """
     return _done("train", train, locals())
 

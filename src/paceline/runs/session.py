@@ -69,7 +69,7 @@ def _carried_out(
 ) -> str | None:
     """Carry out a request; if rank 0 is faster alone, return the reason before any training.
 
-    `decisions`: earlier ones, for the result.
+    `decisions`: earlier decisions, to be included in the result.
     """
     # Only rank 0, or the first elastic worker, prints.
     silent = group.rank != 0 or (elastic is not None and elastic.number != 0)
@@ -94,7 +94,7 @@ def _carried_out(
             _show_ranking(request, session, ranking, out, title)
             return None
         if may_be_alone(settings) and (reason := why_alone(session, runner, forecasts)):
-            return reason  # the folder, which is empty, is removed
+            return reason  # `_folder_of` removes the folder, which contains only the settings
         if not session.is_rehearsal:
             rows = list(map(PlanRow.of, forecasts))
             for table in in_terminal(rows, title, None):
@@ -122,9 +122,9 @@ def _save(
     result: RunResult,
     timelines: Sequence[Timeline],
 ) -> None:
-    """Save the model, collectively, and write the run's files on the rank with a folder.
+    """Save the model on all ranks together, and write the run's files on the rank with a folder.
 
-    Raises InvalidInput on that rank if they cannot be written, for example on a full disk.
+    Raises InvalidInput on that rank if the files cannot be written, for example on a full disk.
     """
     try:
         if not session.is_rehearsal:
@@ -178,7 +178,7 @@ def _doubt(forecasts: Sequence[Forecast], group: Group) -> None:
 
 
 def _agreed(request: RunRequest, group: Group) -> RunRequest:
-    """Adopt rank 0's run id, because torchrun's ranks each made their own.
+    """Return the request with rank 0's run id, because each rank of torchrun made its own id.
 
     Raises InvalidInput if a rank's settings differ from rank 0's.
     """
@@ -195,7 +195,7 @@ def _agreed(request: RunRequest, group: Group) -> RunRequest:
 
 
 def _folder_of(session: TrainingSession) -> AbstractContextManager[Path]:
-    """Provide the folder of a new or resumed run, with its settings written."""
+    """Return the context of the folder of a new or resumed run, with its settings written."""
     settings = session.settings
     goes_on = isinstance(settings, TrainSettings) and settings.resume is not None
     exists = goes_on or num_restarts_by_torchrun() > 0 or session.elastic is not None
@@ -232,7 +232,7 @@ def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> T
 
 
 def as_learned(settings: TrainSettings, resumed: State | None) -> TrainSettings:
-    """Add the strategy and chunk that the resumed run found to be fastest to the settings."""
+    """Return the settings with the strategy and chunk that the resumed run found to be fastest."""
     if resumed is None or "progress" not in resumed.parts:
         return settings
     progress, options = resumed.parts["progress"], dict(settings.options)

@@ -25,10 +25,11 @@ _EXAMPLE_BITS = 100e6 * 32  # float32 gradients of 100 million parameters
 class Machine(Record):
     """The facts that warnings are based on.
 
-    `cores`: usable by this process. `quota`: processors allowed by the control group. `load`:
-    runnable processes, averaged over a minute. `torch_capability`, `kernels`: instruction sets that
-    torch and Paceline use. `apart`: pairs of GPUs without peer access. `unusable_gpus`: why no GPU
-    can be used. `networks`: speed of each interface in bit/s, if known.
+    `cores`: number of cores that this process may use. `quota`: number of processors that the
+    control group allows. `load`: number of runnable processes, averaged over a minute.
+    `torch_capability`: instruction set that torch uses. `kernels`: instruction sets that Paceline
+    uses. `apart`: pairs of GPUs without peer access. `unusable_gpus`: why no GPU can be used.
+    `networks`: speed of each network interface in bit/s, if known.
     """
 
     cores: int

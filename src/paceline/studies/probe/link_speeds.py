@@ -31,9 +31,9 @@ _SMALL_COPY_NBYTES, _LARGE_COPY_NBYTES = 4, 1 << 26
 
 @dataclass(frozen=True)
 class Links:
-    """Measures the links of a machine, collectively.
+    """Measures the links of a machine, on all ranks together.
 
-    `hosts` lists the ranks of each host; `method` begins the source text of each link.
+    `hosts` lists the ranks of each host. `method`: start of the text in each link's `source`.
     """
 
     machine: Machine
@@ -168,7 +168,8 @@ def _link(ends: tuple[str, str], seconds: tuple[float, float]) -> Link:
 def measure_codec_latencies(sampler: Sampler, deadline_s: float) -> dict[Kernel, float]:
     """Return, for each codec, half of the seconds that it adds to a small all-reduce.
 
-    An all-reduce encodes and decodes twice. Requires two or more ranks.
+    The factor is one half because an all-reduce encodes and decodes twice. Requires two or more
+    ranks.
     """
     group = sampler.group
     all_reduce = CompressedAllReduce(range(group.world_size), group.device, deadline_s)

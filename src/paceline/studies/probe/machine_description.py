@@ -18,8 +18,8 @@ from paceline.report.format import counted
 class RankFigures(BaseModel, frozen=True):
     """The measurements of one rank, and its host.
 
-    `copies` are in bytes per second; `sum_s` and `codec_latencies` are in seconds, and require
-    several ranks. The first rank of each host with GPUs measures `host_codecs`.
+    `copies` are in bytes per second. `sum_s` and `codec_latencies` are in seconds, and are measured
+    only with several ranks. `host_codecs` is measured only by the first rank of a host with GPUs.
     """
 
     hostname: str
@@ -64,7 +64,8 @@ def machine_of(
 def unrest_of(ranks: Sequence[RankFigures]) -> float:
     """Return the relative spread of arithmetic measurements around their median.
 
-    The spread covers repetitions on each rank, and ranks with devices of the same kind.
+    The spread includes that of the repetitions on each rank, and that between ranks with devices of
+    the same kind.
     """
     own = [one for rank in ranks for one in (rank.device.convolution, rank.device.linear)]
     speeds = [rank.device.convolution.median for rank in ranks]

@@ -142,9 +142,9 @@ def output_problem(settings: ProbeSettings) -> InvalidInput | None:
 
 
 def measure(settings: ProbeSettings, usable: list[int], group: Group) -> Machine:
-    """Measure devices, hosts and links, collectively.
+    """Measure devices, hosts and links; all ranks must call this together.
 
-    `usable`: the processors that this rank's process was started with.
+    `usable`: the processors that this rank's process was allowed to use when it started.
     """
     place = find_local_ranks(group)
     each = settings.seconds / _NUM_MEASURED

@@ -25,7 +25,7 @@ from paceline.studies.profile.profiled_steps import optimizer_of, profiled_recip
 from paceline.training.models import describe
 from paceline.training.recipes.recipe import built, new_model
 
-_FINENESS = 16  # the search ends when the next attempt would be less than 1/16 larger
+_FINENESS = 16  # the search ends when the limit is known to 1/16 of the largest batch that fits
 _FEW, _MOST = 2, 2**24  # batch norm needs two samples
 _SHARE_OF_FREE = 0.9  # leave the rest to other processes
 _LONGEST_ATTEMPT_S = 120.0
@@ -40,11 +40,11 @@ class GaveUp(Exception):
 
 
 def largest(fits: Callable[[int], bool], first: int, most: int) -> tuple[int, bool]:
-    """Search 1 to `most` for the largest batch that fits, to 1/16; 0 if none fits.
+    """Search 1 to `most` for the largest batch that fits, and return whether the search ended.
 
-    The search doubles `first` while it fits, or halves it until it fits, and then bisects. It
-    assumes that smaller batches fit, too. The second value is False if an attempt raised GaveUp, so
-    a larger batch may fit.
+    The batch is exact to 1/16; it is 0 if none fits. The search doubles `first` while it fits, or
+    halves it until it fits, and then bisects. It assumes that smaller batches than one that fits
+    also fit. The second value is False if an attempt raised GaveUp: a larger batch may then fit.
     """
     low, high = 0, most + 1
     size = min(max(1, first), most)

@@ -25,7 +25,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 def held_nbytes(device: torch.device, *, limited: bool = False) -> int:
     """Return this process's resident memory, or the memory that PyTorch reserved on a GPU.
 
-    `limited`: return the memory that counts against the limit of an attempt.
+    `limited`: whether to return the memory that counts against the memory limit of an attempt.
     """
     if _has_own_memory(device):
         return torch.accelerator.memory_reserved(device)
@@ -56,7 +56,7 @@ def free_nbytes(device: torch.device) -> int:
     if (memory := device_of(device).memory_nbytes()) is not None:
         return memory[0]
     free = available_nbytes()
-    # ValueError without a limit: the file contains "max".
+    # Without a limit the file contains "max", which raises ValueError.
     with suppress(OSError, ValueError):
         limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
         free = min(free, max(0, limit - used))
@@ -107,8 +107,8 @@ def track(
     memory = [event for event in events if event.get("name") == "[memory]"]
     memory.sort(key=lambda event: event["ts"])
     on_cpu = [event["args"] for event in memory if event["args"].get("Device Type") == 0]
-    # Each event has the allocator's total after it, which ignores memory allocated before the
-    # profile.
+    # Each event contains the allocator's total after the event. This total does not include memory
+    # that was allocated before the profile.
     start = on_cpu[0]["Total Allocated"] - on_cpu[0]["Bytes"] if on_cpu else 0
     most = max((int(args["Total Allocated"]) - int(start) for args in on_cpu), default=0)
     by_operator = {row.key: int(row.self_cpu_memory_usage) for row in found.key_averages()}

@@ -24,7 +24,7 @@ from paceline.records.profile import AgreementRow, OperatorRow, OverheadRow
 _PREFIX = "paceline: "
 _PHASES = (Kind.LOAD, Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
 _US = 1e-6
-_MOST_CALLS = 8  # number of rows for calls of the driver or the exchange
+_MOST_CALLS = 8  # most rows for calls of the CUDA driver or the exchange
 _CALLS = ("cuda", "c10d::", "gloo:", "nccl:")
 # Ranges that are not operators, and the label of their self time.
 _BETWEEN = {
@@ -59,8 +59,9 @@ class Annotating(Recorder):
 class ThroughTorch:
     """torch.profiler's times per step: operators, gaps between operators, and calls.
 
-    `calls`: calls of the CUDA driver and of the exchange. `between` includes waiting for other
-    ranks. On a CPU `kernels_s` is None, and `agreement` has a row for each phase.
+    `calls`: calls of the CUDA driver and of the exchange. `between`: gaps between operators, which
+    include waiting for other ranks. `kernels_s`: time of a GPU's kernels; None on a CPU.
+    `agreement`: on a CPU, a row for each phase.
     """
 
     kernels_s: float | None

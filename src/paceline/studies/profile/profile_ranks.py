@@ -106,7 +106,7 @@ def _profile_rank(request: ProfileRequest, group: Group) -> None:
     err = console(stderr=True, quiet=group.rank != 0)
     subject = profiled_steps.subject_of(settings, group)
     made: AbstractContextManager[Path | None] = nullcontext()
-    if group.rank == 0:  # an unwritable folder must fail before the steps
+    if group.rank == 0:  # before the steps, so that an unwritable folder is reported at once
         made = run_folder(settings.output, request.run_id, settings)
     with made as folder:
         workload = subject.workload
@@ -124,7 +124,7 @@ def _profile_rank(request: ProfileRequest, group: Group) -> None:
 def result_of(
     settings: profile.ProfileSettings, run_id: str, found: profiled_steps.Findings, group: Group
 ) -> profile.ProfileResult:
-    """Build the result from all ranks' measurements, collectively."""
+    """Build the result from all ranks' measurements; all ranks must call this together."""
     blocks = found.blocks
     plain, recorded = (list(chain.from_iterable(one)) for one in (blocks.plain, blocks.recorded))
     held = [profile.WorkerMemoryRow(**row) for row in group.gather(found.held.model_dump())]

@@ -42,12 +42,12 @@ from paceline.training.recipes.named import recipe_of, takes_any_data
 from paceline.training.recipes.optimizers import checked_optimizer
 from paceline.training.recipes.recipe import Recipe, built
 
-_STEPS_AN_EPOCH, _LEAST_SAMPLES = 4, 40  # synthetic data have ten classes
+_STEPS_AN_EPOCH, _LEAST_SAMPLES = 4, 40  # enough samples for the ten classes of synthetic data
 _NUM_WARM_UP = 2
 _TORCH_STEPS = 3
 _LEARNING_RATE = 0.01
 _MOST_BLOCKS, _FEWEST_A_BLOCK = 5, 4
-_NUM_SETTLING = 2  # an exchange restarts when its recorder changes
+_NUM_SETTLING = 2  # untimed steps, because an exchange restarts when its recorder changes
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,10 @@ class ProfiledTraining:
 class Blocks:
     """Blocks of steps on this rank, without each block's first step.
 
-    `plain` and `recorded` are seconds by block. `spans` are this rank's; `timelines` cover all
-    ranks, one for each recorded block. `processor_s`: mean processor time of a plain step per core.
-    `unrest`: spread of all ranks' plain steps (`core.losses`).
+    `plain` and `recorded`: seconds of the steps of each block. `spans`: this rank's spans of each
+    recorded block. `timelines`: timeline of all ranks for each recorded block. `processor_s`: mean
+    processor time of a plain step per core. `unrest`: spread of all ranks' plain steps
+    (`core.losses`).
     """
 
     plain: list[list[float]] = field(default_factory=list)
@@ -141,8 +142,8 @@ class Blocks:
 class Findings:
     """The measurements of one rank.
 
-    `together`: torch.profiler's times of steps with the other ranks; `alone`: of steps without an
-    exchange. `by_operator`: net bytes allocated by each operator.
+    `together`: torch.profiler's times of steps with the other ranks. `alone`: torch.profiler's
+    times of steps without an exchange. `by_operator`: net bytes allocated by each operator.
     """
 
     subject: ProfiledModel
@@ -155,7 +156,7 @@ class Findings:
 
 
 def profile_rank(settings: ProfileSettings, subject: ProfiledModel, group: Group) -> Findings:
-    """Profile this rank's share of training, collectively."""
+    """Profile this rank's share of training; all ranks must call this together."""
     clock, device = clock_for(group.device), group.device
     name = f"{device_of(device).kind}{group.rank}"
     recorder = Recorder(clock, name, group.rank)
@@ -230,10 +231,11 @@ def split(num_steps: int) -> tuple[int, int]:
 def measure(
     training: ProfiledTraining, recorder: Recorder, clock: Clock, group: Group, num_steps: int
 ) -> Blocks:
-    """Take plain and recorded blocks of steps in turns, collectively.
+    """Take plain and recorded blocks of steps in turns, on all ranks together.
 
-    The order within a pair alternates, so that a machine that slows down affects both kinds
-    equally. If plain steps vary too much, twice as many blocks are taken.
+    Each plain block forms a pair with a recorded block. The order within pairs alternates, so that
+    a machine that slows down affects both kinds of blocks equally. If plain steps vary too much,
+    twice as many blocks are taken.
     """
     num_blocks, size = split(num_steps)
     settling = _NUM_SETTLING if group.world_size > 1 else 0
@@ -272,7 +274,7 @@ def _block(
     *,
     recorded: bool,
 ) -> list[float]:
-    """Return the seconds of `size` steps, after `settling` steps and another one."""
+    """Return the seconds of `size` steps; `settling` steps and one more precede them untimed."""
     training.replica.record(recorder if recorded else None)
     for _ in range(settling):
         training.step(recorder)
@@ -288,7 +290,7 @@ def _block(
 
 
 def typical(seconds: Sequence[float]) -> float:
-    """Return the mean of the middle half, as for a timeline's steps."""
+    """Return the mean of the middle half by duration, as `Timeline.typical_step_s` does."""
     outer = len(seconds) // 4
     middle = sorted(seconds)[outer : len(seconds) - outer]
     return sum(middle) / len(middle)

@@ -48,14 +48,15 @@ _SCRATCH = "under-way-"  # prefix of temporary folders of runs
 _FORECAST_S = 0.5
 _START_S = 8.0  # seconds to start a command with its workers
 _FLOPS_PER_S = 2e10  # rough rate of a core; the first run corrects it
-_MORE_STEPS = 10  # warm-up and traced steps of a run
+_MORE_STEPS = 10  # warm-up and traced steps of a run, in addition to the timed steps
 
 
 @dataclass(frozen=True)
 class StudyModel:
     """A model with samples of `shape`; `workload(n)` describes a worker's step with n samples.
 
-    `shape` is None for a model with its own data. The model accepts batches of `usual_size`.
+    `shape`: shape of a sample; None for a model with its own data. `usual_size`: a batch size that
+    the model accepts.
     """
 
     shape: tuple[int, ...] | None
@@ -165,7 +166,7 @@ class ScalingStudy:
     def cells(self, run: StudyRun, steps: Sequence[Mapping[Origin, RunStep]]) -> list[ScaleCell]:
         """Return the cells of a run from the steps of its repetitions."""
         samples = self.settings.samples
-        # A worker's memory: that of its device, or a share of this machine's.
+        # The memory of a worker is its device's memory, or a share of this machine's memory.
         capacity = self.memory_bytes / run.workers
         if run.source == "forecast" and self.machine is not None:
             capacity = min(device.memory_bytes for device in self.machine.devices)
@@ -249,9 +250,9 @@ def usual_folder(settings: ScaleSettings) -> Path:
 def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleResult:
     """Complete a study, and write result.json and report.html into its folder.
 
-    Cells that are in the folder are not measured again, and an interrupted study keeps its finished
-    cells. A failed cell has an error. Raises InvalidInput if model, device, machine or folder do
-    not fit the settings, or if all cells fail.
+    Cells that are already in the folder are not measured again, and an interrupted study keeps its
+    finished cells. A failed cell has an error. Raises InvalidInput if the model, device, machine or
+    folder does not fit the settings, or if all cells fail.
     """
     if settings.trains:
         check_gpus(max(point.workers for point in settings.points))

@@ -53,7 +53,7 @@ class StudyRun:
 
     @property
     def keys(self) -> list[tuple[Point, Origin]]:
-        """The point and the kind of each of its cells."""
+        """The point and the kind of each of the run's cells."""
         return [(point, kind) for point in self.points for kind in self.kinds]
 
 
@@ -85,7 +85,7 @@ def run_arguments(
 ) -> list[str]:
     """Return the arguments of `paceline` for a run that writes into `output`.
 
-    `shape`: of random samples; None trains the model on its own data.
+    `shape`: shape of random samples; None trains the model on its own data.
     """
     options: dict[str, object] = {
         "strategy": run.method,
@@ -132,7 +132,7 @@ def answer(arguments: Sequence[str], deadline_s: float) -> dict[str, Any]:
     """Run `paceline ARGUMENTS --json` in a child process and return its JSON object.
 
     Raises Crashed with the child's error or exit status. The child and its workers have ended when
-    this returns or raises, and end if this process is killed.
+    this function returns or raises; they also end if this process is killed.
     """
     try:
         done = output(module_command("paceline", *arguments, "--json"), deadline_s)
@@ -182,7 +182,8 @@ class RunStep:
 def steps_of(result: RunResult) -> dict[Origin, RunStep]:
     """Return the measured or rehearsed step of a run, and the predicted one.
 
-    Paced layers use no realistic memory, so both steps of a rehearsal have the planned memory.
+    Both steps of a rehearsal have the planned memory, because emulated layers do not use the memory
+    of real ones.
     """
     assert result.comparison is not None  # guaranteed for synchronous runs
     assert result.step_s is not None

@@ -87,8 +87,9 @@ def sentences(result: ScaleResult) -> list[str]:
 def remaining_s(expected_s: Iterable[float], ended: Sequence[tuple[float, float]]) -> float | None:
     """Estimate the remaining seconds; exactly 0 at the end, None before the first run ended.
 
-    `ended`: expected and actual seconds of finished runs. Expectations may be wrong by a common
-    factor, so the remaining ones are multiplied by the ratio of actual to expected seconds.
+    `ended`: expected and actual seconds of finished runs. All expectations may be wrong by the same
+    factor, so those of the remaining runs are multiplied by the ratio of actual to expected seconds
+    of the finished runs.
     """
     if not ended:
         return None
