@@ -1,4 +1,4 @@
-"""Load data sets by spec, such as "libsvm:PATH"; digits and synthetic samples."""
+"""Load data sets by spec, such as "libsvm:PATH"; load digits, and generate synthetic samples."""
 
 import re
 from collections.abc import Callable
