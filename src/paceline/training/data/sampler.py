@@ -111,9 +111,9 @@ class BalancedSampler(_Batches):
 
     An epoch's permutation is cut into batches of `batch_size` samples (the last batch may be
     smaller), and each batch is cut into a part for each rank. The sizes of the parts are `shares`.
-    They are equal at first; `update` changes them. `paceline.DataParallel` calls `update` if its
-    option `balance` is on. So an epoch uses every sample exactly once, and all ranks have the same
-    number of steps.
+    They are equal at first; `update` changes them. `paceline.DataParallel` with `balance="auto"`
+    calls `update`. An epoch uses every sample exactly once, and all ranks have the same number of
+    steps.
 
     `most`: each rank's largest share; None means no limit. A rank may get an empty list, of which
     `Collate` makes an empty batch. Raises InvalidInput for an argument that is out of range.

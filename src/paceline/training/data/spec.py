@@ -65,8 +65,8 @@ def load_synthetic(options: str, sample_shape: Shape | None, seed: int) -> Datas
     """Generate training samples, and a quarter as many test samples (rounded up).
 
     A sample is its class's pattern plus Gaussian noise of the same power, scaled to a mean square
-    of about 1; classes are equally frequent. Patterns of CxHxW samples are smooth. The shape is
-    that in the options, or `sample_shape`, or 3x224x224.
+    of about 1; classes are equally frequent. Patterns of CxHxW samples are smooth. The options may
+    contain the shape; otherwise it is `sample_shape`, or, if that is None, 3x224x224.
     """
     shape, num_classes, num_train = _parse(options)
     if shape and sample_shape and shape != sample_shape:

@@ -169,9 +169,9 @@ def tried_with(
 ) -> _Found:
     """Call `attempt(model, inputs)` with a new model in training mode; return its result.
 
-    The model and inputs are on the meta device. If the attempt fails there, it is repeated on the
-    CPU, and its errors are raised. `num_samples` is 2 by default, because batch norm needs two
-    samples. Other arguments are those of `workload_of`.
+    A model that is given as an object is copied. The model and inputs are on the meta device. If
+    the attempt fails there, it is repeated on the CPU, and its errors are raised. `num_samples` is
+    2 by default, because batch norm needs two samples. Other arguments are those of `workload_of`.
     """
     instance = partial(_instance, model, input_shape, num_samples)
     with torch.random.fork_rng(devices=[]):  # do not advance the program's random numbers
