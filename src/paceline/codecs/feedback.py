@@ -19,7 +19,7 @@ class ErrorFeedback:
     """Wraps a codec, and adds a tensor's last encoding error to its next values.
 
     The method is that of Seide et al. 2014. Use one instance for each tensor; the tensor's size
-    must not change. NaN and infinite values leave no error. The wrapped codec decodes.
+    must not change. NaN and infinite values leave no error. The wrapped codec decodes the payloads.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -145,9 +145,9 @@ class Threshold(Codec):
     """Sends plus or minus `tau` for each value above `tau` in magnitude (Strom 2015).
 
     A sent value takes four bytes; other values are not sent. Use this codec in `ErrorFeedback`:
-    then, if an element never exceeds `tau` in magnitude, its sent values add up to its given values
-    within `tau`. If an element stays above `tau`, each step sends only `tau`, and the element's
-    error grows without limit.
+    then, if an element never exceeds `tau` in magnitude, the sum of its sent values differs from
+    the sum of its given values by at most `tau`. If an element stays above `tau`, each step sends
+    only `tau`, and the element's error grows without limit.
     """
 
     tau: float

@@ -177,7 +177,7 @@ def _sizes(
     if sizes is not None:
         return tuple(sizes)
     if values.dim() == 0:
-        raise InvalidInput(what, "must have rows in dimension 0, and is a scalar")
+        raise InvalidInput(what, "must have rows in dimension 0, but is a scalar")
     if len(ranks) == 1:
         return (len(values),)
     names = [codec_for(codec, values.dtype).name for codec in codecs]

@@ -16,8 +16,8 @@ from torch import Tensor
 from paceline.codecs.quantization import QuantizationTable, scales_of
 from paceline.links.devices import device_of
 
-_INFINITY = tl.constexpr(0x7F800000)  # bits of infinity, above those of finite magnitudes
-_NOTHING = tl.constexpr(2.0**-30)  # below the first threshold of every table
+_INFINITY = tl.constexpr(0x7F800000)  # bits of infinity, larger than the bits of finite magnitudes
+_NOTHING = tl.constexpr(2.0**-30)  # a quotient below the first threshold of every table
 COLUMNS = 1024  # most columns of a one-row tile; number of values in a larger tile
 MOST_COLUMNS = 8192  # longest block whose scale one program computes
 # A thread decodes four values in one access of 16 bytes; it encodes eight, to amortise its set-up.

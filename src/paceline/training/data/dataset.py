@@ -52,7 +52,7 @@ class TensorSamples(IndexedSamples):
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
-            raise ValueError(f"{len(self.inputs)} inputs but {len(self.targets)} targets")
+            raise ValueError(f"got {len(self.inputs)} inputs, but {len(self.targets)} targets")
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -117,7 +117,7 @@ def loader(
     if num_workers and isinstance(samples, TensorSamples):
         raise InvalidInput("num_workers", "must be 0 for samples in memory", got=num_workers)
     return DataLoader(
-        cast("TorchDataset[Any]", samples),  # torch only needs __getitem__, unlike its type
+        cast("TorchDataset[Any]", samples),  # torch needs only __getitem__, but its type needs more
         batch_sampler=batches,
         collate_fn=_unchanged,
         num_workers=num_workers,

@@ -1,4 +1,4 @@
-"""Folders of images, one for each class, decoded batch by batch."""
+"""Load images from one folder for each class; decode them batch by batch."""
 
 import struct
 import warnings

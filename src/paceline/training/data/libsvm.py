@@ -189,7 +189,7 @@ def _check_size(files: Sequence[SparseFile], shape: Shape, *, is_stated: bool) -
 
 
 def _classes_of(files: Sequence[SparseFile]) -> Any:
-    """Return the sorted labels of the first file; InvalidInput if another file has more."""
+    """Return the sorted labels of the first file; InvalidInput if another file has other labels."""
     classes = np.unique(files[0].labels)
     if len(classes) < 2:
         raise InvalidInput(str(files[0].path), "must have at least two classes", got=len(classes))

@@ -1,6 +1,6 @@
 """Samplers that divide each epoch's samples exactly among workers and steps.
 
-They need numpy, but not torch. Each worker computes its own indices without communication.
+The samplers need numpy, but not torch. Each worker computes its own indices without communication.
 """
 
 from collections.abc import Iterator, Sequence
@@ -111,9 +111,9 @@ class BalancedSampler(_Batches):
 
     An epoch's permutation is cut into batches of `batch_size` samples (the last batch may be
     smaller), and each batch is cut into a part for each rank. The sizes of the parts are `shares`.
-    They are equal at first; `update` changes them. `paceline.DataParallel` with `balance="auto"`
-    calls `update`. An epoch uses every sample exactly once, and all ranks have the same number of
-    steps.
+    The shares are equal at first, and `update` changes them. `paceline.DataParallel` with
+    `balance="auto"` calls `update`. An epoch uses every sample exactly once, and all ranks have the
+    same number of steps.
 
     `most`: each rank's largest share; None means no limit. A rank may get an empty list, of which
     `Collate` makes an empty batch. Raises InvalidInput for an argument that is out of range.
@@ -151,10 +151,10 @@ class BalancedSampler(_Batches):
     def update(self, shares: Sequence[int], first: Position | None = None) -> None:
         """Change the shares from position `first` on.
 
-        If `first` is None, they change from the next batch drawn. All ranks must pass the same
-        arguments. `first` must be at least the maximum of all ranks' `drawn`, because DataLoaders
-        with worker processes draw batches ahead. Raises InvalidInput if the shares do not add up to
-        a batch, or a share exceeds `most`.
+        If `first` is None, the new shares apply from the next batch drawn. All ranks must pass the
+        same arguments. `first` must be at least the maximum of all ranks' `drawn`, because
+        DataLoaders with worker processes draw batches ahead. Raises InvalidInput if the shares do
+        not add up to a batch, or a share exceeds `most`.
         """
         if len(shares) != self.world_size or min(shares) < 0 or sum(shares) != self.batch_size:
             problem = f"must be {self.world_size} numbers that add up to {self.batch_size}"

@@ -28,10 +28,11 @@ _PATTERN_SIDE = 4  # coarse enough to survive pooling layers
 
 
 def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
-    """Load the digits as 1x8x8, as 64 values, or resized to 1xHxW or 3xHxW.
+    """Load scikit-learn's images of handwritten digits.
 
-    Pixels are normalised to mean 0 and standard deviation 1 of the training samples before
-    resizing.
+    `sample_shape`: 1x8x8 (the default), 64 values, or 1xHxW or 3xHxW, to which images are resized.
+    Before resizing, pixels are normalised so that the training samples have mean 0 and standard
+    deviation 1.
     """
     shape = sample_shape or (1, _SIDE, _SIDE)
     is_flat, is_image = shape == (_SIDE * _SIDE,), len(shape) == 3 and shape[0] in (1, 3)
@@ -55,7 +56,7 @@ def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
         channels, *size = shape
         if size != [_SIDE, _SIDE]:
             inputs = F.interpolate(inputs, size, mode="bilinear", align_corners=False)
-        # A view: repeated channels use no memory until a batch is copied.
+        # Expand without copying: repeated channels use no memory until a batch is copied.
         return TensorSamples(inputs.expand(-1, channels, -1, -1), targets[rows])
 
     return Dataset("digits", part(train), part(test), 10, shape)

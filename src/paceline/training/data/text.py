@@ -80,7 +80,7 @@ class TokenWindows(IndexedSamples):
         """Return windows (len(indices), width) that start at multiples of `length`."""
         rows, count = np.asarray(indices, dtype=np.int64), len(self)
         if rows.size and not (-count <= rows.min() and rows.max() < count):
-            raise IndexError(f"{self.source} has {count} samples: {rows.tolist()}")
+            raise IndexError(f"{self.source} has {count} samples (got indices {rows.tolist()})")
         places = (rows % max(1, count))[:, None] * self.length + np.arange(width)
         found: NDArray[np.int64] = self.tokens[places].astype(np.int64)
         is_wrong = (found < 0) | (found >= self.vocabulary)

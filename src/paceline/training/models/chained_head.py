@@ -86,7 +86,7 @@ def partition(
             if id(parameter) in in_body:
                 raise refusal(f"the body also uses {one.name}.{key}")
     if not any(parameter.requires_grad for parameter in body.parameters()):
-        raise refusal("no layer before it is trainable")
+        raise refusal("no layer before this layer is trainable")
     return body, head
 
 
@@ -99,10 +99,10 @@ def _traced(
         raise refusal(f"tracing the forward pass failed: {first_line(error)}") from error
     called = [node.target if node.op == "call_module" else None for node in nodes]
     if names[0] not in called:
-        raise refusal("the forward pass never calls it")
+        raise refusal("the forward pass never calls this layer")
     border = called.index(names[0])
     if any(node.target is F.dropout for node in nodes):
-        raise refusal("the model calls dropout()", hint="use nn.Dropout")
+        raise refusal("the model calls the function dropout()", hint="use nn.Dropout")
     head = _head(model, nodes[border:], names, refusal)
     graph, known = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in nodes[:border]:
@@ -143,7 +143,7 @@ def _head(
             raise refusal(problem, hint="the head must be a chain")
         if node.op == "output":
             if node.args[0] is not value:
-                raise refusal("the model must return its scores alone")
+                raise refusal("the model must return its scores and nothing else")
             break
         value = node
         if left and node.op == "call_module" and node.target == left[0]:
@@ -152,7 +152,7 @@ def _head(
         else:
             chain[-1][2].append((_name(node), _between(model, node, refusal)))
     if left:
-        raise refusal(f"the forward pass does not call layer {left[0]!r} after it")
+        raise refusal(f"the forward pass does not call layer {left[0]!r} after this layer")
     return tuple(TracedLayer(name, module, tuple(after)) for name, module, after in chain)
 
 

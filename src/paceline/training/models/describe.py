@@ -95,7 +95,7 @@ def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> W
     step = _trace(model, example_batch, label)
     order = list(step.entered)
     for index in range(len(layers)):
-        if index not in step.entered:  # insert it after the layer registered before it
+        if index not in step.entered:  # insert it after the previous layer in registration order
             order.insert(order.index(index - 1) + 1 if index else 0, index)
     never = [index for index in reversed(order) if index not in step.layer_ends]
     return Workload(

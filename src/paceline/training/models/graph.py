@@ -134,7 +134,7 @@ def is_unused_size(node: fx.Node) -> bool:
 
 @contextmanager
 def _factories_recorded() -> Iterator[None]:
-    """Within the context, record calls of torch's factories that have a proxy argument."""
+    """Record calls of torch's factories that have a proxy argument, within the context."""
     originals = {name: getattr(torch, name) for name in _FACTORIES}
 
     def recorded(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -31,7 +31,7 @@ _DTYPES = (torch.float32, torch.float64)
 
 UNTIE = "use a model with untied weights (NAME-untied), or a data-parallel strategy"
 _OTHER_LAYER = "choose another layer, or a data-parallel strategy"
-_MOST_NAMED = 10  # most layers in an error
+_MOST_NAMED = 10  # largest number of layers that an error lists
 
 
 class Halves(NamedTuple):
@@ -64,11 +64,11 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 
 
 def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
-    """Cut `model` before the layer `first` (a name of `layers_of`) into body and head.
+    """Cut `model` into body and head before the layer `first`.
 
-    Modules without parameters before `first` belong to the body. If `first` is "loss", the body is
-    the whole model. The halves share the model's modules. The modules that contain `first` are
-    traced in training mode.
+    `first`: the name of a layer in `layers_of(model)`. Modules without parameters before this layer
+    belong to the body. If `first` is "loss", the body is the whole model. The halves share the
+    model's modules. The modules that contain the layer are traced in training mode.
 
     `inputs`: two or more samples on the model's device. As a check, the body is called with
     `inputs`, and the head with the body's output. The head's output, a tensor or pytree of tensors,
@@ -102,7 +102,7 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
             if id(tensor) in used_by_body & used_by_head:  # each half would train its own copy
                 raise _refused(apart, f"both halves use {name!r}", hint=UNTIE)
         if not trainable(body):
-            raise _refused(apart, "no layer before it is trainable")
+            raise _refused(apart, "no layer before this layer is trainable")
         crossing = _compared(model, body, head, inputs, apart)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     in_body, in_head = (tuple(names[id(one)] for one in trainable(half)) for half in (body, head))
@@ -197,7 +197,7 @@ def _is_same(whole: Any, outputs: Any, of: str) -> bool:
     (expected, tree), (found, other) = tree_flatten(whole), tree_flatten(outputs)
     strange = [leaf for leaf in expected if not isinstance(leaf, Tensor | float | int | None)]
     if strange:
-        raise _refused(of, f"its output contains {type(strange[0]).__name__}, not only tensors")
+        raise _refused(of, f"the model returns {type(strange[0]).__name__}, not only tensors")
     if tree != other:
         return False
     return all(map(_is_equal, expected, found))
@@ -231,7 +231,7 @@ def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn
         elif node.op == "get_attr" and str(node.target).rpartition(".")[0] == first:
             uses += [places[user] for user in node.users]
     if not uses:
-        raise _refused(refusal, "the forward pass never calls it")
+        raise _refused(refusal, "the forward pass never calls this layer")
     border = min(uses)
     crossing = _crossing(nodes, border, refusal)
     body, head = fx.Graph(), fx.Graph()
@@ -249,7 +249,7 @@ def _crossing(nodes: Sequence[fx.Node], border: int, refusal: str) -> fx.Node:
     used = (value for node in after for value in node.all_input_nodes if value in before)
     crossing = list(dict.fromkeys(used))
     if not crossing:
-        raise _refused(refusal, "it uses no value that was computed before")
+        raise _refused(refusal, "the head uses no value that the body computes")
     if any(node.op == "placeholder" for node in crossing):
         raise _refused(refusal, "the head would need the model's input, which only the body has")
     if len(crossing) > 1:

@@ -20,7 +20,7 @@ class LayerModule:
 
     `name`: qualified name in the model ("features.0"), or "(root)" for the model itself.
     `parameters`: its trainable parameters with their qualified names. A parameter shared by several
-    modules belongs to the first one only.
+    modules belongs to the first of these modules only.
     """
 
     name: str

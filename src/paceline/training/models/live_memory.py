@@ -27,7 +27,7 @@ _LSTM_KERNELS = (torch.ops.aten.mkldnn_rnn_layer, torch.ops.aten.mkldnn_rnn_laye
 class LiveMemory:
     """Counts the bytes of storages created while tracing that are still alive.
 
-    `nbytes`: current bytes; `peak_nbytes`: peak since the last call of `lap`.
+    `nbytes`: the bytes alive now. `peak_nbytes`: the peak of these bytes since the last `lap()`.
     """
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class SegmentActivations:
 
 def storage_of(tensor: Tensor) -> StorageWeakRef | None:
     """Return the identity of a tensor's storage; None if the tensor is not strided."""
-    # A weak reference prevents the address from being reused, but frees the memory.
+    # A weak reference keeps the storage's address from being reused, but does not keep its memory.
     if tensor.layout != torch.strided:
         return None
     return StorageWeakRef(tensor.untyped_storage())

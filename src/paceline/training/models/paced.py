@@ -92,7 +92,7 @@ class _PacedLayer:
 
 
 class _Backward(torch.autograd.Function):
-    """A layer's backward: sleeps, then returns the gradients."""
+    """Implements a layer's backward, which sleeps and then returns the gradients."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, layer: _PacedLayer, begins: bool, *_: Tensor) -> Tensor:
@@ -285,9 +285,10 @@ class Stretched:
 
     Each layer computes, and then sleeps; results are bit-identical to those without hooks. An
     operation without parameters counts as part of the layer before it. The loss, the weight update
-    and gradient hooks are not slowed down. The model is not freed before `remove` is called. Raises
-    InvalidInput for a factor below 1. Also raises it for a model on a GPU, because a GPU queues
-    work, so that its time is unknown.
+    and gradient hooks are not slowed down. The model is not freed before `remove` is called.
+
+    Raises InvalidInput for a factor below 1, and for a model on a GPU: a GPU queues work, so that
+    the time of a layer is unknown.
     """
 
     def __init__(self, model: nn.Module, factor: float) -> None:

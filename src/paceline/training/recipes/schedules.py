@@ -1,4 +1,4 @@
-"""Create learning-rate schedules by name; the rate is a closed-form function of the step number."""
+"""Create learning-rate schedules by name, as closed-form functions of the step number."""
 
 from collections.abc import Callable
 from math import cos, pi
