@@ -1,6 +1,6 @@
 """Codecs that encode values in few bits before they are sent (Dettmers 2016).
 
-Importing it does not import torch.
+Importing this package does not import torch; the first use of a name does.
 """
 
 from importlib import import_module

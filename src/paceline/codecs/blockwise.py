@@ -1,4 +1,4 @@
-"""Codecs of the 8-bit and 4-bit types: values scaled block by block."""
+"""Codecs of the 8-bit and 4-bit types, with one scale for each block of values."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -14,16 +14,20 @@ from paceline.core.names import not_known
 
 
 class BlockCodec(Codec):
-    """Base of codecs that divide each block by its largest magnitude before rounding.
+    """Base class of codecs that divide each block of values by a scale before rounding.
 
-    These scales are sent along, 4 bytes for `block_size` values, unless the codec fixes them.
+    A block's scale is its largest magnitude. The payload contains a scale of 4 bytes for each block
+    of `block_size` values. A codec with a fixed scale does not send it.
     """
 
     type: str
     block_size: int
 
     def encode(self, values: Tensor) -> Payload:
-        """Encode float32 values; non-finite values become zero and are counted."""
+        """Encode float32 values.
+
+        NaN and infinite values become zero; the payload's `num_nonfinite` counts them.
+        """
         values = flat(values)
         fixed, block_size = self._fixed_scales(values), self._block_size(len(values))
         codes, scales, num_lost = kernels.encode(values, fixed, block_size, table(self.type))
@@ -31,29 +35,29 @@ class BlockCodec(Codec):
         return Payload(self.name, len(values), buffers, num_lost)
 
     def decode(self, payload: Payload, out: Tensor | None = None) -> Tensor:
-        """Decode to float32 [count], into `out` if given."""
+        """Decode a payload to float32 values [count]; write them into `out` if given."""
         payload.check(self.name, self._sizes(payload.count))
         values = payload.target(out)
         self._decode(payload, values, adds=False)
         return values
 
     def add_to(self, total: Tensor, payload: Payload) -> None:
-        """Add the values to `total`, float32 [count]."""
+        """Add a payload's decoded values to `total`, a float32 tensor [count]."""
         payload.check(self.name, self._sizes(payload.count))
         payload.check_target(total)
         self._decode(payload, total, adds=True)
 
     def nbytes(self, count: int) -> int:
-        """Return the bytes of `count` values."""
+        """Return the payload size in bytes for `count` values."""
         return sum(self._sizes(count))
 
     @abstractmethod
     def _sizes(self, count: int) -> tuple[int, ...]:
-        """Return the bytes of the buffers: the scales, if they are sent, and the codes."""
+        """Return the size of each buffer in bytes: the scales (if sent), then the codes."""
 
     @abstractmethod
     def _block_size(self, count: int) -> int:
-        """Return the block size for `count` values, so that few values are not padded."""
+        """Return `block_size`, or a smaller size if `count` values do not fill one block."""
 
     def _fixed_scales(self, values: Tensor) -> Tensor | None:
         return None
@@ -67,10 +71,10 @@ class BlockCodec(Codec):
 
 @dataclass(frozen=True)
 class EightBit(BlockCodec):
-    """Eight bits a value by one of `TABLES`.
+    """Encodes each value in eight bits, with the table `type` of `TABLES`.
 
-    `offset`: one scale for all blocks, which is not sent (section 3.1: 10^1 for most activations,
-    up to 10^4); larger magnitudes are clipped.
+    `offset`: a fixed scale for all blocks, which is not sent. Magnitudes above it are clipped.
+    Dettmers 2016, section 3.1, uses 10 for most activations, and up to 10^4.
     """
 
     type: str
@@ -87,7 +91,7 @@ class EightBit(BlockCodec):
 
     @property
     def name(self) -> str:
-        """The type, with the scaling on which sender and receiver must agree."""
+        """The type and its scaling, on which sender and receiver must agree."""
         scale = f"/{self.block_size}" if self.offset is None else f"*{self.offset:g}"
         return f"{self.type}{scale}"
 
@@ -106,7 +110,10 @@ class EightBit(BlockCodec):
 
 @dataclass(frozen=True)
 class FourBit(BlockCodec):
-    """Four bits a value by one of `FOUR_BIT_TABLES`, in blocks of an even size."""
+    """Encodes each value in four bits, with the table `type` of `FOUR_BIT_TABLES`.
+
+    `block_size` must be even.
+    """
 
     type: str
     block_size: int = 1024
@@ -120,12 +127,12 @@ class FourBit(BlockCodec):
 
     @property
     def name(self) -> str:
-        """The type with the block size, on which sender and receiver must agree."""
+        """The type and the block size, on which sender and receiver must agree."""
         return f"{self.type}/{self.block_size}"
 
     @property
     def encodes_sums(self) -> bool:
-        """False: rounding a sum to four bits again would double the error."""
+        """False, because rounding a sum to four bits again would double the error."""
         return False
 
     def _sizes(self, count: int) -> tuple[int, ...]:

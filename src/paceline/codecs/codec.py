@@ -1,7 +1,8 @@
-"""The interface of codecs, their payloads, and `Cast`, the codec of torch's types.
+"""The interface of codecs, their payloads, and `Cast`, which rounds to a torch dtype.
 
-A payload is sent as a row of bytes whose length both ends know beforehand: an int64 header (number
-of non-finite values, number of buffers, bytes of each), then the buffers, padded to a whole int64.
+A payload is sent as a row of bytes. The sender and the receiver know the row's length beforehand.
+The row begins with an int64 header: the number of non-finite values, the number of buffers, and the
+size of each buffer in bytes. The buffers follow, padded to a multiple of 8 bytes.
 """
 
 from collections.abc import Sequence
@@ -15,17 +16,18 @@ from torch import Tensor
 from paceline.core.errors import InvalidInput
 from paceline.native import DType, cast_into
 
-# Types with a C++ cast, which counts non-finite values in the same pass.
+# Dtypes with a C++ cast, which counts non-finite values in the same pass.
 _NATIVE = {"half": DType.FLOAT16, "bfloat16": DType.BFLOAT16}
-_HEADER = 2 + 3  # int64: a payload has at most three buffers
+_HEADER = 2 + 3  # number of int64 values; a payload has at most three buffers
 _HEADER_NBYTES = 8 * _HEADER
 
 
 @dataclass(frozen=True, eq=False)
 class Payload:
-    """`count` encoded values: uint8 buffers in the format of `codec`.
+    """Holds `count` encoded values as uint8 buffers; `codec` is the name of their codec.
 
-    `num_nonfinite` of the values were NaN or infinite, and are encoded as zero.
+    `num_nonfinite`: number of values that were NaN or infinite. Such values are encoded as zero,
+    except by an exact `Cast`.
     """
 
     codec: str
@@ -35,11 +37,11 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffers."""
+        """The total size of the buffers in bytes."""
         return sum(buffer.numel() for buffer in self.buffers)
 
     def check(self, codec: str, sizes: tuple[int, ...]) -> None:
-        """Raise InvalidInput unless `codec` encoded it into buffers of these sizes."""
+        """Raise InvalidInput unless `codec` made this payload, with buffers of `sizes` bytes."""
         if self.codec != codec:
             raise InvalidInput("payload", f"must be encoded by {codec!r}", got=self.codec)
         found = tuple(buffer.numel() for buffer in self.buffers)
@@ -48,13 +50,13 @@ class Payload:
             raise InvalidInput("payload", problem, got=found)
 
     def check_target(self, target: Tensor) -> None:
-        """Raise InvalidInput unless `target` is float32 and as long as the payload."""
+        """Raise InvalidInput unless `target` is a float32 tensor of shape [count]."""
         if target.dtype != torch.float32 or target.shape != (self.count,):
             got = f"{target.dtype} {list(target.shape)}"
             raise InvalidInput("payload", f"needs a float32 tensor of {self.count} values", got=got)
 
     def target(self, out: Tensor | None) -> Tensor:
-        """Return `out`, or a new tensor, to decode into."""
+        """Return the tensor to decode into: `out`, or a new tensor if `out` is None."""
         if out is None:
             return torch.empty(self.count, device=self.buffers[-1].device)
         self.check_target(out)
@@ -66,59 +68,65 @@ class Codec(Protocol):
 
     @property
     def name(self) -> str:
-        """The name in its payloads."""
+        """The codec's name, which its payloads contain."""
 
     @property
     def fixed_size(self) -> bool:
-        """Whether `count` values always take `nbytes(count)`, instead of at most that."""
+        """Whether a payload of `count` values always has `nbytes(count)` bytes, never fewer."""
         return True
 
     @property
     def encodes_sums(self) -> bool:
-        """Whether an all-reduce may encode sums; otherwise it encodes each rank's own values."""
+        """Whether an all-reduce may encode sums.
+
+        If False, the all-reduce encodes only each rank's own values.
+        """
         return True
 
     def encode(self, values: Tensor) -> Payload:
-        """Encode float32 values of any shape and stride, in the order of `flatten`.
+        """Encode float32 values of any shape and stride, in the order of `Tensor.flatten`.
 
-        NaN and infinite values become zero, and are counted in the payload.
+        NaN and infinite values become zero; the payload's `num_nonfinite` counts them.
         """
 
     def decode(self, payload: Payload, out: Tensor | None = None) -> Tensor:
-        """Decode to float32 [count], into `out` if given.
+        """Decode a payload to float32 values [count]; write them into `out` if given.
 
-        InvalidInput if another codec encoded the payload.
+        Raises InvalidInput if another codec encoded the payload.
         """
 
     def add_to(self, total: Tensor, payload: Payload) -> None:
-        """Add the values to `total`, float32 [count]."""
+        """Add a payload's decoded values to `total`, a float32 tensor [count]."""
         payload.check_target(total)
         total += self.decode(payload)
 
     def nbytes(self, count: int) -> int:
-        """Return the bytes of `count` values; the maximum if the size varies."""
+        """Return the payload size in bytes for `count` values; the maximum if the size varies."""
 
 
 def flat(values: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the values as a contiguous tensor of one dimension; InvalidInput for other types."""
+    """Return the values as a contiguous 1-d tensor.
+
+    Raises InvalidInput if the values do not have the type `dtype`.
+    """
     if values.dtype != dtype:
         raise InvalidInput("values", f"must be {dtype}", got=values.dtype)
     return values.detach().reshape(-1).contiguous()
 
 
 def as_type(buffer: Tensor, dtype: torch.dtype) -> Tensor:
-    """View a buffer as values of a type; copy it if its address is not aligned."""
+    """View a uint8 buffer as values of `dtype`; copy the buffer first if it is not aligned."""
     aligned = buffer if buffer.data_ptr() % dtype.itemsize == 0 else buffer.clone()
     return aligned.view(dtype)
 
 
 def row_nbytes(payload_nbytes: int) -> int:
-    """Return the bytes of a row with a payload of `payload_nbytes`."""
+    """Return the size in bytes of a row that holds a payload of `payload_nbytes` bytes."""
     return _HEADER_NBYTES + -(-payload_nbytes // 8) * 8
 
 
 def pack(payloads: Sequence[Payload], nbytes: int, device: torch.device) -> Tensor:
-    """Write payloads into rows, uint8 [payloads, nbytes], on a device."""
+    """Write each payload into a row of a new tensor, uint8 [payloads, nbytes], on `device`."""
     rows = torch.empty(len(payloads), nbytes, dtype=torch.uint8, device=device)
     headers = torch.zeros(len(payloads), _HEADER, dtype=torch.int64)
     for row, header, payload in zip(rows, headers, payloads, strict=True):
@@ -133,7 +141,10 @@ def pack(payloads: Sequence[Payload], nbytes: int, device: torch.device) -> Tens
 
 
 def unpack(rows: Tensor, codec: str, count: int) -> list[Payload]:
-    """Read the payloads of rows, `count` values each; InvalidInput if sizes do not fit."""
+    """Read a payload of `count` values from each row.
+
+    Raises InvalidInput if the buffers of a header do not fit into its row.
+    """
     headers = rows[:, :_HEADER_NBYTES].contiguous().cpu().view(torch.int64).tolist()
     payloads = []
     for row, (num_nonfinite, num_buffers, *all_sizes) in zip(rows, headers, strict=True):
@@ -159,10 +170,11 @@ def num_nonfinite(values: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Cast(Codec):
-    """Rounds float32 values to a type of torch, such as `half` or `bfloat16`.
+    """Rounds float32 values to a torch dtype, such as `half` or `bfloat16`.
 
-    Values beyond the type's range count as non-finite: half ends at 65,504. `exact`: the values
-    have this type already, and are kept, including the non-finite ones, which are still counted.
+    A value beyond the dtype's range (65,504 for half) becomes zero, and counts as non-finite.
+    `exact`: the values already have this dtype and do not change. Then NaN and infinite values are
+    kept, but still counted.
     """
 
     type: str
@@ -170,11 +182,11 @@ class Cast(Codec):
 
     @property
     def name(self) -> str:
-        """The type."""
+        """The name of the dtype."""
         return self.type
 
     def encode(self, values: Tensor) -> Payload:
-        """Encode values in the order of `flatten`."""
+        """Encode values in the order of `Tensor.flatten`."""
         given = flat(values, self._dtype if self.exact else torch.float32)
         if not self.exact and given.is_cpu and self.type in _NATIVE:
             rounded = torch.empty(self.nbytes(len(given)), dtype=torch.uint8)
@@ -187,20 +199,20 @@ class Cast(Codec):
         return Payload(self.name, len(encoded), (encoded.view(torch.uint8),), num_lost)
 
     def decode(self, payload: Payload, out: Tensor | None = None) -> Tensor:
-        """Decode to [count], into `out` if given."""
+        """Decode a payload to a tensor [count]; write the values into `out` if given."""
         encoded = self._encoded(payload)
         if not self.exact:
             return payload.target(out).copy_(encoded)
         return encoded.clone() if out is None else out.copy_(encoded)
 
     def add_to(self, total: Tensor, payload: Payload) -> None:
-        """Add the values to `total`, [count]."""
+        """Add a payload's decoded values to `total`, a tensor [count]."""
         if not self.exact:
             payload.check_target(total)
         total += self._encoded(payload)
 
     def nbytes(self, count: int) -> int:
-        """Return the bytes of `count` values."""
+        """Return the payload size in bytes for `count` values."""
         return self._dtype.itemsize * count
 
     @cached_property

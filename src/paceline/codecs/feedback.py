@@ -1,4 +1,4 @@
-"""Error feedback, and `OneBit` and `Threshold`, which need it."""
+"""Error feedback, and the codecs `OneBit` and `Threshold`, which need error feedback."""
 
 import threading
 from dataclasses import dataclass, field
@@ -16,9 +16,10 @@ _SIGN = 1 << 31  # sign bit of a word; the other bits are the index of a value
 
 
 class ErrorFeedback:
-    """Adds the last encoding error of a tensor to its next values (Seide et al. 2014).
+    """Wraps a codec, and adds a tensor's last encoding error to its next values.
 
-    The tensor's size is fixed. Non-finite values leave no error. The inner codec decodes.
+    The method is that of Seide et al. 2014. Use one instance for each tensor; the tensor's size
+    must not change. NaN and infinite values leave no error. The wrapped codec decodes the payloads.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -29,7 +30,7 @@ class ErrorFeedback:
         self._error: Tensor | None = None
 
     def encode(self, values: Tensor) -> Payload:
-        """Encode the values plus the last error, and keep the new error."""
+        """Encode the sum of the values and the last error, and keep the new error."""
         values = flat(values)
         if self._error is not None:
             if self._error.shape != values.shape:
@@ -45,7 +46,7 @@ class ErrorFeedback:
 
     @property
     def sent_share(self) -> float | None:
-        """The share of the values that a threshold codec has sent; None for other codecs."""
+        """The share of all encoded values that a `Threshold` has sent; None for other codecs."""
         return self.codec.sent.share if isinstance(self.codec, Threshold) else None
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -60,9 +61,11 @@ class ErrorFeedback:
 
 @dataclass(frozen=True)
 class OneBit(Codec):
-    """One bit per value (Seide et al. 2014): its sign, and each block's mean of either sign.
+    """Encodes each value in one bit, its sign (Seide et al. 2014).
 
-    These two means have the least squared error. Use it in `ErrorFeedback`.
+    Each block also has two float32 means: of its negative values, and of its other values. A value
+    is decoded as the mean for its sign, which minimises the squared error. Use this codec in
+    `ErrorFeedback`.
     """
 
     block_size: int = 1024
@@ -73,11 +76,14 @@ class OneBit(Codec):
 
     @property
     def name(self) -> str:
-        """The name with the block size, on which sender and receiver must agree."""
+        """The name and the block size, on which sender and receiver must agree."""
         return f"onebit/{self.block_size}"
 
     def encode(self, values: Tensor) -> Payload:
-        """Encode float32 values; non-finite values become zero and are counted."""
+        """Encode float32 values.
+
+        NaN and infinite values become zero; the payload's `num_nonfinite` counts them.
+        """
         values = flat(values)
         num_lost, values = num_nonfinite(values), finite(values)
         is_negative = values < 0
@@ -87,61 +93,61 @@ class OneBit(Codec):
             counts = in_blocks(chosen.float(), self.block_size).sum(1)
             # In float64, because a float32 sum of large values could overflow.
             means.append((own.sum(1, dtype=torch.float64) / counts.clamp_min(1)).float())
-        # Eight signs per byte, the first in the lowest bit.
+        # Pack eight signs into a byte, the first sign into the lowest bit.
         weights = torch.tensor([1 << bit for bit in range(_BITS)], device=values.device)
         packed = (in_blocks(is_negative.long(), _BITS) * weights).sum(1).to(torch.uint8)
         buffers = torch.stack(means, 1).flatten().view(torch.uint8), packed
         return Payload(self.name, len(values), buffers, num_lost)
 
     def decode(self, payload: Payload, out: Tensor | None = None) -> Tensor:
-        """Decode to float32 [count], into `out` if given."""
+        """Decode a payload to float32 values [count]; write them into `out` if given."""
         count = payload.count
         payload.check(self.name, self._sizes(count))
         means = as_type(payload.buffers[0], torch.float32).view(-1, 2)
         bits = torch.arange(_BITS, device=means.device, dtype=torch.uint8)
         is_bit_set = payload.buffers[1].unsqueeze(1).bitwise_right_shift(bits) & 1
-        # One mean per value: the last block may be shorter.
+        # Repeat the means for each value; the last block may be shorter.
         of_block = means.repeat_interleave(self.block_size, 0)[:count]
         is_negative = is_bit_set.flatten()[:count].bool()
         values = torch.where(is_negative, of_block[:, 1], of_block[:, 0])
         return payload.target(out).copy_(values)
 
     def nbytes(self, count: int) -> int:
-        """Return the bytes of `count` values."""
+        """Return the payload size in bytes for `count` values."""
         return sum(self._sizes(count))
 
     def _sizes(self, count: int) -> tuple[int, int]:
-        """Return the bytes of both buffers: two means per block, and the signs."""
+        """Return the size of each buffer in bytes: two means per block, then the signs."""
         return 8 * -(-count // self.block_size), -(-count // _BITS)
 
 
 class SentCount:
-    """Counts the values sent, of all values encoded; safe for concurrent threads."""
+    """Counts encoded values, and how many of them were sent; safe for concurrent threads."""
 
     def __init__(self) -> None:
         self._num_sent = self._num_values = 0
         self._adding = threading.Lock()
 
     def add(self, num_sent: int, num_values: int) -> None:
-        """Count the values of one payload."""
+        """Add the counts of one payload."""
         with self._adding:
             self._num_sent += num_sent
             self._num_values += num_values
 
     @property
     def share(self) -> float | None:
-        """The share of the values that was sent; None without values."""
+        """The share of the encoded values that were sent; None before the first value."""
         return self._num_sent / self._num_values if self._num_values else None
 
 
 @dataclass(frozen=True)
 class Threshold(Codec):
-    """Sends plus or minus `tau` for values above `tau` in magnitude (Strom 2015).
+    """Sends plus or minus `tau` for each value above `tau` in magnitude (Strom 2015).
 
-    Each of them takes four bytes, the others nothing. Use it in `ErrorFeedback`: then the sum of
-    the sent values differs from the sum of the given ones by at most `tau`, while no given value
-    exceeds `tau`. A value that stays above it is sent as `tau` in each step, and its residual grows
-    without limit.
+    A sent value takes four bytes; other values are not sent. Use this codec in `ErrorFeedback`:
+    then, if an element never exceeds `tau` in magnitude, the sum of its sent values differs from
+    the sum of its given values by at most `tau`. If an element stays above `tau`, each step sends
+    only `tau`, and the element's error grows without limit.
     """
 
     tau: float
@@ -153,16 +159,19 @@ class Threshold(Codec):
 
     @property
     def name(self) -> str:
-        """The name in its payloads, which also contain tau."""
+        """The codec's name, without tau, because each payload contains tau."""
         return "threshold"
 
     @property
     def fixed_size(self) -> bool:
-        """False: the size depends on the number of values sent."""
+        """False, because the payload size depends on the number of values sent."""
         return False
 
     def encode(self, values: Tensor) -> Payload:
-        """Encode float32 values; non-finite values become zero and are counted."""
+        """Encode float32 values.
+
+        NaN and infinite values become zero; the payload's `num_nonfinite` counts them.
+        """
         values = flat(values)
         if len(values) > _SIGN:
             raise InvalidInput("values", f"must have at most {_SIGN:,} elements", got=len(values))
@@ -175,14 +184,14 @@ class Threshold(Codec):
         return Payload(self.name, len(values), buffers, num_nonfinite(values))
 
     def decode(self, payload: Payload, out: Tensor | None = None) -> Tensor:
-        """Decode to float32 [count], into `out` if given."""
+        """Decode a payload to float32 values [count]; write them into `out` if given."""
         self._check(payload)
         values = payload.target(out).zero_()
         self.add_to(values, payload)
         return values
 
     def add_to(self, total: Tensor, payload: Payload) -> None:
-        """Add the values to `total`, float32 [count]."""
+        """Add a payload's decoded values to `total`, a float32 tensor [count]."""
         self._check(payload)
         payload.check_target(total)
         tau = as_type(payload.buffers[0], torch.float32)
@@ -194,7 +203,7 @@ class Threshold(Codec):
         total.index_add_(0, places, torch.where(words < 0, -tau, tau))
 
     def nbytes(self, count: int) -> int:
-        """Return the bytes of `count` values if all are sent."""
+        """Return the payload size in bytes if all `count` values are sent."""
         return _WORD_NBYTES * (1 + count)
 
     def _check(self, payload: Payload) -> None:

@@ -1,11 +1,11 @@
-"""Gather and sum encoded rows between ranks, with and without autograd (Dettmers 2016, 2.1).
+"""Gather and sum encoded rows of all ranks, with or without autograd (Dettmers 2016, section 2.1).
 
                  result                                  messages
 all_gather       rows of rank 0 | 1 | 2   on each rank   each rank's rows, encoded, to all others
 reduce_scatter   sums of rows of rank r   on rank r      each rank's rows for r, encoded, to r
 
-A model-parallel layer gathers activations in forward, and sums their gradients in backward. Both
-have their own codec; None sends values unencoded.
+A model-parallel layer gathers activations in forward, and sums their gradients in backward.
+Activations and gradients each have their own codec. If a codec is None, values are sent unencoded.
 """
 
 import os
@@ -28,7 +28,10 @@ from paceline.links.all_to_all import AllToAll
 
 @dataclass
 class Sent:
-    """Bytes that this rank has sent and received, with a header of 40 bytes per message."""
+    """Counts the bytes that this rank has sent and received.
+
+    Each message includes a header of 40 bytes.
+    """
 
     activations_sent: int = 0
     activations_received: int = 0
@@ -38,9 +41,9 @@ class Sent:
 
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """An exchange in the background; call `wait` once for its values.
+    """An exchange that runs in the background; call `wait` once to get the resulting values.
 
-    `wait` raises NonFinite on all ranks if some rank's values are NaN or infinite.
+    `wait` raises NonFinite on all ranks if any rank has NaN or infinite values.
     """
 
     wait: Callable[[], Tensor]
@@ -58,14 +61,18 @@ def all_gather(
 ) -> Tensor:
     """Gather the rows of all ranks, in rank order, with the same bits on each rank.
 
-    `x` has this rank's rows in dimension 0; `sizes` are the numbers of rows of all ranks, exchanged
-    by default. In backward each rank receives the gradients of its rows from all ranks, encoded by
-    `activation_gradients`, and adds them in rank order in float32: the derivative of the sum of all
-    ranks' losses. A codec requires float32 values.
+    `x` has this rank's rows in dimension 0. `sizes`: the number of rows on each rank; if None, the
+    ranks exchange these numbers first. In backward, each rank receives the gradients of its rows
+    from all ranks, encoded by `activation_gradients`. The rank adds these gradients in rank order
+    in float32. The sum is the derivative of the sum of all ranks' losses. A codec requires float32
+    values.
 
-    All ranks must call it in the same order, and run backward through it. Raises InvalidInput if
-    ranks or sizes do not fit, and NonFinite on all ranks if some rank's values are NaN or infinite;
-    `what` names the values in errors. `traffic` counts bytes. A single rank gets `x` back.
+    All ranks must make the same calls in the same order, and run backward through the results.
+    `what` names the values in errors. `traffic` counts the bytes sent and received. With a single
+    rank, the result is `x`.
+
+    Raises InvalidInput if the ranks' values or codecs differ in type, or the sizes do not fit.
+    Raises NonFinite on all ranks if any rank has NaN or infinite values.
     """
     known = _sizes(x, (codec, activation_gradients), group, sizes, what)
     codec_for(activation_gradients, x.dtype)  # raise now, not in backward
@@ -89,9 +96,10 @@ def reduce_scatter(
 ) -> Tensor:
     """Sum the rows that belong to this rank over all ranks: the reverse of `all_gather`.
 
-    `x` has the rows of all ranks in dimension 0, `sizes` of each; by default equally many, with one
-    more for the first ranks. `codec` encodes rows in forward, `activation_gradients` the gradients
-    of the sums in backward. Otherwise like `all_gather`.
+    `x` has the rows of all ranks in dimension 0. `sizes`: the number of rows that belong to each
+    rank. By default the rows are divided evenly, and the first ranks get one row more if a
+    remainder is left. `codec` encodes the rows in forward. `activation_gradients` encodes the
+    gradients of the sums in backward. The other arguments and the errors are those of `all_gather`.
     """
     num_ranks = len(ranks_of(group))
     if sizes is None and x.dim():
@@ -114,7 +122,10 @@ def begin_gather(
     traffic: Sent | None = None,
     what: str = "activations",
 ) -> Pending:
-    """Begin an `all_gather` without autograd; `values` may change before `wait`."""
+    """Begin an `all_gather` without autograd.
+
+    With several ranks, the caller may change `values` before `wait`.
+    """
     known = _sizes(values, (codec,), group, sizes, what)
     return RowExchange(codec, group, known, traffic, what).all_gather(values)
 
@@ -130,7 +141,8 @@ def begin_return(
 ) -> Pending:
     """Begin the backward of `all_gather`: sum the gradients of each rank's rows on that rank.
 
-    `errors` has the gradients of all ranks' rows, and may change before `wait`.
+    `errors`: the gradients of all ranks' rows. With several ranks, the caller may change this
+    tensor before `wait`.
     """
     exchange = RowExchange(codec, group, tuple(sizes), traffic, what, in_forward=False)
     return exchange.reduce_scatter(errors)
@@ -160,12 +172,12 @@ def _sizes(
     sizes: Sequence[int] | None,
     what: str,
 ) -> tuple[int, ...]:
-    """Return the number of rows of each rank; exchange it if `sizes` is None."""
+    """Return the number of rows of each rank; if `sizes` is None, the ranks exchange them."""
     ranks = ranks_of(group)
     if sizes is not None:
         return tuple(sizes)
     if values.dim() == 0:
-        raise InvalidInput(what, "must have rows in dimension 0, and is a scalar")
+        raise InvalidInput(what, "must have rows in dimension 0, but is a scalar")
     if len(ranks) == 1:
         return (len(values),)
     names = [codec_for(codec, values.dtype).name for codec in codecs]
@@ -184,10 +196,10 @@ def _sizes(
 
 @dataclass(frozen=True)
 class RowExchange:
-    """Exchanges rows between the ranks of a group; `sizes` are the rows of each rank.
+    """Exchanges rows between the ranks of a group; `sizes` has each rank's number of rows.
 
-    All ranks must begin their exchanges in the same order, and each thread needs its own group. A
-    single rank sends and encodes nothing.
+    All ranks must begin their exchanges in the same order. Threads that exchange rows concurrently
+    each need their own group. A single rank sends and encodes nothing.
     """
 
     codec: str | Codec | None
@@ -198,11 +210,11 @@ class RowExchange:
     in_forward: bool = True
 
     def of_gradients(self, codec: str | Codec | None) -> "RowExchange":
-        """Return the exchange of the gradients in backward."""
+        """Return the exchange that sends the gradients in backward."""
         return replace(self, codec=codec, what=f"the gradient of {self.what}", in_forward=False)
 
     def all_gather(self, values: Tensor) -> Pending:
-        """Begin to gather the rows of all ranks in rank order, with the same bits on each."""
+        """Begin to gather the rows of all ranks in rank order, with the same bits on each rank."""
         own = self._check(values, all_rows=False)
         if len(self.sizes) == 1:
             return Pending(values.detach)
@@ -215,7 +227,7 @@ class RowExchange:
 
         def finish() -> Tensor:
             rows = posted.wait()
-            rows[own] = row  # decode it, too, so that every rank gets the same bits
+            rows[own] = row  # decode this rank's own row, too, for the same bits on every rank
             whole = torch.empty(sum(counts), dtype=dtype, device=row.device)
             found = []
             for one, part in zip(rows, whole.split(counts), strict=True):
@@ -228,10 +240,10 @@ class RowExchange:
         return Pending(finish)
 
     def reduce_scatter(self, values: Tensor) -> Pending:
-        """Begin to sum rows over all ranks, in rank order, each row on its own rank.
+        """Begin to sum rows over all ranks; each rank gets the sums of its own rows.
 
-        Decoded values are summed in float32, or in float64 if that is their type. A rank's values
-        for itself are neither sent nor encoded.
+        The ranks' values are added in rank order, in float32, or in float64 if the values are
+        float64. A rank neither sends nor encodes its values for its own rows.
         """
         own = self._check(values, all_rows=True)
         if len(self.sizes) == 1:
@@ -245,7 +257,8 @@ class RowExchange:
         payloads = [form.encode(part) for rank, part in enumerate(parts) if rank != own]
         own_found = len(mine) - int(mine.isfinite().sum())
         own_found += sum(payload.num_nonfinite for payload in payloads)
-        # Each row reports the count of all rows of this rank, so that all ranks raise NonFinite.
+        # Each message reports how many values in all rows of this rank are not finite, so that all
+        # ranks raise NonFinite.
         rows = [_row(replace(one, num_nonfinite=own_found), form, values) for one in payloads]
         rows.insert(own, rows[0][:0])  # a rank sends nothing to itself
         posted = self._post(rows, [row_nbytes(form.nbytes(len(mine)))] * len(rows))
@@ -267,7 +280,10 @@ class RowExchange:
         return Pending(finish)
 
     def _check(self, values: Tensor, all_rows: bool) -> int:
-        """Return this rank's index in the group; InvalidInput if sizes do not fit."""
+        """Return this rank's index in the group.
+
+        Raises InvalidInput if `sizes` do not fit the group or the values.
+        """
         ranks = ranks_of(self.group)
         if len(self.sizes) != len(ranks) or min(self.sizes) < 0:
             problem = f"must be the number of rows of each of {len(ranks)} ranks"
@@ -299,14 +315,15 @@ class RowExchange:
 
 
 def _row(payload: Payload, form: Codec, values: Tensor) -> Tensor:
-    """Return a payload as the row of bytes to send, on the device of the values."""
+    """Pack a payload into the row of bytes to send, on the device of `values`."""
     return pack([payload], row_nbytes(form.nbytes(payload.count)), values.device)[0]
 
 
 def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
-    """Return the ranks of a group; [0] without torch.distributed.
+    """Return the global ranks of a group, or [0] if torch.distributed is not initialised.
 
-    InvalidInput for a group without this rank, and for ranks without an initialised group.
+    Raises InvalidInput if the group does not include this rank, or if WORLD_SIZE exceeds 1 and
+    torch.distributed is not initialised.
     """
     if group is not None and dist.get_rank(group) < 0:
         raise InvalidInput("group", f"does not include rank {dist.get_rank()}")
@@ -318,7 +335,11 @@ def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
 
 
 def codec_for(codec: str | Codec | None, dtype: torch.dtype) -> Codec:
-    """Return a codec for values of a type; InvalidInput if it cannot encode changing rows."""
+    """Return the codec for rows of a dtype; for None, a `Cast` that does not change values.
+
+    Raises InvalidInput if the codec uses error feedback, has no fixed size, or does not support the
+    dtype.
+    """
     if codec is None:
         return Cast(str(dtype).removeprefix("torch."), exact=True)
     if dtype != torch.float32:

@@ -1,7 +1,7 @@
-"""Encode and decode values block by block, by the kernels of their device.
+"""Encode and decode values block by block, with C++, Triton or torch, depending on the device.
 
-`quantization` specifies the results in torch; the C++ and Triton kernels return the same bits. Two
-4-bit codes share a byte.
+`quantization` is the reference in torch; the C++ and Triton kernels return the same bits. Two 4-bit
+codes share a byte.
 """
 
 import os
@@ -23,8 +23,8 @@ def encode(
 ) -> tuple[Tensor, Tensor, int]:
     """Return the codes, the scale of each block, and the number of non-finite values.
 
-    Without `scales`, which only 8-bit types support, a block's scale is its largest finite
-    magnitude.
+    `scales`: fixed scales, which only 8-bit types support. If None, each block's scale is its
+    largest finite magnitude.
     """
     if values.is_cpu:
         finds_scales, num_threads = scales is None, torch.get_num_threads()
@@ -57,8 +57,8 @@ def decode(
     table: QuantizationTable,
     adds: bool,
 ) -> None:
-    """Write the values of codes into `values`, or add them to it."""
-    # Kernels index flat memory; a part of a row or of a larger tensor may have gaps.
+    """Decode `codes`: overwrite `values`, or add to `values` if `adds`."""
+    # The kernels need contiguous memory; a slice of a larger tensor may have gaps.
     fits = values.is_contiguous() and codes.is_contiguous()
     if fits and values.is_cpu:
         num_threads = torch.get_num_threads()
@@ -75,12 +75,12 @@ def decode(
 
 
 def has_triton(values: Tensor) -> bool:
-    """Return whether the Triton kernels support the values' device."""
+    """Return whether the Triton kernels can run on the values' device."""
     return device_of(values.device).has_triton and _triton_compiles()
 
 
 @cache
 def _triton_compiles() -> bool:
-    """Return whether Triton is installed, and the C compiler that it needs for launchers."""
+    """Return whether Triton and a C compiler, which Triton needs for launchers, are installed."""
     compilers = (os.environ.get("CC"), shutil.which("gcc"), shutil.which("clang"))
     return find_spec("triton") is not None and any(compilers)

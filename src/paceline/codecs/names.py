@@ -1,4 +1,4 @@
-"""Codecs by the names of option --codec."""
+"""Look up codecs by their names in option --codec."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,9 +26,10 @@ CODECS: dict[str, Callable[[], Codec]] = {
 
 
 def find_codec(name: str) -> Codec:
-    """Create the codec of a name or "threshold:TAU", with error feedback if it needs that.
+    """Create a codec by its name: a key of `CODECS`, or "threshold:TAU".
 
-    InvalidInput if the name is unknown.
+    The result includes error feedback if the codec needs it. Raises InvalidInput for an unknown
+    name, and for "auto".
     """
     threshold = threshold_of(check_codec(name))
     if threshold is not None:
@@ -39,9 +40,10 @@ def find_codec(name: str) -> Codec:
 
 
 def factory_of(codec: str | Codec) -> Callable[[], Codec]:
-    """Return a factory of codecs: with error feedback, each tensor needs its own.
+    """Return a function that returns a codec; call it once for each tensor.
 
-    All of them share the inner codec, which counts the values that it sent.
+    With error feedback, each call returns a new `ErrorFeedback`, because each tensor has its own
+    error. These objects share one inner codec; a `Threshold` counts the sent values of all tensors.
     """
     found = find_codec(codec) if isinstance(codec, str) else codec
     if isinstance(found, ErrorFeedback):

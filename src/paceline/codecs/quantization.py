@@ -1,8 +1,8 @@
-"""Tables of the 8-bit and 4-bit types, and the specification of their codes in torch.
+"""Tables of the 8-bit and 4-bit types, and the reference encoder and decoder in torch.
 
-One bit of a code is the sign; the others index a table of magnitudes. Every table contains zero,
-which replaces the smallest magnitude of a full tree. The C++ and Triton kernels return the same
-bits as `encode` and `decode`.
+One bit of a code is the sign; the other bits are an index into a table of magnitudes. Every table
+contains zero. If a type has a magnitude for every index, zero replaces the smallest of them. The
+C++ and Triton kernels return the same bits as `encode` and `decode`.
 """
 
 from dataclasses import dataclass
@@ -24,19 +24,20 @@ def _leaves(num_bits: int) -> list[float]:
 
 # The magnitudes of each type, in any order.
 TABLES: dict[str, list[float]] = {  # Dettmers 2016, section 3.1
-    # The dynamic tree: n zeros for 10^-n, a one, and 6 - n bits that bisect (0.1, 1).
+    # Dynamic tree: n zero bits for the factor 10^-n, a one bit, and 6 - n bits that bisect
+    # (0.1, 1).
     "dynamic8": [leaf / 10**n for n in range(7) for leaf in _leaves(6 - n)],
-    # The static tree: three bits of exponent, and four that bisect (0.1, 1).
+    # Static tree: three bits of exponent, and four bits that bisect (0.1, 1).
     "static8": [leaf / 10**n for n in range(8) for leaf in _leaves(4)],
     # A decimal mantissa from 0 to 15, and three bits of exponent.
     "mantissa8": [i / 10 ** (n + 1) for n in range(8) for i in range(16) if i <= 10 ** (n + 1)],
-    # Linear quantisation: a tree over (0, 1) without an exponent.
+    # Linear quantisation: 128 equally spaced magnitudes from 0 to 1, without an exponent.
     "linear8": [i / 127 for i in range(128)],
 }
 FOUR_BIT_TABLES: dict[str, list[float]] = {
     # Three bits of exponent and no mantissa (Douillard et al. 2025, arXiv 2501.18512).
     "e3m0": [2.0**-n for n in range(7)],
-    # The dynamic tree with 2 - n bits that bisect (0.1, 1).
+    # Dynamic tree as for dynamic8, but with 2 - n bits that bisect (0.1, 1).
     "dynamic4": [leaf / 10**n for n in range(3) for leaf in _leaves(2 - n)],
 }
 
@@ -45,7 +46,8 @@ FOUR_BIT_TABLES: dict[str, list[float]] = {
 class QuantizationTable:
     """The magnitudes of a type: float32, ascending, from 0 to at most 1.
 
-    Code i means magnitudes[i], and code `most` + i its negative. `most`: 128, or 8 of a 4-bit type.
+    Code i encodes magnitudes[i]. Code `most` + i encodes -magnitudes[i]. `most` is 128 for an 8-bit
+    type, and 8 for a 4-bit type.
     """
 
     name: str
@@ -54,10 +56,11 @@ class QuantizationTable:
 
     @cached_property
     def thresholds(self) -> Tensor:
-        """float32 [len(magnitudes) - 1]: values above threshold i are nearer to magnitude i + 1.
+        """The borders between neighbouring magnitudes, float32 [len(magnitudes) - 1].
 
-        Each is the largest float32 up to the midpoint of two magnitudes, so comparisons are exact.
-        A value at the midpoint is rounded down.
+        A value above threshold i is nearer to magnitude i + 1 than to magnitude i. Each threshold
+        is the largest float32 that does not exceed the midpoint, so comparisons are exact. A value
+        at the midpoint is rounded down.
         """
         exact = self.magnitudes.double()
         middles = (exact[:-1] + exact[1:]) / 2
@@ -67,18 +70,18 @@ class QuantizationTable:
 
     @property
     def num_bits(self) -> int:
-        """Bits of a code: 8 or 4."""
+        """The number of bits in a code: 8 or 4."""
         return (2 * self.most - 1).bit_length()
 
     @cached_property
     def lookup(self) -> Codebook | FourBitTable:
-        """The table of the C++ kernels."""
+        """This table in the form that the C++ kernels use."""
         kind = FourBitTable if self.num_bits == 4 else Codebook
         return kind(self.magnitudes.tolist(), self.thresholds.tolist())
 
     @cached_property
     def values(self) -> Tensor:
-        """float32 [2 * most]: the value of each code; zero for codes that are never written."""
+        """The value of each code, float32 [2 * most]; zero for codes that are never written."""
         missing = self.most - len(self.magnitudes)
         half = torch.nn.functional.pad(self.magnitudes, (0, missing))
         return torch.cat([half, -half])
@@ -86,7 +89,10 @@ class QuantizationTable:
 
 @cache
 def table(name: str) -> QuantizationTable:
-    """Return the table of a type; full tables lose their smallest magnitudes to zero."""
+    """Return the table of a type, including zero.
+
+    If the type has more than `most` - 1 nonzero magnitudes, the smallest of them are left out.
+    """
     magnitudes, most = (TABLES[name], 128) if name in TABLES else (FOUR_BIT_TABLES[name], 8)
     rounded = np.array(magnitudes, dtype=np.float32)
     nonzero = np.unique(rounded[rounded > 0]).tolist()
@@ -101,7 +107,7 @@ def scales_of(values: Tensor, block_size: int) -> Tensor:
 
 
 def encode(values: Tensor, scales: Tensor, block_size: int, table: QuantizationTable) -> Tensor:
-    """Return the code nearest to each value / scale of its block: uint8 [count].
+    """Encode each value, divided by its block's scale, as the nearest code: uint8 [count].
 
     Quotients are rounded to float32, and clipped to the largest magnitude. Non-finite values, and
     all values of a block with scale 0, become zero. Zeros lose their sign.
@@ -114,7 +120,7 @@ def encode(values: Tensor, scales: Tensor, block_size: int, table: QuantizationT
 
 
 def decode(codes: Tensor, scales: Tensor, block_size: int, table: QuantizationTable) -> Tensor:
-    """Return the values of codes times the scale of their block, float32 [count]."""
+    """Return each code's value times its block's scale, float32 [count]."""
     values = table.values.to(codes.device)[codes.long()]
     return (in_blocks(values, block_size) * scales.unsqueeze(1)).flatten()[: len(codes)]
 
@@ -128,12 +134,13 @@ def in_blocks(values: Tensor, block_size: int) -> Tensor:
 def join(codes: Tensor) -> Tensor:
     """Pack 4-bit codes, uint8 [count], into bytes, uint8 [ceil(count / 2)].
 
-    The first code of a pair is the low half; an odd last one is paired with zero.
+    The first code of each pair is in the lower four bits. If `count` is odd, the last code is
+    paired with zero.
     """
     pairs = in_blocks(codes, 2)
     return pairs[:, 0] | pairs[:, 1] << 4
 
 
 def split(joined: Tensor, count: int) -> Tensor:
-    """Unpack the first `count` 4-bit codes, uint8 [count]."""
+    """Unpack the first `count` 4-bit codes of the bytes `joined`, uint8 [count]."""
     return torch.stack([joined & 15, joined >> 4], 1).flatten()[:count]

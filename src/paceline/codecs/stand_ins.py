@@ -8,15 +8,18 @@ from torch import Tensor
 
 from paceline.core.wire_format import threshold_of
 
-# In units of tau: so large that its part in a mean over many ranks is above tau, too, and is sent.
+# Size of the large values, in units of tau. Divided by many ranks, such a value still exceeds tau,
+# so that it is sent.
 _LARGE = 1024.0
 
 
 def stand_ins_for(codec: str | None) -> Callable[[Tensor], Tensor] | None:
-    """Return a generator of gradients of which a codec sends its declared share.
+    """Return a function that makes gradients of which the codec sends its declared share.
 
-    None if the codec declares no share: then any values will do. The large values are spread evenly
-    over all gradients made one after another, so every part of them has this share.
+    The result is None if the codec declares no share; then the values do not matter. The function
+    makes a gradient for each parameter that it is called with. The large values, which are sent,
+    have equal distances within the sequence of all gradients, so that every part of the sequence
+    has this share.
     """
     known = None if codec is None else threshold_of(codec)
     if known is None or known.share is None:

@@ -1,7 +1,7 @@
 """The 4-bit kernels for CUDA, written in Triton, and their launchers.
 
-They return the same bits as `quantization.py`, and use the tiles of `triton_kernels.py`: a row of n
-values has n / 2 bytes of codes.
+The kernels return the same bits as `quantization.py`. Their tiles are those of `triton_kernels.py`;
+a row of n values has n / 2 bytes of codes.
 """
 
 from functools import cache, partial
@@ -40,7 +40,7 @@ def encode_tile(
     num_columns: tl.constexpr,
     finds_scales: tl.constexpr,
 ):
-    """Write a tile's codes, two per byte, and, if `finds_scales`, the scales of its blocks."""
+    """Write a tile's codes, two per byte; if `finds_scales`, also write its blocks' scales."""
     block, begin, places, inside, left, is_whole = tile_at(
         count, block_size, num_parts, num_rows, num_columns
     )
@@ -55,7 +55,7 @@ def encode_tile(
     first, second = tl.split(tl.reshape(found, (num_rows, num_columns // 2, 2)))
     pairs = (first | (second << 4)).to(tl.uint8)
     bytes_, bytes_inside = _bytes_of(block_size, begin, num_rows, num_columns)
-    # Compare with the remaining bytes, of which the last may hold one value.
+    # (left + 1) // 2 is the number of remaining bytes; the last byte may hold only one value.
     store_tile(codes + begin // 2, bytes_, pairs, bytes_inside, (left + 1) // 2, is_whole)
 
 
@@ -73,7 +73,10 @@ def decode_tile(
     num_columns: tl.constexpr,
     adds: tl.constexpr,
 ):
-    """Write the values of a tile's codes, or add them, without fused multiply-add."""
+    """Decode a tile's codes: overwrite `values`, or add to `values` if `adds`.
+
+    Launch it without fused multiply-add, so that products are rounded before they are added.
+    """
     block, begin, places, inside, left, is_whole = tile_at(
         count, block_size, num_parts, num_rows, num_columns
     )
@@ -90,7 +93,7 @@ def decode_tile(
 
 @triton.jit
 def _bytes_of(block_size, begin, num_rows: tl.constexpr, num_columns: tl.constexpr):
-    """Return the offsets of a tile's bytes, and which of them are inside their block."""
+    """Return the offsets of a tile's bytes, and a mask of the bytes inside their block."""
     rows = tl.arange(0, num_rows)[:, None]
     columns = tl.arange(0, num_columns // 2)[None, :]
     inside = (rows >= 0) & (columns < (block_size - begin % block_size) // 2)
@@ -113,5 +116,5 @@ decode = partial(triton_kernels.decode, kernel=decode_tile)
 
 @cache
 def _thresholds(table: QuantizationTable, device: torch.device) -> Tensor:
-    """Return the bits of the thresholds on a device, int32 [7]."""
+    """Return the float32 bits of the thresholds as int32 [7], on a device."""
     return table.thresholds.view(torch.int32).to(device)

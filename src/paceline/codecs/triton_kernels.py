@@ -1,7 +1,8 @@
 """The 8-bit kernels for CUDA, written in Triton, and their launchers.
 
-They return the same bits as `quantization.py`. A program handles a tile: `num_rows` blocks of at
-most `num_columns` values each or, for longer blocks, one of the `num_parts` parts of a block.
+The kernels return the same bits as `quantization.py`. Each Triton program handles one tile. A tile
+has `num_rows` blocks of at most `num_columns` values each. A longer block is divided into
+`num_parts` tiles of one row.
 """
 
 from functools import cache
@@ -15,11 +16,11 @@ from torch import Tensor
 from paceline.codecs.quantization import QuantizationTable, scales_of
 from paceline.links.devices import device_of
 
-_INFINITY = tl.constexpr(0x7F800000)  # bits of infinity, above those of finite magnitudes
-_NOTHING = tl.constexpr(2.0**-30)  # below the first threshold of every table
-COLUMNS = 1024  # columns of a tile with one row, and values of a tile with more
-MOST_COLUMNS = 8192  # longest block whose scale a program finds
-# Four values per thread are one access of 16 bytes; eight amortise the set-up of encoding.
+_INFINITY = tl.constexpr(0x7F800000)  # bits of infinity, larger than the bits of finite magnitudes
+_NOTHING = tl.constexpr(2.0**-30)  # a quotient below the first threshold of every table
+COLUMNS = 1024  # most columns of a one-row tile; number of values in a larger tile
+MOST_COLUMNS = 8192  # longest block whose scale one program computes
+# A thread decodes four values in one access of 16 bytes; it encodes eight, to amortise its set-up.
 _VALUES_PER_WARP = {"encode": 256, "decode": 128}
 
 
@@ -40,7 +41,7 @@ def encode_tile(
     num_columns: tl.constexpr,
     finds_scales: tl.constexpr,
 ):
-    """Write the codes of a tile and, if `finds_scales`, the scales of its blocks."""
+    """Write a tile's codes; if `finds_scales`, also write its blocks' scales."""
     block, begin, places, inside, left, is_whole = tile_at(
         count, block_size, num_parts, num_rows, num_columns
     )
@@ -67,7 +68,7 @@ def decode_tile(
     num_columns: tl.constexpr,
     adds: tl.constexpr,
 ):
-    """Write the values of a tile's codes, or add them to `values`.
+    """Decode a tile's codes: overwrite `values`, or add to `values` if `adds`.
 
     Launch it without fused multiply-add, so that products are rounded before they are added.
     """
@@ -87,7 +88,8 @@ def decode_tile(
 def scaled(bits, blocks, scales, num_nonfinite, num_blocks, finds_scales: tl.constexpr):
     """Return the magnitudes of a tile, float32, and the scale of each row.
 
-    Non-finite values become zero and are counted. `finds_scales`: compute and store the scales.
+    Non-finite values become zero; `num_nonfinite` counts them. `finds_scales`: compute and store
+    the scales, instead of loading them.
     """
     magnitudes = bits & 0x7FFFFFFF
     largest = tl.max(magnitudes, 1)
@@ -118,7 +120,7 @@ def quotient_bits(magnitudes, scale):
 
 @triton.jit
 def _indices(magnitudes, scale, cells, first_cell, last_cell):
-    """Return the index of the table's magnitude nearest to each quotient (`cells_of`)."""
+    """Look up the index of the magnitude nearest to each quotient, in the table of `cells_of`."""
     bits = quotient_bits(magnitudes, scale)
     cell = tl.minimum(tl.maximum(bits >> 16, first_cell), last_cell) - first_cell
     return (tl.load(cells + cell) + (bits & 0xFFFF)) >> 16
@@ -128,9 +130,14 @@ def _indices(magnitudes, scale, cells, first_cell, last_cell):
 def tile_at(count, block_size, num_parts, num_rows: tl.constexpr, num_columns: tl.constexpr):
     """Return the position of this program's tile.
 
-    The number of its first block; the index of its first value; the offsets of its values from
-    there; which of them are inside their block; the number of values from there to the end of the
-    tensor; whether the tile is completely inside the tensor.
+    The results are, in this order:
+
+    - the number of the tile's first block;
+    - the index of its first value;
+    - the offsets of its values from the first value;
+    - a mask of the values inside their block;
+    - the number of values from the first value to the end of the tensor;
+    - whether the tile is completely inside the tensor.
     """
     block = (tl.program_id(0) // num_parts).to(tl.int64) * num_rows
     first = tl.program_id(0) % num_parts * num_columns
@@ -185,9 +192,10 @@ def launch_encode(
     lookup: Tensor,
     ends: tuple[int, ...] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Encode values like `encode`, with a kernel that writes `num_bytes` of codes.
+    """Launch an encoding kernel; return the results of `encode`.
 
-    `lookup`: the tensor that it searches; `ends`: its first and last index there.
+    The kernel writes `num_bytes` bytes of codes. `lookup`: the tensor of cells or thresholds that
+    the kernel searches. `ends`: the numbers of the first and the last cell, if `lookup` has cells.
     """
     finds_scales = scales is None and block_size <= MOST_COLUMNS
     tiles = Tiles.of(len(values), block_size, MOST_COLUMNS if finds_scales else COLUMNS)
@@ -219,7 +227,7 @@ def decode(
     adds: bool,
     kernel: Any = decode_tile,
 ) -> None:
-    """Decode codes into `values`, or add to them."""
+    """Decode codes: overwrite `values`, or add to `values` if `adds`."""
     tiles = Tiles.of(len(values), block_size, COLUMNS)
     meanings = _meanings(table, values.device)
     with device_of(values.device).use():
@@ -233,7 +241,11 @@ def decode(
 
 
 class Tiles(NamedTuple):
-    """The tiles of all blocks; rows and columns are powers of 2."""
+    """The division of all blocks into tiles.
+
+    `num_parts`: number of tiles for one long block; 1 for shorter blocks. The numbers of rows and
+    columns of a tile are powers of 2.
+    """
 
     num_blocks: int
     num_parts: int
@@ -242,7 +254,7 @@ class Tiles(NamedTuple):
 
     @classmethod
     def of(cls, count: int, block_size: int, most_columns: int) -> "Tiles":
-        """Return the tiles of `count` values."""
+        """Divide `count` values into tiles of at most `most_columns` columns."""
         num_columns = min(1 << (block_size - 1).bit_length(), most_columns)
         num_rows = max(1, COLUMNS // num_columns)
         return cls(-(-count // block_size), -(-block_size // num_columns), num_rows, num_columns)
@@ -253,13 +265,13 @@ class Tiles(NamedTuple):
         return -(-self.num_blocks // self.num_rows) * self.num_parts
 
     def num_warps(self, of: str) -> int:
-        """Return the warps of a program; `of`: "encode" or "decode"."""
+        """Return the number of warps of a program; `of` is "encode" or "decode"."""
         return self.num_rows * self.num_columns // _VALUES_PER_WARP[of]
 
 
 @cache
 def _cells(table: QuantizationTable, device: torch.device) -> tuple[int, Tensor]:
-    """Return the result of `cells_of` on a device."""
+    """Return the result of `cells_of`, with the cells on a device."""
     first_cell, cells = cells_of(table)
     return first_cell, cells.to(device)
 
@@ -271,13 +283,15 @@ def _meanings(table: QuantizationTable, device: torch.device) -> Tensor:
 
 
 def cells_of(table: QuantizationTable) -> tuple[int, Tensor]:
-    """Return the number of the first cell, and the cells, int32.
+    """Return the lookup table of `_indices`: its first cell's number, and its cells, int32.
 
-    A cell contains all quotients with the same upper half of their float32 bits, its number. Its
-    upper half is the number of thresholds in earlier cells; its lower half is 0xffff minus the
-    lower half of its own threshold, or zero without one. Adding a quotient's lower half carries
-    into the upper half if the quotient exceeds that threshold. The first and the last cell have no
-    threshold, and are used for all smaller and larger quotients.
+    A quotient's cell number is the upper half of its float32 bits. A cell has at most one
+    threshold. The upper half of a cell's entry is the number of thresholds in earlier cells. The
+    lower half is 0xffff minus the lower half of the cell's threshold, or zero if the cell has no
+    threshold. The index of a quotient is the upper half of the sum of the entry and the quotient's
+    lower half: this addition carries if the quotient exceeds the threshold. The first and the last
+    cell have no threshold. All smaller quotients use the first cell, and all larger quotients use
+    the last cell.
     """
     bits = table.thresholds.view(torch.int32)
     upper = bits >> 16

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        # Import these on first use: they need torch, and the samplers do not.
+        # Import these names on first use, because their modules need torch; the samplers do not.
         if name in ("Collate", "Dataset", "load", "loader"):
             module = "spec" if name == "load" else "dataset"
             return getattr(import_module(f"paceline.training.data.{module}"), name)

@@ -1,7 +1,7 @@
 """Batches: pytrees of tensors whose first dimension is the samples.
 
-A sample is a pair of inputs and targets, or a mapping: the model receives its fields as keyword
-arguments, and the loss receives the whole mapping.
+A sample is a pair of inputs and targets, or a mapping. If samples are mappings, the model receives
+the batch's fields as keyword arguments, and the loss receives the whole batch.
 
     (image, class)                       model(images)                loss(outputs, classes)
     ((tokens, mask), next)               model(tokens, mask)          loss(outputs, next)
@@ -63,7 +63,7 @@ class Batch(NamedTuple):
         return [self.rows(slice(*cut)) for cut in pairwise(cuts)]
 
     def rows(self, rows: slice) -> "Batch":
-        """Return a range of the samples."""
+        """Return the samples in a range of rows."""
         return self._map(lambda leaf: leaf[rows])
 
     def _map(self, function: Callable[[Any], Any]) -> "Batch":
@@ -113,7 +113,7 @@ class CollatedSamples(IndexedSamples):
             raise InvalidInput(
                 self._name,
                 f"collating samples {shown}, ... failed: {first_line(error)}",
-                hint="give all samples the same shape, or the recipe a collate function",
+                hint="give all samples the same shape, or give the recipe a collate function",
             ) from error
         check_tensors(batch, self._name)
         return batch
@@ -149,10 +149,10 @@ def batches_of(
 
 
 class SampleShare:
-    """The batches of one worker by step, equal to those of a data-parallel rank.
+    """Returns one worker's batch of each step, the same batch as that of a data-parallel rank.
 
-    `batch_size`: samples of a step over all workers. The last epoch ends after `num_steps` steps in
-    total. Raises InvalidInput if the samples cannot be divided.
+    `batch_size`: number of samples per step, all workers together. `num_steps`: number of steps of
+    all epochs; the last epoch may be shorter. Raises InvalidInput if the samples cannot be divided.
     """
 
     def __init__(
@@ -167,11 +167,12 @@ class SampleShare:
         shared = len(samples), batch_size, worker, workers, seed
 
         def rows_of(epoch: int) -> list[list[int]]:
-            batches = ShardedBatches(*shared)  # one for each epoch's thread
+            batches = ShardedBatches(*shared)  # a new object, because threads may call `rows_of`
             batches.set_epoch(epoch)
             return list(batches)
 
-        # Keep two epochs: the next epoch's first batch is read while the last one is trained on.
+        # Keep two epochs, because the next epoch's first batch is read during this epoch's last
+        # step.
         self._rows_of = lru_cache(maxsize=2)(rows_of)
         self._sizes, self._workers = ShardedBatches(*shared).global_sizes, workers
         self._samples = samples
@@ -188,10 +189,10 @@ class SampleShare:
         return len(self.rows(step)) * self._workers / whole
 
     def rows(self, step: int) -> list[int]:
-        """Return the indices of a step's samples."""
+        """Return the indices of this worker's samples in a step."""
         epoch, place = divmod(step, self.steps_per_epoch)
         return self._rows_of(epoch)[place]
 
     def batch(self, step: int) -> Batch:
-        """Return the samples of a step."""
+        """Return this worker's samples in a step."""
         return Batch.of(self._samples.__getitems__(self.rows(step)))

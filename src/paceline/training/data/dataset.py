@@ -25,9 +25,9 @@ class IndexedSamples(ABC):
     """A map-style data set that returns whole batches, for torch's DataLoader.
 
     A sample is a pair of inputs and targets, or another pytree of tensors. For classification,
-    inputs are float32 and a target is an int64 class number, or a bool per label if samples may
-    have several labels. For text, inputs are int64 tokens, and targets a token per position, or
-    -100 to ignore the position.
+    inputs are float32, and a target is an int64 class number. If samples may have several labels, a
+    target has a bool for each label. For text, inputs are int64 tokens, and targets have a token
+    for each position. The target -100 means that the position is ignored.
     """
 
     @abstractmethod
@@ -52,7 +52,7 @@ class TensorSamples(IndexedSamples):
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
-            raise ValueError(f"{len(self.inputs)} inputs but {len(self.targets)} targets")
+            raise ValueError(f"got {len(self.inputs)} inputs, but {len(self.targets)} targets")
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -68,13 +68,14 @@ class TensorSamples(IndexedSamples):
         return inputs, self.targets.index_select(0, rows)
 
 
-Read = Callable[[Tensor], Any]  # samples by their numbers (N,)
+Read = Callable[[Tensor], Any]  # reads samples by their indices (N,)
 
 
 def reader_of(samples: IndexedSamples) -> Read:
-    """Return a function that reads a batch of samples by their numbers.
+    """Return a function that reads a batch of samples by their indices.
 
-    Threads read samples in memory concurrently, and other data sets one at a time.
+    Several threads may call the function. Samples in memory are read concurrently; other data sets
+    are read by one thread at a time.
     """
     if isinstance(samples, TensorSamples):
         return samples.__getitems__  # type: ignore[return-value]  # it takes a tensor, too
@@ -91,7 +92,7 @@ def reader_of(samples: IndexedSamples) -> Read:
 class Dataset:
     """Training and test samples; every input has `sample_shape`.
 
-    `num_classes`: number of classes, or labels, or the vocabulary size of text.
+    `num_classes`: number of classes or labels; for text, the vocabulary size.
     """
 
     name: str
@@ -106,9 +107,9 @@ def loader(
 ) -> DataLoader[Any]:
     """Return a DataLoader of one rank's batches, in the order of `batches`.
 
-    Call `batches.set_epoch` before each pass. `num_workers`: processes that decode image files;
-    must be 0 for samples in memory. Does not change torch's global random state. Raises
-    InvalidInput for inconsistent arguments.
+    Call `batches.set_epoch` before each pass. `num_workers`: number of the DataLoader's worker
+    processes, which decode image files; it must be 0 for samples in memory. The function does not
+    change torch's global random state. Raises InvalidInput for inconsistent arguments.
     """
     if len(samples) != batches.num_samples:
         problem = f"must be batches of {len(samples)} samples"
@@ -116,7 +117,7 @@ def loader(
     if num_workers and isinstance(samples, TensorSamples):
         raise InvalidInput("num_workers", "must be 0 for samples in memory", got=num_workers)
     return DataLoader(
-        cast("TorchDataset[Any]", samples),  # torch only needs __getitem__, unlike its type
+        cast("TorchDataset[Any]", samples),  # torch needs only __getitem__, but its type needs more
         batch_sampler=batches,
         collate_fn=_unchanged,
         num_workers=num_workers,
@@ -128,7 +129,7 @@ def loader(
 
 
 def _unchanged(batch: Any) -> Any:
-    # The type is a list of samples, but torch passes the value of __getitems__.
+    # By type, torch passes a list of samples, but it really passes the value of __getitems__.
     return batch
 
 
@@ -143,7 +144,10 @@ def require_memory(num_samples: int, sample_shape: Shape, field: str = "data") -
 
 
 def require_nbytes(nbytes: int, field: str, what: str, instead: str) -> None:
-    """Raise InvalidInput if `what` needs more `nbytes` than free; `instead` is its hint."""
+    """Raise InvalidInput if `what` needs more memory (`nbytes`) than is free.
+
+    `instead`: the error's hint.
+    """
     available = available_nbytes()
     if nbytes > available:
         needed, free = (f"{size / 2**30:,.1f} GiB" for size in (nbytes, available))
@@ -159,8 +163,8 @@ def shape_text(shape: Shape) -> str:
 class Collate:
     """A `collate_fn` for DataLoader that supports empty batches.
 
-    It calls `collate`; an empty batch is a batch of the first of `samples`, the DataLoader's data
-    set, without its rows.
+    `samples`: the DataLoader's data set. The samples of a batch are given to `collate`. For an
+    empty batch, the first of `samples` is collated, and its row is removed.
     """
 
     def __init__(self, samples: Any, collate: Callable[[list[Any]], Any] = default_collate) -> None:

@@ -1,4 +1,4 @@
-"""Folders of images, one for each class, decoded batch by batch."""
+"""Load images from one folder for each class; decode them batch by batch."""
 
 import struct
 import warnings
@@ -18,7 +18,8 @@ from paceline.links.files import limits
 from paceline.training.data.dataset import Batch, Dataset, IndexedSamples, Shape, shape_text
 from paceline.training.data.sampler import stratified_split
 
-# Pillow's rarer decoders are a security risk for renamed files.
+# Allow only these formats: a renamed file could otherwise select one of Pillow's rarer decoders,
+# which are a security risk.
 _FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error)
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
@@ -83,8 +84,8 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 def load_images(folder: str, sample_shape: Shape | None, seed: int) -> Dataset:
     """Load FOLDER/train/CLASS and FOLDER/test/CLASS, or split FOLDER/CLASS.
 
-    Classes are numbered by sorted folder names. Headers are read now, to find broken files before
-    training, and pixels batch by batch.
+    Classes are numbered in the order of their folder names. The headers of all images are read now,
+    to find broken files before training. Pixels are read batch by batch.
     """
     shape = sample_shape or _DEFAULT_SHAPE
     if len(shape) != 3 or shape[0] not in (1, 3):
@@ -133,7 +134,7 @@ def _flat(by_class: dict[str, list[Path]]) -> _Files:
 
 
 def _files_by_class(root: Path) -> dict[str, list[Path]]:
-    """Return the image files of each class, sorted by name."""
+    """Return the image files of each class; classes and files are sorted by name."""
     folders = [entry for entry in _visible(root) if entry.is_dir()]
     for entry in _visible(root):
         if entry.suffix.lower() in SUFFIXES and not entry.is_dir():

@@ -34,7 +34,7 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, eq=False)
 class SparseFile:
-    """A parsed file: float32 CSR features, a label per sample, and the size of the text."""
+    """A parsed file: float32 CSR features, a label per sample, and the text's size in bytes."""
 
     path: Path
     features: Any
@@ -43,10 +43,10 @@ class SparseFile:
 
 
 def _content_of(path: Path) -> bytes:
-    """Read a file, decompressed if its name ends in .bz2.
+    """Read a file; decompress its content if its name ends in .bz2.
 
-    Raises OSError for an unreadable file, and InvalidInput if it exceeds this machine's memory or
-    decompresses implausibly far.
+    Raises OSError for an unreadable file. Raises InvalidInput if the content exceeds the free
+    memory, or the decompressed content is implausibly large.
     """
     if path.suffix in _OTHERWISE_COMPRESSED:
         raise InvalidInput(str(path), "cannot be unpacked", hint="compress it with bzip2")
@@ -78,9 +78,9 @@ def _pieces(file: IO[bytes], path: Path, most: int) -> Iterator[bytes]:
 
 
 def _parse(paths: Sequence[Path]) -> list[SparseFile]:
-    """Parse files together, so that their features have the same numbers.
+    """Parse files together, so that a feature has the same column in each of them.
 
-    InvalidInput names the file and line of the first error.
+    Raises InvalidInput, which names the file and the line of the first error.
     """
     from sklearn.datasets import load_svmlight_files
 
@@ -99,7 +99,7 @@ def _parse(paths: Sequence[Path]) -> list[SparseFile]:
     for file, content in zip(files, contents, strict=True):
         has_odd_label = not np.all(np.floor(file.labels) == file.labels)
         has_odd_label |= not np.isfinite(file.labels).all()
-        # scikit-learn skips query ids, which are for ranking.
+        # scikit-learn skips query ids ("qid"), which are for ranking.
         if has_odd_label or not np.isfinite(file.features.data).all() or b"qid" in content:
             _raise_first_fault(file.path, content)
         if not len(file.features.indices):
@@ -147,9 +147,9 @@ def _quoted(word: bytes) -> str:
 def load_libsvm(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
     """Load a file's samples as dense float32 values, without scaling.
 
-    The test set is PATH.t if it exists (PATH.t.bz2 for a PATH in .bz2), otherwise a stratified
-    fifth. Labels become 0..C-1 in ascending order. `sample_shape` may have more values than the
-    highest index, because the format omits zeros.
+    The test set is the file PATH.t (for NAME.bz2, the file NAME.t.bz2). If there is no such file,
+    the test set is a stratified fifth of the samples. Labels become 0..C-1 in ascending order.
+    `sample_shape` may have more values than the highest index, because the format omits zeros.
     """
     train, bz2 = Path(path), ".bz2" if path.endswith(".bz2") else ""
     test = Path(f"{path.removesuffix(bz2)}.t{bz2}")
@@ -159,7 +159,7 @@ def load_libsvm(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
     classes = _classes_of(files)
     parts = [(file.features, np.searchsorted(classes, file.labels)) for file in files]
     if len(parts) == 1:
-        # Split sparse data: a second dense copy may not fit into memory.
+        # Split the data while it is sparse, because a second dense copy may not fit into memory.
         [(features, targets)] = parts
         parts = [(features[rows], targets[rows]) for rows in stratified_split(targets, seed)]
     train_samples, test_samples = (
@@ -173,7 +173,7 @@ def load_libsvm(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
 def _check_size(files: Sequence[SparseFile], shape: Shape, *, is_stated: bool) -> None:
     """Raise InvalidInput if features exceed the shape, or values exceed the memory.
 
-    `is_stated`: only the file states the number of features, which may be implausible.
+    `is_stated`: only the file states the number of features, so check that it is plausible.
     """
     path, num_features = str(files[0].path), files[0].features.shape[1]
     if num_features > prod(shape):
@@ -189,7 +189,7 @@ def _check_size(files: Sequence[SparseFile], shape: Shape, *, is_stated: bool) -
 
 
 def _classes_of(files: Sequence[SparseFile]) -> Any:
-    """Return the sorted labels of the first file; InvalidInput if another file has more."""
+    """Return the sorted labels of the first file; InvalidInput if another file has other labels."""
     classes = np.unique(files[0].labels)
     if len(classes) < 2:
         raise InvalidInput(str(files[0].path), "must have at least two classes", got=len(classes))

@@ -1,6 +1,6 @@
-"""Samplers that partition every epoch exactly among workers and steps.
+"""Samplers that divide each epoch's samples exactly among workers and steps.
 
-Pure Python and numpy; the indices need no communication.
+The samplers need numpy, but not torch. Each worker computes its own indices without communication.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ def shuffled(num_samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 class _Batches:
-    """Arguments and epoch common to all samplers."""
+    """Base class of the samplers: checks their arguments, and holds the epoch."""
 
     def __init__(
         self, num_samples: int, batch_size: int, rank: int, world_size: int, seed: int
@@ -46,7 +46,10 @@ class _Batches:
         return -(-self.num_samples // self.batch_size)
 
     def set_epoch(self, epoch: int, first_step: int = 0) -> None:
-        """Choose the next iteration's permutation, and its first step; the same on every rank."""
+        """Set the next iteration's epoch, which determines its permutation, and its first step.
+
+        All ranks must pass the same arguments.
+        """
         if epoch < 0:
             raise InvalidInput("epoch", "must be 0 or more", got=epoch)
         if not 0 <= first_step <= len(self):
@@ -55,15 +58,16 @@ class _Batches:
 
 
 class ShardedBatches(_Batches):
-    """The batches of one rank, as lists of sample indices; a `batch_sampler` for a DataLoader.
+    """Yields one rank's batches as lists of sample indices; a `batch_sampler` for a DataLoader.
 
-    `batch_size` is the maximum number of samples in a step over all ranks. An epoch has
-    ceil(num_samples / batch_size) steps. Its permutation is cut into steps, and each step into
-    `world_size` parts; sizes differ by at most one. So an epoch uses every sample exactly once, and
-    no rank gets an empty batch. A step's samples do not depend on `world_size`.
+    `batch_size`: the maximum number of samples per step, all ranks together. An epoch has
+    ceil(num_samples / batch_size) steps. The epoch's permutation is cut into steps, and each step
+    is cut into `world_size` parts. The sizes of the steps, and those of a step's parts, differ by
+    at most one. So an epoch uses every sample exactly once, and no rank gets an empty batch. A
+    step's samples do not depend on `world_size`.
 
-    The average of the ranks' gradients is the whole step's gradient if each rank scales its mean
-    loss by `local_size * world_size / global_sizes[step]`.
+    If each rank scales its mean loss by `local_size * world_size / global_sizes[step]`, the average
+    of the ranks' gradients is the gradient of the whole step's mean loss.
 
     Raises InvalidInput if a rank would get an empty batch, or an argument is out of range.
     """
@@ -93,24 +97,26 @@ class ShardedBatches(_Batches):
 
     @cached_property
     def global_sizes(self) -> tuple[int, ...]:
-        """Samples of each step over all ranks, in step order; the same on every rank."""
-        # Start of step k, rounded down, so that sizes differ by at most one.
+        """The number of samples in each step, all ranks together; the same on every rank."""
+        # Round the start of each step down, so that the sizes differ by at most one.
         cuts = [self.num_samples * step // len(self) for step in range(len(self) + 1)]
         return tuple(last - first for first, last in pairwise(cuts))
 
 
-Position = tuple[int, int]  # number of epochs begun, and of batches drawn in the last one
+Position = tuple[int, int]  # number of epochs begun, and number of batches drawn in the last epoch
 
 
 class BalancedSampler(_Batches):
-    """The batches of one rank, as lists of sample indices; a `batch_sampler` for a DataLoader.
+    """Yields one rank's batches as lists of sample indices; a `batch_sampler` for a DataLoader.
 
-    An epoch's permutation is cut into batches of `batch_size` (the last may be smaller), and each
-    batch into a part for each rank. The sizes of the parts are `shares`: equal at first, then set
-    by `update`, which a DataParallel with `balance` calls. So an epoch uses every sample exactly
-    once, and all ranks have the same number of steps. `most`: largest share of each rank (None: no
-    limit). A rank may get an empty list, for which `Collate` makes an empty batch. Raises
-    InvalidInput for an argument that is out of range.
+    An epoch's permutation is cut into batches of `batch_size` samples (the last batch may be
+    smaller), and each batch is cut into a part for each rank. The sizes of the parts are `shares`.
+    The shares are equal at first, and `update` changes them. `paceline.DataParallel` with
+    `balance="auto"` calls `update`. An epoch uses every sample exactly once, and all ranks have the
+    same number of steps.
+
+    `most`: each rank's largest share; None means no limit. A rank may get an empty list, of which
+    `Collate` makes an empty batch. Raises InvalidInput for an argument that is out of range.
     """
 
     def __init__(
@@ -139,15 +145,16 @@ class BalancedSampler(_Batches):
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """The number of samples of each rank in a full batch."""
+        """Each rank's number of samples in a full batch."""
         return self._changes[-1][1]
 
     def update(self, shares: Sequence[int], first: Position | None = None) -> None:
-        """Change the shares from position `first` on; None: from the next batch drawn.
+        """Change the shares from position `first` on.
 
-        All ranks must pass the same arguments, with `first` at least the maximum of `drawn` over
-        the ranks, because DataLoaders with worker processes draw batches ahead. Raises InvalidInput
-        if shares do not add up to a batch or exceed `most`.
+        If `first` is None, the new shares apply from the next batch drawn. All ranks must pass the
+        same arguments. `first` must be at least the maximum of all ranks' `drawn`, because
+        DataLoaders with worker processes draw batches ahead. Raises InvalidInput if the shares do
+        not add up to a batch, or a share exceeds `most`.
         """
         if len(shares) != self.world_size or min(shares) < 0 or sum(shares) != self.batch_size:
             problem = f"must be {self.world_size} numbers that add up to {self.batch_size}"
@@ -183,7 +190,7 @@ class BalancedSampler(_Batches):
 
     @cached_property
     def global_sizes(self) -> tuple[int, ...]:
-        """Samples of each step over all ranks, in step order; the same on every rank."""
+        """The number of samples in each step, all ranks together; the same on every rank."""
         last = self.num_samples - (len(self) - 1) * self.batch_size
         return (self.batch_size,) * (len(self) - 1) + (last,)
 
@@ -193,8 +200,8 @@ def stratified_split(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Split sample indices into training and test sets, each in ascending order.
 
-    One fifth of each class (rounded, at least one of two or more) is for testing; a class with one
-    sample is for training. Raises InvalidInput if no test samples result.
+    Of each class, one fifth of the samples (rounded, at least one sample) is for testing. A class
+    with only one sample is for training. Raises InvalidInput if no test samples result.
     """
     order = shuffled(len(targets), seed, epoch=0)
     is_test = np.zeros(len(targets), dtype=bool)

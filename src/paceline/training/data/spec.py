@@ -1,4 +1,4 @@
-"""Load data sets by spec, such as "libsvm:PATH"; digits and synthetic samples."""
+"""Load data sets by spec, such as "libsvm:PATH"; load digits, and generate synthetic samples."""
 
 import re
 from collections.abc import Callable
@@ -28,10 +28,11 @@ _PATTERN_SIDE = 4  # coarse enough to survive pooling layers
 
 
 def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
-    """Load the digits as 1x8x8, as 64 values, or resized to 1xHxW or 3xHxW.
+    """Load scikit-learn's images of handwritten digits.
 
-    Pixels are normalised to mean 0 and standard deviation 1 of the training samples before
-    resizing.
+    `sample_shape`: 1x8x8 (the default), 64 values, or 1xHxW or 3xHxW, to which images are resized.
+    Before resizing, pixels are normalised so that the training samples have mean 0 and standard
+    deviation 1.
     """
     shape = sample_shape or (1, _SIDE, _SIDE)
     is_flat, is_image = shape == (_SIDE * _SIDE,), len(shape) == 3 and shape[0] in (1, 3)
@@ -55,7 +56,7 @@ def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
         channels, *size = shape
         if size != [_SIDE, _SIDE]:
             inputs = F.interpolate(inputs, size, mode="bilinear", align_corners=False)
-        # A view: repeated channels use no memory until a batch is copied.
+        # Expand without copying: repeated channels use no memory until a batch is copied.
         return TensorSamples(inputs.expand(-1, channels, -1, -1), targets[rows])
 
     return Dataset("digits", part(train), part(test), 10, shape)
@@ -65,8 +66,8 @@ def load_synthetic(options: str, sample_shape: Shape | None, seed: int) -> Datas
     """Generate training samples, and a quarter as many test samples (rounded up).
 
     A sample is its class's pattern plus Gaussian noise of the same power, scaled to a mean square
-    of about 1; classes are equally frequent. Patterns of CxHxW samples are smooth. The shape is
-    that in the options, or `sample_shape`, or 3x224x224.
+    of about 1; classes are equally frequent. Patterns of CxHxW samples are smooth. The options may
+    contain the shape; otherwise it is `sample_shape`, or, if that is None, 3x224x224.
     """
     shape, num_classes, num_train = _parse(options)
     if shape and sample_shape and shape != sample_shape:

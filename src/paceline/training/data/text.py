@@ -1,8 +1,11 @@
 """Load token data sets: text as bytes, and arrays of token ids.
 
-Samples are adjacent windows of a token sequence, read from memory or a memory-mapped file when a
-batch needs them. One in twenty files, chosen by a hash of its path, is for testing; of a single
-file or array the last twentieth. At most 128 Ki test tokens are used; the others are left out.
+Samples are adjacent windows of a token sequence. The sequence is in memory or in a memory-mapped
+file, and a window is read when a batch needs it.
+
+Of a folder, one in twenty files is for testing, chosen by hashes of the files' paths; only the
+first 128 Ki tokens of these files are used. Of a single file or array, the last twentieth is for
+testing, but at most 128 Ki tokens.
 """
 
 import os
@@ -33,18 +36,18 @@ from paceline.training.data.dataset import (
 Tokens = NDArray[np.integer[Any]]
 IGNORED = -100  # ignore_index of torch.nn.functional.cross_entropy
 _MASKED_SHARE = 0.15
-_KEPT, _RANDOM = 0.1, 0.1  # shares of masked positions that keep their token, or get a random one
+_KEPT, _RANDOM = 0.1, 0.1  # shares of masked positions that keep their token, or get a random token
 _LENGTH = 256
 _BYTES = 256  # number of different bytes
 _TEST_SHARE = 20  # one in twenty files is for testing
 _MOST_TESTED = 128 * 1024
 _BLOCK = 1 << 24  # tokens
-# Exclude installed packages and tests, which some Python distributions omit.
+# Exclude installed packages. Also exclude tests, because some Python distributions omit tests.
 _NOT_LIBRARY = frozenset(
     ("site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test")
 )
 _TOKENS = re.compile("(.+?)(?:,vocabulary=([1-9][0-9]{0,8}))?", re.DOTALL)
-# Errors of numpy, which parses a header as Python literals.
+# Errors that numpy raises for a broken file; numpy parses the header as Python literals.
 _BROKEN = (
     *(ValueError, EOFError, OverflowError, OSError, SyntaxError, TokenError, TypeError),
     *(RecursionError, MemoryError, LookupError),
@@ -54,10 +57,10 @@ _FORM = "write tokens:PATH of a one-dimensional .npy file of integers"
 
 @dataclass(frozen=True, eq=False)
 class TokenWindows(IndexedSamples):
-    """Windows of `length` tokens, with the next tokens as targets, both int64 (length,).
+    """Windows of `length` tokens; the target at each position is the next token.
 
-    `tokens` (N,): integers from 0 to `vocabulary` - 1; `source` names them in errors. Reading
-    another token raises InvalidInput.
+    Inputs and targets are int64 (length,). `tokens` (N,): integers from 0 to `vocabulary` - 1;
+    reading a token outside of this range raises InvalidInput. `source`: the tokens' name in errors.
     """
 
     tokens: Tokens
@@ -77,7 +80,7 @@ class TokenWindows(IndexedSamples):
         """Return windows (len(indices), width) that start at multiples of `length`."""
         rows, count = np.asarray(indices, dtype=np.int64), len(self)
         if rows.size and not (-count <= rows.min() and rows.max() < count):
-            raise IndexError(f"{self.source} has {count} samples: {rows.tolist()}")
+            raise IndexError(f"{self.source} has {count} samples (got indices {rows.tolist()})")
         places = (rows % max(1, count))[:, None] * self.length + np.arange(width)
         found: NDArray[np.int64] = self.tokens[places].astype(np.int64)
         is_wrong = (found < 0) | (found >= self.vocabulary)
@@ -91,10 +94,10 @@ class TokenWindows(IndexedSamples):
 class MaskedTokens(TokenWindows):
     """Windows of `length` tokens, some masked; targets are the original tokens.
 
-    Each window has the same number of masked positions, 15 % and at least one. Eight in ten get the
-    token `vocabulary`, the mask; one in ten gets a random token, and one in ten is unchanged
-    (Devlin et al. 2018, section 3.1). Other targets are -100. `seed` and the sample's index
-    determine the positions.
+    In each window, 15 % of the positions are masked, but at least one. Eight in ten masked
+    positions get the mask token, whose number is `vocabulary`. One in ten gets a random token, and
+    one in ten keeps its token (Devlin et al. 2018, section 3.1). Targets of positions that are not
+    masked are -100. `seed` and the sample's index determine the masked positions.
     """
 
     seed: int
@@ -150,11 +153,11 @@ def load_masked_text(path: str, sample_shape: Shape | None, seed: int) -> Datase
 
 
 def load_tokens(argument: str, sample_shape: Shape | None, seed: int) -> Dataset:
-    """Load windows of token ids from PATH or "PATH,vocabulary=50257".
+    """Load windows of token ids from the file PATH.
 
-    The file is a one-dimensional .npy array of integers, which is memory-mapped. Without a
-    vocabulary it is read once for its largest id. Raises InvalidInput for another file type, a
-    negative id, or too few tokens.
+    `argument`: PATH, or "PATH,vocabulary=50257". The file is a one-dimensional .npy array of
+    integers, which is memory-mapped. Without a vocabulary, the whole file is read once to find its
+    largest id. Raises InvalidInput for another file type, a negative id, or too few tokens.
     """
     length = _length(sample_shape, "tokens")
     match = _TOKENS.fullmatch(argument)
@@ -185,7 +188,7 @@ def _dataset(name: str, train: TokenWindows, test: TokenWindows, num_classes: in
 
 
 def _bytes_of(path: str) -> tuple[tuple[Tokens, Tokens], str]:
-    """Return training bytes, test bytes, and their name in errors."""
+    """Return the training bytes and the test bytes, and the name of their source in errors."""
     if not path:
         folder = Path(sysconfig.get_path("stdlib"))
         library = [file for file in _files(folder, _NOT_LIBRARY) if file.suffix == ".py"]
@@ -238,7 +241,7 @@ def _joined(files: list[Path]) -> NDArray[np.uint8]:
 
 
 def _ends_apart(tokens: Tokens) -> tuple[Tokens, Tokens]:
-    """Split tokens into the beginning, for training, and the end."""
+    """Split tokens into the beginning, for training, and the end, for testing."""
     start = len(tokens) - min(len(tokens) // _TEST_SHARE, _MOST_TESTED)
     return tokens[:start], tokens[start:]
 
@@ -247,7 +250,7 @@ def _mapped(path: str) -> Tokens:
     if not Path(path).is_file():
         raise InvalidInput("data", "must name a file", got=path, hint=_FORM)
     try:
-        with warnings.catch_warnings():  # headers of Python 2, and old type names
+        with warnings.catch_warnings():  # about headers of Python 2 and old type names
             warnings.simplefilter("ignore")
             found = np.lib.format.open_memmap(path, mode="r")  # reads neither pickles nor archives
     except _BROKEN as error:

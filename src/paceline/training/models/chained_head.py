@@ -1,9 +1,10 @@
-"""Split a model into its body and the chain of layers to be sharded.
+"""Split a model into a body and a head, the chain of final layers to be sharded.
 
-A head of one final layer is replaced by a module that returns its input, so that the forward pass
-may contain anything: assertions, loops, optional arguments. For a longer head, the modules *around*
-its layers are traced (`torch.fx`); all other modules are called unchanged. Modules between the
-layers must be elementwise or dropouts, so that they can run on a rank's columns alone.
+If the head is a single layer, this layer is replaced by a module that returns its input. Then the
+forward pass may contain anything: assertions, loops, optional arguments. For a longer head, the
+modules that contain its layers are traced (`torch.fx`); all other modules are called unchanged.
+Modules between the head's layers must be elementwise or dropout, so that each rank can apply them
+to its own columns.
 """
 
 import copy
@@ -35,7 +36,7 @@ _FORWARDS = (nn.Linear.forward, nn.BatchNorm1d.forward)  # subclasses may overri
 
 
 class Elementwise(nn.Module):
-    """Applies an elementwise function with fixed further arguments."""
+    """Applies an elementwise function, whose arguments after the first are fixed."""
 
     def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class Elementwise(nn.Module):
 
 @dataclass(frozen=True)
 class TracedLayer:
-    """A layer of the head, and the named modules that follow it."""
+    """A layer of the head, and the named modules between this layer and the next layer."""
 
     name: str
     module: nn.Linear | nn.BatchNorm1d
@@ -60,11 +61,11 @@ class TracedLayer:
 def partition(
     model: nn.Module, names: Sequence[str], label: str, inputs: Any = None
 ) -> tuple[nn.Module, tuple[TracedLayer, ...]]:
-    """Return a model's body, and its head of the named layers, in forward order.
+    """Split a model into its body and its head, which consists of the layers `names`.
 
-    The body shares the model's modules, under the same names. `label` names the model in errors.
-    `inputs`: a few samples, which may avoid tracing. Raises InvalidInput if a layer or connection
-    prevents splitting the head.
+    The head's layers are in forward order. The body shares the model's modules, under the same
+    names. `label`: name of the model in errors. `inputs`: a few samples; with `inputs`, a head of
+    one layer may need no tracing. Raises InvalidInput if a layer or connection prevents the split.
     """
 
     def refusal(problem: str, hint: str = "") -> InvalidInput:
@@ -85,7 +86,7 @@ def partition(
             if id(parameter) in in_body:
                 raise refusal(f"the body also uses {one.name}.{key}")
     if not any(parameter.requires_grad for parameter in body.parameters()):
-        raise refusal("no layer before it is trainable")
+        raise refusal("no layer before this layer is trainable")
     return body, head
 
 
@@ -98,10 +99,10 @@ def _traced(
         raise refusal(f"tracing the forward pass failed: {first_line(error)}") from error
     called = [node.target if node.op == "call_module" else None for node in nodes]
     if names[0] not in called:
-        raise refusal("the forward pass never calls it")
+        raise refusal("the forward pass never calls this layer")
     border = called.index(names[0])
     if any(node.target is F.dropout for node in nodes):
-        raise refusal("the model calls dropout()", hint="use nn.Dropout")
+        raise refusal("the model calls the function dropout()", hint="use nn.Dropout")
     head = _head(model, nodes[border:], names, refusal)
     graph, known = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in nodes[:border]:
@@ -111,7 +112,10 @@ def _traced(
 
 
 class _HeadTracer(fx.Tracer):
-    """Traces the modules around the head's layers; all other modules are single calls."""
+    """Traces modules that contain the head's layers, and `nn.Sequential` without parameters.
+
+    All other modules are single calls.
+    """
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
@@ -139,7 +143,7 @@ def _head(
             raise refusal(problem, hint="the head must be a chain")
         if node.op == "output":
             if node.args[0] is not value:
-                raise refusal("the model must return its scores alone")
+                raise refusal("the model must return its scores and nothing else")
             break
         value = node
         if left and node.op == "call_module" and node.target == left[0]:
@@ -148,7 +152,7 @@ def _head(
         else:
             chain[-1][2].append((_name(node), _between(model, node, refusal)))
     if left:
-        raise refusal(f"the forward pass does not call layer {left[0]!r} after it")
+        raise refusal(f"the forward pass does not call layer {left[0]!r} after this layer")
     return tuple(TracedLayer(name, module, tuple(after)) for name, module, after in chain)
 
 
@@ -163,14 +167,14 @@ def _layer(module: nn.Module, name: str, refusal: _Refusal) -> nn.Linear | nn.Ba
 
 
 def _between(model: nn.Module, node: fx.Node, refusal: _Refusal) -> nn.Module:
-    """Return the module for a node between two layers, applicable to a part of the columns."""
+    """Return a module for an operation between two layers, which works on a part of the columns."""
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
         kind = type(module)
         if kind is nn.Dropout:
             return module
         if kind in _ELEMENTWISE:
-            # In place it would overwrite outputs that backward needs.
+            # An in-place module would overwrite outputs that backward needs.
             own = copy.copy(module)
             if hasattr(own, "inplace"):
                 vars(own)["inplace"] = False
@@ -196,7 +200,7 @@ def _name(node: fx.Node) -> str:
 
 
 class _KeepInput(nn.Module):
-    """Replaces a layer, and keeps its input."""
+    """Replaces a layer: returns the layer's input, and keeps it in `taken`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,15 +214,15 @@ class _KeepInput(nn.Module):
 
 @torch.no_grad()
 def bypassed(model: nn.Module, name: str, inputs: Any) -> nn.Module | None:
-    """Return the model without a final layer; None if the model does not return its output.
+    """Return the model without its final layer `name`; None if the layer is not final.
 
-    The result shares all other modules with `model`, under the same names. It is tried with
-    `inputs` in evaluation mode. Its forward pass raises InvalidInput unless it returns the layer's
-    input.
+    The result returns the layer's input. It shares all other modules with `model`, under the same
+    names. It is tried once with `inputs` in evaluation mode; None is returned if the trial fails.
+    In later calls, its forward pass raises InvalidInput unless it returns the layer's input.
     """
     instead = _KeepInput()
     body = _without(model, name, instead)
-    body._forward_hooks = type(model._forward_hooks)(model._forward_hooks)  # not shared
+    body._forward_hooks = type(model._forward_hooks)(model._forward_hooks)  # do not share hooks
 
     def check(module: nn.Module, arguments: Any, found: Any) -> None:
         taken, instead.taken = instead.taken, []
@@ -242,6 +246,6 @@ def _without(model: nn.Module, name: str, instead: nn.Module) -> nn.Module:
     own._modules = dict(own._modules)
     child, _, rest = name.partition(".")
     within = own._modules[child]
-    assert within is not None  # `name` is a layer's
+    assert within is not None  # `name` is the name of a layer
     own._modules[child] = _without(within, rest, instead) if rest else instead
     return own

@@ -1,13 +1,14 @@
 """Describe a model as a `Workload` by tracing one training step without data.
 
 The step runs on a copy of the model on PyTorch's meta device, where tensors have shapes but no
-values, so nothing large is allocated or computed. A model that depends on values (`if x.sum() > 0`)
-is copied with its values. A model with recurrent layers runs on the CPU: on the meta device PyTorch
-decomposes them into steps, while the CPU's kernel keeps other tensors for backward.
+values, so nothing large is allocated or computed. If the forward pass depends on values
+(`if x.sum() > 0`), the copy has the model's values. A model with recurrent layers runs on the CPU.
+On the meta device, PyTorch would decompose recurrent layers into time steps, and keep other tensors
+for backward than the CPU's kernel.
 
-A segment of the forward pass begins when a layer's module is entered for the first time; operations
-before the first layer belong to that layer. A segment of the backward pass ends when the last
-gradient of a layer has been accumulated.
+The passes are divided into segments, one for each layer. A forward segment begins when the layer's
+module is entered for the first time. Operations before the first layer belong to the first layer. A
+backward segment ends when the layer's last gradient has been accumulated.
 """
 
 import random
@@ -41,12 +42,15 @@ Counts = tuple[int, int, int]  # arithmetic operations, bytes, calls except allo
 
 @dataclass
 class _Step:
-    """Records of one step. Layers are indices into `layers_of`; segments are in entry order.
+    """The records of one training step. A layer is given as its index in `layers_of`.
 
-    `forward_peaks`: peak of live bytes in each segment of forward. `ready`: each (layer, parameter)
-    with a gradient, and `layer_ends`: the counts at each layer's last gradient, both in the order
-    of last gradients. `laps`: for each gradient, its layer and the peak of live bytes since the
-    previous gradient; the last lap ends with the pass.
+    `entered`: layers in the order of entry. Four lists have an item for each forward segment, in
+    the same order: `segment_ends`, `activation_nbytes`, `forward_peaks` (of live bytes) and `kept`.
+
+    `ready`: the (layer, parameter) pairs with a gradient, in the order of each pair's last
+    gradient. `layer_ends`: the counts at each layer's last gradient, in the order of these
+    gradients. `laps`: for each gradient, its layer and the peak of live bytes since the previous
+    gradient. The last lap has no layer, and ends with the backward pass.
     """
 
     entered: list[int] = field(default_factory=list)
@@ -61,21 +65,22 @@ class _Step:
 
 
 def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> Workload:
-    """Trace one training step of `model` on a batch, and return its costs.
+    """Trace a training step of `model` on a batch; return its costs as a `Workload`.
 
     `example_batch`: a tensor, a sequence of positional arguments, or a mapping of keyword
     arguments. The first dimension of the first tensor is the batch size. The model keeps its mode
-    (training or evaluation). The backward pass starts from all floating-point outputs, each with a
-    gradient of ones.
+    (training or evaluation). The backward pass starts from all outputs that require a gradient,
+    each with a gradient of ones.
 
-    Costs are those of the whole batch. `activation_nbytes`: tensors made in a layer's forward
-    segment and read by later segments. `kept_nbytes`: those read in backward. `working_nbytes`:
-    peak in the layer's backward segment, without kept tensors and parameters' gradients. Layers
-    without gradients are last in `backward_order`. A layer whose module is never entered, because
-    its parent uses its parameters, has no forward cost.
+    Costs are those of the whole batch. `activation_nbytes`: bytes of tensors that the layer's
+    forward segment makes, and that later segments or the caller read. `kept_nbytes`: bytes of
+    tensors that the forward segment makes, and that backward reads. `working_nbytes`: the layer's
+    peak of live bytes, without kept tensors and without gradients of parameters. Layers without
+    gradients are last in `backward_order`. A layer has no forward cost if its module is never
+    entered because its parent uses its parameters.
 
-    The model does not change, nor do the random number generators of PyTorch and Python. Its
-    forward hooks run. Raises InvalidInput if nothing is trainable or the step fails.
+    The model and the random states of PyTorch and Python do not change. The model's forward hooks
+    run. Raises InvalidInput if nothing is trainable or the step fails.
     """
     label = name or type(model).__name__
     batch = tree_leaves(example_batch)
@@ -90,7 +95,7 @@ def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> W
     step = _trace(model, example_batch, label)
     order = list(step.entered)
     for index in range(len(layers)):
-        if index not in step.entered:  # insert it after the layer registered before it
+        if index not in step.entered:  # insert it after the previous layer in registration order
             order.insert(order.index(index - 1) + 1 if index else 0, index)
     never = [index for index in reversed(order) if index not in step.layer_ends]
     return Workload(
@@ -103,7 +108,7 @@ def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> W
 
 
 def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
-    """Run a step of a copy, on the meta device if possible; restore the random state."""
+    """Run a step on a copy of the model, on the meta device if possible; restore random states."""
     devices = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
     state = random.getstate()
     try:
@@ -133,7 +138,7 @@ def _trace(model: nn.Module, batch: Any, label: str) -> _Step:
 
 
 def _run(model: nn.Module, batch: Any) -> _Step:
-    """Run a forward and a backward pass of a disposable model."""
+    """Run and record a forward and a backward pass of a model that is not used again."""
     step, activations, alive = _Step(), SegmentActivations(), LiveMemory()
     forward, backward = CostCounter(activations, alive), CostCounter(activations, alive)
 
@@ -150,7 +155,7 @@ def _run(model: nn.Module, batch: Any) -> _Step:
         step.entered.append(index)
 
     def accumulated(key: tuple[int, int]) -> None:
-        # Remove and reinsert at the end: the last of several gradients counts.
+        # Move the entries to the end: if a parameter gets several gradients, the last one counts.
         step.ready.pop(key, None)
         step.layer_ends.pop(key[0], None)
         step.ready[key], step.layer_ends[key[0]] = None, backward.counts
@@ -219,7 +224,10 @@ def _describe_layers(
 
 
 def _kind_of(module: nn.Module) -> str:
-    """Return the torch class whose forward the module uses, or its own class name."""
+    """Return the name of the torch.nn class whose forward the module uses.
+
+    If the module defines its own forward, return the name of its own class.
+    """
     forward = type(module).forward
     alike = (one for one in type(module).__mro__ if getattr(one, "forward", None) is forward)
     of_torch = (one.__name__ for one in alike if one.__module__.startswith("torch.nn."))
@@ -227,15 +235,16 @@ def _kind_of(module: nn.Module) -> str:
 
 
 def _working(layers: Sequence[LayerModule], kept: Mapping[int, int], step: _Step) -> dict[int, int]:
-    """Return each layer's peak bytes in forward or backward, minus the tensors held then.
+    """Return each layer's peak of live bytes, minus the bytes of kept tensors and gradients.
 
-    In a layer's backward these are the kept activations of this and later layers, and the gradients
-    of this and earlier ones.
+    The peak is the larger of the peaks in the layer's forward and backward segments. Kept tensors
+    are those of this layer and of layers whose backward comes later. Gradients are those of this
+    layer and of layers whose backward came earlier.
     """
     in_forward = dict(zip(step.entered, step.forward_peaks, strict=False))
     ends = list(step.layer_ends)
     last = {index: number for number, (index, _) in enumerate(step.laps) if index is not None}
-    # A layer's backward segment ends with its last gradient, the last layer's with the pass.
+    # A backward segment ends with its layer's last gradient; the last segment ends with the pass.
     stops = [*(last[index] + 1 for index in ends[:-1]), len(step.laps)]
     working: dict[int, int] = {}
     held, gradients = sum(kept.values()), 0
@@ -257,7 +266,7 @@ def _differences(ends: Sequence[Counts]) -> list[Cost]:
 
 
 class CostCounter(TorchDispatchMode):
-    """Counts the operations run while it is active, except views."""
+    """Counts arithmetic, bytes and calls of operations, except views, while it is active."""
 
     def __init__(
         self, activations: SegmentActivations | None = None, alive: LiveMemory | None = None

@@ -23,7 +23,7 @@ from paceline.training.models.layers import require_trainable
 
 _MLP_WIDTHS = (54, 512, 512, 512, 512, 512, 2)  # covtype of Ma, Rusu et al. 2020, table II
 _WIDTHS = re.compile(r"(?:sigmoid-)?mlp((?:-\d+)+)")
-# Their four networks, with the hidden layers of section VII-A.
+# The four networks of Ma, Rusu et al. 2020, with the hidden layers of section VII-A.
 _SIGMOID_MLPS = {
     "covtype-mlp": (54, *(512,) * 6, 2),
     "w8a-mlp": (300, *(512,) * 8, 2),
@@ -33,7 +33,7 @@ _SIGMOID_MLPS = {
 
 
 class _BuiltIn(NamedTuple):
-    """A built-in model's properties, and its constructor by number of classes."""
+    """A built-in model's properties; `make(num_classes)` builds the model."""
 
     make: Callable[[int], nn.Module]
     input_shape: tuple[int, ...]
@@ -81,11 +81,12 @@ _COMMON = "lenet5, alexnet, vgg16, resnet18, resnet50, vit, gpt, gpt2, mlp"
 class Architecture:
     """A model that can be built, with the properties of its samples.
 
-    `build(num_classes)` returns a new model with random weights, for None with `num_classes`; user
-    factories ignore the number. It raises InvalidInput for a number below 1, and if a user's
-    factory fails or returns no trainable model. `input_shape`: shape of one sample; a language
-    model accepts fewer tokens, and its classes are its vocabulary. `input_shape` and `num_classes`
-    are None for user factories.
+    `build(count)` returns a new model with `count` classes and random weights. For None, the model
+    has its default number of classes, `num_classes`. User factories ignore `count`. `build` raises
+    InvalidInput for a number below 1, and if a user's factory fails or returns no trainable model.
+
+    `input_shape`: shape of one sample. A language model accepts fewer tokens; its `num_classes` is
+    the vocabulary size. For user factories, `input_shape` and `num_classes` are None.
     """
 
     name: str
@@ -103,11 +104,11 @@ def names() -> tuple[str, ...]:
 def find(name: str) -> Architecture:
     """Look up a built-in name, or a user's `package.module:factory`.
 
-    "mlp-54-512-2" is a multilayer perceptron of these widths, with ReLU and biases;
+    "mlp-54-512-2" is a multilayer perceptron of these widths, with ReLU and biases.
     "sigmoid-mlp-54-512-2" has sigmoids and no biases. A factory is a function or class that returns
-    an nn.Module when called without arguments; its module may be in the current directory, which is
-    added to `sys.path`. Raises InvalidInput for an unknown name, module or attribute, or if the
-    import fails.
+    an nn.Module when called without arguments. The factory's Python module may be in the current
+    directory, which is added to `sys.path`. Raises InvalidInput for an unknown name, module or
+    attribute, and if the import fails.
     """
     if ":" in name:
         return _of_user(name)
@@ -155,10 +156,11 @@ def _of_user(name: str) -> Architecture:
 def architected(
     model: str, data: str | None, seed: int, loaded: Dataset | None = None
 ) -> tuple[Dataset, str, int | None, tuple[int, ...] | None]:
-    """Return the data set, the exact model name, and its numbers of classes and sample shape.
+    """Return the data set, the exact model name, the number of classes and the sample shape.
 
-    A number of classes or shape of None means that of the model or data. `data`: by default the
-    model's usual data. `loaded`: the data, if already in memory.
+    The number of classes is None for a user's model, which defines it. The sample shape is None for
+    a user's model and for "mlp", because the data defines it. `data`: spec of the data set; by
+    default the model's usual data set. `loaded`: the data set, if it is already loaded.
     """
     data = data or usual_for(model).data
     shape = None if model == ANY_WIDTH else find(model).input_shape

@@ -1,16 +1,17 @@
-"""Arithmetic and memory traffic of one PyTorch operation.
+"""Count the FLOPs and the memory traffic of one PyTorch operation.
 
-A multiplication and an addition are two operations. Matrix products, convolutions and attention use
-PyTorch's formulas (`torch.utils.flop_counter`), with two corrections: PyTorch counts the weight
-gradient of a grouped convolution once per group, and nothing for the fused CPU kernels of LSTMs and
-attention. Other operations are counted from their definitions: each addition, multiplication,
-division, comparison, root, exponential, logarithm and error function is one operation, with the
-constants in flops.toml and below. An operation without a constant costs one per returned value.
-Moving data, including embedding look-ups, costs bytes only.
+A multiplication and an addition are two FLOPs. Matrix products, convolutions and attention use
+PyTorch's formulas (`torch.utils.flop_counter`), with two corrections. PyTorch counts the weight
+gradient of a grouped convolution once per group. It counts nothing for the fused CPU kernels of
+LSTMs and attention. For other operations, each addition, multiplication, division, comparison,
+root, exponential, logarithm and error function of the definition is one FLOP. The resulting
+constants are in flops.toml and in this module. An operation without a constant costs one FLOP per
+returned value. Moving data, including embedding look-ups, costs bytes only.
 
-Attention costs its products over all T x T scores, two forward and five backward (the scores are
-recomputed), causal or not, and nothing for the softmax. With a causal mask CPU kernels skip scores
-only in blocks of 512 keys; others may skip up to half.
+Attention costs its matrix products over all T x T scores, with or without a causal mask. There are
+two products in forward, and five in backward, which recomputes the scores. The softmax costs
+nothing. With a causal mask, CPU kernels skip scores only in blocks of 512 keys; other kernels may
+skip up to half of the scores.
 """
 
 import tomllib
@@ -52,7 +53,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def stored_nbytes(tensor: Tensor) -> int:
-    """Return the stored bytes of a tensor; expanded values count once."""
+    """Return the bytes that a tensor's values take in memory; expanded values count once."""
     if tensor.layout == torch.sparse_coo:
         return stored_nbytes(tensor._indices()) + stored_nbytes(tensor._values())
     if tensor.layout != torch.strided:
@@ -79,13 +80,13 @@ def nbytes_of(func: OpOverload, inputs: Sequence[Tensor], outputs: Sequence[Tens
     if name == "copy":
         return written + sum(map(stored_nbytes, inputs[1:]))
     if name in _LSTM_LAYERS:
-        # Recurrent weights are read in each step.
+        # Recurrent weights are read in each time step.
         written += (len(inputs[0]) - 1) * stored_nbytes(inputs[2])
     return written + sum(map(stored_nbytes, inputs))
 
 
 def flops_of(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
-    """Return the floating-point operations of one call of `func`, which is not a view."""
+    """Return the FLOPs of one call of `func`, which must not be a view."""
     name = _base_name(func)
     if kwargs.get("approximate") == "tanh":
         name = f"{name}_tanh"  # gelu and its backward have two definitions
@@ -103,13 +104,19 @@ def flops_of(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], o
 
 
 def _base_name(func: OpOverload) -> str:
-    """Return "add" for aten.add.Tensor and its in-place form; the full name outside of aten."""
+    """Return the name of an operation of aten, such as "add" for aten.add.Tensor.
+
+    In-place forms have the same name. Operations outside of aten keep their full name.
+    """
     name: str = func.overloadpacket.__name__ if func.namespace == "aten" else func.name()
     return name.removesuffix("_")
 
 
 def _convolution_backward(args: Sequence[Any], out: Any) -> int:
-    """Count forward's operations for each of the gradients of input and weight."""
+    """Count the FLOPs of forward once for the input's gradient, and once for the weight's.
+
+    The bias gradient costs one addition for each value of the output's gradient.
+    """
     gradient, x, weight = args[:3]
     transposed, mask = args[7], args[10]
     pixels = (x if transposed else gradient).shape[2:]
@@ -118,18 +125,18 @@ def _convolution_backward(args: Sequence[Any], out: Any) -> int:
 
 
 def _pool(args: Sequence[Any], out: Any) -> int:
-    """Count one operation for each returned value and value of its window."""
+    """Count one FLOP for each value in the window of each returned value."""
     output: Tensor = next(tensors_in(out))
     return output.numel() * _window(args[1], args[0].dim())
 
 
 def _window(size: Sequence[int], dim: int) -> int:
-    # A single size is that of all sides; a batch has two dimensions more than a window.
+    # A single size applies to all sides. A batch has two dimensions more than a window.
     return prod(size) if len(size) > 1 else int(size[0]) ** (dim - 2)
 
 
 def _rnn(args: Sequence[Any], out: Any) -> int:
-    """Count the products of every step with all weight matrices; the cells are negligible."""
+    """Count the products with all weight matrices in each time step; the cells are negligible."""
     x, weights = args[0], args[1] if isinstance(args[1], list | tuple) else args[1:5]
     return int(2 * prod(x.shape[:-1]) * sum(w.numel() for w in weights if w.dim() == 2))
 
@@ -141,7 +148,7 @@ def _lstm_layer(args: Sequence[Any], out: Any) -> int:
 
 
 def _trilinear(args: Sequence[Any], out: Any) -> int:
-    """Count two multiplications and an addition per point of the tensors' joint space."""
+    """Count two multiplications and an addition per element of the tensors' broadcast shape."""
     shapes = []
     for tensor, new_dims in zip(args[:3], args[3:6], strict=True):
         shape = list(tensor.shape)
@@ -154,7 +161,7 @@ def _trilinear(args: Sequence[Any], out: Any) -> int:
 _aten = torch.ops.aten
 _FORMULAS: dict[str, _Formula] = {
     "convolution_backward": _convolution_backward,
-    # x * x, sqrt(x) and 1 / x are one operation and exp(b log(x)) is three.
+    # x * x, sqrt(x) and 1 / x are one FLOP; other powers are exp(b log(x)), three FLOPs.
     "pow": lambda args, out: (
         out.numel() * (3 if isinstance(args[1], Tensor) or args[1] not in {2, 0.5, -1} else 1)
     ),
@@ -167,7 +174,7 @@ _FORMULAS: dict[str, _Formula] = {
     "index_add": lambda args, out: args[3].numel(),
     "scatter_add": lambda args, out: args[3].numel(),
     "index_put": lambda args, out: args[2].numel() if len(args) > 3 and args[3] else 0,
-    # Normalise again 2, two sums 3, gradient of the input 4 (1 with fixed statistics).
+    # FLOPs per value: normalise again 2, two sums 3, input gradient 4 (1 with fixed statistics).
     "native_batch_norm_backward": lambda args, out: args[0].numel() * (9 if args[7] else 6),
     "cudnn_batch_norm_backward": lambda args, out: args[0].numel() * 9,  # only in training
     "_scaled_dot_product_flash_attention_for_cpu": lambda args, out: flop_registry[
@@ -178,7 +185,7 @@ _FORMULAS: dict[str, _Formula] = {
     ](*args[:4], out_val=out),
 }
 for _backend in ("native", "cudnn"):
-    # Mean 1, variance 3 (both only in training), normalise and scale 4.
+    # FLOPs per value: mean 1 and variance 3 (both only in training), normalise and scale 4.
     _FORMULAS[f"{_backend}_batch_norm"] = lambda args, out: args[0].numel() * (8 if args[5] else 4)
 for _layer, _formula in (("mkldnn_rnn_layer", _lstm_layer), ("_cudnn_rnn", _rnn)):
     _FORMULAS[_layer] = _formula

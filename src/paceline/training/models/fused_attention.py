@@ -1,8 +1,8 @@
-"""Trace attention on meta tensors as the fused CPU kernel, not decomposed.
+"""Trace attention on meta tensors as PyTorch's fused CPU kernel, instead of decomposing it.
 
 `scaled_dot_product_attention` selects a kernel by device. For meta tensors it uses two products and
-a softmax, which keep all T x T scores for backward. The fused kernel of real tensors keeps the
-result and one number per row of scores, and recomputes the scores.
+a softmax, and keeps all T x T scores for backward. For CPU tensors it uses a fused kernel, which
+keeps only the result and one number per row of scores, and recomputes the scores in backward.
 """
 
 from collections.abc import Iterator
@@ -22,9 +22,9 @@ _registration = RLock()  # PyTorch allows one kernel per device and operation
 
 @contextmanager
 def attention_as_on_cpu() -> Iterator[None]:
-    """Within the context, trace attention on meta tensors as the CPU's kernels, process-wide.
+    """Trace attention on meta tensors as the CPU's kernels within the context, process-wide.
 
-    Other threads wait.
+    Other threads that enter the context wait.
     """
     with _registration, library._scoped_library("aten", "IMPL") as aten:
         aten.impl("scaled_dot_product_attention", _attention, "AutogradMeta")

@@ -1,7 +1,8 @@
-"""Trace the modules around a layer as a graph (`torch.fx`), for any model inputs.
+"""Trace the modules that contain a layer as a graph (`torch.fx`), for any model inputs.
 
 The graph has a placeholder for each input tensor. Input sizes are constants, so that the forward
-pass may compare them, except the number of samples: an epoch's last batch may be smaller.
+pass may compare them. Only the number of samples is not a constant, because an epoch's last batch
+may be smaller.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,18 +19,19 @@ from paceline.training.data.batch import call
 
 # Factory functions, which torch.fx does not record by itself.
 _FACTORIES = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "zeros")
-# torch.fx patches module calls of the whole process, and the factories are patched in torch.
+# Tracing affects the whole process: torch.fx patches module calls, and this module patches torch's
+# factory functions.
 _tracing = Lock()
 
 
 class Called(nn.Module):
-    """A graph module that is called like the model, with tensors or keywords."""
+    """Wraps a graph, so that it is called like the model, with tensors or keywords."""
 
     def __init__(self, graph: nn.Module, inputs: Any) -> None:
         super().__init__()
         self.graph = graph
         tree: TreeSpec = call(_tree_of, inputs)
-        # A closure, so that copying the module does not copy the tree, which warns.
+        # A closure, so that copying the module does not copy the tree; that would cause a warning.
         self._leaves_of: Callable[..., list[Any]] = lambda *called: tree.flatten_up_to(called)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -42,7 +44,7 @@ def _tree_of(*args: Any, **kwargs: Any) -> TreeSpec:
 
 
 def traced(model: nn.Module, inputs: Any, first: nn.Module) -> list[fx.Node]:
-    """Trace the modules around `first` in a forward pass, and return the nodes.
+    """Trace a forward pass of the modules that contain `first`; return the graph's nodes.
 
     Only one thread traces at a time; calls in other threads are not affected. Raises the errors of
     the forward pass.
@@ -52,7 +54,7 @@ def traced(model: nn.Module, inputs: Any, first: nn.Module) -> list[fx.Node]:
 
 
 class _Around(fx.Tracer):
-    """Traces the modules around a layer; the layer and all other modules are single calls."""
+    """Traces the modules that contain a layer; the layer and other modules are single calls."""
 
     def __init__(self, inputs: Any, model: nn.Module, first: nn.Module) -> None:
         super().__init__()
@@ -73,7 +75,7 @@ class _Around(fx.Tracer):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Record a module call, or execute it if it is another thread's."""
+        """Record a module call; execute the call instead if another thread makes it."""
         if get_ident() != self._thread:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
@@ -107,12 +109,12 @@ class _Input(fx.Proxy):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The shape: a proxy for the samples, and numbers."""
+        """The shape: a proxy for the number of samples, and constants for the other sizes."""
         num_samples = self.tracer.create_proxy("call_method", "size", (self, 0), {})
         return num_samples, *self._sizes[1:]
 
     def size(self, dim: int | None = None) -> Any:
-        """Return one size, or all."""
+        """Return the size of dimension `dim`, or all sizes if `dim` is None."""
         return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
@@ -132,7 +134,7 @@ def is_unused_size(node: fx.Node) -> bool:
 
 @contextmanager
 def _factories_recorded() -> Iterator[None]:
-    """Within the context, record calls of torch's factories that have a proxy argument."""
+    """Record calls of torch's factories that have a proxy argument, within the context."""
     originals = {name: getattr(torch, name) for name in _FACTORIES}
 
     def recorded(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,12 +1,13 @@
-"""Cut a model into body and head (Du et al. 2017, section 3.1).
+"""Cut a model into a body, its first layers, and a head, its last layers (Du et al. 2017).
 
     scores = head(body(inputs))      # bit-identical to model(inputs)
 
-The forward pass is traced as a graph, which is cut. Only the modules *around* the layer at the cut
-are traced (`torch.fx`); all other modules are called unchanged, with their hooks, mode and random
-numbers. `torch.distributed.pipelining` instead exports the whole model into operations: without
-hooks, and with the example's batch size in every `view`, which fails for an epoch's last batch.
-A process that trains one half also holds the other one.
+The forward pass is traced as a graph (`torch.fx`), and the graph is cut (section 3.1 of the paper).
+Only the modules that contain the layer at the cut are traced. All other modules are called
+unchanged, and keep their hooks, modes and random numbers. `torch.distributed.pipelining`, in
+contrast, exports the whole model into operations. Its export has no hooks. It also has the
+example's batch size in every `view`, so that it fails for a smaller last batch of an epoch.
+A process that trains one half also holds the other half.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,15 +31,14 @@ _DTYPES = (torch.float32, torch.float64)
 
 UNTIE = "use a model with untied weights (NAME-untied), or a data-parallel strategy"
 _OTHER_LAYER = "choose another layer, or a data-parallel strategy"
-_MOST_NAMED = 10  # most layers in an error
+_MOST_NAMED = 10  # largest number of layers that an error lists
 
 
 class Halves(NamedTuple):
-    """Body and head of a model.
+    """The body and the head of a model.
 
-    `body_names` and `head_names`: names of the trainable parameters in the whole model, in the
-    order of `body_parameters` and `head_parameters`. `crossing`: shape of the body's output per
-    sample.
+    `body_names`: names of `body_parameters` in the whole model, in the same order. `head_names`:
+    names of `head_parameters`, likewise. `crossing`: shape of the body's output for one sample.
     """
 
     body: nn.Module
@@ -59,20 +59,23 @@ class Halves(NamedTuple):
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:
-    """Return the trainable parameters, shared ones once."""
+    """Return a module's trainable parameters; a shared parameter appears once."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
-    """Cut `model` before the layer `first` (a name of `layers_of`) into body and head.
+    """Cut `model` into body and head before the layer `first`.
 
-    Modules without parameters before `first` belong to the body. "loss": the body is the whole
-    model. The halves share the model's modules. Code around `first` is traced in training mode.
+    `first`: the name of a layer in `layers_of(model)`. Modules without parameters before this layer
+    belong to the body. If `first` is "loss", the body is the whole model. The halves share the
+    model's modules. The modules that contain the layer are traced in training mode.
 
-    `inputs`: two or more samples on the model's device. The body is called like the model, the head
-    with the body's output; their outputs, a tensor or pytree of tensors, must equal the model's.
-    Parameters, buffers, modes and random state do not change. No other thread may use a model
-    meanwhile. InvalidInput names the layer or connection that prevents the cut.
+    `inputs`: two or more samples on the model's device. As a check, the body is called with
+    `inputs`, and the head with the body's output. The head's output, a tensor or pytree of tensors,
+    must equal the model's output. Parameters, buffers, modes and random state do not change. No
+    other thread may use a model meanwhile, because the check sets torch's global seed.
+
+    Raises InvalidInput, which names the layer or connection that prevents the cut.
     """
     apart = f"{type(model).__name__} cannot be cut before {first!r}"
     layers = layers_of(model)
@@ -96,10 +99,10 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
             for half in (body, head)
         )
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if id(tensor) in used_by_body & used_by_head:  # each half would have its own copy
+            if id(tensor) in used_by_body & used_by_head:  # each half would train its own copy
                 raise _refused(apart, f"both halves use {name!r}", hint=UNTIE)
         if not trainable(body):
-            raise _refused(apart, "no layer before it is trainable")
+            raise _refused(apart, "no layer before this layer is trainable")
         crossing = _compared(model, body, head, inputs, apart)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     in_body, in_head = (tuple(names[id(one)] for one in trainable(half)) for half in (body, head))
@@ -111,7 +114,10 @@ def _refused(of: str, why: str, *, hint: str = "") -> InvalidInput:
 
 
 def tied(model: nn.Module, first: str | None) -> str:
-    """Return the weight that the layer `first`, or any layer, shares with an embedding, or ""."""
+    """Return a text that names a weight shared with an embedding; "" if there is none.
+
+    Only the layer `first` is checked; if `first` is None, all layers are checked.
+    """
     known: dict[int, str] = {}
     for name, module in model.named_modules():
         for key, one in module.named_parameters(recurse=False):
@@ -136,7 +142,7 @@ def buffers_restored(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _state_restored(model: nn.Module) -> Iterator[None]:
-    """Restore modes, buffers and random state afterwards; remove attributes of the tracer."""
+    """Restore modes, buffers and random state afterwards; remove the tracer's attributes."""
     modes = {module: module.training for module in model.modules()}
     before = set(vars(model))
     devices = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
@@ -155,7 +161,10 @@ def _state_restored(model: nn.Module) -> Iterator[None]:
 def _compared(
     model: nn.Module, body: nn.Module, head: nn.Module, inputs: Any, of: str
 ) -> tuple[int, ...]:
-    """Check that the halves compute what the model does; return a sample's shape at the cut."""
+    """Check that the halves return the model's output.
+
+    Return the shape of the body's output for one sample.
+    """
     num_samples = len(tree_leaves(inputs)[0])
     try:
         torch.manual_seed(0)
@@ -184,11 +193,11 @@ def _compared(
 
 
 def _is_same(whole: Any, outputs: Any, of: str) -> bool:
-    """Return whether two pytrees of tensors are equal, on a GPU within tolerances."""
+    """Return whether two pytrees of tensors are equal; on a GPU, within tolerances."""
     (expected, tree), (found, other) = tree_flatten(whole), tree_flatten(outputs)
     strange = [leaf for leaf in expected if not isinstance(leaf, Tensor | float | int | None)]
     if strange:
-        raise _refused(of, f"its output contains {type(strange[0]).__name__}, not only tensors")
+        raise _refused(of, f"the model returns {type(strange[0]).__name__}, not only tensors")
     if tree != other:
         return False
     return all(map(_is_equal, expected, found))
@@ -199,7 +208,7 @@ def _is_equal(one: Any, two: Any) -> bool:
         return bool(one == two)
     if not isinstance(two, Tensor) or (one.shape, one.dtype) != (two.shape, two.dtype):
         return False
-    if one.is_meta:  # a plan's model has no values
+    if one.is_meta:  # tensors on the meta device have no values
         return True
     rtol, atol = (0.0, 0.0) if one.device.type == "cpu" else (1e-3, 1e-5)
     return torch.allclose(one, two, rtol, atol, equal_nan=True)
@@ -222,7 +231,7 @@ def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn
         elif node.op == "get_attr" and str(node.target).rpartition(".")[0] == first:
             uses += [places[user] for user in node.users]
     if not uses:
-        raise _refused(refusal, "the forward pass never calls it")
+        raise _refused(refusal, "the forward pass never calls this layer")
     border = min(uses)
     crossing = _crossing(nodes, border, refusal)
     body, head = fx.Graph(), fx.Graph()
@@ -240,7 +249,7 @@ def _crossing(nodes: Sequence[fx.Node], border: int, refusal: str) -> fx.Node:
     used = (value for node in after for value in node.all_input_nodes if value in before)
     crossing = list(dict.fromkeys(used))
     if not crossing:
-        raise _refused(refusal, "it uses no value that was computed before")
+        raise _refused(refusal, "the head uses no value that the body computes")
     if any(node.op == "placeholder" for node in crossing):
         raise _refused(refusal, "the head would need the model's input, which only the body has")
     if len(crossing) > 1:
@@ -261,7 +270,10 @@ def _described(node: fx.Node) -> str:
 def _copy(
     nodes: Iterable[fx.Node], graph: fx.Graph, known: dict[fx.Node, fx.Node]
 ) -> dict[fx.Node, fx.Node]:
-    """Copy nodes into a graph, with the parameters that they read."""
+    """Copy nodes, and the parameters that these nodes read, into a graph.
+
+    Return `known`, which maps each original node to its copy.
+    """
 
     def value(node: fx.Node) -> fx.Node:
         if node.op == "get_attr" and node not in known:

@@ -37,9 +37,10 @@ _halving_pool = partial(nn.MaxPool2d, 3, stride=2, ceil_mode=True)
 
 
 class InceptionBlock(nn.Module):
-    """Four parallel branches whose outputs are concatenated; `widths` as in the paper's Table 1.
+    """Four parallel branches whose outputs are concatenated along the channels.
 
-    (N, `in_channels`, H, W) to (N, `out_channels`, H, W).
+    It maps (N, `in_channels`, H, W) to (N, `out_channels`, H, W). `widths`: a row of the paper's
+    Table 1.
     """
 
     def __init__(self, in_channels: int, widths: tuple[int, ...]) -> None:
@@ -65,7 +66,7 @@ class InceptionBlock(nn.Module):
 class GoogLeNet(nn.Sequential):
     """GoogLeNet without its two auxiliary classifiers: (N, 3, 224, 224) to (N, `num_classes`).
 
-    6,998,552 parameters with 1,000 classes.
+    It has 6,998,552 parameters with 1,000 classes.
     """
 
     def __init__(self, num_classes: int = 1000) -> None:
@@ -93,7 +94,10 @@ _Convolution = tuple[int, _Size] | tuple[int, _Size, int]
 def _conv(
     in_channels: int, out_channels: int, size: _Size, stride: int = 1, pad: bool = True
 ) -> nn.Sequential:
-    """Build a convolution with batch norm and ReLU, which pads the image if its stride is 1."""
+    """Build a convolution with batch norm and ReLU.
+
+    The convolution pads the image if `pad` is true and the stride is 1.
+    """
     rows, columns = (size, size) if isinstance(size, int) else size
     padding = (rows // 2, columns // 2) if pad and stride == 1 else 0
     return nn.Sequential(
@@ -116,9 +120,9 @@ def _pool_branch(channels: int, projection: int) -> nn.Sequential:
 
 
 class Branches(nn.Module):
-    """Parallel branches on one input, their outputs concatenated along the channels.
+    """Parallel branches on one input; their outputs are concatenated along the channels.
 
-    (N, C, H, W) to (N, the sum of the branches' channels, H', W').
+    It maps (N, C, H, W) to (N, K, H', W'), where K is the sum of the branches' channels.
     """
 
     def __init__(self, *branches: nn.Module) -> None:
@@ -131,7 +135,7 @@ class Branches(nn.Module):
 
 
 def _grid35(channels: int, projection: int) -> Branches:
-    """Build a block on 35x35 pixels: in one branch a 5x5 convolution, in another two 3x3."""
+    """Build a block for 35x35 pixels, with a 5x5 branch and a branch of two 3x3 convolutions."""
     return Branches(
         _conv(channels, 64, 1),
         _chain(channels, (48, 1), (64, 5)),
@@ -141,7 +145,10 @@ def _grid35(channels: int, projection: int) -> Branches:
 
 
 def _grid17(width: int) -> Branches:
-    """Build the paper's Figure 6: 7x7 convolutions as 1x7 and 7x1 ones, `width` inside."""
+    """Build the block of the paper's Figure 6: 7x7 convolutions, each factorised into 1x7 and 7x1.
+
+    `width`: number of channels between the convolutions of a branch.
+    """
     row, column = (width, (1, 7)), (width, (7, 1))
     return Branches(
         _conv(768, 192, 1),
@@ -152,7 +159,7 @@ def _grid17(width: int) -> Branches:
 
 
 def _grid8(channels: int) -> Branches:
-    """Build the paper's Figure 7: branches that split once more into 1x3 and 3x1."""
+    """Build the block of the paper's Figure 7: two branches split again into 1x3 and 3x1."""
     return Branches(
         _conv(channels, 320, 1),
         nn.Sequential(_conv(channels, 384, 1), _split8()),
@@ -168,8 +175,8 @@ def _split8() -> Branches:
 class InceptionV3(nn.Sequential):
     """Inception-v3 without its auxiliary classifier: (N, 3, 299, 299) to (N, `num_classes`).
 
-    23,834,568 parameters with 1,000 classes. Between its grids of 35x35, 17x17 and 8x8 pixels are
-    blocks whose branches all have a stride of 2.
+    It has 23,834,568 parameters with 1,000 classes. Its stages have grids of 35x35, 17x17 and 8x8
+    pixels. A block between two stages has a stride of 2 in all branches.
     """
 
     def __init__(self, num_classes: int = 1000) -> None:

@@ -20,7 +20,7 @@ class LayerModule:
 
     `name`: qualified name in the model ("features.0"), or "(root)" for the model itself.
     `parameters`: its trainable parameters with their qualified names. A parameter shared by several
-    modules belongs to the first one only.
+    modules belongs to the first of these modules only.
     """
 
     name: str
@@ -40,8 +40,8 @@ def require_trainable(name: str, built: Any) -> nn.Module:
 def layers_of(model: nn.Module) -> tuple[LayerModule, ...]:
     """Return the layers of `model` in registration order, without frozen parameters.
 
-    A training step may run the layers in another order, that of `Workload.layers`. Raises
-    InvalidInput for lazy modules without parameter shapes.
+    The forward pass may run the layers in another order, which `Workload.layers` has. Raises
+    InvalidInput for lazy modules whose parameters have no shapes yet.
     """
     layers: list[LayerModule] = []
     seen: set[nn.Parameter] = set()
@@ -63,8 +63,9 @@ def layers_of(model: nn.Module) -> tuple[LayerModule, ...]:
 def duplicate(model: nn.Module, substitute: Callable[[Tensor], Tensor]) -> nn.Module:
     """Deep-copy `model`, replacing every tensor by `substitute(tensor)`.
 
-    Shared tensors stay shared, parameters stay trainable or frozen. Hooks are not copied, because a
-    hook may belong to an object that cannot be copied. Raises InvalidInput if copying fails.
+    Shared tensors stay shared, and frozen parameters stay frozen. The copy uses the same hook
+    objects, because a hook may belong to an object that cannot be copied. Raises InvalidInput if
+    copying fails.
     """
     memo: dict[int, object] = {}
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""Memory of a traced step: live storages, workspaces, and tensors kept for backward."""
+"""Count the memory of a traced step: live storages, workspaces, tensors kept for backward."""
 
 import weakref
 from collections import defaultdict
@@ -27,7 +27,7 @@ _LSTM_KERNELS = (torch.ops.aten.mkldnn_rnn_layer, torch.ops.aten.mkldnn_rnn_laye
 class LiveMemory:
     """Counts the bytes of storages created while tracing that are still alive.
 
-    `nbytes`: current bytes; `peak_nbytes`: peak since the last call of `lap`.
+    `nbytes`: the bytes alive now. `peak_nbytes`: the peak of these bytes since the last `lap()`.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class LiveMemory:
         self._alive: dict[weakref.ref[torch.UntypedStorage], int] = {}
 
     def made(self, tensors: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> None:
-        """Count the storages of an operation's results, except its inputs' storages."""
+        """Count the storages of an operation's results, except storages of its inputs."""
         strided = [tensor for tensor in inputs if tensor.layout == torch.strided]
         before = {tensor.untyped_storage()._cdata for tensor in strided}
         for tensor in tensors:
@@ -65,7 +65,7 @@ class LiveMemory:
 
 def workspace_nbytes(func: OpOverload, args: Sequence[Any]) -> int:
     """Return the temporary bytes that an operation allocates and frees."""
-    if func.overloadpacket in _LSTM_KERNELS:  # the gates of all steps
+    if func.overloadpacket in _LSTM_KERNELS:  # the gates of all time steps
         inputs, _, of_states = args[:3]
         return int(inputs[..., 0].nbytes * of_states.shape[0])
     if func.overloadpacket not in _GATHERING:
@@ -87,10 +87,11 @@ def _blocked_nbytes(tensor: Tensor) -> int:
 
 
 class SegmentActivations:
-    """Finds the tensors that each segment of forward makes and later segments or backward read.
+    """Finds tensors that a forward segment makes, and that are read later.
 
-    A tensor counts once, for the last segment that changed it. Set `in_backward` before backward:
-    the storages that it reads count as kept.
+    The readers are later segments, the model's caller, and backward. A tensor counts once, for the
+    last segment that changed it. Set `in_backward` before the backward pass, so that the storages
+    that backward reads count as kept.
     """
 
     def __init__(self) -> None:
@@ -101,7 +102,7 @@ class SegmentActivations:
         self._kept: dict[int, dict[StorageWeakRef, int]] = defaultdict(dict)
 
     def read(self, tensors: Sequence[Tensor], outside: bool = False) -> None:
-        """Record that the current segment, or if `outside` the model's caller, reads tensors."""
+        """Record that the current segment reads tensors; if `outside`, the model's caller does."""
         for tensor in tensors:
             storage = storage_of(tensor)
             maker = None if storage is None else self._maker.get(storage)
@@ -122,7 +123,10 @@ class SegmentActivations:
                 self._maker[storage] = self.segment
 
     def nbytes(self, segment: int) -> int:
-        """Return the bytes of `segment` that later segments read, at most each storage's size."""
+        """Return how many bytes that `segment` made are read by later segments or the caller.
+
+        Overlapping parts of a storage count as at most the size of the storage.
+        """
         sizes: dict[StorageWeakRef, int] = defaultdict(int)
         for (storage, _, _), (nbytes, limit) in self._read[segment].items():
             sizes[storage] = min(limit, sizes[storage] + nbytes)
@@ -134,8 +138,8 @@ class SegmentActivations:
 
 
 def storage_of(tensor: Tensor) -> StorageWeakRef | None:
-    """Return the identity of a tensor's storage; None if it is not strided."""
-    # A weak reference prevents the address from being reused, but frees the memory.
+    """Return the identity of a tensor's storage; None if the tensor is not strided."""
+    # A weak reference keeps the storage's address from being reused, but does not keep its memory.
     if tensor.layout != torch.strided:
         return None
     return StorageWeakRef(tensor.untyped_storage())

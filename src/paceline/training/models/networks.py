@@ -23,7 +23,7 @@ def he_normal_(model: nn.Module) -> None:
     """Initialise convolutions and linear layers as He et al. 2015, with zero biases.
 
     The variance is 2 / fan_in, which preserves the scale of activations in deep ReLU networks.
-    PyTorch's default has a sixth of that, too little for VGG-16 to learn.
+    PyTorch's default variance is a sixth of this, which is too small for VGG-16 to learn.
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -35,8 +35,8 @@ def he_normal_(model: nn.Module) -> None:
 class LeNet5(nn.Sequential):
     """LeNet-5 in its common modern form: images (N, 1, 32, 32) to scores (N, `num_classes`).
 
-    61,706 parameters with ten classes; `docs/models.md` explains the difference to the original's
-    60,000.
+    It has 61,706 parameters with ten classes. The original has 60,000; `docs/models.md` explains
+    the difference.
     """
 
     def __init__(self, num_classes: int = 10) -> None:
@@ -55,7 +55,7 @@ class LeNet5(nn.Sequential):
         self.fc5 = nn.Linear(84, num_classes)
 
 
-# Caffe's constants.
+# The constants are those of Caffe.
 response_norm = partial(nn.LocalResponseNorm, size=5, alpha=1e-4, beta=0.75, k=1.0)
 
 
@@ -86,8 +86,8 @@ def _wide_classifier(inputs: int, num_classes: int) -> nn.Sequential:
 class AlexNet(nn.Sequential):
     """AlexNet on one device, as in Caffe's bvlc_alexnet: (N, 3, 227, 227) to (N, `num_classes`).
 
-    60,965,224 parameters with 1,000 classes. The second, fourth and fifth convolution have two
-    groups each, as on the two cards of 2012.
+    It has 60,965,224 parameters with 1,000 classes. The second, the fourth and the fifth
+    convolution have two groups each, as on the two GPUs of the original.
     """
 
     def __init__(self, num_classes: int = 1000) -> None:
@@ -116,7 +116,7 @@ class AlexNet(nn.Sequential):
 class VGG16(nn.Sequential):
     """VGG-16: images (N, 3, 224, 224) to scores (N, `num_classes`).
 
-    138,357,544 parameters with 1,000 classes.
+    It has 138,357,544 parameters with 1,000 classes.
     """
 
     def __init__(self, num_classes: int = 1000) -> None:
@@ -136,9 +136,9 @@ class VGG16(nn.Sequential):
 class MLP(nn.Sequential):
     """Multilayer perceptron with ReLU activations.
 
-    `widths`: units of every layer from input to output, as in 54-512-512-2. Inputs are (N, ...)
-    with `widths[0]` values per sample, scores are (N, `widths[-1]`). InvalidInput for fewer than
-    two widths, or a width below 1.
+    `widths`: the number of units of every layer from input to output, such as (54, 512, 512, 2).
+    Inputs are (N, ...) with `widths[0]` values per sample. Scores are (N, `widths[-1]`). Raises
+    InvalidInput for fewer than two widths, or a width below 1.
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
@@ -157,8 +157,8 @@ class MLP(nn.Sequential):
 class SigmoidMLP(nn.Sequential):
     """Multilayer perceptron with sigmoid activations and without biases.
 
-    The networks of Ma, Rusu et al. 2020, section VII-A; the final softmax is part of the loss.
-    `widths`, inputs, scores and errors are those of `MLP`.
+    These are the networks of Ma, Rusu et al. 2020, section VII-A. The final softmax is part of the
+    loss. `widths`, inputs, scores and errors are those of `MLP`.
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
@@ -166,10 +166,11 @@ class SigmoidMLP(nn.Sequential):
         self.layers = _fully_connected(widths, bias=False, activation=nn.Sigmoid)
         for layer in self.layers:
             if isinstance(layer, nn.Linear):
-                # A sigmoid's slope is at most 1/4, so the weights are larger than for rectifiers.
+                # A sigmoid's slope is at most 1/4, so the weights are larger than for ReLU.
                 nn.init.normal_(layer.weight, std=_SIGMOID_GAIN / sqrt(layer.in_features))
                 with torch.no_grad():
-                    # Zero sums cancel the sigmoids' mean of 1/2, which is equal for all samples.
+                    # Make each unit's weights add up to zero. This cancels the inputs' mean of 1/2,
+                    # which is equal for all samples.
                     layer.weight -= layer.weight.mean(1, keepdim=True)
 
 
@@ -202,12 +203,12 @@ class BasicBlock(nn.Module):
         self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, `in_channels`, H, W) to (N, `width`, H / `stride`, W / `stride`)."""
+        """Map (N, `in_channels`, H, W) to (N, `width`, H / `stride`, W / `stride`)."""
         return F.relu(self.conv2(F.relu(self.conv1(x))) + self.shortcut(x))
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions with a shortcut; the first one has the stride."""
+    """1x1, 3x3 and 1x1 convolutions with a shortcut; the first convolution has the stride."""
 
     expansion = 4
 
@@ -219,16 +220,16 @@ class Bottleneck(nn.Module):
         self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, `in_channels`, H, W) to (N, 4 `width`, H / `stride`, W / `stride`)."""
+        """Map (N, `in_channels`, H, W) to (N, 4 `width`, H / `stride`, W / `stride`)."""
         inner = F.relu(self.conv2(F.relu(self.conv1(x))))
         return F.relu(self.conv3(inner) + self.shortcut(x))
 
 
 class ResNet(nn.Sequential):
-    """The ImageNet form: images (N, 3, 224, 224) to scores (N, `num_classes`).
+    """ResNet for ImageNet: images (N, 3, 224, 224) to scores (N, `num_classes`).
 
-    `blocks`: residual blocks in each of the four stages. Shortcuts that change the shape are 1x1
-    convolutions (option B). Images must have at least 32x32 pixels.
+    `blocks`: number of residual blocks in each of the four stages. Shortcuts that change the shape
+    are 1x1 convolutions (option B). Images must have at least 32x32 pixels.
     """
 
     def __init__(
@@ -256,6 +257,6 @@ class ResNet(nn.Sequential):
         he_normal_(self)
 
 
-# With 1,000 classes 11,689,512 and 25,557,032 parameters.
+# Parameters with 1,000 classes: `resnet18` has 11,689,512; `resnet50` has 25,557,032.
 resnet18 = partial(ResNet, BasicBlock, (2, 2, 2, 2))
 resnet50 = partial(ResNet, Bottleneck, (3, 4, 6, 3))

@@ -1,18 +1,18 @@
 """Emulate another device: paced models sleep, stretched models compute and then sleep.
 
-A paced model has the layers and parameters of a real one, and produces gradients of the real sizes
-in the real order. Hooks, copies and the exchange are the real code. All values are zero, unless the
-size of encoded gradients depends on values.
+A paced model has the layers and parameters of a real model. It produces gradients of the same sizes
+in the same order. Gradient hooks, copies and the exchange are the code of real training. All values
+are zero, unless the payload size of the codec depends on the values.
 
-**Time.** Layers sleep, so that the processor is free for the exchange. Within a phase (forward,
-backward, update), each layer sleeps until an absolute deadline, the previous one plus its time, so
-that late wake-ups do not accumulate. Host work in a gradient's hook therefore overlaps with the
-next layers, as with a GPU's queue, unless it takes longer than the queued work: the next layer, and
-at least `QUEUED_S`. Then that layer's time counts from now.
+**Time.** Layers sleep, so that the CPU is free for the exchange. Within a phase (forward, backward,
+update), each layer sleeps until a deadline: the previous layer's deadline plus the layer's time. So
+late wake-ups do not accumulate. CPU work in a gradient's hook overlaps with the next layers, as if
+these layers were queued on a GPU. The queue runs empty if this work takes longer than the next
+layer, and longer than `QUEUED_S`. Then the next layer's time counts from the end of the work.
 
-**Stretched models** compute, and then wait, layer by layer. Forward is divided at each entry of a
-layer's module, backward when a gradient is ready, as in `describe` and the recorder. The wait comes
-before the border, so that a gradient is as late as on the slower device.
+**Stretched models** compute a layer, and then wait. Like `describe` and the recorder, they divide
+forward where a layer's module is entered, and backward where a gradient is ready. The wait comes
+before this border, so that a gradient is ready as late as on the slower device.
 """
 
 import time
@@ -35,7 +35,7 @@ from paceline.core.workload import Layer, Workload
 from paceline.training.models.halves import Halves
 from paceline.training.models.layers import ROOT, LayerModule, layers_of
 
-QUEUED_S = 1e-3  # time of the kernels queued on a GPU: some tens, each of 10 us or more
+QUEUED_S = 1e-3  # time of the kernels in a GPU's queue: some tens of kernels, each at least 10 us
 
 
 class _PhaseClock:
@@ -48,14 +48,15 @@ class _PhaseClock:
         self._deadline = self._woke = time.monotonic()
 
     def resume(self) -> None:
-        """Ignore the delay since `begin`, so that the next layer does not count as late."""
+        """Ignore the time since `begin`, so that the next layer does not count as late."""
         self._woke = time.monotonic()
 
     def spend(self, seconds: float) -> None:
-        """Sleep until `seconds` after the last deadline, or from now if the host is late.
+        """Sleep until `seconds` after the last deadline; if the CPU is late, sleep `seconds`.
 
-        The host is late if other work since the last wake-up took longer than the layer and the
-        queue. Oversleeping does not count, because short layers could never make up for it.
+        The CPU is late if its other work since the last wake-up took longer than `seconds`, and
+        longer than `QUEUED_S`. Oversleeping does not count as late, because short layers could
+        never make up for the lost time.
         """
         now = time.monotonic()
         late = now - self._woke > max(seconds, QUEUED_S)
@@ -67,7 +68,7 @@ class _PhaseClock:
 
 
 class _PacedModule(nn.Module):
-    """A module in the tree given by the layers' names."""
+    """A module of the paced model; layer names such as "features.0" define the module tree."""
 
     def forward(self, clock: _PhaseClock, seconds: float) -> None:
         """Sleep for a layer's time; called as a module, so that hooks run."""
@@ -76,7 +77,10 @@ class _PacedModule(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _PacedLayer:
-    """A layer's module, times, parameters and gradients."""
+    """A layer's module, times, parameters and gradients.
+
+    `hand_out(gradient)` returns the tensor to give to autograd: a copy or an alias.
+    """
 
     module: nn.Module
     clock: _PhaseClock
@@ -88,7 +92,7 @@ class _PacedLayer:
 
 
 class _Backward(torch.autograd.Function):
-    """A layer's backward: sleeps, then returns the gradients."""
+    """Implements a layer's backward, which sleeps and then returns the gradients."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, layer: _PacedLayer, begins: bool, *_: Tensor) -> Tensor:
@@ -106,12 +110,16 @@ class _Backward(torch.autograd.Function):
 class PacedModel(nn.Module):
     """A model whose layers sleep for given times instead of computing.
 
-    `forward_s`, `backward_s`: seconds of `workload.layers` (`core.cost.LayerTimes`); `update_s` is
-    for `PacedSGD`. `layers_of` returns the real model's layers and parameters in forward order.
-    Gradients become ready in the workload's backward order, those of one layer together.
-    `gradient_like(p)` supplies gradient values, which each backward copies; zeros by default.
-    Memory: float32 parameters and gradients on the CPU. Raises ValueError for times that are
-    missing, negative or not finite, and InvalidInput for parameters other than float32.
+    `forward_s`, `backward_s`: seconds of each layer of `workload.layers` (`core.cost.LayerTimes`).
+    `update_s`: seconds of a weight update, for `PacedSGD`. For this model, `layers_of` returns
+    layers and parameters with the real model's names and shapes, in forward order. Gradients become
+    ready in the workload's backward order; the gradients of one layer become ready together.
+    `gradient_like(p)` supplies the gradient of a parameter, and each backward pass copies it.
+    Without `gradient_like`, gradients are zero. Parameters and gradients are float32, and use the
+    CPU's memory.
+
+    Raises ValueError for times that are missing, negative or not finite. Raises InvalidInput for
+    parameters other than float32.
     """
 
     def __init__(
@@ -150,7 +158,7 @@ class PacedModel(nn.Module):
             )
         self._clock.resume()
         for layer in self._paced:
-            if layer.module is self:  # its hooks have already run
+            if layer.module is self:  # the hooks of this model have already run
                 self._clock.spend(layer.forward_s)
             else:
                 layer.module(self._clock, layer.forward_s)
@@ -171,11 +179,11 @@ class PacedModel(nn.Module):
                 raise ValueError(f"{parameter.name!r} is not a parameter of layer {layer.name!r}")
             parameters.append(nn.Parameter(torch.zeros(parameter.shape)))
             module.register_parameter(short_name, parameters[-1])
-        # Not buffers of the module: DistributedDataParallel broadcasts those.
+        # Do not register these as buffers, because DistributedDataParallel broadcasts buffers.
         like = self._gradient_like or torch.zeros_like
         gradients = tuple(like(p.detach()) for p in parameters)
-        # Return new aliases, because autograd copies referenced tensors. An exchange may overwrite
-        # them, so copy gradients whose values matter.
+        # Return a new alias each time, because autograd copies a tensor that is still referenced.
+        # An exchange may overwrite gradients, so return a copy if their values matter.
         hand_out = torch.clone if self._gradient_like else Tensor.detach
         times = (self._clock, forward_s, backward_s)
         return _PacedLayer(module, *times, tuple(parameters), gradients, hand_out)
@@ -207,12 +215,12 @@ def _check_time(seconds: float) -> None:
 
 
 class PacedWhole(nn.Module):
-    """Both halves' parameters under the whole model's names; `update_s` is for `PacedSGD`."""
+    """Holds both halves' parameters under the whole model's names; `update_s` is for `PacedSGD`."""
 
     def __init__(self, body: PacedModel, head: PacedModel) -> None:
         super().__init__()
         self.update_s = head.update_s
-        # The halves' layers, because their modules are called, not the whole's.
+        # List the halves' layers, because training calls their modules, not those of this model.
         self.layers: tuple[LayerModule, ...] = (*layers_of(body), *layers_of(head))
         for name, parameter in chain(body.named_parameters(), head.named_parameters()):
             *path, own = name.split(".")
@@ -256,16 +264,17 @@ def paced_halves(
 ) -> tuple[PacedWhole, Halves]:
     """Return a paced model and its halves.
 
-    `forward_s`, `backward_s`: seconds of the body's layers in forward order, then the head's. The
-    body outputs as many values per sample as the real one, and the head returns as many activation
-    gradients. `gradient_like` makes the body's gradients. Errors are those of `PacedModel`.
+    `forward_s`, `backward_s`: seconds of each layer, first of the body, then of the head, both in
+    forward order. The body returns as many values per sample as the real body. The head's backward
+    returns as many gradients of activations. `gradient_like` supplies the body's gradients; the
+    head's gradients are zero. Errors are those of `PacedModel`.
     """
     count = len(body_workload.layers)
     values = head_workload.input_nbytes // (torch.float32.itemsize * body_workload.batch_size)
     times = forward_s[:count], backward_s[:count], 0.0
     body = PacedModel(body_workload, *times, values, gradient_like)
     head = PacedModel(head_workload, forward_s[count:], backward_s[count:], update_s, num_classes)
-    # connects the head's backward with the activations
+    # Connect the head's backward with the activations.
     head.register_forward_hook(lambda _, inputs, scores: _ZeroGradients.apply(scores, inputs[0]))  # type: ignore[no-untyped-call]
     in_body, in_head = (tuple(name for name, _ in half.named_parameters()) for half in (body, head))
     return PacedWhole(body, head), Halves(body, head, in_body, in_head, (values,))
@@ -274,10 +283,12 @@ def paced_halves(
 class Stretched:
     """Hooks that slow down each layer of `model` by `factor`, forward and backward.
 
-    Layers compute bit-identical results and then sleep. Operations without parameters count with
-    the layer before them; loss, weight update and hooks on gradients are not slowed down. The model
-    is not freed before `remove` is called. Raises InvalidInput for a factor below 1, and for a
-    model on a GPU, whose work is queued for an unknown time.
+    Each layer computes, and then sleeps; results are bit-identical to those without hooks. An
+    operation without parameters counts as part of the layer before it. The loss, the weight update
+    and gradient hooks are not slowed down. The model is not freed before `remove` is called.
+
+    Raises InvalidInput for a factor below 1, and for a model on a GPU: a GPU queues work, so that
+    the time of a layer is unknown.
     """
 
     def __init__(self, model: nn.Module, factor: float) -> None:
@@ -295,9 +306,9 @@ class Stretched:
         self._nodes: list[Node] = []  # keep the nodes alive, with their hooks
         layers = layers_of(model)
         for layer in layers:
-            # Before other hooks, so that a recorder's border follows the wait.
+            # Run before other hooks, so that a recorder sets its border after the wait.
             add(layer.module.register_forward_pre_hook(self._pay, prepend=True))
-        # Registered last, to run first if the model itself is a layer.
+        # Register this hook last, so that it runs first if the model itself is a layer.
         add(model.register_forward_pre_hook(self._restart, prepend=True))
         add(model.register_forward_hook(self._returned))
         for _, parameter in (own for layer in layers for own in layer.parameters):
@@ -330,11 +341,11 @@ class Stretched:
                 leaf.register_hook(self._reached)
 
     def _reached(self, gradient: Tensor) -> None:
-        """Begin a backward pass, once for all outputs."""
+        """Note the start of a backward pass, at the first gradient of an output."""
         task: int = torch._C._current_graph_task_id()
         if task != self._backward:
             self._backward, self._since = task, time.monotonic()
 
     def _restart(self, *_: Any) -> None:
-        """Set a border after hooks of a gradient, which are not a layer's work."""
+        """Set a border after a gradient's hooks, because their time is not a layer's."""
         self._since = time.monotonic()

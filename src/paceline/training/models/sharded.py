@@ -1,11 +1,13 @@
-"""Build models with only a rank's rows of the head's layers.
+"""Build a model with only this rank's rows of the head, the final layers that are sharded.
 
-No rank ever holds the whole head. A model is built twice: first on the meta device, to find which
-tensor, in order of creation, becomes which parameter; then normally, with the same random numbers,
-except that the head's tensors stay on the meta device. An operation that fills such a tensor runs
-on a temporary CPU tensor, of which only this rank's rows are kept. This requires tensors that are
-made by `torch.empty`, as in torch's layers, and filled as a whole. A model that reads such a tensor
-while it is built is built whole, and cut layer by layer.
+So no rank holds the whole head. The model is built twice. The first build is on the meta device; it
+finds when the head's tensors are created, by numbering all tensors. The second build is normal, and
+draws the same random numbers as without sharding, but the head's tensors stay on the meta device.
+An operation that fills such a tensor runs on a temporary CPU tensor, and only this rank's rows of
+the temporary tensor are kept.
+
+The head's tensors must be made by `torch.empty`, as in torch's layers, and filled as a whole. If
+building the model reads such a tensor, the whole model is built, and then cut layer by layer.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,13 +30,13 @@ _FILLING = ("aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_", "at
 
 @dataclass(frozen=True)
 class Shard:
-    """A rank's outputs of a layer: `size` outputs from `first` on."""
+    """A rank's part of a layer's outputs: `size` outputs, beginning with number `first`."""
 
     first: int
     size: int
 
     def __call__(self, tensor: Tensor, dim: int = 0) -> Tensor:
-        """Return a view of the shard's rows, or of its slice in another dimension."""
+        """Return a view of the shard's part of `tensor` in dimension `dim`."""
         return tensor.narrow(dim, self.first, self.size)
 
 
@@ -46,12 +48,12 @@ class Sharding:
 
     @classmethod
     def even(cls, num_outputs: int, workers: int) -> Self:
-        """Divide the outputs evenly, the larger shards first."""
+        """Divide the outputs evenly; if a remainder is left, the first ranks get larger shards."""
         return cls(apportion(num_outputs, [1.0] * workers))
 
     @property
     def num_outputs(self) -> int:
-        """The outputs of all ranks."""
+        """The total number of outputs on all ranks."""
         return sum(self.sizes)
 
     def shard(self, rank: int) -> Shard:
@@ -66,9 +68,9 @@ class _WholeTensorRead(Exception):
 def build_sharded(build: Build, shards: Mapping[str, Shard], seed: int) -> nn.Module:
     """Build a model after `torch.manual_seed(seed)`, with only this rank's rows of the head.
 
-    `shards`: this rank's outputs of each layer of the head, by name.
+    `shards`: this rank's shard of each layer of the head, by layer name.
     """
-    wanted: dict[int, Shard] = {}  # by order of creation by `torch.empty`
+    wanted: dict[int, Shard] = {}  # keys: numbers in order of creation by `torch.empty`
     numbers = _NumberTensors()
     with suppress(Exception), torch.device("meta"), torch.random.fork_rng(devices=[]), numbers:
         # A model that cannot be built on the meta device is built whole.
@@ -93,7 +95,7 @@ def build_sharded(build: Build, shards: Mapping[str, Shard], seed: int) -> nn.Mo
 
 
 def _head_tensors(model: nn.Module, shards: Mapping[str, Shard]) -> dict[str, Tensor]:
-    """Return the head's tensors with one row for each output, by name."""
+    """Return the head's parameters and buffers that have a row for each output, by name."""
     found: dict[str, Tensor] = {}
     for name in shards:
         layer = model.get_submodule(name)
@@ -104,7 +106,7 @@ def _head_tensors(model: nn.Module, shards: Mapping[str, Shard]) -> dict[str, Te
 
 
 def _cut(module: nn.Module, shard: Shard, name: str, filled: Mapping[str, Tensor | None]) -> None:
-    """Reduce a layer's tensors to the shard's rows; `filled` are already reduced."""
+    """Reduce a layer's tensors to the shard's rows; tensors in `filled` are already reduced."""
     parameters = dict(module.named_parameters(recurse=False))
     for key, tensor in {**parameters, **dict(module.named_buffers(recurse=False))}.items():
         if not tensor.dim():
@@ -119,7 +121,7 @@ def _cut(module: nn.Module, shard: Shard, name: str, filled: Mapping[str, Tensor
 
 
 class _NumberTensors(TorchDispatchMode):
-    """Numbers the tensors made by `torch.empty`, by storage address."""
+    """Numbers the tensors that `torch.empty` makes; `storages` has them by storage address."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -139,7 +141,7 @@ class _NumberTensors(TorchDispatchMode):
 
 @dataclass
 class _ShardedTensor:
-    """A head tensor on the meta device, and this rank's rows once it is filled."""
+    """A tensor of the head on the meta device; `values` has this rank's rows once it is filled."""
 
     tensor: Tensor
     shard: Shard
@@ -147,7 +149,10 @@ class _ShardedTensor:
 
 
 class _KeepRows(TorchDispatchMode):
-    """Keeps a shard's rows of some tensors, by order of creation by `torch.empty`."""
+    """Keeps only a shard's rows of some tensors.
+
+    `wanted`: shards, by the tensors' numbers in order of creation by `torch.empty`.
+    """
 
     def __init__(self, wanted: Mapping[int, Shard]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -157,7 +162,7 @@ class _KeepRows(TorchDispatchMode):
         self._tensors: dict[int, _ShardedTensor] = {}
 
     def rows_of(self, tensor: Tensor) -> Tensor | None:
-        """Return a tensor's rows, or None if it is whole."""
+        """Return this rank's rows of a tensor, or None if the tensor is whole."""
         found = self._find(tensor)
         if found is not None and found.values is None:
             self._give_up()
@@ -166,7 +171,7 @@ class _KeepRows(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run the operation; fill a head tensor as a whole on the CPU."""
+        """Run the operation; if it fills a tensor of the head, fill a temporary CPU tensor."""
         kwargs = kwargs or {}
         if func is _EMPTY:
             shard = self._wanted.get(self._number)

@@ -3,8 +3,9 @@
 GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019. ViT: Dosovitskiy
 et al., "An image is worth 16x16 words", 2020.
 
-Shapes: B samples of T tokens, each token C values wide, in H heads of D = C / H; a vocabulary of V.
-Dropout is off by default, so that a step depends only on its samples.
+Shapes: B samples, T tokens per sample, C values per token, H attention heads of D = C / H values
+each, V tokens in the vocabulary. Dropout is off by default, so that the result of a training step
+depends only on its samples.
 """
 
 from functools import partial
@@ -17,14 +18,14 @@ from torch import Tensor, nn
 from paceline.core.errors import InvalidInput
 
 _DEVIATION = 0.02  # standard deviation of GPT-2's initial weights
-_HIDDEN = 4  # hidden width of a feed-forward network, relative to the block's
+_HIDDEN = 4  # hidden width of a feed-forward network, relative to the block's width
 
 
 class Attention(nn.Module):
     """Self-attention of `num_heads` heads: (B, T, C) to (B, T, C).
 
-    `causal`: a token sees itself and the ones before it. Raises InvalidInput if the heads do not
-    divide the width.
+    `causal`: a token attends only to itself and to earlier tokens. Raises InvalidInput if
+    `num_heads` does not divide `width`.
     """
 
     def __init__(self, width: int, num_heads: int, *, causal: bool, dropout: float = 0.0) -> None:
@@ -36,10 +37,10 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, C) to (B, T, C)."""
+        """Map (B, T, C) to (B, T, C)."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)  # each (B, T, C)
         x = F.scaled_dot_product_attention(
-            self._heads(q),  # (B, H, T, D), as the next two
+            self._heads(q),  # q, k and v are each (B, H, T, D)
             self._heads(k),
             self._heads(v),
             dropout_p=self.dropout if self.training else 0.0,
@@ -83,7 +84,7 @@ class PreNormBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, C) to (B, T, C)."""
+        """Map (B, T, C) to (B, T, C)."""
         x = x + self.dropout(self.attention(self.norm1(x)))
         result: Tensor = x + self.dropout(self.feed_forward(self.norm2(x)))
         return result
@@ -100,7 +101,7 @@ class TokenEmbedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T) to (B, T, C). Raises InvalidInput for more tokens than the context."""
+        """Map (B, T) to (B, T, C). Raises InvalidInput for more tokens than `context`."""
         places = _places(tokens, self.context)
         x: Tensor = self.tokens(tokens) + self.positions(places)  # (B, T, C) + (T, C)
         result: Tensor = self.dropout(x)
@@ -108,9 +109,10 @@ class TokenEmbedding(nn.Module):
 
 
 class GPT(nn.Module):
-    """GPT-2: tokens (B, T), T up to `context`, to the logits (B, T, V) of each next token.
+    """GPT-2: tokens (B, T) to the logits (B, T, V) of each next token.
 
-    `tied`: the output layer shares the token embedding's weight, as published.
+    T is at most `context`. `tied`: the output layer shares the token embedding's weight, as
+    published.
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class GPT(nn.Module):
         _shrink_residual_branches(blocks)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T) to (B, T, V). Raises InvalidInput for more tokens than the context."""
+        """Map (B, T) to (B, T, V). Raises InvalidInput for more tokens than `context`."""
         x = self.embedding(tokens)  # (B, T, C)
         x = self.blocks(x)  # (B, T, C)
         logits: Tensor = self.head(self.norm(x))  # (B, T, V)
@@ -153,7 +155,10 @@ class GPT(nn.Module):
 
 
 class PatchEmbedding(nn.Module):
-    """Class token and image patches with position embeddings: to (B, 1 + patches, C)."""
+    """Embeds a class token and image patches: (B, channels, height, width) to (B, T, C).
+
+    T is the number of patches plus one. Position embeddings are added.
+    """
 
     def __init__(self, image: tuple[int, int, int], patch: int, width: int) -> None:
         super().__init__()
@@ -164,7 +169,7 @@ class PatchEmbedding(nn.Module):
         self.patches = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, channels, height, width) to (B, T, C). Raises InvalidInput for another size."""
+        """Map (B, channels, height, width) to (B, T, C). Raises InvalidInput for another size."""
         if tuple(images.shape[1:]) != self.image:
             problem = f"must be {self.image} for this ViT"
             raise InvalidInput("input_shape", problem, got=tuple(images.shape[1:]))
@@ -202,11 +207,11 @@ class ViT(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
         nn.init.normal_(self.embedding.patches.weight, std=1 / sqrt(image[0] * patch * patch))
-        # Not zero, as in the authors' code, because then the first step would train only the head.
+        # The authors' code uses zeros, but then the first step would train only the head.
         nn.init.normal_(self.head.weight, std=_DEVIATION)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, channels, height, width) to (B, `num_classes`)."""
+        """Map (B, channels, height, width) to (B, `num_classes`)."""
         x = self.blocks(self.embedding(images))  # (B, T, C)
         scores: Tensor = self.head(self.norm(x[:, 0]))  # the class token's output
         return scores
@@ -241,14 +246,15 @@ def _zero_biases(model: nn.Module) -> None:
 def _shrink_residual_branches(blocks: list[PreNormBlock]) -> None:
     """Reinitialise the last layer of each residual branch, so that the sum keeps its scale.
 
-    As in GPT-2; a block has two branches.
+    GPT-2 does the same. A block has two residual branches.
     """
     for block in blocks:
         for layer in (block.attention.output, block.feed_forward.output):
             nn.init.normal_(layer.weight, std=_DEVIATION / sqrt(2 * len(blocks)))
 
 
-# With 256 classes 3,290,624, 1,057,152, 10,844,160 and 30,033,920 parameters.
+# Parameters with 256 classes: `gpt` has 3,290,624; `gpt_1m` has 1,057,152; `gpt_10m` has
+# 10,844,160; `gpt_30m` has 30,033,920.
 gpt = partial(GPT, context=256, width=256, num_layers=4, num_heads=4)
 gpt_1m = partial(GPT, context=256, width=128, num_layers=5, num_heads=2)
 gpt_10m = partial(GPT, context=256, width=384, num_layers=6, num_heads=6)

@@ -1,1 +1,1 @@
-"""Recipes, built in or the user's: model, data, loss, optimizer, schedule."""
+"""Built-in and user-defined recipes: model, data, loss, optimizer, schedule."""

@@ -26,9 +26,9 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def label_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Softmax cross entropy with equal weights for a sample's labels (Ma, Rusu et al. 2020).
+    """Return the softmax cross entropy with equal weights for each of a sample's labels.
 
-    A sample without labels has zero loss and gradient.
+    This is the loss of Ma, Rusu et al. 2020. A sample without labels has zero loss and gradient.
     """
     shares = targets.to(outputs.dtype)
     shares /= shares.sum(1, keepdim=True).clamp(min=1)
@@ -46,7 +46,7 @@ precision_at_1.__name__ = "precision@1"  # the usual spelling, for reports
 def check_classes(name: str, outputs: Any, targets: Tensor, num_classes: int) -> None:
     """Raise InvalidInput unless a model returns a score for each class or token.
 
-    More scores are allowed, except with several labels per sample.
+    A model may return more scores than there are classes, unless samples have several labels.
     """
     has_labels = targets.dtype == torch.bool
     num_dims = targets.ndim if has_labels else targets.ndim + 1

@@ -39,7 +39,7 @@ _given: dict[str, Recipe] = {}
 def given(recipe: Recipe) -> Iterator[str]:
     """Register a recipe object under a temporary name for this process and its forks.
 
-    The name contains a colon like a user's model, but no module can have it.
+    Like the name of a user's model, it contains a colon, but no Python module can have this name.
     """
     kind = recipe.name or getattr(recipe.model, "__name__", "").removeprefix("<lambda>")
     kind = re.sub(r"[^\w.-]+", "-", kind).strip("-") or "model"
@@ -53,7 +53,7 @@ def given(recipe: Recipe) -> Iterator[str]:
 
 
 def is_given(name: str) -> bool:
-    """Return whether a name is registered in this process only."""
+    """Return whether `name` is a temporary name that `given` has registered."""
     return name in _given
 
 
@@ -61,8 +61,8 @@ def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = 
     """Look up a recipe by model name; `data` overrides its data set.
 
     `model`: a built-in name, or "package.module:name" of a recipe, or of a function or class that
-    returns a recipe or model. `seed` determines the data's split. `loaded`: the data, if already in
-    memory. Raises InvalidInput for an unknown name, or if model and data do not fit.
+    returns a recipe or model. `seed` determines the data's split. `loaded`: the data set, if it is
+    already loaded. Raises InvalidInput for an unknown name, or if the model does not fit the data.
     """
     found = own_recipe(model)
     if found is not None:
@@ -75,9 +75,9 @@ def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = 
 
 
 def own_recipe(model: str) -> Recipe | None:
-    """Return the user's recipe of this name, or None for a model.
+    """Return the user's recipe with the name `model`; None if it is the name of a model.
 
-    Raises InvalidInput if the user's factory fails or returns neither.
+    Raises InvalidInput if the user's factory fails, or returns neither a recipe nor a model.
     """
     if model in _given:
         return replace(_given[model], name=_given[model].name or NAMELESS)
@@ -102,7 +102,7 @@ def _of_user(name: str) -> Recipe | None:
         return found
     is_class = isinstance(found, type) and issubclass(found, nn.Module)
     if is_class or isinstance(found, nn.Module) or not callable(found):
-        return None  # a model, or `find` reports the error
+        return None  # a model, or an error that `find` reports
     try:
         with torch.random.fork_rng(devices=[]):
             made = found()
@@ -145,10 +145,10 @@ def recipe_of_data(data: Dataset) -> Recipe:
 def workload_of(
     model: str | nn.Module | Recipe, batch_size: int, input_shape: tuple[int, ...] | None = None
 ) -> Workload:
-    """Describe a step of a model or recipe, given as an object or by name.
+    """Describe a training step of a model or recipe, given as an object or by name.
 
-    `input_shape`: shape of one sample; recipes and built-in models define theirs. InvalidInput if
-    it is unknown or does not fit.
+    `input_shape`: shape of one sample. Built-in models have a default shape, and a recipe defines
+    the shape itself. Raises InvalidInput if the shape is unknown or does not fit.
     """
     if isinstance(model, nn.Module):
         return describe(model, _example(batch_size, input_shape))
@@ -167,11 +167,11 @@ def tried_with(
     input_shape: tuple[int, ...] | None = None,
     num_samples: int = 2,
 ) -> _Found:
-    """Call `attempt(model, inputs)` on a fresh copy in training mode.
+    """Call `attempt(model, inputs)` with a new model in training mode; return its result.
 
-    The copy is on the meta device or, if that fails, on the CPU. By default there are two samples,
-    because batch norm needs two. Other arguments are those of `workload_of`. Raises the errors of
-    `attempt` on the CPU.
+    A model that is given as an object is copied. The model and inputs are on the meta device. If
+    the attempt fails there, it is repeated on the CPU, and its errors are raised. `num_samples` is
+    2 by default, because batch norm needs two samples. Other arguments are those of `workload_of`.
     """
     instance = partial(_instance, model, input_shape, num_samples)
     with torch.random.fork_rng(devices=[]):  # do not advance the program's random numbers
@@ -202,9 +202,9 @@ def _instance(
 
 
 def _of_builder(model: str, batch_size: int, input_shape: tuple[int, ...] | None) -> Workload:
-    """Describe a step of a named model."""
+    """Describe a training step of the model with the name `model`."""
     architecture = find(model)
-    # User factories may compute with their tensors, so build those on the CPU.
+    # User factories may read tensor values, so build their models on the CPU.
     with torch.device("meta" if architecture.num_classes else "cpu"):
         built, example = _built(architecture, input_shape, batch_size)
     return describe(built, example, model)

@@ -16,7 +16,7 @@ from paceline.core.names import did_you_mean, not_known
 from paceline.core.settings import TrainSettings
 from paceline.training.recipes.recipe import OptimizerFactory
 
-_SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # fields that are settings
+_SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # optimizer fields and their settings
 _CLOSURE = "requires a closure, which computes the loss several times in a step"
 _SPARSE = "requires sparse gradients, but exchanged gradients are dense"
 _ANYTHING = inspect.Parameter.VAR_KEYWORD
@@ -27,9 +27,9 @@ _STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
 def optimizer_for(settings: TrainSettings) -> OptimizerFactory:
-    """Return the optimizer factory of a training's settings.
+    """Return the optimizer factory for the settings of a training.
 
-    Missing settings are the model's defaults (`paceline.core.defaults`).
+    A missing setting gets the model's default (`paceline.core.defaults`).
     """
     known = completed(settings)
     assert known.optimizer is not None
@@ -46,13 +46,14 @@ def optimizer_of(
 ) -> OptimizerFactory:
     """Return a factory for the named optimizer.
 
-    `name`: a class of torch.optim, in any case, or "package.module:factory", which is called with
-    the parameters and the given fields, including lr and momentum. It must update parameters in
-    place without another forward pass. None for rate or momentum selects the optimizer's default.
-    Lists in `options` become tuples if a field's default is a tuple.
+    `name`: a class of torch.optim, in upper or lower case, or a user's "package.module:factory".
+    The user's factory is called with the parameters and the given fields, including lr and
+    momentum. The optimizer must update parameters in place, without another forward pass. If
+    `learning_rate` or `momentum` is None, the optimizer's default applies. Lists in `options`
+    become tuples if a field's default is a tuple.
 
-    Raises InvalidInput for an unknown name or field, or an invalid value, as does the factory if
-    the optimizer refuses the parameters.
+    Raises InvalidInput for an unknown name or field, or an invalid value. The returned factory
+    raises InvalidInput if the optimizer refuses the parameters.
     """
     is_of_user = ":" in name
     factory = factory_of("optimizer", name) if is_of_user else _of_torch(name)
@@ -92,7 +93,10 @@ def checked_optimizer(name: str, factory: Callable[..., Any]) -> OptimizerFactor
 
 
 def _of_torch(name: str) -> type[Optimizer]:
-    """Look up a class of torch.optim, in any case; InvalidInput if it cannot be used."""
+    """Look up a class of torch.optim by its name in upper or lower case.
+
+    Raises InvalidInput if the class is unknown or cannot be used.
+    """
     every: dict[str, type[Optimizer]] = {
         key.lower(): value
         for key, value in vars(torch.optim).items()
@@ -115,7 +119,7 @@ def _needs_closure(kind: type[Optimizer]) -> bool:
 
 
 def _fields_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return a factory's parameters, except the first: the model's parameters."""
+    """Return the parameters of a factory's signature, except the first: the model's parameters."""
     try:
         signature = inspect.signature(factory, eval_str=True)
     except (NameError, TypeError):  # annotations that cannot be evaluated here
@@ -128,7 +132,7 @@ def _fields_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def _known_options(
     name: str, fields: Mapping[str, inspect.Parameter], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Validate the options; InvalidInput names the field or value."""
+    """Validate and convert the options; raise InvalidInput for an invalid field or value."""
     by_name = [field for field, one in fields.items() if one.kind not in (*_POSITIONS, _ANYTHING)]
     known = [field for field in by_name if field not in _SETTING_OF]
     takes_any = _supports(fields, "")
@@ -145,7 +149,10 @@ def _known_options(
 
 
 def _read(field: str, value: Any, parameter: inspect.Parameter | None) -> Any:
-    """Convert a value to a field's type; InvalidInput if that fails."""
+    """Check a value against a field's type, and make a tuple of a list if the field needs one.
+
+    Raises InvalidInput if the value does not have the type.
+    """
     if parameter is None:
         return value
     if isinstance(value, list) and isinstance(parameter.default, tuple):
@@ -167,9 +174,12 @@ def _own_settings(
     learning_rate: float | None,
     momentum: float | None,
 ) -> dict[str, Any]:
-    """Return lr and momentum as fields; InvalidInput if the optimizer lacks one."""
+    """Return learning rate and momentum as fields of the optimizer, unless they are None.
+
+    Raises InvalidInput if the optimizer does not support a given field.
+    """
     if "momentum" not in fields:
-        momentum = momentum or None  # zero is the same as none
+        momentum = momentum or None  # zero momentum is the same as no momentum
     given = {"lr": learning_rate, "momentum": momentum}
     own = {field: value for field, value in given.items() if value is not None}
     for field in own:
@@ -186,7 +196,7 @@ def _supports(fields: Mapping[str, inspect.Parameter], field: str) -> bool:
 def _try_out(
     factory: Callable[..., Any], own: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
-    """Create a trial optimizer; InvalidInput names the option that it refuses."""
+    """Create a trial optimizer; raise InvalidInput with the option that it refuses."""
 
     def refusal(fields: Mapping[str, Any]) -> str | None:
         matrix = nn.Parameter(torch.zeros(2, 2))  # some optimizers accept only matrices

@@ -31,10 +31,10 @@ class Recipe:
 
     `model()` builds a new model, after torch's random numbers are seeded. `train` and `test` are
     map-style data sets. `loss(outputs, targets)` returns a 0-d tensor, the mean over a batch's
-    samples; `score(outputs, targets)` does the same for tests, and is reported under its function
-    name. A run's settings replace `optimizer(parameters)` and `schedule(optimizer, num_steps)`.
-    `collate` makes a batch of a list of samples. `num_classes`: upper bound of class numbers, if
-    targets are class numbers. `name` is used in messages.
+    samples. `score(outputs, targets)` returns such a mean for tests, which is reported under the
+    function's name. A run's settings replace `optimizer(parameters)` and
+    `schedule(optimizer, num_steps)`. `collate` makes a batch of a list of samples. `num_classes`:
+    number of classes, if targets are class numbers. `name` is used in messages.
     """
 
     model: Callable[[], nn.Module]
@@ -59,7 +59,10 @@ class Recipe:
 
     @property
     def score_name(self) -> str:
-        """The score's name, "score" by default; "loss" without a score."""
+        """The name of the score's function, or "score" for a function without a name.
+
+        It is "loss" if the recipe has no score.
+        """
         if self.score is None:
             return "loss"
         name = getattr(self.score, "__name__", type(self.score).__name__)
@@ -67,18 +70,18 @@ class Recipe:
         return name.replace("_", " ") if is_named else "score"
 
     def first(self, num_samples: int) -> Batch:
-        """Return a batch that repeats the first sample."""
+        """Return a batch that repeats the first sample `num_samples` times."""
         first = self.samples.__getitems__([0])
         return Batch.of(
             tree_map(lambda leaf: leaf.expand(num_samples, *leaf.shape[1:]).clone(), first)
         )
 
     def example(self, num_samples: int) -> Any:
-        """Return inputs that repeat the first sample."""
+        """Return the inputs of a batch that repeats the first sample `num_samples` times."""
         return self.first(num_samples).inputs
 
     def target_nbytes(self, num_samples: int) -> int | None:
-        """Return the bytes of a batch's targets; None for class numbers."""
+        """Return the bytes of the targets of `num_samples` samples; None for class numbers."""
         leaves = tree_leaves(Batch.of(self.samples.__getitems__([0])).targets)
         numbers = self.num_classes is not None and len(leaves) == 1 and leaves[0].ndim == 1
         if numbers and leaves[0].dtype == torch.int64:
@@ -88,14 +91,14 @@ class Recipe:
 
     @cached_property
     def tokens_per_sample(self) -> int | None:
-        """The tokens of a sample, if it is a vector of integers."""
+        """The number of tokens in a sample; None unless a sample is a vector of integers."""
         first = tree_leaves(Batch.of(self.samples.__getitems__([0])).inputs)[0]
         is_tokens = first.ndim == 2 and not (first.is_floating_point() or first.is_complex())
         return first.shape[1] if is_tokens else None
 
 
 def new_model(recipe: Recipe) -> nn.Module:
-    """Build the model; InvalidInput if that fails or nothing is trainable."""
+    """Build the recipe's model; raise InvalidInput if that fails or nothing is trainable."""
     try:
         model = recipe.model()
     except InvalidInput:
@@ -107,7 +110,7 @@ def new_model(recipe: Recipe) -> nn.Module:
 
 @torch.no_grad()
 def built(recipe: Recipe, seed: int) -> nn.Module:
-    """Build the model after `torch.manual_seed(seed)`, in training mode.
+    """Build the recipe's model after `torch.manual_seed(seed)`; return it in training mode.
 
     Raises InvalidInput if nothing is trainable, or if model, loss or score fail on the first
     sample in evaluation mode.
@@ -129,7 +132,7 @@ def check_fit(recipe: Recipe, model: nn.Module, samples: IndexedSamples, part: s
     except Exception as error:
         raise InvalidInput(
             f"model {recipe.name}",
-            f"fails on the first {part} sample, {described(inputs)}: {blamed(error)}",
+            f"fails on the first {part} sample ({described(inputs)}): {blamed(error)}",
         ) from error
     if recipe.num_classes is not None:
         check_classes(recipe.name, outputs, targets, recipe.num_classes)
@@ -139,7 +142,10 @@ def check_fit(recipe: Recipe, model: nn.Module, samples: IndexedSamples, part: s
 
 
 def scalar_of(what: str, function: Loss, outputs: Any, targets: Any) -> Tensor:
-    """Compute a loss or score; InvalidInput names it if it fails or is not a scalar."""
+    """Compute a loss or score, called `what` in errors.
+
+    Raises InvalidInput if the function fails, or does not return a floating-point scalar.
+    """
     try:
         value = function(outputs, targets)
     except torch.OutOfMemoryError:  # out of memory is not the function's fault

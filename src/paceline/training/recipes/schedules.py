@@ -1,4 +1,4 @@
-"""Learning-rate schedules by name, as closed-form functions of the step."""
+"""Create learning-rate schedules by name, as closed-form functions of the step number."""
 
 from collections.abc import Callable
 from math import cos, pi
@@ -12,7 +12,7 @@ from paceline.core.importing import FORM, factory_of
 from paceline.core.names import not_known
 from paceline.training.recipes.recipe import ScheduleFactory
 
-# Share of the full rate by the completed share of the steps after the warm-up.
+# Each function maps the completed share of the steps after warm-up to a share of the full rate.
 _SHARES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "cosine": lambda done: (1 + cos(pi * done)) / 2,
@@ -23,15 +23,21 @@ _SHARES: dict[str, Callable[[float], float]] = {
 def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
     """Return a factory for the named schedule.
 
-    `name`: constant, cosine or linear, or "package.module:factory", which is called with the
-    optimizer and the number of steps. With W `warmup_steps` of N steps, step t = 0, 1, ... has the
-    optimizer's rate times
+    `name`: constant, cosine or linear, or a user's "package.module:factory". The user's factory is
+    called with the optimizer and the number of steps.
+
+    Let W be `warmup_steps`, and N the number of steps. A schedule by name multiplies the
+    optimizer's rate in step t = 0, 1, ... by
 
         (t + 1) / W                                 for t < W
-        1, or (1 + cos(pi * p)) / 2, or 1 - p       afterwards, with p = (t - W) / (N - W)
+        1                                           afterwards, if constant
+        (1 + cos(pi * p)) / 2                       afterwards, if cosine
+        1 - p                                       afterwards, if linear
 
-    Call `step()` once after each step of the optimizer. The rate depends on the number of steps
-    alone, so a resumed run only needs `last_epoch`.
+    with p = (t - W) / (N - W).
+
+    Call the schedule's `step()` once after each step of the optimizer. The rate depends on the
+    number of steps alone, so a resumed run only needs `last_epoch`.
 
     Raises InvalidInput for an unknown name. The factory raises it if the warm-up is not shorter
     than the run, or no schedule can be made.
