@@ -175,9 +175,7 @@ class Answers:
         self.steps = StepAnswers(server, job, log.count)
         self.children = ChildHubs(server, job.spec.num_steps)
         self._gate = Gate(server.workers, job.spec.num_steps, job.layout, lambda: server.version)
-        self.waiting: list[
-            RpcRequest
-        ] = []  # fetches that wait, because their workers are too far ahead
+        self.waiting: list[RpcRequest] = []  # fetches of workers that are too far ahead
         self.profiles: dict[int, DeviceProfile] = {}
         self.trace = Trace()
 
