@@ -34,7 +34,7 @@ class Gate:
     ) -> None:
         self._workers, self._num_steps = workers, num_steps
         self._layout, self._version = layout, version
-        self._newest = 0  # the highest version so far; a parent's restart resets a child hub's
+        self._newest = 0  # highest version so far; a parent's restart lowers a child hub's version
 
     def check(self, worker: int, message: Message) -> Topic:
         """Return the topic of a request.

@@ -45,6 +45,7 @@ from paceline.training.recipes.named import is_given, recipe_of, workload_of
 from paceline.training.recipes.recipe import Recipe, built
 
 NUM_WARM_UP, NUM_LAST = 2, 1  # first and last steps, not measured; the last turns have no forward
+# The means that a child hub must send; two of them are measured.
 _FEWEST_MEANS = (
     NUM_WARM_UP + NUM_LAST + 2
 )  # means that a child hub must send; two of them are measured

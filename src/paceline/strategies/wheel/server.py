@@ -4,8 +4,8 @@
     answer      activations and targets ->  activation gradients; the head's gradients wait
     update      the body's gradients complete the step: the optimizer takes a step
 
-Updates are asynchronous: the optimizer applies gradients to the current parameters. The staleness of
-gradients is the number of updates since the worker fetched the body parameters for them.
+Updates are asynchronous: the optimizer applies gradients to the current parameters. The staleness
+of gradients is the number of updates since the worker fetched the body parameters for them.
 """
 
 from collections import Counter, defaultdict
@@ -57,10 +57,10 @@ class ParameterServer:
     `staleness`: the most steps that a worker may be ahead of the slowest live worker; None: no
     limit. `staleness_decay`: the learning rate is divided by `1 + staleness_decay * s` for
     gradients of staleness `s`. `updates_per_step`: the number of updates in a step of all workers,
-    which also divides the learning rate. `learning`: the loss, and the largest gradient norm, to
-    which updates are clipped. `schedule`: the learning-rate schedule, which advances with each
-    update. `checks_values`: False in rehearsals, whose values are zeros. `lent`: the head on a
-    device, if the parameters are in main memory.
+    which also divides the learning rate. `learning`: the loss, and the norm to which gradients are
+    clipped. `schedule`: the learning-rate schedule, which advances with each update.
+    `checks_values`: False in rehearsals, whose values are zeros. `lent`: the head on a device, if
+    the parameters are in main memory.
 
     Not thread-safe. `watch(worker, step, kind)` returns a context manager. The server enters it
     around each update, and around each forward, backward and copy of a head.
