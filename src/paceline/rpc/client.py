@@ -202,7 +202,8 @@ class Client:
         self.settings = b""
         self.sent_nbytes = self.received_nbytes = 0
         self._outbox = outbox = Outbox()
-        self._sent_s = self._heard_s = self._clock()  # of the last message to and from the hub
+        # The time of the last message to the hub, and of the last message from the hub.
+        self._sent_s = self._heard_s = self._clock()
         self._wakeup = PollableEvent()
         self._closing = threading.Event()
         self._trouble = ""  # the reason why the last connection broke

@@ -44,7 +44,7 @@ class MessageKind(IntEnum):
     HELLO = 1  # from a worker: asks to join. Parts: run id, release, session to resume
     WELCOME = 2  # from the hub: accepted. Parts: session, largest message, settings
     REFUSED = 3  # from the hub: refused for good. Content: the reason
-    BUSY = 4  # from the hub: refused for now: the worker's number is in use. Content: the reason
+    BUSY = 4  # from the hub: the worker's number is in use, try again. Content: the reason
     REQUEST = 5
     REPLY = 6
     HEARTBEAT = 7  # from both

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 _KEPT = 32  # latest times of a worker, from which the median is computed
 _TIMES = 20.0  # a worker may take this multiple of its median time
-_TIMES_AT_FIRST = 10.0  # before its first request, this multiple of the deadline
+_TIMES_AT_FIRST = 10.0  # before its first request, this multiple of the deadline is allowed
 
 
 class Workers(Protocol):

@@ -44,7 +44,7 @@ class ProbeTurns:
         return Message("probe", parts=(memoryview(bytes(nbytes)),))
 
     def end(self, worker: int) -> list[RpcRequest]:
-        """End a worker's turn, and return the probes that waited for that.
+        """End a worker's turn; return the probes that waited for this turn to end.
 
         If it is not the worker's turn, nothing changes and the result is empty.
         """

@@ -22,7 +22,7 @@ _CURVE_NBYTES = 64  # upper bound of CURVE's overhead, which counts as part of a
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _EVENTS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | _FAILED
 
-_ZMTP_NBYTES = 2 + 9  # ZMTP's overhead: 2 for a header, at most 9 for a piece
+_ZMTP_NBYTES = 2 + 9  # ZMTP's overhead: 2 bytes for a header, at most 9 for a piece
 
 
 def _new_socket(

@@ -24,7 +24,7 @@ _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Wheel:
     """The placement of workers, the cut of the model into body and head, and codecs.
 
-    `workers`: the number of workers, which train the body. The hub has a head for each worker.
+    `workers`: the number of workers, which train the body. The hub runs the head for each worker.
     `lanes`: the number of workers that alternate on one device. With `lanes=1` a worker waits for
     its own update before its next step.
     `hub`: the host of the parameter server and the heads; by default the host of the first device.

@@ -46,9 +46,7 @@ from paceline.training.recipes.recipe import Recipe, built
 
 NUM_WARM_UP, NUM_LAST = 2, 1  # first and last steps, not measured; the last turns have no forward
 # The means that a child hub must send; two of them are measured.
-_FEWEST_MEANS = (
-    NUM_WARM_UP + NUM_LAST + 2
-)  # means that a child hub must send; two of them are measured
+_FEWEST_MEANS = NUM_WARM_UP + NUM_LAST + 2
 _NUM_EXAMPLES = 2  # batch norm needs two samples
 _SPAN_NBYTES = 400  # of a traced span, as JSON
 _MIN_MESSAGE_NBYTES = 4 << 20

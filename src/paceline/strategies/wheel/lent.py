@@ -3,7 +3,7 @@
     server, in main memory     parameters, optimizer state, waiting gradients
             |  parameters                             ^  gradients
             v                                         |
-    hub's device               head of one worker: forward, backward     then nothing
+    hub's device               head of one worker: forward, backward
 
 The device has the head's parameters only while it answers a worker.
 """

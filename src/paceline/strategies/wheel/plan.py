@@ -47,7 +47,9 @@ from paceline.strategies.wheel.split import messages, split
 
 _TaskIds = tuple[TaskId, ...]
 _KEPT_BY_SERVER = 2  # the parameters and their momentum
-_SATURATED = 0.8  # busy share of a window; at its beginning and end only bodies compute
+# A hub that is busy for a smaller share of the window is no bottleneck. At the window's beginning and
+# end only bodies compute.
+_SATURATED = 0.8
 _MOST_CHILD_HUBS = 8  # that a search tries
 _KEPT_BY_CHILD = 3  # the parameters, a sum and a mean
 _LENT = 2  # the head's parameters and their gradients
@@ -184,9 +186,7 @@ class _WindowTasks:
         if config.child_hubs:
             self.hubs = HubExchanges(workload, machine, config, placement, self._updating)
         # One object for each cost, because plans price each cost object once.
-        self._load = Cost(
-            nbytes=2 * workload.input_nbytes, num_calls=1
-        )  # each byte is read and written once
+        self._load = Cost(nbytes=2 * workload.input_nbytes, num_calls=1)  # read and written once
         self._update = costs.update_cost(workload)  # of body and head together
         if isinstance(root, Host):  # sums in host memory have no call latency
             self._update = Cost(nbytes=self._update.nbytes)

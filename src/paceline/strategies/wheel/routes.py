@@ -68,7 +68,7 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
 class RouteStage(NamedTuple):
     """One stage of a message's route.
 
-    `handled`: the work of CPU cores of its hosts during this stage.
+    `handled`: the work of CPU cores of both hosts during this stage.
     """
 
     kind: Kind
@@ -143,7 +143,7 @@ def stages(
 ) -> tuple[RouteStage, ...]:
     """Return the stages of a message between two devices or hosts.
 
-    `lane`: the worker's lane for uploads or downloads, which the stage SEND occupies.
+    `lane`: a device's lane for uploads or downloads, which the stage SEND occupies.
     """
     cost = Cost(nbytes=message.nbytes, num_calls=1)
     one, other = _host_of(machine, source), _host_of(machine, target)

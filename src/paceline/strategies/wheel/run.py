@@ -308,7 +308,7 @@ def _devices(session: TrainingSession) -> tuple[torch.device, tuple[str, ...]]:
     """
     config: Wheel = session.config
     num_bodies, cpu = ceil(config.workers / config.lanes), torch.device("cpu")
-    if session.is_rehearsal:  # its bodies sleep most of the time
+    if session.is_rehearsal:  # bodies of a rehearsal sleep most of the time
         return cpu, (str(cpu),) * num_bodies
     if session.settings.listen is not None:
         return first_device(), ()

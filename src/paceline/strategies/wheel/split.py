@@ -23,7 +23,7 @@ from paceline.strategies.wheel.config import PaceSpec, Wheel
 
 LABEL_NBYTES = 4  # a class number is sent as a 32-bit integer
 _MATRIX = 2  # dimensions of a matrix
-# A matrix that multiplies a sample at most 0.5 times counts as no product, from twice as several.
+# Products of a matrix per sample: at most 0.5 count as none, 2 or more as several.
 _NO_PRODUCT, _SEVERAL = 0.5, 2
 TO_HUB = (Purpose.LABELS, Purpose.ACTIVATIONS, Purpose.GRADIENTS)
 FROM_HUB = (Purpose.ACTIVATION_GRADIENTS, Purpose.PARAMETERS)

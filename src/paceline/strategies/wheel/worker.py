@@ -102,7 +102,7 @@ class BodyWorker:
         self._batch: Future[Batch] | None = None
 
     def run(self) -> None:
-        """Train on the worker's share of all steps, from the step that the hub replies.
+        """Train on the worker's share of all steps, from the step in the hub's reply.
 
         Raises InvalidInput for unusable data. Raises WorkerLost if the hub does not answer.
         """
