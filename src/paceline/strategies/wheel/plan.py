@@ -47,8 +47,8 @@ from paceline.strategies.wheel.split import messages, split
 
 _TaskIds = tuple[TaskId, ...]
 _KEPT_BY_SERVER = 2  # the parameters and their momentum
-# A hub that is busy for a smaller share of the window is no bottleneck. At the window's beginning and
-# end only bodies compute.
+# A hub that is busy for a smaller share of the window is no bottleneck. At the beginning and end of
+# the window only bodies compute.
 _SATURATED = 0.8
 _MOST_CHILD_HUBS = 8  # that a search tries
 _KEPT_BY_CHILD = 3  # the parameters, a sum and a mean
