@@ -1,5 +1,6 @@
 """Requests and replies between a parameter server's hub and its workers, over ZeroMQ.
 
-`server` and `client` are the two ends. Each request is executed at most once, even if it takes
-several connections. A restarted hub knows no earlier requests, and its workers are notified.
+`server` is the hub's end, `client` a worker's end. Each request is executed at most once, even if
+it is sent over several connections. A restarted hub knows no earlier requests, and notifies its
+workers.
 """

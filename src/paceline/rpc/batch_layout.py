@@ -1,10 +1,11 @@
-"""The structure of a recipe's batches, and how their targets travel from worker to hub.
+"""The structure of a recipe's batches, and how workers send targets to the hub.
 
     worker                                      hub
     inputs  -> the body                         knows structure, shapes and types from its own data
     targets -- raw values, leaf by leaf ----->  the same pytree, for the loss
 
-A mapping is both inputs and targets and travels whole, since the loss may read any of its fields.
+A batch that is a mapping is both inputs and targets. All of its fields are sent, since the loss may
+read any field.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,10 @@ from paceline.training.recipes.recipe import Recipe, described
 
 
 class _Leaf(NamedTuple):
-    """A tensor of one sample: its path in the pytree, and its type in messages."""
+    """A tensor of one sample.
+
+    `name`: the tensor's path in the pytree. `wire_dtype`: the tensor's type in messages.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -42,9 +46,9 @@ class _Structure(NamedTuple):
 
     @classmethod
     def of(cls, first: Any) -> "_Structure":
-        """Return the structure of a batch of one sample."""
+        """Return the structure of a batch with a single sample."""
         found, tree = tree_flatten_with_path(first)
-        # Booleans travel as uint8, since received bytes may be other than 0 and 1.
+        # Booleans are sent as uint8, since received bytes may be other than 0 and 1.
         own = (
             _Leaf(
                 keystr(path),
@@ -57,7 +61,7 @@ class _Structure(NamedTuple):
         return cls(tree, tuple(own))
 
     def leaves_of(self, tree: Any) -> list[Tensor] | None:
-        """Return the tensors of a batch; None if they differ from the first sample's."""
+        """Return the tensors of a batch; None if types or shapes differ from this structure."""
         try:
             found = self.tree.flatten_up_to(tree)
         except (ValueError, TypeError):
@@ -77,8 +81,8 @@ class _Structure(NamedTuple):
 class BatchLayout:
     """The structure, shapes and types of a recipe's batches, taken from its first sample.
 
-    Class numbers travel as 32-bit integers, as in the paper's Table 1. Raises InvalidInput for a
-    sample without targets.
+    Class numbers are sent as 32-bit integers, as in the paper's Table 1. Raises InvalidInput if the
+    first sample has no targets.
     """
 
     def __init__(self, recipe: Recipe) -> None:

@@ -1,4 +1,4 @@
-"""A worker's end of the connection: requests with replies, over connections that may break.
+"""A worker's end of the connection to the hub, which is renewed when it breaks.
 
 The application's threads put requests into `Outbox`; the client's thread owns the socket.
 """
@@ -23,14 +23,15 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.25  # between two checks of the deadline, if nothing arrives
 _WELCOME_S = 5.0
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0  # before reconnecting
-_STABLE_S = 1.0  # a connection of this age resets the pause
+_STABLE_S = 1.0  # a connection that lasted longer resets the pause
 _RESTARTED = "the hub was restarted or had dropped this worker: the step begins again"
 
 
 class HubRestarted(PacelineError):
-    """The hub no longer knows this worker's session: begin the step again.
+    """Raised if the hub no longer knows this worker's session.
 
-    The hub's results of the step are lost. Requests without a reply may have been executed.
+    The worker must begin its step again, because the hub's results of the step are lost. Requests
+    without a reply may have been executed.
     """
 
 
@@ -42,9 +43,9 @@ def _copy_of(error: PacelineError) -> PacelineError:
 class ReplyFuture(Future[Message]):
     """The future reply to a sent request.
 
-    `arrived_s` is the reply's arrival by `time.monotonic`. `result` raises HubRestarted if the hub
-    has lost the request, WorkerLost if it does not reconnect within the deadline, InvalidInput if
-    it refuses this worker.
+    `arrived_s`: the time of the reply's arrival by `time.monotonic`. `result` raises HubRestarted
+    if the hub has lost the request, and InvalidInput if the hub refuses this worker. It raises
+    WorkerLost if the hub is unreachable until the deadline.
     """
 
     def __init__(self, sequence: int, message: Message) -> None:
@@ -59,8 +60,8 @@ class ReplyFuture(Future[Message]):
 class Outbox:
     """A worker's requests in order, until their replies arrive.
 
-    `changed` guards all fields. The first `failure` ends all waiting for good. A restart of the
-    hub fails every open request, or the next request if none is open.
+    `changed` guards all fields. The first `failure` ends all current and later waits. A restart of
+    the hub fails every open request; if none is open, it fails the next request.
     """
 
     def __init__(self) -> None:
@@ -75,7 +76,7 @@ class Outbox:
 
     @property
     def acknowledged(self) -> int:
-        """The number up to which no request awaits a reply."""
+        """The highest number up to which every request has its reply."""
         with self.changed:
             return next(iter(self._open), self._next) - 1
 
@@ -86,7 +87,11 @@ class Outbox:
             return self._next - 1
 
     def admit(self, message: Message) -> ReplyFuture:
-        """Append a request once credit and window allow it; InvalidInput if it is too large."""
+        """Append a request, once the limits on unanswered requests allow it.
+
+        Raises InvalidInput if the request is too large, HubRestarted if the hub was restarted, or
+        the failure.
+        """
         nbytes = message.nbytes
         with self.changed:
             session = self.session
@@ -119,9 +124,10 @@ class Outbox:
             return self._unsent.popleft() if self._unsent else None
 
     def join(self, session: bytes, max_message_nbytes: int, last_request: int) -> bool:
-        """Begin or resume a session whose hub has received all requests up to `last_request`.
+        """Begin or resume a session; return False if it replaces another session.
 
-        Returns False if it replaces another session; all open requests then fail.
+        The hub has received all requests up to `last_request`, so later requests are sent again. If
+        the session replaces another session, all open requests fail.
         """
         with self.changed:
             before, self.session = self.session, session
@@ -132,14 +138,14 @@ class Outbox:
                     one for one in self._open.values() if one.sequence > last_request
                 )
             else:
-                # Without an open request, the next one raises HubRestarted instead.
+                # Without an open request, the next request raises HubRestarted instead.
                 self._has_restarted = not self._open
                 self._end(HubRestarted(_RESTARTED))
             self.changed.notify_all()
             return is_known
 
     def answer(self, sequence: int, reply: Message) -> bool:
-        """Store a reply; return False if it has already arrived over another connection."""
+        """Store a reply; return False if the reply had arrived over an earlier connection."""
         with self.changed:
             future = self._open.pop(sequence, None)
             if future is None:
@@ -150,7 +156,10 @@ class Outbox:
             return True
 
     def fail(self, error: PacelineError) -> None:
-        """Raise this error in all current and later waits; only the first failure counts."""
+        """Make all current and later waits raise this error.
+
+        Only the first failure counts.
+        """
         with self.changed:
             self.failure = self.failure or error
             self._end(self.failure)
@@ -172,9 +181,9 @@ class Outbox:
 class Client:
     """A worker's connection to the hub, which reconnects whenever it breaks.
 
-    The hub may be unreachable for `deadline_s`. `settings` come from the hub. `sent_nbytes` and
+    The hub may be unreachable for `deadline_s`. `settings`: bytes from the hub. `sent_nbytes` and
     `received_nbytes` include headers and repetitions. Raises InvalidInput if the hub refuses this
-    worker, WorkerLost if no hub accepts it within the deadline.
+    worker. Raises WorkerLost if no hub accepts the worker within the deadline.
     """
 
     def __init__(
@@ -193,7 +202,8 @@ class Client:
         self.settings = b""
         self.sent_nbytes = self.received_nbytes = 0
         self._outbox = outbox = Outbox()
-        self._sent_s = self._heard_s = self._clock()  # time of the last message to, from the hub
+        # The time of the last message to the hub, and of the last message from the hub.
+        self._sent_s = self._heard_s = self._clock()
         self._wakeup = PollableEvent()
         self._closing = threading.Event()
         self._trouble = ""  # the reason why the last connection broke
@@ -203,12 +213,15 @@ class Client:
             with outbox.changed:
                 outbox.changed.wait_for(lambda: outbox.failure or outbox.session != NO_NONCE)
                 outbox.raise_failure()
-        except BaseException:  # also after an interrupt, the thread and its socket must end
+        except BaseException:  # the thread and its socket must also end after an interrupt
             self.close()
             raise
 
     def request(self, message: Message) -> ReplyFuture:
-        """Send a request once the credit allows it; raises what `ReplyFuture.result` raises."""
+        """Send a request, once the limits on unanswered requests allow it.
+
+        Raises the errors of `ReplyFuture.result`, and InvalidInput if the request is too large.
+        """
         future = self._outbox.admit(message)
         self._wakeup.set()
         return future
@@ -275,7 +288,10 @@ class Client:
             self._poll(connection, min(left_s, _POLL_S), to_send=False)
 
     def _is_welcome(self, frame: Buffer, payload: Buffer) -> bool:
-        """Begin or resume the session if this is a WELCOME; raise if it is a refusal."""
+        """Return whether this message is a WELCOME, and then begin or resume the session.
+
+        Raises Disconnected if the message is BUSY, and InvalidInput if it is REFUSED.
+        """
         try:
             header = frames.unpack(frame, payload)
             kind = int(header.kind)
@@ -323,15 +339,18 @@ class Client:
         self._send_control(connection, MessageKind.BYE)
 
     def _poll(self, connection: Connection, timeout_s: float, *, to_send: bool) -> None:
-        """Wait for messages; time for which this process was stopped does not count as silence."""
+        """Wait for messages.
+
+        Time during which this process was stopped does not count as silence of the hub.
+        """
         polled_s = self._clock()
         connection.poll(self._wakeup, timeout_s, to_send=to_send)
         self._heard_s += max(0.0, self._clock() - polled_s - timeout_s)
 
     def _send_requests(self, connection: Connection, outgoing: frames.PieceQueue) -> bool:
-        """Send requests; return False if the queue is full."""
+        """Send all waiting requests; return False if the connection's queue is full."""
         while True:
-            # Check between two pieces, so that a large request does not delay the heartbeat.
+            # Check before each piece, so that a large request does not delay the heartbeat.
             if self._clock() - self._sent_s > limits.HEARTBEAT_S:
                 self._send_control(connection, MessageKind.HEARTBEAT)
             piece = outgoing.peek()
@@ -349,7 +368,7 @@ class Client:
     def _send_control(
         self, connection: Connection, kind: MessageKind, message: Message = frames.NO_CONTENT
     ) -> None:
-        """Send a message of one piece other than a request, unless the queue is full."""
+        """Send a one-piece message other than a request, unless the queue is full."""
         header = self._header(kind, self._outbox.last)
         self._send(connection, next(frames.split(header, message)))
 

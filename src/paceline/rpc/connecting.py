@@ -1,4 +1,7 @@
-"""Settings of processes that connect to a hub; the descriptions are the command line's help."""
+"""Settings of processes that connect to a hub.
+
+The descriptions of fields are the help texts of the command line.
+"""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -14,7 +17,7 @@ _RUN = "Name of the run, the same for the hub and its workers."
 
 
 def _numbers(text: Any) -> Any:
-    """Parse worker numbers such as 2,3."""
+    """Parse comma-separated worker numbers, such as 2,3."""
     if not isinstance(text, str):
         return text
     try:

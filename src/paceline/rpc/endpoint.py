@@ -21,7 +21,7 @@ from paceline.rpc.tensor_parts import Parts, part_of, parts_of, values_of
 
 
 class CopyLane:
-    """Copies to and from one device: one at a time, on a separate stream beside computation."""
+    """Copies received values to one device, one at a time, on a separate stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.turn = device_of(device), threading.Lock()
@@ -29,10 +29,10 @@ class CopyLane:
 
 
 class Endpoint:
-    """One worker's end of the exchange, in the worker's process or at the hub.
+    """Encodes and decodes one worker's messages, in the worker's process or at the hub.
 
-    Each end has its own codecs, since a codec may keep the error of its last values. `codecs` has
-    the codec's name by purpose.
+    Each endpoint has its own codecs, since a codec may keep the error of the last values. `codecs`:
+    the names of the codecs, by purpose of the messages.
     """
 
     def __init__(
@@ -48,9 +48,10 @@ class Endpoint:
     def message(
         self, purpose: Purpose, step: int, version: int, values: Tensor, before: Parts = ()
     ) -> Message:
-        """Encode values of any shape as a message, with the parts `before` in front.
+        """Encode values of any shape as a message.
 
-        Raises NonFinite if a codec cannot encode a value.
+        `before`: parts that precede the values in the message. Raises NonFinite if a codec cannot
+        encode a value.
         """
         codec, values = self._codecs.get(purpose), values.detach()
         if codec is None:
@@ -61,7 +62,7 @@ class Endpoint:
             if payload.num_nonfinite:
                 raise NonFinite(
                     f"{purpose}: {payload.num_nonfinite:,} of {payload.count:,} values are NaN or "
-                    f"infinite; codec {codec.name} cannot encode them; lower learning_rate"
+                    f"infinite, which codec {codec.name} cannot encode; lower learning_rate"
                 )
             buffers = payload.buffers
         if self._copies.stream is not None:
@@ -73,7 +74,10 @@ class Endpoint:
         return Message(purpose.value, step, version, name, parts)
 
     def values(self, purpose: Purpose, message: Message, at_s: float, count: int) -> Tensor:
-        """Decode the values of a message that arrived at `at_s`; InvalidInput unless `count`."""
+        """Decode the values of a message that arrived at time `at_s`.
+
+        Raises InvalidInput if the message does not have `count` values.
+        """
         self.recorder.received(message.step, purpose, at_s)
         buffers = self.to_device(message.step, purpose, parts_of(message))
         return self.decode(message.step, purpose, message.codec, buffers, count)
@@ -92,13 +96,16 @@ class Endpoint:
             # A synchronous copy: received memory is not pinned.
             moved = tuple(buffer.to(device.torch_device) for buffer in buffers)
         for buffer in moved:
-            device.current_stream().keep(buffer)  # this stream will decode it
+            device.current_stream().keep(buffer)  # the current stream will decode it
         return moved
 
     def decode(
         self, step: int, purpose: Purpose, codec: str, buffers: Sequence[Tensor], count: int
     ) -> Tensor:
-        """Decode `count` values of parts on the device; InvalidInput for other bytes or codecs."""
+        """Decode `count` values from received parts on the device.
+
+        Raises InvalidInput for a wrong number of bytes or for another codec.
+        """
         own = self._codecs.get(purpose)
         name = "" if own is None else own.name
         if codec != name:
@@ -110,5 +117,5 @@ class Endpoint:
         found, nbytes = sum(buffer.numel() for buffer in buffers), count * self._dtype.itemsize
         if len(buffers) != 1 or found != nbytes:
             problem = f"must be {nbytes:,} bytes in one part, {count:,} values of {self._dtype}"
-            raise InvalidInput(purpose, problem, got=f"{found:,} in {len(buffers)}")
+            raise InvalidInput(purpose, problem, got=f"{found:,} bytes in {len(buffers)} parts")
         return buffers[0].view(self._dtype)

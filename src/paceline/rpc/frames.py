@@ -1,8 +1,8 @@
 """Frames and messages: a fixed header, and a piece of a message's raw bytes.
 
-Every transmission is a header frame and a frame of at most PIECE_NBYTES. Larger messages are sent
-in ordered pieces, so that each piece is a sign of life and socket buffers stay small. A CRC-32 of
-each frame detects corrupted bytes. Nothing is pickled.
+Every transmission has two frames: a header, and a piece of at most PIECE_NBYTES. Larger messages
+are sent as several pieces in order. So each piece shows that the sender is alive, and socket
+buffers stay small. A CRC-32 of each frame detects corrupted bytes. Nothing is pickled.
 
 All protocol versions share the first six header bytes and the text in a REFUSED, so that two
 versions can recognize each other.
@@ -39,12 +39,12 @@ HEADER_NBYTES = _FIXED.size + _CHECKSUM.size
 
 
 class MessageKind(IntEnum):
-    """The purpose of a message."""
+    """The kind of a message, for the connection's protocol."""
 
     HELLO = 1  # from a worker: asks to join. Parts: run id, release, session to resume
     WELCOME = 2  # from the hub: accepted. Parts: session, largest message, settings
-    REFUSED = 3  # from the hub: refused for good. A text
-    BUSY = 4  # from the hub: refused for now, because the worker's number is in use. A text
+    REFUSED = 3  # from the hub: refused for good. Content: the reason
+    BUSY = 4  # from the hub: the worker's number is in use, try again. Content: the reason
     REQUEST = 5
     REPLY = 6
     HEARTBEAT = 7  # from both
@@ -56,11 +56,14 @@ _KINDS = frozenset(MessageKind)
 
 
 class ProtocolError(ValueError):
-    """Received bytes that are not frames of this protocol, or not allowed in this state."""
+    """Raised for bytes that are not frames of this protocol, or not allowed now."""
 
 
 class VersionMismatch(ProtocolError):
-    """Frames of another version, `protocol`, whose message kind is `kind`."""
+    """Raised for frames of another protocol version.
+
+    `protocol`: the other version. `kind`: the kind of the frame's message.
+    """
 
     def __init__(self, protocol: int, kind: int) -> None:
         super().__init__(f"protocol version {protocol} instead of {PROTOCOL}")
@@ -69,11 +72,11 @@ class VersionMismatch(ProtocolError):
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """The header of a piece: its message, and its position in the message.
+    """The header of a piece: the fields of its message, and the piece's position.
 
-    `nonce` identifies the run. The sender has all replies up to number `acknowledged`. `sizes` are
-    the bytes of the message's parts; `offset` is the piece's position in their concatenation. In a
-    WELCOME, `sequence` is the number of the last complete request.
+    `nonce`: identifies the run. `acknowledged`: the sender has received all replies up to this
+    number. `sizes`: the bytes of each part of the message. `offset`: the position of the piece in
+    the concatenated parts. In a WELCOME, `sequence` is the number of the last complete request.
     """
 
     kind: MessageKind
@@ -106,7 +109,7 @@ def pack(header: FrameHeader, piece: Buffer) -> bytes:
 
 
 def unpack(frame: Buffer, piece: Buffer) -> FrameHeader:
-    """Decode and verify the header of a piece; ProtocolError for any corruption."""
+    """Decode and verify the header of a piece; raise ProtocolError for any corruption."""
     _, _, kind, num_parts, nonce, worker, nbytes, *rest = _FIXED.unpack(_verified(frame))
     sequence, acknowledged, step, version, topic, codec, *sizes, offset, checksum = rest
     if memoryview(piece).nbytes != nbytes:
@@ -114,12 +117,14 @@ def unpack(frame: Buffer, piece: Buffer) -> FrameHeader:
     if zlib.crc32(piece) != checksum:
         raise ProtocolError(f"wrong checksum of a piece of {nbytes} bytes")
     if num_parts > MAX_PARTS or any(sizes[num_parts:]):
-        raise ProtocolError(f"{num_parts} parts, or sizes of more parts")
+        raise ProtocolError(f"{num_parts} parts with sizes that do not match")
     total = sum(sizes)
     if total > MAX_MESSAGE_NBYTES or offset + nbytes > total or nbytes > PIECE_NBYTES:
-        raise ProtocolError(f"a piece of {nbytes} bytes at {offset} of a message of {total}")
+        raise ProtocolError(
+            f"a piece of {nbytes} bytes at byte {offset} of a message of {total} bytes"
+        )
     if total and not nbytes:
-        # Only an empty message has an empty piece: every other piece makes progress.
+        # Only an empty message may have an empty piece.
         raise ProtocolError(f"an empty piece of a message of {total} bytes")
     if kind not in _KINDS:
         raise ProtocolError(f"unknown message kind {kind}")
@@ -132,7 +137,7 @@ def unpack(frame: Buffer, piece: Buffer) -> FrameHeader:
 
 
 def _verified(frame: Buffer) -> memoryview:
-    """Return a header frame without its checksum, after verifying the checksum."""
+    """Return a header frame without its checksum, after verification."""
     view = memoryview(frame)
     if view.nbytes < _PREFIX.size or view[:4] != MAGIC:
         raise ProtocolError(f"{view.nbytes} bytes that are not a header")
@@ -151,10 +156,10 @@ def _verified(frame: Buffer) -> memoryview:
 class Message:
     """A request or a reply: a topic, and raw bytes in at most eight parts.
 
-    `step`, `version` and `codec` (of the parts) are for the application. `topic` and `codec` have
-    at most 24 printable ASCII characters. Parts are contiguous buffers, such as
-    `memoryview(array)`, and not copied: keep a request unchanged until its reply arrives, and a
-    reply until it is acknowledged. The receiver owns received parts.
+    `step`, `version` and `codec` are for the application; `codec` names the codec of the parts.
+    `topic` and `codec` have at most 24 printable ASCII characters. Parts are contiguous buffers,
+    such as `memoryview(array)`, and are not copied: keep a request unchanged until its reply
+    arrives, and a reply until it is acknowledged. The receiver owns received parts.
     """
 
     topic: str
@@ -181,14 +186,17 @@ NO_CONTENT = Message("")
 
 
 class MessagePiece(NamedTuple):
-    """One transmission: the two frames that are sent."""
+    """The two frames of one transmission: a header, and a piece of a message."""
 
     frame: bytes
     payload: Buffer
 
 
 def split(header: FrameHeader, message: Message) -> Iterator[MessagePiece]:
-    """Yield the pieces of a message, whose fields replace those of `header`."""
+    """Yield the pieces of a message.
+
+    The step, version, codec, topic and sizes of `header` are replaced by those of the message.
+    """
     views = []
     for part in message.parts:
         view = memoryview(part)
@@ -208,7 +216,10 @@ def split(header: FrameHeader, message: Message) -> Iterator[MessagePiece]:
 
 
 class PieceQueue:
-    """The pieces to send; `next_message` returns the next header and content, or None."""
+    """The pieces to send.
+
+    `next_message` returns the header and the content of the next message, or None.
+    """
 
     def __init__(self, next_message: Callable[[], tuple[FrameHeader, Message] | None]) -> None:
         self._next_message = next_message
@@ -217,7 +228,7 @@ class PieceQueue:
 
     @property
     def is_blocked(self) -> bool:
-        """True if a peeked piece was not sent."""
+        """Whether a peeked piece has yet to be sent."""
         return self._first is not None
 
     def peek(self) -> MessagePiece | None:
@@ -230,7 +241,7 @@ class PieceQueue:
         return self._first
 
     def advance(self) -> None:
-        """Remove the next piece after sending it."""
+        """Remove the peeked piece, after it was sent."""
         self._first = None
 
 
@@ -243,13 +254,16 @@ class Assembly:
         self._filled = 0
 
     def add(self, header: FrameHeader, payload: Buffer) -> Message | None:
-        """Add a piece; return the message once complete, ProtocolError for a piece out of order."""
+        """Add a piece; return the message if it is complete, otherwise None.
+
+        Raises ProtocolError for a piece out of order.
+        """
         # `acknowledged` grows while a message is sent; all other fields stay constant.
         constant = replace(header, offset=0, acknowledged=0)
         if self._first is None:
             self._first, self._filled = constant, 0
-            # The kernel maps memory on the first write: a large message that never arrives takes
-            # none.
+            # The kernel maps memory on the first write, so a large message that never arrives takes
+            # no memory.
             self._parts = [np.empty(nbytes, np.uint8) for nbytes in header.sizes]
         first = self._first
         if constant != first or header.offset != self._filled:
@@ -257,7 +271,7 @@ class Assembly:
                 f"byte {header.offset} of message {header.sequence} instead of byte "
                 f"{self._filled} of message {first.sequence}"
             )
-        # A piece may end one part and begin others.
+        # A piece may contain the end of one part and the beginning of other parts.
         left, begin = memoryview(payload), self._filled
         self._filled += left.nbytes
         for part in self._parts:
@@ -274,7 +288,10 @@ class Assembly:
 
 
 def single_parts(header: FrameHeader, payload: Buffer, count: int) -> tuple[bytes, ...]:
-    """Split a message of one piece into `count` parts; ProtocolError if it has more or fewer."""
+    """Split a message of one piece into `count` parts.
+
+    Raises ProtocolError if the message has more pieces, or more or fewer parts.
+    """
     name = header.kind.name
     if header.offset or header.total_nbytes != memoryview(payload).nbytes:
         raise ProtocolError(f"a {name} in several pieces")

@@ -1,8 +1,8 @@
 """CURVE keys, addresses and authentication: who may connect to the hub, and from where.
 
-A folder of keys has hub.key and worker.key, secret and readable only by their owner, and hub.pub
-and worker.pub. The hub needs hub.key and every worker's .pub; a worker needs hub.pub and
-worker.key. Each file is one line: a key of 40 characters in Z85.
+A folder of keys has four files. hub.key and worker.key are secret and readable only by their owner;
+hub.pub and worker.pub are public. The hub needs hub.key and the .pub file of every worker. A worker
+needs hub.pub and worker.key. Each file is one line: a key of 40 characters in Z85.
 
 `zmq.auth` is not used: its key files get the umask's mode, and its authenticator needs an event
 loop and does not report the address of a refused client.
@@ -53,15 +53,18 @@ class WorkerKeys:
 
 
 def generate_keys(folder: Path) -> tuple[Path, ...]:
-    """Write new keys for a hub and its workers, and return the files; overwrites nothing."""
+    """Write new keys for a hub and its workers; return the files.
+
+    Raises InvalidInput instead of overwriting a file.
+    """
     _check_curve()
     written = []
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Check all four before writing the first, so that a refusal leaves no half of a pair.
+        # Check all four files before writing the first, so that an error leaves no half of a pair.
         for name in ("hub.key", "hub.pub", "worker.key", "worker.pub"):
             if (folder / name).exists():
-                raise InvalidInput(str(folder / name), "is an existing file", hint="use another")
+                raise InvalidInput(str(folder / name), "exists already", hint="use another folder")
         for name in ("hub", "worker"):
             public, secret = zmq.curve_keypair()
             written.append(_write(folder / f"{name}.key", secret, 0o600))
@@ -72,9 +75,10 @@ def generate_keys(folder: Path) -> tuple[Path, ...]:
 
 
 def load_hub_keys(folder: Path) -> HubKeys:
-    """Read the hub's keys; the owner of every .pub but the hub's may join.
+    """Read the hub's secret key, and the public keys of the workers that may join.
 
-    Raises InvalidInput if a key is missing or invalid, or others can read the secret key.
+    The workers' keys are in all .pub files except hub.pub. Raises InvalidInput if a key is missing
+    or invalid, or if other users can read the secret key.
     """
     _check_curve()
     secret = _read(folder / "hub.key", is_secret=True)
@@ -86,18 +90,21 @@ def load_hub_keys(folder: Path) -> HubKeys:
 
 
 def load_worker_keys(folder: Path) -> WorkerKeys:
-    """Read a worker's keys; raises InvalidInput as `load_hub_keys` does."""
+    """Read a worker's keys and the hub's public key.
+
+    Raises InvalidInput if a key is missing or invalid, or if other users can read the secret key.
+    """
     _check_curve()
     secret = _read(folder / "worker.key", is_secret=True)
     return WorkerKeys(secret, zmq.curve_public(secret), _read(folder / "hub.pub"))
 
 
 def _write(path: Path, key: bytes, mode: int) -> Path:
-    # The mode is set on creation, so that others can never read a secret key; O_EXCL neither
-    # overwrites a key nor follows a link.
+    # The mode is set on creation, so that other users can never read a secret key. O_EXCL prevents
+    # overwriting a key and following a link.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, mode)  # the umask may have removed bits of a public key's mode
+        os.fchmod(descriptor, mode)  # the umask may have removed some permissions of a public key
         file.write(key + b"\n")
     return path
 
@@ -124,10 +131,10 @@ def _check_curve() -> None:
 
 
 def bind_address(text: str, *, has_keys: bool) -> str:
-    """Return the address that a hub binds.
+    """Return the address that a hub binds, after checking it.
 
-    Raises InvalidInput for a host name, for an address of all interfaces, and for an address that
-    other machines can reach if the hub has no keys.
+    Raises InvalidInput for a host name other than localhost, and for an address of all interfaces.
+    Also raises InvalidInput if other machines can reach the address, but the hub has no keys.
     """
     host, _ = _host_and_port(text, "listen")
     if host == "localhost":
@@ -144,7 +151,10 @@ def bind_address(text: str, *, has_keys: bool) -> str:
 
 
 def connect_address(text: str, *, has_keys: bool) -> str:
-    """Return the hub's address for a worker; another machine's hub requires keys."""
+    """Return the hub's address for a worker, after checking it.
+
+    Raises InvalidInput if the hub is on another machine, but the worker has no keys.
+    """
     host, port = _host_and_port(text, "connect")
     if not port:
         raise InvalidInput("connect", "must have the hub's port", got=text)
@@ -173,8 +183,8 @@ def _check_keys(text: str, host: str, has_keys: bool, option: str) -> None:
 class Authenticator:
     """The hub's side of ZeroMQ's authentication protocol (ZAP, RFC 27).
 
-    libzmq asks it about every connection of its context before reading any message. `report` gets
-    a sentence about each refused client.
+    libzmq asks it about every connection of its context before reading any message. `report` is
+    called with a sentence about each refused client.
     """
 
     def __init__(
@@ -189,7 +199,7 @@ class Authenticator:
         self.socket.bind(_ZAP_ENDPOINT)
 
     def answer(self) -> None:
-        """Answer one question of libzmq, if there is one."""
+        """Answer one question of libzmq, if a question has arrived."""
         try:
             frames = self.socket.recv_multipart(zmq.DONTWAIT)
         except zmq.Again:

@@ -15,20 +15,23 @@ WINDOW = 8  # requests of a worker without an acknowledged reply
 QUEUED_PIECES = 32  # in each direction of a connection; 8 MiB
 HEARTBEAT_S = 1.0
 SILENCE_S = 5.0  # a connection silent for five heartbeats counts as dead
-RECONNECT_S = 5.0  # a worker without a connection for so long is lost: its process has ended
-LOST_S = 60.0  # a silent worker is lost
-CREDIT_MESSAGES = 2  # unanswered requests of the largest size: one executing, one on its way
+RECONNECT_S = 5.0  # a worker without a connection for this time is lost
+LOST_S = 60.0  # a worker that is silent for this time is lost
+CREDIT_MESSAGES = 2  # largest unanswered requests: one is executing, one is being sent
 
 _MAX_SETTINGS_NBYTES = 64 * 1024
 _MAX_RUN_ID = 200
-RELEASE = f"paceline {version('paceline')}"  # hub and workers must run the same one
+RELEASE = f"paceline {version('paceline')}"  # hub and workers must run the same release
 
 _LOG_PAUSE_S = 5.0
 MOST_TEXT = 300  # characters of a peer's text in messages
 
 
 def nonce_of(run_id: str) -> bytes:
-    """Return the nonce in every header of a run; raises InvalidInput for an invalid name."""
+    """Return the nonce of a run, which every header has.
+
+    Raises InvalidInput if the run's name is invalid.
+    """
     is_valid = run_id.isascii() and run_id.isprintable() and 0 < len(run_id) <= _MAX_RUN_ID
     if not is_valid:
         problem = f"must be 1 to {_MAX_RUN_ID} printable ASCII characters"
@@ -40,8 +43,8 @@ def nonce_of(run_id: str) -> bytes:
 class Limits:
     """A server's run, and its limits on the run's workers.
 
-    `max_message_nbytes` bounds each request or reply, and half of a worker's unanswered bytes.
-    `settings`, at most 64 KiB, are sent to every worker.
+    `max_message_nbytes`: the most bytes of each request or reply; a worker's unanswered requests
+    together may have twice as many. `settings`: at most 64 KiB, which are sent to every worker.
     """
 
     run_id: str
@@ -57,7 +60,7 @@ class Limits:
 
     @cached_property
     def nonce(self) -> bytes:
-        """The nonce in every header of the run."""
+        """The nonce that every header of the run has."""
         return nonce_of(self.run_id)
 
     def mismatch(self, worker: int, run_id: str, release: str) -> str:
@@ -82,14 +85,14 @@ class RateLimitedLog:
         self.num_total = 0
 
     def warning(self, text: str) -> None:
-        """Log a warning, now or with later ones."""
+        """Log a warning now, or hold it back for a later line."""
         self._latest = printable(text, MOST_TEXT)
         self._num_unlogged += 1
         self.num_total += 1
         self.flush()
 
     def flush(self) -> None:
-        """Log held-back warnings, unless the last line is too recent."""
+        """Log the warnings that were held back, unless the last line is too recent."""
         if not self._num_unlogged or self._clock() - self._logged_s < _LOG_PAUSE_S:
             return
         more = f" ({self._num_unlogged} similar)" if self._num_unlogged > 1 else ""

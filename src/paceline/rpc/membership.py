@@ -1,4 +1,4 @@
-"""Track the workers of a run: they join, train, are lost, return, or complete nothing."""
+"""Track which workers of a run wait, train, are lost, are done, or are late."""
 
 import logging
 import time
@@ -11,9 +11,9 @@ from paceline.core.errors import WorkerLost
 
 logger = logging.getLogger(__name__)
 
-_KEPT = 32  # latest times of a worker, for their median
+_KEPT = 32  # latest times of a worker, from which the median is computed
 _TIMES = 20.0  # a worker may take this multiple of its median time
-_TIMES_AT_FIRST = 10.0  # or of the deadline, before its first request
+_TIMES_AT_FIRST = 10.0  # before its first request, this multiple of the deadline is allowed
 
 
 class Workers(Protocol):
@@ -21,7 +21,7 @@ class Workers(Protocol):
 
     @property
     def live(self) -> set[int]:
-        """The numbers of the training workers."""
+        """The numbers of the workers that are training."""
 
     def __len__(self) -> int:
         """Return the number of all workers."""
@@ -30,7 +30,7 @@ class Workers(Protocol):
         """Return a worker's first incomplete step."""
 
     def add(self, worker: int, step: int) -> None:
-        """Expect the worker's results from this step on."""
+        """Mark the worker as training; its results from this step on are expected."""
 
     def drop(self, worker: int) -> None:
         """Expect no more results of the worker."""
@@ -39,8 +39,8 @@ class Workers(Protocol):
 class Membership:
     """The hub's record of the worker processes in a run.
 
-    Training begins once all workers have joined, or with those present after `wait_s`; workers that
-    join later begin at once. `admit(worker, step)` lets a worker begin.
+    Training begins once all workers have joined; after `wait_s` the present workers are enough.
+    Workers that join later begin at once. `admit(worker, step)` lets a worker begin.
     """
 
     def __init__(
@@ -73,12 +73,15 @@ class Membership:
 
     @property
     def is_over(self) -> bool:
-        """True once every remaining worker is done."""
+        """True once some worker is done and no worker trains, returns or waits."""
         return bool(self.done) and not self._is_any_present
 
     @property
     def is_ready(self) -> bool:
-        """True if training can begin; WorkerLost if no worker is left, or joined in `wait_s`."""
+        """True if training can begin.
+
+        Raises WorkerLost if no worker is left, or if no worker has joined within `wait_s`.
+        """
         self._check_any_is_left()
         if self._missing and not self._is_late:
             return False
@@ -93,14 +96,14 @@ class Membership:
         return min((self._workers.next_step_of(worker) for worker in present), default=0)
 
     def begin(self) -> None:
-        """Begin training with the present workers."""
+        """Begin training with the workers that wait."""
         if self._missing:
             logger.info("training begins without workers %s", sorted(self._missing))
         self.has_begun, self._present_s = True, self._clock()
         self._admit_waiting()
 
     def wait(self, worker: int, step: int) -> None:
-        """Let a worker at that step wait until it may begin."""
+        """Let a worker, which is at `step`, wait until it may begin."""
         self._returning.discard(worker)
         self._waiting[worker] = step
         if self.has_begun and not self._returning:
@@ -126,31 +129,40 @@ class Membership:
             self._last_end = f"worker {worker} {why}"
 
     def restart(self) -> None:
-        """Restart the step of all training workers together; its results are void."""
+        """Let all training workers begin their step again, together.
+
+        The results of this step are void.
+        """
         self._returning |= self._workers.live
         for worker in self._workers.live:
             self._workers.drop(worker)
 
     def poll(self) -> None:
-        """Admit waiting workers; WorkerLost if none is left, or present for `wait_s`."""
+        """Let waiting workers begin.
+
+        Raises WorkerLost if no worker is left, or if no worker was present for `wait_s`.
+        """
         self._check_any_is_left()
         if self._is_any_present:
             self._present_s = self._clock()
             if not self._returning:
                 self._admit_waiting()
         elif self._is_late:
-            raise WorkerLost(f"all workers are lost, and none returned within {self._wait_s:g} s")
+            raise WorkerLost(
+                f"all workers are lost, and no worker returned within {self._wait_s:g} s"
+            )
 
     def _check_any_is_left(self) -> None:
         if not self._expected - self.done and not self.done:
             raise WorkerLost(f"{self._last_end}: no worker is left")
 
     def _admit_waiting(self) -> None:
-        """Let waiting workers begin, each with its next step."""
+        """Let all waiting workers begin, each at its next step."""
         others = [self._workers.next_step_of(worker) for worker in self._workers.live]
         for worker, at in sorted(self._waiting.items()):
             own = self._workers.next_step_of(worker)
-            # It skips steps that others completed without it: repeating them would delay all.
+            # A returning worker skips steps that all training workers have completed: repeating
+            # these steps would delay everyone.
             step = max(own, min(others, default=own))
             self._workers.add(worker, step)
             if at > step:
@@ -165,10 +177,10 @@ class Membership:
 
 
 class ProgressDeadline:
-    """Deadline of each worker's next request after a reply, from its usual times.
+    """Limits the time from a reply to a worker until the worker's next request.
 
-    Time that a request waits for other workers does not count. Each worker has at least
-    `deadline_s`.
+    The limit follows from the worker's usual time, but is at least `deadline_s`. Time during which
+    a request waits for other workers does not count.
     """
 
     def __init__(self, deadline_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -177,25 +189,25 @@ class ProgressDeadline:
         self._took_s: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))
 
     def replied(self, worker: int) -> None:
-        """Start the worker's time."""
+        """Start the time of a worker, when the hub has replied."""
         self._since_s[worker] = self._clock()
 
     def requested(self, worker: int) -> None:
-        """Stop the worker's time."""
+        """Stop the time of a worker, when its request has arrived."""
         since_s = self._since_s.pop(worker, None)
         if since_s is not None:
             self._took_s[worker].append(self._clock() - since_s)
 
     def forget(self, worker: int) -> None:
-        """Expect nothing of the worker."""
+        """Stop the time of a worker from which no request is expected."""
         self._since_s.pop(worker, None)
 
     def paused(self, seconds: float) -> None:
-        """Exclude seconds in which the hub could not reply."""
+        """Exclude the seconds during which the hub could not reply."""
         self._since_s = {worker: one + seconds for worker, one in self._since_s.items()}
 
     def overdue(self) -> dict[int, float]:
-        """Return the late workers, with the seconds since their last reply."""
+        """Return the late workers, with the seconds since the reply to each."""
         now_s = self._clock()
         late = {worker: now_s - since_s for worker, since_s in self._since_s.items()}
         return {worker: one for worker, one in late.items() if one > self._allowed_s(worker)}

@@ -1,4 +1,4 @@
-"""Let workers measure their links one after another, since they may share a wire."""
+"""Let workers measure their links one after another, since links may share a wire."""
 
 import time
 from collections.abc import Callable
@@ -7,13 +7,14 @@ from paceline.core.errors import InvalidInput
 from paceline.rpc.frames import Message
 from paceline.rpc.server import RpcRequest
 
-_MOST = 200  # probes of one worker: small probes for latency, some large ones
+_MOST = 200  # most probes of one worker: small probes for latency, large probes for bandwidth
 
 
 class ProbeTurns:
-    """Lets one worker probe at a time; the step of a request is the size of its reply in bytes.
+    """Lets one worker probe its link at a time.
 
-    A worker loses its turn if it sends no probe for `deadline_s`.
+    The `step` of a probe is the number of bytes that its reply must have. A worker loses its turn
+    if it sends no probe for `deadline_s`.
     """
 
     def __init__(
@@ -26,7 +27,10 @@ class ProbeTurns:
         self._held: list[RpcRequest] = []
 
     def reply(self, request: RpcRequest) -> Message | None:
-        """Return the reply to a probe; None if it must wait. InvalidInput for too many probes."""
+        """Return the reply to a probe; None if the probe must wait.
+
+        Raises InvalidInput for too many probes, or for too large a reply.
+        """
         worker, nbytes = request.worker, request.message.step
         if self._worker not in (None, worker):
             self._held.append(request)
@@ -40,7 +44,10 @@ class ProbeTurns:
         return Message("probe", parts=(memoryview(bytes(nbytes)),))
 
     def end(self, worker: int) -> list[RpcRequest]:
-        """End a worker's turn, if it is its turn; return the waiting requests."""
+        """End a worker's turn; return the probes that waited for this turn to end.
+
+        If it is not the worker's turn, nothing changes and the result is empty.
+        """
         if self._worker != worker:
             return []
         self._worker = None
@@ -48,12 +55,12 @@ class ProbeTurns:
         return held
 
     def forget(self, worker: int) -> list[RpcRequest]:
-        """Remove a lost worker; return the requests that waited for its turn to end."""
+        """Remove a lost worker; return the probes that waited for its turn to end."""
         self._held = [one for one in self._held if one.worker != worker]
         self._counts.pop(worker, None)
         return self.end(worker)
 
     def overdue(self) -> int | None:
-        """Return the worker whose turn it is if it is silent beyond the deadline, else None."""
+        """Return the worker whose turn it is, if its deadline is over, otherwise None."""
         late = self._clock() - self._asked_s > self._deadline_s
         return self._worker if late else None

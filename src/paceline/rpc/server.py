@@ -1,7 +1,7 @@
-"""The hub's end of the connection: one address, a session per worker, and requests to execute.
+"""The hub's end of the connections: one address, a session per worker, and requests to execute.
 
 Pieces without a session are dropped. After a protocol error the hub resets the worker's connection
-and forgets its incomplete message; the worker reconnects and resumes its session.
+and forgets the incomplete message of this worker. The worker reconnects and resumes its session.
 """
 
 import logging
@@ -35,7 +35,8 @@ _TURN_PIECES = limits.QUEUED_PIECES // 2  # sent to one worker before the next w
 class RpcRequest:
     """A worker's request, to be executed and replied to once.
 
-    `session` and `sequence` identify it. `arrived_s` is its completion by `time.monotonic`.
+    `session` and `sequence` identify the request. `arrived_s`: the time by `time.monotonic` when
+    the whole request had arrived.
     """
 
     worker: int
@@ -47,14 +48,17 @@ class RpcRequest:
 
 @dataclass(frozen=True)
 class Joined:
-    """A worker has joined in a new session; everything from its earlier sessions is void."""
+    """A worker has joined in a new session.
+
+    Requests of the worker's earlier sessions are void.
+    """
 
     worker: int
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker is gone and its open requests are void; it may join again.
+    """A worker is gone, and its open requests are void; the worker may join again.
 
     `why` completes a sentence that begins with "worker 3".
     """
@@ -74,9 +78,9 @@ Event: TypeAlias = RpcRequest | Joined | Lost | Woken
 class Server:
     """Accepts the workers of a run, and queues their requests for `receive`.
 
-    `address` is one address, such as tcp://10.0.0.1:5555, with port 0 for any free port; without
-    `keys` it must be a loopback address. A separate thread owns the socket, so that slow requests
-    do not delay heartbeats. `refusals` logs and counts refused clients and dropped messages;
+    `address`: one address, such as tcp://10.0.0.1:5555; port 0 means any free port. Without `keys`,
+    the address must be a loopback address. A separate thread owns the socket, so that slow requests
+    do not delay heartbeats. `refusals` logs and counts refused clients and dropped messages.
     `sent_nbytes` and `received_nbytes` include headers. Raises InvalidInput if the address cannot
     be bound.
     """
@@ -93,8 +97,8 @@ class Server:
         self._limits, self._clock = limits, clock
         self.refusals = RateLimitedLog(logger, clock)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        # Create the authenticator before the router: without one, ZeroMQ admits everybody who knows
-        # the hub's public key.
+        # Create the authenticator before the router: without an authenticator, ZeroMQ admits
+        # everybody who knows the hub's public key.
         self._authenticator = (
             Authenticator(self._context, keys.workers, self.refusals.warning) if keys else None
         )
@@ -108,7 +112,7 @@ class Server:
         self._arrived = threading.Condition()  # guards the events and the failure
         self._events: deque[Event] = deque()
         self._failure: Exception | None = None
-        self._lock = threading.Lock()  # guards the sessions, which any thread uses by `reply`
+        self._lock = threading.Lock()  # guards the sessions, which `reply` uses in any thread
         self._by_worker: dict[int, WorkerSession] = {}
         self._by_route: dict[bytes, WorkerSession] = {}
         self._wakeup = PollableEvent()
@@ -118,7 +122,7 @@ class Server:
         self._thread.start()
 
     def receive(self, timeout_s: float) -> Event | None:
-        """Return the next event in order; None if there is none within the timeout.
+        """Return the next event in order; None if no event comes within the timeout.
 
         A worker's requests come after its Joined and never after its Lost. Raises RuntimeError if
         the socket's thread has failed.
@@ -132,11 +136,14 @@ class Server:
             return self._events.popleft() if self._events else None
 
     def wake(self) -> None:
-        """Add a Woken event, from any thread."""
+        """Add a Woken event; any thread may call it."""
         self._put(Woken())
 
     def reply(self, request: RpcRequest, message: Message) -> None:
-        """Send a reply, unless the worker was lost, from any thread. Do not change its parts."""
+        """Send a reply, unless the worker was lost; any thread may call it.
+
+        Do not change the parts of the reply afterwards.
+        """
         with self._lock:
             session = self._by_worker.get(request.worker)
             if session is not None and session.token == request.session:
@@ -144,7 +151,10 @@ class Server:
         self._wakeup.set()
 
     def close(self) -> None:
-        """Give sent replies two seconds to arrive, and stop. May be called twice."""
+        """Wait up to two seconds until sent replies have arrived, and stop.
+
+        May be called twice.
+        """
         deadline_s = time.monotonic() + _DRAIN_S
         while self._thread.is_alive() and time.monotonic() < deadline_s:
             with self._lock:
@@ -157,7 +167,8 @@ class Server:
         self._wakeup.close()
         with self._arrived:
             self._arrived.notify_all()
-        # Close before the authenticator: without one, ZeroMQ admits all who know the public key.
+        # Close the socket before the authenticator: without an authenticator, ZeroMQ admits all who
+        # know the public key.
         self._router.socket.close(linger=0)
         self._context.destroy(linger=0)
 
@@ -178,7 +189,7 @@ class Server:
             raise
 
     def _turn(self) -> int:
-        """Receive and send without waiting; return the milliseconds to wait for more."""
+        """Receive and send without waiting; return the milliseconds to wait for the next turn."""
         if self._authenticator is not None:
             self._authenticator.answer()
         with self._lock:
@@ -241,7 +252,7 @@ class Server:
             raise ProtocolError(f"a {header.kind.name} of another run or worker")
         session.heard_s = self._clock()
         self.received_nbytes += wire_nbytes(payload)
-        # Acknowledge first: it may make room in the window for this request.
+        # Acknowledge first, because this may make room in the window for this request.
         session.acknowledge(header.acknowledged)
         if header.kind is MessageKind.REQUEST:
             message = session.receive(header, payload)
@@ -295,12 +306,15 @@ class Server:
         sequence: int = 0,
         message: Message = frames.NO_CONTENT,
     ) -> None:
-        """Send a message of one piece other than a reply, unless the queue is full."""
+        """Send a one-piece message other than a reply, unless the queue is full."""
         header = FrameHeader(kind, self._limits.nonce, session.worker, sequence)
         self._send(session, next(frames.split(header, message)))
 
     def _send(self, session: WorkerSession, piece: frames.MessagePiece) -> bool:
-        """Send a piece to a worker; return False if it is disconnected, or its queue is full."""
+        """Send a piece to a worker.
+
+        Returns False if the worker is disconnected, or if its queue is full.
+        """
         if session.route is None:
             return False
         try:
@@ -317,7 +331,7 @@ class Server:
         if kind is MessageKind.RESET:
             refused, text = "dropped a message", frames.NO_CONTENT
         self.refusals.warning(f"{refused} from {arrival.sender}: {why}")
-        with suppress(Disconnected):  # it has closed the connection already
+        with suppress(Disconnected):  # the worker has closed the connection already
             self._router.send(arrival.route, next(frames.split(FrameHeader(kind), text)))
 
     def _disconnect(self, session: WorkerSession) -> None:

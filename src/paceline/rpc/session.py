@@ -14,11 +14,11 @@ class WorkerSession:
     """One worker's requests and replies, over one connection or several.
 
     A worker sends its requests in ascending order, and repeats interrupted requests in the same
-    order over a new connection. So requests above `last_request`, the highest complete one, are
+    order over a new connection. So requests above `last_request`, the highest complete request, are
     new, and each is executed at most once. A reply is kept until it is acknowledged.
 
-    `route` is the current connection, None since `disconnected_s`. The worker's last message
-    arrived at `heard_s`. Times are by `clock`.
+    `route`: the current connection, or None. `disconnected_s`: the time since which `route` is
+    None. `heard_s`: the time of the worker's last message. Times are by `clock`.
     """
 
     def __init__(
@@ -41,11 +41,14 @@ class WorkerSession:
 
     @property
     def unacknowledged(self) -> list[int]:
-        """The requests whose replies are not acknowledged."""
+        """The numbers of the requests whose replies are not acknowledged."""
         return sorted(self._replies)
 
     def connect(self, route: bytes | None) -> None:
-        """Resume over a new connection, or wait if it is None; resend unacknowledged replies."""
+        """Resume over a new connection, and resend the unacknowledged replies.
+
+        If `route` is None, wait for a connection instead.
+        """
         self.route = route
         self._assembly = frames.Assembly()
         self.outgoing = frames.PieceQueue(self._next_reply)
@@ -56,8 +59,8 @@ class WorkerSession:
     def receive(self, header: FrameHeader, payload: Buffer) -> Message | None:
         """Process a piece of a request; return the request if it is complete and new.
 
-        The reply to an earlier request is sent again. Raises ProtocolError if the piece does not
-        fit or exceeds the limits.
+        If the request had been complete before, its reply is sent again. Raises ProtocolError if
+        the piece does not fit or exceeds the limits.
         """
         if header.sequence <= self.last_request:
             self._queue_reply(header.sequence)
@@ -81,7 +84,7 @@ class WorkerSession:
         return message
 
     def reply(self, sequence: int, message: Message) -> None:
-        """Store the reply to a request and send it."""
+        """Store the reply to a request, and queue it to be sent."""
         del self._executing[sequence]
         self._replies[sequence] = message
         self._queue_reply(sequence)

@@ -14,15 +14,15 @@ from paceline.rpc.frames import HEADER_NBYTES, PIECE_NBYTES, Buffer, MessagePiec
 from paceline.rpc.keys import HubKeys, WorkerKeys
 from paceline.rpc.limits import QUEUED_PIECES
 
-_HANDSHAKE_MS = 5000  # then a silent stranger's descriptor is closed
+_HANDSHAKE_MS = 5000  # after this time a silent client's connection is closed
 _CONNECT_MS = 5000
-_LINGER_MS = 200  # for a BYE, without which the hub waits for the worker to reconnect
+_LINGER_MS = 200  # time to send BYE, without which the hub waits for the worker to reconnect
 _CURVE_NBYTES = 64  # upper bound of CURVE's overhead, which counts as part of a frame
 
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _EVENTS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | _FAILED
 
-_ZMTP_NBYTES = 2 + 9  # ZMTP's overhead of a header, and at most of a piece
+_ZMTP_NBYTES = 2 + 9  # ZMTP's overhead: 2 bytes for a header, at most 9 for a piece
 
 
 def _new_socket(
@@ -67,19 +67,22 @@ class PollableEvent:
 
 
 class Disconnected(Exception):
-    """A connection is unusable, for the reason in the text; the worker may reconnect."""
+    """Raised if a connection is unusable; the text has the reason.
+
+    The worker may reconnect.
+    """
 
 
 class Connection:
     """A worker's DEALER socket with one connection, which ZeroMQ does not renew.
 
-    So all messages arrive in order and once, or the connection is Disconnected.
+    So all messages arrive once and in order, or a method raises Disconnected.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", to: str) -> None:
         self._to = to
         self._socket = _new_socket(context, zmq.DEALER, to)
-        # A connection renewed by ZeroMQ would continue in the middle of a message.
+        # If ZeroMQ renewed the connection, it would continue in the middle of a message.
         self._socket.set(zmq.RECONNECT_IVL, -1)
         self._socket.set(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
@@ -105,7 +108,10 @@ class Connection:
         return True
 
     def receive(self) -> Iterator[tuple[Buffer, Buffer]]:
-        """Yield the headers and payloads that have arrived; Disconnected for anything else."""
+        """Yield the header and the payload of each piece that has arrived.
+
+        Raises Disconnected if a message does not have two frames.
+        """
         for _ in range(QUEUED_PIECES):  # bounded, so that the caller also sends
             try:
                 frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
@@ -116,7 +122,7 @@ class Connection:
             yield frames[0].buffer, frames[1].buffer
 
     def poll(self, wakeup: PollableEvent, timeout_s: float, *, to_send: bool) -> None:
-        """Wait for a message, room `to_send`, or `wakeup`.
+        """Wait for a message or for `wakeup`; with `to_send`, also for room to send.
 
         Raises Disconnected if the connection has ended, InvalidInput if the hub refused the key.
         """
@@ -141,7 +147,10 @@ class Connection:
             raise Disconnected("the connection to the hub has ended")
 
     def close(self, *, flush: bool = False) -> None:
-        """Close the connection; with `flush`, give sent pieces 0.2 s to leave this machine."""
+        """Close the connection.
+
+        With `flush`, pieces in the queue have 0.2 s to leave this machine.
+        """
         with suppress(zmq.ZMQError):
             self._socket.disable_monitor()
         self._monitor.close(linger=0)
@@ -149,7 +158,10 @@ class Connection:
 
 
 class Arrival(NamedTuple):
-    """A message over connection `route` from the address `sender`; a piece has two frames."""
+    """A message that has arrived over the connection `route`.
+
+    `sender`: the address of the sender. `frames`: two frames, if the message is a piece.
+    """
 
     route: bytes
     sender: str
@@ -157,7 +169,10 @@ class Arrival(NamedTuple):
 
 
 class Router:
-    """The hub's ROUTER socket with a bounded queue per connection; InvalidInput if not bound."""
+    """The hub's ROUTER socket with a bounded queue per connection.
+
+    Raises InvalidInput if the address cannot be bound.
+    """
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", at: str, keys: HubKeys | None
@@ -190,7 +205,10 @@ class Router:
             yield Arrival(route.bytes, sender, tuple(frame.buffer for frame in frames))
 
     def send(self, route: bytes, piece: MessagePiece) -> bool:
-        """Send a piece; False if the connection's queue is full, Disconnected if it is closed."""
+        """Send a piece; return False if the connection's queue is full.
+
+        Raises Disconnected if the connection is closed.
+        """
         try:
             self.socket.send_multipart((route, *piece), zmq.DONTWAIT)
         except zmq.Again:
@@ -203,5 +221,5 @@ class Router:
 
 
 def wire_nbytes(payload: Buffer) -> int:
-    """Return the bytes of a piece with headers, but without the overhead of CURVE and TCP."""
+    """Return the bytes of a piece and its headers, without overhead of CURVE and TCP."""
     return memoryview(payload).nbytes + HEADER_NBYTES + _ZMTP_NBYTES

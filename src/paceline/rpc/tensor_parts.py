@@ -24,7 +24,10 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """View a vector as tensors shaped `like` others; InvalidInput if size or type differ."""
+    """View a vector as tensors with the shapes of `like`.
+
+    Raises InvalidInput if the number or the type of the values differs.
+    """
     sizes = [tensor.numel() for tensor in like]
     dtype = like[0].dtype if like else vector.dtype
     if vector.shape != (sum(sizes),) or vector.dtype != dtype:
@@ -35,19 +38,23 @@ def views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def load_vector(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
-    """Copy the values of a vector into the parameters; InvalidInput if it does not fit."""
+    """Copy the values of a vector into the parameters; raise InvalidInput unless they fit."""
     for parameter, values in zip(parameters, views(vector, parameters), strict=True):
         parameter.copy_(values)
 
 
 def buffers_of(half: nn.Module) -> memoryview:
-    """Concatenate the values of all buffers of a model's half."""
+    """Concatenate the bytes of all buffers of a model's half."""
     return memoryview(b"".join(part_of(buffer.detach().cpu()) for buffer in half.buffers()))
 
 
 @torch.no_grad()
 def load_buffers(half: nn.Module, part: memoryview) -> None:
-    """Copy the values of `buffers_of` into a half's buffers; InvalidInput if they do not fit."""
+    """Copy the bytes from `buffers_of` into the buffers of a half.
+
+    Raises InvalidInput if the bytes do not fit. Raises InvalidInput or NonFinite if the values
+    would spoil the model.
+    """
     buffers = list(half.buffers())
     sizes = [buffer.nbytes for buffer in buffers]
     values = values_of(part, torch.uint8, sum(sizes))
@@ -72,7 +79,7 @@ def part_of(tensor: Tensor) -> memoryview:
 
 
 def values_of(part: memoryview, dtype: torch.dtype, count: int) -> Tensor:
-    """View a part as `count` values; InvalidInput if it has more or fewer bytes."""
+    """View a part as `count` values; raise InvalidInput if its size differs."""
     if part.nbytes != count * dtype.itemsize:
         problem = f"must be {count:,} values of {dtype}, {count * dtype.itemsize:,} bytes"
         raise InvalidInput("parameters", problem, got=part.nbytes)
@@ -88,5 +95,8 @@ def numbers_part(numbers: Iterable[int]) -> memoryview:
 
 
 def numbers_of(part: memoryview) -> tuple[int, ...]:
-    """Decode the integers of a part; InvalidInput if its size is not a multiple of 8 bytes."""
+    """Decode the integers of a part.
+
+    Raises InvalidInput if the part's size is not a multiple of 8 bytes.
+    """
     return tuple(values_of(part, torch.int64, part.nbytes // torch.int64.itemsize).tolist())

@@ -1,4 +1,4 @@
-"""Check values from workers: finite, and with a norm similar to the other workers'."""
+"""Check that workers' values are finite, and that their norms are similar."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,22 +12,29 @@ from torch import Tensor
 from paceline.core.errors import InvalidInput, NonFinite
 
 LARGEST_LOSS = 1e12  # of a sample; a larger loss means divergence
-_KEPT = 64  # accepted norms for comparison
+_KEPT = 64  # accepted norms to compare with
 _FEWEST = 4  # norms of other workers needed for a comparison
 # Norms of healthy gradients differ only by a small factor between batches.
 _MOST_TIMES = 100.0
-_MOST_TIMES_PARAMETERS = 1e6  # without norms of other workers
+_MOST_TIMES_PARAMETERS = 1e6  # of the parameters' norm, without norms of other workers
 
 
 class NormCheck:
-    """Compares the norm of a worker's values, called `what`, with norms accepted earlier."""
+    """Compares the norm of a worker's values with norms that were accepted before.
+
+    `what`: the name of the values in errors.
+    """
 
     def __init__(self, what: str = "gradients") -> None:
         self._what = what
         self._accepted: deque[tuple[int, float]] = deque(maxlen=_KEPT)
 
     def check(self, worker: int, norm: float, parameters_norm: Callable[[], float]) -> None:
-        """Accept a norm; InvalidInput if the others' norms, or the parameters', are far smaller."""
+        """Accept a norm; raise InvalidInput if it is far too large.
+
+        It is compared with the median of other workers' norms. Without enough of these, it is
+        compared with the norm of the parameters.
+        """
         others = [one for who, one in self._accepted if who != worker and one > 0]
         if len(others) >= _FEWEST:
             usual, most, whose = median(others), _MOST_TIMES, "other workers'"
@@ -42,8 +49,9 @@ class NormCheck:
 class ValueChecks:
     """Checks values before a model with these `parameters` uses them.
 
-    `reads_values` is False in a rehearsal, whose values are all zeros. `compares_norms` is set for
-    workers on other machines; norms of clipped gradients are not compared.
+    `reads_values`: False in a rehearsal, whose values are all zeros. `compares_norms`: whether to
+    compare the norms of workers, which is for workers on other machines. `is_clipped`: whether
+    gradients are clipped; then their norms are not compared.
     """
 
     def __init__(
@@ -61,7 +69,10 @@ class ValueChecks:
             )
 
     def activations(self, who: str, worker: int, values: Tensor) -> None:
-        """Raise NonFinite or InvalidInput for activations that would spoil a head's buffers."""
+        """Check activations before a head uses them.
+
+        Raises NonFinite or InvalidInput for activations that would spoil the head's buffers.
+        """
         if not len(values):
             return
         self.finite(who, "activations", [values])
@@ -71,7 +82,10 @@ class ValueChecks:
                 self._of_activations.check(worker, norm, lambda: norm_of(self._parameters))
 
     def gradients(self, who: str, what: str, worker: int, values: Sequence[Tensor]) -> None:
-        """Raise NonFinite or InvalidInput for gradients that would spoil the parameters."""
+        """Check gradients before an update uses them.
+
+        Raises NonFinite or InvalidInput for gradients that would spoil the parameters.
+        """
         self.finite(who, what, values)
         if self.compares_norms and self._reads_values and not self._is_clipped:
             with naming(who):
@@ -81,13 +95,13 @@ class ValueChecks:
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Return True if no value is NaN or infinite."""
-    # A finite sum proves finite values in one pass; the sum of finite values may overflow.
+    # If the sum is finite, all values are. Check each value otherwise, as the sum may overflow.
     return all(bool(one.sum().isfinite()) or bool(one.isfinite().all()) for one in tensors)
 
 
 @contextmanager
 def naming(who: str) -> Iterator[None]:
-    """Prefix an InvalidInput of the block with the worker's name."""
+    """Prefix an InvalidInput that the block raises with `who`."""
     try:
         yield
     except InvalidInput as error:
@@ -95,7 +109,10 @@ def naming(who: str) -> Iterator[None]:
 
 
 def check_buffers(found: Sequence[Tensor], known: Sequence[Tensor]) -> None:
-    """Raise NonFinite or InvalidInput for buffers, such as running means, that spoil a model."""
+    """Check buffers, such as running means, before a model uses them.
+
+    Raises NonFinite or InvalidInput for buffers that would spoil the model.
+    """
     norm = norm_of(one for one in found if one.is_floating_point())
     if not isfinite(norm):
         raise NonFinite("buffers are NaN or infinite; lower learning_rate")
@@ -106,7 +123,10 @@ def check_buffers(found: Sequence[Tensor], known: Sequence[Tensor]) -> None:
 
 
 def norm_of(vectors: Iterable[Tensor]) -> float:
-    """Return the norm of all values; it is not finite if a value is not."""
+    """Return the norm of all values together.
+
+    The result is not finite if a value is not finite.
+    """
     return hypot(*map(_norm, vectors))
 
 

@@ -20,8 +20,8 @@ _MOST_LOST = 1000  # reasons kept: a worker may return and fail repeatedly
 class WorkerGroup:
     """The workers connected by `rpc`; `pool` has the processes that the hub itself started.
 
-    `begun(worker, step)` returns the reply that lets a worker begin a step. `wait_s` is for
-    `Membership`, `deadline_s` for `ProgressDeadline`.
+    `begun(worker, step)` returns the reply that lets a worker begin a step. `Membership` uses
+    `wait_s`, and `ProgressDeadline` uses `deadline_s`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class WorkerGroup:
         return self._pool is not None
 
     def wait(self, request: RpcRequest) -> None:
-        """Let a worker wait until it may begin; its request is answered then."""
+        """Let a worker wait until it may begin; only then its request is answered."""
         self._begins[request.worker] = request
         self.membership.wait(request.worker, request.message.step)
 
@@ -68,7 +68,10 @@ class WorkerGroup:
         self.deadline.forget(worker)
 
     def all_diverged(self, worker: int) -> bool:
-        """Record a worker with non-finite values; return True if all training workers have some."""
+        """Record that a worker has non-finite values.
+
+        Returns True if every training worker has had non-finite values.
+        """
         self._diverged.add(worker)
         return self._workers.live <= self._diverged
 
@@ -93,9 +96,10 @@ class WorkerGroup:
         return True
 
     def poll(self) -> Iterator[tuple[int, str]]:
-        """Yield failed and late workers, which the caller drops, with the reason.
+        """Yield each failed or late worker, with the reason; the caller drops it.
 
-        Then admits waiting workers. Raises WorkerLost if no worker is left or returns in time.
+        Afterwards, lets waiting workers begin. Raises WorkerLost if no worker is left, or if all
+        workers are lost and no worker returns in time.
         """
         for worker, why in self._pool.poll() if self._pool else ():
             self.membership.mark_dead(worker, why)
@@ -107,7 +111,10 @@ class WorkerGroup:
         self._refusals.flush()
 
     def dismiss(self, why: str, waiting: list[RpcRequest]) -> None:
-        """End the workers: refuse their requests with the reason, for two seconds."""
+        """End the workers, by refusing their requests for two seconds.
+
+        `why`: the reason that they are told. `waiting`: requests without a reply.
+        """
         until_s, left = time.monotonic() + _DISMISSAL_S, set(self._workers.live)
         for request in (*waiting, *self._begins.values()):
             self._rpc.reply(request, refusal(why))

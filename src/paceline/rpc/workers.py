@@ -1,7 +1,7 @@
-"""The worker processes of a hub: their connections, errors and life.
+"""Connect, start and end the worker processes of a hub.
 
-A strategy with a hub has a module whose `main` calls `run_as_process`; the hub runs it for each
-device of its machine, `paceline worker` on other machines.
+A strategy with a hub has a module whose `main` calls `run_as_process`. The hub runs this module
+once for each device of its machine; on other machines, `paceline worker` serves workers.
 """
 
 import json
@@ -29,11 +29,15 @@ AGAIN, REFUSED, FAILED = "again", "refused", "failed"
 
 
 class WorkerRefused(InvalidInput):
-    """The hub refuses this worker, for the reason in the text."""
+    """Raised if the hub refuses this worker; the text has the reason."""
 
 
 def check_reply(reply: Message, hub: str = "") -> Message:
-    """Return a reply; raises HubRestarted or WorkerRefused if the reply means that."""
+    """Return a reply that is neither AGAIN nor REFUSED.
+
+    Raises HubRestarted for AGAIN and WorkerRefused for REFUSED. `hub`: precedes the reason in the
+    error.
+    """
     if reply.topic == AGAIN:
         raise HubRestarted("the hub restarts the step")
     if reply.topic == REFUSED:
@@ -42,12 +46,15 @@ def check_reply(reply: Message, hub: str = "") -> Message:
 
 
 def refusal(why: str) -> Message:
-    """Return the reply that refuses a worker, with the reason."""
+    """Return the reply that refuses a worker, for the reason `why`."""
     return Message(REFUSED, parts=(why.encode(),))
 
 
 def retry_after_restart(report: Callable[[], None]) -> None:
-    """Report to the hub before training; repeat it if the hub restarts in the meantime."""
+    """Call `report`, which sends a worker's measurements to the hub.
+
+    Calls it again if the hub restarts in the meantime.
+    """
     while True:
         try:
             report()
@@ -58,7 +65,10 @@ def retry_after_restart(report: Callable[[], None]) -> None:
 
 @contextmanager
 def connected(settings: ConnectingWorkers, folder: Path | None) -> Iterator[dict[int, Client]]:
-    """Connect workers with the keys in a folder; report an error of the block to the hub."""
+    """Connect workers to the hub, and yield their clients by worker number.
+
+    `folder`: the folder of keys, if any. An error of the block is reported to the hub.
+    """
     keys = None if folder is None else load_worker_keys(folder)
     clients: dict[int, Client] = {}
     with ExitStack() as stack:
@@ -82,7 +92,10 @@ def connected(settings: ConnectingWorkers, folder: Path | None) -> Iterator[dict
 
 
 def difference(here: str, there: str) -> str | None:
-    """Return the first difference of two JSON layouts; InvalidInput if `there` is invalid."""
+    """Return the first difference between two JSON layouts; None if they are equal.
+
+    Raises InvalidInput if `there` is invalid.
+    """
     own, other = json.loads(here), read_json(there.encode(), "run")
     if not isinstance(other, dict):
         raise InvalidInput("run", "must be a mapping")
@@ -98,7 +111,7 @@ def difference(here: str, there: str) -> str | None:
 
 
 def listed(workers: Sequence[int]) -> str:
-    """Format worker numbers as settings have them: 0,1."""
+    """Format worker numbers as they are in settings, such as 0,1."""
     return ",".join(map(str, workers))
 
 
@@ -142,7 +155,10 @@ class WorkerPool:
             raise
 
     def poll(self) -> list[tuple[int, str]]:
-        """Return the workers whose process has ended, with the reason; a signal stops the run."""
+        """Return the workers whose process has ended, with the reason.
+
+        Stops the run if a worker has received a signal.
+        """
         found: list[tuple[int, str]] = []
         self._signals.poll(
             {process.pid: f"worker {listed(one.numbers)}" for one, process in self._processes}
@@ -164,5 +180,8 @@ class WorkerPool:
 
 
 def num_threads(num_devices: int, num_others: int = 1) -> int:
-    """Return the number of threads per device on CPU cores shared with other processes."""
+    """Return the number of threads for each device that computes on CPU cores.
+
+    `num_others`: the number of other processes that share the cores.
+    """
     return max(1, len(physical_cores(sched_getaffinity(0))) // (num_devices + num_others))

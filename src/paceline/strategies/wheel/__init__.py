@@ -1,4 +1,7 @@
-"""Strategy wheel: bodies on workers, heads at an asynchronous server (Du et al. 2017).
+"""Strategy wheel: workers train a model's first layers, a hub its last (Du et al. 2017).
+
+The first layers are the body, the last layers the head. The hub also runs the parameter server,
+whose updates are asynchronous.
 
 The path of a gradient from a worker to the parameters:
 
@@ -12,10 +15,12 @@ The path of a gradient from a worker to the parameters:
     server.py     ParameterServer.update    joins it with the step's waiting head gradients
     server.py     ParameterServer._apply    the optimizer takes a step; the version grows by 1
 
-At a child hub `ChildServer._apply` adds it to a sum, whose mean is sent to the parent
-(`child_server`, `tree`). A plan needs `config`, `plan`, `split`, `routes` and `hubs_plan`; `job`
-builds the same model and halves in every process; `run` trains or rehearses here, `child` serves as
-a worker of another hub.
+At a child hub `ChildServer._apply` adds the gradients to a sum instead; the child hub then sends
+the mean to its parent hub (`child_server`, `tree`).
+
+Planning uses `config`, `plan`, `split`, `routes` and `hubs_plan`. `job` builds the same model and
+halves in every process. `run` trains or rehearses with this process as the hub; `child` runs a hub
+that is a worker of another hub.
 """
 
 from paceline.core.strategy import Options, Planning, Role, Running, Strategy

@@ -1,9 +1,9 @@
-"""Answer the requests of workers, after the gate has checked them.
+"""Answer the requests of workers that the gate has accepted.
 
 topic                          answered by
 parameters                     StepAnswers.fetch, when no worker is too far behind
-activations, gradients         StepAnswers: the head's half of a step, and its update
-whole-parameters, -gradients   ChildHubs: requests of hubs that are workers of this one
+activations, gradients         StepAnswers: run the head; update all parameters
+whole-parameters, -gradients   ChildHubs: requests of child hubs
 begin                          WorkerGroup, as soon as the worker may begin
 profile, probe, clock          Answers: workers measure before training
 buffers, done                  Answers: results of a worker
@@ -45,7 +45,10 @@ Handler = Callable[[RpcRequest], Message | None]
 
 
 class WorkerFailed(Exception):
-    """A worker reports its failure; `by_input`: because of an InvalidInput."""
+    """Raised if a worker reports its failure.
+
+    `by_input`: whether the worker failed with InvalidInput.
+    """
 
     def __init__(self, why: str, by_input: bool) -> None:
         super().__init__(why)
@@ -53,10 +56,11 @@ class WorkerFailed(Exception):
 
 
 class StepAnswers:
-    """Decodes and encodes the messages of steps for the server, in the hub's thread.
+    """Decodes the requests of steps for the parameter server, and encodes its replies.
 
-    `nbytes` counts the bytes of messages by purpose (figure 2), `num_pushed` the messages with
-    gradients of the body. Calls `count` with the losses of an update, by epoch.
+    Runs in the hub's thread. `nbytes`: the bytes of messages by purpose (figure 2 of the paper).
+    `num_pushed`: the number of messages with gradients of the body. After each update, `count` is
+    called with the losses of the update by epoch.
     """
 
     def __init__(
@@ -78,7 +82,8 @@ class StepAnswers:
             copies = CopyLane(where)
             return [Endpoint(spec.config.codecs, dtype, one, copies) for one in self._recorders]
 
-        # Activations go to the head's device, the body's parameters and gradients to the server's.
+        # The head's device decodes activations. The server's device encodes the body's parameters
+        # and decodes its gradients.
         self._of_head = self._of_server = endpoints_on(device)
         if job.kept_on != device:
             self._of_server = endpoints_on(job.kept_on)
@@ -87,14 +92,14 @@ class StepAnswers:
 
     @property
     def trace(self) -> Trace:
-        """The spans and messages of all heads."""
+        """The recorded spans and messages of the heads of all workers."""
         trace = Trace()
         for recorder in self._recorders:
             trace.add(recorder.trace)
         return trace
 
     def fetch(self, request: RpcRequest) -> Message:
-        """Return the body's current parameters."""
+        """Return a reply with the body's current parameters."""
         version, values = self._server.body_parameters()
         endpoint = self._of_server[request.worker]
         reply = endpoint.message(Purpose.PARAMETERS, request.message.step, version, values)
@@ -102,15 +107,16 @@ class StepAnswers:
         return reply
 
     def answer(self, request: RpcRequest) -> Message:
-        """Return the activation gradients of received activations.
+        """Run the head on received activations; return a reply with their gradients.
 
-        Raises InvalidInput if they do not fit the model, NonFinite if the loss is not finite.
+        Raises InvalidInput if the activations or targets do not fit the model. Raises NonFinite if
+        the activations, a gradient or the loss is not finite.
         """
         worker, message, at_s = request.worker, request.message, request.arrived_s
         endpoint, step = self._of_head[worker], message.step
         batches, parts = self._batches, tensor_parts.parts_of(message)
         if len(parts) <= 1 + batches.num_parts:
-            raise InvalidInput("activations", f"must have over {1 + batches.num_parts} parts")
+            raise InvalidInput("activations", f"must have more than {1 + batches.num_parts} parts")
         count, weight = protocol.share_of(parts[0])
         of_targets, rest = parts[1 : 1 + batches.num_parts], parts[1 + batches.num_parts :]
         for purpose in (Purpose.LABELS, Purpose.ACTIVATIONS):
@@ -133,7 +139,10 @@ class StepAnswers:
         return reply
 
     def update(self, request: RpcRequest) -> Message:
-        """Update all parameters with the body's gradients; errors are those of the server."""
+        """Update all parameters with a worker's body gradients; return the reply.
+
+        Raises the errors of `ParameterServer.update`.
+        """
         worker, message, step = request.worker, request.message, request.message.step
         endpoint, half = self._of_server[worker], self._server.workers.of(worker).half
         values = endpoint.values(Purpose.GRADIENTS, message, request.arrived_s, self._num_body)
@@ -147,10 +156,11 @@ class StepAnswers:
 
 
 class Answers:
-    """Executes requests; an answer of None follows later, from `due` or when the worker may begin.
+    """Executes requests; returns None instead of a reply that is sent later.
 
-    `steps` and `children` execute steps, `log` counts their losses. `profiles` and `trace` are from
-    the workers.
+    A later reply is sent after the request is executed again, or when the worker may begin. `steps`
+    executes the steps of workers, `children` the exchanges of child hubs; `log` counts the losses
+    of both. `profiles` and `trace` come from the workers.
     """
 
     def __init__(
@@ -171,15 +181,15 @@ class Answers:
 
     @property
     def nbytes(self) -> int:
-        """The bytes between this hub and its workers, and between hubs."""
+        """The bytes that this hub exchanged with its workers and with its child hubs."""
         of_steps = sum(self.steps.nbytes[purpose] for purpose in (*TO_HUB, *FROM_HUB))
         return of_steps + self.children.traffic.nbytes.total()
 
     def handler(self, request: RpcRequest) -> Handler:
-        """Check a request, and return its handler. Raises InvalidInput if it is not allowed."""
+        """Check a request, and return its handler; raise InvalidInput if it is not allowed."""
         worker, message = request.worker, request.message
         if message.topic in OF_STEPS and worker not in self._server.workers.live:
-            # A worker that was dropped, or of a hub that was restarted, begins again.
+            # The hub has dropped this worker or was restarted: the worker must begin again.
             return lambda request: Message(Topic.AGAIN, request.message.step)
         handlers: dict[Topic, Handler] = {
             Topic.PARAMETERS: self._fetch,
@@ -198,22 +208,31 @@ class Answers:
         return handlers[self._gate.check(worker, message)]
 
     def due(self) -> list[RpcRequest]:
-        """Return the requests to execute again; they may have to wait once more."""
+        """Return the waiting requests to execute again; a request may have to wait once more."""
         waiting, self.waiting = self.waiting, []
         return waiting
 
     def forget(self, worker: int) -> list[RpcRequest]:
-        """Drop a worker's waiting requests; return other workers' probes that waited for it."""
+        """Drop a worker's waiting requests, and end its turn to probe.
+
+        Returns the probes of other workers that waited for this turn to end.
+        """
         self.waiting = [request for request in self.waiting if request.worker != worker]
         return self._probes.forget(worker)
 
     def overdue_probes(self) -> list[RpcRequest]:
-        """Return the probes that have waited for a worker which does not use its turn."""
+        """End the turn of a worker that has stopped probing, if any.
+
+        Returns the probes of other workers that waited for this turn to end.
+        """
         slow = self._probes.overdue()
         return [] if slow is None else self._probes.end(slow)
 
     def begun(self, worker: int, step: int) -> Message:
-        """Return the reply with a worker's next step."""
+        """Return the reply that lets a worker begin, with the worker's next step.
+
+        The reply to a child hub also has the next step of each of the child hub's workers.
+        """
         below = self._server.workers.of(worker).below
         parts = (tensor_parts.numbers_part(below),) if below else ()
         return Message(Topic.BEGIN, step, parts=parts)
@@ -230,7 +249,7 @@ class Answers:
         worker, message = request.worker, request.message
         is_first = worker == min(self._server.workers.live)
         self._log.count(self.children.update(worker, message, is_first=is_first))
-        # The reply has all parameters, as soon as the child hub may begin its next step.
+        # Reply with all parameters as soon as the child hub may begin its next step.
         fetch = Message(Topic.WHOLE_PARAMETERS, message.step)
         return self._fetch(replace(request, message=fetch))
 
@@ -244,17 +263,17 @@ class Answers:
         return _noted(request)
 
     def _load_buffers(self, request: RpcRequest) -> Message:
-        # Running means cannot be merged: take the first worker's.
+        # Buffers, such as running means, cannot be merged: load those of the first live worker.
         values = only_part(request.message)
         if request.worker == min(self._server.workers.live, default=-1):
             tensor_parts.load_buffers(self._server.halves.body, values)
         return _noted(request)
 
     def _finish(self, request: RpcRequest) -> Message:
-        """Record that a worker is done; StepDiscarded if it was dropped before."""
+        """Record that a worker is done; raise StepDiscarded if the hub has dropped it."""
         worker, message = request.worker, request.message
         if worker not in self._server.workers.live:
-            raise StepDiscarded(f"worker {worker} was dropped before it was done")
+            raise StepDiscarded(f"the hub dropped worker {worker} before it was done")
         is_child = worker in self.children.workers
         self.trace.add(self._gate.trace(worker, message, is_child=is_child))
         if is_child and (report := self._gate.report(message)) is not None:

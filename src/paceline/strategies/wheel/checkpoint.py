@@ -1,10 +1,10 @@
 """The state of a parameter server in a checkpoint.
 
     model, optimizer, schedule    as in every strategy (`exchange.learner`)
-    random.safetensors            the states of random numbers; with random.json
-    server.json                   updates, the progress of each worker, completed epochs
+    random.safetensors            the states of random number generators; with random.json
+    server.json                   number of updates, progress of each worker, completed epochs
 
-It has no half-done steps: their workers begin them again.
+A checkpoint has no half-done steps: in a resumed run the workers begin these steps again.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,10 @@ _SERVER = "server"  # the name of this strategy's JSON in a checkpoint
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ServerProgress:
-    """The progress of a server after `version` updates; `staleness`: updates by staleness."""
+    """The progress of a server after `version` updates.
+
+    `layout`: the description of the run. `staleness`: the number of updates of each staleness.
+    """
 
     layout: str
     version: int
@@ -38,12 +41,15 @@ class ServerProgress:
 
     def epochs_over(self, steps_per_epoch: int) -> list[Epoch]:
         """Return the epochs that all workers have completed."""
-        # A slower worker may continue an epoch that the others have completed: test it again.
+        # Omit epochs that a slower worker has yet to complete: the resumed run tests these again.
         return self.epochs[: min(one.next_step for one in self.workers) // steps_per_epoch]
 
 
 def state_of(server: ParameterServer, layout: str, epochs: Sequence[Epoch] = ()) -> State:
-    """Return the state of the server and this process; a resumed run needs the same `layout`."""
+    """Return the state of the server and this process for a checkpoint.
+
+    A run can resume from it only if the run's `layout` is the same.
+    """
     learned = learned_state(server.model, server.optimizer, server.schedule)
     of_random, random = random_state(server.device)
     tensors = {f"random/{name}": tensor for name, tensor in of_random.items()}
@@ -59,9 +65,10 @@ def state_of(server: ParameterServer, layout: str, epochs: Sequence[Epoch] = ())
 
 
 def load(state: State, server: ParameterServer, layout: str) -> ServerProgress:
-    """Load a checkpoint's state into a new server, with its learning rates; return its progress.
+    """Load a checkpoint into a new server, and return the progress in the checkpoint.
 
-    Raises InvalidInput, and changes nothing, if strategy, layout, model or optimizer differ.
+    Also loads the learning rates. Raises InvalidInput if the strategy, layout, model or optimizer
+    differs; then nothing is changed.
     """
     own = state.own_part(_SERVER)
     try:

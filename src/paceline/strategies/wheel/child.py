@@ -1,8 +1,9 @@
-"""Run a child hub: a hub that is a worker of another hub, its parent.
+"""Run a child hub, which is a worker of another hub, its parent.
 
-The parent defines model, data, batch size and epochs; the root saves the result. A child returns
-its workers' updates and bytes. In a rehearsal the root starts its child hubs itself, as processes
-of this module, or waits for child hubs of other machines.
+The parent defines the model, data, batch size and epochs. The root hub saves the trained model. A
+child hub returns the updates by its workers and the bytes that it exchanged. In a rehearsal the
+root starts its child hubs as processes of this module, or it waits for child hubs on other
+machines.
 """
 
 import logging
@@ -29,10 +30,11 @@ logger = logging.getLogger(__name__)
 
 
 class ChildResult(Record):
-    """The work of a child hub; `updates`: by its own workers.
+    """The updates and bytes of one child hub.
 
-    `num_pushed`: its gradients' updates of the parent. `traffic`: with its workers and child hubs;
-    `parent_traffic`: with its parent.
+    `updates`: the updates by this hub's own workers. `num_pushed`: the number of mean gradients
+    that it sent to its parent. `traffic`: the bytes exchanged with its workers and child hubs.
+    `parent_traffic`: the bytes exchanged with its parent.
     """
 
     settings: ChildSettings
@@ -47,10 +49,11 @@ class ChildResult(Record):
 
 
 def serve_child(settings: ChildSettings, progress: Progress) -> ChildResult:
-    """Serve this hub's workers until all steps are done.
+    """Serve this hub's workers until all steps are done; return the hub's updates and bytes.
 
-    Raises InvalidInput if the parent rejects this hub, or its run does not fit this machine;
-    WorkerLost if the parent does not answer within the deadline, or no worker is left.
+    Raises InvalidInput if the parent rejects this hub, or if the parent's run does not fit this
+    machine. Raises WorkerLost if the parent does not answer within the deadline, or if no worker is
+    left.
     """
     settings.config()  # check options before connecting
     with connected(settings, settings.parent_keys) as clients:
@@ -68,7 +71,8 @@ def _serve_workers(settings: ChildSettings, client: Client, progress: Progress) 
     layout = jobs.layout_of(parent_spec, job.halves, job.recipe, job.batches)
     gather = parent_spec.tree.gathered if parent_spec.tree else settings.gather or config.workers
     server = _server_of(job, ParentHub(client, layout), gather)
-    # Only rehearsals have workers on this machine; these sleep most of the time.
+    # Without an address the hub starts its workers on this machine. Only rehearsals do so; their
+    # workers sleep most of the time.
     devices = ("cpu",) * len(config.workers_by_device) if settings.listen is None else ()
     with ExitStack() as stack:
         stack.callback(server.close)
@@ -119,12 +123,12 @@ def _report(job: jobs.TrainingJob, hub: Hub) -> ChildReport:
 
 
 def take_part(settings: ChildSettings, clients: Mapping[int, Client]) -> None:
-    """Serve the workers of a rehearsal's child hub, in a process started by the root."""
+    """Serve the workers of a rehearsal's child hub, in a process that the root started."""
     _serve_workers(settings, clients[settings.number], Progress())
 
 
 def main() -> None:
-    """Run the child hub of the command line's settings."""
+    """Run a child hub with the settings in the command-line argument."""
     run_as_process(take_part, ChildSettings)
 
 

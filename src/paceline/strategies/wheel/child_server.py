@@ -1,4 +1,4 @@
-"""The parameter server of a child hub: it sums gradients, and its parent updates."""
+"""The parameter server of a child hub, which sums gradients for its parent hub."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,10 +18,11 @@ from paceline.training.models.halves import Halves, trainable
 class ChildServer(ParameterServer):
     """A parameter server whose parent takes the optimizer steps.
 
-    `gather`: updates of its workers that make one of the parent's; one exchange runs at a time.
-    With a `staleness` of 0 workers wait for the reply; otherwise they continue until the next sum
-    is complete. `num_steps`: of each worker. `wake` is called by another thread when `poll_parent`
-    has a reply. Other arguments are those of `ParameterServer`.
+    `gather`: the number of updates by this hub's workers whose mean gradients are sent to the
+    parent. At most one exchange with the parent runs at a time. With a `staleness` of 0, workers
+    wait for the parent's reply; otherwise they continue until the next sum is complete.
+    `num_steps`: the number of steps of each worker. Another thread calls `wake` when `poll_parent`
+    can load a reply. The other arguments are those of `ParameterServer`.
     """
 
     def __init__(
@@ -43,26 +44,29 @@ class ChildServer(ParameterServer):
         self._waits = staleness == 0
         self._sum: GradientSum | None = None
         self._exchange: Future[ParentReply] | None = None
-        # A thread, so that the hub answers its workers while the parent computes.
+        # Exchange in another thread, so that the hub answers its workers while the parent computes.
         self._executor = ThreadPoolExecutor(1, "paceline-parent")
         self.wake: Callable[[], None] = lambda: None
 
     @property
     def completed(self) -> int:
-        """The number of steps completed by all workers that are live or done."""
+        """The number of steps completed by every worker that is live or done."""
         every = self.workers.all
         there = [one.next_step for one in every if one.is_live or one.next_step >= self._num_steps]
         return min(there, default=0)
 
     def begin(self) -> None:
-        """Get the parameters, as soon as the parent begins; errors of `ParentHub.begin`."""
+        """Wait until the parent begins, and load its parameters.
+
+        Raises the errors of `ParentHub.begin`.
+        """
         self._take(self.parent.begin(self.completed))
 
     def poll_parent(self) -> bool:
-        """Load the parent's reply, if it has arrived.
+        """Load the parent's reply, if it has arrived; return whether the parent was restarted.
 
-        Returns True if the parent was restarted: then all workers must begin their steps again, and
-        summed gradients are dropped. Errors are those of `ParentHub.exchange`.
+        After a restart of the parent the summed gradients are dropped, and all workers must begin
+        their steps again. Raises the errors of `ParentHub.exchange`.
         """
         if self._exchange is None or not self._exchange.done():
             return False
@@ -72,18 +76,27 @@ class ChildServer(ParameterServer):
         return reply.resume is not None
 
     def finish(self, report: ChildReport | None = None) -> None:
-        """When all workers are done, send the remaining gradients and the report."""
+        """Send the remaining gradients and the report to the parent.
+
+        Call it when all workers are done.
+        """
         self._wait_for_reply()
         self._send(1)
         self._wait_for_reply()
         self.parent.finish(self._num_steps, report)
 
     def close(self) -> None:
-        """Stop waiting; a running exchange ends with the connection."""
+        """Shut down without waiting for a running exchange.
+
+        That exchange ends when the connection to the parent is closed.
+        """
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def may_begin(self, worker: int, step: int) -> bool:
-        """Return whether the worker may begin a step now; updates and replies change this."""
+        """Return whether the worker may begin a step now.
+
+        Updates, and replies of the parent, can change the result.
+        """
         may = super().may_begin(worker, step)
         is_full = self._sum is not None and self._sum.count >= self._gather
         return may and not (self._exchange is not None and (self._waits or is_full))
@@ -99,7 +112,7 @@ class ChildServer(ParameterServer):
         return version
 
     def merge(self, worker: int, step: int, mean: GradientSum, below: tuple[int, ...]) -> None:
-        """Add the mean of a child hub of this hub to the sum, as one update."""
+        """Add a child hub's mean gradients to this hub's sum, as one update."""
         super().merge(worker, step, mean, below)
         assert self._sum is not None
         for epoch, loss in mean.losses.items():
@@ -107,7 +120,7 @@ class ChildServer(ParameterServer):
         self._send(self._gather)
 
     def _apply(self, version: int, body: list[Tensor], head: list[Tensor]) -> None:
-        """Add gradients to the sum, instead of an optimizer step."""
+        """Add gradients to the sum, instead of taking an optimizer step."""
         in_body, in_head = tensor_parts.flatten(body), tensor_parts.flatten(head)
         if self._sum is None:
             self._sum = GradientSum(in_body, in_head, version)
@@ -119,7 +132,10 @@ class ChildServer(ParameterServer):
         self._staleness[self.version - version] += 1
 
     def _send(self, least: int) -> None:
-        """Send the sum in another thread, if it has `least` steps and no exchange is running."""
+        """Start sending the mean gradients in another thread.
+
+        Does nothing if fewer than `least` steps are summed, or if an exchange is running.
+        """
         gradients = self._sum
         if self._exchange is not None or gradients is None or gradients.count < least:
             return
@@ -138,7 +154,7 @@ class ChildServer(ParameterServer):
         self._exchange.add_done_callback(lambda _: self.wake())
 
     def _wait_for_reply(self) -> None:
-        # A loop, because after a reply the next gradients may be sent.
+        # Loop, because `poll_parent` may send the next gradients after a reply.
         while self._exchange is not None:
             self._exchange.exception()
             self.poll_parent()
@@ -154,5 +170,5 @@ class ChildServer(ParameterServer):
         workers = self.workers.all
         known = progress if len(progress) == len(workers) else (step,) * len(workers)
         for worker, own in zip(workers, known, strict=True):
-            if worker.next_step < self._num_steps:  # a worker that is done does not return
+            if worker.next_step < self._num_steps:  # finished workers do not return
                 worker.next_step = max(own, step)

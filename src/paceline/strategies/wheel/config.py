@@ -1,4 +1,4 @@
-"""The configuration of strategy wheel, and the description of a run for its processes."""
+"""The settings of strategy wheel, and the description of a run for its processes."""
 
 from dataclasses import replace
 from math import ceil, gcd
@@ -13,8 +13,8 @@ from paceline.core.reading import read_record
 from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose, check_codec
 
-# The default of sgd: stale gradients need about half of the lr / (1 - momentum) that is usual with
-# momentum 0.9 (docs/strategies/wheel.md).
+# The default momentum of sgd. With stale gradients, lr / (1 - momentum) should be about half of its
+# usual value with momentum 0.9 (docs/strategies/wheel.md).
 MOMENTUM = 0.8
 _Codec = Annotated[str, AfterValidator(check_codec)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -22,23 +22,27 @@ _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Wheel:
-    """The placement of workers, the cut of the model, and codecs.
+    """The placement of workers, the cut of the model into body and head, and codecs.
 
-    `workers`: train the body; each has a head at the hub. `lanes`: workers that alternate on one
-    device; a single lane waits for its own update before its next step.
-    `hub`: the host of the parameter server and the heads, by default the first device's; heads
-    compute on its first device, bodies on the machine's other devices.
-    `child_hubs`: the hubs of a tree, each on its own device, with an equal share of the workers.
-    `gather`: the steps whose mean gradients a child sends its parent, by default 1 per worker.
-    `head`: the head's first layer, by default chosen by `split`. With "loss" the bodies have all
-    layers: asynchronous data parallelism.
+    `workers`: the number of workers, which train the body. The hub runs the head for each worker.
+    `lanes`: the number of workers that alternate on one device. With `lanes=1` a worker waits for
+    its own update before its next step.
+    `hub`: the host of the parameter server and the heads; by default the host of the first device.
+    Heads compute on the first device of this host, bodies on the machine's other devices.
+    `child_hubs`: the number of child hubs in a tree. Each has its own device and an equal share of
+    the workers.
+    `gather`: the number of steps whose mean gradients a child hub sends to its parent; by default
+    one step per worker.
+    `head`: the name of the head's first layer; by default `split` chooses it. With "loss" the
+    bodies have all layers, which is asynchronous data parallelism.
     `server_memory`: where the server keeps parameters, optimizer state and waiting gradients. With
     "host" the head's parameters are copied to the device for each answer (section 3.4.2).
-    `activations`, `activation_gradients`, `parameters`, `gradients` (of the body): their codecs.
-    `staleness`: the most steps that a worker may be ahead of the slowest; None: no limit. With 0,
-    child hubs also wait for their parent's reply; a plan models only this.
-    `staleness_decay`: divides the learning rate of an update whose gradients miss k updates by
-    1 + k * `staleness_decay`; not in plans.
+    `activations`, `activation_gradients`, `parameters`, `gradients`: the codec of each kind of
+    message. Messages have only the parameters and gradients of the body.
+    `staleness`: the most steps that a worker may be ahead of the slowest worker; None: no limit.
+    With 0, child hubs also wait for their parent's reply. Plans model only this wait.
+    `staleness_decay`: the learning rate of an update whose gradients miss k updates is divided by
+    1 + k * `staleness_decay`. Plans ignore this field.
     """
 
     workers: Annotated[int, Field(ge=1)] = 2
@@ -57,7 +61,7 @@ class Wheel:
 
     @property
     def codecs(self) -> dict[Purpose, str]:
-        """The codecs, by purpose."""
+        """The names of the chosen codecs, by purpose of the messages."""
         named = {
             Purpose.ACTIVATIONS: self.activations,
             Purpose.ACTIVATION_GRADIENTS: self.activation_gradients,
@@ -67,7 +71,7 @@ class Wheel:
         return {purpose: codec for purpose, codec in named.items() if codec is not None}
 
     def check_tree(self) -> None:
-        """Raise InvalidInput if workers, lanes and hubs do not fit."""
+        """Raise InvalidInput if workers, lanes and child hubs do not fit together."""
         if self.gather is not None and not self.child_hubs:
             raise InvalidInput("gather", "requires child_hubs")
         if self.child_hubs and self.workers % self.child_hubs:
@@ -81,7 +85,7 @@ class Wheel:
 
     @property
     def workers_of_hub(self) -> int:
-        """The number of workers of each hub."""
+        """The number of workers of each hub with workers."""
         return self.workers // max(1, self.child_hubs)
 
     @property
@@ -96,7 +100,7 @@ class Wheel:
 
     @property
     def workers_by_hub(self) -> dict[int, range]:
-        """The workers of each hub that has workers, by its device's number."""
+        """The workers of each hub that has workers, by the number of the hub's device."""
         if not self.child_hubs:
             return {0: range(self.workers)}
         own = self.workers_of_hub
@@ -112,14 +116,14 @@ class Wheel:
 
     @property
     def of_child(self) -> "Wheel":
-        """The configuration of a tree's child hubs."""
+        """The configuration of each child hub of a tree."""
         return replace(self, workers=self.workers_of_hub, child_hubs=0, gather=None)
 
     @property
     def workers_by_device(self) -> dict[int, range]:
-        """The workers of each body device, by its number.
+        """The workers of each device with bodies, by device number.
 
-        The root hub's device is 0; each hub's device precedes its workers' devices.
+        The root hub's device has number 0. Each hub's device precedes the devices of its workers.
         """
         return {
             number: own[i : i + self.lanes]
@@ -129,9 +133,11 @@ class Wheel:
 
 
 class PaceSpec(Record):
-    """The seconds of the model's layers for `samples`, body before head, and of an update.
+    """The times that layers and updates take in a rehearsal.
 
-    `input_shape`: of a sample, if the model does not define it; `target_nbytes`: of its targets.
+    `forward_s`, `backward_s`: the seconds of each layer for `samples` samples, layers of the body
+    first. `update_s`: the seconds of an update. `input_shape`: the shape of a sample's input, if
+    the model does not define it. `target_nbytes`: the bytes of a sample's targets.
     """
 
     samples: Annotated[int, Field(ge=1)]
@@ -143,13 +149,15 @@ class PaceSpec(Record):
 
 
 class RunSpec(Record):
-    """The description of a run that the hub sends to all workers, without secrets or paths.
+    """The description of a run that the hub sends to all workers.
 
-    `model`, `data`, `seed`: define the recipe (`paceline.training.recipes.named`). `config`: with
-    the head's first layer; in a tree, this hub's part. `boot_id`: identifies the hub's clock.
-    `num_steps`: of the whole run, counted from 0. `pace`: in a rehearsal, whose layers take these
-    times. `place`: (number, count), the hub's part of equal parts of the samples. `tree`: the
-    configuration of the whole tree in a rehearsal.
+    It has no secrets and no paths. `model`, `data`, `seed`: define the recipe
+    (`paceline.training.recipes.named`). `config`: the configuration, with the head's first layer;
+    in a tree, this hub's part of the configuration. `boot_id`: identifies the clock of the hub's
+    machine. `num_steps`: the number of steps of the whole run. `pace`: in a rehearsal, the times
+    that layers take. `place`: (number, count); the samples are divided into `count` equal parts,
+    and this hub trains on part `number`. `tree`: in a rehearsal, the configuration of the whole
+    tree.
     """
 
     strategy: Literal["wheel"] = "wheel"
@@ -176,16 +184,16 @@ class RunSpec(Record):
 
     @property
     def num_parts(self) -> int:
-        """The number of parts of each step's samples, over all hubs of a tree."""
+        """The number of parts into which all hubs together divide each step's samples."""
         return self.place[1] * self.config.workers
 
     def part(self, worker: int) -> int:
-        """Return the number of a worker's part."""
+        """Return the number of a worker's part of each step's samples."""
         return self.place[0] * self.config.workers + worker
 
     @property
     def traced(self) -> range:
-        """The steps that are traced."""
+        """The range of traced steps."""
         return range(self.first_traced, self.first_traced + self.num_traced)
 
     @classmethod
@@ -194,5 +202,8 @@ class RunSpec(Record):
         return read_record(TypeAdapter(cls), data, "hub settings")
 
     def seed_of(self, worker: int, step: int) -> int:
-        """Return the seed of a worker's step, so that a repeated step draws the same numbers."""
+        """Return the random seed of a worker's step.
+
+        A repeated step draws the same random numbers, because it has the same seed.
+        """
         return hash((self.seed, self.part(worker), step)) % 2**63

@@ -19,8 +19,9 @@ Test = Callable[[], tuple[float | None, float | None]]
 class EpochLog:
     """Records updates, and tests the model after each epoch and every `evaluate_every` steps.
 
-    `test` returns the mean loss and the score on the test samples, None without such samples; it
-    is None in a rehearsal. `epochs`: completed before the run was resumed.
+    `test` returns the mean loss and the score on the test samples; both are None without test
+    samples. In a rehearsal `test` itself is None. `epochs`: the epochs that were completed before
+    the run was resumed; new epochs are appended.
     """
 
     def __init__(
@@ -36,12 +37,12 @@ class EpochLog:
         self._test, self._every = test, evaluate_every
         self.epochs, self.evaluations = epochs, list[Evaluation]()
         self.num_samples = 0
-        self.update_ends_s: list[float] = []  # in seconds of training
-        self.update_samples: list[int] = []  # cumulative, after each update
-        self._losses: defaultdict[int, LossSum] = defaultdict(LossSum)  # of unfinished epochs
+        self.update_ends_s: list[float] = []  # when each update ended, in seconds of training
+        self.update_samples: list[int] = []  # samples so far, after each update
+        self._losses: defaultdict[int, LossSum] = defaultdict(LossSum)  # by unfinished epoch
         self._before_s = self._epochs_s
         self._began_s = self._paused_s = 0.0
-        self._tested = 0  # steps
+        self._tested = 0  # the number of completed steps at the last test
 
     @property
     def _epochs_s(self) -> float:
@@ -49,7 +50,7 @@ class EpochLog:
 
     @property
     def trained_s(self) -> float:
-        """Seconds of training, without tests; includes those before a restart."""
+        """The seconds of training without tests, including training before a resume."""
         since_s = time.monotonic() - self._began_s - self._paused_s if self._began_s else 0.0
         return self._before_s + since_s
 
@@ -58,7 +59,10 @@ class EpochLog:
         self._began_s = time.monotonic()
 
     def count(self, losses: Mapping[int, LossSum]) -> None:
-        """Count the samples of an update, and their losses by epoch."""
+        """Count the samples of an update, and add its losses.
+
+        `losses`: the losses by epoch.
+        """
         for epoch, loss in losses.items():
             self.num_samples += loss.num_samples
             self.update_ends_s.append(self.trained_s)
@@ -67,9 +71,10 @@ class EpochLog:
             self._progress.advance(loss.num_samples)
 
     def test(self, num_steps: int) -> bool:
-        """Test the model if it is due after `num_steps` of all workers; return whether it was.
+        """Test the model if a test is due; return whether it was tested.
 
-        Raises InvalidInput if a loss is not finite.
+        `num_steps`: the number of steps that all workers have completed. Raises InvalidInput if a
+        loss is not finite.
         """
         started_s, seconds, was = time.monotonic(), self.trained_s - self._epochs_s, self._tested
         is_over = num_steps == self._num_steps and num_steps % self._steps_per_epoch > 0
@@ -101,7 +106,7 @@ class EpochLog:
         return found
 
     def show(self, server: ParameterServer, nbytes: int) -> None:
-        """Show the speed of the last seconds and the bytes sent."""
+        """Show the recent training speed, the number of workers, and the bytes so far."""
         since_s = max(self._before_s, self.trained_s - _RATE_WINDOW_S)
         first = bisect(self.update_ends_s, since_s)
         samples = self.num_samples - (self.update_samples[first - 1] if first else 0)

@@ -21,9 +21,9 @@ from paceline.strategies.wheel.tree import ChildReport
 
 _TRACE, _PROFILE = TypeAdapter(Trace), TypeAdapter(DeviceProfile)
 _REPORT = TypeAdapter(ChildReport)
-_ONCE = (Topic.ACTIVATIONS, Topic.GRADIENTS)  # not repeated for a completed step
+_ONCE = (Topic.ACTIVATIONS, Topic.GRADIENTS)  # invalid for a completed step
 _OF_BODIES = (Topic.PARAMETERS, *_ONCE)
-_AHEAD = 1  # steps for which a worker fetches parameters in advance
+_AHEAD = 1  # how many steps early a worker may fetch parameters
 
 
 class Gate:
@@ -34,45 +34,53 @@ class Gate:
     ) -> None:
         self._workers, self._num_steps = workers, num_steps
         self._layout, self._version = layout, version
-        self._newest = 0  # a child hub's version decreases when its parent is restarted
+        self._newest = 0  # highest version so far; a parent's restart lowers a child hub's version
 
     def check(self, worker: int, message: Message) -> Topic:
-        """Return the topic of a request; InvalidInput if this worker must not send it now."""
+        """Return the topic of a request.
+
+        Raises InvalidInput if the worker must not send this request now.
+        """
         if message.topic not in ASKED:
             raise InvalidInput("topic", "is not a request of workers", got=message.topic)
         topic = Topic(message.topic)
         self._newest = max(self._newest, self._version())
         if not 0 <= message.version <= self._newest:
             raise InvalidInput(
-                topic, f"version must be at most {self._newest}", got=message.version
+                topic, f"version must be from 0 to {self._newest}", got=message.version
             )
         if topic is Topic.PROBE:
-            return topic  # its step is a number of bytes
+            return topic  # the step of a probe is a number of bytes
         if not 0 <= message.step <= self._num_steps:
-            raise InvalidInput(topic, f"step must be at most {self._num_steps}", got=message.step)
+            raise InvalidInput(topic, f"step must be from 0 to {self._num_steps}", got=message.step)
         reached = self._workers.of(worker).next_step
         is_over = topic in _ONCE and message.step < reached
         if is_over or (topic in _OF_BODIES and message.step > reached + _AHEAD):
-            raise InvalidInput(topic, f"step must be about {reached}", got=message.step)
+            raise InvalidInput(
+                topic, f"step must be near the worker's next step, {reached}", got=message.step
+            )
         return topic
 
     def check_layout(self, message: Message) -> None:
-        """Raise InvalidInput with the first difference of a worker's run from the hub's."""
+        """Raise InvalidInput if a worker's run differs from the hub's run.
+
+        The error names the first difference.
+        """
         there = b"".join(message.parts[:1]).decode(errors="replace")
         if (found := difference(self._layout, there)) is not None:
             raise InvalidInput("run", f"differs from the hub's: {found}")
 
     def profile(self, message: Message) -> DeviceProfile:
-        """Return the profile in a message."""
+        """Return the device profile in a message; raise InvalidInput if it is invalid."""
         found = read_record(_PROFILE, only_part(message), "profile")
         if any(one.link is None for one in (found, *found.below)):
-            raise InvalidInput("profile", "must have a link to the hub")
+            raise InvalidInput("profile", "must have the measured link to the hub")
         if any(one.below for one in found.below):
             raise InvalidInput("profile", "cannot have a child hub below a child hub")
         return found
 
     def trace(self, worker: int, message: Message, *, is_child: bool) -> Trace:
-        """Return the trace of a worker that is done; InvalidInput if it is not done."""
+        """Return the trace of a worker that is done; raise InvalidInput if steps are missing."""
         completed = message.step if is_child else self._workers.of(worker).next_step
         if completed < self._num_steps:
             raise InvalidInput("done", f"requires all {self._num_steps} steps", got=completed)
@@ -81,13 +89,13 @@ class Gate:
         return found
 
     def report(self, message: Message) -> ChildReport | None:
-        """Return the report of a child hub that is done, if any."""
+        """Return the report in a finished child hub's message; None without a report."""
         _, *rest = _parts(message, 2)
         return read_record(_REPORT, rest[0], "report") if rest else None
 
 
 def only_part(message: Message) -> memoryview:
-    """Return the only part of a message; InvalidInput for none or several."""
+    """Return the only part of a message; raise InvalidInput for no part or several parts."""
     return _parts(message, 1)[0]
 
 

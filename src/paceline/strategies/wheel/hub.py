@@ -1,12 +1,15 @@
-"""The hub: it answers workers in the order of arrival, and tests the model.
+"""The hub, which answers workers' requests in the order of arrival and tests the model.
 
     Server  --requests-->  Hub  --checked requests-->  Answers     the algorithm
                             |------------------------> WorkerGroup connected workers
                             |------------------------> EpochLog    epochs, tests, seconds
 
-Requests are executed at once, with three exceptions: BEGIN waits for all workers, a fetch waits
-until no live worker is too far behind (`ParameterServer.may_begin`), and workers measure their
-links one by one. A lost worker's half-done step is dropped, and the others continue; it may return.
+Requests are executed at once, with three exceptions. BEGIN waits for all workers. A fetch of
+parameters waits until no live worker is too far behind (`ParameterServer.may_begin`). Workers
+measure their links one by one.
+
+If a worker is lost, its half-done step is dropped and the other workers continue. The lost worker
+may return.
 """
 
 import logging
@@ -49,10 +52,11 @@ def _nothing() -> None:
 class Hub:
     """Serves body workers until all have done their steps.
 
-    Without an address to listen on, it starts the workers itself, on `devices` of this machine; an
-    error of one of these ends the run. `stack` closes everything. `test` tests the model after each
-    epoch and every `settings.evaluate_every` steps; `epochs`: of a resumed run. The hub waits for
-    missing workers for `settings.wait_s`. Raises InvalidInput if it cannot listen on the address.
+    Without an address to listen on, the hub starts the workers itself, on `devices` of this
+    machine; an error of such a worker ends the run. `stack` closes the hub's connections and
+    processes. `test` tests the model after each epoch and every `settings.evaluate_every` steps.
+    `epochs`: the completed epochs of a resumed run. The hub waits for missing workers for
+    `settings.wait_s`. Raises InvalidInput if it cannot listen on the address.
     """
 
     def __init__(
@@ -97,10 +101,11 @@ class Hub:
         self._server, self._clock, self._polled_s, self._between = server, clock, 0.0, _nothing
 
     def wait_for_workers(self, on_first: Callable[[], None] = _nothing) -> None:
-        """Serve until all workers are ready, or the workers that joined within `wait_s`.
+        """Serve until all workers are ready to begin.
 
-        Calls `on_first` when the first worker joins, before it measures. Raises InvalidInput if a
-        worker of this machine fails, WorkerLost if no worker joins.
+        After `settings.wait_s` the workers that have joined are enough. Calls `on_first` when the
+        first worker joins, before this worker measures. Raises InvalidInput if a worker of this
+        machine fails. Raises WorkerLost if no worker joins.
         """
         self._serve(lambda: self.group.membership.is_ready, on_first)
 
@@ -108,7 +113,7 @@ class Hub:
         """Let the workers begin, and serve until all live workers have done their steps.
 
         Calls `between` a few times a second, between requests. Raises InvalidInput if a loss is not
-        finite or a worker of this machine fails, WorkerLost if no worker is left.
+        finite, or if a worker of this machine fails. Raises WorkerLost if no worker is left.
         """
         self._between = between
         self.log.begin()
@@ -117,7 +122,7 @@ class Hub:
         self.answers.trace.add(self.answers.steps.trace)
 
     def close(self) -> tuple[int, int]:
-        """Disconnect, end the processes of this machine; return the bytes sent and received."""
+        """Disconnect and end the hub's own processes; return the bytes sent and received."""
         self.group.close()
         return self.rpc.sent_nbytes, self.rpc.received_nbytes
 
@@ -133,7 +138,7 @@ class Hub:
                     on_first()
                     on_first = _nothing
                 elif isinstance(event, Woken):
-                    # The parent of a child hub has replied; it may have been restarted.
+                    # The parent of this child hub has replied. The parent may have been restarted.
                     if isinstance(self._server, ChildServer) and self._server.poll_parent():
                         self.group.membership.restart()
                     self._go_on()
@@ -163,7 +168,7 @@ class Hub:
             self._go_on()
 
     def _failed(self, request: RpcRequest, error: WorkerFailed) -> Message:
-        """Drop a worker that has failed; end the run if it is on this machine."""
+        """Drop a failed worker; end the run if the worker is on this machine."""
         reply = Message(Topic.FAILED, request.message.step)
         if self.group.is_own:
             self.rpc.reply(request, reply)
@@ -173,9 +178,10 @@ class Hub:
         return reply
 
     def _refused(self, request: RpcRequest, error: InvalidInput | NonFinite) -> Message:
-        """Drop a worker after a wrong request; it may join again.
+        """Drop a worker after a wrong request; the worker may join again.
 
-        Ends the run if the worker is on this machine, because the others would fail, too.
+        Instead ends the run if the worker is on this machine, because the other workers would fail,
+        too. Also ends the run if the values of all live workers are not finite.
         """
         reply, worker = refusal(str(error)), request.worker
         is_diverged = isinstance(error, NonFinite) and self.group.all_diverged(worker)

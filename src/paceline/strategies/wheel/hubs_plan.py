@@ -1,4 +1,4 @@
-"""The exchanges between child hubs and their parent in a plan, each after `gather` steps.
+"""Plan the exchanges between child hubs and their parent, one after every `gather` steps.
 
     workers   [grad 0][grad 1]                        [grad 0][grad 1] ...
     child             sum 0  sum 1         | copy             sum 0  sum 1
@@ -6,10 +6,10 @@
     root                                    step
     to child                                [hubs_parameters]
 
-A child hub sums the gradients of its workers' steps. It sends the mean of `gather` steps to the
-root, whose optimizer takes a step, and gets all parameters. A child has one exchange at a time.
-Its workers continue meanwhile, until the next mean is complete; with a staleness of 0 they wait at
-once, and children wait for each other.
+A child hub sums the gradients of its workers' steps. After `gather` steps it sends their mean to
+the root, whose optimizer takes a step; the reply has all parameters. A child hub has one exchange
+at a time. During an exchange its workers continue until the next mean is complete. With a staleness
+of 0, workers wait for each exchange, and child hubs wait for each other.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,8 @@ from paceline.strategies.wheel.split import MessageSize
 
 GRADIENTS, PARAMETERS = "hubs_gradients", "hubs_parameters"
 SUM, COPY = "sum", "copy"
-_SUM_TRAFFIC, _COPY_TRAFFIC = 3, 2  # bytes per byte: two reads and a write; a read and a write
+# Memory traffic per byte of gradients: a sum reads twice and writes, a copy reads and writes.
+_SUM_TRAFFIC, _COPY_TRAFFIC = 3, 2
 
 
 class _Child:
@@ -47,13 +48,13 @@ class _Child:
         self.copying = updating_on(server, lanes)
         self.up, self.down = way(server, root, Lane.UPLOAD), way(root, server, Lane.DOWNLOAD)
         self.num_summed = 0
-        self.copied: list[TaskId] = []  # the ends of its exchanges
+        self.copied: list[TaskId] = []  # the last task of each exchange
 
 
 class HubExchanges:
-    """Makes the tasks of sums and exchanges, from workers' steps to updates of the root.
+    """Makes the tasks of child hubs: their sums, and their exchanges with the root.
 
-    An exchange's tasks have the step and worker whose gradients completed its mean.
+    The ids of an exchange's tasks have the step and worker whose gradients completed the mean.
     """
 
     def __init__(
@@ -74,7 +75,8 @@ class HubExchanges:
         self._of_worker = [children[one] for one in placement.heads]
         self._on_root, self._gather = on_root, config.gathered
         self._waits = config.staleness == 0
-        # Children wait for each other after each step if means are of whole steps.
+        # With a staleness of 0 child hubs wait for each other after each step, if a mean always
+        # contains whole steps of all workers.
         self.in_step = self._waits and config.gathered % config.workers_of_hub == 0
         self._exchanged: set[TaskId] = set()
         self._sum = Cost(nbytes=_SUM_TRAFFIC * nbytes, num_calls=1)
@@ -82,11 +84,14 @@ class HubExchanges:
         self._update = update_cost(workload)
 
     def summed(self, step: int, worker: int) -> TaskId:
-        """Return the task that adds a worker's step to its hub's sum."""
+        """Return the task that adds a worker's gradients of a step to its hub's sum."""
         return TaskId(step, Kind.REDUCE, SUM, worker)
 
     def add(self, step: int, worker: int, halves: tuple[TaskId, ...]) -> Iterator[Task]:
-        """Yield the sum; if it is complete, also the mean's message and the root's update."""
+        """Yield the task that adds a worker's gradients to its hub's sum.
+
+        If this completes the sum, also yields the message with the mean, and the root's update.
+        """
         child, own = self._of_worker[worker], self.summed(step, worker)
         yield Task(own, child.copying, self._sum, halves)
         child.num_summed += 1
@@ -102,11 +107,14 @@ class HubExchanges:
         return TaskId(step, Kind.REDUCE, COPY, worker)
 
     def sends(self, step: int, worker: int) -> bool:
-        """Return whether a worker's added step completed a mean."""
+        """Return whether a worker's gradients of this step completed a mean."""
         return self._copied(step, worker) in self._exchanged
 
     def reply(self, step: int, worker: int, updated: tuple[TaskId, ...]) -> Iterator[Task]:
-        """Yield the reply of a step's exchange, if any, after these updates of the root."""
+        """Yield the root's reply, if the worker's gradients of this step completed a mean.
+
+        `updated`: the root's updates that the reply follows.
+        """
         if not self.sends(step, worker):
             return
         child, copied = self._of_worker[worker], self._copied(step, worker)
@@ -115,9 +123,10 @@ class HubExchanges:
         yield Task(copied, child.copying, self._copy, reply.arrival)
 
     def before_fetch(self, worker: int) -> tuple[TaskId, ...]:
-        """Return the exchange that a worker's next fetch waits for.
+        """Return the exchange that a worker's next fetch of parameters waits for.
 
-        The last one with a staleness of 0; otherwise the one before the complete sum.
+        With a staleness of 0 it is the last exchange, otherwise the last but one. The result is
+        empty if there is no such exchange.
         """
         child = self._of_worker[worker]
         number = child.num_summed // self._gather - (1 if self._waits else 2)

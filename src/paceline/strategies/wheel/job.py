@@ -1,6 +1,6 @@
-"""Build recipe, model and halves of a run from its `RunSpec`, alike in every process.
+"""Build a run's recipe, model and halves from its `RunSpec`.
 
-A rehearsal has paced stand-ins instead of a model.
+Every process of a run builds the same. In a rehearsal, layers that sleep replace the model.
 """
 
 import json
@@ -44,19 +44,20 @@ from paceline.training.models.paced import PacedSGD, PacedWhole, paced_halves
 from paceline.training.recipes.named import is_given, recipe_of, workload_of
 from paceline.training.recipes.recipe import Recipe, built
 
-NUM_WARM_UP, NUM_LAST = 2, 1  # unmeasured steps; the last turns have no forward
-_FEWEST_MEANS = NUM_WARM_UP + NUM_LAST + 2  # of a child hub, of which two are measured
-_NUM_EXAMPLES = 2  # a batch norm needs two
-_SPAN_NBYTES = 400  # as JSON
+NUM_WARM_UP, NUM_LAST = 2, 1  # first and last steps, not measured; the last turns have no forward
+# The means that a child hub must send; two of them are measured.
+_FEWEST_MEANS = NUM_WARM_UP + NUM_LAST + 2
+_NUM_EXAMPLES = 2  # batch norm needs two samples
+_SPAN_NBYTES = 400  # of a traced span, as JSON
 _MIN_MESSAGE_NBYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """The model that a hub trains, and its recipe.
+    """A run's spec, and the recipe, model and halves that were built from it.
 
-    `workload` describes one worker's part of a step, `parts` its halves. `device`: where heads
-    compute.
+    `workload`: one worker's part of a step, as costs of layers. `parts`: the body and the head of
+    `workload`. `device`: the device on which heads compute.
     """
 
     spec: RunSpec
@@ -74,12 +75,12 @@ class TrainingJob:
 
     @cached_property
     def batches(self) -> BatchLayout:
-        """The structure of batches, to decode the targets that bodies send."""
+        """The structure of the batches, to decode the targets that workers send."""
         return BatchLayout(self.recipe)
 
     @property
     def layout(self) -> str:
-        """The description that every worker must match."""
+        """The description of the run, as JSON, which must be the same at every worker."""
         return layout_of(self.spec, self.halves, self.recipe, self.batches)
 
     @property
@@ -89,7 +90,7 @@ class TrainingJob:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of steps of an epoch."""
+        """The number of steps per epoch."""
         return len(batches_of(self.spec, 0, self.num_samples))
 
     @property
@@ -99,7 +100,7 @@ class TrainingJob:
 
     @property
     def max_message_nbytes(self) -> int:
-        """An upper bound of the bytes of the run's messages."""
+        """An upper bound of the bytes of one message."""
         sent = messages(self.parts, self.spec.config)
         together = sent[Purpose.LABELS].nbytes + sent[Purpose.ACTIVATIONS].nbytes
         num_spans = NUM_TRACED * (2 * len(self.parts.body.layers) + len(Purpose))
@@ -112,7 +113,8 @@ class TrainingJob:
 class Updating:
     """The optimizer, schedule and loss of a hub's model.
 
-    `updates_per_step`: updates in a step of all workers, which divide the learning rate.
+    `updates_per_step`: the number of updates in a step of all workers. It divides the learning
+    rate.
     """
 
     optimizer: Optimize
@@ -124,7 +126,10 @@ class Updating:
 def training_job(
     session: TrainingSession, settings: TrainSettings, device: torch.device
 ) -> tuple[TrainingJob, Updating]:
-    """Load the data, build the model and cut it; InvalidInput if they do not fit."""
+    """Load the data, build the model, and cut it into body and head.
+
+    Raises InvalidInput if data, model and settings do not fit together.
+    """
     if settings.listen is not None and is_given(settings.model):
         raise InvalidInput(
             "model",
@@ -149,10 +154,10 @@ def training_job(
 def _updating(
     recipe: Recipe, settings: TrainSettings, num_updates: int, num_workers: int
 ) -> Updating:
-    # Here schedules count updates: one per worker in each step.
+    # Schedules count updates; each step has one update per worker.
     counted = settings.model_copy(update={"warmup_steps": settings.warmup_steps * num_workers})
     is_sgd = settings.optimizer == "sgd" or (not settings.optimizer and not recipe.optimizer)
-    if settings.momentum == MOMENTUM and not is_sgd:  # the default, which is for sgd only
+    if settings.momentum == MOMENTUM and not is_sgd:  # this default is for sgd only
         counted = counted.model_copy(update={"momentum": None})
     optimizer, schedule = learning_by(recipe, counted, num_updates)
     return Updating(optimizer, learning_of(recipe, settings), schedule, num_workers)
@@ -161,7 +166,7 @@ def _updating(
 def rehearsal_job(
     session: TrainingSession, settings: RehearseSettings
 ) -> tuple[TrainingJob, Updating]:
-    """Build stand-ins whose layers take the device's times."""
+    """Build a rehearsal, whose layers sleep for the device's times."""
     device = session.device
     if device is None:
         raise InvalidInput("device", "is required", hint="for example k40-gigabit/gpu0")
@@ -179,7 +184,7 @@ def rehearsal_job(
 
 
 def _check_long_enough(config: Wheel, num_steps: int) -> None:
-    """Raise InvalidInput if child hubs send too few means in `num_steps`."""
+    """Raise InvalidInput if child hubs would send too few means in `num_steps` steps."""
     if config.child_hubs and num_steps * config.workers_of_hub // config.gathered < _FEWEST_MEANS:
         least = ceil(_FEWEST_MEANS * config.gathered / config.workers_of_hub)
         raise InvalidInput(
@@ -190,12 +195,15 @@ def _check_long_enough(config: Wheel, num_steps: int) -> None:
 
 
 def child_job(settings: ChildSettings, parent: RunSpec) -> TrainingJob:
-    """Build the job of a child hub; InvalidInput if it does not fit this machine."""
+    """Build the job of a child hub from its parent's run.
+
+    Raises InvalidInput if the run does not fit this machine.
+    """
     if parent.pace is None:
         config = settings.config(parent.head)
     elif parent.tree is None:
-        raise InvalidInput("connect", "requires a hub that rehearses with child_hubs")
-    else:  # as the root has planned
+        raise InvalidInput("connect", "must be the address of a hub that rehearses with child_hubs")
+    else:  # use the root's configuration
         config = parent.tree.of_child
     place = (parent.part(settings.number), parent.num_parts)
     own = {"config": config, "place": place, "boot_id": boot_id(), "tree": None}
@@ -228,7 +236,10 @@ def _kept_on(spec: RunSpec, device: torch.device) -> torch.device:
 
 
 def lent_head(job: TrainingJob) -> LentHead | None:
-    """Return the head for a server in main memory; None if it is on the device."""
+    """Return the head on the device, for a server in main memory.
+
+    Returns None for a server on the device.
+    """
     if job.kept_on == job.device:
         return None
     model, halves = model_and_halves(job.spec, job.recipe, job.kept_on)
@@ -236,7 +247,7 @@ def lent_head(job: TrainingJob) -> LentHead | None:
 
 
 def server_options(job: TrainingJob, learning: Learning) -> dict[str, Any]:
-    """Return the arguments that the servers of roots and child hubs share."""
+    """Return the arguments of `ParameterServer` that roots and child hubs share."""
     return {
         "num_workers": job.spec.config.workers,
         "staleness": job.spec.config.staleness,
@@ -247,18 +258,21 @@ def server_options(job: TrainingJob, learning: Learning) -> dict[str, Any]:
 
 
 def paced_updating(job: TrainingJob, seconds: float = 0.0) -> Updating:
-    """Return updates that take `seconds`; 0 at a child hub, whose parent updates."""
+    """Return the updating of a rehearsal, whose updates take `seconds`.
+
+    At a child hub `seconds` is 0, because its parent updates the parameters.
+    """
     learning = learning_in(job.spec, job.recipe)
     return Updating(lambda model: PacedSGD(model.parameters(), seconds), learning)
 
 
 def recipe_in(spec: RunSpec) -> Recipe:
-    """Return the recipe of a run or a rehearsal; InvalidInput if it is unknown here."""
+    """Return the recipe of a training or rehearsal; raise InvalidInput if it is unknown."""
     return recipe_of(spec.model, spec.data, spec.seed) if spec.pace is None else paced_recipe(spec)
 
 
 def paced_recipe(spec: RunSpec) -> Recipe:
-    """Return the recipe of a rehearsal: zero samples, with targets of the real size."""
+    """Return a rehearsal's recipe: samples are zeros, and targets have the real size."""
     assert spec.pace is not None
     num_samples = spec.num_steps * spec.batch_size
     inputs = torch.zeros(1, 1).expand(num_samples, -1)
@@ -268,7 +282,10 @@ def paced_recipe(spec: RunSpec) -> Recipe:
 
 
 def stand_in(spec: RunSpec) -> tuple[PacedWhole, Halves]:
-    """Return the stand-ins of a rehearsal; InvalidInput if the model cannot be paced."""
+    """Return the model and halves of a rehearsal, whose layers sleep.
+
+    Raises InvalidInput if the model's layers cannot be replaced.
+    """
     pace = spec.pace
     assert pace is not None
     workload = workload_of(spec.model, pace.samples, pace.input_shape)
@@ -279,37 +296,40 @@ def stand_in(spec: RunSpec) -> tuple[PacedWhole, Halves]:
 
 
 def learning_in(spec: RunSpec, recipe: Recipe) -> Learning:
-    """Return loss and precision of a run's halves."""
+    """Return the loss and the precision with which a run trains."""
     return Learning(recipe.loss, bfloat16=spec.precision == "bfloat16")
 
 
 def model_and_halves(
     spec: RunSpec, recipe: Recipe, device: torch.device, model: nn.Module | None = None
 ) -> tuple[nn.Module, Halves]:
-    """Build and cut a run's model, or its stand-ins; `model` replaces building a new one."""
+    """Build a run's model, or a rehearsal's stand-in, and cut it into halves.
+
+    `model`: a model to cut instead of building a new one.
+    """
     if spec.pace is not None:
         return stand_in(spec)
     model = (built(recipe, spec.seed) if model is None else model).to(device).train()
-    rows = range(min(_NUM_EXAMPLES, len(recipe.samples)))  # inputs to try the cut with
+    rows = range(min(_NUM_EXAMPLES, len(recipe.samples)))  # example inputs, to try the cut
     inputs, _ = Batch.of(recipe.samples.__getitems__(rows)).to(device)
     return model, cut(model, inputs, spec.head)
 
 
 def activations_of(halves: Halves, inputs: Any, learning: Learning) -> Tensor:
-    """Run the body; return activations in the parameters' type, as they are sent."""
+    """Run the body; return its outputs in the dtype of the parameters, ready to send."""
     with learning.autocast(tree_leaves(inputs)[0].device):
         activations: Tensor = call(halves.body, inputs)
     return activations.to(next(halves.body.parameters()).dtype)
 
 
 def layers_in(model: nn.Module, names: tuple[str, ...]) -> tuple[LayerModule, ...]:
-    """Return the model's layers whose first parameters are in `names`."""
+    """Return the model's layers whose first parameter is in `names`."""
     layers = model.layers if isinstance(model, PacedWhole) else layers_of(model)
     return tuple(layer for layer in layers if layer.parameters[0][0] in names)
 
 
 def layout_of(spec: RunSpec, halves: Halves, recipe: Recipe, batches: BatchLayout) -> str:
-    """Return the layout, as JSON, that body and hub must share."""
+    """Return the description of a run, as JSON, that worker and hub must share."""
     in_body = zip(halves.body_names, halves.body_parameters, strict=True)
     in_head = zip(halves.head_names, halves.head_parameters, strict=True)
     return json.dumps(
@@ -326,7 +346,7 @@ def layout_of(spec: RunSpec, halves: Halves, recipe: Recipe, batches: BatchLayou
 
 
 def batches_of(spec: RunSpec, worker: int, num_samples: int) -> ShardedBatches:
-    """Return a worker's batches of an epoch; InvalidInput for too few samples."""
+    """Return a worker's batches of an epoch; raise InvalidInput for too few samples."""
     own = spec.part(worker), spec.num_parts, spec.seed
     return ShardedBatches(num_samples, spec.batch_size, *own)
 
@@ -337,9 +357,10 @@ def _described(recipe: Recipe, model: nn.Module, size: int, name: str) -> Worklo
 
 
 def _tried(workload: Workload, config: Wheel, model: nn.Module, recipe: Recipe) -> Workload:
-    """Return the workload for which `split` chooses a possible cut.
+    """Return the workload with its impossible cuts, which `split` then skips.
 
-    InvalidInput if there is none, with the reason if head and body share parameters.
+    Raises InvalidInput if no cut is possible. If a layer is tied to an embedding, the error says
+    so.
     """
     try:
         split(workload, config)
@@ -352,7 +373,10 @@ def _tried(workload: Workload, config: Wheel, model: nn.Module, recipe: Recipe) 
 
 
 def _traced(session: TrainingSession, parts: Split, sizes: Sequence[int], **fields: Any) -> RunSpec:
-    """Return a spec with the steps to trace; `sizes`: the steps of each epoch."""
+    """Return the run's spec, with the steps to trace.
+
+    `sizes`: the number of steps of each epoch. `fields`: the other fields of the spec.
+    """
     named = replace(session.config, head=parts.first)
     config, tree = named.of_root, named if named.child_hubs else None
     own = {"batch_size": session.settings.batch_size, "profile_s": session.settings.profile_s}

@@ -1,11 +1,11 @@
-"""A head on a device with parameters in main memory (Du et al. 2017, section 3.4.2).
+"""A head on a device, whose parameters are kept in main memory (Du et al. 2017, section 3.4.2).
 
-    server, in main memory     parameters, optimizer's state, gradients that wait
+    server, in main memory     parameters, optimizer state, waiting gradients
             |  parameters                             ^  gradients
             v                                         |
-    hub's device               head of one worker: forward, backward     then nothing
+    hub's device               head of one worker: forward, backward
 
-The device has the head's parameters only during an answer.
+The device has the head's parameters only while it answers a worker.
 """
 
 import torch
@@ -15,7 +15,7 @@ from paceline.core.plan import Kind, Lane
 from paceline.core.wire_format import Purpose
 from paceline.training.models.halves import trainable
 
-# The copies for an answer: their purposes, and the lanes of the device.
+# The purpose of each kind of copy during an answer, and the device's lane for it.
 COPIES = {
     Kind.H2D: (Purpose.HEAD_PARAMETERS, Lane.H2D),
     Kind.D2H: (Purpose.HEAD_GRADIENTS, Lane.D2H),
@@ -23,10 +23,10 @@ COPIES = {
 
 
 class LentHead:
-    """A head on a device, filled with another head's parameters for each answer.
+    """A head on a device, which gets the parameters of `kept` for each answer.
 
-    `head`: a part of the separate `model`, moved to the device. `kept`: the head in main memory;
-    answers update its buffers.
+    `kept`: the head in main memory; answers update its buffers. `model`: a separate model, whose
+    head is `head`. `head` is moved to the device.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class LentHead:
         self.empty()
 
     def fill(self) -> None:
-        """Copy the parameters and buffers to the device."""
+        """Copy the parameters and buffers from main memory to the device."""
         for own, kept in zip(self.head.parameters(), self._kept.parameters(), strict=True):
             own.data = kept.detach().to(self.device)
         self._copy_buffers(self._kept, self.head)
@@ -60,5 +60,5 @@ class LentHead:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The trainable parameters, which have values from `fill` to `empty`."""
+        """The trainable parameters on the device, which are empty except during an answer."""
         return trainable(self.head)

@@ -1,4 +1,4 @@
-"""Measure the hub of a run, and make the plan's machine from its and the workers' profiles."""
+"""Measure the hub, and make the machine of a plan from profiles of hub and workers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,9 +27,9 @@ def recorders_of(
     num_workers: int,
     window: range = ALL_STEPS,
 ) -> list[WorkerRecorder]:
-    """Return recorders of the head, one per worker, and have the server use them.
+    """Return new recorders of the head, one per worker, which the server then uses.
 
-    `name`: the device's name in the trace. `window`: the recorded steps.
+    `name`: the device's name in the trace. `window`: the steps to record.
     """
     clock, model = clock_for(device), server.model if server.lent is None else server.lent.model
     marks = LayerMarks(jobs.layers_in(model, server.halves.head_names), clock)
@@ -41,7 +41,7 @@ def recorders_of(
 
 
 def profile_head(job: jobs.TrainingJob, updating: jobs.Updating) -> DeviceProfile:
-    """Measure answers and updates of the hub, with a separate model."""
+    """Measure the hub's answers and updates with a separate copy of the model."""
     spec, device = job.spec, job.device
     model, halves = jobs.model_and_halves(spec, job.recipe, job.kept_on)
     optimizer = updating.optimizer(model)
@@ -83,9 +83,10 @@ def calibrate(
     *,
     is_paced: bool,
 ) -> PricedMachine | None:
-    """Return the machine and its prices; None if a device's first worker has no profile.
+    """Return the measured machine and its prices; None if a profile is missing.
 
-    In a tree, `workers` has the profiles of the child hubs, which include their workers' profiles.
+    The first worker of each device must have a profile. In a tree, `workers` has the profiles of
+    the child hubs, which include the profiles of their workers.
     """
     profiles, hub_of = {0: hub}, dict[int, int]()
     by_device = config.workers_by_device

@@ -1,19 +1,22 @@
-"""The plan of strategy wheel: body workers alternate on devices, heads answer at the hub.
+"""Plan strategy wheel: body workers alternate on devices, heads answer at the hub.
 
     body 0 compute  fwd 0 | fwd 1 | bwd 0  fwd 0 | bwd 1  fwd 1 | bwd 0  ...
     to the hub            [act 0]  [act 1]  [grad 0][act 0]  [grad 1][act 1]
     hub compute                  head 0  head 1  step 0  head 0   step 1  head 1
     to the body                    [res 0][par 0]    [res 1][par 1]
 
-A turn is a worker's backward and its next forward (figure 3 of Du et al. 2017). The workers of a
-device take turns in a fixed order, so its compute hides their communication. A worker fetches the
-parameters of its next forward as soon as its activation gradients arrive; they lack only its own
-last gradient. A device with one lane fetches them after that update instead; a single worker then
-trains as the uncut model does.
+    act: activations; grad: gradients of the body; res: activation gradients; par: parameters
 
-The server updates all parameters when it has both halves' gradients of a step (section 3.3). It
-shares the hub's device with the heads, which read the parameters in place. In a tree of hubs
-(section 3.4.1) each worker has a child hub, and the server is the root (`hubs_plan`).
+A turn is a worker's backward and its next forward (figure 3 of Du et al. 2017). The workers of a
+device take turns in a fixed order, so that the device computes while messages are sent. A worker
+fetches the parameters of its next forward as soon as its activation gradients arrive. These
+parameters lack only the worker's own last gradients. With one lane per device, a worker fetches the
+parameters after its update instead; a run with a single worker then trains the model as if it were
+not cut.
+
+The server updates all parameters when it has the gradients of both halves of a step (section 3.3).
+It shares the hub's device with the heads, which read the parameters in place. In a tree of hubs
+(section 3.4.1) each worker has a child hub, and the server is at the root (`hubs_plan`).
 """
 
 from collections import defaultdict
@@ -44,28 +47,31 @@ from paceline.strategies.wheel.split import messages, split
 
 _TaskIds = tuple[TaskId, ...]
 _KEPT_BY_SERVER = 2  # the parameters and their momentum
-_SATURATED = 0.8  # of a window's time; bodies alone compute at its beginning and end
-_MOST_CHILD_HUBS = 8  # in a search
+# A hub that is busy for a smaller share of the window is no bottleneck. At the beginning and end of
+# the window only bodies compute.
+_SATURATED = 0.8
+_MOST_CHILD_HUBS = 8  # that a search tries
 _KEPT_BY_CHILD = 3  # the parameters, a sum and a mean
 _LENT = 2  # the head's parameters and their gradients
 
 
 def plan(workload: Workload, machine: Machine, config: Wheel, window: Window) -> Plan:
-    """Return the tasks of `window` steps; in a step every worker trains on one batch.
+    """Plan `window.num_steps` steps; in each step every worker trains on its share.
 
-    InvalidInput if the model has no suitable head, or the machine lacks devices, links or the speed
-    of a codec.
+    Raises InvalidInput if the model has no suitable head, or if the machine lacks devices, links or
+    the speed of a codec.
     """
     return Plan(_WindowTasks(workload, machine, config).tasks(window.num_steps))
 
 
 def memory(workload: Workload, machine: Machine, config: Wheel) -> Mapping[str, int]:
-    """Return the bytes needed by each device or host, by name.
+    """Return the bytes that each device or host needs, by name.
 
-    The hub keeps parameters, momentum, and for each worker a step's waiting gradients. A body keeps
-    its parameters, the next step's, and gradients. A child hub keeps parameters, a sum and a mean
-    of gradients; its parent a mean of each child. With `server_memory` "host" the device keeps a
-    head's parameters and gradients during an answer.
+    A hub keeps the parameters, their momentum, and one step's waiting gradients for each worker. A
+    worker keeps the body's parameters and gradients; with several lanes also the parameters of its
+    next step. A child hub keeps a sum and a mean of gradients instead of momentum; its parent keeps
+    one mean for each child hub. With `server_memory="host"` the server is in the memory of the
+    hub's host; the hub's device then keeps a head's parameters and gradients only during an answer.
     """
     placement, parts = place(machine, config), split(workload, config)
     crossing, body = parts.head.input_nbytes, parts.body.gradient_nbytes
@@ -92,8 +98,9 @@ def memory(workload: Workload, machine: Machine, config: Wheel) -> Mapping[str, 
 def placements(workload: Workload, config: Wheel) -> Iterator[Wheel]:
     """Yield the configuration, and variants with child hubs or a server in main memory.
 
-    Section 3.4.1's rule for the number of child hubs (`head_devices_needed`) ignores devices and
-    links, which plans consider. Main memory suits small devices (section 3.4.2).
+    The rule of section 3.4.1 for the number of child hubs (`head_devices_needed`) is not used,
+    because it ignores devices and links, which plans consider. A server in main memory suits
+    devices with little memory (section 3.4.2).
     """
     counts = [config.child_hubs]
     if config.child_hubs == 0 and config.head != LOSS:
@@ -105,10 +112,11 @@ def placements(workload: Workload, config: Wheel) -> Iterator[Wheel]:
 
 
 def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
-    """Return a sentence if heads and updates take a hub longer than its bodies; else None.
+    """Return a sentence about the hub that is the bottleneck; None without a bottleneck.
 
-    The ratio is p k / t of section 3.4.1, with updates: above 1, more workers of this hub gain
-    nothing. None also if the hub waits for messages much of the time.
+    A hub is the bottleneck if its heads and updates take longer than a body's device computes. The
+    ratio of these times is p k / t of section 3.4.1, with updates included. Above 1, more workers
+    of this hub gain nothing. A hub that waits for messages much of the time is not a bottleneck.
     """
     placement = place(machine, config)
     busy: dict[str, float] = defaultdict(float)
@@ -139,9 +147,10 @@ def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
 
 
 def head_devices_needed(head_s: float, num_body_devices: int, step_s: float) -> int:
-    """Return the number of devices on which heads do not delay bodies (3.4.1): p k / t.
+    """Return how many devices with heads are needed, so that no body waits.
 
-    `head_s` (p): one answer; each of k body devices requests one per step of `step_s` (t).
+    The number is p k / t of section 3.4.1. `head_s` (p): the seconds of one answer. Each of the
+    `num_body_devices` (k) requests one answer per step. `step_s` (t): the seconds of a step. Raises
     ValueError if a time is not positive.
     """
     if head_s <= 0 or step_s <= 0:
@@ -150,7 +159,10 @@ def head_devices_needed(head_s: float, num_body_devices: int, step_s: float) -> 
 
 
 class _WindowTasks:
-    """Makes the tasks of a window; `prefetches`: workers fetch parameters in advance."""
+    """Makes the tasks of a window.
+
+    `prefetches`: whether workers fetch parameters in advance.
+    """
 
     def __init__(self, workload: Workload, machine: Machine, config: Wheel) -> None:
         self.placement, self.parts = place(machine, config), split(workload, config)
@@ -173,7 +185,7 @@ class _WindowTasks:
         self.hubs: HubExchanges | None = None
         if config.child_hubs:
             self.hubs = HubExchanges(workload, machine, config, placement, self._updating)
-        # One object for each cost, because plans price a cost by its identity.
+        # One object for each cost, because plans price each cost object once.
         self._load = Cost(nbytes=2 * workload.input_nbytes, num_calls=1)  # read and written once
         self._update = costs.update_cost(workload)  # of body and head together
         if isinstance(root, Host):  # sums in host memory have no call latency
@@ -185,7 +197,10 @@ class _WindowTasks:
         }
 
     def tasks(self, num_steps: int) -> Iterator[Task]:
-        """Yield the tasks of all steps, by turns; exchanges of hubs follow their steps."""
+        """Yield the tasks of all steps, in the order of turns.
+
+        An exchange of a child hub with the root follows the step that completes its mean.
+        """
         lanes = self.placement.lanes
         turns = [(device, worker) for device, workers in lanes.items() for worker in workers]
         before: dict[Device, _TaskIds] = dict.fromkeys(lanes, ())
@@ -213,7 +228,7 @@ class _WindowTasks:
         before: dict[Device, _TaskIds],
         is_last: bool,
     ) -> Iterator[Task]:
-        """Yield the turns of a step where child hubs wait for each other's updates."""
+        """Yield the turns of a step in which child hubs wait for each other's updates."""
         for device, worker in turns:
             before[device] = yield from self._backward(step, worker, before[device])
         sent = [worker for _, worker in turns if hubs.sends(step, worker)]
@@ -227,15 +242,18 @@ class _WindowTasks:
         return Message(self.routes[worker][purpose], step, purpose, worker)
 
     def _update_of(self, step: int, worker: int) -> TaskId:
-        """Return the optimizer's step that a worker's step leads to, maybe with others'."""
+        """Return the optimizer's update that follows from a worker's step."""
         return TaskId(step, Kind.STEP, "", worker)
 
     def _held_by_hub(self, step: int, worker: int) -> TaskId:
-        """Return the task after which a worker's hub has its gradients of a step."""
+        """Return the task by which a hub uses a worker's gradients of a step.
+
+        The task is a sum at a child hub, otherwise an update.
+        """
         return self.hubs.summed(step, worker) if self.hubs else self._update_of(step, worker)
 
     def _begin(self, step: int, worker: int, before: _TaskIds) -> Generator[Task, None, _TaskIds]:
-        """Yield the fetch and the forward of a step; return what the device's next turn follows."""
+        """Yield a step's fetch and forward; return the last task of the forward."""
         yield from self._fetch(step, worker)
         yield from self._forward(step, worker, before)
         return (self._end(step, Kind.FORWARD, worker),)
@@ -243,7 +261,7 @@ class _WindowTasks:
     def _fetch(self, step: int, worker: int) -> Iterator[Task]:
         after: _TaskIds = ()
         if step and self.prefetches:
-            # As soon as the activation gradients are received, still encoded.
+            # Fetch as soon as the activation gradients arrive, before they are decoded.
             before = self._message(step - 1, Purpose.ACTIVATION_GRADIENTS, worker)
             after = before.undecoded.arrival
             if step > 1:
@@ -255,7 +273,7 @@ class _WindowTasks:
         yield from self._message(step, Purpose.PARAMETERS, worker).tasks(after)
 
     def _forward(self, step: int, worker: int, before: _TaskIds) -> Iterator[Task]:
-        """Yield the loading of the batch, and the body's forward."""
+        """Yield the tasks that load the batch and run the body's forward."""
         device = self.placement.bodies[worker]
         loaded = TaskId(step, Kind.LOAD, "", worker)
         yield Task(loaded, self._computing[device.name], self._load, before)
@@ -263,7 +281,11 @@ class _WindowTasks:
         yield from self._layers(step, Kind.FORWARD, self.parts.body, worker, device, after)
 
     def _answer(self, step: int, worker: int) -> Iterator[Task]:
-        """Yield the uploads, the head's forward and backward, and the activation gradients."""
+        """Yield the tasks of an answer.
+
+        They are the uploads, the head's forward and backward, and the message with activation
+        gradients.
+        """
         hub, head = self.placement.heads[worker], self.parts.head
         loaded = TaskId(step, Kind.LOAD, "", worker)
         yield from self._message(step, Purpose.LABELS, worker).tasks((loaded,))
@@ -288,12 +310,15 @@ class _WindowTasks:
     def _lending(
         self, machine: Machine, hub: Device, server: Station
     ) -> dict[Purpose, tuple[RouteStage, ...]]:
-        """Return the copies of head parameters and gradients, if the server is in main memory."""
+        """Return the routes of the head's parameters and gradients between server and device.
+
+        The result is empty unless the server is in main memory.
+        """
         head = self.parts.head
         if not (isinstance(server, Host) and head.layers):
             return {}
         cost = Cost(nbytes=head.gradient_nbytes, num_calls=1)
-        # The hub's thread is blocked during both copies.
+        # Both copies block the hub's thread.
         on, kinds = self._computing[hub.name], ((Kind.H2D, Lane.H2D), (Kind.D2H, Lane.D2H))
         ways = machine.route(server, hub), machine.route(hub, server)
         there, back = (
@@ -307,7 +332,10 @@ class _WindowTasks:
         return labels + self._message(step, Purpose.ACTIVATIONS, worker).arrival
 
     def _answered(self, step: int, worker: int) -> _TaskIds:
-        """Return the tasks that end a step's head; the loss alone takes no time."""
+        """Return the last tasks of the head's part of a step.
+
+        A head without layers takes no time: then these are the last tasks of the uploads.
+        """
         if Purpose.HEAD_GRADIENTS in self.routes[worker]:
             return self._message(step, Purpose.HEAD_GRADIENTS, worker).arrival
         if self.parts.head.layers:
@@ -317,7 +345,7 @@ class _WindowTasks:
     def _backward(
         self, step: int, worker: int, before: _TaskIds
     ) -> Generator[Task, None, _TaskIds]:
-        """Yield the body's backward and the update; return the end of backward."""
+        """Yield the body's backward and the update; return the last task of backward."""
         device = self.placement.bodies[worker]
         after = (*before, *self._message(step, Purpose.ACTIVATION_GRADIENTS, worker).arrival)
         yield from self._layers(step, Kind.BACKWARD, self.parts.body, worker, device, after)
@@ -335,7 +363,10 @@ class _WindowTasks:
     def _layers(
         self, step: int, kind: Kind, part: Workload, worker: int, device: Device, after: _TaskIds
     ) -> Iterator[Task]:
-        """Yield the layers of a half in turn; a GPU then synchronises with its host."""
+        """Yield the tasks of a half's layers, one after another.
+
+        On a GPU the last task includes a synchronisation with the host.
+        """
         on = self._computing[device.name]
         layers = part.layers if kind is Kind.FORWARD else part.in_backward_order
         # Between a head's forward and backward the host does not wait.
@@ -349,7 +380,10 @@ class _WindowTasks:
             after = (done,)
 
     def _end(self, step: int, kind: Kind, worker: int, part: Workload | None = None) -> TaskId:
-        """Return the last task of a forward or backward, of the body by default."""
+        """Return the last task of a forward or backward.
+
+        `part`: the body or the head; by default the body.
+        """
         part = part or self.parts.body
         layers = part.layers if kind is Kind.FORWARD else part.in_backward_order
         return TaskId(step, kind, layers[-1].name, worker)

@@ -1,4 +1,4 @@
-"""The messages between a hub and its workers: topics, shares, gradients, codecs."""
+"""The messages between a hub and its workers: topics, shares of batches, and checks."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -14,16 +14,17 @@ from paceline.rpc.tensor_parts import part_of, values_of
 from paceline.strategies.wheel.config import Wheel
 
 _MAX_SAMPLES = 2**40  # more do not fit a message
-_MOST_WEIGHT = 1e6  # of a part of a batch; about 1 in valid messages
+_MOST_WEIGHT = 1e6  # largest weight of a worker's share of a batch; about 1 in valid messages
 
 
 class Topic(StrEnum):
     """The topic of a message between a worker and the hub.
 
-    A step is three requests: PARAMETERS, ACTIVATIONS (with the targets), GRADIENTS. The hub may
-    reply AGAIN to any: the step is void, and the worker requests its next step with BEGIN; or
-    REFUSED, with the reason why it cannot take part. A child hub fetches WHOLE_PARAMETERS once, and
-    then gets them in reply to WHOLE_GRADIENTS.
+    A step is three requests: PARAMETERS, ACTIVATIONS (with the targets) and GRADIENTS. The hub may
+    reply AGAIN to any request; then the step is void, and the worker requests its next step with
+    BEGIN. The hub may also reply REFUSED, with the reason why the worker cannot take part. A child
+    hub fetches WHOLE_PARAMETERS once; later it gets the parameters in the replies to
+    WHOLE_GRADIENTS.
     """
 
     PARAMETERS = Purpose.PARAMETERS.value
@@ -43,14 +44,14 @@ class Topic(StrEnum):
     REFUSED = workers.REFUSED
 
 
-# Requests of workers; the other topics are replies of the hub.
+# The topics of workers' requests; the hub alone sends the other topics, as replies.
 ASKED = frozenset(Topic) - {Topic.ACTIVATION_GRADIENTS, Topic.AGAIN, Topic.REFUSED}
 UPDATES = (Topic.GRADIENTS, Topic.WHOLE_GRADIENTS)
 OF_STEPS = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *UPDATES)
 
 
 def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Remove and return the gradients; InvalidInput if one is sparse or missing."""
+    """Remove and return the gradients; raise InvalidInput if one is sparse or missing."""
     found = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -73,21 +74,26 @@ def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> 
 
 
 def share_part(num_samples: int, weight: float) -> memoryview:
-    """Encode the number of samples and the weight of a share of a batch."""
+    """Encode a worker's share of a batch: its number of samples and its weight."""
     return part_of(torch.tensor([num_samples, weight], dtype=torch.float64))
 
 
 def share_of(part: memoryview) -> tuple[int, float]:
-    """Decode the number of samples and the weight; InvalidInput if out of range."""
+    """Decode the number of samples and the weight of a share of a batch.
+
+    Raises InvalidInput if a number is out of range.
+    """
     count, weight = values_of(part, torch.float64, 2).tolist()
     is_weight = weight == 0 or 1 / _MOST_WEIGHT <= weight <= _MOST_WEIGHT
     if not (is_weight and 0 <= count <= _MAX_SAMPLES and count == int(count)):
-        raise InvalidInput("activations", f"invalid share: {count} samples, weight {weight}")
+        raise InvalidInput(
+            "activations", f"have an invalid share of {count} samples with weight {weight}"
+        )
     return int(count), weight
 
 
 def check_codecs(config: Wheel, dtype: torch.dtype) -> None:
-    """Raise InvalidInput for a codec that cannot encode its values."""
+    """Raise InvalidInput if a codec cannot encode the values of its messages."""
     for purpose, codec in config.codecs.items():
         find_codec(codec)
         if dtype != torch.float32:

@@ -1,4 +1,4 @@
-"""Join a run of another process: as its worker, or as a child hub."""
+"""Join the run of a hub in another process, as a worker or as a child hub."""
 
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ from paceline.core.settings import Seconds
 from paceline.rpc.connecting import ConnectingWorkers
 from paceline.strategies.wheel.config import Wheel
 
-# Modules that need torch: `take_part(settings, clients)`, and `serve_child(settings, progress)`.
+# Modules with `take_part(settings, clients)` and `serve_child(settings, progress)`. They are only
+# named here, because they import torch.
 WORKING, SERVING = "paceline.strategies.wheel.worker", "paceline.strategies.wheel.child"
-_REFUSED = {  # options that a child hub cannot have, with hints
+_REFUSED = {  # options that a child hub cannot have, and what to do instead
     "workers": "use --workers",
     "child_hubs": "start each child hub with --parent",
     "gather": "use --gather",
@@ -24,10 +25,10 @@ _REFUSED = {  # options that a child hub cannot have, with hints
 
 
 class ChildSettings(ConnectingWorkers):
-    """The settings of `paceline hub --parent`: a hub that is worker `number` of another hub.
+    """The settings of `paceline hub --parent`: a hub that is a worker of another hub.
 
-    `options`: the strategy's options for its own workers. Without `listen`, as in rehearsals, it
-    starts these itself.
+    `number`: this hub's number among the parent's workers. `options`: the strategy's options for
+    this hub's own workers. Without `listen`, as in rehearsals, this hub starts its workers itself.
     """
 
     connect: str = Field(description="A parent hub, which takes this one for a worker.")
@@ -48,11 +49,11 @@ class ChildSettings(ConnectingWorkers):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Its worker number at the parent."""
+        """This hub's number among the parent's workers, as the only element."""
         return (self.number,)
 
     def config(self, head: str | None = None) -> Wheel:
-        """Return its own workers' configuration, with its parent's `head`."""
+        """Return the configuration of this hub's workers, with the parent's `head`."""
         for name, hint in _REFUSED.items():
             if name in self.options:
                 raise InvalidInput("options", f"cannot set {name} of a child hub", hint=hint)

@@ -16,9 +16,10 @@ _MOST_NAMED = 10  # hosts in an error
 
 
 class DevicePlacement(NamedTuple):
-    """The root hub's device, each worker's device (`bodies`), and its hub's device (`heads`).
+    """The devices of the hubs and of each worker.
 
-    `lanes`: the workers of each body device, in the order of their turns.
+    `hub`: the root hub's device. `bodies`: each worker's device. `heads`: the device of each
+    worker's hub. `lanes`: the workers of each device with bodies, in the order of their turns.
     """
 
     hub: Device
@@ -28,10 +29,11 @@ class DevicePlacement(NamedTuple):
 
 
 def place(machine: Machine, config: Wheel) -> DevicePlacement:
-    """Return the placement; InvalidInput for an unknown host, or too few devices.
+    """Place the hubs and the workers on devices.
 
-    A tree uses the devices after the root's in the machine's order: each child hub's device is
-    followed by its workers' devices.
+    In a tree, hubs and workers use the machine's devices in order, after the root's device: each
+    child hub's device is followed by the devices of its workers. Raises InvalidInput for an unknown
+    host or too few devices.
     """
     config.check_tree()
     wanted = machine.devices[0].host if config.hub is None else config.hub
@@ -52,7 +54,7 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
         raise InvalidInput(
             "workers",
             f"must be at most {most} with lanes={config.lanes}{of_children}: {machine.name!r} has "
-            f"{len(others)} devices besides the hub's",
+            f"{len(others)} devices in addition to the hub's",
             got=config.workers,
         )
     numbered = [hub, *others]
@@ -64,7 +66,10 @@ def place(machine: Machine, config: Wheel) -> DevicePlacement:
 
 
 class RouteStage(NamedTuple):
-    """A part of a message's route; `handled`: the work of its hosts' cores meanwhile."""
+    """One stage of a message's route.
+
+    `handled`: the work of CPU cores of both hosts during this stage.
+    """
 
     kind: Kind
     on: tuple[Resource, ...]
@@ -73,7 +78,10 @@ class RouteStage(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message of a step and a worker in a plan, by the stages of its route."""
+    """A message of one step and one worker in a plan.
+
+    `way`: the stages of its route. `part`: names the message in the ids of its tasks.
+    """
 
     way: Sequence[RouteStage]
     step: int
@@ -81,7 +89,7 @@ class Message(NamedTuple):
     worker: int
 
     def tasks(self, after: tuple[TaskId, ...]) -> Iterator[Task]:
-        """Yield the tasks of all stages in turn, after these tasks."""
+        """Yield the tasks of all stages in order; the first stage follows the tasks `after`."""
         for stage in self.way:
             own = self._stage(stage, after)
             yield from own
@@ -89,12 +97,12 @@ class Message(NamedTuple):
 
     @property
     def arrival(self) -> tuple[TaskId, ...]:
-        """The tasks after which the receiver can use the message."""
+        """The last tasks of the message, after which the receiver can use its values."""
         return tuple(task.id for task in self._stage(self.way[-1], ()))
 
     @property
     def undecoded(self) -> "Message":
-        """The message without its decoding."""
+        """This message without the stage that decodes it."""
         is_decoded = self.way[-1].kind is Kind.DECODE
         return self._replace(way=self.way[:-1]) if is_decoded else self
 
@@ -114,8 +122,8 @@ def routes(
 
         gpu  --d2h-->  host  --send-->  hub's host  --h2d-->  hub's gpu
 
-    The source encodes and the target decodes. Parameters and gradients of the body are at the
-    `server`, which may be in the memory of the hub's host.
+    The source encodes and the target decodes. The `server` sends the body's parameters and receives
+    its gradients. The server may be in the memory of the hub's host.
     """
     body, hub = placement.bodies[worker], placement.heads[worker]
     found = {}
@@ -124,7 +132,7 @@ def routes(
         source, target = (body, there) if purpose in TO_HUB else (there, body)
         lane = Resource(body.name, Lane.UPLOAD if purpose in TO_HUB else Lane.DOWNLOAD)
         whole = stages(machine, source, target, lane, sent[purpose])
-        # The host has loaded the labels: they need no copy from the GPU.
+        # The labels are in host memory already: they need no copy from the GPU.
         known = purpose is Purpose.LABELS and whole[0].kind is Kind.D2H and len(whole) > 1
         found[purpose] = whole[1:] if known else whole
     return found
@@ -133,7 +141,10 @@ def routes(
 def stages(
     machine: Machine, source: Station, target: Station, lane: Resource, message: MessageSize
 ) -> tuple[RouteStage, ...]:
-    """Return the stages of a message between two devices or hosts, on `lane` of either."""
+    """Return the stages of a message between two devices or hosts.
+
+    `lane`: a device's lane for uploads or downloads, which the stage SEND occupies.
+    """
     cost = Cost(nbytes=message.nbytes, num_calls=1)
     one, other = _host_of(machine, source), _host_of(machine, target)
     way = []
@@ -163,7 +174,7 @@ def stages(
         return tuple(way)
     coding = Cost(flops=message.num_values, num_calls=len(pieces(message.num_values)))
     encode, decode = (
-        # A device's link times may include its coding.
+        # Some devices' link times already include encoding and decoding.
         ()
         if codec_speed(device, codec).is_within_links
         else (RouteStage(kind, costs.codec_lanes(device, codec.kernel, kind), coding),)
@@ -173,13 +184,16 @@ def stages(
 
 
 def server_of(machine: Machine, hub: Device, config: Wheel) -> Station:
-    """Return where a hub on this device keeps the parameters: the device, or a GPU's host."""
+    """Return where a hub keeps the parameters: on its device, or on the GPU's host."""
     is_lent = config.server_memory == "host" and hub.kind == DeviceKind.GPU
     return machine.host_of(hub) if is_lent else hub
 
 
 def updating_on(server: Station, computing: tuple[Resource, ...]) -> tuple[Resource, ...]:
-    """Return the resources of a hub's updates and sums; its device waits for its host's memory."""
+    """Return the resources that a hub's updates and sums occupy.
+
+    For a server in main memory they are the host's memory, and the device, which waits.
+    """
     if isinstance(server, Host):
         return (*computing, Resource(server.name, Lane.REDUCE))
     return computing

@@ -1,7 +1,7 @@
 """Run strategy wheel: this process is the hub, which starts workers or waits for them.
 
-A rehearsal has paced stand-ins for model, data and optimizer, and no tests. In a rehearsal of a
-tree of hubs this process is the root, whose workers are the child hubs (`child`).
+In a rehearsal, stand-ins replace the model, the data and the optimizer, and nothing is tested. In a
+rehearsal of a tree of hubs this process is the root, whose workers are the child hubs (`child`).
 """
 
 import logging
@@ -54,13 +54,13 @@ _SLACK_S = 1e-3  # a layer's hook runs shortly after the layer
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["WheelRunner"]:
-    """Yield a session's runner, whose processes end with the context."""
+    """Yield the runner of a session; its processes end with the context."""
     with ExitStack() as stack:
         yield WheelRunner(session, stack)
 
 
 class WheelRunner:
-    """The hub of a training or a rehearsal."""
+    """The hub of a training run or a rehearsal."""
 
     def __init__(self, session: TrainingSession, stack: ExitStack) -> None:
         session.config.check_tree()
@@ -72,7 +72,7 @@ class WheelRunner:
             _check_trained(session.config, settings)
             job, self._updating = jobs.training_job(session, settings, device)
         self._job, self.workload = job, job.workload
-        self._config = job.spec.tree or job.spec.config  # with the head's name
+        self._config = job.spec.tree or job.spec.config  # with the name of the head's first layer
         self.samples_per_step = job.num_samples / job.steps_per_epoch
         self.about = _about(session, job)
         check_codecs(job.spec.config, job.halves.body_parameters[0].dtype)
@@ -80,7 +80,7 @@ class WheelRunner:
         if session.resumed is not None:
             progress = load(session.resumed, self._server, job.layout)
             epochs = progress.epochs_over(job.steps_per_epoch)
-        # Remote workers need a known name; workers of this machine get a unique one.
+        # Remote workers must know the run's name; workers of this machine get a unique name.
         run_id = session.run_id if settings.listen is None else settings.run_name or RUN
         self._hub = Hub(
             *(stack, settings, run_id, job),
@@ -93,12 +93,16 @@ class WheelRunner:
         self._calibrated: PricedMachine | None = None
 
     def measure(self) -> PricedMachine | None:
-        """Wait for the workers' profiles; None without `profile_s`."""
+        """Wait for the workers; return the measured machine and its prices.
+
+        Returns None without `profile_s`, or if the first worker of a device has sent no profile.
+        """
         session, job = self._session, self._job
         if not session.settings.profile_s:
             self._hub.wait_for_workers()
             return None
-        # Measure the hub's device while the workers measure theirs, as both compute in training.
+        # Measure the hub's device while the workers measure their devices, because in training they
+        # also compute at the same time.
         with ThreadPoolExecutor(1, "paceline-profile") as thread:
             found: list[Future[DeviceProfile]] = []
             num_threads = torch.get_num_threads()
@@ -116,14 +120,14 @@ class WheelRunner:
         return self._calibrated
 
     def _profile_head(self, num_threads: int) -> DeviceProfile:
-        torch.set_num_threads(num_threads)  # per thread, as is the current device
+        torch.set_num_threads(num_threads)  # this setting and the current device are per thread
         with device_of(self._job.device).use():
             return profile_head(self._job, self._updating)
 
     def train(self, config: Wheel) -> Outcome:
         """Train or rehearse; `config` is the session's.
 
-        Raises InvalidInput if a loss is not finite, WorkerLost if no worker is left.
+        Raises InvalidInput if a loss is not finite. Raises WorkerLost if no worker is left.
         """
         hub, session, settings = self._hub, self._session, self._session.settings
         num_samples = round(self.samples_per_step * self._job.spec.num_steps)
@@ -146,7 +150,7 @@ class WheelRunner:
         return state_of(self._server, self._job.layout, self._hub.log.epochs)
 
     def _outcome(self) -> Outcome:
-        """Return the outcome, and end the processes."""
+        """End the processes, and return the outcome."""
         job, hub, log, trained_s = self._job, self._hub, self._hub.log, self._hub.log.trained_s
         spec, is_rehearsal, wire_nbytes = job.spec, self._session.is_rehearsal, hub.close()
         step_seconds = self._step_seconds()
@@ -196,7 +200,7 @@ class WheelRunner:
         )
 
     def _happened(self) -> tuple[Timeline, list[str]]:
-        """Return the timeline of the traced steps, and the bodies' devices in plans."""
+        """Return the timeline of the traced steps, and the names of the bodies' devices."""
         job, calibrated = self._job, self._calibrated
         config = job.spec.config
         names = {
@@ -210,7 +214,7 @@ class WheelRunner:
         return Timeline(traced.spans, self._session.origin), list(dict.fromkeys(names.values()))
 
     def _compared(self, happened: Timeline) -> tuple[Timeline | None, list[str]]:
-        """Return the predicted timeline, if any, and the run's differences from its plan."""
+        """Return the predicted timeline, if any, and how the run differs from its plan."""
         job, spec, calibrated = self._job, self._job.spec, self._calibrated
         # Plans do not model lost workers and resumed runs.
         is_whole = not self._hub.group.lost and self._session.resumed is None
@@ -220,10 +224,12 @@ class WheelRunner:
         return simulate(planned, calibrated.cost), conform(planned, happened, _SLACK_S)
 
     def _step_seconds(self) -> list[float]:
-        """Return the seconds of steps, from one update of each worker to its next.
+        """Return the seconds of each measured step.
 
-        Leaves out the first steps, before turns are regular, and the last, without forward. In a
-        tree, updates may have several steps or a part of one: scale the seconds by samples.
+        The seconds of a step are the time in which as many updates end as there are workers. The
+        first steps are left out, because turns are not yet regular; the last step is left out,
+        because it is followed by no forward. In a tree, an update may contain several steps or a
+        part of a step, so the seconds are scaled by the number of samples.
         """
         spec, log = self._job.spec, self._hub.log
         workers = spec.config.workers
@@ -238,7 +244,7 @@ class WheelRunner:
         return [each * spec.batch_size / count for each, count in pairs]
 
     def _device_names(self) -> str:
-        """Return the product names of the hub's and this machine's bodies' devices."""
+        """Return the product names of the devices that this machine's hub and bodies use."""
         used = (self._job.device, *map(torch.device, self._devices))
         return ", ".join(dict.fromkeys(device_of(device).name for device in used))
 
@@ -247,10 +253,10 @@ class WheelRunner:
         save_model(self._job.model, str(path))
 
     def _test(self) -> tuple[float | None, float | None]:
-        """Return the model's mean loss and score on the test samples, if any."""
+        """Return the model's mean loss and score on the test samples; None without any."""
         job = self._job
         group = replace(self._session.group, device=job.device)
-        # With a server in main memory, test on the device.
+        # If the server is in main memory, test a copy of the model on the device.
         model = job.model if job.kept_on == job.device else deepcopy(job.model).to(job.device)
         return tested(model, group, job.recipe, self._updating.learning)
 
@@ -277,7 +283,7 @@ def _about(session: TrainingSession, job: jobs.TrainingJob) -> str:
 
 
 def _check_trained(config: Wheel, settings: TrainSettings) -> None:
-    """Raise InvalidInput for a tree of hubs, and for checkpoints by steps."""
+    """Raise InvalidInput if training has child hubs, or checkpoints after a number of steps."""
     if config.child_hubs:
         raise InvalidInput(
             "child_hubs",
@@ -289,19 +295,20 @@ def _check_trained(config: Wheel, settings: TrainSettings) -> None:
     if interval is not None and interval.seconds is None:
         raise InvalidInput(
             "checkpoint_every",
-            "must be a time, such as 60s, or never: workers of wheel have no common steps",
+            "must be a time such as 60s, or never, because workers of wheel have no common steps",
             got=settings.checkpoint_every,
         )
 
 
 def _devices(session: TrainingSession) -> tuple[torch.device, tuple[str, ...]]:
-    """Return the hub's device and the devices of bodies here: GPUs, if there are any.
+    """Return the hub's device, and the devices of the bodies on this machine.
 
-    InvalidInput if there are fewer GPUs than bodies. The hub uses a remaining GPU, else CPUs.
+    Bodies use GPUs, if there are any. The hub uses a GPU that no body uses, otherwise the CPU.
+    Raises InvalidInput if the machine has GPUs, but fewer than the bodies need.
     """
     config: Wheel = session.config
     num_bodies, cpu = ceil(config.workers / config.lanes), torch.device("cpu")
-    if session.is_rehearsal:  # its bodies sleep most of the time
+    if session.is_rehearsal:  # bodies of a rehearsal sleep most of the time
         return cpu, (str(cpu),) * num_bodies
     if session.settings.listen is not None:
         return first_device(), ()
@@ -314,7 +321,7 @@ def _devices(session: TrainingSession) -> tuple[torch.device, tuple[str, ...]]:
             got=config.workers,
             hint="or set CUDA_VISIBLE_DEVICES= to use CPUs",
         )
-    # Divide the CPUs, because the hub computes at the same time as its workers.
+    # Divide the CPU cores, because the hub computes at the same time as its workers.
     torch.set_num_threads(num_threads(num_bodies))
     if not found:
         return cpu, (str(cpu),) * num_bodies

@@ -4,8 +4,8 @@
     answer      activations and targets ->  activation gradients; the head's gradients wait
     update      the body's gradients complete the step: the optimizer takes a step
 
-Updates are asynchronous SGD: a gradient is applied to the current parameters. Its staleness is the
-number of updates since its body parameters were fetched.
+Updates are asynchronous: the optimizer applies gradients to the current parameters. The staleness
+of gradients is the number of updates since the worker fetched the body parameters for them.
 """
 
 from collections import Counter, defaultdict
@@ -33,15 +33,15 @@ from paceline.training.models.halves import Halves
 from paceline.training.recipes.recipe import described
 
 Watch = Callable[[int, int, Kind], AbstractContextManager[None]]
-ALL_WORKERS = "all workers"  # the key of their staleness
+ALL_WORKERS = "all workers"  # the key of the staleness of all workers' updates
 
 
 @dataclass
 class GradientSum:
-    """The sum of the gradients of `count` steps, of body and head, as vectors.
+    """The summed gradients of `count` steps, as one vector each for body and head.
 
-    Each step is weighted by its samples: 1 for a step with the average number. `version`: of the
-    oldest parameters used. `losses`: by epoch.
+    The gradients of a step are weighted by its number of samples; the average number has weight 1.
+    `version`: the version of the oldest parameters used. `losses`: the sums of losses by epoch.
     """
 
     body: Tensor
@@ -54,15 +54,16 @@ class GradientSum:
 class ParameterServer:
     """Holds the parameters of `model`, and updates them with a torch optimizer.
 
-    `staleness`: the most steps that a worker may be ahead of the slowest live one; None: no limit.
-    The learning rate is divided by `1 + staleness_decay * s` for gradients that are `s` updates
-    old, and by `updates_per_step`, the updates in a step of all workers. `learning`: the loss, and
-    the clip norm of updates. `schedule`: advances with each update. `checks_values`: False in
-    rehearsals, whose values are zeros. `lent`: the head on a device, if the parameters are in main
-    memory.
+    `staleness`: the most steps that a worker may be ahead of the slowest live worker; None: no
+    limit. `staleness_decay`: the learning rate is divided by `1 + staleness_decay * s` for
+    gradients of staleness `s`. `updates_per_step`: the number of updates in a step of all workers,
+    which also divides the learning rate. `learning`: the loss, and the norm to which gradients are
+    clipped. `schedule`: the learning-rate schedule, which advances with each update.
+    `checks_values`: False in rehearsals, whose values are zeros. `lent`: the head on a device, if
+    the parameters are in main memory.
 
-    Not thread-safe. `watch(worker, step, kind)`, if set, is a context around each forward, backward
-    and copy of the head, and each update.
+    Not thread-safe. `watch(worker, step, kind)` returns a context manager. The server enters it
+    around each update, and around each forward, backward and copy of a head.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class ParameterServer:
 
     @property
     def updates(self) -> Updates:
-        """All updates, including those before a loaded checkpoint."""
+        """The counts of all updates, including updates before a loaded checkpoint."""
         staleness = dict(sorted(self._staleness.items()))
         missed = sum(key * count for key, count in staleness.items())
         return Updates(
@@ -113,7 +114,10 @@ class ParameterServer:
         )
 
     def may_begin(self, worker: int, step: int) -> bool:
-        """Return whether the worker may begin a step now; any update can change this."""
+        """Return whether the worker may begin a step now.
+
+        Any update can change the result.
+        """
         return self.workers.may_begin(worker, step)
 
     def body_parameters(self) -> tuple[int, Tensor]:
@@ -131,10 +135,11 @@ class ParameterServer:
     ) -> tuple[Tensor, float]:
         """Run the head forward and backward; return the activation gradients and the loss.
 
-        `version`: of the parameters that computed `activations`. `weight`: scales the batch's mean
-        loss, so that all samples of a step have equal weight. The head's gradients wait for the
-        body's, and replace waiting ones. Raises InvalidInput if the tensors do not fit, NonFinite
-        if a gradient is NaN or infinite.
+        `version`: the version of the body's parameters that computed `activations`. `weight`:
+        scales the batch's mean loss, so that all samples of a step have equal weight. The head's
+        gradients wait for the body's gradients, and replace the worker's waiting head gradients, if
+        any. Raises InvalidInput if the tensors do not fit. Raises NonFinite if activations or
+        gradients are NaN or infinite, or the loss is too large.
         """
         who, share = f"worker {worker}, step {step}", Share(activations, targets, weight)
         self.checks.activations(who, worker, activations)
@@ -145,7 +150,7 @@ class ParameterServer:
         num_samples = share.num_samples
         total = loss / weight * num_samples if weight else 0.0
         if not abs(total) <= LARGEST_LOSS * max(1, num_samples):
-            raise NonFinite(f"{who}: a loss of {loss:.3g} is too large")
+            raise NonFinite(f"{who}: the loss is {loss:.3g}, which is too large or not finite")
         half = HeadGradients(step, version, gradients, LossSum(num_samples, total))
         self.workers.of(worker).half = half
         return of_inputs, loss
@@ -154,8 +159,8 @@ class ParameterServer:
         """Update all parameters with the body's gradients of a step; return the new version.
 
         Raises StepDiscarded if the head's gradients are missing, because the worker was lost in
-        between. Errors, also NonFinite and InvalidInput for wrong gradients, leave the parameters
-        unchanged and drop the step.
+        between. Raises NonFinite or InvalidInput for wrong gradients. After an error the parameters
+        are unchanged, and the step is dropped.
         """
         own = self.workers.of(worker)
         who = f"worker {worker}, step {step}"
@@ -174,9 +179,10 @@ class ParameterServer:
         return self.version
 
     def merge(self, worker: int, step: int, mean: GradientSum, below: tuple[int, ...]) -> None:
-        """Update all parameters with a child hub's mean gradients; errors are those of `update`.
+        """Update all parameters with a child hub's mean gradients.
 
-        All of its workers have completed `step` steps; `below` has the next step of each.
+        `step`: the number of steps that all workers of the child hub have completed. `below`: the
+        next step of each of these workers. Raises NonFinite or InvalidInput for wrong gradients.
         """
         own = self.workers.of(worker)
         who = f"worker {worker}, step {step}"
@@ -190,15 +196,21 @@ class ParameterServer:
     def restore(
         self, version: int, workers: Sequence[WorkerProgress], staleness: Mapping[int, int]
     ) -> None:
-        """Restore progress; parameters and optimizer state are restored separately."""
+        """Restore the version, the workers' progress, and the counts of staleness.
+
+        The parameters and the optimizer's state are restored separately.
+        """
         self.version, self._staleness = version, Counter(staleness)
         self.workers.restore(workers)
-        if self.schedule is not None:  # determines its next learning rate
+        if self.schedule is not None:  # determines the schedule's next learning rate
             self.schedule.last_epoch = version
         self.optimizer.zero_grad(set_to_none=True)
 
     def _apply(self, version: int, body: list[Tensor], head: list[Tensor]) -> None:
-        """Take an optimizer step with gradients of a version of the parameters."""
+        """Take an optimizer step.
+
+        `version`: the version of the parameters for which the gradients were computed.
+        """
         staleness = self.version - version
         for parameter, gradient in zip((*self._body, *self._head), (*body, *head), strict=True):
             parameter.grad = gradient
@@ -254,14 +266,18 @@ class ParameterServer:
                 loss.backward()
             gradients = protocol.take_gradients(self.halves.head_names, parameters)
         finally:
-            # A failed backward may leave gradients, to which the next one would add.
+            # A failed backward may leave gradients, to which the next backward would add.
             head.zero_grad()
         if inputs.grad is None:
             raise InvalidInput("loss", "does not depend on the activations")
         return inputs.grad, float(loss.detach()), gradients
 
     def _loss(self, head: nn.Module, share: Share) -> Tensor:
-        """Return the weighted loss; InvalidInput if it fails or is not a differentiable scalar."""
+        """Return the weighted loss.
+
+        Raises InvalidInput if the head or the loss fails, or if the loss is not a differentiable
+        scalar.
+        """
         try:
             return self._learning.forward(head, share)
         except InvalidInput:
@@ -277,7 +293,7 @@ class ParameterServer:
 def _check_optimizer(
     optimizer: Optimizer, halves: Halves, staleness_decay: float, updates_per_step: int
 ) -> None:
-    """Raise InvalidInput for an unsuitable optimizer, or if it misses a parameter."""
+    """Raise InvalidInput if the optimizer is unsuitable or lacks a parameter."""
     kind = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
         raise InvalidInput("optimizer", "must use one dense gradient per step", got=kind)

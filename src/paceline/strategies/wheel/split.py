@@ -21,15 +21,20 @@ from paceline.core.wire_format import Purpose, WireFormat, wire_format
 from paceline.core.workload import Layer, Workload
 from paceline.strategies.wheel.config import PaceSpec, Wheel
 
-LABEL_NBYTES = 4  # a class travels as a 32-bit integer
-_MATRIX = 2  # dimensions
-_NO_PRODUCT, _SEVERAL = 0.5, 2  # products of a matrix per sample: fewer are none, more several
+LABEL_NBYTES = 4  # a class number is sent as a 32-bit integer
+_MATRIX = 2  # dimensions of a matrix
+# Products of a matrix per sample: at most 0.5 count as none, 2 or more as several.
+_NO_PRODUCT, _SEVERAL = 0.5, 2
 TO_HUB = (Purpose.LABELS, Purpose.ACTIVATIONS, Purpose.GRADIENTS)
 FROM_HUB = (Purpose.ACTIVATION_GRADIENTS, Purpose.PARAMETERS)
 
 
 class MessageSize(NamedTuple):
-    """The values of one purpose, their bytes in messages, and their encoding, if any."""
+    """The size of the messages with one purpose.
+
+    `nbytes`: the bytes after encoding. `wire_format`: the codec's format, if the values are
+    encoded.
+    """
 
     num_values: int
     nbytes: int
@@ -37,7 +42,7 @@ class MessageSize(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The two halves of a model; the body's activations are the head's inputs."""
+    """The two halves of a model; the body's outputs are the head's inputs."""
 
     body: Workload
     head: Workload
@@ -49,7 +54,10 @@ class Split(NamedTuple):
 
     @classmethod
     def before(cls, workload: Workload, first: int) -> "Split":
-        """Return the halves whose head begins at this layer; after the last, it is the loss."""
+        """Split the workload before the layer with index `first`.
+
+        If `first` is the number of layers, the head is the loss alone.
+        """
         layers, order = workload.layers, workload.backward_order
         handed_on = layers[first - 1].activation_nbytes
         in_body = tuple(i for i in order if i < first)
@@ -63,7 +71,7 @@ class Split(NamedTuple):
         )
 
     def resized(self, num_samples: int) -> "Split":
-        """Return the halves for another batch size, with correct sizes of messages only."""
+        """Return the halves for another batch size; only the sizes of messages are adapted."""
         old, targets = self.body.batch_size, self.body.target_nbytes
         sizes: dict[str, Any] = {
             "batch_size": num_samples,
@@ -78,12 +86,15 @@ class Split(NamedTuple):
 def split(workload: Workload, config: Wheel) -> Split:
     """Cut the model before `config.head`, or else where messages have the fewest bytes.
 
-    A chosen head has fully-connected layers at the model's end; if such layers apply to several
-    places of a sample, such as tokens, only the last layer. `workload.refused_cuts` are skipped. If
-    no cut remains, or data parallelism sends no more bytes, the head is the loss alone:
-    asynchronous data parallelism (section 3.4.4).
-    InvalidInput if `config.head` is unknown or the first layer, or if the model's outputs, sent to
-    the loss, have more bytes than its parameters.
+    Without `config.head`, the head consists of fully-connected layers at the model's end. If such
+    layers apply to several places of a sample, such as tokens, the head is only the last layer.
+    Cuts in `workload.refused_cuts` are skipped. If no cut remains, or if data parallelism sends no
+    more bytes than the best cut, the head is the loss alone, which is asynchronous data parallelism
+    (section 3.4.4).
+
+    Raises InvalidInput if `config.head` is unknown or is the first layer. Also raises InvalidInput
+    if the head would be the loss alone, but the model's outputs have more bytes than its
+    parameters.
     """
     if config.head is not None:
         return Split.before(workload, _index_of(workload, config.head))
@@ -92,7 +103,7 @@ def split(workload: Workload, config: Wheel) -> Split:
     if best is not None and _saves(best, config):
         return best
     whole = Split.before(workload, len(workload.layers))
-    # In addition to the outputs, the workers send what data parallelism sends.
+    # The workers send the outputs, and what data parallelism sends.
     if refusal_of(workload, LOSS) is None and whole.head.input_nbytes < workload.gradient_nbytes:
         return whole
     if best is not None:
@@ -103,7 +114,7 @@ def split(workload: Workload, config: Wheel) -> Split:
 
 
 def _index_of(workload: Workload, head: str) -> int:
-    """Return the index of the layer with which the head begins."""
+    """Return the index of the head's first layer."""
     names = [layer.name for layer in workload.layers]
     if head == LOSS and LOSS not in names:
         return len(names)
@@ -119,7 +130,10 @@ def _index_of(workload: Workload, head: str) -> int:
 
 
 def _saves(parts: Split, config: Wheel) -> bool:
-    """Return whether activations have fewer bytes than the head's parameters and gradients."""
+    """Return whether a cut sends fewer bytes than data parallelism.
+
+    The cut sends activations and their gradients, instead of the head's parameters and gradients.
+    """
     sent = messages(parts, config)
     crossing = sent[Purpose.ACTIVATIONS].nbytes + sent[Purpose.ACTIVATION_GRADIENTS].nbytes
     return crossing < sent[Purpose.HEAD_PARAMETERS].nbytes + sent[Purpose.HEAD_GRADIENTS].nbytes
@@ -137,9 +151,10 @@ def _not_worth(best: Split) -> InvalidInput:
 
 
 def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
-    """Return the messages of one worker's step by purpose, each encoded as one vector (Table 1).
+    """Return the sizes of the messages of one worker's step, by purpose (Table 1).
 
-    InvalidInput for a codec whose bytes depend on the values.
+    Each message is encoded as one vector. Raises InvalidInput for a codec whose number of bytes
+    depends on the values.
     """
     body, head = parts.body, parts.head
     sizes = [p.element_size for layer in (*head.layers, *body.layers) for p in layer.parameters]
@@ -167,24 +182,25 @@ def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
 
 
 def label_share(parts: Split, config: Wheel) -> float:
-    """Return the share of the labels in their common message with the activations."""
+    """Return the labels' share of the bytes of the message with labels and activations."""
     sent = messages(parts, config)
     labels = sent[Purpose.LABELS].nbytes
     return labels / (labels + sent[Purpose.ACTIVATIONS].nbytes)
 
 
 def on_the_wire(sent: Mapping[Purpose, MessageSize]) -> int:
-    """Return the bytes of one worker's step, to and from the hub."""
+    """Return the bytes that one worker sends and receives in a step."""
     return sum(sent[purpose].nbytes for purpose in (*TO_HUB, *FROM_HUB))
 
 
 def pace_of(
     parts: Split, times: LayerTimes, rate: Rate, is_gpu: bool, input_shape: tuple[int, ...] | None
 ) -> PaceSpec:
-    """Return the pace of a rehearsal on devices with these layer times and this rate.
+    """Return the times that a rehearsal's layers and updates take.
 
-    On a GPU the last layer of the body's forward and backward, and of the head's backward, includes
-    the synchronisation with the host, as in the plan.
+    `times`, `rate`: the device's times of layers, and its speed. On a GPU, the body's forward, the
+    body's backward and the head's backward end with a synchronisation with the host, as in the
+    plan. Its time is added to the layer that is computed last.
     """
     forward_s, backward_s = list(times.forward_s), list(times.backward_s)
     if is_gpu:
@@ -205,10 +221,11 @@ def pace_of(
 
 
 def _possible(workload: Workload) -> Iterator[int]:
-    """Yield possible first layers of a head, from the last: only matrices may follow them.
+    """Yield the indices of layers with which the head may begin, last layer first.
 
-    Embedding tables, and matrices that multiply several places of a sample as a convolution does,
-    are not fully-connected layers; only the last layer may do the latter.
+    After this layer, only fully-connected layers may have matrices. Embedding tables are not
+    fully-connected layers. Neither are matrices that multiply several places of a sample, as a
+    convolution does, unless they are in the model's last layer.
     """
     layers = workload.layers
     dimensions = [_dimensions(layer) for layer in layers]

@@ -1,4 +1,4 @@
-"""The progress of all workers, and the bound of their staleness."""
+"""Track the progress of all workers, and limit how far a worker may be ahead."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +11,7 @@ from paceline.core.errors import InvalidInput
 
 @dataclass(frozen=True)
 class LossSum:
-    """The samples of one or more updates, and the sum of their losses."""
+    """The number of samples of one or more updates, and the sum of their losses."""
 
     num_samples: int = 0
     total: float = 0.0
@@ -21,7 +21,7 @@ class LossSum:
 
 
 class HeadGradients(NamedTuple):
-    """The head's gradients and loss of a step, until the body's gradients arrive."""
+    """The head's gradients and loss of a step, kept until the body's gradients arrive."""
 
     step: int
     version: int
@@ -31,10 +31,10 @@ class HeadGradients(NamedTuple):
 
 @dataclass
 class WorkerProgress:
-    """The progress of a worker in checkpoints.
+    """The progress of a worker, as in checkpoints.
 
-    Steps before `next_step` are applied, or were skipped while the worker was away or the hub was
-    down. `below`: for a child hub, the next step of each of its workers.
+    `next_step`: all earlier steps are applied, or were skipped while the worker was away or the hub
+    was down. `below`: for a child hub, the next step of each of its workers.
     """
 
     next_step: int
@@ -44,19 +44,22 @@ class WorkerProgress:
 
 @dataclass
 class WorkerState(WorkerProgress):
-    """A worker: whether it trains, and its half-done step."""
+    """The state of a worker: its progress, whether it trains, and its half-done step."""
 
     is_live: bool = False
     half: HeadGradients | None = None
 
     def complete(self, num_steps: int, below: tuple[int, ...] = ()) -> None:
-        """Record an update; `num_steps`: completed until now."""
+        """Record an update, after which the worker has completed `num_steps` steps."""
         self.next_step = max(self.next_step, num_steps)
         self.num_updates, self.below = self.num_updates + 1, below
 
 
 class Workers:
-    """All workers of a run; `staleness`: the most steps that one may be ahead of another."""
+    """All workers of a run.
+
+    `staleness`: the most steps that a worker may be ahead of another; None: no limit.
+    """
 
     def __init__(self, num_workers: int, staleness: int | None) -> None:
         self.all = [WorkerState(0, 0) for _ in range(num_workers)]
@@ -81,7 +84,7 @@ class Workers:
         return self.all[worker]
 
     def add(self, worker: int, step: int = 0) -> None:
-        """Mark a worker live; its next step is at least `step`."""
+        """Mark a worker as training; raise its next step to `step`, if it is lower."""
         own = self.of(worker)
         own.is_live, own.half, own.next_step = True, None, max(own.next_step, step)
 
@@ -104,5 +107,5 @@ class Workers:
         return [WorkerProgress(one.next_step, one.num_updates, one.below) for one in self.all]
 
     def restore(self, progress: Sequence[WorkerProgress]) -> None:
-        """Set the progress of each worker, before any joins."""
+        """Set the progress of each worker, before any worker joins."""
         self.all = [WorkerState(**asdict(one)) for one in progress]

@@ -1,4 +1,4 @@
-"""The bytes of a run by purpose, counted by its hub and planned."""
+"""The bytes of a run by purpose, as its hub counted them and as planned."""
 
 from collections import Counter
 
@@ -10,7 +10,10 @@ from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages
 
 
 def sent_share_of(job: jobs.TrainingJob, answers: Answers) -> SentShare | None:
-    """Compare the sent share of the body's gradients with the share that their codec declares."""
+    """Compare the share of the body's gradients that was sent with the codec's share.
+
+    Returns None if gradients are not encoded.
+    """
     size = messages(job.parts, job.spec.config)[Purpose.GRADIENTS]
     if size.wire_format is None:
         return None
@@ -23,9 +26,11 @@ def sent_share_of(job: jobs.TrainingJob, answers: Answers) -> SentShare | None:
 
 
 def traffic_of(job: jobs.TrainingJob, answers: Answers) -> tuple[Traffic, ...]:
-    """Return counted and planned bytes by purpose, with workers and with child hubs.
+    """Return the counted and planned bytes of messages, by purpose.
 
-    Planned: all steps by Table 1's formula, plus what child hubs report of their workers.
+    They are the bytes that the hub exchanges with its workers and child hubs, and the bytes that
+    child hubs report about their own workers. The hub plans its workers' bytes by Table 1's
+    formula, for all steps.
     """
     spec, parts = job.spec, job.parts
     sizes: Counter[int] = Counter()

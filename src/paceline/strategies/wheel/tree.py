@@ -5,9 +5,9 @@
             <-- parameters of the    ---    v
                 last exchange            parent: an optimizer step, then whole-parameters
 
-To the parent a child hub is one worker without a head at the parent. The child's parameters and
-version are a copy of the root's, updated by each exchange. So staleness counts the root's updates
-at every hub.
+The parent treats a child hub as one worker, for which the parent runs no head. Each exchange copies
+the root's parameters and version to the child hub. So at every hub, staleness counts updates of the
+root.
 """
 
 import logging
@@ -58,9 +58,10 @@ _GRADIENTS = (HubPurpose.GRADIENTS, HubPurpose.HEAD_GRADIENTS)
 
 
 class ChildReport(Record):
-    """The bytes of a rehearsed child hub and its workers by purpose, counted and planned.
+    """The bytes that a child hub and its workers exchanged in a rehearsal.
 
-    `num_pushed`: messages with gradients of the body.
+    `nbytes`: the counted bytes by purpose. `planned_nbytes`: the planned bytes by purpose.
+    `num_pushed`: the number of messages with gradients of the body.
     """
 
     nbytes: dict[Purpose, NonNegativeInt]
@@ -69,20 +70,23 @@ class ChildReport(Record):
 
 
 class HubTraffic:
-    """Counts messages and bytes of each purpose between two hubs."""
+    """Counts the messages and bytes between two hubs, by purpose."""
 
     def __init__(self) -> None:
         self.times: Counter[HubPurpose] = Counter()
         self.nbytes: Counter[HubPurpose] = Counter()
 
     def add(self, purposes: Sequence[HubPurpose], parts: Sequence[Buffer]) -> None:
-        """Count a message's parts, one of each purpose."""
+        """Count the parts of a message; each part has one of the purposes."""
         for purpose, part in zip(purposes, parts, strict=True):
             self.times[purpose] += 1
             self.nbytes[purpose] += memoryview(part).nbytes
 
     def rows(self, parts: Split) -> tuple[Traffic, ...]:
-        """Return the bytes of each purpose, counted and by the model's size."""
+        """Return the counted and planned bytes of each purpose.
+
+        The planned bytes are the size of the model's halves times the number of messages.
+        """
         halves_nbytes = parts.body.gradient_nbytes, parts.head.gradient_nbytes
         planned = dict(zip(HubPurpose, 2 * halves_nbytes, strict=True))
         return tuple(
@@ -93,7 +97,10 @@ class HubTraffic:
 
 
 def vector_like(parameters: Sequence[Tensor], part: memoryview) -> Tensor:
-    """Decode a vector of the parameters' size to their device; InvalidInput for other sizes."""
+    """Decode a vector with as many values as the parameters, to their device.
+
+    Raises InvalidInput if the part has another size.
+    """
     if not parameters:
         return tensor_parts.values_of(part, torch.float32, 0)
     count, like = sum(one.numel() for one in parameters), parameters[0]
@@ -101,16 +108,19 @@ def vector_like(parameters: Sequence[Tensor], part: memoryview) -> Tensor:
 
 
 class ChildHubs:
-    """Answers child hubs at their parent; `workers`: the child hubs' numbers."""
+    """Answers the requests of child hubs at their parent.
+
+    `workers`: the child hubs' numbers.
+    """
 
     def __init__(self, server: ParameterServer, num_steps: int) -> None:
         self._server, self._num_steps = server, num_steps
         self.traffic = HubTraffic()
         self.workers: set[int] = set()
-        self.reports: dict[int, ChildReport] = {}  # of rehearsed children, when they are done
+        self.reports: dict[int, ChildReport] = {}  # of child hubs that are done, in a rehearsal
 
     def fetch(self, worker: int, message: Message) -> Message:
-        """Return all current parameters."""
+        """Return a reply with all current parameters."""
         self.workers.add(worker)
         halves, version = self._server.halves, self._server.version
         whole = map(tensor_parts.flatten, (halves.body_parameters, halves.head_parameters))
@@ -119,15 +129,15 @@ class ChildHubs:
         return Message(Topic.WHOLE_PARAMETERS, message.step, version, parts=parts)
 
     def finish(self, worker: int, step: int) -> None:
-        """Record that a worker has completed `step` steps."""
+        """Record that a child hub has completed `step` steps."""
         own = self._server.workers.of(worker)
         own.next_step = max(own.next_step, step)
 
     def update(self, worker: int, message: Message, *, is_first: bool) -> dict[int, LossSum]:
         """Update all parameters with a child hub's gradients; return its losses by epoch.
 
-        `is_first`: load its buffers, too. Raises InvalidInput if a part does not fit, NonFinite for
-        NaN or infinite values.
+        `is_first`: whether to load the child hub's buffers, too. Raises InvalidInput if a part does
+        not fit. Raises NonFinite for NaN or infinite values.
         """
         parts = tensor_parts.parts_of(message)
         if len(parts) != _NUM_PARTS:
@@ -139,7 +149,9 @@ class ChildHubs:
         mean.losses.update(self._losses_in(parts[2]))
         below = tensor_parts.numbers_of(parts[3])
         if len(below) > _MOST_BELOW:
-            raise InvalidInput("steps", f"must be of at most {_MOST_BELOW} workers", got=len(below))
+            raise InvalidInput(
+                "steps", f"must be steps of at most {_MOST_BELOW} workers", got=len(below)
+            )
         if any(not 0 <= step <= self._num_steps for step in below):
             raise InvalidInput("steps", f"must be from 0 to {self._num_steps}", got=max(below))
         self._server.merge(worker, message.step, mean, below)
@@ -159,7 +171,9 @@ class ChildHubs:
         for epoch, num_samples, total in rows.view(-1, _LOSS_FIELDS).tolist():
             is_whole = epoch == int(epoch) and num_samples == int(num_samples)
             if not is_whole or not 0 <= epoch < self._num_steps or num_samples < 0:
-                raise InvalidInput("losses", f"invalid: {num_samples} samples in epoch {epoch}")
+                raise InvalidInput(
+                    "losses", f"have an invalid row: {num_samples} samples in epoch {epoch}"
+                )
             if abs(total) > LARGEST_LOSS * max(1, num_samples):
                 raise NonFinite("the training loss of a child hub is too large")
             found[int(epoch)] = LossSum(int(num_samples), total)
@@ -174,7 +188,10 @@ class ResumePoint(NamedTuple):
 
 
 class ParentReply(NamedTuple):
-    """All parameters of a version; and where to resume, if the parent was restarted."""
+    """The parent's reply: all parameters, and their version.
+
+    `resume`: where to resume; set in the reply to a hub that joins or joins again.
+    """
 
     version: int
     parts: Parts
@@ -182,16 +199,20 @@ class ParentReply(NamedTuple):
 
 
 class ParentHub:
-    """Requests to the parent, over connections that may break; `layout`: shared by both."""
+    """Sends requests to the parent, over connections that may break.
+
+    `layout`: the description of the run, which must be the same at both hubs.
+    """
 
     def __init__(self, client: Client, layout: str) -> None:
         self._client, self._layout = client, memoryview(layout.encode())
         self.traffic = HubTraffic()
 
     def begin(self, step: int) -> ParentReply:
-        """Join after `step` completed steps, as soon as the parent begins.
+        """Join after `step` completed steps; return the parameters and where to resume.
 
-        Raises InvalidInput if the parent rejects this hub, WorkerLost if it does not answer.
+        Waits until the parent begins. Raises InvalidInput if the parent rejects this hub. Raises
+        WorkerLost if the parent does not answer.
         """
         while True:
             try:
@@ -206,7 +227,11 @@ class ParentHub:
             return self._parameters(whole, ResumePoint(begun.step, progress))
 
     def exchange(self, gradients: Message) -> ParentReply:
-        """Have the parent take a step; gradients are void if it was restarted meanwhile."""
+        """Send mean gradients to the parent; return its updated parameters.
+
+        If the parent was restarted in the meantime, the gradients are lost, and this hub joins
+        again.
+        """
         try:
             whole = self._ask(gradients)
         except HubRestarted:
@@ -218,14 +243,17 @@ class ParentHub:
     def measure(
         self, own: DeviceProfile, below: Sequence[DeviceProfile], whole_nbytes: int
     ) -> None:
-        """Measure the link to the parent, and send it the profiles of this hub and its bodies."""
+        """Measure the link to the parent, and send it the profiles.
+
+        `own`: the profile of this hub. `below`: the profiles of this hub's workers.
+        """
 
         def exchange(up: int, down: int) -> None:
             self._ask(Message(Topic.PROBE, down, parts=(memoryview(bytes(up)),)))
 
-        # Warm up: page faults in the memory of the first large message take longer.
+        # Warm up: page faults make the first large message slower.
         exchange(whole_nbytes, whole_nbytes)
-        # The root takes the optimizer steps.
+        # Leave out optimizer steps, which only the root takes.
         seconds = tuple(one for one in own.seconds if one[0] is not Kind.STEP)
         found = own.with_link(exchange, whole_nbytes)
         profile = found.model_copy(update={"seconds": seconds, "below": tuple(below)})

@@ -1,15 +1,16 @@
-"""The worker process of one device: it computes the bodies of its lanes.
+"""The worker process of one device, which trains the bodies of the device's lanes.
 
     lane 0   turn: backward, forward |                                  | turn: backward, forward
              activations ---> hub    | wait ... <--- act. grads, params |
     lane 1                           | turn: backward, forward          |
 
-A lane is one body worker, which alternates with the others of its device (figure 3). A turn is the
-backward of a step and the forward of the next. While a lane waits, the others have their turns. A
-lane requests the parameters of its next step as soon as its activation gradients arrive; the only
-lane of a device requests them after its own update.
+A lane is one body worker, which alternates with the other lanes of its device (figure 3). A turn is
+the backward of a step and the forward of the next step. While a lane waits, other lanes have their
+turns. A lane requests the parameters of its next step as soon as its activation gradients arrive.
+The only lane of a device requests the parameters after its own update instead.
 
-A hub starts such a process for each device of its machine; `paceline worker` runs it on others.
+A hub starts such a process for each device of its machine; `paceline worker` starts it on other
+machines.
 """
 
 import logging
@@ -49,12 +50,15 @@ from paceline.training.recipes.recipe import Recipe
 
 logger = logging.getLogger("paceline.worker")  # __name__ may be __main__
 _POLL_S = 1.0
-_PATIENCE_S = 5.0  # waiting in a turn; then other lanes have their turns
+_PATIENCE_S = 5.0  # longest wait of a lane in its turn, before other lanes have theirs
 _MIN_PROBE_NBYTES = 64 * 1024
 
 
 class Forward(NamedTuple):
-    """A forward before its backward: parameter version, outputs, the request's reply."""
+    """A forward whose backward has not been computed.
+
+    `version`: the version of its parameters. `answer`: the future reply with activation gradients.
+    """
 
     version: int
     outputs: Tensor
@@ -98,9 +102,9 @@ class BodyWorker:
         self._batch: Future[Batch] | None = None
 
     def run(self) -> None:
-        """Train on the worker's share in all epochs, from the step that the hub replies.
+        """Train on the worker's share of all steps, from the step in the hub's reply.
 
-        Raises InvalidInput for unusable data, WorkerLost if the hub does not answer.
+        Raises InvalidInput for unusable data. Raises WorkerLost if the hub does not answer.
         """
         while True:
             self._turns.check()
@@ -118,7 +122,7 @@ class BodyWorker:
                 return
             except HubRestarted as error:
                 logger.info("worker %d, step %d: %s", self.worker, self._step, error)
-            # The hub waits for all lanes, so let the others reach it, too.
+            # The hub waits for all lanes to begin, so let the other lanes request this, too.
             self._turns.leave(self.worker)
             self._body.zero_grad()
 
@@ -152,7 +156,7 @@ class BodyWorker:
         self._ask(Topic.PROFILE, memoryview(profile.model_dump_json().encode()))
 
     def _new_recorder(self, window: range = ALL_STEPS) -> WorkerRecorder:
-        """Return a recorder of the body, with its device's name in plans."""
+        """Return a new recorder of the body, with the device's name in plans."""
         clock = clock_for(self.device)
         number = 1 + self.worker // self._spec.config.lanes
         name = device_name(device_of(self.device).kind, number)
@@ -248,7 +252,8 @@ class BodyWorker:
 def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) -> None:
     """Train the connected workers until the hub's run ends.
 
-    Raises InvalidInput if they do not fit the run, WorkerLost if the hub does not answer.
+    Raises InvalidInput if the workers do not fit the run. Raises WorkerLost if the hub does not
+    answer.
     """
     workers = settings.numbers
     spec = RunSpec.from_json(clients[workers[0]].settings)
@@ -257,7 +262,7 @@ def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) ->
     if workers != expected:
         raise InvalidInput(
             "workers",
-            f"must be {listed(expected)} on this device, as the hub has lanes={lanes}",
+            f"must be {listed(expected)} on this device, because the hub has lanes={lanes}",
             got=listed(workers),
         )
     device = first_device() if settings.device is None else device_named(settings.device)
@@ -278,7 +283,7 @@ def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) ->
 
 
 def main() -> None:
-    """Run the workers of the command line's settings."""
+    """Run workers with the settings in the command-line argument."""
     run_as_process(take_part, WorkerProcessSettings)
 
 
