@@ -104,12 +104,12 @@ def _cost(own: dict[str, Any]) -> float:
 
 def _summary(figures: dict[str, Any]) -> str:
     regrets = sorted(map(_regret, figures.values()))
+    high = quantiles(regrets, n=20, method="inclusive")[-1] if len(regrets) > 1 else regrets[0]
     predicted = sum(_was_predicted(own) for own in figures.values())
     return (
-        f"{len(regrets)} settings: regret {median(regrets):.3f} in the median, "
-        f"{quantiles(regrets, n=20)[-1] if len(regrets) > 1 else regrets[0]:.3f} at the 95th "
-        f"percentile, {regrets[-1]:.3f} at most; the prediction alone was within 5 % of the best "
-        f"exchange in {predicted}"
+        f"{len(regrets)} settings: regret {median(regrets):.3f} in the median, {high:.3f} at the "
+        f"95th percentile, {regrets[-1]:.3f} at most; the prediction alone was within 5 % of the "
+        f"best exchange in {predicted}"
     )
 
 
