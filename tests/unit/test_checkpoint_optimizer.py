@@ -188,7 +188,7 @@ EXTRA = {"values": {}, "tensors": {}}
 AVERAGE = "state/bias/exp_avg"
 REFUSED: dict[str, tuple[Callable[..., tuple[Any, Any, Any]], str]] = {
     "other kind": (lambda m, t, v: (torch.optim.AdamW(m.parameters()), t, v), "AdamW"),
-    "other order": (lambda m, t, v: (of_groups([m.bias, m.weight]), t, v), "order"),
+    "other order": (lambda m, t, v: (of_groups([m.bias, m.weight]), t, v), "groups"),
     "two groups": (lambda m, t, v: (of_groups([m.weight], [m.bias]), t, v), "groups"),
     "fewer": (lambda m, t, v: (of_groups([m.weight]), t, v), "'bias'"),
     "tensor option": (lambda m, t, v: (adam(m, lr=torch.tensor(0.1)), t, v), "'lr'"),
