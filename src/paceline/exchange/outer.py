@@ -152,7 +152,9 @@ class OuterModel:
         for name, vectors in own.items():
             sizes = [kind_of(one) for one in vectors]
             if sizes != [kind_of(one) for one in state[name]]:
-                raise InvalidInput("outer", f"has {name} of another model or other fragments")
+                raise InvalidInput(
+                    "outer", f"was saved for another model or for other fragments: {name} differs"
+                )
         for name, vectors in own.items():
             for vector, saved in zip(vectors, state[name], strict=True):
                 vector.copy_(saved)

@@ -188,7 +188,7 @@ def _fed(
 def memory(
     workload: Workload, machine: Machine, strategy: Strategy, config: Any
 ) -> Mapping[str, int]:
-    """Return the bytes that each device needs, and each host that holds tensors, by name."""
+    """Return the bytes needed by each device, and by each host that holds tensors, by its name."""
     if strategy.planning.memory is not None:
         return strategy.planning.memory(workload, machine, config)
     devices = machine.first_devices(config.workers)

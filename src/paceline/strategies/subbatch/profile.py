@@ -87,7 +87,7 @@ def _calibrated(
     spans = timeline.spans
     losses = machine.usual_losses.model_copy(update={"unrest": unrest_of_traced(spans)})
     machine = machine.model_copy(update={"losses": losses})
-    # The median of a computing time is over all sub-batches. The key of an exchange has no owner.
+    # Take the median of computing times over all sub-batches. Exchanges belong to no single worker.
     computed = median_durations(
         [span for span in spans if span.kind in COMPUTE],
         lambda span: PriceKey(span.on[0].owner, span.kind, span.part),
