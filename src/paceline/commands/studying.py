@@ -25,11 +25,11 @@ def probe(
         int | None,
         typer.Option(
             metavar="INT",
-            help="Number of devices to measure; by default all GPUs; without GPUs, 2 CPU workers.",
+            help="Number of devices to measure. Default: all GPUs; without GPUs, 2 CPU workers.",
         ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Approximate time to measure.")
+        float, typer.Option(metavar="SECONDS", help="Approximate duration of the measurement.")
     ] = 10.0,
     force: Annotated[
         bool, typer.Option("--force", metavar="", help="Replace an existing file.")
@@ -103,7 +103,8 @@ def compare(
     page: Annotated[
         Path | None,
         typer.Option(
-            metavar="PATH", help="HTML file to write: the runs' losses, updates and utilization."
+            metavar="PATH",
+            help="HTML page to write, with the runs' losses, updates and utilization.",
         ),
     ] = None,
     as_json: Json = False,
@@ -187,7 +188,7 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a run.")],
     rehearsal: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Folder of a rehearsal to show next to it."),
+        typer.Option(metavar="FOLDER", help="Folder of a rehearsal to show next to the run."),
     ] = None,
 ) -> None:
     """Rewrite a run's report.html from its result.json and trace.json, and print its path."""

@@ -78,10 +78,10 @@ class RunSettings(Record):
         ),
     )
     options: dict[str, Any] = Field(
-        {}, description="Field of the strategy's configuration, such as chunk=4MiB."
+        {}, description="Setting of the strategy, such as chunk=4MiB; can be repeated."
     )
     workers: int | str = Field(
-        2, description="Number of workers, or a list of devices: cpu:1,cpu:2@slow=16,gpu:0."
+        2, description="Number of workers. For hogbatch also their devices, such as cpu:4,gpu:0."
     )
     batch_size: int = Field(64, ge=1, description="Samples in a step, over all workers.")
     codec: str | None = Field(
@@ -95,16 +95,18 @@ class RunSettings(Record):
     )
     exchange_alone: bool = Field(
         False,
-        description="Let a single worker exchange with itself, to measure the exchange alone.",
+        description="Let a single worker run the exchange, to measure its overhead.",
     )
     profile_s: float = Field(
-        4.0, ge=0, le=LONGEST_S, description="Time to profile before planning."
+        4.0, ge=0, le=LONGEST_S, description="Duration of the profile before planning."
     )
     deadline_s: Seconds = Field(
         30.0, description="Time without an answer after which a worker is lost."
     )
     wait_s: Seconds = Field(600.0, description="Time to wait for workers to join.")
-    listen: str | None = Field(None, description="Address of the hub, such as tcp://10.0.0.1:5555.")
+    listen: str | None = Field(
+        None, description="Address on which the hub listens, such as tcp://10.0.0.1:5555."
+    )
     keys: Path | None = Field(None, description="Folder of keys written by `paceline keys`.")
     run_name: str | None = Field(
         None, description="Name of the run, the same for the hub and its workers."
@@ -138,7 +140,7 @@ class TrainSettings(RunSettings):
 
     kind: Literal["train"] = "train"
     data: str | None = Field(None, description=DATA)
-    epochs: int = Field(3, ge=1, description="Passes over the training samples.")
+    epochs: int = Field(3, ge=1, description="Number of passes over the training data.")
     steps: int | None = Field(
         None, ge=1, lt=2**63, description="Number of steps to train, instead of epochs."
     )
@@ -178,10 +180,10 @@ class TrainSettings(RunSettings):
         1, ge=1, description="Number of micro-batches that each worker computes in a step."
     )
     clip_norm: float | None = Field(
-        None, gt=0, le=LARGEST_FLOAT32, description="Clip the total norm of all gradients to this."
+        None, gt=0, le=LARGEST_FLOAT32, description="Largest allowed total norm of the gradients."
     )
     evaluate_every: int | None = Field(
-        None, ge=1, description="Number of steps between tests; each epoch also ends with a test."
+        None, ge=1, description="Number of steps between evaluations. Each epoch ends with one."
     )
     seed: int = Field(
         0,
@@ -189,7 +191,7 @@ class TrainSettings(RunSettings):
         lt=2**63,
         description="Seed of the weights, of the split and of the order of samples.",
     )
-    keep_all: bool = Field(False, description="Keep workers that slow the training.")
+    keep_all: bool = Field(False, description="Keep all workers, even if fewer would train faster.")
     checkpoint_every: Annotated[str, BeforeValidator(_read_interval)] = Field(
         "300s", description="Interval of checkpoints: 500 (steps), 60s, 5min, 1h or never."
     )
@@ -199,10 +201,10 @@ class TrainSettings(RunSettings):
         description="Folder of a run to continue, with its settings unless overridden.",
     )
     max_restarts: int = Field(
-        0, ge=0, description="Most restarts from a checkpoint when workers are lost."
+        0, ge=0, description="Maximum number of restarts after workers are lost."
     )
     elastic: bool = Field(
-        False, description="Let workers leave and join during a run of strategy local."
+        False, description="Let workers leave and join during training; only for strategy local."
     )
     lighthouse: str | None = Field(
         None,
@@ -244,22 +246,18 @@ class RehearseSettings(RunSettings):
         tuple[Annotated[float, Field(ge=1, le=LONGEST_S)], ...] | None, BeforeValidator(_each)
     ] = Field(
         None,
-        description="Factor by which to slow layers, instead of --device: 4, or 1,4 by worker.",
+        description="Slow all layers by a factor (4), or by one factor per worker (1,4).",
     )
-    forward_ms: Milliseconds | None = Field(
-        None, description="Forward time of all layers together."
-    )
-    backward_ms: Milliseconds | None = Field(
-        None, description="Backward time of all layers together."
-    )
-    update_ms: Milliseconds | None = Field(None, description="Time of the update.")
+    forward_ms: Milliseconds | None = Field(None, description="Total forward time of all layers.")
+    backward_ms: Milliseconds | None = Field(None, description="Total backward time of all layers.")
+    update_ms: Milliseconds | None = Field(None, description="Time of the optimizer step.")
     input_shape: InputShape = None
     steps: int = Field(20, ge=3, description="Number of steps to time.")
     profile_s: float = Field(
         2.0,
         ge=0,
         le=LONGEST_S,
-        description="Time to measure layers and links before the rehearsal.",
+        description="Duration of the profile before the rehearsal.",
     )
 
     @model_validator(mode="after")

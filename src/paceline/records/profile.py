@@ -31,20 +31,20 @@ class ProfileSettings(Record):
     model: Model
     data: str | None = Field(
         None,
-        description="Samples, as for train; default: text for language models, else random.",
+        description="Data, as for train. Default: text for language models, otherwise random.",
     )
     batch_size: int = Field(64, ge=1, description="Samples in a step, over all workers.")
     workers: int = Field(1, ge=1, description="Number of worker processes.")
     strategy: str = Field("allreduce", description="Strategy by which workers exchange gradients.")
     options: dict[str, Any] = Field(
-        {}, description="Field of the strategy's configuration, such as chunk=4MiB."
+        {}, description="Setting of the strategy, such as chunk=4MiB; can be repeated."
     )
     steps: int = Field(
-        20, ge=4, le=100_000, description="Number of steps to time, and of steps to record."
+        20, ge=4, le=100_000, description="Number of steps to time; as many more steps are traced."
     )
     largest_batch: Annotated[float | Literal["auto"] | None, BeforeValidator(_read_limit)] = Field(
         None,
-        description="Find the largest batch for a worker's memory (auto), or for a limit (8GiB).",
+        description="Find the largest batch that fits a worker's memory (auto) or a limit (8GiB).",
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the weights and the data.")
     deadline_s: Seconds = Field(

@@ -74,23 +74,26 @@ class ScaleSettings(Record):
     model: Model
     workers: _Counts = Field((1, 2), description="Numbers of workers, such as 1,2,4.")
     batch_size: _Counts = Field(
-        (16, 32, 64), description="Batch sizes: of all workers with strong scaling, else of each."
+        (16, 32, 64),
+        description="Batch sizes: total (strong scaling) or per worker (weak scaling).",
     )
     strategy: _Names = Field(
         tuple(EXCHANGES), description="Strategies to compare, such as allreduce,tree."
     )
     scaling: _Scalings = Field(
-        ("strong",), description="Whether workers share a batch (strong), or each has its own."
+        ("strong",), description="Workers share a batch (strong), or each has a whole one (weak)."
     )
     overhead: bool = Field(
-        False, description="Measure each strategy's overhead: one worker exchanges with itself."
+        False, description="Measure each strategy's overhead with a single worker."
     )
     kinds: Annotated[tuple[Kind, ...], BeforeValidator(read_list)] = Field(
-        (), description="Kinds of cells. Default: rehearsed with --device, otherwise measured."
+        (),
+        description="How step times are found. Default: rehearsed with --device, else measured.",
     )
     device: str | None = Field(None, description="Device to emulate in a rehearsal.")
     machine: str | None = Field(
-        None, description="Machine file or name to predict for; if missing, profile this machine."
+        None,
+        description="Machine to predict for: a name or a file. Default: this machine, profiled.",
     )
     repeats: int = Field(3, ge=1, le=1000, description="Number of repetitions of each cell.")
     steps: int = Field(20, ge=5, description="Number of steps to time in a repetition.")
@@ -98,12 +101,12 @@ class ScaleSettings(Record):
         262_144,
         ge=1,
         le=2**53,
-        description="Samples of an epoch; with weak scaling, of each worker.",
+        description="Samples per epoch: in total (strong scaling) or per worker (weak).",
     )
     input_shape: InputShape = None
     classes: int = Field(10, ge=2, description="Classes of the random samples.")
-    profile_s: Seconds = Field(1.0, description="Time to profile before planning.")
-    deadline_s: Seconds = Field(600.0, description="Longest time of a repetition.")
+    profile_s: Seconds = Field(1.0, description="Duration of the profile before planning.")
+    deadline_s: Seconds = Field(600.0, description="Time limit of a repetition.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the weights and the samples.")
 
     @field_validator("strategy")

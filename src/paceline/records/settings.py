@@ -46,7 +46,7 @@ class PlanSettings(Record):
         None, description="Strategies to plan, such as allreduce,host; by default all."
     )
     options: dict[str, Any] = Field(
-        {}, description="Field of the strategy's configuration, such as chunk=4MiB."
+        {}, description="Setting of the strategy, such as chunk=4MiB; can be repeated."
     )
     data: str | None = Field(None, description=DATA)
     workers: Annotated[int, Field(ge=1)] | None = Field(
@@ -61,7 +61,7 @@ class PlanSettings(Record):
     profile: Path | None = Field(
         None, description="Profile of the model on one device, from `paceline profile`."
     )
-    profile_s: Seconds = Field(4.0, description="Time to profile before planning.")
+    profile_s: Seconds = Field(4.0, description="Duration of the profile before planning.")
     output: Path | None = Field(
         None, description="Folder in which to create a folder with the plan and its report."
     )

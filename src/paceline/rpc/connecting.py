@@ -53,13 +53,15 @@ class WorkerProcessSettings(ConnectingWorkers):
 
     workers: Numbers | None = Field(
         None,
-        description="Numbers of the workers on this device, such as 0,1; by default all lanes.",
+        description="Numbers of the workers on this device, such as 2,3. Default: 0 to lanes - 1.",
     )
     lanes: int = Field(2, ge=1, description="Number of workers on this device.")
     device: str | None = Field(
         None, description="Device: cpu or cuda:0; by default a GPU if there is one."
     )
-    threads: int = Field(0, ge=0, description="Threads of a CPU; 0 leaves the number to torch.")
+    threads: int = Field(
+        0, ge=0, description="Number of CPU threads; 0 leaves the number to torch."
+    )
 
     @property
     def numbers(self) -> tuple[int, ...]:
