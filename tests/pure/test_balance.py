@@ -122,6 +122,15 @@ def test_noise_shuffles_no_batches() -> None:
     assert balance.interval == 64
 
 
+def test_a_noisy_first_measurement_is_corrected_by_longer_ones() -> None:
+    balance = Balance(512, 2)
+    balance.record([1.0, 1.11])
+    noisy = balance.shares
+    found = [balance.record([1.0, 1.01]) for _ in range(5)]
+    assert found[0] == noisy
+    assert found[-1] == (257, 255)
+
+
 def test_a_change_of_speed_is_followed_and_looked_at_closely() -> None:
     balance = Balance(100, 2)
     for _ in range(5):

@@ -79,6 +79,43 @@ def test_all_ranks_choose_the_same_exchange(pair: Ranks):
     assert re.search(r"host [\d.e+]+ ms in chunks of [1-4] ", why)
 
 
+class Clock:
+    """A clock that the test moves."""
+
+    now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+    def seconds(self, marks: list[float]) -> list[float]:
+        return list(marks)
+
+
+def chosen_again(num_before: int, num_after: int) -> list[str]:
+    """Slow torch's reducer down after it was chosen; return the exchanges before and after."""
+    module, oracle = build(Net)
+    parallel = parallel_of(module, "auto", chunk=1)
+    seconds, found = {"allreduce": 0.01, "tree": 0.02, "host": 0.02}, []
+    assert parallel._trials is not None
+    clock = parallel._trials._clock = Clock()
+
+    def before(step: int) -> None:
+        clock.now += seconds[parallel._method.name]
+
+    for first, last in ((0, num_before), (num_before, num_before + num_after)):
+        train(parallel, oracle, range(first, last), before)
+        found.append(parallel.statistics().exchange)
+        seconds["allreduce"] = 0.1
+    check(parallel, oracle)
+    return found
+
+
+def test_another_exchange_replaces_torchs_reducer_when_steps_become_slower(pair: Ranks):
+    for before, after in pair(chosen_again, 150, 200):
+        assert before == "allreduce"
+        assert after in ("host", "tree")
+
+
 def closed(exchange: str) -> None:
     """After `close`, a rank trains alone and keeps its last gradients."""
     module, oracle = build(Net)
@@ -117,7 +154,7 @@ def unfrozen(exchange: str, first: int, num_steps: int, alone: int = -1, **optio
 
 def unfrozen_when_another_exchange_begins(exchange: str) -> None:
     """Unfreeze after the next exchange was prepared for fewer parameters."""
-    unfrozen("auto", 13, 16, chunk="auto")  # after the steps in which the first one is tried
+    unfrozen("auto", 10, 16, chunk="auto")  # ten steps are timed before
 
 
 def run_by_one_rank_alone_after_unfreezing(exchange: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from fractions import Fraction
+from math import sqrt
 
 
 def apportion(
@@ -45,6 +46,7 @@ def apportion(
 
 _FIRST_INTERVAL = 4
 _LONGEST_INTERVAL = 64
+_LEAST_TOLERANCE = 0.4  # part of the tolerance that remains for long intervals
 _REGAINED = 0.99  # the assumed seconds of a rank without samples are multiplied by it each round
 
 
@@ -53,10 +55,10 @@ class Balance:
 
     Shares are equal at first; `most` limits each rank's share by its memory. Every `interval` steps
     `record` receives each rank's seconds per sample, and changes the shares only if the slowest
-    rank would finish earlier by more than `tolerance`, so that noise does not change batches. With
-    fixed costs a rank's seconds per sample depend on its share, so the shares converge in a few
-    rounds. A rank without samples is assumed to become a little faster each round, so that it is
-    tried again.
+    rank would finish earlier by more than `tolerance`, so that noise does not change batches. The
+    tolerance shrinks as `interval` grows, because longer measurements have less noise. With fixed
+    costs a rank's seconds per sample depend on its share, so the shares converge in a few rounds. A
+    rank without samples is assumed to become a little faster each round, so that it is tried again.
     """
 
     def __init__(
@@ -104,12 +106,13 @@ class Balance:
             0.0 if rank in self._excluded else 1 / seconds for rank, seconds in enumerate(believed)
         ]
         shares = apportion(self._batch_size, speeds, self._most)
-        now_s, then_s = (
-            max(share * one for share, one in zip(split, believed, strict=True))
-            for split in (self.shares, shares)
-        )
+
+        def slowest_s(split: Sequence[int]) -> float:
+            return max(share * one for share, one in zip(split, believed, strict=True))
+
         must_go = any(self.shares[rank] for rank in self._excluded)
-        if must_go or then_s < (1 - self._tolerance) * now_s:
+        part = max(_LEAST_TOLERANCE, sqrt(_FIRST_INTERVAL / self.interval))
+        if must_go or slowest_s(shares) < (1 - part * self._tolerance) * slowest_s(self.shares):
             self.shares, self.interval = shares, _FIRST_INTERVAL
         else:
             self.interval = min(2 * self.interval, _LONGEST_INTERVAL)

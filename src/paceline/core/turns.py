@@ -32,7 +32,7 @@ class Turns:
         names: Sequence[str],
         *,
         num_rounds: int = 3,
-        num_settling: int = 4,
+        num_settling: int = 3,
         num_timed: int = 6,
     ) -> None:
         self._num_settling, self.num_timed = num_settling, num_timed
@@ -41,6 +41,7 @@ class Turns:
         self._left = [
             name for number in range(num_rounds) for name in names[:: directions[number % 2]]
         ]
+        self._slow = set[str]()  # alternatives without further turns
         self.name, self._last = names[0], ""
         self._choose()
 
@@ -64,8 +65,8 @@ class Turns:
         self._steps[self.name] += seconds
         self._last = self._left.pop(0)
         limit = _HOPELESS * min(self.seconds.values())
-        slow = {name for name, one in self.seconds.items() if one > limit}
-        self._left = [name for name in self._left if name not in slow]
+        self._slow = {name for name, one in self.seconds.items() if one > limit}
+        self._left = [name for name in self._left if name not in self._slow]
         self._choose()
 
     def drop(self) -> None:
@@ -80,9 +81,8 @@ class Turns:
         self._choose()
 
     def _choose(self) -> None:
-        rivals = {*self.seconds, *self._left}
-        if len({*self._left}) < 2 and rivals == {*self._left}:
-            self._left.clear()  # a single alternative
+        if len(self._steps.keys() - self._slow) < 2:
+            self._left.clear()  # nothing to compare with
         self.name = self._left[0] if self._left else self._fastest()
 
     def _fastest(self) -> str:

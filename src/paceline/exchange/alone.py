@@ -45,7 +45,7 @@ def compare_with_alone(
     Takes about thirty steps. `parts`: number of samples of each rank in a step of all ranks.
     """
     # a tie goes to all ranks, because a rank that leaves does not return
-    turns = Turns((TOGETHER, ALONE), num_rounds=2, num_settling=3, num_timed=6)
+    turns = Turns((TOGETHER, ALONE), num_rounds=2, num_timed=5)
     whole = [sum(parts) if rank == lone_rank else 0 for rank in range(group.world_size)]
     clock = clock_for(group.device)
     while not turns.settled:

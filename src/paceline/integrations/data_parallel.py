@@ -189,15 +189,12 @@ class DataParallel(Synchronized):
         while self._next is None and not (trials.settled and self._method.name == trials.name):
             try:
                 method = self._candidates[trials.name]
-                self._tries = not trials.settled
                 parameters = self._build_params_for_reducer()
                 prepared = self._create_reducer(method, *parameters)
                 prepared.open()
                 self._next = method, prepared
             except InvalidInput as error:  # raised on all ranks
                 trials.fail(error)
-        if self._next is None and isinstance(self._gradients, TorchAllReduce):
-            self._gradients.unwatch()
 
     def _before_forward(self) -> None:
         if self._next is not None and self._gradients is not None and not self._gradients.pending:
