@@ -41,7 +41,7 @@ FLAGS = {
     "kinds": "--kind",
 }
 _TABLES = ("options", "optimizer_options")  # repeatable, FIELD=VALUE
-# Settings that have no option of their own, but can be given as --strategy-option NAME=VALUE.
+# Settings without an option; --strategy-option NAME=VALUE sets them.
 _RARE = ("lighthouse", "worker_ids", "exchange_alone")
 # Panels of the help, in their order; options without a panel come first.
 _PANELS = {
@@ -99,13 +99,13 @@ def with_options(
     required: bool = True,
     strategy: Strategy | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command with an option for every field of its settings.
+    """Decorate a command with an option for every field of `settings`.
 
-    The command is called with its own keyword-only parameters, and with `values`: the fields given
-    as options or in the --config file. The field `model` becomes an argument; tables become
-    repeatable options such as --strategy-option. Rare fields, and the fields in `leave_out`, are
-    given as --strategy-option NAME=VALUE. `strategy`: the command's only strategy, if there is
-    only one; the help then shows its defaults.
+    The command receives `values`, the fields given as options or in the --config file. The field
+    `model` becomes an argument. The fields in `_TABLES` become repeatable options. The fields in
+    `_RARE` and `leave_out` have no option: the user gives --strategy-option NAME=VALUE. If
+    `strategy` is given, the command has only this strategy, whose defaults the help shows. The
+    command's keyword-only parameters become options, too.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -144,7 +144,7 @@ def with_options(
 def _declare(
     called: Callable[..., None], command: Callable[..., None], parameters: list[inspect.Parameter]
 ) -> None:
-    """Give `called` the command's name and help, and the parameters, including --config."""
+    """Give the function `called` a command's name, help and parameters, and --config."""
     kind = inspect.Parameter.KEYWORD_ONLY
     config = inspect.Parameter("config", kind, annotation=Config, default=None)
     declared = [one.replace(kind=kind) for one in (*parameters, config)]
@@ -166,7 +166,7 @@ def _by_panel(settings: type[BaseModel]) -> list[str]:
 def _parameter(
     name: str, field: FieldInfo, strategies: list[Strategy], without_option: list[str]
 ) -> inspect.Parameter:
-    """Return typer's parameter for a field; the help of `options` lists the fields without one."""
+    """Return typer's parameter for a field; the help of `options` lists `without_option`."""
     kind = inspect.Parameter.KEYWORD_ONLY
     if name == "model":
         argument = typer.Argument(help=_plain(field.description), metavar="MODEL")
@@ -252,7 +252,7 @@ def fields_of(options: list[str] | None, name: str) -> dict[str, Any]:
             raise InvalidInput(name, "must be FIELD=VALUE", got=option)
         try:
             found = from_json(value.encode(errors="surrogateescape"))
-        except ValueError:  # a text
+        except ValueError:  # not JSON: keep the text
             values[field] = value
             continue
         check_numbers(found, f"{name}.{field}")

@@ -24,14 +24,14 @@ _REMOTE = {
 _STRATEGY = STRATEGIES[next(iter(_REMOTE))]
 _CHILD = import_module(_REMOTE[_STRATEGY.name])
 _NUMBERS = WorkerProcessSettings.model_fields["workers"].description
-# Settings of a training that a hub takes from --config or --strategy-option.
+# Settings for which `hub` has no option; --config or --strategy-option sets them.
 _LEFT_OUT = (
     *("accumulate", "balance", "clip_norm", "codec", "elastic", "evaluate_every"),
     *("exchange_alone", "keep_all", "worker_ids", "lighthouse", "optimizer", "optimizer_options"),
     *("precision", "max_restarts", "schedule", "strategy", "tensorboard", "warmup_steps"),
     *("momentum", "keep_checkpoints", "seed"),
 )
-# Keys in the query of the URL of --parent, and the child hub's settings that they set.
+# Parameters in the URL of --parent, and the matching fields of `ChildSettings`.
 _OF_PARENT = {"worker": "number", "keys": "parent_keys", "gather": "gather"}
 
 
@@ -47,7 +47,7 @@ def hub(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Serve workers on other machines, which join by `paceline worker`."""
+    """Serve workers on other machines; a worker joins with `paceline worker`."""
     from paceline.runs import launching
 
     if parent is not None:
@@ -71,7 +71,7 @@ def _check_listen(values: Mapping[str, Any]) -> None:
 
 
 def _parent(url: str) -> dict[str, Any]:
-    """Return the settings of a child hub that its parent's URL contains."""
+    """Parse the URL of a parent hub into settings of the child hub."""
     address, _, query = url.partition("?")
     try:
         parts = parse_qsl(query, strict_parsing=True) if query else []
@@ -92,7 +92,7 @@ def _serve_parent(values: dict[str, Any], as_json: bool) -> None:
 
     for name in values:
         if name not in (*_CHILD.ChildSettings.model_fields, "codec"):
-            raise InvalidInput(name, "cannot be combined with --parent", hint="set it at the root")
+            raise InvalidInput(name, "cannot be combined with --parent", hint="for root hubs only")
     _check_listen(values)
     values = without_shorthands(values, _STRATEGY)
     settings = validated(_CHILD.ChildSettings, values)

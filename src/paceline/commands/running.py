@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _OF_HUBS = ("listen", "keys", "run_name", "wait_s")
 _RARE = ("run_name", "wait_s")
-# Modules to import once for all workers; `synchronized` loads torch's compiler.
+# Modules to import once for all workers, so that torch's compiler, too, is imported only once.
 _IMPORTED = ("paceline.runs.launching", "paceline.exchange.synchronized")
 
 
@@ -32,16 +32,16 @@ def train(values: dict[str, Any], *, as_json: Json = False) -> None:
 
 @with_options(RehearseSettings, leave_out=_RARE)
 def rehearse(values: dict[str, Any], *, as_json: Json = False) -> None:
-    """Rehearse training on emulated devices: real exchange, layers that only take time."""
+    """Rehearse training on emulated devices: the exchange is real, the layers only wait."""
     _carry_out("rehearse", values, as_json=as_json)
 
 
 def _carry_out(
     verb: Literal["train", "plan", "rehearse"], values: Mapping[str, Any], **how: bool
 ) -> None:
-    """Check the settings, and run the workers; `how` sets other fields of the request."""
-    # The server imports torch at the same time as this process, and then forks the workers. It is
-    # not needed under torchrun, where this process is a rank.
+    """Check the settings, and run the workers; `how` contains more fields of `RunRequest`."""
+    # The fork server imports torch while this process does, and then forks the workers. Under
+    # torchrun this process is a rank, and starts no workers.
     under_torchrun = "RANK" in os.environ
     environment = KEEPING_MEMORY | os.environ
     with nullcontext() if under_torchrun else open_server(_IMPORTED, environment):
@@ -81,7 +81,7 @@ def plan(
         if sweep:
             raise InvalidInput("sweep", "requires --machine")
         if "," in values.get("strategy", ""):
-            raise InvalidInput("strategy", "must be a single strategy without --machine")
+            raise InvalidInput("strategy", "must be a single name; a list requires --machine")
         _check_profiled(settings)
         how = {"as_json": as_json, "as_markdown": as_markdown, "explain": explain}
         _carry_out("plan", values, keep="output" in values, **how)
@@ -104,7 +104,7 @@ def plan(
 def _check_profiled(settings: PlanSettings) -> None:
     """Raise InvalidInput for settings that require --machine."""
     if settings.input_shape is not None:
-        raise InvalidInput("input_shape", "requires --machine", hint="the data have a shape")
+        raise InvalidInput("input_shape", "requires --machine", hint="else data define the shape")
     for name in ("measured", "profile"):
         if getattr(settings, name) is not None:
             raise InvalidInput(name, "requires --machine")

@@ -14,7 +14,7 @@ from paceline.records.profile import ProfileSettings, validated_profile
 from paceline.records.scale import ScaleSettings
 from paceline.records.settings import validated
 
-_STEP_BY_STEP = 2  # most runs whose steps are compared
+_STEP_BY_STEP = 2  # maximum number of runs whose steps are compared
 
 
 def probe(
@@ -71,7 +71,7 @@ def scale(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure, rehearse or predict epochs by strategy, workers and batch, and conclude."""
+    """Measure, rehearse or predict epochs for each strategy, number of workers and batch size."""
     from paceline.report.terminal import console
     from paceline.runs.launching import under_torchrun
     from paceline.studies.scale.study import run_study, usual_folder
@@ -138,7 +138,7 @@ def _compare_losses(
             out.print(table)
         if page is not None:
             out.print(f"written    {page}", soft_wrap=True)
-    elif not are_steps:  # otherwise the JSON object has been printed
+    elif not are_steps:  # `_compare_steps` has not printed a JSON object
         print_json(sides.model_dump())
 
 
@@ -151,7 +151,7 @@ def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
     from paceline.report.terminal import comparison_table, console, difference_tables
 
     def happened(folder: Path) -> Timeline:
-        """Read the measured timeline of a run, or the rehearsed one of a rehearsal."""
+        """Read a run's measured timeline, or a rehearsal's rehearsed timeline."""
         path = folder / "trace.json"
         rehearsed = read_trace(path).get(Origin.REHEARSED)
         return rehearsed or read_timeline(path, Origin.MEASURED)

@@ -1,12 +1,12 @@
-"""Communication that an exchange leaves after backward (Le et al. 2018, section 3.2).
+"""Compute how long an exchange outlasts backward (Le et al. 2018, section 3.2).
 
     T_BP    backward of one worker alone                                         (definition 3.1)
     T_BP^i  from the start of backward until all workers have result i           (definition 3.2)
     T       the largest T_BP^i: backward with the exchange of strategy `host`    (definition 3.3)
     T'      backward, and the exchange of strategy `tree` after it               (definition 3.4)
 
-`host` is faster if T is smaller than T', otherwise `tree`. The paper adds up times as if no copy
-waited for another; here the times come from a simulated step, in which copies do wait.
+If T is smaller than T', `host` is faster than `tree`. The paper adds up times as if copies never
+waited for other copies; here the times come from a simulated step, in which copies do wait.
 """
 
 from dataclasses import dataclass, replace
@@ -19,10 +19,10 @@ from paceline.core.timeline import Span, Timeline, intersection, length, union
 
 @dataclass(frozen=True)
 class AfterBackward:
-    """Seconds of backward with a strategy's exchange.
+    """Seconds of backward and of a strategy's exchange.
 
-    `backward_s`: T_BP. `sync_s`: time added by synchronising a GPU with its host (the sum of all
-    t_as). `left_s`: time from the end of backward to the weight update. `total_s`: T or T'.
+    `backward_s`: T_BP. `sync_s`: time added by synchronising a GPU with its host (the paper's sum
+    of t_as). `left_s`: time from the end of backward to the weight update. `total_s`: T or T'.
     `exchange_s`: seconds during which any exchange runs. `hidden_s`: the part of `exchange_s`
     before the end of backward.
     """
@@ -36,7 +36,7 @@ class AfterBackward:
 
     @property
     def overhead_s(self) -> float:
-        """Time that the exchange adds to backward: T_O, or T'_O."""
+        """Time that the exchange adds to backward (in the paper: T_O or T'_O)."""
         return self.total_s - self.backward_s
 
 
@@ -44,8 +44,7 @@ class AfterBackward:
 class BackwardPhase:
     """The first step of a simulated plan, from the start of backward to the weight update.
 
-    The times of backward are those of the worker that finishes it last. The exchange is that of all
-    workers.
+    The times of backward come from the worker that finishes last, the exchange from all workers.
     """
 
     plan: Plan

@@ -8,14 +8,13 @@ from math import sqrt
 def apportion(
     num_samples: int, speeds: Sequence[float], most: Sequence[int | None] | None = None
 ) -> tuple[int, ...]:
-    """Return the samples of each worker that minimise the time of the slowest one.
+    """Divide samples among workers so that the slowest worker finishes as early as possible.
 
-    `speeds`: proportional to samples per second. `most`: largest part of each worker (None: no
-    limit). The parts sum to `num_samples`, and are proportional to the speeds up to rounding, which
-    uses the method of D'Hondt. (The method of the largest remainder could give one of a hundred
-    samples to a worker that takes longer for it than all other workers for the rest.) A faster
-    worker never gets less than a slower one with the same limit. Raises ValueError if the limits
-    are too small.
+    `speeds`: proportional to samples per second. `most`: maximum part of each worker (None: no
+    limit). The parts sum to `num_samples`, and are proportional to the speeds up to rounding by the
+    method of D'Hondt. (The method of the largest remainder could give 1 of 100 samples to a worker
+    so slow that the other workers finish the other 99 samples earlier.) With equal limits a faster
+    worker never gets fewer samples than a slower worker. Raises ValueError for too small limits.
     """
     exact = [Fraction(speed) for speed in speeds]
     room = [num_samples if bound is None else bound for bound in most or [None] * len(exact)]
@@ -47,7 +46,7 @@ def apportion(
 _FIRST_INTERVAL = 4
 _LONGEST_INTERVAL = 64
 _LEAST_TOLERANCE = 0.4  # part of the tolerance that remains for long intervals
-_REGAINED = 0.99  # the assumed seconds of a rank without samples are multiplied by it each round
+_REGAINED = 0.99  # factor per round for the assumed seconds per sample of an idle rank
 
 
 class Balance:

@@ -1,8 +1,7 @@
 """Chunks of layers whose gradients are exchanged together, and searches for the best size.
 
-Searches run during training and use step times (Le et al. 2018, sections 4.1 and 4.2). They try
-only sizes below the number of layers: with a larger size every layer is a chunk of its own, as with
-size 1 (see `chunks`).
+Searches run during training and use step times (Le et al. 2018, sections 4.1 and 4.2). Searches try
+only sizes below the number of layers: any larger size forms the same chunks as size 1.
 """
 
 from abc import ABC, abstractmethod
@@ -13,11 +12,11 @@ from typing import NamedTuple
 
 
 def chunks(num_layers: int, size: int) -> list[range]:
-    """Group layers into chunks of `size`; those at the end of backward become chunks of one.
+    """Group layers into chunks of `size`; the last layers become chunks of a single layer.
 
-    Layers are numbered from 0 in the order in which their gradients become ready. The layers that
-    are left over at the end, or the last `size` layers if none are left over, become chunks of one:
-    no computation hides the last exchange, so it should be small.
+    Layers are numbered from 0 in the order in which their gradients become ready. If `size` does
+    not divide `num_layers`, the remaining layers become chunks of a single layer, otherwise the
+    last `size` layers: no computation hides the last exchange, so that exchange should be small.
     """
     whole = num_layers // size - (1 if num_layers % size == 0 else 0)
     together = [range(i * size, (i + 1) * size) for i in range(whole)]
@@ -39,9 +38,9 @@ class Trial(NamedTuple):
 
 
 class ChunkTimes(NamedTuple):
-    """A chunk's bytes, the time when all ranks had delivered it, and when its sum was ready.
+    """A chunk's bytes, and the times of its delivery and its sum, in seconds of one clock.
 
-    Both times are seconds of the same clock.
+    `ready_s`: all ranks had delivered the chunk. `summed_s`: the sum was ready.
     """
 
     nbytes: int
@@ -61,10 +60,7 @@ class ChunkTuner(ABC):
         self._seconds: list[float] = []
 
     def record(self, seconds: float, times: Sequence[ChunkTimes] = ()) -> None:
-        """Record the seconds of a step with `chunk`, and its chunks' times, if known.
-
-        Does nothing once done.
-        """
+        """Record the seconds and, if known, the chunk times of a step; ignored once `done`."""
         if self.done:
             return
         self._seconds.append(seconds)
@@ -80,9 +76,9 @@ class ChunkTuner(ABC):
 class RuntimeSearch(ChunkTuner):
     """Algorithm 1 of Le et al. 2018 (section 4.2), with the paper's names and line numbers.
 
-    It tries sizes 1, 2, ... `step`, then multiples of `step`. It ends when the size has reached the
-    best size plus `step` times `range`, or `num_layers`, the number of the model's layers. The
-    paper's `step` is an increment of the size, not a training step. Trials record mean seconds.
+    The search tries sizes 1, 2, ... `step`, then multiples of `step`. The search ends at size
+    `num_layers`, or earlier at the best size + `step` * `range`. The paper's `step` is an increment
+    of the size, not a training step. Trials record mean seconds.
     """
 
     def __init__(
@@ -108,20 +104,20 @@ class RuntimeSearch(ChunkTuner):
                 self._lapse_min = lapse
                 self._best_chunk = self.chunk
             self.chunk += 1 if self.chunk < self._step else self._step
-            # The paper has no such limit, and would also measure larger sizes, which equal size 1.
+            # Unlike the paper, stop at `num_layers`: larger sizes form the same chunks as size 1.
             if self.chunk < self._num_layers:
                 return
         self.chunk, self.done = self._best_chunk, True
 
 
 class PredictedSearch(ChunkTuner):
-    """Measures the best predicted size, some distant sizes, and neighbours of the best.
+    """Finds the fastest chunk size among candidates by measuring the most promising ones.
 
     `predicted`: seconds per step of each candidate size. The search first measures the candidate
-    with the best prediction, and every third candidate above and below it, in the order of their
-    predictions: so a wrong prediction does not hide a fast size. From the fastest candidate, by the
-    median of its interval, the search moves to the next smaller or larger one until neither is
-    faster. The result is the fastest of all trials.
+    with the best prediction, and every third candidate above and below that candidate, so that a
+    wrong prediction does not hide a fast size. Then the search measures the next smaller and the
+    next larger neighbour of the fastest candidate, until no neighbour is faster. The medians of the
+    intervals decide which candidate is fastest.
     """
 
     def __init__(self, predicted: Mapping[int, float], interval: int = 10) -> None:
@@ -151,10 +147,10 @@ class PredictedSearch(ChunkTuner):
 class LearnedSearch(PredictedSearch):
     """Predicts step times of all sizes from real steps, then searches like `PredictedSearch`.
 
-    In the first `learning` steps every layer is a chunk. The layers' ready times, and the exchange
-    time by bytes, then predict the step time of every other size: chunks are exchanged one after
-    another, and a step becomes longer by as much as its last sum is delayed. `trials` is empty
-    until these predictions exist.
+    In the first `learning` steps every layer is a chunk. These steps show when each layer is ready,
+    and how exchange time depends on bytes, from which `predict` computes the step time of every
+    other size: chunks are exchanged one after another, and a delay of the last sum makes the step
+    longer by the same time. `trials` is empty until these predictions exist.
     """
 
     def __init__(self, num_layers: int, interval: int = 10, learning: int = 3) -> None:
@@ -165,7 +161,7 @@ class LearnedSearch(PredictedSearch):
         self.done = num_layers == 1
 
     def record(self, seconds: float, times: Sequence[ChunkTimes] = ()) -> None:
-        """Record the seconds of a step with `chunk`, and its chunks' times."""
+        """Record the seconds and the chunk times of a step."""
         if self._is_learning and times:
             self._times.append(times)
         super().record(seconds)
@@ -201,7 +197,7 @@ def predict(
     for step in steps:
         before = 0.0
         for one in step:
-            # A chunk's exchange starts when it is ready and the previous exchange is done.
+            # An exchange starts when the chunk is ready and the previous exchange is done.
             exchanges.append((one.nbytes, one.summed_s - max(one.ready_s, before)))
             before = one.summed_s
     all_nbytes, all_s = zip(*exchanges, strict=True)
@@ -224,7 +220,7 @@ def predict(
 def candidates(num_layers: int) -> tuple[int, ...]:
     """Return the distinct chunk sizes worth predicting: 1, 2, 3, 4, 6, 8, 12, 16, 24, ...
 
-    Each is at most twice the previous one, because step times change little in between.
+    A size is at most twice the previous size, because step times change little between the two.
     """
     sizes, power = {1}, 2
     while power < num_layers:

@@ -1,4 +1,4 @@
-r"""Clusters of equal nodes, declared by a node and levels of switches, planned by symmetry.
+r"""Clusters of equal nodes, declared as one node and levels of switches.
 
     level 1            switch                    switch
                  /       |       \          /       |       \
@@ -6,9 +6,9 @@ r"""Clusters of equal nodes, declared by a node and levels of switches, planned 
               / | \    / | \   / | \      / | \   / | \   / | \
     nodes     n n n    n n n   n n n      n n n   n n n   n n n
 
-If every device has a worker, all nodes do the same work at the same time. So the tasks of one node
-represent all nodes. Exchanges are priced on a few nodes that include every kind of route in the
-cluster, with the cluster's number of ranks.
+If every device has a worker, all nodes do the same work at the same time, so a plan contains only
+the tasks of one node. The price of an exchange depends on the number of ranks in the cluster, and
+on the routes between a few nodes, which include every kind of route in the cluster.
 """
 
 from collections.abc import Sequence
@@ -23,20 +23,20 @@ from paceline.core.facts import BytesPerSecond, Fact, Name, Seconds, Source
 from paceline.core.machine import Device, Flow, Host, Machine, RingPeers, Station, Switch
 from paceline.core.network import Hop, Link
 
-# Most workers planned one by one, which takes about 5 s. Symmetric strategies, which may try many
-# chunk sizes, have the second limit if workers do not fill all nodes.
+# Maximum number of workers planned one by one, which takes about 5 s. The second limit applies to
+# symmetric strategies if workers do not fill all nodes: these strategies may try many chunk sizes.
 _MOST_EXPANDED, _MOST_UNEVEN = 512, 128
-_KINDS = 2  # number of members below a switch that have all kinds of routes
+_KINDS = 2  # two members below each switch suffice to include every kind of route
 
 
 class Level(Fact):
     """A level of switches, each of which joins `count` members.
 
-    Members are nodes on the first level, and switches of the level below on other levels. Each
-    member has one link to its switch, which all nodes below the member share. The link's rate in
-    each direction is `bandwidth_bytes_per_s`, divided by `oversubscription`: the ratio of the rate
-    at which members can send to the rate at which switches forward. `share`, `latency_s`, `rails`
-    and `rdma` are fields of this link.
+    On the first level the members are nodes; on other levels the members are switches of the level
+    below. A member has one link to its switch; all nodes below the member share this link. The
+    link's rate in each direction is `bandwidth_bytes_per_s` / `oversubscription`.
+    `oversubscription`: the rate at which members can send / the rate at which switches forward.
+    `share`, `latency_s`, `rails` and `rdma` are fields of this link.
     """
 
     name: Name
@@ -63,16 +63,16 @@ class Level(Fact):
 
 
 class Symmetric(Machine):
-    """Some nodes of a cluster that represent all `num_nodes` full nodes.
+    """A few nodes of a cluster that represent all `num_nodes` full nodes.
 
-    The workers of a plan are the first host's devices. `groups` are the cluster's.
+    A plan has workers only on the first host's devices. `groups` counts all `num_nodes` nodes.
     """
 
     num_nodes: Annotated[int, Field(ge=1)]
 
     @property
     def num_hosts(self) -> int:
-        """The number of hosts that the first one represents, including itself."""
+        """The number of full nodes, all of which the first host represents."""
         return self.num_nodes
 
     @property
@@ -93,18 +93,18 @@ class Symmetric(Machine):
         return self._representatives
 
     def peers(self, stations: Sequence[Station]) -> RingPeers:
-        """Return this machine's devices or hosts, and their total number in the cluster.
+        """Return a ring of this machine's hosts or devices, with the ranks of all full nodes.
 
-        `stations`: all devices of the first host, or the host itself.
+        `stations`: the first host, or all devices of the first host.
         """
         alike = self.hosts if isinstance(stations[0], Host) else self.devices
         return RingPeers(tuple(alike), self.num_nodes * len(stations))
 
     def flow(self, level: int) -> Flow:
-        """Return the first host's route to the next host of a level's ring, and the hops' loads.
+        """Return the first host's route to the next host in the ring of `level`, as a `Flow`.
 
-        The route goes up through switches, and down again. Each of its links carries the messages
-        of all nodes below the link's lower end.
+        The route goes up through switches, and down again. Each link carries the messages of all
+        nodes below this link.
         """
         apart = prod(min(size, _KINDS) for size in self.groups[:level])
         route = self.route(self.hosts[0], self.hosts[apart])
@@ -116,8 +116,8 @@ class Symmetric(Machine):
 class Cluster(Machine):
     """Equal nodes below levels of switches; the first level is next to the nodes.
 
-    Its hosts, devices and links are those of one node; `for_workers` returns a machine with more
-    nodes. Workers fill the nodes in order.
+    `hosts`, `devices` and `links` describe a single node; `for_workers` returns a machine with all
+    nodes that the workers need. Workers fill the nodes in order.
     """
 
     levels: Annotated[tuple[Level, ...], Field(min_length=1)]
@@ -131,7 +131,7 @@ class Cluster(Machine):
             raise ValueError("groups: cannot be combined with levels")
         names = [self.hosts[0].name, *(level.name for level in self.levels)]
         if len(set(names)) != len(names):
-            raise ValueError(f"levels: must have different names, also from the host (got {names})")
+            raise ValueError(f"levels: names must be unique, and not the host's (got {names})")
         return self
 
     @property
@@ -145,15 +145,15 @@ class Cluster(Machine):
         return self.num_nodes * len(self.devices)
 
     def for_workers(self, workers: int, symmetric: bool = False) -> Machine:
-        """Return the machine of the nodes that `workers` workers fill.
+        """Return a machine with only the nodes that the workers fill.
 
-        If `symmetric` is set and the workers fill two or more nodes completely, this is a
-        `Symmetric` machine. InvalidInput for more workers than devices, or for too many workers to
-        plan one by one.
+        If `symmetric` is set and the workers fill two or more nodes completely, the machine is a
+        `Symmetric`. Raises InvalidInput if there are more workers than devices, or too many workers
+        to plan one by one.
         """
         self._check_count(workers, symmetric)
         num_nodes = -(-workers // len(self.devices))
-        # Members of the fullest switch on each level used by these nodes.
+        # For each level, count the used members of the fullest switch.
         members, groups = num_nodes, []
         for level in self.levels:
             if members > 1:
@@ -185,7 +185,7 @@ class Cluster(Machine):
     def _nodes(
         self, num_nodes: int, sizes: Sequence[int], groups: tuple[int, ...]
     ) -> dict[str, Any]:
-        """Return the fields of a machine of nodes; `sizes`: members of a switch on each level."""
+        """Return the fields of a machine; a switch on level i has up to `sizes[i]` members."""
         (host,) = self.hosts
         names = [f"{host.name}{i}" for i in range(num_nodes)]
         nodes = [self._node(host, name) for name in names]
@@ -204,7 +204,7 @@ class Cluster(Machine):
         return fields | {"name": self.name, "groups": groups, "losses": self.losses}
 
     def _node(self, host: Host, name: str) -> Machine:
-        """Return the node under another name, which prefixes the names of its parts."""
+        """Rename the node to `name`, and prefix the names of its parts with `name`."""
 
         def renamed(own: str) -> str:
             return name if own == host.name else f"{name}.{own}"

@@ -41,11 +41,11 @@ def codec_times(
 ) -> CodecTimes:
     """Return the seconds of an all-reduce of `nbytes` of gradients, plain and encoded.
 
-    `exchange`: seconds of a plain all-reduce by bytes. In an encoded one each piece pays the
-    latencies of `exchange` and of the codec, and each of n ranks encodes all values and decodes
-    2 - 1 / n times as many. With a codec that does not encode sums, each rank decodes n times as
-    many, and pieces are gathered: this costs half of an all-reduce of n encoded pieces. Assumes
-    that encoding does not overlap with messages, because it uses the cores on which backward runs.
+    `exchange`: seconds of a plain all-reduce by bytes. In an encoded all-reduce each piece pays the
+    latencies of `exchange` and of the codec, and each rank encodes all values, and decodes
+    `num_decoded` values. If the codec does not encode sums, pieces are gathered, which costs half
+    of an all-reduce of `world_size` encoded pieces. The encoded time assumes no overlap of encoding
+    with messages, because encoding uses the cores on which backward runs.
     """
     sizes = pieces(nbytes // element_size)
     count = sum(sizes)
@@ -143,7 +143,7 @@ def _agreed(transfer: Transfer) -> Transfer:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective of all ranks; without coders values are not encoded."""
+    """A collective of all ranks; values are encoded only if `coders` is not empty."""
 
     kind: Kind
     pieces: tuple[CollectivePiece, ...]
@@ -194,8 +194,8 @@ class Collective:
     ) -> Iterator[Task]:
         """Yield the transfer and decoding tasks.
 
-        A transfer waits until all ranks have encoded its piece; without a codec it waits for
-        `ready`. It also waits for the previous transfer, and the first transfer for `last`.
+        The first transfer waits for `last`, later transfers wait for the previous transfer. Every
+        transfer also waits until all ranks have encoded the piece, or without a codec for `ready`.
         """
         before = tuple(dict.fromkeys(ready))
         decoded: tuple[tuple[TaskId, ...], ...] = ((),) * len(self.coders)

@@ -59,7 +59,7 @@ class Breakdown:
         return {name: value for name, value in held.items() if value or name != "train"}
 
     def divided(self, by: float) -> "Breakdown":
-        """Return the breakdown of one of `by` equal steps."""
+        """Return the breakdown with all seconds divided by `by`."""
         return Breakdown(*(value / by for value in vars(self).values()))
 
 
@@ -153,12 +153,12 @@ def compare(left: Timeline, right: Timeline) -> Comparison:
 
 
 def conform(plan: Plan, timeline: Timeline, slack_s: float = 0.0) -> list[str]:
-    """Return all violations of a plan by a timeline; [] means that it conforms.
+    """Return all violations of a plan by a timeline; [] if the timeline conforms.
 
-    Rules: both have the same tasks, no task starts before the tasks that it waits for have ended,
-    and tasks on the same resource do not overlap. Handling of messages by host cores is planned but
-    not recorded. `slack_s`: tolerance for clock differences, because marks of one process are
-    microseconds apart, and clock offsets between machines have an error.
+    Rules: plan and timeline have the same tasks, no task starts before its predecessors have ended,
+    and tasks on the same resource do not overlap. Tasks in which host cores handle messages may be
+    missing: no process records them. `slack_s`: tolerance for inexact times: within a process by
+    microseconds, between machines by the error of clock offsets.
     """
     spans = {span.id: span for span in timeline.spans}
     planned = {task.id for task in plan.tasks}

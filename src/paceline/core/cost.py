@@ -118,9 +118,9 @@ class Roofline:
 
     The slowest link of a transfer determines the time of its bytes, and each message pays the
     latencies of all links. Other resources work in parallel, and the slowest of them determines the
-    time. A resource without a rate is held, but does not add to the price. Nor does a device that
-    is held together with a link, memory or codec: the bytes are then on the wire or in a copy, and
-    are not a layer's traffic. Raises ValueError for a task whose resources all have no rate.
+    time. A resource without a rate does not add to the price. If a task holds a device and also a
+    link, memory or codec, the device does not add to the price: the bytes are on the wire or in a
+    copy, and are not a layer's traffic. Raises ValueError if no resource of a task has a rate.
     """
 
     rates: Mapping[Resource, Rate]
@@ -204,7 +204,7 @@ class ProfiledCost:
     otherwise: CostModel = field(default_factory=lambda: Roofline({}))
 
     def seconds(self, task: Task) -> float:
-        """Return the task's measured seconds; those of `otherwise` if it was not measured."""
+        """Return the task's measured seconds; `otherwise` prices an unmeasured task."""
         measured = self.durations.get(task.price_key)
         if measured is None:
             return self.otherwise.seconds(task)
@@ -249,9 +249,9 @@ class LayerTimes(NamedTuple):
 def layer_times(workload: Workload, rate: Rate, totals: Totals = UNSCALED) -> LayerTimes:
     """Price each layer on a device with the given rate, like `Roofline`.
 
-    If a phase has a total, its layers are scaled to it. A device's rate is
-    `Roofline.of(machine).rates[compute_lane(device.name)]`. Raises ValueError if a phase has a
-    positive total, but its layers cost nothing.
+    If a phase has a total, the layers' seconds in this phase are scaled to sum to the total. A
+    device's rate is `Roofline.of(machine).rates[compute_lane(device.name)]`. Raises ValueError if a
+    phase has a positive total, but the layers cost nothing.
     """
     lane = compute_lane(workload.name)
     roofline = Roofline({lane: rate})

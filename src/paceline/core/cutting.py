@@ -29,11 +29,11 @@ Attempt = Callable[
 def with_refused_cuts(
     workload: Workload, config: Any, first_of: FirstOf, attempt: Attempt
 ) -> Workload:
-    """Try cuts until one is possible, and return the workload with the refused cuts.
+    """Try cuts until a cut succeeds, and return the workload with the refused cuts.
 
     `first_of(workload, config)` chooses a layer that is not in `workload.refused_cuts`.
-    `config.head`: layer given by the user, or None. Raises InvalidInput if no cut is possible. If
-    the user's layer is impossible, but another is not, the error suggests the other layer.
+    `config.head`: layer given by the user, or None. Raises InvalidInput if no cut succeeds. If the
+    cut before the user's layer fails, the error suggests a layer before which a cut succeeds.
     """
     try:
         return _tried(workload, config, first_of, attempt)

@@ -4,7 +4,7 @@
     worker 1 is out of memory at mine.py:12: CUDA out of memory. Tried to allocate 2.00 GiB ...
     output: no space left on device: runs/report.html (worker 0); free space, or ...
 
-Does not import torch; its errors are recognised by name and text.
+This module does not import torch: names and texts identify torch's errors.
 """
 
 import errno
@@ -49,7 +49,7 @@ def error_line(error: BaseException, worker: str | int | None = None) -> str:
 
 
 def blamed(error: BaseException) -> str:
-    """Return the error's first line, with the place in the user's code, if it was raised there.
+    """Return the error's first line and, if user code raised the error, the file and line.
 
     For example "ValueError: no such mode (at mine.py:12)".
     """
@@ -65,7 +65,7 @@ def exit_code(error: BaseException) -> int:
 def place_of(error: BaseException) -> str | None:
     """Return FILE:LINE of the innermost user code in the error's traceback.
 
-    None without such code, or if Paceline, called by that code, raised the error.
+    None if the traceback contains no user code, or if user code called Paceline, which failed.
     """
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):

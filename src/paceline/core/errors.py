@@ -13,8 +13,8 @@ _NOT_GIVEN = object()
 _VERBS = ("must ", "is ", "has ", "cannot ", "requires ", "needs ", "does ", "and ")
 # The field at the beginning of a message.
 _FIELD = re.compile(rf"(.+?)(?:: | (?={'|'.join(_VERBS)}))")
-_MOST_TEXT = 4000  # most characters of an error
-_MOST_SHOWN = 200  # most characters of a value in an error
+_MOST_TEXT = 4000  # maximum characters of an error
+_MOST_SHOWN = 200  # maximum characters of a value in an error
 
 
 class PacelineError(Exception):
@@ -93,7 +93,7 @@ class StepDiscarded(PacelineError):
 
 
 class NonFinite(PacelineError):
-    """Gradients are NaN or infinite on some rank, which codecs cannot represent."""
+    """Some rank has NaN or infinite gradients, which codecs cannot represent."""
 
 
 class CheckpointNotWritten(PacelineError):

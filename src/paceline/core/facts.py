@@ -57,7 +57,7 @@ def _parser(units: dict[str, float], example: str) -> Callable[[object], float]:
     return parse
 
 
-_MOST = 1e30  # keeps products with bytes and operations finite
+_MOST = 1e30  # upper limit, so that products of quantities stay finite
 parse_bytes = _parser(_BYTES, "24 GiB")
 Bytes = Annotated[float, BeforeValidator(parse_bytes), Field(le=_MOST, examples=["24 GiB"])]
 BytesPerSecond = Annotated[

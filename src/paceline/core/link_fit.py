@@ -86,8 +86,8 @@ def linked_in_ring(
     """Return the machine with equal links on which a ring all-reduce takes `whole`.
 
     Requires two or more stations. If `whole` was measured with a codec, the links' times include
-    encoding and decoding. `at_once`: the plan uses all rings that the links form (`Ring.at_once`),
-    which are the two directions of this ring.
+    encoding and decoding. `at_once`: plans use `Ring.at_once`, in which GPUs send in both
+    directions of the ring concurrently.
     """
     pairs = neighbours(stations)
     # On links of one byte per second, the busiest link's bytes are seconds.

@@ -14,7 +14,7 @@ from paceline.core.facts import Fact, Source
 
 _Share = Annotated[float, Field(ge=0, lt=1)]
 _NORMAL = NormalDist()
-BUSY = 0.15  # at this unrest other programs seem to run, and a profile measures more steps
+BUSY = 0.15  # with more unrest other programs seem to run; a profile measures more steps
 
 
 def unrest_between(lower: float, middle: float, upper: float) -> float:
@@ -25,9 +25,9 @@ def unrest_between(lower: float, middle: float, upper: float) -> float:
 class Losses(Fact):
     """Relative time losses that a plan of undisturbed tasks ignores.
 
-    `beside_exchange`: computation takes longer by this share of the concurrent exchange, because
-    collectives use processors and memory bandwidth. `beside_copies`: computation takes longer by
-    this share of concurrent copies by a GPU's copy engines, which use less; None:
+    `beside_exchange`: seconds added to computation by a second of concurrent exchange, because
+    collectives use processors and memory bandwidth. `beside_copies`: seconds added to computation
+    by a second of concurrent copies; a GPU's copy engines use less of both. None: equals
     `beside_exchange`. `spread`: standard deviation of a worker's computing time relative to its
     mean; synchronous workers wait for the slowest one. `unrest`: relative spread of a profile's
     step times (`unrest_between`), which widens the range of predictions.

@@ -28,9 +28,9 @@ from paceline.core.wire_format import Kernel, WireFormat
 class CodecSpeed(Fact):
     """Rates of a codec kernel in values per second, with all cores of a device.
 
-    The decoding rate is the mean of decoding alone and of decoding and adding. Each piece pays
-    `latency_s` once for encoding and once for decoding (buffers and threads). Infinite rates mean
-    that links were measured with the codec, so that the links' times include its work.
+    `decode_values_per_s`: mean of two rates, without and with adding the decoded values. Each piece
+    pays `latency_s` once for encoding and once for decoding (buffers and threads). Infinite rates
+    mean that the links' times include encoding and decoding.
     """
 
     encode_values_per_s: Annotated[ValuesPerSecond, Field(gt=0)]
@@ -145,13 +145,13 @@ def codec_speed(station: Station, wire_format: WireFormat) -> CodecSpeed:
     return station.codecs[kernel]
 
 
-_MOST_LISTED = 12  # most names in a message
+_MOST_LISTED = 12  # maximum number of names in a message
 
 
 class RingPeers(NamedTuple):
     """The stations of a ring in order, and the ring's number of ranks.
 
-    There are fewer stations than ranks if equal routes between neighbours are included only once.
+    A `Symmetric` machine gives fewer stations than ranks: a few stations represent all ranks.
     """
 
     stations: tuple[Station, ...]
@@ -202,7 +202,7 @@ class Machine(Fact):
             has_adapters = len({*link.between} - devices) == 2
             if not has_adapters and (link.rails > 1 or link.rdma):
                 field = f"links.{link.name}.{'rails' if link.rails > 1 else 'rdma'}"
-                raise ValueError(f"{field}: requires a link of a host with a switch or a host")
+                raise ValueError(f"{field}: requires a link between different hosts or switches")
         if self.groups and prod(self.groups) != self.num_hosts:
             problem = f"must multiply to {self.num_hosts}, the number of hosts"
             raise ValueError(f"groups: {problem} (got {list(self.groups)})")
@@ -264,14 +264,14 @@ class Machine(Fact):
         return self.devices[:workers]
 
     def peers(self, stations: Sequence[Station]) -> RingPeers:
-        """Return all stations that `stations` represent: here only themselves."""
+        """Return a ring of `stations`, in which each station is one rank."""
         return RingPeers(tuple(stations), len(stations))
 
     def flow(self, level: int) -> Flow:
-        """Return the first host's route to the next host of a level's ring, and the hops' loads.
+        """Return the first host's route to the next host in the ring of `level`, as a `Flow`.
 
-        Each host sends to the host at the same position in the next group of its larger group; all
-        hosts send concurrently. InvalidInput if hosts are not linked.
+        All hosts send concurrently. A host sends to the host at the same position in the next group
+        of the same larger group. Raises InvalidInput if hosts are not linked.
         """
         hosts, size, apart = self.hosts, self.groups[level], prod(self.groups[:level])
         load: Counter[Hop] = Counter()

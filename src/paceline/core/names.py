@@ -5,7 +5,7 @@ from difflib import SequenceMatcher, get_close_matches
 
 from paceline.core.errors import InvalidInput, printable
 
-_MOST_LISTED, _LONGEST = 12, 200  # most names in an error, and characters of a name
+_MOST_LISTED, _LONGEST = 12, 200  # maximum names in an error, maximum characters of a name
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

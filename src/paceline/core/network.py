@@ -77,10 +77,10 @@ class Network:
         return self._hops.keys()
 
     def route(self, start: str, goal: str) -> tuple[Hop, ...] | None:
-        """Return the widest of the routes with the fewest hops between two places, or None.
+        """Return the route with the fewest hops between two places; None without a route.
 
-        Routes through switches only are preferred: devices at a switch do not send through a host.
-        A switch's shared link does not count as a hop.
+        Ties go to the route through the fewest hosts and devices (devices at a switch do not send
+        through a host), then to the widest route. A switch's shared link does not count as a hop.
         """
         if (start, goal) in self._routes:
             return self._routes[start, goal]

@@ -118,7 +118,7 @@ class Updates:
 
 @dataclass(frozen=True)
 class UnevenWorker:
-    """A worker of an uneven run: its setting, its speed alone, and its share.
+    """A worker of an uneven run: its setting, its trial speed, and its share of the updates.
 
     `tried_samples_per_s`: speed in the trial before training; None without a trial.
     `updates_share`: the worker's share of all updates. `predicted_share`: the predicted share of
