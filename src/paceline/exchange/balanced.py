@@ -7,6 +7,7 @@ time, scales each parameter's gradient once, and leaves loss terms without sampl
 decay, unchanged.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from paceline.training.data.sampler import BalancedSampler
 
 _MOST_PASSES = 256
 _NUM_WARM_UP = 2  # warm-up passes
+logger = logging.getLogger(__name__)
 
 
 class SampleCount:
@@ -200,6 +202,9 @@ class BalancedShares:
             for rank in self._admit(speeds, sampler):
                 shares = balance.exclude(rank)
         if shares != sampler.shares:
+            if self._group.rank == 0:
+                before, after = (" + ".join(map(str, one)) for one in (sampler.shares, shares))
+                logger.info("balance: %s samples from now on, before %s", after, before)
             epoch, step = max(place for _, place in rows)
             sampler.update(shares, (epoch, step))
         self._left = balance.interval - 1
