@@ -28,15 +28,14 @@ logger = logging.getLogger(__name__)
 
 _OF_A_WORKER = ("sync_every", "delay")  # settings that may differ between workers
 Settings = Mapping[str, Any]  # plain values by name, which must be equal on all workers
-# the group, and the modules that would exchange gradients between its workers
+# result of `meet`: the group (None with a manager), and DDP modules that span several workers
 Met = tuple[Group | None, list[DistributedDataParallel]]
 
 
 class FixedWorkers:
     """The workers of a group, whose exchanges fail as soon as one worker is lost.
 
-    `num_final_exchanges`: number of exchanges that follow the first exchange in which all workers
-    were closing.
+    `num_final_exchanges`: number of exchanges that remain once all workers have called `close`.
     """
 
     def __init__(self, group: Group, averaging: Averaging, num_fragments: int) -> None:
@@ -45,7 +44,7 @@ class FixedWorkers:
         self.num_final_exchanges = num_fragments - 1
 
     def exchange(self, given: Contribution) -> Averaged:
-        """Average the contributions of this and all other workers, in the exchange's thread."""
+        """Average the contributions of all workers."""
         return self._averaging.run(given, self._group)
 
     def abort(self) -> None:
@@ -92,8 +91,8 @@ def meet(
 ) -> Met:
     """Connect to the other workers, and copy worker 0's parameters to all.
 
-    A `manager` connects later, in its exchanges. Raises InvalidInput if settings differ, or if the
-    model is sharded between workers.
+    With a `manager`, workers do not connect until their exchanges. Raises InvalidInput if settings
+    differ, or if the model is sharded between workers.
     """
     if manager is not None:
         if process_group is not None or device_mesh is not None:
@@ -159,11 +158,11 @@ def _replicas_between(model: nn.Module, workers: Group) -> list[DistributedDataP
         and len(ranks & set(dist.get_process_group_ranks(one.process_group))) > 1
     ]
     if any(one.static_graph for one in replicas):
-        # torch exchanges gradients of the first backward pass even without synchronization
+        # With static_graph, the first backward pass exchanges gradients even within no_sync().
         raise InvalidInput(
             "model",
             "is in a DistributedDataParallel with static_graph=True",
-            hint="remove static_graph, because workers exchange no gradients",
+            hint="set static_graph=False, so that DDP can skip all exchanges of gradients",
         )
     return replicas
 

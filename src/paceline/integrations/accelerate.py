@@ -14,7 +14,7 @@ from paceline.core.errors import InvalidInput
 from paceline.integrations.data_parallel import DataParallel, check_hook
 
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-_OTHERS = ("DEEPSPEED", "FSDP", "MEGATRON_LM")  # on CPUs, read from the environment
+_OTHERS = ("DEEPSPEED", "FSDP", "MEGATRON_LM")  # distributed_type omits these on CPUs
 _MARK = "_is_accelerate_prepared"  # Accelerate's mark on prepared objects
 
 
@@ -39,7 +39,7 @@ def with_paceline(accelerator: Accelerator, **options: Any) -> Accelerator:
 
 
 class _Preparation:
-    """Replaces `Accelerator.prepare_model`; delegates everything except the wrapping."""
+    """Replaces `Accelerator.prepare_model`, but wraps models in paceline.DataParallel."""
 
     def __init__(self, accelerator: Accelerator, options: dict[str, Any]) -> None:
         self._accelerator, self._options = accelerator, options
@@ -91,6 +91,6 @@ def _check(accelerator: Accelerator) -> None:
     if accelerator.num_processes < launched:
         raise InvalidInput(
             "accelerator",
-            f"has {accelerator.num_processes} of the {launched} started processes",
+            f"uses only {accelerator.num_processes} of the {launched} started processes",
             hint="on CPUs use Accelerator(cpu=True) or TrainingArguments(use_cpu=True)",
         )

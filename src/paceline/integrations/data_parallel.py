@@ -55,11 +55,11 @@ class DataParallel(Synchronized):
     steps and tries neighbouring values during training. `deadline_s`: longest wait for another
     rank, before WorkerLost names it. Default: the process group's timeout.
 
-    `codec`: encodes gradients. It is a name such as "dynamic8", a codec object, or "auto", which
-    encodes only if steps get faster. Exchange "host" encodes gradients only between machines;
-    "allreduce" encodes them between all ranks. A step with NaN or infinite gradients is not taken:
-    a GradScaler skips it. Without a GradScaler, the optimizer raises NonFinite, or skips the step
-    if `on_nonfinite` is "skip".
+    `codec`: a name such as "dynamic8", a codec object, or "auto", which encodes gradients only if
+    steps get faster. Exchange "host" encodes gradients only between machines; "allreduce" encodes
+    gradients between all ranks. With a codec, a GradScaler skips each step with NaN or infinite
+    gradients. Without a GradScaler, the optimizer raises NonFinite, or skips the step if
+    `on_nonfinite` is "skip".
 
     `balance="auto"` allows unequal batches, even empty ones. Each rank's gradients are weighted by
     its number of samples, which is exact for losses that are means over samples. Pass the sampler
@@ -124,7 +124,7 @@ class DataParallel(Synchronized):
         compression: Compression | None,
         given: dict[str, Any],
     ) -> Method:
-        """Determine the methods to try, and return the first one."""
+        """Set the methods to try, and return the first method."""
         of_torch = sorted(OF_TORCH_ALONE.keys() & given.keys())
         candidates = _methods(exchange, chunk, compression, bool(of_torch))
         self._candidates = {one.name: one for one in candidates}
@@ -153,7 +153,7 @@ class DataParallel(Synchronized):
         self._record_own()
 
     def _record_own(self) -> None:
-        # Recording torch's reducer would cost another pass over the gradients.
+        # Recording the exchanges of torch's reducer would cost another pass over the gradients.
         if not self._method.uses_torch_reducer:
             self.record(self._recorder)
 
@@ -171,7 +171,7 @@ class DataParallel(Synchronized):
             self._recorder.end_phase()
         return outputs
 
-    # Choosing the exchange.
+    # Trials of exchanges.
 
     def _exchanged(self) -> None:
         """Choose the method of the next steps, after an exchange has synchronised all ranks."""
@@ -185,7 +185,7 @@ class DataParallel(Synchronized):
         used = self._gradients
         chunks = (used.chunk, used.is_searched) if isinstance(used, Reducer) else ()
         trials.finish_measurement(self._join(), *chunks)
-        # Create the reducer of the method that is tried next, or that was the fastest.
+        # Create the next method's reducer, unless trials ended with the method in use.
         while self._next is None and not (trials.settled and self._method.name == trials.name):
             try:
                 method = self._candidates[trials.name]
@@ -246,8 +246,8 @@ class DataParallel(Synchronized):
     def balance(self, sampler: BalancedSampler) -> BalancedSampler:
         """Adapt a sampler's shares to the ranks' speeds, and return the sampler.
 
-        All ranks must call this together, each with its own sampler of the same batches. Raises
-        InvalidInput without `balance="auto"`, or if the samplers have different batches.
+        All ranks must call this method together. Raises InvalidInput without `balance="auto"`, or
+        if the ranks' samplers have different batches.
         """
         self._balancing().follow(sampler)
         return sampler
@@ -274,7 +274,7 @@ class DataParallel(Synchronized):
             logger.warning("paceline: %s; it %s", verdict.why, end)
         return [] if self._keep_all else [verdict.worker for verdict in verdicts]
 
-    # What has happened.
+    # Measurements.
 
     def statistics(self) -> Statistics:
         """Return traffic and time of this rank's exchanges.
@@ -327,10 +327,10 @@ def _changed(arguments: dict[str, Any]) -> dict[str, Any]:
 def _methods(
     exchange: str, chunk: int | str, compression: Compression | None, needs_torch_reducer: bool
 ) -> list[Method]:
-    """Return the requested method, or for "auto" all methods that support the compression.
+    """Return the requested method; for "auto", return all methods that support the codec.
 
     With `needs_torch_reducer`, "auto" selects torch's reducer. Raises InvalidInput if the exchange
-    or chunk is unknown, or if the method does not support a codec.
+    or chunk is unknown, or if the requested method does not support a codec.
     """
     known = (AUTO, *EXCHANGES)
     if exchange not in known:
@@ -342,8 +342,8 @@ def _methods(
         name: one.runner().method(one.config(), compression, asked)
         for name, one in EXCHANGES.items()
     }
-    # Try the chunked exchange last: if it is the fastest, it is not replaced in between, and so
-    # keeps the chunk size that it has learned.
+    # Try the chunked exchange last. If the trials choose this exchange, training continues with
+    # the same reducer, which has learned a chunk size.
     found = sorted(every.values(), key=lambda method: method.is_chunked)
     encodable = [one for one in found if one.takes_codec or compression is None]
     if exchange == AUTO:

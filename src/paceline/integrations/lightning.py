@@ -21,7 +21,7 @@ class PacelineStrategy(DDPStrategy):
     Starts one process per device. Accepts the arguments of DDPStrategy and paceline.DataParallel.
     After importing this module, `Trainer(strategy="paceline")` works, too.
 
-    Communication hooks are registered on CPUs, too, not only on GPUs. Raises InvalidInput for an
+    Registers communication hooks also on CPUs, unlike DDPStrategy. Raises InvalidInput for an
     unsupported hook.
     """
 
@@ -74,9 +74,9 @@ class LocalUpdatesCallback(Callback):
     """Trains with LocalUpdates: `Trainer(callbacks=[LocalUpdatesCallback(sync_every=50)])`.
 
     Accepts the options of LocalUpdates; `num_steps` defaults to the trainer's estimate of the
-    number of steps. During training, the module runs without DistributedDataParallel, and Lightning
-    does not broadcast in every step whether a process received SIGTERM. A checkpoint contains only
-    the first worker's state; any number of workers can resume from it.
+    number of steps. During training, the module runs without DistributedDataParallel. Lightning's
+    broadcast of SIGTERM in every step is turned off. A checkpoint contains only the first worker's
+    state; any number of workers can resume from the checkpoint.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -92,7 +92,7 @@ class LocalUpdatesCallback(Callback):
         options = {"num_steps": int(total) if isfinite(total) else None} | self._options
         assert strategy.model is not None
         if isinstance(strategy.model, DistributedDataParallel):
-            # Manual optimization would re-enable DDP's exchange after each forward pass.
+            # Train without DDP: manual optimization would re-enable DDP's exchange in each step.
             self._wrapped, strategy.model = strategy.model, pl_module
         self._updates = LocalUpdates(strategy.model, trainer.optimizers, **options)
         if self._loaded:
@@ -125,7 +125,7 @@ class LocalUpdatesCallback(Callback):
         self._loaded = state_dict
 
     def _restore(self, trainer: Trainer) -> None:
-        """Restore the trainer's model and its broadcasts of SIGTERM."""
+        """Restore the trainer's model, and Lightning's broadcasts of SIGTERM."""
         if self._wrapped is not None:
             trainer.strategy.model = self._wrapped
         loop: Any = trainer.fit_loop.epoch_loop

@@ -37,10 +37,10 @@ def with_paceline(trainer: Trainer, **options: Any) -> Trainer:
 
 
 class _Check(TrainerCallback):
-    """Raises InvalidInput if a Trainer does not wrap the model with its accelerator.
+    """Raises InvalidInput if a Trainer has not wrapped the model in paceline.DataParallel.
 
-    This happens if the model is sharded while it is loaded, on SageMaker, and in hyperparameter
-    searches, where each trial has a new accelerator.
+    Three cases bypass `with_paceline`: SageMaker, a model that is sharded while loading, and a
+    hyperparameter search, where each trial creates a new accelerator.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -51,8 +51,8 @@ class _Check(TrainerCallback):
         if not alone and not isinstance(wrapped, DataParallel):
             raise InvalidInput(
                 "trainer",
-                f"has wrapped the model in {type(wrapped).__name__} without its accelerator",
-                hint="with_paceline does not support this",
+                f"has wrapped the model in {type(wrapped).__name__} instead of DataParallel",
+                hint="with_paceline supports no SageMaker, hyperparameter search or sharding",
             )
 
 
@@ -61,9 +61,9 @@ class LocalUpdatesCallback(TrainerCallback):
 
     Accepts the options of LocalUpdates; `num_steps` defaults to the Trainer's number of steps.
     During training, the Trainer's DistributedDataParallel exchanges no gradients, and
-    `average_tokens_across_devices` is off, because it would communicate in every step. Each process
-    writes its state into the Trainer's checkpoints, and reads it from `output_dir` when training
-    resumes. A process without its own state reads the state of another process.
+    `average_tokens_across_devices` is off, because that option communicates in every step. Each
+    process writes a state file into the Trainer's checkpoints. When training resumes, each process
+    reads its state file from `output_dir`, or another process's file if its own is missing.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -75,7 +75,7 @@ class LocalUpdatesCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         """Start local updates, with the checkpoint's state if training resumes."""
-        if self._updates is not None:  # a failed training has not closed them
+        if self._updates is not None:  # an exception ended the previous training
             self._updates.__exit__(RuntimeError, None, None)
         options = {"num_steps": state.max_steps} | self._options
         self._updates = LocalUpdates(_wrapped(given["model"]), given["optimizer"], **options)
@@ -91,7 +91,7 @@ class LocalUpdatesCallback(TrainerCallback):
         if control.should_training_stop and self._updates is not None:
             self._updates.close()
 
-    on_epoch_end = on_step_end  # an evaluation callback may have stopped training
+    on_epoch_end = on_step_end  # evaluation after a step may stop training
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -130,9 +130,9 @@ def _file(process: int | str) -> str:
 
 
 def _wrapped(model: nn.Module) -> nn.Module:
-    """Return the DistributedDataParallel around a model, or else the model.
+    """Return all DistributedDataParallel modules around a model, or the model if there are none.
 
-    Callbacks receive only the model itself. All such wrappers are returned in a ModuleList.
+    Searches all Python objects, because callbacks receive only the model without its wrappers.
     """
     found = [
         one

@@ -8,11 +8,11 @@ from torch import Tensor
 
 
 class AllToAll:
-    """Sends a message to each other rank and receives one from each, starting at construction.
+    """Sends a message to every other rank, and receives a message from every other rank.
 
-    `sent`: the uint8 message to each rank. `nbytes`: the length of the message from each rank. In
-    both, this rank's own entry is ignored. If ranks construct several `AllToAll` objects, all ranks
-    must do so in the same order.
+    Construction starts the transfers; all ranks must construct their `AllToAll` objects in the same
+    order. `sent`: the uint8 message to each rank. `nbytes`: the length of the message from each
+    rank. This rank's own entries in `sent` and `nbytes` are ignored.
     """
 
     def __init__(

@@ -77,7 +77,7 @@ class PeerProcesses:
     def why_lost(self, lost: Sequence[tuple[int, Fault]], step: int, deadline_s: float) -> str:
         """Return the error text for lost ranks.
 
-        If some of them are dead, the text names only the dead ranks.
+        If some lost ranks are dead, the text names only the dead ranks.
         """
         dead = [self.name(local_rank) for local_rank, fault in lost if fault is Fault.DIED]
         if dead:
@@ -104,18 +104,17 @@ class Arena:
 
     In each step a rank calls `begin`, then `post` for every chunk, then `commit`, then `wait_step`.
     A rank whose backward pass fails calls `discard` instead of `commit`. Waiting raises
-    StepDiscarded if a rank discarded the step. It raises WorkerLost if a rank died or did not
-    answer within `deadline_s`.
+    StepDiscarded if a rank discarded the step. Waiting raises WorkerLost if a rank died, or has not
+    done its part after `deadline_s`. Raises InvalidInput on all ranks if a rank cannot map the
+    memory. After `close`, the memory is freed once no tensor views the memory.
 
-    `held`: a step is complete only when each machine's first rank has called `publish` for every
-    chunk. By default, an arena is held if the ranks are on several machines. `threads`: with 0, no
-    thread sums in the background, and ranks sum only while they wait. Raises InvalidInput on all
-    ranks if a rank cannot map the memory. The memory is freed once the arena is closed and no
-    tensor views the memory.
+    `held`: if True, a step is complete only after the machine's first rank has called `publish`
+    for every chunk. Default: True if the ranks are on several machines.
+    `threads`: if 0, no background thread sums chunks, and ranks sum chunks only while they wait.
 
     `members`: the global ranks on this machine, ascending. A local rank is an index of `members`.
     `leaders`: the first rank of each machine, ascending.
-    `slots`: each local rank's slot, uint8 [slot_nbytes], which only that rank writes.
+    `slots`: one tensor, uint8 [slot_nbytes], per local rank. A rank writes only to its own slot.
     `flags`: uint8 [local ranks, num_flags, 2], where the last index is `step % 2`. A rank writes
     its flags before `commit`; all ranks may read them after `wait_step`.
     """
@@ -138,8 +137,8 @@ class Arena:
         held = len(place.leaders) > 1 if held is None else held
         fd = share(group, place, arena_nbytes(*sizes))
         native, problem = None, None
-        # If each rank has its own core, a waiting rank spins longer before it sleeps. Not in a held
-        # arena, where a thread waits for each chunk while its rank computes.
+        # If each rank has its own core, a waiting rank spins longer before it sleeps. In a held
+        # arena, spinning would slow down the rank, because a thread waits while the rank computes.
         own_core = place.num_cores >= len(place.members) and not held
         two_cores = place.num_cores >= 2 * len(place.members)
         scale = 1 / group.world_size if scale is None else scale
@@ -245,8 +244,8 @@ class Arena:
     def discard(self) -> None:
         """Discard the step on all ranks, because this rank's backward pass has failed.
 
-        Not allowed after `commit`, when other ranks may use the sums. Waits until no rank works on
-        the step. Does nothing if the step is already discarded.
+        Not allowed after `commit`, because other ranks may already use the sums. Waits until no
+        rank works on the step. Does nothing if the step is already discarded.
         """
         if self._discarded is not None:
             return
@@ -255,9 +254,9 @@ class Arena:
         self._leave_discarded()
 
     def times(self, chunk: int) -> tuple[float, float]:
-        """Return two times of a chunk of this step: posted by all ranks, and summed.
+        """Return when all ranks had posted a chunk, and when the chunk was summed, in this step.
 
-        The times are seconds of CLOCK_MONOTONIC. Call `wait_chunk` first.
+        Both times are seconds of CLOCK_MONOTONIC. Call `wait_chunk` first.
         """
         posted_ns, reduced_ns = self._opened().times(chunk)
         return posted_ns / 1e9, reduced_ns / 1e9

@@ -12,7 +12,7 @@ import torch
 from paceline.links.devices import device_of
 
 T = TypeVar("T")
-# `close` waits no longer, because a thread that waits for a lost rank in a collective never ends.
+# longest wait of `close`, because a thread that waits for a lost rank in a collective never ends
 _CLOSE_S = 5.0
 _CPU = torch.device("cpu")
 
@@ -20,10 +20,10 @@ _CPU = torch.device("cpu")
 class CallThread:
     """A thread that makes calls in order, on a separate stream of the device.
 
-    The thread is a daemon, so that a thread which waits for a lost rank does not keep the process
-    alive. (The threads of ThreadPoolExecutor would.) After a failed call, all later calls fail with
-    the same error, because a later collective would be matched with the wrong collective of the
-    other ranks. With `goes_on`, later calls are made nevertheless.
+    A ThreadPoolExecutor's thread that waits for a lost rank would keep the process alive, but this
+    thread is a daemon. After a failed call, all later calls fail with the same error, because later
+    collectives would not match those of the other ranks. With `goes_on`, the thread makes later
+    calls despite the failure.
     """
 
     def __init__(self, name: str, device: torch.device = _CPU, *, goes_on: bool = False) -> None:
@@ -60,9 +60,9 @@ class CallThread:
 
 
 def finish_stream(device: torch.device) -> None:
-    """Wait for this thread's current stream of `device`.
+    """Wait until this thread's current stream of `device` has finished its work.
 
-    Then other threads can use its results without making their streams wait.
+    Afterwards, streams of other threads can use the results without waiting for this stream.
     """
     own = device_of(device)
     if own.is_asynchronous:

@@ -1,4 +1,4 @@
-"""Clocks that mark times: a CPU's immediately, a GPU's as an event in a stream."""
+"""Clocks: a CPU's clock reads the time, a GPU's clock records events in a stream."""
 
 import time
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _NUM_ORIGINS = 10
 
 
 class Clock(Protocol):
-    """Takes cheap marks, whose times it returns later in seconds of this host's clock."""
+    """Marks times cheaply, and later converts the marks to seconds of this host's clock."""
 
     def mark(self) -> Any:
         """Return a mark for the end of the work issued so far."""
@@ -24,7 +24,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """The host's monotonic clock, which suffices for work that ends when its call returns."""
+    """The host's monotonic clock, for devices without streams."""
 
     def mark(self) -> int:
         """Return nanoseconds of CLOCK_MONOTONIC, which all processes of a kernel share."""
@@ -36,7 +36,7 @@ class HostClock:
 
 
 class DeviceMark(NamedTuple):
-    """An event, and the index of the anchor event from which its time is measured."""
+    """An event, and the index of the anchor from which the event's time is measured."""
 
     event: Event
     anchor: int

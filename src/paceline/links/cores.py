@@ -8,17 +8,16 @@ from pathlib import Path
 import torch
 
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-_before_sharing: list[tuple[set[int], int]] = []  # this process's former cores and threads
+_before_sharing: list[tuple[set[int], int]] = []  # cores and number of threads
 
 
 def share_cores(device: torch.device) -> None:
     """Pin this rank to its share of the machine's cores, with one thread per core.
 
-    Without pinning, the message that ends a rank's exchange wakes the rank on the sender's core,
-    where the rank waits until the sender's time slice ends. Does nothing for a single rank or ranks
-    on GPUs. Does not pin if there are more ranks than cores, or if the user has set an affinity.
-    Keeps the number of threads if the user has set OMP_NUM_THREADS. Threads that already exist are
-    not pinned.
+    Without pinning, a message wakes the receiving rank on the sender's core. There the rank waits
+    until the sender's time slice ends. Does nothing for a single rank, or if the device is a GPU.
+    Does not pin if there are more ranks than cores, or if the user has set an affinity. Keeps the
+    number of threads if the user has set OMP_NUM_THREADS. Existing threads are not pinned.
     """
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     usable = os.sched_getaffinity(0)

@@ -18,10 +18,10 @@ from paceline.links.group import Group, is_loss, unknown_peer
 _FAILED_KEY, _FAILURE_KEY = "paceline/failed", "paceline/failure"
 _SPEAKER_KEY = "paceline/speaker"  # the rank that prints its own error
 _REPORTED_KEY = "paceline/reported"
-_LEFT_KEY = "paceline/left"  # the signal after which a rank has left the run in order
+_LEFT_KEY = "paceline/left"  # the first signal that ended a rank
 _SIGNALLED_KEY = "paceline/signalled"  # the signal that the launcher sends to all ranks
 _STOPPED_KEY = "paceline/stopped"  # the line that rank 0 printed when the run stopped
-_REPORT_S = 3.0  # wait until the first failed rank has printed; less than the launcher's _GRACE_S
+_REPORT_S = 3.0  # deadline for the first failed rank's output; less than the launcher's _GRACE_S
 
 
 def failure(store: Store) -> str | None:
@@ -44,7 +44,7 @@ def announce_signal(store: Store, number: int) -> None:
 
 def _publish(store: Store | None, key: str, value: str) -> None:
     if store is not None:
-        with suppress(RuntimeError):  # the store may have ended with another rank
+        with suppress(RuntimeError):  # the process that keeps the store may have ended
             store.set(key, value)
 
 
@@ -52,7 +52,7 @@ def tell_left(group: Group, number: int) -> bool:
     """Announce that this rank ends after a signal; return True on the first such rank."""
     if group.store is None:
         return True
-    with suppress(RuntimeError):  # the store may have ended with another rank
+    with suppress(RuntimeError):  # the process that keeps the store may have ended
         group.store.compare_set(_LEFT_KEY, "", str(number))
         return group.store.add(f"{_LEFT_KEY}/number", 1) == 1
     return False
@@ -109,13 +109,13 @@ def _told_by(
             store.set(_SPEAKER_KEY, str(group.rank))
         store.set(_FAILURE_KEY, reason)
     if is_lost and (is_first or not _is_said_here(group, store)):
-        if lost_in_torch and not is_first:  # repeat the reason of the first rank that noticed
+        if lost_in_torch and not is_first:  # repeat the first failed rank's reason
             reason = store.get(_FAILURE_KEY).decode()
         return WorkerLost(f"worker {group.rank} stops: {reason}")
     if is_first:
         return None
     # torchrun kills all ranks once a rank has ended. So wait until the first failed rank has
-    # printed its error. RuntimeError: that rank died without printing, and maybe the store, too.
+    # printed its error. RuntimeError: the deadline has passed, or the store has ended.
     with suppress(RuntimeError):
         store.wait([_REPORTED_KEY], timedelta(seconds=_REPORT_S))
     return WorkersFailed(2 if isinstance(error, InvalidInput) else 1)

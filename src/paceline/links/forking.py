@@ -8,10 +8,10 @@ A fork of this process is the fork server (see `links.forkserver`):
     a separate thread ──os.fork──► the server, with only this thread ──os.fork──► each process
 
 OpenMP requires that the forking thread has not computed in parallel: otherwise the fork would wait
-forever for OpenMP threads that it does not have. The kernel ends the server when the thread that
-forked the server ends, so that thread lives until the end of the `with` block.
+forever for OpenMP threads that exist only in its parent. The separate thread lives until the end of
+the `with` block, because the kernel ends the server together with that thread.
 
-Forks have the objects that existed when the `with` block began, in copy-on-write memory. They do
+Forks have the objects that existed when the `with` block began, in copy-on-write memory. Forks do
 not inherit sockets and pipes. Files open for reading get separate positions in each fork.
 """
 
@@ -42,14 +42,14 @@ from paceline.native import die_with_parent
 
 _OPEN = Path("/proc/self/fd")
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}  # see mallopt(3)
-_CHECK_S = 60.0  # deadline of a fork's check of its GPUs, for a slow driver on a busy machine
+_CHECK_S = 60.0  # deadline for `main` in a fork; long, because the driver may be slow
 
 
 @contextmanager
 def forked_from_here() -> Iterator[None]:
     """Inside the block, start processes of `module_command` as forks of this process.
 
-    All of them end with the block. Raises InvalidInput if GPUs would not work in a fork, and
+    These processes end with the block. Raises InvalidInput if GPUs would not work in a fork, and
     OSError if the system cannot start processes.
     """
     address, listener = listen()
@@ -102,7 +102,7 @@ class _Server:
 
     def close(self) -> None:
         """Kill the server; the kernel then ends its forks."""
-        # The user's program may already have waited for all children, and so for the server.
+        # The user's program may already have waited for all children, including the server.
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
@@ -146,7 +146,7 @@ def _serve(listener: socket.socket, parent: int, mask: Iterable[int]) -> NoRetur
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
-        # Signals that end a run stay blocked until this is one of its processes.
+        # Signals that end a run stay blocked until `become` sets their handlers in a fork.
         signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, *SIGNALS})
         _detach_descriptors([listener.fileno()])
         _run_module(ForkServer(listener).serve())
@@ -175,9 +175,9 @@ def _run_module(request: ForkRequest) -> None:
 
 
 def _stream(fd: int, mode: str) -> TextIO:
-    """Open a standard stream like a new Python program.
+    """Open a standard stream with the settings of a new Python program.
 
-    The user's program may have replaced sys.stdout or others.
+    The user's program may have replaced sys.stdin, sys.stdout or sys.stderr.
     """
     binary = io.FileIO(fd, mode, closefd=False)
     buffered = io.BufferedWriter(binary) if mode == "w" else io.BufferedReader(binary)
@@ -187,8 +187,8 @@ def _stream(fd: int, mode: str) -> TextIO:
 def _detach_descriptors(kept: Collection[int]) -> None:
     """Replace inherited sockets and pipes by /dev/null; keep files and folders.
 
-    They are not closed, because an inherited object could later close or write to its descriptor's
-    number, which by then would belong to another file.
+    Closing a descriptor would free its number for a new file. An inherited object that still uses
+    the number could then write to the new file, or close the new file.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in [int(path.name) for path in _OPEN.iterdir()]:

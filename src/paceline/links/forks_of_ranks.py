@@ -1,7 +1,7 @@
 """Close a rank's connections to other ranks in processes that the user's program forks.
 
-    rank 0 ──connection── rank 1          If rank 0 is killed, rank 1 would not see the connection
-      └ fork ─────┘                       end while the fork still has it, and wait forever.
+    rank 0 ──connection── rank 1          If rank 0 is killed while the fork keeps the connection
+      └ fork ─────┘                       open, rank 1 would wait for rank 0 forever.
 
 A fork cannot use the connections, because PyTorch's threads do not exist in the fork.
 """
@@ -38,5 +38,5 @@ def _close_connections() -> None:
 def _connections(pid: int) -> Iterable[Any]:
     try:
         return psutil.Process(pid).net_connections("tcp")
-    except psutil.Error:  # it has ended, or belongs to another user
+    except psutil.Error:  # the process has ended, or belongs to another user
         return ()

@@ -77,8 +77,8 @@ def num_gpus() -> int:
     """Return the number of GPUs that this process's children see.
 
     Avoids initialising CUDA if the driver can count GPUs without it, because forks of a process
-    that has initialised CUDA cannot use GPUs. Therefore this function does not detect an old
-    driver, which `gpus` does. Raises InvalidInput if GPUs exist but PyTorch finds none.
+    that has initialised CUDA cannot use GPUs. Therefore only `gpus` detects an old driver. Raises
+    InvalidInput if GPUs exist but PyTorch finds none.
     """
     return cuda.num_gpus()
 
@@ -86,8 +86,8 @@ def num_gpus() -> int:
 def can_compute_in_fork() -> bool:
     """Return True if this forked process can compute on all of its devices.
 
-    It cannot if the parent had initialised CUDA. On a machine with GPUs, it cannot either if the
-    parent had run a backward pass, which starts a thread per GPU.
+    A fork cannot use GPUs if the parent had initialised CUDA. On a machine with GPUs, a fork cannot
+    run backward() if the parent had run backward(), which starts a thread per GPU.
     """
     if cuda.is_broken_by_fork():
         return False

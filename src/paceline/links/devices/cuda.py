@@ -18,7 +18,7 @@ from paceline.core.machine import DeviceKind
 from paceline.links.devices.device import Event, Stream
 
 _DEVICE_FILES = Path("/dev")
-_FORK_S = 30.0  # deadline of a forked process's answer on a busy machine
+_FORK_S = 30.0  # deadline for a fork's answer; long, because the machine may be busy
 _HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
 
 

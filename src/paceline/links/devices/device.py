@@ -1,8 +1,8 @@
 """The interface of devices: streams, events, memory and random numbers.
 
 An asynchronous device has streams, which execute queued work in order while the host continues. A
-thread queues work in its current stream. A stream can wait for an event of another stream. Nothing
-here depends on the thread's current device, which only the user sets.
+thread queues work in its current stream. A stream can wait for an event of another stream. No
+method depends on the thread's current device, because the user may change the current device.
 """
 
 from collections.abc import Callable
@@ -88,7 +88,7 @@ class Device(Protocol):
         """Return the free and total bytes of the device's memory; None for host memory."""
 
     def limit_memory(self, nbytes: int) -> None:
-        """Limit this process to `nbytes` of the memory in which this device's tensors are."""
+        """Limit this process to `nbytes` of the memory that contains this device's tensors."""
 
     def reaches(self, other: torch.device) -> bool:
         """Return True if this device can copy directly to and from another device."""
@@ -100,7 +100,7 @@ class Device(Protocol):
         """Return a new tensor in pinned host memory, with equal shape, strides and dtype."""
 
     def random_state(self) -> Tensor | None:
-        """Return the state of the device's random number generator; None if it has none."""
+        """Return the state of a GPU's random number generator; None for the CPU."""
 
     def set_random_state(self, state: Tensor) -> None:
         """Set the state of the device's random number generator."""

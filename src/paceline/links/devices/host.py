@@ -1,4 +1,4 @@
-"""The CPU as a `Device`, whose work is done when the call returns."""
+"""The CPU as a `Device`: every call completes its work before the call returns."""
 
 import resource
 from collections.abc import Callable
@@ -63,8 +63,8 @@ class HostDevice:
         return torch.empty_like(tensor, device="cpu")
 
     def random_state(self) -> Tensor | None:
-        """Return None, since the CPU uses the host's random number generator."""
+        """Return None, because callers save the host's random number generator separately."""
         return None
 
     def set_random_state(self, state: Tensor) -> None:
-        """Do nothing, since the CPU uses the host's random number generator."""
+        """Do nothing, because `random_state` returns None."""

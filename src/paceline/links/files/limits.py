@@ -13,8 +13,8 @@ JOURNAL_HEADER = _MIB
 MANIFEST = _MIB
 CHECKPOINT_VALUES = 256 * _MIB  # includes the order of millions of samples
 
-UNPACKED_AT_LEAST = 4 * _MIB  # an unpacked file may have this size, however small the packed file
-DENSE_AT_LEAST = 64 * _MIB  # dense values may have this size, however short the sparse text
-MOST_UNPACKED = 200  # most unpacked bytes per byte of a packed file; repetitive text reaches 100
-MOST_DENSE = 2000  # most bytes of dense values per byte of a sparse text; news20 reaches 770
-PIXELS = 2**26  # most pixels of an image; a pixel takes 3 or 4 bytes while the image is scaled down
+UNPACKED_AT_LEAST = 4 * _MIB  # limit of an unpacked file if the packed file is small
+DENSE_AT_LEAST = 64 * _MIB  # limit of dense values if the sparse text is short
+MOST_UNPACKED = 200  # largest ratio of unpacked to packed size; repetitive text reaches 100
+MOST_DENSE = 2000  # largest ratio of dense bytes to sparse bytes; data set news20 reaches 770
+PIXELS = 2**26  # largest image in pixels; scaling an image down takes 3 or 4 bytes per pixel
