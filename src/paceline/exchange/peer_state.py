@@ -1,13 +1,13 @@
-"""Copy a worker's state, and send it to a peer that joins.
+"""Copy a worker's state, and send the copy to a peer that joins.
 
 optimizer.step()   | pre-hook .......... post-hook |
 StepLock           | held by the loop              | free: another thread may copy the state
 
-torchft's transports unpickle data from peers. `PeerTransport` sends over the quorum's process
-group, opens no port, and receives only JSON and tensors:
+torchft's transports unpickle data from peers. `PeerTransport` receives only JSON and tensors. The
+messages use the quorum's process group, so no port is opened:
 
 length     int64                   length of the header
-header     JSON                    the values, and name, type and shape of each tensor
+header     JSON                    the plain values; the names, dtypes and shapes of the tensors
 tensors    bytes                   one message for each tensor
 """
 
@@ -35,7 +35,7 @@ _MAX_HEADER_NBYTES = 1 << 28
 
 @dataclass(frozen=True)
 class InnerState:
-    """A worker's inner state in host memory: `tensors` and plain `values` of each optimizer."""
+    """A copy of a worker's buffers and optimizer states, in host memory."""
 
     optimizers: list[dict[str, Json]]
     buffers: list[Tensor]
@@ -55,15 +55,15 @@ class InnerState:
         return cls(copies, [_copied(one) for one in model.buffers()], num_steps)
 
     def load_into(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        """Load the optimizers' state; InvalidInput if it does not fit the optimizers."""
+        """Load the saved states into `optimizers`; InvalidInput for a state that does not fit."""
         for one, state in zip(optimizers, self.optimizers, strict=True):
             load_optimizer_state(one, model.named_parameters(), **state)
 
 
 class StepLock:
-    """Locks optimizers' state during a step.
+    """Locks the state of optimizers during each step.
 
-    If a step raises, the state remains locked until the end of the next step.
+    If a step raises, the state may be incomplete, and stays locked until the next step has ended.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], deadline_s: float) -> None:
@@ -86,7 +86,7 @@ class StepLock:
         self._lock.release()
 
     def __enter__(self) -> None:
-        """Lock the state, after waiting for the end of a step; WorkerLost after the deadline."""
+        """Lock the state between steps; WorkerLost if a step lasts longer than the deadline."""
         if not self._lock.acquire(timeout=self._deadline_s):
             raise WorkerLost(f"an optimizer step took longer than {self._deadline_s:g} s")
         for device in self._accelerators:  # wait for the step's kernels
@@ -116,7 +116,7 @@ class PeerTransport:
         self._group = group
 
     def metadata(self) -> str:
-        """Return "", because peers use ranks."""
+        """Return an empty text, because `recv_checkpoint` needs only the sender's rank."""
         return ""
 
     def send_checkpoint(

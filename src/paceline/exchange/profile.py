@@ -1,12 +1,11 @@
 """Profile a model's layers and the exchanges between ranks, for a plan.
 
-The profile takes real training steps of a copy of the model on all ranks in parallel, because
-workers on one host slow each other down. For a rehearsal, the layer times of the emulated device
-replace the measured layer times.
+All ranks train a copy of the model at the same time, because workers on one host slow each other
+down. For a rehearsal, the layer times of the emulated device replace the measured layer times.
 
-The layers of an exchange overlap: one layer is summed while the next layer is sent. The plan models
-this overlap. So the profile converts the measured time of all layers to the time of one large
-exchange: the time with which a plan without computation predicts the measured time.
+Within an exchange, one layer is summed while the next layer is sent. The plan models this overlap,
+and needs the time of one large exchange without overlap. So `single` searches for the time of the
+large exchange with which a plan of the layers predicts the measured time.
 """
 
 import copy
@@ -53,11 +52,11 @@ Key = tuple[Kind, str]
 
 @dataclass(frozen=True)
 class Profile:
-    """This machine, with the seconds of each part of a step and of each strategy's exchange.
+    """Seconds of each part of a step, and of each strategy's exchange, on this machine.
 
-    The machine has no links: a link's bandwidth depends on its use, so each strategy derives links
-    from its small and large exchange (`Planning.calibrate`). `lost_beside`: share of computation
-    that a worker loses during each strategy's exchange, which uses the same cores.
+    `machine` has no links, because a link's bandwidth depends on the strategy. Each strategy
+    derives links from the times of a small and a large exchange (`Planning.calibrate`).
+    `lost_beside`: share of computation that a worker loses to each strategy's concurrent exchange.
     """
 
     machine: Machine
@@ -66,7 +65,7 @@ class Profile:
     lost_beside: Mapping[str, float] = field(default_factory=dict)
 
     def calibrated(self, strategy: Strategy, config: Any = None) -> tuple[Machine, ProfiledCost]:
-        """Return the machine with a strategy's links, and the cost model of its plans."""
+        """Return the machine with a strategy's links, and a cost model for plans on the machine."""
         machine = self.machine
         calibrate, name = strategy.planning.calibrate, exchange_name(strategy.name, config)
         if calibrate is not None and name in self.exchanges:
@@ -77,7 +76,7 @@ class Profile:
         return machine, ProfiledCost(self.durations, Roofline.of(machine))
 
     def slowed(self, times: Mapping[str, float]) -> "Profile":
-        """Return the profile with layers slowed down; `times`: factor by device name."""
+        """Return the profile of slower devices; `times[name]`: factor of a device's layer times."""
         durations = {
             key: seconds * (times[key.owner] if key.kind in _LAYERS else 1.0)
             for key, seconds in self.durations.items()
@@ -104,11 +103,11 @@ def profile(
     seconds: float,
     probers: Mapping[str, Prober],
 ) -> Profile:
-    """Profile a copy of `model` for about `seconds`, collectively.
+    """Profile a copy of `model` for about `seconds`; all ranks must call this together.
 
     `workload`: one rank's share of a step. `source()` begins an epoch of training data. `probers`:
-    factories of each strategy's exchange. Steps and exchanges alternate as in training, so that the
-    times at which ranks join an exchange and the use of caches and cores are realistic.
+    for each strategy, a factory of exchanges. Steps and exchanges alternate as in training, so that
+    ranks join an exchange at realistic times, and use caches and cores realistically.
     """
     clock, copied = clock_for(group.device), copy.deepcopy(model).train()
     recorder = Recorder(clock, "", group.rank)
@@ -121,7 +120,7 @@ def profile(
         # one row per round: seconds of the step and of each exchange
         return list(map(list, zip(*timing.timed(works, clock, number), strict=True)))
 
-    # the fastest warm-up round counts, because the first one allocates memory and connects
+    # use the faster warm-up round, because the first round also allocates memory and connects
     slowest = max(min(map(sum, rank)) for rank in group.gather(rounds(_NUM_WARM_UP)))
     number = timing.num_rounds(seconds / 2, slowest, timing.FEWEST_ROUNDS, _MOST_ROUNDS)
     rows = rounds_of_all(partial(rounds, number), group)
@@ -147,11 +146,11 @@ def _parts_of(spans: Iterable[Span], step_s: float) -> dict[Key, float]:
 
 
 def _straggling(rows: Sequence[Sequence[Sequence[float]]]) -> float:
-    """Return the median of the slowest rank's step, relative to the slowest median step.
+    """Return the factor by which delays of single ranks lengthen the slowest rank's median step.
 
-    A delay of one rank delays all synchronous ranks, in the step or the following exchange. Delays
-    are rare and long, so the median of step plus exchange exceeds the sum of medians. The
-    difference counts as computation.
+    A delay of one rank delays all ranks, in the step or in the following exchange. Delays are rare
+    and long, so the median of step plus exchange exceeds the sum of the two medians. The profile
+    adds this excess to computation.
     """
     typical = max(median(row[0] for row in rank) for rank in rows)
     rounds = list(zip(*rows, strict=True))
@@ -178,9 +177,9 @@ def _of_ranks(
 
 @dataclass(frozen=True)
 class Probes:
-    """Times each strategy's exchange of all layers, and its exchange of small layers.
+    """Times two exchanges of each strategy: one of all layers, and one of small layers.
 
-    `num_small`: number of chunks of the exchange of small layers.
+    `num_small`: for each strategy, the number of chunks in which the small layers are exchanged.
     """
 
     workload: Workload
@@ -212,7 +211,7 @@ class Probes:
     def lost_beside(self, group: Group) -> dict[str, float]:
         """Return the share of computation that a worker loses during each strategy's exchange.
 
-        The largest share of any rank counts, because that rank did not wait for other ranks. GPUs
+        Uses the largest share of all ranks, because a rank that waits keeps fewer cores busy. GPUs
         lose nothing. If all ranks are on one host, the plan itself reserves cores for exchanges.
         """
         places = [(member.boot_id, member.pid_namespace) for member in group.members]
@@ -231,8 +230,8 @@ class Probes:
     ) -> dict[str, ExchangeSamples]:
         """Return the seconds of each strategy's small and large exchange.
 
-        `ranks`: the rounds of all ranks. Of each round, the shortest time of any rank counts,
-        because a rank that joins early also waits.
+        `ranks`: the rounds of all ranks. Uses the shortest time of all ranks in each round, because
+        a rank that joins early also waits.
         """
         rounds = zip(*ranks, strict=True)
         shortest = [map(min, zip(*of_ranks, strict=True)) for of_ranks in rounds]
@@ -252,10 +251,10 @@ class Probes:
 
 
 def _num_small(prober: Prober, layers: Workload, group: Group) -> tuple[int, int]:
-    """Return the number of small layers exchanged together, and of chunks.
+    """Return the number of small layers to exchange, and the number of their chunks.
 
-    Within a host, a chunked exchange is timed with as many layers as the model has, because the
-    chunks of a step wake the threads only once. Otherwise it is timed with one layer in one chunk.
+    Within a host, a chunked exchange is timed with the model's number of layers, because the chunks
+    of a step wake the threads only once. All other exchanges are timed with one layer in one chunk.
     """
     chunk: int | None = getattr(prober.config, "first_chunk", None)
     if chunk is None or len({(one.boot_id, one.pid_namespace) for one in group.members}) > 1:
@@ -264,7 +263,7 @@ def _num_small(prober: Prober, layers: Workload, group: Group) -> tuple[int, int
 
 
 def exchanging(workload: Workload) -> Workload:
-    """Return a workload of the layers with gradients, without computation.
+    """Return a workload that only exchanges the gradients of `workload`, and computes nothing.
 
     If the gradients are too large, all sizes are scaled down equally. If a model has almost no
     gradients, the workload has a single layer, twice as large as the small exchange.
@@ -290,10 +289,10 @@ def exchanging(workload: Workload) -> Workload:
 def single(
     prober: Prober, machine: Machine, layers: Workload, small_s: float, all_s: float
 ) -> ExchangeSamples:
-    """Return a small and a large exchange with which the plan of the layers takes `all_s`.
+    """Return times of a small and a large exchange that predict the measured time of all layers.
 
-    The small exchange takes `small_s`, unless the latencies of all layers would then exceed
-    `all_s`.
+    Calibrated with these times, a plan of `layers` takes `all_s`. The small exchange takes
+    `small_s`, or less if the latencies of all layers would otherwise exceed `all_s`.
     """
 
     def pair(small: float, large: float) -> ExchangeSamples:
@@ -337,15 +336,15 @@ class _Exchanging:
 
 
 def with_idle_cores(machine: Machine) -> Machine:
-    """Return the machine of paced layers, which sleep and so use no cores."""
+    """Return the machine without contention for cores, because layers of a rehearsal sleep."""
     losses = machine.usual_losses.model_copy(update={"beside_exchange": 0.0, "beside_copies": None})
     return machine.with_each("links", uses_cores=False).model_copy(update={"losses": losses})
 
 
 def beside_copies(plan: Plan, cost: ProfiledCost) -> ProfiledCost:
-    """Shorten layers by the copies with which they overlap, as in `models.paced`.
+    """Deduct the times of copies from later layers, because paced layers make up for copies.
 
-    A copy that is longer than the queued work is not hidden: it delays the following layers.
+    A copy that takes longer than the next layer and `QUEUED_S` is not deducted.
     """
     durations = dict(cost.durations)
     copied, behind = defaultdict[str, float](float), defaultdict[str, float](float)

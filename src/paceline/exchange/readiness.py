@@ -1,8 +1,8 @@
 """Detect when gradients are ready, and when a backward pass ends.
 
-Autograd calls a hook after each accumulation of a gradient. The first backward pass counts the
-calls per parameter: a shared parameter or a recurrent cell fires once, but a parameter in two
-re-entrant checkpoints fires twice, and its gradient is complete only then.
+Autograd calls a hook after each accumulation of a gradient, and `Readiness` counts the calls in the
+first backward pass. The hook of a shared parameter or recurrent cell is called once. For a
+parameter in two re-entrant checkpoints, only the second call finds the complete gradient.
 
 A backward pass ends when autograd runs the callbacks of its outermost graph task, which is the task
 that reaches the module's outputs. The first gradient may become ready in a nested task, for example
@@ -41,14 +41,14 @@ class Listener:
 class Readiness:
     """Watches gradients of parameters, and calls `listener`.
 
-    As in DistributedDataParallel, a backward pass exchanges gradients, and does not only accumulate
-    them, in two cases: if a forward pass has requested an exchange since the last exchange, or if
-    backward again reaches the outputs of a forward pass that had requested an exchange.
+    As in DistributedDataParallel, a backward pass exchanges gradients if a forward pass requested
+    an exchange after the last exchange. Another backward pass through the same outputs exchanges
+    gradients again. All other backward passes only accumulate gradients.
 
     `touched`: whether each gradient changed since the last exchange. `order`: indices of parameters
-    in the order in which their gradients became ready, until `expect` is called. `came`: whether
-    each gradient became ready since the last forward pass. `began`: whether any gradient became
-    ready in this backward pass. `pending`: whether an exchange was requested and has not ended.
+    in the order of readiness, recorded until `expect` is called. `came`: whether each gradient
+    became ready since the last forward pass. `began`: whether any gradient became ready in this
+    backward pass. `pending`: whether an exchange was requested and has not ended.
     Hooks hold weak references to this object and the listener.
     """
 
@@ -92,9 +92,9 @@ class Readiness:
             if one.parameter._cdata != tensor:
                 raise InvalidInput(
                     f"parameter {one.name!r}",
-                    "has another tensor since the module was wrapped",
-                    hint="load or move the module before wrapping it, or without "
-                    "torch.__future__.set_swap_module_params_on_conversion()",
+                    "has a new C++ tensor, which lacks the hook of the wrapper",
+                    hint="load or move the module before wrapping it, or call "
+                    "torch.__future__.set_swap_module_params_on_conversion(False)",
                 )
 
     @property
@@ -103,7 +103,7 @@ class Readiness:
         return self._armed and not in_backward()
 
     def forwarded(self, outputs: Iterable[Tensor], synchronize: bool) -> None:
-        """Record a forward pass; `synchronize`: exchange its gradients."""
+        """Record a forward pass; `synchronize`: whether its backward pass exchanges gradients."""
         if not synchronize:
             return
         self.request()
@@ -120,7 +120,7 @@ class Readiness:
             self.came = [False] * len(self.came)
 
     def expect(self, chunk_of: Sequence[int | None]) -> None:
-        """Report chunks from now on; `chunk_of`: chunk of each parameter, or None."""
+        """Report complete chunks from now on; `chunk_of`: chunk of each parameter, if any."""
         self._chunk_of = list(chunk_of)
         known = [chunk for chunk in chunk_of if chunk is not None]
         self._whole = [0] * (max(known, default=-1) + 1)
@@ -136,7 +136,7 @@ class Readiness:
     def removed_gradient(self) -> int | None:
         """Return a parameter whose gradient was removed after it became ready, if any.
 
-        A gradient of an earlier backward pass that the caller cleared counts as unchanged.
+        If the caller cleared a gradient between two passes, the gradient is marked as unchanged.
         """
         for index, one in enumerate(self._named):
             if one.parameter.grad is None and self.touched[index] and index not in self._undefined:
@@ -160,7 +160,7 @@ class Readiness:
     def fired(self, index: int, parameter: Tensor) -> None:
         """Record that autograd accumulated a parameter's gradient."""
         defined = self._check(index, parameter)
-        # also without an exchange, because under no_sync gradients accumulate for a later exchange
+        # set this in no_sync(), too, because the next exchange sends the accumulated gradients
         self.touched[index] |= defined or self._undefined_is_zero
         if not defined:
             self._undefined.add(index)
@@ -170,7 +170,7 @@ class Readiness:
         if not self._armed:
             self._arm()
         if not self.began:
-            # before counting, because this gradient may complete a chunk
+            # begin before `_count`, which may report a complete chunk
             self.began = True
             self._left = self._whole.copy()
             self._alive_listener.began()

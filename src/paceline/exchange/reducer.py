@@ -21,7 +21,7 @@ from paceline.exchange.replica import NONE, Exchange, Statistics
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 
-_numbers = itertools.count()  # identifies models; rank 0's numbers are compared
+_numbers = itertools.count()  # rank 0's number identifies a model on all ranks
 
 # DistributedDataParallel's message, which programs search for
 UNFINISHED = "Expected to have finished reduction in the prior iteration before starting a new one"
@@ -84,7 +84,7 @@ class Reducer(Listener):
     def open(self) -> None:
         """Join the other ranks and allocate the exchange; collective.
 
-        If this is not called, the first exchange does so. Errors are raised on all ranks.
+        The first backward pass opens an exchange that is not open. Errors are raised on all ranks.
         """
         group = self._group = self._join()
         self._number = group.gather(next(_numbers))[0]
@@ -92,7 +92,7 @@ class Reducer(Listener):
         layout.check_exchangeable([self._named[index] for index in dense], group.device)
         self._exchange = self._make(group)
         self._exchange.recorder = self._recorder
-        # reverse order, which is roughly the order of readiness, until the first backward pass
+        # until the first backward pass, use reverse order, which is roughly the order of readiness
         self._layout = Layout.of(self._named, dense[::-1])
         if dense:
             self._exchange.open(self._layout)
@@ -219,7 +219,7 @@ class Reducer(Listener):
     # Callbacks of Readiness.
 
     def approaching(self) -> None:
-        """Begin the recorded backward phase in a user's loop."""
+        """Begin to record a backward phase, unless the training loop records a phase."""
         if self._recorder is not None and self._recorder.idle:
             self._recorder.begin_phase(Kind.BACKWARD)
             self._began_phase = True
@@ -269,7 +269,7 @@ class Reducer(Listener):
             parameters = [self._named[index].parameter for index in self._sparse]
             layout.exchange_sparse(parameters, touched, self._group)
         self._divide_by_those_left(found)
-        for future in self._futures:  # a user's communication hook for buffers
+        for future in self._futures:  # a user's hook may still be sending buffers
             future.wait()
         self._futures = []
         if self._tuner is not None:
@@ -281,7 +281,7 @@ class Reducer(Listener):
         return self._exchange
 
     def _changed_too_late(self) -> str | None:
-        # hooks run in the order of registration, so another hook may run after this reducer's hook
+        # a hook that was registered later runs later, and may change a gradient that was sent
         sent, self._sent = self._sent, []
         for slot, before, version in sent:
             gradient = slot.parameter.grad
@@ -291,8 +291,8 @@ class Reducer(Listener):
         return None
 
     def _divide_by_those_left(self, changed: Sequence[bool]) -> None:
-        # within join(), DistributedDataParallel counts the ranks that still have samples, but the
-        # exchange divided by the number of all ranks
+        # the exchange divided by the number of all ranks, but within join() the mean is over the
+        # ranks that still have samples, which DistributedDataParallel counts
         work, self._joined = self._joined, None
         if work is None or self._group is None:
             return
@@ -375,10 +375,10 @@ class Reducer(Listener):
         self._sent = []
         self._forget_gradients()
         if not self._is_arranged:
-            # the other ranks wait for this rank's order in their first exchange; None aborts it
+            # abort the first exchange of the other ranks, which wait for this rank's order
             self._agreed_order(None)
         else:
-            if not began:  # failed before the first gradient
+            if not began:  # backward failed before the callback `began`
                 self._opened().begin()
             self._opened().discard()
 

@@ -22,14 +22,14 @@ class Statistics:
     """Traffic and time of gradient exchanges so far on this rank.
 
     `bytes_sent`, `bytes_received`: bytes of gradients, and of parameters if a strategy sends them.
-    `exposed_s`: time spent exchanging instead of computing. `hidden_s`: time of exchanges during
-    backward. Both are sums over all `num_steps`, or None if unknown. `chunk`: layers per chunk.
-    `codec`: the codec's name, and the reason for it. `num_nonfinite`: number of NaN and infinite
-    gradient values on all ranks; exchange "host" also counts values that were exchanged together
-    with such a value. `num_skipped`: steps skipped because of NaN or infinite values.
-    `sent_share`: share of this rank's values sent, if the codec omits values. `shares`: samples of
-    each rank in a full batch, if batches are balanced. `samples_per_s`: speed of each rank, if
-    batches are balanced.
+    `exposed_s`: total time spent exchanging instead of computing, if known. `hidden_s`: total time
+    of exchanges during backward, if known. `chunk`: layers per chunk. `codec`: the codec's name,
+    and the reason for the choice. `num_nonfinite`: number of NaN and infinite gradient values on
+    all ranks. In exchange "host", this number includes values that were exchanged together with
+    a NaN or infinite value. `num_skipped`: steps skipped because of NaN or infinite values.
+    `sent_share`: if the codec omits values, the share of values that this rank sent. If batches are
+    balanced, `shares` has each rank's number of samples in a full batch, and `samples_per_s` has
+    each rank's speed.
     """
 
     exchange: str
@@ -64,10 +64,9 @@ class ModelReplica(Protocol):
         return nullcontext()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """Call `run`, a pass with unused gradients, if the exchange needs one.
+        """Call `run`, a pass with unused gradients, if the exchange needs such a pass.
 
-        Torch's reducer needs it: after its first pass, it rebuilds its buckets, which changes the
-        order of sums.
+        After the first pass, torch's reducer rebuilds buckets, which changes the order of sums.
         """
         return
 
@@ -163,9 +162,9 @@ Chunking = int | Callable[[int], ChunkTuner]
 class Method:
     """A strategy's method to exchange gradients.
 
-    `make(group, as_views)` creates the exchange; `as_views`: whether gradients may be views of its
-    memory. Without `make`, torch's reducer is used, with an optional `compression`. `chunk`: layers
-    per chunk, or a factory of tuners, if the exchange `is_chunked`.
+    `make(group, as_views)` creates the exchange. `as_views`: whether gradients may be views of the
+    exchange's memory. Without `make`, torch's reducer exchanges gradients, with an optional
+    `compression`. If the exchange `is_chunked`, `chunk` is layers per chunk or a factory of tuners.
     """
 
     name: str
@@ -185,7 +184,7 @@ _Like = Callable[[Tensor], Tensor]
 
 
 class _Ready(torch.autograd.Function):
-    """Returns gradients immediately, so that backward takes only the exchange's time."""
+    """Returns prepared gradients, so that a timed backward pass contains only the exchange."""
 
     @staticmethod
     def forward(
@@ -196,7 +195,7 @@ class _Ready(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_after: Tensor) -> tuple[Tensor | None, ...]:
-        # autograd does not copy these gradients if they are aliases
+        # autograd keeps these new tensors, but would copy a tensor that `ctx` also references
         return of_after[0], None, None, *map(ctx.hand_out, ctx.gradients)
 
 
@@ -218,11 +217,11 @@ class _ProbeLayer(nn.Module):
 
 
 class Probe:
-    """Exchanges float32 gradients of some layers on each call, to be timed.
+    """Exchanges float32 gradients of some layers on each call, so that callers can time exchanges.
 
-    `sizes`: bytes of each parameter of each layer, in the order of readiness. `codec`: the codec
-    whose share of sent values the gradients must match. `barrier`: called after each exchange, if
-    ranks do not end an exchange together. Creation, calls and close are collective.
+    `sizes`: for each layer, the bytes of its parameters; layers are in the order of readiness. If
+    `codec` declares a share of sent values, the gradients are such that this share is sent.
+    If given, `barrier()` is called after each exchange. Creation, calls and close are collective.
     """
 
     def __init__(

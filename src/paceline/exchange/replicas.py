@@ -43,16 +43,16 @@ from paceline.record.recorder import Recorder
 from paceline.training.models.paced import Stretched
 
 SLACK_S = 1e-3  # tolerance, because hooks of one gradient record their times one after another
-_INTERVAL, _MOST_ROUNDS = 10, 10  # steps between checks of balanced shares, and most checks
+_INTERVAL, _MOST_ROUNDS = 10, 10  # steps per check of balanced shares; largest number of checks
 _PERIOD_STEPS = 8  # as in planner.forecast
 Replicate = Callable[..., ModelReplica]  # (module, config, group, *, tuner=...)
 
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["ReplicaRunner"]:
-    """Yield the runner of a strategy of replicas: its `session.Start`.
+    """Yield the runner of a strategy whose ranks train replicas.
 
-    The strategy's module also defines `replica`, a `Replicate`, to measure its exchange.
+    The strategy's module imports this function, and defines `replica`, a `Replicate`.
     """
     yield ReplicaRunner(session, session.strategy.runner().replica)
 
@@ -81,7 +81,7 @@ class ReplicaRunner:
         self.samples_per_step = self.setup.samples_per_step  # over all workers, on average
         self.about = about(session, self.workload)
         self.profiled: Profile | None = None
-        self.with_equal_shares: Profile | None = None  # also where `profiled` has balanced ones
+        self.with_equal_shares: Profile | None = None  # like `profiled`, but never balanced
 
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
         """Profile the layers, and the exchange of each configured strategy.
@@ -129,7 +129,7 @@ class ReplicaRunner:
         return PricedMachine(machine, cost)
 
     def train(self, config: Any) -> Outcome:
-        """Train or rehearse with `config`; if it requests a chunk search, with the chunk found."""
+        """Train or rehearse with `config`, or with the result of a requested chunk search."""
         session, tuner = self._session, self._tuner(config)
         tuning = {} if tuner is None else {"tuner": tuner}
         return self.train_with(
@@ -259,7 +259,7 @@ def outcome_of(
     samples_per_s = setup.samples_per_step / step_s if step_s else 0.0
     tokens = setup.recipe.tokens_per_sample if setup.recipe else None
     num_traced = 1 + max((span.step for span in timeline.spans), default=-1)
-    # other ranks have no share if only one worker of each host encodes
+    # leave out ranks that encode no gradients; in some exchanges, one rank of a host encodes
     shares = [one for one in group.gather(trained.sent_share) if one is not None]
     codec = gradient_codec(known.get("config"))
     faults: tuple[str, ...] = ()
@@ -281,7 +281,7 @@ def outcome_of(
 
 
 def _planned(timeline: Timeline, group: Group) -> Timeline:
-    """Return the spans that a plan has; the plan of a single worker has no communication."""
+    """Return the spans to compare with a plan; for a single worker, without communication."""
     if not group.exchanges_alone:
         return timeline
     kept = (span for span in timeline.spans if span.kind not in COMMUNICATION)

@@ -1,4 +1,4 @@
-"""The exchanges of local updates: when they are due, the running exchange, and a log."""
+"""Schedule, run and log the exchanges of local updates."""
 
 import threading
 import time
@@ -20,10 +20,10 @@ NO_EXCHANGE: dict[str, Any] = {"due": None, "sent": [], "buffers": []}
 
 
 class RoundPlace:
-    """A worker's position in a round: inner steps since its start, and the next exchange.
+    """Counts a worker's inner steps in a round, and determines the next exchange.
 
-    `num_exchanges`: exchanges of all fragments so far. `weights`: weight of the inner steps since
-    each fragment's last exchange.
+    `num_exchanges`: number of exchanges of all fragments so far. `weights`: for each fragment, the
+    total weight of the inner steps since the fragment's last exchange.
     """
 
     def __init__(self, rounds: Rounds) -> None:
@@ -73,7 +73,7 @@ class RoundPlace:
         return {"num_exchanges": self.num_exchanges, "in_round": in_round}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a position, possibly of a round with more steps."""
+        """Load a position; an exchange that is overdue in a shorter round follows the next step."""
         self.num_exchanges = state["num_exchanges"]
         self._in_round = min(state["in_round"], self._rounds.sent_after(self.fragment) - 1)
         self.reset_weights()
@@ -83,9 +83,9 @@ class RoundPlace:
 class ExchangeTimes:
     """Times of an exchange, in seconds of the host's monotonic clock.
 
-    The worker trained from `trained_from_s`, copied the fragment to host memory from `sent_s` to
-    `copied_s`, exchanged it from `begun_s` to `averaged_s`, took the outer step until `stepped_s`,
-    and loaded the group's parameters, due at `due_s`, from `loading_s` to `loaded_s`.
+    The worker trained from `trained_from_s`, and copied the fragment to host memory from `sent_s`
+    to `copied_s`. The workers averaged from `begun_s` to `averaged_s`. The outer step ended at
+    `stepped_s`. The worker loaded the result, due at `due_s`, from `loading_s` to `loaded_s`.
     """
 
     number: int
@@ -103,9 +103,9 @@ class ExchangeTimes:
 class RunningExchange:
     """An exchange whose result is loaded after inner step `due`.
 
-    `sent_s`: time when copying of the contribution `given` began. `sent`: one vector with the
-    worker's parameters at that time, if the worker keeps the changes of its steps during the
-    exchange.
+    `given`: the worker's contribution. `sent_s`: time when the copy of the contribution began.
+    `sent`: one vector of the worker's parameters at `sent_s`. `sent` is empty if the worker does
+    not add the changes of later steps to the result.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ class RunningExchange:
 
 
 class ExchangeLog:
-    """Times of recent exchanges, and total seconds.
+    """Times of recent exchanges, and total times of all exchanges.
 
-    `took_s`: exchanges and outer steps; `exposed_s`: waiting time of the loop.
+    `took_s`: total time of exchanges and outer steps. `exposed_s`: total waiting time of the loop.
     """
 
     def __init__(self) -> None:

@@ -39,16 +39,16 @@ class Progress:
     """Receives a run's progress; this base class ignores it."""
 
     def begin(self, total: int, unit: str) -> None:
-        """Start to count a number of "steps" or "samples"."""
+        """Begin a run of `total` units; `unit`: "steps" or "samples"."""
 
     def advance(self, count: int = 1) -> None:
         """Count steps or samples."""
 
     def epoch(self, epoch: Epoch, score: str) -> None:
-        """Report a finished epoch, and its score's name."""
+        """Report a finished epoch; `score`: name of the epoch's score."""
 
     def evaluation(self, found: Evaluation, score: str) -> None:
-        """Report a test within an epoch, and its score's name."""
+        """Report a test within an epoch; `score`: name of the test's score."""
 
     def status(self, text: str) -> None:
         """Show the current throughput."""
@@ -66,7 +66,7 @@ class Status:
         self._since_s, self._num_samples = time.monotonic(), 0.0
 
     def add(self, num_samples: float, loss: SupportsFloat, advances: int = 1) -> None:
-        """Count samples; reads `loss`, which waits for a GPU, only to show it."""
+        """Count samples; reads `loss` only to show the status, because reading waits for a GPU."""
         self._progress.advance(advances)
         self._num_samples += num_samples
         took_s = time.monotonic() - self._since_s
@@ -114,7 +114,7 @@ class TrainingSession:
 
     @property
     def origin(self) -> Origin:
-        """The origin of recorded timelines."""
+        """Whether recorded timelines are measured or rehearsed."""
         return Origin.REHEARSED if self.is_rehearsal else Origin.MEASURED
 
 

@@ -31,7 +31,7 @@ from paceline.training.recipes.schedules import checked_schedule, schedule_of
 
 NUM_TRACED = 20
 NUM_WARM_UP = 2
-FEWEST_STEPS = NUM_WARM_UP + 3  # one measured step, and two traced steps, which show a period
+FEWEST_STEPS = NUM_WARM_UP + 3  # a measured step, and two traced steps: a period has two ends
 
 # a tiny rate, because NaNs and denormals would change the speed of rehearsed steps
 _IDLE_SGD = SGD(learning_rate=1e-6)
@@ -79,7 +79,7 @@ def setup_for(
 ) -> TrainingSetup:
     """Set up a rank of a group for training, or for rehearsing a device.
 
-    `codec`: in a rehearsal, gradients have values of which this codec sends its declared share.
+    On an emulated device, `codec` sends its declared share of the gradient values.
     Raises InvalidInput if the model, data or workers do not fit.
     """
     check_world_size(settings.workers, group)
@@ -107,7 +107,7 @@ def setup_for(
 def check_world_size(workers: int | str, group: Group) -> None:
     """Raise InvalidInput if the number of ranks differs from the settings."""
     if group.world_size != workers:
-        raise InvalidInput("workers", f"must be {group.world_size}, as many as ranks", got=workers)
+        raise InvalidInput("workers", f"must be {group.world_size}, one per rank", got=workers)
 
 
 def _real(settings: TrainSettings, group: Group) -> TrainingSetup:
@@ -131,7 +131,7 @@ def trained_setup(
     model: nn.Module,
     device: torch.device,
 ) -> TrainingSetup:
-    """Set up the training steps of a recipe's model, or of a rank's part of it."""
+    """Set up a rank's training steps; `model`: the recipe's model, or a part of this model."""
     steps = epoch_steps(len(batches), settings)
     optimizer, schedule = learning_by(recipe, settings, sum(steps))
     return TrainingSetup(
@@ -269,7 +269,7 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
 
 
 def _random(settings: RehearseSettings, size: int) -> tuple[nn.Module, Batch]:
-    """Return a model without a recipe, with random inputs and classes."""
+    """Return a model that has no recipe, and a batch of random inputs and classes."""
     architecture = find(settings.model)
     torch.manual_seed(0)
     model = architecture.build(None).eval()

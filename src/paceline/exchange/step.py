@@ -55,7 +55,7 @@ class Share(NamedTuple):
         return len(tree_leaves(self.targets)[0])
 
     def split(self, count: int) -> list["Share"]:
-        """Split into micro-batches whose weights add up to this share's."""
+        """Split into at most `count` micro-batches, whose weights add up to `weight`."""
         num_samples = self.num_samples
         count = max(1, min(count, num_samples))
         if count == 1:
@@ -97,7 +97,7 @@ class Learning:
         return torch.autocast(device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
 
     def forward(self, model: Callable[..., Any], share: Share) -> Tensor:
-        """Return a share's weighted loss; without samples, zero with zero gradients.
+        """Return a share's weighted loss; a share without samples has zero loss and gradients.
 
         Raises InvalidInput if the loss fails, or is not a scalar that depends on the model.
         """
@@ -124,7 +124,7 @@ def train_step(
     with recorder.phase(Kind.LOAD):
         *before, last = next(source).split(learning.accumulate)
     losses = []
-    if learning.accumulate > 1:  # even if this rank has samples for only one micro-batch
+    if learning.accumulate > 1:  # on all ranks, even if `before` is empty on this rank
         no_sync = getattr(model, "no_sync", nullcontext)  # replicas postpone their exchange
         with recorder.phase(Kind.FORWARD, ACCUMULATED), no_sync():
             for share in before:

@@ -1,7 +1,7 @@
 """DistributedDataParallel with a replaceable exchange of gradients.
 
 `Synchronized` is a subclass of DistributedDataParallel, so that isinstance, torch.compile,
-checkpoints and training tools treat it as such. Only its `reducer` is replaced (docs/decisions,
+checkpoints and training tools recognise the class. Only the `reducer` is replaced (docs/decisions,
 number 17).
 """
 
@@ -43,17 +43,18 @@ OF_TORCH_ALONE = {
 class Synchronized(DistributedDataParallel):
     """Runs `module`, and averages its gradients over all ranks by `method`.
 
-    `arguments`: arguments of DistributedDataParallel. `group`: the ranks, in a Paceline run.
-    `deadline_s`: longest wait for another rank. Default: the process group's timeout. Creation is
-    collective. A copy made by deepcopy or pickle joins its peers in its first exchange. A single
-    process only calls the module. Raises InvalidInput if the method does not support an argument.
+    `arguments`: arguments of DistributedDataParallel. `group`: the ranks of a Paceline run; None:
+    the process group of `arguments`. `deadline_s`: longest wait for another rank; None: the process
+    group's timeout. Creation is collective. A copy made by deepcopy or pickle joins the copies of
+    other ranks in the first exchange. A single process only calls the module. Raises InvalidInput
+    if the method does not support an argument.
     """
 
     reducer: Any  # torch's reducer, or Paceline's Reducer
     logger: Any
     _gradients: Reducer | TorchAllReduce | None = None
     _reducer_recorder: Recorder | None = None
-    _tries = False  # whether torch's reducer calls `_exchanged`, too
+    _tries = False  # whether trials of exchanges run; then torch's reducer calls `_exchanged`
 
     def __init__(
         self,
@@ -180,7 +181,7 @@ class Synchronized(DistributedDataParallel):
         # recomputation of a checkpoint in backward is not a new step
         if torch.is_grad_enabled() and not in_backward():
             self._before_forward()
-        # name a lost rank if buffers cannot be sent; keep torch's own errors
+        # name a rank that was lost while buffers were sent; keep the errors of torch's reducer
         names_lost = self._group is not None and not self._method.uses_torch_reducer
         try:
             with self._join().naming_lost_ranks() if names_lost else nullcontext():
@@ -192,11 +193,11 @@ class Synchronized(DistributedDataParallel):
             raise
 
     def _before_forward(self) -> None:
-        """Rebuild the reducer if trainable parameters or their types changed.
+        """Replace a reducer that does not fit the trainable parameters any more.
 
-        If parameters become frozen, only torch's reducer is rebuilt. If all parameters are frozen,
-        as those of a discriminator during a generator's step, no reducer is rebuilt, and nothing is
-        exchanged.
+        Any reducer is replaced if a frozen parameter becomes trainable. Torch's reducer is also
+        replaced if some, but not all parameters become frozen. Paceline's reducer is also replaced
+        if a type changes. While all parameters are frozen, nothing is exchanged.
         """
         has_changed = any(parameter.requires_grad for parameter in self._frozen)
         if isinstance(self._gradients, TorchAllReduce):
@@ -242,9 +243,9 @@ class Synchronized(DistributedDataParallel):
     def _rebuild_buckets(self) -> None:
         """Let a new torch reducer rebuild its buckets while ranks are synchronised.
 
-        Otherwise the reducer would rebuild them in its next forward pass. This is collective, but
-        the next forward pass may be an evaluation on a single rank. Within join(), this does
-        nothing, because a rank without samples expects the rebuild in the next forward pass.
+        Otherwise the reducer would rebuild the buckets in the next forward pass. The rebuild is
+        collective, but the next forward pass may be an evaluation on a single rank. Within join(),
+        a rank without samples expects the rebuild in the next forward pass, so nothing is done.
         """
         if self.reducer is not None and not self._join_config.enable:
             self.reducer._rebuild_buckets()
@@ -325,9 +326,9 @@ class Synchronized(DistributedDataParallel):
         self._ddp_init_helper()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """Call `run`, a pass with unused gradients, if torch's reducer rebuilds its buckets.
+        """Call `run`, a pass with unused gradients, if the method uses torch's reducer.
 
-        Afterwards its summation order does not change.
+        After the pass, torch's reducer rebuilds buckets; from then on, the order of sums is fixed.
         """
         if not self._is_alone and self._method.uses_torch_reducer:
             state = self.exchange_state()
@@ -346,8 +347,8 @@ class Synchronized(DistributedDataParallel):
     def record(self, recorder: Recorder | None) -> None:
         """Record all exchanges from now on; None stops recording.
 
-        Torch's reducer is rebuilt with a hook that records its collectives, or without this hook,
-        because the hook costs an additional pass over the gradients.
+        Only while recording, torch's reducer has a hook, because the hook costs an additional pass
+        over the gradients. Starting or stopping a recording rebuilds torch's reducer.
         """
         before, self._reducer_recorder = self._reducer_recorder, recorder
         if isinstance(self._gradients, Reducer):

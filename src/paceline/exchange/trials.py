@@ -1,8 +1,8 @@
 """Find the fastest of several exchanges by timing the steps of a training.
 
-All exchanges compute the same gradients, so a trial changes nothing that is learned. `Trials` times
-the exchanges in turns (`paceline.core.turns`), uses the fastest, and tries all again when steps
-become slower or faster. `Checked` is a replica that uses `Trials`.
+All exchanges compute the same gradients, so trials do not change the trained model. `Trials` times
+the exchanges in turns (`paceline.core.turns`), and uses the fastest exchange. When steps become
+slower or faster, the trials start again. `Checked` is a replica that uses `Trials`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,8 +25,8 @@ from paceline.record.recorder import Recorder
 class Trials:
     """Times exchanges in turns during training, and then uses the fastest.
 
-    `names`: names of the exchanges, the simplest first. The time of a step is that of the slowest
-    rank, so all ranks decide equally. `name`: name of the current exchange.
+    `names`: names of the exchanges, the simplest first. The slowest rank determines the time of a
+    step, so all ranks choose the same exchange. `name`: name of the current exchange.
     """
 
     def __init__(self, names: Iterable[str], clock: Clock) -> None:
@@ -86,7 +86,7 @@ class Trials:
         self._choice.stop()
 
     def why(self, chunk: int | None = None, is_searched: bool = False) -> str:
-        """Return the exchange in use, with the measurements.
+        """Describe the exchange in use and the measured step times in one line.
 
         `chunk`: current number of layers per chunk. `is_searched`: whether a search still changes
         this number.
@@ -179,7 +179,7 @@ class Checked:
         self._replica.load_exchange_state(state)
 
     def record(self, recorder: Recorder | None) -> None:
-        """Record all exchanges from now on, by whichever candidate is in use."""
+        """Record exchanges of the current and all later candidates; None stops recording."""
         self._recorder = recorder
         self._replica.record(recorder)
 
@@ -201,7 +201,7 @@ class Checked:
             self._follow(before)
 
     def _follow(self, was_settled: bool) -> None:
-        """Use the trials' current candidate, and report a choice."""
+        """Use the current candidate of the trials, and report if trials ended or restarted."""
         trials, used = self._trials, self._candidates[self._trials.name]
         if was_settled and not trials.settled:
             self._on_decision("auto: the time of steps has changed; trying all exchanges again")
@@ -210,7 +210,7 @@ class Checked:
             took = [f"{name} {duration(took_s)}" for name, took_s in trials.seconds.items()]
             self._on_decision(f"auto: {used.name} from now on; measured {', '.join(took)}")
         if used is not self._used:
-            self._replica.close()  # close first, because both hook the same gradients
+            self._replica.close()  # close first: two replicas must not hook the same gradients
             self._use(used)
 
     def _use(self, candidate: Candidate) -> None:
