@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.commands.options import FLAGS
+from paceline.core.error_lines import FLAGS
 from paceline.core.errors import InvalidInput
 
 _SETTINGS = {flag: name for name, flag in FLAGS.items()}

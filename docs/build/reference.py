@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from paceline.commands.app import COMMANDS, loaded
-from paceline.commands.options import flag_of
+from paceline.core.error_lines import flag_of
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.records.profile import ProfileSettings
 from paceline.records.scale import ScaleSettings

@@ -37,6 +37,9 @@ LINES = [
     ("--steps", "epochs", "train", "lenet5", "--steps", "5", "--epochs", "5"),
     ("--machine", "", *SMALL, "1000000"),
     ("--seconds", "", "probe", "--seconds", "5m"),
+    # Errors that a worker finds.
+    ("--data", "digits", "train", "lenet5", "--data", "nothing"),
+    ("--steps", "5", "train", "lenet5", "--steps", "3"),
     # Options of other commands, and options without their partner.
     ("--host", "", "train", "lenet5", "--host", "1"),
     ("--sweep", "--machine", "plan", "lenet5", "--sweep", "latency=1u:1m"),

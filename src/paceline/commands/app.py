@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from paceline.core.error_lines import DEBUG, error_line
+from paceline.core.error_lines import DEBUG, TYPED, error_line
 from paceline.core.errors import InvalidInput, PacelineError, WorkersFailed
 from paceline.links.failpoints import reach
 from paceline.links.signals import Stopped, participle
@@ -171,6 +171,7 @@ def run() -> int:
     if "--debug" in words:
         words.remove("--debug")
         os.environ[DEBUG] = "1"  # the workers print tracebacks, too
+    os.environ[TYPED] = " ".join(one.partition("=")[0] for one in words if one.startswith("--"))
     try:
         code = app(words, standalone_mode=False, prog_name="paceline") or 0
         return _fail("interrupted", code) if code == _INTERRUPTED else code
@@ -181,14 +182,7 @@ def run() -> int:
     except WorkersFailed as error:
         return error.exit_code if error.is_said else _fail(str(error), error.exit_code)
     except PacelineError as error:
-        if not isinstance(error, InvalidInput):
-            return _fail(str(error), 1)
-        from paceline.commands.options import flag_of
-
-        setting, _, key = error.field.partition(".")
-        flag = flag_of(setting)
-        is_typed = any(word.partition("=")[0] == flag for word in words)
-        return _fail(error.message_for(f"{flag} {key}".strip()) if is_typed else str(error), 2)
+        return _fail(error_line(error), 2 if isinstance(error, InvalidInput) else 1)
     except Exception as error:
         return _fail(error_line(error), 1)
 

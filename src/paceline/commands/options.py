@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import from_json
 
+from paceline.core.error_lines import flag_of
 from paceline.core.errors import InvalidInput
 from paceline.core.reading import check_numbers
 from paceline.core.settings import RunSettings
@@ -32,14 +33,6 @@ Config = Annotated[
         hidden=True,
     ),
 ]
-# Flags that are not the name of their setting.
-FLAGS = {
-    "options": "--strategy-option",
-    "optimizer_options": "--optimizer-option",
-    "deadline_s": "--timeout",
-    "wait_s": "--wait",
-    "kinds": "--kind",
-}
 _TABLES = ("options", "optimizer_options")  # repeatable, FIELD=VALUE
 # Settings without an option; --strategy-option NAME=VALUE sets them.
 _RARE = ("lighthouse", "worker_ids", "exchange_alone")
@@ -195,11 +188,6 @@ def _parameter(
     )
     annotation = Annotated[option_type | None, option]
     return inspect.Parameter(name, kind, annotation=annotation, default=None)
-
-
-def flag_of(name: str) -> str:
-    """Return the option that sets a field."""
-    return FLAGS.get(name, f"--{name.replace('_', '-')}")
 
 
 def _metavar(name: str, field: FieldInfo) -> str:

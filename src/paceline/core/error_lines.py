@@ -17,6 +17,14 @@ from pathlib import Path
 from paceline.core.errors import InvalidInput, PacelineError, first_line
 
 DEBUG = "PACELINE_DEBUG"  # environment variable: processes print tracebacks
+TYPED = "PACELINE_TYPED"  # environment variable: the options of the command line
+FLAGS = {  # the flags that are not the name of their setting
+    "options": "--strategy-option",
+    "optimizer_options": "--optimizer-option",
+    "deadline_s": "--timeout",
+    "wait_s": "--wait",
+    "kinds": "--kind",
+}
 _PACELINE = str(Path(__file__).parents[1]) + os.sep
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple(
@@ -30,6 +38,8 @@ _LESS_MEMORY = "try a smaller --batch-size, or --accumulate"
 
 def error_line(error: BaseException, worker: str | int | None = None) -> str:
     """Describe an error in one line, with the reporting worker and the user's line of code."""
+    if isinstance(error, InvalidInput):
+        return _as_typed(error)
     if isinstance(error, PacelineError):
         return str(error)
     who = "this process" if worker is None else f"worker {worker}"
@@ -46,6 +56,19 @@ def error_line(error: BaseException, worker: str | int | None = None) -> str:
         return f"{first_line(error)} ({who}{at})"
     where = "" if worker is None else f" in worker {worker}"
     return f"internal error{where}: {error!r} (--debug shows where)"
+
+
+def flag_of(name: str) -> str:
+    """Return the option that sets a field."""
+    return FLAGS.get(name, f"--{name.replace('_', '-')}")
+
+
+def _as_typed(error: InvalidInput) -> str:
+    """Return the error's message; a field that was set by an option is named like the option."""
+    setting, _, key = error.field.partition(".")
+    flag = flag_of(setting)
+    is_typed = flag in os.environ.get(TYPED, "").split()
+    return error.message_for(f"{flag} {key}".strip()) if is_typed else str(error)
 
 
 def blamed(error: BaseException) -> str:
