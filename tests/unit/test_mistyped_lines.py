@@ -4,6 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from paceline.commands.app import run
+from paceline.core.error_lines import TYPED, error_line
+from paceline.core.errors import InvalidInput
+from refusals import refused_field
+
 HOST = ("train", "lenet5", "--strategy", "host")
 PLAN = ("plan", "lenet5", "--machine")
 SMALL = ("plan", "vgg16", "--machine", "k40-gigabit", "--batch-size")
@@ -37,9 +42,6 @@ LINES = [
     ("--steps", "epochs", "train", "lenet5", "--steps", "5", "--epochs", "5"),
     ("--machine", "", *SMALL, "1000000"),
     ("--seconds", "", "probe", "--seconds", "5m"),
-    # Errors that a worker finds.
-    ("--data", "digits", "train", "lenet5", "--data", "nothing"),
-    ("--steps", "5", "train", "lenet5", "--steps", "3"),
     # Options of other commands, and options without their partner.
     ("--host", "", "train", "lenet5", "--host", "1"),
     ("--sweep", "--machine", "plan", "lenet5", "--sweep", "latency=1u:1m"),
@@ -69,3 +71,13 @@ def test_a_mistyped_line_is_answered_by_one_line(line, files, monkeypatch, named
     assert (line.code, line.out, line.err.count("\n")) == (2, "", 1), line.err
     assert named in line.err
     assert nearest in line.err.replace(named, "", 1)
+
+
+def test_an_error_that_a_worker_finds_names_the_option(capfd, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["paceline", "train", "lenet5", "--timeout=20", "--steps=3"])
+    assert run() == 2
+    assert refused_field(capfd.readouterr().err) == "steps"
+    monkeypatch.setenv(TYPED, "--timeout --steps")
+    assert error_line(InvalidInput("steps", "must be 5")) == "--steps must be 5"
+    assert error_line(InvalidInput("deadline_s", "must be 5")) == "--timeout must be 5"
+    assert error_line(InvalidInput("data", "is missing")) == "data is missing"
