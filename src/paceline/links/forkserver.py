@@ -2,7 +2,7 @@
 
 `open_server(modules)` starts the server, which imports `modules` while this process continues. From
 then on `paceline.links.processes.start` asks the server to fork Python processes. Child processes
-find the server's address in PACELINE_FORK_SERVER, so their children are forked from it, too.
+read the server's address from PACELINE_FORK_SERVER, and ask the same server to fork children.
 
     this process ──connect──► server ──fork──► a process per connection
         │    request: command, environment, folder, cores; descriptors by SCM_RIGHTS
@@ -44,7 +44,7 @@ from paceline.native import die_with_parent
 
 ADDRESS = "PACELINE_FORK_SERVER"
 MAX_NBYTES = 2**20  # size limit of a request
-OF_WORKERS = ["-m", "paceline.links.processes"]  # first arguments of a command of module_command
+OF_WORKERS = ["-m", "paceline.links.processes"]  # first arguments in every `module_command`
 _MAX_FDS = 64
 # Environment variables that take effect only while libraries are loaded.
 _READ_ONCE = re.compile(r"(ATEN|GOMP|KMP|LD|MALLOC|MKL|OMP|OPENBLAS|TORCH)_|PYTHON(?!PATH$)")
@@ -57,8 +57,8 @@ _CREDENTIALS = struct.Struct("3i")  # a peer's process number, user id and group
 class ForkRequest:
     """A request to fork a process.
 
-    `fds`: the numbers that the descriptors get in the process. `received`: the server's numbers of
-    the same descriptors, in the same order.
+    `fds`: descriptor numbers in the new process. `received`: in the same order, the numbers that
+    these descriptors have in the server.
     """
 
     command: list[str]
@@ -105,7 +105,7 @@ def listen() -> tuple[str, socket.socket]:
 
 
 def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
-    """Fork processes on request until killed; return only in forked processes, at their end.
+    """Fork processes on request; in a forked process, run the requested command and return.
 
     `environment`: the environment with which the server was started.
     """
@@ -127,10 +127,10 @@ def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
 
 
 class ForkServer:
-    """Forks a child for each request on a socket; in the child, `forked` is its request.
+    """Forks a child for each request on a socket; the child finds the request in `forked`.
 
-    `environment`: the environment in which libraries were loaded. Requests that change variables
-    read only then are refused. None accepts all requests.
+    `environment`: the environment in which this process loaded libraries. A request is refused if
+    the request changes a variable that libraries read while loading. None accepts all requests.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class ForkServer:
         self.forked: ForkRequest | None = None
 
     def serve(self) -> ForkRequest:
-        """Fork processes on request; return only in each forked process, with its request."""
+        """Fork processes on request; in a forked process, return the request for that process."""
         while self.forked is None:
             for key, _ in self._selector.select():
                 # An earlier event of this loop may have closed the connection of this event.

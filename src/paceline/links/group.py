@@ -45,9 +45,9 @@ class Group:
     """This process's rank in the run, and its process groups.
 
     `process_group`: the group that exchanges device tensors; None means the default process group.
-    `control`: the gloo group that exchanges values in host memory. It is `process_group` itself if
-    that is a gloo group.
-    `deadline_s`: no wait for another rank lasts longer.
+    `control`: the gloo group that exchanges values in host memory; the same as `process_group` if
+    `process_group` is a gloo group.
+    `deadline_s`: the longest wait for another rank.
     `exchanges_alone`: a single rank exchanges gradients with itself, as if there were other ranks.
     """
 
@@ -116,7 +116,7 @@ class Group:
     def naming_lost_ranks(self) -> Iterator[None]:
         """Replace PyTorch's error for a lost peer by WorkerLost, which names the lost rank.
 
-        Does so only in a user's own program, which has no `store`. In other programs
+        This method acts only in a user's own program, where the group has no `store`. Elsewhere
         `rendezvous.process_group` replaces the error.
         """
         try:
@@ -129,14 +129,14 @@ class Group:
             raise WorkerLost(self.died() or silent or unknown_peer(error)) from error
 
     def dead(self) -> str:
-        """Return the names of this machine's ranks whose processes have ended; "" if none has."""
+        """Return the names of this machine's ranks whose processes have ended, or ""."""
         return _names_in(self, _ENDED)
 
     def died(self, is_said: Callable[[], bool] = lambda: False) -> str | None:
         """Return an error text that names dead ranks on this machine.
 
-        Waits up to a second until a rank is dead. Returns None if no rank is dead by then, or as
-        soon as `is_said()` is True.
+        Waits up to a second for a rank to die. Returns None if no rank dies within that second, or
+        as soon as `is_said()` is True.
         """
         until = time.monotonic() + _SETTLING_S
         while not is_said():
@@ -159,11 +159,11 @@ def boot_id() -> str:
 
 
 def _names_in(group: Group, states: Sequence[str]) -> str:
-    """Return the names of this kernel's workers whose process is in one of psutil's `states`."""
+    """Return the names of workers whose process on this kernel is in one of the `states`."""
     found, own = [], group.members[group.rank]
     for one in group.members:
         if (one.boot_id, one.pid_namespace) != (own.boot_id, own.pid_namespace):
-            continue  # here, that process number belongs to another process
+            continue  # here `one.pid` is the number of another process
         try:
             state = psutil.Process(one.pid).status()
         except psutil.NoSuchProcess:

@@ -3,9 +3,9 @@
     rank 0   SIGINT ─► step 41 ends: "all stop after step 52" ─► store
     rank 1             step 42 ends: reads the store ─► stops after step 52
 
-Ranks are at most one step apart. Each rank polls the store a few times a second; if steps are
-slower, once per step. The signal may reach one rank or all ranks. If it reaches one rank, the error
-names that rank.
+Ranks are at most one step apart. Each rank polls the store at the end of a step, at most four times
+a second. The signal may reach one rank or all ranks. If only one rank receives the signal, the
+error names that rank.
 """
 
 import math
@@ -23,7 +23,7 @@ from paceline.links.group import Group
 from paceline.links.signals import CommandHandler, handled_by, participle, pass_on
 
 _KEY = "paceline/stop"  # the number of the last step, and the signal
-# The signal that a rank received. Each rank that received a signal also sets this key with /RANK.
+# The signal that a rank received. That rank also sets the key paceline/stop_asked/RANK.
 _ASKED_KEY = "paceline/stop_asked"
 _POLL_S = 0.25
 _MARGIN_S = 1.0  # a time in which each rank polls at least once
@@ -33,9 +33,9 @@ _MARGIN_STEPS = 2
 class Interruption:
     """A signal handler that notes the first signal.
 
-    `number`: the noted signal. `worker`: the worker that received it, if only one worker did.
-    `before`: the previous handlers by signal number, which get later signals. If it is None, later
-    signals are ignored.
+    `number`: the noted signal. `worker`: the only process that received the signal, if that process
+    is a worker. `before`: by signal number, the previous handlers, which handle later signals; if
+    `before` is None, later signals are ignored.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Interruption:
             pass_on(self.before[number], number, frame)
         self._is_signalled = True
         self.number = self.number or number
-        self.worker = None  # this process received it, too
+        self.worker = None  # this process got a signal, so no worker is the only receiver
         for one in (self.before or {}).values():
             if isinstance(one, CommandHandler):
                 one.received = one.received or number
@@ -61,7 +61,7 @@ class Interruption:
         return self.number is not None
 
     def stopped(self, num_steps: int, more: str = "") -> Interrupted:
-        """Return the error of a run that stopped after `num_steps`; `more` is appended to it."""
+        """Return the error of a run that stopped after `num_steps`; `more` ends the error text."""
         assert self.number is not None
         by = "" if self.worker is None else f"by a signal to {self.worker}"
         words = filter(None, (participle(self.number), by, f"after step {num_steps:,}"))
@@ -91,7 +91,8 @@ def interruptible(*, raises_again: bool = False) -> Iterator[Interruption]:
         except WorkerLost as error:
             if not (raises_again and noted.requested):
                 raise
-            assert noted.number is not None  # not WorkerLost, so that the run is not restarted
+            assert noted.number is not None
+            # WorkerLost would restart the run.
             raise Interrupted(f"{participle(noted.number)}; {error}", 0, noted.number) from error
         finally:
             _interruptible.pop()
@@ -132,8 +133,8 @@ class StopAgreement:
     def __init__(self, group: Group, interruption: Interruption, num_steps: int) -> None:
         self._group, self._interruption = group, interruption
         self._polled_s, self._polled = time.monotonic(), num_steps
-        # The minimum, over the times between polls, of the mean seconds per step. A mean over all
-        # would be too long: steps are slow while the store's process is stopped, and fast later.
+        # Mean seconds per step in the fastest interval between two polls. The mean over the run
+        # would be too long after a pause of the store's process, because steps were slow then.
         self._step_s = math.inf
         self._last: int | None = None
         self._agreed: int | None = None  # the signal that stops all ranks

@@ -72,7 +72,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
 def store_on(listener: socket.socket) -> Store:
     """Return a store that uses this listening socket.
 
-    A store with a socket of its own would listen on all addresses.
+    A store that opens a new socket listens on all addresses.
     """
     host, port = listener.getsockname()
     store: Store = dist.TCPStore(  # type: ignore[attr-defined] # exported, but not declared
@@ -127,9 +127,9 @@ class _PassedOn:
 
 
 def _is_saving(store: Store, workers: Sequence[Process], code: int) -> bool:
-    """Return True if the other workers still save their state.
+    """Return True if all workers have agreed to save their state after a common step.
 
-    Otherwise, send them the signal that ended a worker (`code` - 128).
+    If not, pass the signal that ended a worker (`code` - 128) on to the workers; return False.
     """
     if is_agreed(store):
         return True

@@ -38,11 +38,11 @@ from paceline.native import die_with_parent
 # page fault when it is used again.
 KEEPING_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
 STANDARD_ERROR = 2
-TERMINATION_S = 2.0  # for a process to end its own children and write its results
-_ANSWER_S = 120.0  # for the fork server to import its modules on a busy machine
+TERMINATION_S = 2.0  # time for a process to end its own children and write its results
+_ANSWER_S = 120.0  # deadline for an answer of a fork server that still imports modules
 PARENT = "PACELINE_LAUNCHER"
 _RUN = [sys.executable, *OF_WORKERS]
-# Fork servers that are forks of this process: (thread that created the server, address).
+# For each block of `forked_from_here`: the thread that runs the block, and the server's address.
 servers_from_here: list[tuple[int, str]] = []
 
 
@@ -64,7 +64,7 @@ class Process:
         return self._pidfd
 
     def poll(self) -> int | None:
-        """Return the exit code, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal; None while the process runs."""
         return self._child.poll()
 
     def wait(self, deadline_s: float) -> bool:
@@ -99,14 +99,14 @@ class ForkedProcess(Process):
         return self._connection.fileno()
 
     def poll(self) -> int | None:
-        """Return the exit code, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal; None while the process runs."""
         if self._code is None and self.fileno() >= 0:
             with suppress(BlockingIOError):
                 try:
                     packet = self._connection.recv(MAX_NBYTES, socket.MSG_DONTWAIT)
                 except ConnectionResetError:
-                    # The server sent the exit code and closed the connection before it read our
-                    # last signal. The kernel reports this once; the exit code is still queued.
+                    # The server sent the exit code and closed the connection without reading our
+                    # last signal. After this error, the next `recv` returns the exit code.
                     packet = self._connection.recv(MAX_NBYTES, socket.MSG_DONTWAIT)
                 # Without an exit code, the server has died and the kernel has killed the process.
                 self._code = json.loads(packet)["code"] if packet else -signal.SIGKILL
@@ -133,7 +133,7 @@ def _await_readable(what: Process | socket.socket, within_s: float) -> None:
 
 
 def reason(code: int | None) -> str:
-    """Return words for an exit code that complete "the process ..."."""
+    """Describe an exit code by a predicate, such as "was ended by SIGKILL"."""
     if code is None:
         return "is running"
     if code < 0:
@@ -173,7 +173,7 @@ def start(
             own = [one for thread, one in servers_from_here if thread == threading.get_ident()]
             return fork(command, whole, fds, own[-1] if own else servers_from_here[-1][1])
         if ADDRESS in os.environ and is_python:
-            with suppress(OSError):  # start a new program instead
+            with suppress(OSError):  # if the server refuses, start a new program below
                 return fork(command, whole, fds, os.environ[ADDRESS])
     with signals_held(command):
         child = subprocess.Popen(  # noqa: S603 - a command of our own
@@ -232,9 +232,9 @@ def wait(
 ) -> list[Process]:
     """Wait until all processes have ended, but at most `grace_s` after the first failure.
 
-    Returns the ended processes with an exit code other than 0, in the order of their ends. If a
-    process ends with the exit code of SIGINT or SIGTERM, `is_saving(code)` is called. If it returns
-    True, the other processes still save their state, and the `grace_s` does not begin.
+    Returns the ended processes with an exit code other than 0, in the order of their ends. An
+    end by SIGINT or SIGTERM does not count as the first failure if `is_saving(code)` is True: then
+    the other processes still save their state.
     """
     failed: list[Process] = []
     deadline: float | None = None
@@ -262,8 +262,8 @@ def end(
 ) -> None:
     """End processes that still run after `wait_s`.
 
-    They get SIGTERM, and `termination_s` later SIGKILL. With `termination_s` 0 they get only
-    SIGKILL.
+    The processes get SIGTERM, and SIGKILL `termination_s` later. If `termination_s` is 0, the
+    processes get only SIGKILL.
     """
     deadline = time.monotonic() + wait_s
     for process in processes:
@@ -287,7 +287,7 @@ def output(
     Raises TimeoutError if the command runs longer than `deadline_s`; then its process is ended.
     """
     with ExitStack() as files:
-        # Use files in memory instead of pipes, so that nothing must read while the process writes.
+        # Use files in memory, because a full pipe would block the process until a reader came.
         out, err = (
             files.enter_context(os.fdopen(os.memfd_create("paceline-output"), "w+b"))
             for _ in range(2)

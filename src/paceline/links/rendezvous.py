@@ -39,7 +39,7 @@ def process_group(
 
     `device`: the current device inside the block. The default is this rank's GPU, or the CPU if the
     machine has no GPU.
-    `deadline_s`: no collective waits longer.
+    `deadline_s`: the longest wait of a collective.
     `exchanges_alone`: create a process group even for a single rank.
 
     Without RANK in the environment, this process is a run's only rank. Raises WorkerLost if a peer
@@ -60,8 +60,8 @@ def _process_group(own: Device, deadline_s: float, exchanges_alone: bool) -> Ite
     if is_alone and not exchanges_alone:
         yield Group.alone(device, deadline_s)
         return
-    # PyTorch imports torch._dynamo at an optimizer's first step. Imported then, it would keep
-    # references to process groups, whose threads abort the interpreter at its exit.
+    # Import torch._dynamo before process groups exist. PyTorch's import at the first optimizer step
+    # would keep references to process groups, whose threads abort the interpreter at its exit.
     importlib.import_module("torch._dynamo")
     store, members = _meet(myself(rank, device), world_size, deadline)
     _initialise(own, rank, world_size, store, deadline)
@@ -88,13 +88,13 @@ def joined(
     deadline_s: float | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> Group:
-    """Return the group of ranks of a user's own program.
+    """Return the `Group` of this process in a user's own program.
 
-    If the program has not initialised torch.distributed but runs under torchrun, the default group
-    is created (gloo, or NCCL for GPUs). Without torchrun, this process is the only rank. All ranks
-    of `process_group` must call this function together. `deadline_s` defaults to the process
-    group's timeout. Raises InvalidInput if ranks are on different kinds of devices, and WorkerLost
-    if a rank does not join.
+    Under torchrun, this function initialises torch.distributed (gloo, or NCCL for GPUs) unless the
+    program has done so. Without torch.distributed, this process is the only rank. All ranks of
+    `process_group` must call this function together. `deadline_s` defaults to the process group's
+    timeout. Raises InvalidInput if ranks are on different kinds of devices, and WorkerLost if a
+    rank does not join.
     """
     own = device_of(device)
     device = own.torch_device
@@ -108,7 +108,7 @@ def joined(
         timeout = _timeout_of(process_group, device)
         deadline_s = timeout.total_seconds()
     rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
-    member, control = myself(rank, device), _gloo_beside(process_group, timeout)
+    member, control = myself(rank, device), _gloo_group_of(process_group, timeout)
     unknown = Group(
         rank, world_size, device, (member,) * world_size, None, control, deadline_s, process_group
     )
@@ -120,12 +120,12 @@ def joined(
     return replace(unknown, members=members)
 
 
-def _gloo_beside(
+def _gloo_group_of(
     process_group: dist.ProcessGroup | None, timeout: timedelta | None
 ) -> dist.ProcessGroup | None:
-    """Return a gloo group of the same ranks, for values in host memory.
+    """Return a gloo group with the ranks of `process_group`, for values in host memory.
 
-    With NCCL, the host would wait for the GPU.
+    An NCCL group would make the host wait for the GPU.
     """
     if dist.get_backend(process_group) == "gloo":
         return process_group
@@ -141,11 +141,11 @@ def _gloo_beside(
 def with_own_connections(group: Group) -> Group:
     """Return a CPU group of the same ranks with separate gloo connections.
 
-    All ranks must call it together.
+    All ranks must call this function together.
     """
     if group.world_size == 1:
         return group
-    name = group.gather(uuid.uuid4().hex)[0]  # torch reuses its names after a group has ended
+    name = group.gather(uuid.uuid4().hex)[0]  # torch's names recur after a group has ended
     store = PrefixStore(f"paceline/{name}", _get_default_store())
     timeout = timedelta(seconds=group.deadline_s)
     own: Any = dist.ProcessGroupGloo(store, group.rank, group.world_size, timeout)
@@ -196,7 +196,7 @@ def _timeout_of(process_group: dist.ProcessGroup | None, device: torch.device) -
 def device_of_rank() -> torch.device:
     """Return this rank's GPU, or the CPU if the machine has no GPU.
 
-    Raises InvalidInput if the machine has GPUs, but fewer than ranks.
+    Raises InvalidInput if the machine has GPUs, but fewer GPUs than ranks.
     """
     found = gpus()
     if not found:

@@ -38,7 +38,7 @@ class LocalRanks(NamedTuple):
 
 
 def find_local_ranks(group: Group) -> LocalRanks:
-    """Find the ranks on this machine; all ranks must call it together.
+    """Find the ranks on this machine; all ranks must call this function together.
 
     Two ranks are on one machine if a rank can read a secret in the other rank's memory. Containers
     that cannot read each other's memory count as separate machines.
@@ -50,8 +50,8 @@ def find_local_ranks(group: Group) -> LocalRanks:
         os.write(fd, nonce)
         usable = sorted(os.sched_getaffinity(0))
         rows = group.gather([os.getpid(), fd, nonce.hex(), usable])
-        # If /proc is of another PID namespace, its process numbers are of other processes: then
-        # this rank reaches no other rank.
+        # If /proc shows another PID namespace, these process numbers name other processes there.
+        # Then this rank reads no other rank's memory.
         lower = rows[: group.rank] if _PROC_SELF.readlink().name == str(os.getpid()) else []
         reached = [
             rank
@@ -75,8 +75,7 @@ def allocate(nbytes: int, what: str = "the gradients") -> int:
     """Return a descriptor of `nbytes` of allocated memory, sealed against shrinking and growing.
 
     Only this user may open the memory, which is freed with its last descriptor and mapping. Raises
-    InvalidInput if the machine's memory or a limit does not suffice. `what`: the purpose of the
-    memory in that error.
+    InvalidInput if memory or a limit does not suffice; the error names the data (`what`).
     """
     fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -136,9 +135,9 @@ def _read_nonce(pid: int, fd: int) -> bytes | None:
 def choose_leaders(reached: Sequence[Sequence[int]]) -> list[int]:
     """Return the leader of each rank.
 
-    It is the lowest leader whose memory the rank can read; without such a leader, the rank itself.
-    `reached[rank]`: the lower ranks whose memory `rank` can read, ascending. All ranks compute the
-    same result, even if some ranks cannot read the memory of others.
+    A rank's leader is the lowest leader whose memory the rank can read. A rank that can read no
+    leader's memory is a leader. `reached[rank]`: the lower ranks whose memory `rank` can read,
+    ascending. All ranks compute the same result.
     """
     leader_of: list[int] = []
     for rank, lower in enumerate(reached):
@@ -175,7 +174,7 @@ def placed(tensors: Mapping[str, Tensor]) -> tuple[list[TensorSpec], int]:
 
 
 def tensors_in(memory: Tensor, entries: Sequence[TensorSpec]) -> dict[str, Tensor]:
-    """Return views of `memory`, a tensor of bytes, as the tensors of `entries`."""
+    """View parts of the byte tensor `memory` as the tensors that `entries` describe."""
     return {
         one.name: memory[one.offset : one.end].view(one.dtype).view(one.shape) for one in entries
     }

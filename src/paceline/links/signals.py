@@ -36,8 +36,8 @@ Handler = Callable[[int, FrameType | None], Any]
 class Stopped(BaseException):
     """Ends a command after the signal `number`.
 
-    `why`: text that follows the signal in the command's last line. This class is no Exception, so
-    that code that continues after errors does not catch it.
+    `why`: text that follows the signal in the command's last line. The base class is BaseException,
+    so that `except Exception` does not catch Stopped.
     """
 
     def __init__(self, number: int, why: str = "") -> None:
@@ -131,9 +131,9 @@ def _handle(handler: Handler) -> None:
 def blocked() -> Iterator[None]:
     """Block signals inside the block, and handle them in this process after the block.
 
-    Processes started inside inherit the mask, so they get no signal before they unblock signals. In
-    this process the mask does not suffice: a thread without the mask, such as a store's thread,
-    gets the signal, and Python runs the handler in the main thread. So a handler notes the signals.
+    A process started inside the block inherits the signal mask, and gets no signal before that
+    process unblocks signals. This process also needs a handler that notes signals: a thread without
+    the mask, such as a store's thread, gets signals, and Python runs handlers in the main thread.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     noted: list[int] = []
@@ -166,7 +166,7 @@ def handled_by(handler: Handler) -> Iterator[dict[int, Any]]:
 
 
 def pass_on(before: Any, number: int, frame: FrameType | None) -> None:
-    """Call the previous handler `before`; end the program if that is the default handler."""
+    """Call the previous handler `before`; end the program if `before` is the default handler."""
     if not callable(before):
         raise SystemExit(128 + number)
     before(number, frame)

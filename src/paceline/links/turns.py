@@ -62,8 +62,8 @@ class Turns:
             raise Stopped
 
     def _take(self, lane: int) -> None:
-        # No deadline is needed: the lane whose turn it is waits only for the hub, with a deadline,
-        # and stops the other lanes if it fails.
+        # No deadline is needed here: during a turn a lane waits only for the hub, with a deadline,
+        # and a lane that fails stops the other lanes.
         with self._condition:
             if lane not in self._order:
                 self._order.append(lane)

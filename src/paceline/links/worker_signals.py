@@ -29,7 +29,7 @@ class WorkerSignals:
         os.set_blocking(self._reading, False)
 
     def start(self, module: str, argument: str, fds: Sequence[int] = (), **more: str) -> Process:
-        """Start a worker with one argument, inherited `fds`, and `more` in its environment."""
+        """Start a worker that inherits `fds` and the environment variables `more`."""
         return start(
             module_command(module, argument),
             environment={_DESCRIPTOR: str(self._writing), **more},
@@ -66,10 +66,10 @@ class WorkerSignals:
 
 
 def report_signals() -> None:
-    """Report this process's first signal to the process that started it; end at the second.
+    """Report the first signal to the hub or coordinator; end this process at the second signal.
 
-    If that process does not listen for reports, only SIGTERM ends this process, and SIGINT is
-    ignored because the other process gets it, too.
+    Without a pipe for reports, SIGTERM ends this process. SIGINT is ignored, because Ctrl-C signals
+    the process that started this process, too.
     """
     if _DESCRIPTOR not in os.environ:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

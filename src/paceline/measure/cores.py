@@ -40,8 +40,8 @@ class CoreTime:
 def lost_beside(num_taken: float, num_workers: int, num_cores: int, num_threads: int) -> float:
     """Return the share of speed that a worker's computation loses during an exchange.
 
-    The exchange keeps `num_taken` cores busy. It takes idle cores first. The host's `num_workers`
-    workers share its `num_cores` cores, and each worker computes with `num_threads` threads.
+    The exchange keeps `num_taken` cores busy, and uses idle cores first. `num_workers` workers
+    share the host's `num_cores` cores, and each worker computes with `num_threads` threads.
     """
     idle = max(0.0, num_cores / num_workers - num_threads)
     return min(_MOST, max(0.0, num_taken - idle) / num_threads)
@@ -53,5 +53,5 @@ def cores_here() -> int:
 
 
 def lost_here(num_taken: float, num_workers: int) -> float:
-    """Return `lost_beside` for this process, one of `num_workers` on its host."""
+    """Return `lost_beside` with the cores and threads of this process."""
     return lost_beside(num_taken, num_workers, cores_here(), torch.get_num_threads())

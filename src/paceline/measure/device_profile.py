@@ -24,8 +24,8 @@ Seconds = Annotated[float, Field(ge=0, le=3.2e9, allow_inf_nan=False)]
 PerSecond = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 _NUM_WARM_UP, _MAX_ROUNDS, _NUM_PINGS = 2, 200, 20
 _NETWORK = Path("/proc/self/ns/net")
-_MOST_PARTS = 100_000  # most forward and backward layers of a step
-_MOST_BELOW = 1000  # most devices of a hub that is itself a worker
+_MOST_PARTS = 100_000  # limit of the entries in `seconds`
+_MOST_BELOW = 1000  # limit of the profiles in `below`
 
 
 class HubLink(Record):
@@ -45,12 +45,12 @@ class HubLink(Record):
 class DeviceProfile(Record):
     """The speed of a device and, for a worker, of its link to the hub.
 
-    `host`: identity of the host and its network namespace. `seconds`: duration of each part of a
-    step, by kind and layer. `running`: share of the step time in which the device had a core; below
-    one if there are fewer cores than devices. `unrest`: relative spread of the step times, as in
-    `core.losses`. `codecs`: by kernel, values per second of encoding and of decoding.
-    `copy_bytes_per_s`: speed of copies from a GPU to its host. `below`: if a hub is itself a
-    worker, the profiles of its workers' devices.
+    `host`: identity of the host and its network namespace. `seconds`: kind, layer and duration of
+    each part of a step. `codecs`: for each kernel, the values per second that the device encodes
+    and decodes. `running`: share of the step time in which the device had a core; below 1 if
+    devices outnumber cores. `unrest`: relative spread of the step times (`unrest_between`).
+    `copy_bytes_per_s`: speed of copies from a GPU to its host. `below`: in the profile of a hub
+    that is itself a worker, the profiles of the hub's workers.
     """
 
     kind: DeviceKind
@@ -106,7 +106,7 @@ def profile_device(
     medians = timing.median_durations(spans, lambda span: (span.kind, span.part))
     return DeviceProfile(
         kind=device_of(device).kind,
-        host=f"{boot_id()} {_NETWORK.readlink()}",  # containers have their own networks
+        host=f"{boot_id()} {_NETWORK.readlink()}",  # each container network counts as a host
         seconds=tuple((*key, value) for key, value in medians.items()),
         # Codecs are measured on the CPU, and assumed to be equally fast on a GPU.
         codecs={wire_format(name).kernel: codec_speed(name) for name in set(codecs)},

@@ -1,6 +1,6 @@
 """Measure how fast a device computes, encodes and copies, and how fast a host sums.
 
-Functions with a `Sampler` are collective, and measure all ranks at the same time.
+Functions with a parameter `sampler` are collective: all ranks measure at the same time.
 """
 
 import torch
@@ -61,7 +61,7 @@ class DeviceFigures(BaseModel, frozen=True):
 
     @property
     def flops_per_s(self) -> float:
-        """Flops per second of a model with half of its flops in convolutions, half in linear."""
+        """Flops per second of a model with equal flops in convolutions and in linear layers."""
         return 2 / (1 / self.convolution.median + 1 / self.linear.median)
 
 
@@ -73,7 +73,7 @@ def measure_device(sampler: Sampler, device: torch.device) -> DeviceFigures:
     value = torch.ones(1, device=device)
 
     def trained(layer: nn.Module, shape: tuple[int, ...], flops: int) -> Spread:
-        """Return the flops per second; forward has `flops`, and backward has twice as many."""
+        """Return flops per second, if forward needs `flops` and backward needs 2 * `flops`."""
         inputs = torch.randn(shape, device=device, requires_grad=True)
         sources = [inputs, *layer.to(device).parameters()]
         gradient = torch.ones_like(layer(inputs))
@@ -165,7 +165,7 @@ def measure_sums(sampler: Sampler) -> Spread:
 
 
 def _values(codec: str, like: Tensor) -> Tensor:
-    """Return random values; for a threshold codec, values of which it sends its declared share."""
+    """Return test values for a codec; a threshold codec sends its declared share of the values."""
     return (stand_ins_for(codec) or torch.randn_like)(like)
 
 

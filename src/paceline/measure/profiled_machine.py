@@ -53,7 +53,7 @@ class ProfiledDevices:
 
     @cached_property
     def _shown(self) -> dict[int, DeviceProfile]:
-        """The profiles to plan with; for paced layers, with a core per device and no links."""
+        """The profiles for the plan; with paced layers, each device has a core and no link."""
         if not self.is_paced:
             return dict(self.profiles)
         idle = {"cores": len(self.profiles), "link": None}
@@ -62,7 +62,7 @@ class ProfiledDevices:
     def calibrated(self, workload: Workload) -> PricedMachine:
         """Return the machine, and the seconds of the workload's parts on its devices."""
         shown = self._shown
-        # With a single core, the plan already alternates messages and computation.
+        # On a single core the plan runs messages and computation in turns, so exclude that loss.
         sharing = [one for number, one in shown.items() if number and one.cores > 1]
         lost = max((one.link.lost_beside for one in sharing if one.link), default=0.0)
         # Exclude the unrest of hubs: their tasks are so short that any pause is long in comparison.
@@ -79,7 +79,7 @@ class ProfiledDevices:
             links=tuple(self._links(names)),
             losses=Losses(beside_exchange=lost, spread=0.0, unrest=unrest, source=_SOURCE),
         )
-        # The plan lets devices that share cores alternate, so exclude their waiting for a core.
+        # Exclude measured waits for a core: the plan runs devices that share cores in turns.
         durations = {
             PriceKey(names[number], kind, part): seconds
             * (one.running if self._shares_cores(one) else 1.0)
@@ -131,7 +131,7 @@ class ProfiledDevices:
         return links.values()
 
     def _shares_cores(self, one: DeviceProfile) -> bool:
-        """Return whether this is a CPU device whose host has fewer cores than CPU devices."""
+        """Return True if `one` is a CPU device, and its host has fewer cores than CPU devices."""
         there = [other for other in self._shown.values() if other.host == one.host]
         num_on_cores = sum(other.kind is DeviceKind.CPU for other in there)
         return one.kind is DeviceKind.CPU and num_on_cores > max(other.cores for other in there)

@@ -17,7 +17,7 @@ from paceline.links.devices import device_of
 from paceline.links.group import Group
 from paceline.native import instruction_sets
 
-UNLIMITED_BYTES_PER_S = 1e18  # if a memory's or link's time is part of another measured time
+UNLIMITED_BYTES_PER_S = 1e18  # for a memory or link whose time is part of another measurement
 _PROFILED = "measured by the profile of this run"
 
 

@@ -24,7 +24,7 @@ _MOST_ROUNDS = 400
 
 Item = TypeVar("Item")
 Work = Callable[[], object]
-Rounds = list[list[float]]  # one rank's rounds: seconds of its step, then of each other work
+Rounds = list[list[float]]  # rounds of a rank; a round: seconds of the step, then of other work
 
 
 class Spread(BaseModel, frozen=True):
@@ -76,7 +76,7 @@ def median_durations(spans: Iterable[Span], key: Callable[[Span], Item]) -> dict
 
 
 def endless(source: Callable[[], Iterator[Item]]) -> Iterator[Item]:
-    """Yield the items of `source()`, which returns one epoch, forever."""
+    """Yield the items of one epoch after another without end; `source()` returns an epoch."""
     while True:
         yield from source()
 
@@ -122,8 +122,8 @@ class Sampler:
     def of_last(self, works: Sequence[Work], ranks: Collection[int]) -> list[list[float]]:
         """Return the seconds of collectives of `ranks`, in turns; other ranks do nothing.
 
-        Of each round, the shortest time of any rank counts. It belongs to the rank that joined
-        last, because the times of earlier ranks include waiting for the last rank.
+        The seconds of a round are the shortest time among the ranks. The last rank to join measures
+        the shortest time, because all other ranks also measure their wait for the last rank.
         """
         own = self.in_turns(works if self.group.rank in ranks else [idle] * len(works))
         rows = self.group.gather(own)
@@ -140,8 +140,8 @@ def idle() -> None:
 def rounds_of_all(take: Callable[[], Rounds], group: Group) -> list[Rounds]:
     """Return the rounds of all ranks; collective.
 
-    `take()` returns the same number of rounds on every rank. It is called twice if step times vary
-    much.
+    `take()` measures the rounds of this rank, equally many on every rank. If step times vary much,
+    `take()` is called a second time, and all rounds are returned.
     """
     rows: list[Rounds] = group.gather(take())
     if unrest_of(rows) <= BUSY:
@@ -150,9 +150,9 @@ def rounds_of_all(take: Callable[[], Rounds], group: Group) -> list[Rounds]:
 
 
 def unrest_of(rows: Sequence[Sequence[Sequence[float]]]) -> float:
-    """Return the relative spread (`unrest_between`) of the slowest rank's steps.
+    """Return the unrest of the step times, where the slowest rank determines a step's time.
 
-    `rows`: for each rank and round, the seconds of its step and of other work.
+    `rows[rank][i]`: for round i, the seconds of the step, then of other work.
     """
     return Spread.of([max(row[0] for row in one) for one in zip(*rows, strict=True)]).unrest
 

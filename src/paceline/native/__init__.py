@@ -1,9 +1,8 @@
 """The C++ part of Paceline: shared-memory sums, codecs, casts, and steps of dense networks.
 
-`Arena` sums gradients for `links/arena.py`, and so for the exchange of strategy `host`; all other
-exchanges are torch.distributed's. `codecs/` calls `Codebook`, `FourBitTable` and `cast_into`, for
-tensors on the CPU.
-`sum_into` is the arena's sum of two tensors, by which tests compare it with torch.
+`links/arena.py` sums gradients with `Arena` when strategy `host` exchanges; torch.distributed does
+all other exchanges. `codecs/` uses `Codebook`, `FourBitTable` and `cast_into` for CPU tensors.
+`sum_into` sums two tensors like `Arena`, so that tests can compare the arena's sums with torch.
 """
 
 from paceline.native._native import (

@@ -16,8 +16,8 @@ class Admission:
     """The verdict about one worker, with the throughputs on which it is based.
 
     `samples_per_s`: throughput of the worker alone. `without_samples_per_s`: throughput of the
-    admitted workers without it. `equal_samples_per_s`: throughput with it, if batches are split
-    equally. `balanced_samples_per_s`: the same, if batches are split by the workers' speeds.
+    other admitted workers. `equal_samples_per_s`: throughput of a group with this worker and equal
+    batches. `balanced_samples_per_s`: throughput of that group with batches split by speed.
     `is_balanced`: the verdict is based on balanced batches. `helps`: the worker is admitted.
     """
 
@@ -60,8 +60,8 @@ def admit(
     add less than 2 % of throughput.
 
     `speeds`: samples per second of each worker alone. `fixed_s`: seconds of each worker's step that
-    do not depend on the number of samples. `exchange_s`: exposed exchange in a step of two or more
-    workers. `most`: the largest number of samples per batch for each worker; None means no limit.
+    do not depend on the number of samples. `exchange_s`: seconds that the exchange adds to
+    a step of several workers. `most`: largest number of samples for each worker; None: no limit.
 
     Raises ValueError if there are no workers, a speed is not positive, `exchange_s` is negative, or
     the workers together cannot hold a batch.
@@ -77,7 +77,7 @@ def admit(
     order = sorted(range(len(speeds)), key=lambda rank: -speeds[rank])
     rates = [rate(order[: number + 1], balanced) for number in range(len(order))]
     if not max(rates):
-        raise ValueError(f"most: workers with {bounds} samples cannot hold {batch_size} samples")
+        raise ValueError(f"most must add up to at least {batch_size} samples (got {bounds})")
     number = next(i + 1 for i, one in enumerate(rates) if one * _GAIN >= max(rates))
     there, verdicts = order[:number], []
     for rank, speed in enumerate(speeds):
@@ -117,8 +117,8 @@ def admit_profiled(
 ) -> tuple[Admission, ...]:
     """Decide for each device of a forecast whether to use it, with balanced batches.
 
-    `durations`: measured seconds of the tasks of a step with `samples` samples on each device. The
-    part of the forecast's step that exceeds the slowest device's tasks counts as exchange.
+    `durations`: measured seconds of each task in a step, if each device computes `samples` samples.
+    The exchange time is the forecast step time minus the slowest device's task time.
     """
     own_s, fixed_s = (dict.fromkeys(forecast.devices, 0.0) for _ in range(2))
     for key, seconds in durations.items():

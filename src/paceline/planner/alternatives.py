@@ -20,7 +20,7 @@ from paceline.planner.grouping import Windows
 # codecs.
 _CODECS = ("half", "bfloat16", "dynamic8", "dynamic4", "onebit")
 _LEAST_BITS = 8  # fewest bits per activation (Dettmers 2016, section 4.2)
-_SHORTER = 0.999  # another size is chosen if it shortens the step at least to this ratio
+_SHORTER = 0.999  # choose another size if the step gets shorter than this fraction
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Alternatives:
     def forecasts(
         self, workers: int, options: Mapping[str, Any]
     ) -> tuple[list[Forecast], str | None]:
-        """Return forecasts for a number of workers; if a configuration is refused, also the reason.
+        """Return forecasts for a number of workers, and the reason if a configuration is refused.
 
-        `options`: fields of the strategy's configuration; without any, its variants are tried.
+        `options`: fields of the strategy's configuration; if empty, all variants are forecast.
         """
         found: list[Forecast] = []
         problem = None
@@ -57,7 +57,7 @@ class Alternatives:
         return _soonest(found, self.strategy), problem
 
     def with_chunk(self, config: Any, options: Collection[str]) -> Any:
-        """Set the best chunk, unless `options` contains "chunk" and it is a number."""
+        """Return `config` with the best chunk, unless `options` sets "chunk" to a number."""
         chunk = getattr(config, "chunk", None)
         if chunk is None or ("chunk" in options and isinstance(chunk, int)):
             return config
@@ -93,8 +93,8 @@ class Alternatives:
     def _with_codecs(self, asked: Any) -> Iterator[Forecast]:
         """Yield a forecast without codecs, then forecasts with codecs.
 
-        If the configuration `asked` names codecs, only these are tried. Otherwise a codec is tried
-        if the strategy would use it and a device or host of the machine states its speed.
+        If `asked` names codecs, no other codecs are tried. If not, a codec is tried if the strategy
+        would encode with that codec, and a device or host of the machine states the codec's speed.
         """
         encoded = codec_fields(asked)
         plain = replace(asked, **dict.fromkeys(encoded)) if encoded else asked
@@ -129,9 +129,9 @@ class Alternatives:
     def _with_best_size(self, config: Any) -> Forecast:
         """Forecast the exchange size with the shortest step.
 
-        If this is another size than the configuration's, the forecast has a note.
-        With smaller sizes the step time falls at first, then rises again. So the search ends after
-        two sizes in a row with longer steps.
+        A note in the forecast names a size that differs from the size in `config`. With
+        smaller sizes the step time falls at first, then rises again. So the search ends after two
+        sizes in a row with longer steps.
         """
         if self.strategy.planning.sizes is None or config.workers == 1:
             return self._forecast(config)
@@ -168,10 +168,10 @@ class Alternatives:
 
 
 def _soonest(found: list[Forecast], strategy: Strategy) -> list[Forecast]:
-    """Keep for each codec the variant that is predicted to reach a loss first.
+    """Return, for each codec and batch split, the variant predicted to reach a loss first.
 
-    If the number of steps to that loss is unknown, the first variant is kept. A strategy whose
-    variants all train alike keeps all forecasts.
+    If the numbers of steps to the loss are unknown, the first variant is returned. If all variants
+    of the strategy need equally many steps to a loss, all forecasts are returned.
     """
     if strategy.planning.steps_to_loss is None or not found:
         return found
