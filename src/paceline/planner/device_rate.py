@@ -11,14 +11,14 @@ from paceline.planner.forecast import forecast
 from paceline.strategies import STRATEGIES
 
 _RATE = re.compile(r"(?P<rate>[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*/\s*s(?:@(?P<batch>[0-9]+))?")
-_ALONE = "allreduce"  # any strategy would do, because a single worker exchanges nothing
+_ALONE = "allreduce"  # for forecasts of one worker, which exchanges nothing with any strategy
 
 
 @dataclass(frozen=True)
 class DeviceRate:
     """Measured throughput of one device alone.
 
-    `batch_size`: samples per step of the measurement; None means as many as a planned worker has.
+    `batch_size`: samples per step of the measurement; None: a planned worker's batch size.
     """
 
     samples_per_s: float

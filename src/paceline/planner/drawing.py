@@ -22,7 +22,7 @@ _LEGEND = {  # the mark in the drawing and its meaning, by kind of task
 
 
 def drawing(timeline: Timeline, step_s: float, most_lanes: int = 24) -> str:
-    """Draw the last but one step, with a line for each lane, at most `most_lanes`.
+    """Draw the last but one step on at most `most_lanes` lines, one per lane.
 
     A line has 72 characters, each for an equal part of the step. A character shows the kind of task
     that takes the largest share of this part. The drawing is one step long and ends with a weight
@@ -68,7 +68,7 @@ def _row(spans: Iterable[Span], start: float, end: float) -> str:
             within = min(span.end_s, right) - max(span.start_s, left)
             mark, _ = _LEGEND[span.kind]
             taken[place][mark] = taken[place].get(mark, 0.0) + within
-    # Draw a dot if tasks take less than a tenth of the time that a character stands for.
+    # Draw a dot if tasks fill less than a tenth of the character's part of the step.
     return "".join(
         max(marks, key=marks.__getitem__) if sum(marks.values()) > 0.1 * size else "."
         for marks in taken

@@ -16,8 +16,7 @@ ASYNCHRONOUS = (
 
 def of_parts(parts: Breakdown, slowdown: float, slowed_by: Sequence[str]) -> str:
     """Describe the parts of a step: computation, and exposed communication."""
-    # If updates are asynchronous, each device has its own steps. So the percentages refer to the
-    # time of a device.
+    # The percentages refer to a device's time, because asynchronous devices have separate steps.
     share = 100 / (parts.compute_s + parts.exposed_s + parts.idle_s)
     text = f"computes {parts.compute_s * share:.0f} % of the step"
     if slowdown >= _SHOWN_SLOWDOWN:
@@ -50,10 +49,10 @@ def of_shortage(station: str, needed_nbytes: float, nbytes: float) -> str:
 
 
 def of_after_backward(plans: Iterable[Any]) -> str | None:
-    """Compare the communication that strategies leave after backward; None if none reports it.
+    """Compare the communication times left after backward; None if no plan reports them.
 
-    `plans`: forecasts or rows of a table of forecasts, best first. Only plans without a codec are
-    compared that have the same number of workers and placement as the best plan without a codec.
+    `plans`: forecasts or rows of a table of forecasts, best first. All compared plans are without a
+    codec, and have the number of workers and the placement of the best plan without a codec.
     """
     rows = [one for one in plans if one.after_backward is not None and one.codec is None]
     if not rows:

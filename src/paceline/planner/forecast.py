@@ -22,12 +22,12 @@ ERROR_BAR = 0.06  # mean error of a predicted step (benchmarks/planner)
 class Forecast(Steady):
     """The predicted step time, memory and throughput of a strategy.
 
-    `memory_nbytes`: bytes by name of the device, or of the host if it holds tensors. `placement`:
-    how the workers' devices were chosen, such as "spread". `alone_samples_per_s`: total throughput
-    of these devices without any exchange. `is_balanced`: the plan splits batches by the devices'
-    speeds. `notes`: sentences that complement `why`. `is_same_training`: the training computes the
-    same as one worker with the whole batch, except for a codec's rounding. `steps_to_loss`: for
-    other training, the relative number of steps to the same loss; None if unknown.
+    `memory_nbytes`: bytes needed, by the name of a device or of a host that holds tensors.
+    `placement`: choice of the workers' devices, such as "spread". `alone_samples_per_s`: total
+    throughput of the workers' devices without any exchange. `is_balanced`: the plan splits batches
+    by the devices' speeds. `notes`: sentences that complement `why`. `is_same_training`: workers
+    compute the same as one worker with the whole batch, except for a codec's rounding.
+    `steps_to_loss`: None if the number is unknown, or if `is_same_training`.
     """
 
     strategy: str
@@ -50,9 +50,9 @@ class Forecast(Steady):
 
     @property
     def learnt_samples_per_s(self) -> float:
-        """Throughput divided by the relative number of steps to synchronous training's loss.
+        """Throughput, divided by the median of `steps_to_loss` if training changes.
 
-        0 if this number is unknown.
+        0 if training changes and `steps_to_loss` is unknown.
         """
         if self.is_same_training:
             return self.samples_per_s
@@ -123,9 +123,9 @@ def forecast(
 ) -> Forecast:
     """Predict a strategy's step on a machine.
 
-    `workload`: part of a step of the worker with the most samples. `samples_per_step`: number of
-    samples over all workers. `cost`: prices the tasks; by default the machine's rates do.
-    `balanced`: split batches by the devices' speeds, if the strategy can plan that. Raises
+    `workload`: step of the worker with the most samples. `samples_per_step`: number of samples over
+    all workers. `cost`: prices the tasks; the default computes prices from the machine's rates.
+    `balanced`: split batches by the devices' speeds, if the strategy can plan such batches. Raises
     InvalidInput if the strategy cannot be planned on this machine.
     """
     windows = Windows(strategy, workload, machine.reached, config, cost, balanced=balanced)
@@ -153,9 +153,9 @@ def forecast_of(windows: Windows, samples_per_step: float) -> Forecast:
 
 
 def _learning(windows: Windows) -> tuple[StepsToLoss | None, tuple[str, ...]]:
-    """Return the relative steps to a loss, and a note if training differs from synchronous.
+    """Return `steps_to_loss`, and a note if training differs from synchronous training.
 
-    The steps are None if they are unknown or training does not differ.
+    `steps_to_loss` is None if the number is unknown or if training does not differ.
     """
     planning, config = windows.strategy.planning, windows.config
     if config.workers == 1:
@@ -169,9 +169,9 @@ def _learning(windows: Windows) -> tuple[StepsToLoss | None, tuple[str, ...]]:
 def _fed(
     machine: Machine, workers: int, samples_per_step: float, step_s: float
 ) -> tuple[float, tuple[str, ...]]:
-    """Return the step time, lengthened if hosts read samples more slowly, and notes.
+    """Lengthen the step if a host reads samples too slowly; return step time and notes.
 
-    The notes name the host if reading limits the step; otherwise they are empty.
+    The notes name this host; the notes are empty if reading does not limit the step.
     """
     devices = devices_of(machine, workers)
     on_host = Counter(device.host for device in devices)
@@ -188,21 +188,21 @@ def _fed(
 def memory(
     workload: Workload, machine: Machine, strategy: Strategy, config: Any
 ) -> Mapping[str, int]:
-    """Return the bytes needed by each device, and by each host that holds tensors, by its name."""
+    """Return the bytes needed on devices and on hosts that hold tensors, by name."""
     if strategy.planning.memory is not None:
         return strategy.planning.memory(workload, machine, config)
     devices = machine.first_devices(config.workers)
     return {device.name: replica_nbytes(workload) for device in devices}
 
 
-# Half widths of ranges, relative to the step. In each line, the first number is for a step without
-# exchange; the second number is added in proportion to the exchange's share of the step.
+# Half widths of ranges, relative to the step. The first number of a line is for a step without
+# exchange. The second number, times the exchange's share of the step, is added to the first number.
 # Profiled machines: from benchmarks/planner, which predicts and then runs each configuration.
 # Figures stated in a machine file: from benchmarks/codecs, where seven predicted steps between two
 # hosts were at most 19 % off. Published losses: from the tables of benchmarks/scaling_tables, whose
-# links and frameworks differ widely in speed; an exchange share below the third number is ignored.
+# links and frameworks differ widely in speed. `_HARDLY_EXCHANGED` is subtracted from the share.
 _PROFILED, _PROFILED_EXPOSED = 0.13, 0.13
-_QUIET = 0.05  # a profile's unrest up to this number is already included in the range
+_QUIET = 0.05  # `_PROFILED` already covers this relative spread of a profile's step times
 _STATED, _STATED_EXCHANGED = 0.13, 0.26
 _PUBLISHED, _PUBLISHED_EXCHANGED, _HARDLY_EXCHANGED = 0.07, 2.5, 0.02
 _WIDEST = 0.7

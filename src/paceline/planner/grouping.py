@@ -46,17 +46,17 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class GroupCost:
-    """Prices the forward or backward of a group as the sum over its layers.
+    """Prices a group's forward or backward as the sum over the group's layers.
 
-    Other tasks are priced by the model.
-    `members`: by the name of the group, the layers of each group of at least two layers.
+    The model prices all other tasks. `members`: layers of each group, by the group's name; only
+    groups of at least two layers.
     """
 
     members: dict[str, tuple[Layer, ...]]
     layers: LayerCost
 
     def seconds(self, task: Task) -> float:
-        """Return the seconds of a task, which may be the pass of a group."""
+        """Return the seconds of a task; the task may be a group's forward or backward."""
         members = self.members.get(task.part, ()) if task.kind in PASSES else ()
         if not members:
             return self.layers.model.seconds(task)
@@ -104,13 +104,12 @@ def _joined(layers: Sequence[Layer]) -> Layer:
 def _groups_of(step: Plan, workload: Workload) -> list[list[int]]:
     """Group the layers of a step; return the groups as indices in backward order.
 
-    A layer is added to the group of the layer before it (in backward order) if nothing happens
-    between the two layers on any worker: in backward, only the second layer waits for the first,
-    and it waits for nothing else; in forward, the same holds with the two layers exchanged.
+    Two neighbouring layers are in one group if, in backward and in forward on every worker, the
+    pass of one layer directly follows the pass of the other layer (`_follower`).
     """
     after: dict[tuple[Kind, str], set[str]] = defaultdict(set)
     for task, children in zip(step.tasks, step.children, strict=True):
-        # A task for a batch of another size is left out, because its cost is not its layer's cost.
+        # Skip passes over other batch sizes, because a layer's cost is for the workload's batch.
         if task.kind in PASSES and task.sub_batch is None and not task.num_samples:
             after[task.kind, task.part].add(_follower(step, task, children))
     ready = workload.in_backward_order
@@ -149,9 +148,9 @@ def _shares_lanes(step: Plan, layers: Collection[str]) -> bool:
 class Windows:
     """Plans windows of consecutive steps of a strategy.
 
-    Layers are grouped if a step with groups takes as long as a step with all layers. `step`: the
-    plan of one step with all layers. `cost`: prices plans with groups. `model`: prices plans with
-    all layers. `is_balanced`: batches are split by the devices' speeds.
+    Layers are grouped if a step with groups takes as long as a step without groups. `step`: the
+    plan of one step without groups. `cost`: prices the plans from `of`. `model`: prices plans
+    without groups. `is_balanced`: batches are split by the devices' speeds.
 
     Raises InvalidInput if the strategy cannot be planned on this machine.
     """
@@ -181,8 +180,8 @@ class Windows:
         """Plan these groups from now on, unless they change the time of a step."""
         ready = self.workload.in_backward_order
         several = {ready[i].name for group in groups if len(group) > 1 for i in group}
-        # Asynchronous steps overlap, so comparing one step would not show that an exchange of
-        # another step may run between two layers of a group.
+        # Asynchronous steps overlap, so another step's exchange may run between two layers of a
+        # group. A comparison of single steps would not show such an exchange.
         if self.strategy.planning.is_asynchronous and _shares_lanes(self.step, several):
             return
         joined, cost = grouped(self.workload, groups, LayerCost(self.model))
@@ -199,13 +198,13 @@ class Windows:
         return self._grouped is not self.workload
 
     def compared_s(self, config: Any) -> float:
-        """Return the seconds of a step of another configuration, to compare with such seconds."""
+        """Return the seconds of a step with `config`, only to compare configurations."""
         if self.strategy.planning.is_asynchronous:
             return period(partial(self.of, config=config), self.cost, 1)
         return makespan_s(self.of(1, config), self.cost)
 
     def of(self, num_steps: int, config: Any = None) -> Plan:
-        """Plan a window of `num_steps` steps, with `config` or else this configuration."""
+        """Plan a window of `num_steps` steps; `config` replaces `self.config`."""
         asked = config or self.config
         asked = _in_ones(asked) if self.is_grouped else asked
         return self._plan_of(self._grouped, self.machine, asked, Window(num_steps))

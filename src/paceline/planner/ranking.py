@@ -78,7 +78,7 @@ class Ranking(Sequence[Forecast]):
 
     @cached_property
     def advice(self) -> Advice | None:
-        """The best forecasts with and without a codec; None if none has a codec.
+        """The best forecasts with and without a codec; None if no forecast has a codec.
 
         Only strategies that exchange all gradients are compared.
         """
@@ -102,7 +102,7 @@ class Ranking(Sequence[Forecast]):
     def worth(self) -> int | None:
         """The smallest number of workers with a throughput within 2 % of the best.
 
-        None if only one number of workers, other than 1, was planned.
+        None if only one number of workers was planned, unless this number is 1.
         """
         if len(self.best_of) < 2 and set(self.best_of) != {1}:
             return None

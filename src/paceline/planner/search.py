@@ -19,18 +19,17 @@ from paceline.strategies import find_exchange
 _FEW_DEVICES = 8
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LISTED = "as listed"
-_ALONE = "allreduce"  # any strategy would do, because a single worker exchanges nothing
-# Limits for strategies that plan the tasks of every worker. The first limits layers times workers,
-# so that a plan takes about 5 s. The second limits workers if the user sets no number of workers.
+_ALONE = "allreduce"  # for forecasts of one worker, which exchanges nothing with any strategy
+# Limits for strategies that plan the tasks of every worker. `_MOST_LAYERS`: layers times workers; a
+# plan then takes about 5 s. `_MOST_UNASKED`: workers, if the user sets no number of workers.
 _MOST_LAYERS, _MOST_UNASKED = 2**15, 128
 
 
 def placements(machine: Machine, workers: int) -> dict[str, Machine]:
-    """Return the ways to choose devices for workers, by name.
+    """Return the machine for each choice of the workers' devices, by the choice's name.
 
-    A way is a copy of the machine whose first devices are the chosen ones.
-    The names are "as listed", "spread" (over hosts) and "fastest". Equal choices appear once. The
-    chosen devices keep the machine's order, which is the order of ranks.
+    The chosen devices come first, in the machine's order, which is the order of ranks. The names
+    are "as listed", "spread" (over hosts) and "fastest". Equal choices appear once.
     """
     turns, of_host = dict[str, int](), Counter[str]()
     for device in machine.devices:  # the first device of each host, then the second, and so on
@@ -60,9 +59,9 @@ def worker_counts(
 ) -> list[int]:
     """Return the numbers of workers to compare, or only the wanted number.
 
-    On a machine these are 1 to 8, then doublings, and the number of all devices. On a cluster these
-    are one worker, then the workers of 1, 2, 4, ... and all nodes. `shares_devices`: the wanted
-    number may exceed the number of devices.
+    For a machine: 1 to 8, then 16, 32, ..., and the number of devices. For a cluster: 1, then the
+    numbers of devices on 1, 2, 4, ... and all nodes. `shares_devices`: the wanted number may exceed
+    the number of devices.
     """
     num_devices, of_node = machine.num_devices, len(machine.devices)
     most = min(num_devices, batch_size)
@@ -101,8 +100,8 @@ def search(
     `workload_of`: returns a worker's part of a step, given the worker's number of samples.
     `batch_size`: number of samples over all workers. `workers`: the only number of workers to plan;
     a forecast of one worker is added for comparison. `options`: fields of the strategies'
-    configurations, which do not apply to the comparison with one worker. Raises InvalidInput if
-    there are too many workers for the machine or the batch.
+    configurations; forecasts of one worker for comparison ignore the options. Raises InvalidInput
+    if there are too many workers for the machine or the batch.
     """
     known = tuple(strategies)
     question = _Search(workload_of, machine, known, batch_size, asked=workers is not None)
@@ -170,7 +169,7 @@ class _Search:
 
     def alone(self, workload: Workload, place: Machine, count: int) -> float:
         """Return the total throughput of the workers' devices if each of them trains alone."""
-        # All nodes of a cluster have the same devices.
+        # A cluster lists the devices of one node, and all other nodes have equal devices.
         is_cluster = self.machine.num_devices > len(self.machine.devices)
         chosen = self.machine if is_cluster else place
         nodes, rest = divmod(count, len(chosen.devices))
@@ -224,13 +223,13 @@ def _part(
 ) -> Machine:
     """Return the part of the machine on which a number of workers is planned."""
     part = machine.for_workers(count, strategy.planning.symmetric)
-    # Without symmetry the plan has the tasks of every worker, so it would take too long.
+    # Without symmetry a plan has the tasks of every worker, so many workers take too long to plan.
     most = max(_MOST_UNASKED, _MOST_LAYERS // len(workload.layers)) if asked else _MOST_UNASKED
     if not strategy.planning.symmetric and part is not machine and count > most:
         raise InvalidInput(
             "workers",
             f"must be at most {most} with strategy {strategy.name}",
             got=count,
-            hint="" if asked else f"try --workers {count}",
+            hint="" if asked else f"pass --workers {count}, if the model has few layers",
         )
     return part

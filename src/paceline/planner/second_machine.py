@@ -36,9 +36,9 @@ _TRIED: dict[Exchange, tuple[tuple[str, str | None], ...]] = {
     "codec": (("allreduce", "dynamic8"), ("host", "dynamic8")),
     "local": (("local", "dynamic4"), ("local", None)),
 }
-_ALONE = "allreduce"  # any strategy would do, because a single worker exchanges nothing
+_ALONE = "allreduce"  # for forecasts of one worker, which exchanges nothing with any strategy
 _LEAST_S = 1e-12  # least seconds per sample, if the step time hardly depends on the samples
-_MOST_DEVICES = 16  # most devices for which the search takes only seconds
+_MOST_DEVICES = 16  # maximum number of devices, so that the search takes only seconds
 _Choice = tuple[Strategy, Any]  # a strategy and its configuration
 
 
@@ -46,11 +46,12 @@ _Choice = tuple[Strategy, Any]  # a strategy and its configuration
 class Requirement:
     """The slowest second machine, and the slowest links, with which an exchange pays.
 
-    `exchange`: "plain" or "codec" for gradients without or with a codec; "local" for strategy
-    local. `speed`: least speed of the second machine with the links of the machine file, relative
-    to its speed in that file. `bits_per_s`: least bandwidth of the links between hosts, for each of
-    `SecondMachine.speeds`. Both are None where no searched value pays. `is_learning_known`: if
-    False, strategy local is compared by samples per second, because its time to a loss is unknown.
+    `exchange`: "plain" for gradients without a codec, "codec" for gradients with a codec, "local"
+    for strategy local. `speed`: least speed of the second machine with the machine file's links,
+    relative to the speed in that file; None if no searched speed pays. `bits_per_s`: least
+    bandwidth of the links between hosts, for each of `SecondMachine.speeds`; None where no searched
+    bandwidth pays. `is_learning_known`: if False, strategy local is compared by samples per second,
+    because the strategy's time to a loss is unknown.
     """
 
     exchange: Exchange
@@ -106,9 +107,10 @@ class _Seconds(NamedTuple):
 
 
 class _Question:
-    """A machine with its first host's devices first, and the exchanges that can be planned.
+    """The machine of a search, and the exchanges that can be planned on the machine.
 
-    `alone`: throughput of the first host; 0 if it lacks memory.
+    The machine lists the first host's devices first. `alone`: throughput of the first host, or 0 if
+    the first host lacks memory.
     """
 
     def __init__(
@@ -172,10 +174,10 @@ class _Question:
         return found.learnt_samples_per_s if self.is_learning_known else found.samples_per_s
 
     def _evened(self, speeds: Sequence[float]) -> list[float] | None:
-        """Return a factor for each device's speed, which makes up for equal batches in the plan.
+        """Return a factor for each device's speed in a plan with equal batches.
 
-        With this factor, an equal batch takes as long as the device's share of the batch takes at
-        speed `speeds`. Returns None if a device's share would have no sample.
+        At the scaled speed, an equal batch takes as long as the device's share of the batch takes
+        at the speed in `speeds`. Returns None if a device's share would have no sample.
         """
         pairs = list(zip(self.seconds, speeds, strict=True))
         per_s = sum(speed / own.per_sample for own, speed in pairs)
@@ -192,7 +194,7 @@ class _Question:
     def _seconds(self, whole: Workload) -> list[_Seconds]:
         """Return the step times of each device alone.
 
-        They are computed from two forecasts: for an equal share of the batch, and for the `whole`.
+        Uses two forecasts: one for an equal share of the batch, and one for the batch of `whole`.
         """
         known: dict[tuple[float, ...], _Seconds] = {}
         strategy, samples = STRATEGIES[_ALONE], self.workload.batch_size

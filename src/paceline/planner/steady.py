@@ -16,10 +16,10 @@ from paceline.planner.grouping import Windows
 
 _WINDOW = 8  # simulated steps: enough to exclude the first step, which overlaps with no earlier one
 _IN_STEP = 4, 2  # for synchronous steps: number of simulated steps, and of compared steps
-_SHORT_WINDOW = 2  # simulated steps if a step has many tasks, which hardly depend on earlier steps
+_SHORT_WINDOW = 2  # simulated steps of many tasks; such steps hardly depend on earlier steps
 _FEWEST_PERIODS = 3  # simulated periods of local steps: the first, one between, the last
-_MOST_SAMPLED = 8  # most devices whose slowdown is computed
-_MANY_TASKS = 8_000  # a step with more tasks than these has many
+_MOST_SAMPLED = 8  # maximum number of devices whose slowdown is computed
+_MANY_TASKS = 8_000  # steps with more tasks are simulated in a short window
 _COPY_ENGINES = frozenset({Lane.D2H, Lane.H2D})
 _COPY, _EXCHANGE = "copy", "exchange"
 
@@ -161,7 +161,7 @@ def _concurrent(timeline: Timeline, device: Device, shared: Sequence[Span]) -> t
     """Return the shares of computing time that overlap with exchanges, and with copies only.
 
     `shared`: exchanges that belong to no single worker; they also count, because they use the same
-    cores, memory and bus. Sums in the host's memory do not count for a GPU.
+    cores, memory and bus. For a GPU, sums in the host's memory are not exchanges.
     """
     lane = compute_lane(device.name)
     computing = union(one for one in timeline.tracks.get(lane, ()) if one.kind in COMPUTE)

@@ -69,7 +69,7 @@ class Sweep:
         points: list[dict[str, float]] = []
         for ranking in self.rankings:
             points.append({})
-            for forecast in ranking:  # best first
+            for forecast in ranking:  # best first, so `setdefault` keeps the best
                 points[-1].setdefault(_label(forecast), forecast.samples_per_s)
         names = dict.fromkeys(name for point in points for name in point)
         return {name: tuple(point.get(name) for point in points) for name in names}
@@ -98,8 +98,8 @@ def sweep(
     """Rank strategies while the bandwidth or latency of links between hosts takes several values.
 
     If the machine has one host, all its links take these values. `workers`: number of workers, by
-    default one per device. `options`: as for `search`. Raises InvalidInput if no strategy can be
-    planned with one of the values.
+    default one per device. `options`: as for `search`. Raises InvalidInput if there is a value with
+    which no strategy can be planned.
     """
     known = tuple(strategies)
     count = min(len(machine.devices), batch_size) if workers is None else workers

@@ -39,9 +39,9 @@ def gather_timeline(
 def merge(ranks: Iterable[Sequence[Span]], origin: Origin) -> Timeline:
     """Merge the ranks' spans, whose times are of the same clock, into one timeline.
 
-    Spans of several ranks with the same `id` are one collective. It starts when the last rank
-    joins, because the other ranks wait until then. It ends when the first rank has the result: if
-    another rank has it later, that rank was busy itself.
+    Spans of several ranks with the same `id` are one collective. The collective starts when the
+    last rank joins, because the other ranks wait until then. The collective ends when the first
+    rank has the result, because ranks that get the result later were busy with other work.
     """
     merged: dict[TaskId, Span] = {}
     for spans in ranks:
@@ -82,7 +82,7 @@ def clock_offset(group: Group) -> ClockOffset:
 def measure_offset(
     group: Group, rank: int, now: Callable[[], float] = time.monotonic
 ) -> ClockOffset:
-    """Compare the clocks of rank 0 and `rank`; both call this, and get the same offset."""
+    """Return the offset of `rank`'s clock from rank 0's; collective for these two ranks."""
     answer, found = torch.zeros(1, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
 
     def ask() -> float:

@@ -23,7 +23,7 @@ from paceline.core.timeline import Span
 from paceline.links.clock import Clock, HostClock
 from paceline.training.models.layers import LayerModule, layers_of
 
-Borders = list[tuple[str, Any]]  # a layer's name, and a mark or time of its start or end
+Borders = list[tuple[str, Any]]  # a layer's name, and the layer's start or end (mark or seconds)
 Shares = list[tuple[str, float, float]]  # a layer's name, start and end in seconds
 
 
@@ -117,8 +117,8 @@ def layer_shares(
 
     In forward, a layer's share lasts from its first entry to the first entry of the next layer. In
     backward, it lasts from the end of the previous share until the layer's last gradient is ready.
-    A layer without a mark has an empty share. In forward, this follows the share of the preceding
-    layer in `layers`; in backward, it is at the end.
+    A layer without a mark has an empty share: in forward, after the share of the preceding layer in
+    `layers`; in backward, after the last share.
     """
     if kind is Kind.BACKWARD:
         last: dict[str, float] = {}
@@ -283,7 +283,7 @@ class Recorder:
             return None
         start = self._marks.clock.mark()
         activity = Activity(role, self._step, kind, part, start, None, sub_batch)
-        # append is atomic, because exchanges begin in other threads
+        # Other threads begin exchanges at the same time, but append is atomic.
         self._activities.append(activity)
         return activity
 
@@ -312,7 +312,7 @@ class Recorder:
             between = [*pauses, *((copy.start_s, copy.end_s) for copy in inside)]
             for part, start, end in self._shares(phase, inside):
                 within = [one for one in between if start <= one[0] and one[1] <= end]
-                # in backward, hooks of the previous layer copy at the beginning of this share
+                # A backward share begins with copies by the previous layer's hooks; exclude these.
                 if phase.kind is Kind.BACKWARD:
                     start = max((last for _, last in within), default=start)
                 else:
@@ -350,7 +350,7 @@ class Recorder:
         return compute_lane(self._device) if by_itself else Resource(self._device, Lane(kind.value))
 
     def _shares(self, phase: Activity, copies: Sequence[Span]) -> Shares:
-        """Divide a phase among its layers or, without layers, into the parts between copies.
+        """Divide a phase among its layers; a phase without layers is divided by copies.
 
         The part before a copy has the copy's name; the part after the last copy has no name.
         """
@@ -371,11 +371,11 @@ class Recorder:
 
 
 def _end_of_layer(borders: Borders, moment: float) -> float:
-    """Return the end of the layer of whose gradients only some were ready at `moment`.
+    """Return `moment`, or the end of a layer that was only partly ready at `moment`.
 
-    If there is no such layer, returns `moment`. A collective may start between two gradients of a
-    layer, because autograd computes both together but returns one after the other. In a plan, and
-    so in the recording, all gradients of a layer are ready at the same time.
+    A collective may start between two gradients of a layer, because autograd computes both
+    gradients together but returns one after the other. In a plan, and so in the recording, all
+    gradients of a layer are ready at the same time.
     """
     last = bisect_right(borders, moment, key=lambda border: border[1])
     while 0 < last < len(borders) and borders[last][0] == borders[last - 1][0]:

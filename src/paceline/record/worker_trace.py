@@ -1,6 +1,6 @@
-"""Record the steps of an asynchronous worker and of its hub, and join them to a timeline.
+"""Record the steps of asynchronous workers and of their hub, and join the records to a timeline.
 
-The sender and the receiver of a message each record its time; the hub makes a span of both times.
+Sender and receiver of a message record a time each; the hub makes one span of the two times.
 """
 
 import time
@@ -22,7 +22,7 @@ from paceline.links.clock import Clock
 from paceline.record.recorder import LayerMarks, Phase, layer_spans
 
 ALL_STEPS = range(2**31)
-_MOST_SPANS = 200_000  # most spans and messages from a worker
+_MOST_SPANS = 200_000  # maximum length of each list in a worker's trace
 _MOST_RESOURCES, _LONGEST_NAME = 16, 200
 # FailFast: errors for all spans would use more memory than the message.
 _Spans = Annotated[list[Span], FailFast(), Field(max_length=_MOST_SPANS)]
@@ -82,7 +82,7 @@ def check_spans(spans: Iterable[Span], worker: int) -> None:
         if not 0 <= span.step < 2**31 or len(span.part) > _LONGEST_NAME:
             raise InvalidInput("trace", f"has a span {where}, which is out of range")
         if len(span.on) > _MOST_RESOURCES or any(len(one.owner) > _LONGEST_NAME for one in span.on):
-            raise InvalidInput("trace", f"has a span {where} with too many or too long resources")
+            raise InvalidInput("trace", f"has a span {where} with too many or long-named resources")
 
 
 class WorkerRecorder:
@@ -102,11 +102,12 @@ class WorkerRecorder:
     def work(
         self, step: int, kind: Kind, part: str = "", lane: Lane = Lane.COMPUTE
     ) -> Iterator[None]:
-        """Record the block as a span on a lane, or forward and backward as a span per layer."""
+        """Record the block as a span; a forward or backward block as a span per layer."""
         number, by_layers = self._number(step), kind in (Kind.FORWARD, Kind.BACKWARD)
         if by_layers:
             self._marks.watch(number is not None)
-        if number is None or (by_layers and not self._marks.names):  # the loss is not a layer
+        # A pass without layers computes only the loss, which has no span.
+        if number is None or (by_layers and not self._marks.names):
             yield
             return
         start = self._clock.mark()
@@ -137,10 +138,9 @@ def timeline_of(
 ) -> Timeline:
     """Return the timeline of a trace, starting at zero.
 
-    `devices`: name of each worker's device. `to_hub`: purposes of messages to the hub, which are
-    uploads. Labels and activations are sent in one message; its share `label_share` are the labels,
-    which come first. Concurrent messages share the wire, so a message's span begins at the end of
-    the previous span.
+    `devices`: name of each worker's device. `to_hub`: purposes of messages to the hub (uploads).
+    `label_share`: share of the labels in the message that contains labels and then activations.
+    Concurrent messages share the wire, so a message's span begins at the end of the previous span.
     """
     began = {one[:3]: one.at_s for one in trace.sent}
     lanes: dict[Resource, list[Span]] = defaultdict(list)

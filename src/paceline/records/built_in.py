@@ -2,10 +2,10 @@
 
     python -m paceline.records.built_in      # regenerates the record with torch in half a minute
 
-Each cost of a layer is a linear function a b + c of the batch size b; `working_nbytes` is the
-maximum of several such functions. This is exact for two or more samples. PyTorch sums some
-gradients of a single sample differently, so the costs of these layers for one sample are recorded
-separately ("alone").
+Each cost of a layer is a linear function a*b + c of the batch size b; `working_nbytes` is the
+maximum of several linear functions. The functions are exact for two or more samples. For a single
+sample, PyTorch sums the gradients of some layers differently, so "alone" records the costs of such
+layers for one sample.
 """
 
 import json
@@ -22,13 +22,13 @@ from paceline.core.workload import Cost, Layer, Parameter, Workload
 _FILE = "built_in.json"
 RECORDED = ("lenet5", "alexnet", "vgg16", "resnet18", "resnet50", "gpt", "gpt2")
 _MOST = 2**20  # largest batch size at which the linear functions of sizes are checked
-_MOST_COUNTED = 2**13  # the same for costs, which are floats: at larger batches they are not exact
+_MOST_COUNTED = 2**13  # largest checked batch size of costs; costs of larger batches are inexact
 _SIZES = ("activation_nbytes", "kept_nbytes", "working_nbytes")
 _COSTS = ("flops", "nbytes", "num_calls", "num_syncs")
 
-_Growing = int | list[list[int]]  # a cost: a constant, or its linear functions [a, c]
-# A `_Growing` for each of `_SIZES`; for "forward" and "backward" a list with a `_Growing` for each
-# of `_COSTS`.
+_Growing = int | list[list[int]]  # a constant, or linear functions [a, c]
+# The costs of a layer: a `_Growing` for each of `_SIZES`; under "forward" and "backward", a list of
+# `_Growing` in the order of `_COSTS`.
 _Numbers = dict[str, Any]
 _Describe = Callable[[int], Workload]
 

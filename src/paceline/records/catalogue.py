@@ -9,8 +9,8 @@
     network = "25gbe"    # between hosts
     rails = 1            # network adapters of a host, each with the rate of `network`
 
-Devices of a host exchange messages over `link`; each has the link's full rate, unless the devices
-share a bus. They reach the host's memory and the network over PCI Express.
+Devices of a host exchange messages over `link`. Each device has the link's full rate, unless the
+devices share a bus. Devices reach the host's memory and the network over PCI Express.
 """
 
 import re
@@ -41,7 +41,7 @@ _BY_NAME = re.compile(
     r"(?:(?P<hosts>\d+)x)?(?P<devices>\d+)x(?P<device>[a-z][a-z0-9-]*)(?:\+(?:(?P<rails>\d+)x)?(?P<network>[a-z0-9-]+))?"
 )
 _Entry = TypeVar("_Entry")
-_SWITCH, _LINKS = "switch", "links"  # rates between hosts, and between devices of a host
+_SWITCH, _LINKS = "switch", "links"  # switches between hosts, and between devices of a host
 
 
 class KnownLink(Fact):
@@ -60,7 +60,7 @@ class KnownLink(Fact):
 
     @property
     def half(self) -> dict[str, Any]:
-        """Fields of each of the two links on the route between two devices or two hosts."""
+        """Link fields for half of the route between two devices or two hosts."""
         return {
             "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
             "share": self.share,
@@ -214,10 +214,10 @@ class EqualFile(Fact):
 
 
 def by_name(text: str) -> Machine | None:
-    """Build the machine of a name such as "8xv100" or "4x8xv100+25gbe"; None for other names.
+    """Build a machine from a name such as "8xv100" or "4x8xv100+25gbe"; None for other names.
 
-    The examples stand for eight devices, and for four hosts of eight devices. InvalidInput for a
-    name of this form with unknown parts.
+    The examples describe eight devices, and four hosts with eight devices each. Raises InvalidInput
+    for a name of this form with unknown parts.
     """
     match = _BY_NAME.fullmatch(text)
     if match is None:

@@ -25,7 +25,7 @@ from paceline.records.settings import useful_settings
 
 FILE_NAME = "run.toml"
 _NULL = "null"
-# Settings of a file, each with the option that replaces it.
+# A setting of a file (key) is dropped if the user gives the other setting (value).
 _REPLACES = {"epochs": "steps", "steps": "epochs", "device": "slowdown", "slowdown": "device"}
 
 
@@ -51,7 +51,7 @@ def merged(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]
     """Merge the given settings over the settings `below`; tables are merged by key.
 
     A given `codec` replaces the options that it abbreviates. `epochs` replaces `steps` and vice
-    versa; so do `device` and `slowdown`.
+    versa. `device` replaces `slowdown` and vice versa.
     """
     below = {name: value for name, value in below.items() if _REPLACES.get(name) not in given}
     if isinstance(below.get("options"), dict):
@@ -108,7 +108,7 @@ def write_config(folder: Path, settings: Record) -> None:
         values = useful_settings(settings)
     else:
         values = settings.model_dump(exclude={"kind"}, exclude_none=True)
-    values.pop("resume", None)  # the folder itself
+    values.pop("resume", None)  # names the folder of this file
     if values.get("steps") is not None and "epochs" in values:
         del values["epochs"]  # `steps` replaces `epochs`
     text = f"# `paceline {verb} --config {FILE_NAME}` repeats this run.\n{to_toml(values)}"

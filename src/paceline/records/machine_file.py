@@ -119,7 +119,7 @@ def find_machine(name: str) -> Machine:
     if (machine := by_name(short)) is not None:
         return machine
     if path.suffix:
-        return read_machine(path)  # raises the error of reading it
+        return read_machine(path)  # raises the error for a missing file
     also = ", FILE.toml, or equal devices such as 8xv100 or 4x8xv100+25gbe"
     raise not_known("machine", name, sorted(known), also)
 
@@ -184,9 +184,9 @@ def machine_text(machine: Machine, comment: str = "") -> str:
 
 
 def quantity(value: float, unit: str) -> str | None:
-    """Format a value with its unit, such as "1.6 GB/s", with as few digits as are exact.
+    """Format a value exactly with its unit and the fewest digits, such as "1.6 GB/s".
 
-    None if no such text is exact, and for values that are zero, infinite or too small.
+    None if no text is exact, or if the value is zero, infinite or too small.
     """
     prefixes = [_prefix(value, unit)]
     if unit == "B":  # memory sizes may be multiples of powers of two
@@ -214,13 +214,13 @@ def as_rounded(value: float, unit: str) -> float:
 
 
 def _prefix(value: float, unit: str) -> tuple[str, float]:
-    """Return the largest prefix not above the value, or the smallest one, and its factor."""
+    """Return a prefix and its factor: the largest up to the value, or the smallest."""
     known = _SECONDS if unit == "s" else _DECIMAL
     return next((one for one in known if one[1] <= value), known[-1])
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Convert a field's value to TOML's types, quantities with their unit."""
+    """Convert a field's value to TOML's types; a quantity becomes text with a unit."""
     if isinstance(value, BaseModel):
         fields = type(value).model_fields.items()
         return {

@@ -157,10 +157,10 @@ class WorkerMemoryRow(Record):
 
 
 class TensorMemory(Record):
-    """The bytes of tensors in a worker's step, by kind, and their peak.
+    """The bytes of tensors in a worker's step, by kind and at the peak.
 
-    `predicted`: peak computed without running the model, except the data set. `measured`: peak by
-    PyTorch's allocator, except the data set. `momentum`: the whole optimizer state.
+    `predicted`: peak without the data set, computed without running the model. `measured`: peak
+    without the data set, by PyTorch's allocator. `momentum`: the whole optimizer state.
     """
 
     parameters: int
@@ -202,9 +202,9 @@ class ProfileResult(Record):
 
     `step`: time of plain steps. `recorded_step`: time of recorded steps, which alternated with
     plain steps. `cost`: relative difference of recorded and plain steps. `stages`: means over the
-    workers' recorded timelines. `recorded_typical_s`: mean time of these steps by the clock.
-    `unrest`: spread of all workers' plain steps (`core.losses`). Operators and `kernels_s` are
-    worker 0's. `kernels_s`: time of a GPU's kernels and copies; None on a CPU.
+    workers' recorded timelines. `recorded_typical_s`: mean time of recorded steps by the
+    clock. `unrest`: spread of all workers' plain steps (`core.losses`). `operators`: only of worker
+    0. `kernels_s`: time of kernels and copies on worker 0's GPU; None on a CPU.
     """
 
     kind: Literal["profile"] = "profile"
