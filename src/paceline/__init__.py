@@ -1,6 +1,6 @@
-"""Paceline: parallel training of PyTorch models on uneven hardware, predicted beforehand.
+"""Train PyTorch models in parallel on uneven hardware, and predict the gain beforehand.
 
-Importing it touches no device, starts no thread, and does not import torch.
+Importing `paceline` touches no device, starts no thread, and does not import torch.
 """
 
 import sys
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if sys.platform != "linux":
     raise ImportError(
-        f"Paceline runs on Linux only, for it needs futexes and memfd; this is {sys.platform}. "
-        "On Windows install it in WSL 2, on macOS in a Linux container."
+        f"Paceline needs futexes and memfd of Linux, but this system is {sys.platform}. "
+        "On Windows, install Paceline in WSL 2; on macOS, in a Linux container."
     )
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version  # slower to import than the rest of this module
+        from importlib.metadata import version  # imported here, because the import is slow
 
         return globals().setdefault(name, version("paceline"))
     if name in _MODULE_OF:

@@ -1,4 +1,4 @@
-"""`python -m paceline` is the command line, for torchrun -m paceline."""
+"""Run the command line for `python -m paceline` and `torchrun -m paceline`."""
 
 from paceline.cli import main
 

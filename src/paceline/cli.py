@@ -8,7 +8,7 @@ from paceline.links.signals import handle_in_command
 
 
 def main() -> NoReturn:
-    """Run the command line and exit: code 0 if the work was done."""
+    """Run the command line and exit, with code 0 if the work was done."""
     handle_in_command()  # before slow imports, so that no signal is lost
     from paceline.commands.app import run
 

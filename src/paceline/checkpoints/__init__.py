@@ -1,6 +1,6 @@
 """Save and load the state of a run in folders of safetensors and JSON files.
 
-A folder without all of its files is ignored.
+An incomplete folder is ignored.
 
     folder = CheckpointFolder(run / "checkpoints", keep=2)
     writer = BackgroundWriter(folder)

@@ -49,7 +49,7 @@ _OLD, _PARTIAL = ".old", ".partial-"
 
 
 class _Found(NamedTuple):
-    """A checkpoint folder; `is_newer` is False for an `.old` folder, which is being replaced."""
+    """A checkpoint folder; `is_newer` is False for the older checkpoint of a step, named `.old`."""
 
     step: int
     is_newer: bool
@@ -76,7 +76,7 @@ class Loaded:
         if path.name not in self.names:
             return {}
         try:
-            # Copy, because the library returns views of the file, which may be replaced later.
+            # Copy, because load_file returns views of the file, and the file may be replaced later.
             return {key: one.clone() for key, one in load_file(path).items()}
         except (OSError, SafetensorError, KeyError, OverflowError) as error:
             raise InvalidInput(str(path), f"is not readable: {error}") from None
@@ -93,7 +93,7 @@ class Loaded:
 
 
 class CheckpointFolder:
-    """The checkpoints of one run, of which the newest `keep` are kept.
+    """A folder with the newest `keep` checkpoints of one run.
 
     Only one process at a time can write to the folder.
     """
@@ -117,7 +117,7 @@ class CheckpointFolder:
         steps are removed because a run that resumed from an earlier step has abandoned them.
 
         Raises CheckpointNotWritten if writing fails, for example on a full disk; earlier
-        checkpoints then stay intact. Raises InvalidInput for contents that no file can hold.
+        checkpoints then stay intact. Raises InvalidInput for an unsupported file name or value.
         """
         for name in files:
             manifest.check_file_name(name)
@@ -198,7 +198,7 @@ class CheckpointFolder:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise OSError(errno.EBUSY, "another process is writing to it") from None
+                raise OSError(errno.EBUSY, "another process is writing to the folder") from None
             except OSError:
                 logger.debug("%s cannot be locked, as on some network file systems", self.path)
             yield
@@ -222,9 +222,9 @@ class CheckpointFolder:
         return partial
 
     def _put_in_place(self, partial: Path, step: int) -> Path:
-        """Rename a written checkpoint to the name of its step, and return that path.
+        """Rename a written checkpoint to the name of its step, and return the new path.
 
-        An existing checkpoint of the step is renamed to `.old` before, so it stays readable.
+        An intact checkpoint of the same step is first renamed to `.old`, and so stays readable.
         """
         path = self.path / _name(step)
         try:
@@ -272,7 +272,7 @@ class CheckpointFolder:
                 one.path.rename(path)
 
     def _remove(self, path: Path) -> None:
-        """Rename a checkpoint, so that no reader sees half of its files, and remove it."""
+        """Remove a checkpoint, renamed first so that no reader sees half of the files."""
         partial = self._temporary()
         path.rename(partial)
         reach("checkpoint.removing")

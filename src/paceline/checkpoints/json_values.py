@@ -26,7 +26,7 @@ _TAG = "$"
 def dumps(what: str, value: Json) -> bytes:
     """Encode a value as JSON.
 
-    Raises InvalidInput with the path of a part that JSON cannot hold; `what` names the value there.
+    Raises InvalidInput for an unsupported part of `value`, with the path `what`.KEY[INDEX].
     """
     return json.dumps(_encoded(what, value), indent=1, allow_nan=False).encode() + b"\n"
 

@@ -12,7 +12,7 @@ _Path = tuple[Any, ...]  # keys of dicts and indices of lists, outermost first
 
 
 def apart(value: Json) -> tuple[Json, Tensors]:
-    """Return a value without its tensors, and the tensors by path, such as "KEY/KEY/INDEX"."""
+    """Separate a value into plain values, and tensors by path, such as "KEY/KEY/INDEX"."""
     paths: list[_Path] = []
     tensors: Tensors = {}
 

@@ -50,8 +50,8 @@ def load_module_state(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """
     named = _named_state(module)
     check_fits({name: one for name, (one, first) in named.items() if name == first}, tensors)
-    # Start from state_dict(), because it also has the version of each layer, and because layers may
-    # have hooks that expect it.
+    # Start from the dict of state_dict(), because that dict also has the version of each layer, and
+    # because hooks of the layers may expect that dict.
     state = module.state_dict()
     for name, (_, first) in named.items():
         state[name] = tensors[first]
@@ -69,9 +69,9 @@ def check_fits(
 def check_same(
     field: str, what: str, wanted: Mapping[str, object], found: Mapping[str, object]
 ) -> None:
-    """Raise InvalidInput if the run's items, `wanted`, differ from the checkpoint's, `found`.
+    """Raise InvalidInput with up to three differences between `wanted` and `found`, if any.
 
-    The error lists up to three differences. `what`: the kind of item in messages, such as "tensor".
+    `wanted`: the run's items. `found`: the checkpoint's items. `what`: the kind, such as "tensor".
     """
     lines = [f"{what} {name!r} is not in the checkpoint" for name in wanted.keys() - found.keys()]
     lines += [f"{what} {name!r} is in the checkpoint only" for name in found.keys() - wanted.keys()]
@@ -93,7 +93,7 @@ def kind_of(tensor: Tensor) -> str:
 
 
 def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
-    """Return each tensor of a module's state by name, with its first name."""
+    """Map each name in a module's state to a tensor and the first name of that tensor."""
     named: dict[str, tuple[Tensor, str]] = {}
     first: dict[int, str] = {}
     for name, value in module.state_dict(keep_vars=True).items():
@@ -109,7 +109,7 @@ def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _Values:
-    """Plain values by key, and where the tensor of each other key is stored.
+    """The plain values of a dict by key, and where the dict's tensors are stored, by key.
 
     In `tensors`, "parameter" means the parameter's device, and "host" means host memory.
     """
@@ -145,7 +145,7 @@ _OPTIMIZER = TypeAdapter(_OptimizerValues)
 def optimizer_state(
     optimizer: Optimizer, names: Iterable[tuple[str, Tensor]]
 ) -> tuple[Tensors, Json]:
-    """Return the tensors and the plain values of an optimizer's state, by parameter names.
+    """Return an optimizer's state as tensors and plain values.
 
     `names`: `model.named_parameters()`. A tensor that the optimizer keeps for a parameter is named
     `state/NAME/KEY`; a tensor among the options of a parameter group is named `group/INDEX/KEY`.
@@ -178,7 +178,7 @@ def optimizer_state(
 def _parted(
     values: Mapping[str, Any], prefix: str, device: torch.device, tensors: Tensors
 ) -> _Values:
-    """Return the plain values and the tensors' places; add the tensors to `tensors`."""
+    """Return `values` without tensors; add the tensors to `tensors`, named PREFIX/KEY."""
     plain, places = {}, {}
     for key, value in values.items():
         if not isinstance(value, Tensor):
@@ -220,9 +220,9 @@ def load_optimizer_state(
         if name in saved.state
     }
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    # load_state_dict converts all tensors except "step" to the parameter's type: for a float64
-    # parameter, NAdam's float32 product becomes float64. It also keeps the memory layout that the
-    # file has, which fused CPU kernels misread. So replace the tensors by copies of the saved ones.
+    # load_state_dict converts all tensors except "step" to the parameter's type: NAdam's float32
+    # product becomes float64. load_state_dict also keeps the file's memory layout, and fused CPU
+    # kernels misread that layout. So replace the tensors by copies of the saved tensors.
     for name, parameter in named:
         loaded = optimizer.state[parameter] if name in saved.state else {}
         for key, place in saved.state[name].tensors.items() if loaded else ():
@@ -231,9 +231,9 @@ def load_optimizer_state(
 
 
 def _checked(now: Json, values: Json, tensors: Mapping[str, Tensor]) -> _OptimizerValues:
-    """Parse the saved values of an optimizer, and compare them with the current ones, `now`.
+    """Parse the saved values of an optimizer.
 
-    Raises InvalidInput if they differ.
+    Raises InvalidInput unless `values` and `tensors` fit the optimizer's current values, `now`.
     """
     own = _OPTIMIZER.validate_python(now)
     try:
@@ -291,7 +291,7 @@ def _like(parameter: Tensor, saved: Tensor, device: torch.device) -> Tensor:
 def schedule_state(scheduler: LRScheduler) -> Json:
     """Return the state of a learning rate scheduler, without the functions of a LambdaLR.
 
-    Raises InvalidInput for values other than plain ones, such as learning rates that are tensors.
+    Raises InvalidInput if a value is not plain, for example if a learning rate is a tensor.
     """
     kind = type(scheduler).__name__
     return {"kind": _kinds(scheduler), "state": copied(kind, scheduler.state_dict())}

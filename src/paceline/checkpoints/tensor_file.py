@@ -1,8 +1,8 @@
 """Write safetensors files piece by piece, straight from the tensors' memory.
 
-The written file is identical to a file from safetensors' `save_file`. Writing it here has three
-advantages: the checksum of a piece is computed while the piece is in the processor's cache, other
-ranks can send tensors during writing, and errors remain OSErrors.
+The written file is identical to a file from safetensors' `save_file`. This module has three
+advantages over `save_file`: the caller can compute the checksum of a piece while the piece is in
+the processor's cache, other ranks can send tensors during writing, and failures raise OSError.
 """
 
 import json
@@ -30,7 +30,7 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_ALIGNMENT = 8  # bytes, of the first tensor in a file
+_ALIGNMENT = 8  # the first tensor in a file begins at a multiple of 8 bytes
 _PIECE_NBYTES = 1 << 20
 
 

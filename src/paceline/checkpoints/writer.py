@@ -41,7 +41,7 @@ class BackgroundWriter:
         self._copies: Tensors = {}
         self._thread = CallThread("paceline checkpoints", goes_on=True)
         self._writing: Future[object] | None = None
-        # The step of the checkpoint that is being written, and whether it made `save` skip another.
+        # The step of the last begun checkpoint, and whether `save` has skipped a checkpoint since.
         self._step, self._has_warned = 0, False
         self.written_step: int | None = None
 
@@ -58,8 +58,8 @@ class BackgroundWriter:
         Tensor `FILE/NAME` is stored as NAME in FILE.safetensors; JSON part NAME is stored in
         NAME.json. If an earlier checkpoint is still being written, the new checkpoint is skipped
         with a warning. With `wait`, `save` waits for the earlier and the new checkpoint instead.
-        If a file cannot be written, the writer only warns. Raises InvalidInput for contents that
-        no file can hold.
+        If writing fails, for example on a full disk, the writer only warns. Raises InvalidInput
+        for an unsupported name or value.
 
         Returns False if the checkpoint was skipped or a wait exceeded the deadline.
         """
@@ -79,7 +79,7 @@ class BackgroundWriter:
         for name, tensor in tensors.items():
             file, _, rest = name.partition("/")
             if not (file and rest):
-                raise InvalidInput(repr(name), "must be FILE/NAME, the name of a tensor")
+                raise InvalidInput(repr(name), "must be a tensor name of the form FILE/NAME")
             check_can_be_saved(name, tensor)
         arrivals = self._copy(tensors)
         for name, tensor in self._copies.items():
@@ -132,7 +132,7 @@ class BackgroundWriter:
         """Copy the tensors to host memory; return an event for each GPU's copies.
 
         An event is reached when all copies from its GPU have ended.
-        The copies are queued on the compute stream, so its later work may change the tensors.
+        The copies run on the compute stream, so later work on this stream may change the tensors.
         """
         before, self._copies = self._copies, {}
         devices = {}
@@ -141,7 +141,8 @@ class BackgroundWriter:
             device = devices[tensor.device] = device_of(tensor.device)
             if kept is None or (kept.shape, kept.dtype) != (source.shape, source.dtype):
                 kept = device.pinned_like(source.contiguous())
-            if device.is_asynchronous:  # a copy between two memory layouts would block the host
+            if device.is_asynchronous:
+                # Make `source` contiguous: a copy between memory layouts would block the host.
                 kept.copy_(source.contiguous(), non_blocking=True)
             elif source.is_contiguous():
                 # numpy copies in this thread only, but torch would use all of its threads. On cores

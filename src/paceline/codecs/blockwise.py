@@ -74,7 +74,7 @@ class EightBit(BlockCodec):
     """Encodes each value in eight bits, with the table `type` of `TABLES`.
 
     `offset`: a fixed scale for all blocks, which is not sent. Magnitudes above it are clipped.
-    Dettmers 2016, section 3.1, uses 10 for most activations, and up to 10^4.
+    The offsets in Dettmers 2016, section 3.1, are 10 for most activations, and at most 10^4.
     """
 
     type: str
@@ -132,7 +132,7 @@ class FourBit(BlockCodec):
 
     @property
     def encodes_sums(self) -> bool:
-        """False, because rounding a sum to four bits again would double the error."""
+        """False, because encoding a sum of decoded values would double the rounding error."""
         return False
 
     def _sizes(self, count: int) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ class Payload:
         return sum(buffer.numel() for buffer in self.buffers)
 
     def check(self, codec: str, sizes: tuple[int, ...]) -> None:
-        """Raise InvalidInput unless `codec` made this payload, with buffers of `sizes` bytes."""
+        """Raise InvalidInput unless `codec` made the payload and the buffers have `sizes` bytes."""
         if self.codec != codec:
             raise InvalidInput("payload", f"must be encoded by {codec!r}", got=self.codec)
         found = tuple(buffer.numel() for buffer in self.buffers)
@@ -64,7 +64,7 @@ class Payload:
 
 
 class Codec(Protocol):
-    """Encodes tensors in fewer bytes, with loss, and decodes them."""
+    """Encodes tensors approximately, in fewer bytes, and decodes payloads."""
 
     @property
     def name(self) -> str:
@@ -173,8 +173,7 @@ class Cast(Codec):
     """Rounds float32 values to a torch dtype, such as `half` or `bfloat16`.
 
     A value beyond the dtype's range (65,504 for half) becomes zero, and counts as non-finite.
-    `exact`: the values already have this dtype and do not change. Then NaN and infinite values are
-    kept, but still counted.
+    `exact`: given values already have this dtype; NaN and infinite values are kept, but counted.
     """
 
     type: str

@@ -144,10 +144,10 @@ class SentCount:
 class Threshold(Codec):
     """Sends plus or minus `tau` for each value above `tau` in magnitude (Strom 2015).
 
-    A sent value takes four bytes; other values are not sent. Use this codec in `ErrorFeedback`:
-    then, if an element never exceeds `tau` in magnitude, the sum of its sent values differs from
-    the sum of its given values by at most `tau`. If an element stays above `tau`, each step sends
-    only `tau`, and the element's error grows without limit.
+    A sent value takes four bytes; other values are not sent. Use this codec in `ErrorFeedback`,
+    which adds an element's error to the element's next value. If the values of an element never
+    exceed `tau` in magnitude, the error never exceeds `tau`. If the values stay above `tau`, the
+    error grows without limit, because each step sends only `tau`.
     """
 
     tau: float

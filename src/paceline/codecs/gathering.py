@@ -62,16 +62,16 @@ def all_gather(
     """Gather the rows of all ranks, in rank order, with the same bits on each rank.
 
     `x` has this rank's rows in dimension 0. `sizes`: the number of rows on each rank; if None, the
-    ranks exchange these numbers first. In backward, each rank receives the gradients of its rows
-    from all ranks, encoded by `activation_gradients`. The rank adds these gradients in rank order
-    in float32. The sum is the derivative of the sum of all ranks' losses. A codec requires float32
-    values.
+    ranks exchange these numbers first. `activation_gradients`: the codec of gradients in backward.
+    A codec requires float32 values. `traffic` counts the bytes sent and received. `what`: a name
+    for `x` in errors. With a single rank, the result is `x`.
 
+    In backward, each rank receives the gradients of its own rows from all ranks, and adds these
+    gradients in rank order, in float32. This sum is the gradient of all ranks' summed losses.
     All ranks must make the same calls in the same order, and run backward through the results.
-    `what` names the values in errors. `traffic` counts the bytes sent and received. With a single
-    rank, the result is `x`.
 
-    Raises InvalidInput if the ranks' values or codecs differ in type, or the sizes do not fit.
+    Raises InvalidInput if `sizes` do not fit `x`. If `sizes` is None, also raises InvalidInput if
+    ranks differ in dtype, row shape or codec.
     Raises NonFinite on all ranks if any rank has NaN or infinite values.
     """
     known = _sizes(x, (codec, activation_gradients), group, sizes, what)
@@ -94,12 +94,12 @@ def reduce_scatter(
     traffic: Sent | None = None,
     what: str = "x",
 ) -> Tensor:
-    """Sum the rows that belong to this rank over all ranks: the reverse of `all_gather`.
+    """Sum each row over all ranks; return the sums of this rank's rows.
 
-    `x` has the rows of all ranks in dimension 0. `sizes`: the number of rows that belong to each
-    rank. By default the rows are divided evenly, and the first ranks get one row more if a
-    remainder is left. `codec` encodes the rows in forward. `activation_gradients` encodes the
-    gradients of the sums in backward. The other arguments and the errors are those of `all_gather`.
+    This is the reverse of `all_gather`. `x` has the rows of all ranks in dimension 0. `sizes`: the
+    number of rows of each rank; if None, the rows are divided evenly, and the first ranks get one
+    row more if a remainder is left. `codec` encodes rows in forward; `activation_gradients` encodes
+    gradients in backward. The other arguments and the errors are the same as in `all_gather`.
     """
     num_ranks = len(ranks_of(group))
     if sizes is None and x.dim():
@@ -139,7 +139,7 @@ def begin_return(
     traffic: Sent | None = None,
     what: str = "errors",
 ) -> Pending:
-    """Begin the backward of `all_gather`: sum the gradients of each rank's rows on that rank.
+    """Begin the backward of `all_gather`: each rank gets the summed gradients of its rows.
 
     `errors`: the gradients of all ranks' rows. With several ranks, the caller may change this
     tensor before `wait`.
@@ -243,7 +243,7 @@ class RowExchange:
         """Begin to sum rows over all ranks; each rank gets the sums of its own rows.
 
         The ranks' values are added in rank order, in float32, or in float64 if the values are
-        float64. A rank neither sends nor encodes its values for its own rows.
+        float64. For its own rows, a rank adds its values without encoding them.
         """
         own = self._check(values, all_rows=True)
         if len(self.sizes) == 1:
@@ -335,7 +335,7 @@ def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
 
 
 def codec_for(codec: str | Codec | None, dtype: torch.dtype) -> Codec:
-    """Return the codec for rows of a dtype; for None, a `Cast` that does not change values.
+    """Return the codec for rows of a dtype; an exact `Cast` if `codec` is None.
 
     Raises InvalidInput if the codec uses error feedback, has no fixed size, or does not support the
     dtype.

@@ -40,7 +40,7 @@ def find_codec(name: str) -> Codec:
 
 
 def factory_of(codec: str | Codec) -> Callable[[], Codec]:
-    """Return a function that returns a codec; call it once for each tensor.
+    """Return a function that returns a codec; call the function once for each tensor.
 
     With error feedback, each call returns a new `ErrorFeedback`, because each tensor has its own
     error. These objects share one inner codec; a `Threshold` counts the sent values of all tensors.

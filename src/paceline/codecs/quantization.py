@@ -1,8 +1,8 @@
 """Tables of the 8-bit and 4-bit types, and the reference encoder and decoder in torch.
 
 One bit of a code is the sign; the other bits are an index into a table of magnitudes. Every table
-contains zero. If a type has a magnitude for every index, zero replaces the smallest of them. The
-C++ and Triton kernels return the same bits as `encode` and `decode`.
+contains zero. If a type has a nonzero magnitude for every index, zero replaces the smallest
+magnitude. The C++ and Triton kernels return the same bits as `encode` and `decode`.
 """
 
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ def _leaves(num_bits: int) -> list[float]:
 
 # The magnitudes of each type, in any order.
 TABLES: dict[str, list[float]] = {  # Dettmers 2016, section 3.1
-    # Dynamic tree: n zero bits for the factor 10^-n, a one bit, and 6 - n bits that bisect
-    # (0.1, 1).
+    # Dynamic tree: n bits "0" for the factor 10^-n, a bit "1", and 6 - n bits that select an
+    # interval of (0.1, 1).
     "dynamic8": [leaf / 10**n for n in range(7) for leaf in _leaves(6 - n)],
-    # Static tree: three bits of exponent, and four bits that bisect (0.1, 1).
+    # Static tree: three bits of exponent, and four bits that select an interval of (0.1, 1).
     "static8": [leaf / 10**n for n in range(8) for leaf in _leaves(4)],
     # A decimal mantissa from 0 to 15, and three bits of exponent.
     "mantissa8": [i / 10 ** (n + 1) for n in range(8) for i in range(16) if i <= 10 ** (n + 1)],
@@ -37,7 +37,7 @@ TABLES: dict[str, list[float]] = {  # Dettmers 2016, section 3.1
 FOUR_BIT_TABLES: dict[str, list[float]] = {
     # Three bits of exponent and no mantissa (Douillard et al. 2025, arXiv 2501.18512).
     "e3m0": [2.0**-n for n in range(7)],
-    # Dynamic tree as for dynamic8, but with 2 - n bits that bisect (0.1, 1).
+    # Dynamic tree as for dynamic8, but 2 - n bits select the interval of (0.1, 1).
     "dynamic4": [leaf / 10**n for n in range(3) for leaf in _leaves(2 - n)],
 }
 
@@ -91,7 +91,7 @@ class QuantizationTable:
 def table(name: str) -> QuantizationTable:
     """Return the table of a type, including zero.
 
-    If the type has more than `most` - 1 nonzero magnitudes, the smallest of them are left out.
+    If the type has too many nonzero magnitudes, the table omits the smallest magnitudes.
     """
     magnitudes, most = (TABLES[name], 128) if name in TABLES else (FOUR_BIT_TABLES[name], 8)
     rounded = np.array(magnitudes, dtype=np.float32)
@@ -142,5 +142,5 @@ def join(codes: Tensor) -> Tensor:
 
 
 def split(joined: Tensor, count: int) -> Tensor:
-    """Unpack the first `count` 4-bit codes of the bytes `joined`, uint8 [count]."""
+    """Return the first `count` 4-bit codes of the bytes `joined`, as uint8 [count]."""
     return torch.stack([joined & 15, joined >> 4], 1).flatten()[:count]

@@ -8,18 +8,18 @@ from torch import Tensor
 
 from paceline.core.wire_format import threshold_of
 
-# Size of the large values, in units of tau. Divided by many ranks, such a value still exceeds tau,
-# so that it is sent.
+# Size of the large values, in units of tau. The codec sends a large value even after a division by
+# the number of ranks, because the quotient still exceeds tau.
 _LARGE = 1024.0
 
 
 def stand_ins_for(codec: str | None) -> Callable[[Tensor], Tensor] | None:
-    """Return a function that makes gradients of which the codec sends its declared share.
+    """Return a function that makes a synthetic gradient for a parameter.
 
-    The result is None if the codec declares no share; then the values do not matter. The function
-    makes a gradient for each parameter that it is called with. The large values, which are sent,
-    have equal distances within the sequence of all gradients, so that every part of the sequence
-    has this share.
+    The codec sends only the gradients' large values, and their share of all values is the codec's
+    declared share. In the sequence of all gradients, the distances between large values are equal,
+    so every part of the sequence has this share. The result is None if the codec declares no
+    share; then the values do not matter.
     """
     known = None if codec is None else threshold_of(codec)
     if known is None or known.share is None:
@@ -31,7 +31,7 @@ def stand_ins_for(codec: str | None) -> Callable[[Tensor], Tensor] | None:
         values = torch.zeros(parameter.numel(), device=parameter.device)
         begin, end = num_made, num_made + len(values)
         num_made = end
-        # Large value k is at (k + 1/2) / share, so n values contain n * share of them, rounded.
+        # Large value k is at (k + 1/2) / share, so n values have about n * share large values.
         first, last = (ceil(place * share - 0.5) for place in (begin, end))
         places = (torch.arange(first, last, dtype=torch.float64) + 0.5) / share
         values[(places.long() - begin).clamp(0, len(values) - 1)] = _LARGE * tau

@@ -75,7 +75,7 @@ def decode_tile(
 ):
     """Decode a tile's codes: overwrite `values`, or add to `values` if `adds`.
 
-    Launch it without fused multiply-add, so that products are rounded before they are added.
+    Launch this kernel without fused multiply-add, so that products are rounded before addition.
     """
     block, begin, places, inside, left, is_whole = tile_at(
         count, block_size, num_parts, num_rows, num_columns

@@ -1,8 +1,8 @@
 """The 8-bit kernels for CUDA, written in Triton, and their launchers.
 
 The kernels return the same bits as `quantization.py`. Each Triton program handles one tile. A tile
-has `num_rows` blocks of at most `num_columns` values each. A longer block is divided into
-`num_parts` tiles of one row.
+has `num_rows` blocks of at most `num_columns` values each. A block with more values
+is divided into `num_parts` tiles of one row.
 """
 
 from functools import cache
@@ -18,7 +18,7 @@ from paceline.links.devices import device_of
 
 _INFINITY = tl.constexpr(0x7F800000)  # bits of infinity, larger than the bits of finite magnitudes
 _NOTHING = tl.constexpr(2.0**-30)  # a quotient below the first threshold of every table
-COLUMNS = 1024  # most columns of a one-row tile; number of values in a larger tile
+COLUMNS = 1024  # values in a tile; more only if a program computes the scale of a longer block
 MOST_COLUMNS = 8192  # longest block whose scale one program computes
 # A thread decodes four values in one access of 16 bytes; it encodes eight, to amortise its set-up.
 _VALUES_PER_WARP = {"encode": 256, "decode": 128}
@@ -70,7 +70,7 @@ def decode_tile(
 ):
     """Decode a tile's codes: overwrite `values`, or add to `values` if `adds`.
 
-    Launch it without fused multiply-add, so that products are rounded before they are added.
+    Launch this kernel without fused multiply-add, so that products are rounded before addition.
     """
     block, begin, places, inside, left, is_whole = tile_at(
         count, block_size, num_parts, num_rows, num_columns
@@ -283,15 +283,15 @@ def _meanings(table: QuantizationTable, device: torch.device) -> Tensor:
 
 
 def cells_of(table: QuantizationTable) -> tuple[int, Tensor]:
-    """Return the lookup table of `_indices`: its first cell's number, and its cells, int32.
+    """Return the lookup table for `_indices`: the first cell's number, and all cells, int32.
 
-    A quotient's cell number is the upper half of its float32 bits. A cell has at most one
-    threshold. The upper half of a cell's entry is the number of thresholds in earlier cells. The
-    lower half is 0xffff minus the lower half of the cell's threshold, or zero if the cell has no
-    threshold. The index of a quotient is the upper half of the sum of the entry and the quotient's
-    lower half: this addition carries if the quotient exceeds the threshold. The first and the last
-    cell have no threshold. All smaller quotients use the first cell, and all larger quotients use
-    the last cell.
+    A quotient has 32 bits; the upper 16 bits are the number of the quotient's cell. A cell contains
+    at most one threshold. The upper 16 bits of a cell's entry count the thresholds in earlier
+    cells. The lower 16 bits are 0xffff minus the threshold's lower 16 bits; zero without threshold.
+    `_indices` adds the quotient's lower 16 bits to the entry. A quotient above the threshold makes
+    this addition carry, so the upper 16 bits of the sum are the quotient's index. The first and the
+    last cell have no threshold. Quotients below the first cell use the first cell, and quotients
+    above the last cell use the last cell.
     """
     bits = table.thresholds.view(torch.int32)
     upper = bits >> 16

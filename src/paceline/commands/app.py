@@ -1,7 +1,7 @@
 """The typer application of all commands, and how errors are printed.
 
-A command's module is imported when it is called, so that help is instant. --debug and --help-all
-are accepted anywhere and removed before parsing.
+A command's module is imported when the command is called, so that help is instant. --debug and
+--help-all are accepted anywhere and removed before parsing.
 """
 
 import os
@@ -28,9 +28,9 @@ _TRAIN, _MEASURE, _MACHINES = "Plan and train", "Measure and compare", "Several 
 
 
 class Command(NamedTuple):
-    """A command's entry in the list of commands, and the module with its function.
+    """An entry in the list of commands.
 
-    The function has the command's name. `example`: arguments shown below the command's help.
+    `module` defines a function with the command's name. `example`: arguments, shown below the help.
     """
 
     module: str
@@ -156,7 +156,7 @@ def start(
 
 def _list_commands() -> None:
     def unloaded() -> None:
-        raise AssertionError("a command is called that was not loaded")
+        raise AssertionError("a command was called without being loaded")
 
     for name, known in COMMANDS.items():
         app.command(name, help=known.help, rich_help_panel=known.panel)(unloaded)
